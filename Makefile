@@ -1,0 +1,46 @@
+# Two commands: `make sweep` shows what raybench does on this machine, `make test` checks it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+# Without a GPU the same job runs on CPU workers, cut down to what two cores can do in a minute.
+CPU_CUT := --set workload.hidden=512 --set workload.layers=4 --set matrix.world_size=1,2 \
+  --set matrix.precision=fp32,bf16 --set matrix.batch_size=64,1024 --set measure.max_seconds=3
+GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
+
+.PHONY: setup sweep test lint unit integration benchmark clean
+setup: $(BIN)/.ready
+
+$(BIN)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	@if command -v uv >/dev/null && [ -z "$$RAYBENCH_NO_UV" ]; then \
+	  UV_FIND_LINKS="$${UV_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}" \
+	  uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
+	else \
+	  $(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'; \
+	fi
+	@touch $@
+
+sweep: setup
+	$(BIN)/raybench sweep jobs/ddp_scaling.yaml $(if $(GPU),,$(CPU_CUT))
+
+test: lint unit integration
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: setup
+	$(BIN)/pytest tests/unit
+
+integration: setup
+	$(BIN)/pytest tests/integration
+
+# The cost of a point by a fresh torchrun against a sweep; minutes, not part of `test`.
+benchmark: setup
+	$(BIN)/python tests/benchmarks/point_cost.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

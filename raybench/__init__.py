@@ -1,0 +1,25 @@
+"""raybench: multi-node GPU benchmark sweeps on Ray.
+
+frame = raybench.load("results", "points")     # a pandas DataFrame
+raybench.units("points")["step_ms_p50"]        # "ms"
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from raybench.version import __version__
+
+if TYPE_CHECKING:
+    from raybench.store import load, units
+
+__all__ = ["__version__", "load", "units"]
+
+
+def __getattr__(name: str) -> Any:
+    """`load` and `units` come with the store; without them `import raybench` stays light."""
+    if name in ("load", "units"):
+        from raybench import store
+
+        return getattr(store, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""`python -m raybench`."""
+
+from raybench.cli import main
+
+main()

@@ -1,0 +1,74 @@
+"""The command line: the only place that prints and exits.
+
+stdout carries results, stderr progress and errors. Exit codes are in `raybench.errors`,
+and 1 where a point failed, 130 where the user interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+
+import click
+
+from raybench.errors import RaybenchError
+from raybench.version import __version__
+
+# Name -> module that holds the command of that name; imported when it is called.
+COMMANDS = {
+    "sweep": "raybench.cli.sweep",
+    "plan": "raybench.cli.jobs",
+    "report": "raybench.cli.results",
+    "list": "raybench.cli.results",
+    "show": "raybench.cli.results",
+    "workloads": "raybench.cli.jobs",
+    "schema": "raybench.cli.jobs",
+    "init": "raybench.cli.jobs",
+}
+
+
+class _LateGroup(click.Group):
+    """A group whose commands are imported when they are needed: `--help` stays fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name])
+        command = getattr(module, f"{cmd_name}_command")
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_LateGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="raybench %(version)s")
+def raybench() -> None:
+    """Sweep a GPU benchmark over batch sizes, world sizes and precisions, on Ray."""
+
+
+def main() -> None:
+    """Run the command line; every error becomes one exit code here."""
+    try:
+        code = raybench.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    except RaybenchError as error:
+        click.echo(str(error), err=True)
+        code = error.exit_code
+    except BrokenPipeError:
+        # `raybench report | head`: the reader left; nothing went wrong.
+        sys.stderr.close()
+        code = 0
+    except Exception:
+        traceback.print_exc()
+        click.echo("raybench: this is a bug of raybench; please report the lines above", err=True)
+        code = 4
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,175 @@
+"""`raybench report`, `list` and `show`: read the results folder and print."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from raybench.errors import ResultsError, UsageError
+
+if TYPE_CHECKING:
+    from raybench.report.summary import Summary
+
+_results_option = click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    help="The folder that holds the result tables.",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@click.command("report")
+@click.argument("run", default="latest")
+@_results_option
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["terminal", "md", "json"]),
+    default="terminal",
+    show_default=True,
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file.")
+@click.option(
+    "--chart",
+    type=click.Path(path_type=Path),
+    metavar="FILE.svg|.png",
+    help="Also draw speed-up against ideal.",
+)
+def report_command(
+    run: str, results: Path, kind: str, output: Path | None, chart: Path | None
+) -> None:
+    """How RUN scales: step time, speed-up and efficiency against the baseline.
+
+    RUN is a run id, a unique prefix of one, `latest`, or a path into the results.
+    """
+    if chart is not None and chart.suffix.lower() not in (".svg", ".png"):
+        raise UsageError(f"--chart: must end in .svg or .png, got {chart}")
+    summary = load_summary(results, run)
+    text = _format(summary, kind, color=output is None and _color())
+    if chart is not None:
+        _draw(summary, chart)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        _write(output, text.encode())
+
+
+def print_report(results: Path, run_id: str, kind: str) -> None:
+    """Print the report of one run, as `raybench report --format KIND` would."""
+    click.echo(_format(load_summary(results, run_id), kind, color=_color()), nl=False)
+
+
+def load_summary(results: Path, run: str) -> Summary:
+    """The report of the run that `run` means. Raises ResultsError when there is none."""
+    from raybench import store
+    from raybench.report.summary import summarize
+
+    run_id = store.resolve_run(results, run)
+    found = next(known for known in store.read_runs(results) if known.run_id == run_id)
+    devices, points = (store.load(results, table, run_id) for table in ("devices", "points"))
+    return summarize(found, devices, points)
+
+
+def _format(summary: Summary, kind: str, *, color: bool) -> str:
+    from raybench.report import as_json, markdown, terminal
+
+    if kind == "md":
+        return markdown.format_report(summary)
+    if kind == "json":
+        return as_json.format_report(summary)
+    return terminal.format_report(summary, width=_width(), color=color)
+
+
+def _draw(summary: Summary, path: Path) -> None:
+    from raybench.report import charts
+
+    spec = charts.speed_up_chart(summary)
+    _write(path, charts.render(spec, path.suffix.lower().removeprefix(".")))
+
+
+@click.command("list")
+@_results_option
+@_json_option
+def list_command(results: Path, as_json: bool) -> None:
+    """All runs in the results, the newest last."""
+    from raybench import store
+    from raybench.report import as_json as json_report
+    from raybench.report import terminal
+
+    runs = store.read_runs(results)
+    if as_json:
+        text = json_report.format_runs(runs)
+    elif runs:
+        text = terminal.format_runs(runs, width=_width(), color=_color())
+    else:
+        raise ResultsError(f"{results}: no runs yet; `raybench sweep JOB` makes one")
+    click.echo(text, nl=False)
+
+
+@click.command("show")
+@click.argument("run")
+@click.argument("point", required=False)
+@_results_option
+@_json_option
+def show_command(run: str, point: str | None, results: Path, as_json: bool) -> None:
+    """The points of RUN, or everything about one POINT (its id or a unique prefix)."""
+    from raybench import store
+
+    run_id = store.resolve_run(results, run)
+    show = _show_points if point is None else _show_point
+    click.echo(show(results, run_id, point or "", as_json), nl=False)
+
+
+def _show_points(results: Path, run_id: str, _: str, as_json: bool) -> str:
+    from raybench import store
+    from raybench.analysis.scaling import latest_attempts
+    from raybench.report import as_json as json_report
+    from raybench.report import terminal
+
+    points = latest_attempts(store.load(results, "points", run_id))
+    if as_json:
+        return json_report.format_object(run_id=run_id, points=json_report.records(points))
+    return terminal.format_points(points, width=_width(), color=_color())
+
+
+def _show_point(results: Path, run_id: str, prefix: str, as_json: bool) -> str:
+    from raybench import store
+    from raybench.analysis.ranks import rank_steps
+    from raybench.report import as_json as json_report
+    from raybench.report import terminal
+
+    points = store.load(results, "points", run_id)
+    ids = list(dict.fromkeys(points["point_id"]))
+    point_id = store.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
+    point = points[points["point_id"] == point_id].sort_values("attempt").iloc[[-1]]
+    samples = store.load(results, "samples", run_id)
+    mine = (samples["point_id"] == point_id) & (samples["attempt"] == point["attempt"].item())
+    ranks = rank_steps(samples[mine])
+    [row] = json_report.records(point)
+    if as_json:
+        return json_report.format_object(point=row, ranks=json_report.records(ranks))
+    units = store.units("points")
+    return terminal.format_point(row, ranks, units, width=_width(), color=_color())
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _color() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _width() -> int:
+    """Tables are made for 80 columns; more than 120 is hard to read."""
+    return min(shutil.get_terminal_size((80, 24)).columns, 120)

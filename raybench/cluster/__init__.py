@@ -1,0 +1,48 @@
+"""What the sweep asks of a cluster, whatever runs below it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from raybench.cluster.ranks import Strategy
+from raybench.records import Answer, Device, Task
+
+# Ray reads these when it is imported, and this package is imported before it. The uv hook would
+# build a new environment for every worker (ray#59639); the others keep Ray's own lines off the
+# user's terminal.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+
+class Cluster(Protocol):
+    """Live workers, one per device.
+
+    description: one line for the user: which cluster, and of what.
+    capacity: devices that the cluster could give to a point.
+    devices: those that have a worker, by node and then by index; a seat is a position in it.
+    """
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def devices(self) -> tuple[Device, ...]: ...
+
+    def start(self, count: int, strategy: Strategy) -> None:
+        """Start `count` workers, at most `capacity`. Raises ClusterError when they do not come."""
+
+    def run(self, task: Task, seats: Sequence[int]) -> tuple[Answer, ...]:
+        """One answer per rank, always: a rank that died or hangs is a Failure, never an exception.
+
+        Returns within `task.settings.timeout_s` and the time to replace workers.
+        """
+
+    def close(self) -> None:
+        """Let all workers go."""

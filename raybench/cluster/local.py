@@ -1,0 +1,69 @@
+"""The in-process cluster: every worker lives in this process. For tests and for debugging.
+
+A breakpoint in a workload just works. The default worker is the real one on the CPU; a process
+has one process group, so it serves points of one device. Where many devices are to be played,
+give the devices and a `make_worker` of your own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from raybench.cluster import ranks
+from raybench.cluster.ranks import Strategy
+from raybench.records import Answer, Device, Group, Place, Task
+
+
+class InProcessWorker(Protocol):
+    """What this cluster asks of a worker; `raybench.worker.Worker` is one."""
+
+    def run(self, task: Task, place: Place, group: Group | None) -> Answer: ...
+
+
+class LocalCluster:
+    """Workers in this process, one per device, run one after the other."""
+
+    def __init__(
+        self, devices: Sequence[Device], make_worker: Callable[[Device], InProcessWorker]
+    ) -> None:
+        self._offered = [devices[position] for position in ranks.in_seat_order(devices)]
+        self._make_worker = make_worker
+        self._workers: dict[str, InProcessWorker] = {}
+        self._devices: tuple[Device, ...] = ()
+
+    @property
+    def description(self) -> str:
+        return f"in this process, {self.capacity} devices"
+
+    @property
+    def capacity(self) -> int:
+        return len(self._offered)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return self._devices
+
+    def start(self, count: int, strategy: Strategy) -> None:
+        seats = ranks.choose_seats(self._offered, count, strategy)
+        self._devices = tuple(self._offered[seat] for seat in seats)
+        self._workers = {device.uuid: self._make_worker(device) for device in self._devices}
+
+    def run(self, task: Task, seats: Sequence[int]) -> tuple[Answer, ...]:
+        devices = [self._devices[seat] for seat in seats]
+        return tuple(
+            self._workers[device.uuid].run(task, place, None)
+            for device, place in zip(devices, ranks.places(devices), strict=True)
+        )
+
+    def close(self) -> None:
+        self._workers, self._devices = {}, ()
+
+
+def this_process() -> LocalCluster:
+    """One real worker on this process's CPU."""
+    from raybench.worker import Worker
+
+    worker = Worker("cpu", 0)
+    device = worker.identity(node_id="local", address="127.0.0.1")
+    return LocalCluster([device], lambda _: worker)

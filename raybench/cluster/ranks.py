@@ -1,0 +1,73 @@
+"""Which devices a point gets, and which rank each of them has. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Literal
+
+from raybench.records import Device, Place
+
+Strategy = Literal["pack", "spread"]
+
+
+def in_seat_order(devices: Sequence[Device]) -> list[int]:
+    """Positions of `devices` sorted by node (its address, then its id), then by device index.
+
+    Placement groups and GPU ids follow no order of their own, so ranks would change from run
+    to run. Nodes that share a machine share an address: the node id tells them apart.
+    """
+
+    def key(position: int) -> tuple[str, str, int, str]:
+        device = devices[position]
+        return (device.address, device.node_id, device.index, device.uuid)
+
+    return sorted(range(len(devices)), key=key)
+
+
+def choose_seats(devices: Sequence[Device], world_size: int, strategy: Strategy) -> tuple[int, ...]:
+    """The seats of a point, in rank order.
+
+    pack fills one node after the other; spread takes from all nodes in turn. Both give ranks by
+    node, then by device, as torchrun does. Raises ValueError when there are too few devices.
+    """
+    if world_size > len(devices):
+        raise ValueError(f"{world_size} devices asked, {len(devices)} there")
+    by_node: dict[str, list[int]] = {}
+    for seat, device in enumerate(devices):
+        by_node.setdefault(device.node_id, []).append(seat)
+    if strategy == "spread":
+        rounds = zip_longest(*by_node.values())
+        order = [seat for taken in rounds for seat in taken if seat is not None]
+    else:
+        fullest_first = sorted(by_node.values(), key=len, reverse=True)
+        order = [seat for seats in fullest_first for seat in seats]
+    return tuple(sorted(order[:world_size]))
+
+
+def places(devices: Sequence[Device]) -> tuple[Place, ...]:
+    """The place of each device of a group, given in rank order."""
+    sizes = Counter(device.node_id for device in devices)
+    nodes = list(dict.fromkeys(device.node_id for device in devices))
+    taken: Counter[str] = Counter()
+    result = []
+    for rank, device in enumerate(devices):
+        result.append(
+            Place(
+                rank=rank,
+                world_size=len(devices),
+                local_rank=taken[device.node_id],
+                local_world_size=sizes[device.node_id],
+                node_rank=nodes.index(device.node_id),
+            )
+        )
+        taken[device.node_id] += 1
+    return tuple(result)
+
+
+def shared_devices(devices: Sequence[Device]) -> list[str]:
+    """UUIDs that more than one worker has: such workers would measure each other."""
+    return [
+        uuid for uuid, owners in Counter(device.uuid for device in devices).items() if owners > 1
+    ]

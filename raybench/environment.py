@@ -1,0 +1,48 @@
+"""What a run was made with: versions, variables that change timing, the code's commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from raybench.version import __version__
+
+_PACKAGES = ("torch", "ray", "numpy", "pyarrow")
+_PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_", "PYTORCH_", "GLOO_", "MKL_")
+
+
+def package_versions() -> dict[str, str]:
+    """Versions as installed, without importing anything."""
+    found = {"raybench": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            # Absent packages are left out; the reader sees which were there.
+            continue
+    return found
+
+
+def measured_variables() -> dict[str, str]:
+    """The environment variables that are known to change what is measured."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)}
+
+
+def git_commit(folder: Path) -> str | None:
+    """The commit checked out in `folder`, with "+changes" when files differ; None outside git."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{commit}+changes" if changes else commit
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()

@@ -1,0 +1,163 @@
+"""The rules of a job file that depend on its workload: which axes there are, and their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from raybench.messages import KeyPath, Problem, dotted, unknown
+from raybench.plan import RUN_SETTINGS
+from raybench.registry import Setting
+
+if TYPE_CHECKING:
+    from raybench.job import Job
+
+MAX_POINTS = 100_000
+SIZES = ("batch_size", "global_batch_size")
+_Settings = Mapping[str, Setting]
+
+
+def check(job: Job, settings: _Settings, *, is_whole: bool) -> list[Problem]:
+    """All that is wrong with `job`, given the `settings` that a point of its workload has.
+
+    is_whole: whether nothing was taken out of the job for being wrong; only then can it be
+    said that something is missing.
+    """
+    problems = [
+        *_check_workload(job, settings),
+        *_check_axes(job, settings),
+        *_check_repeated_axes(job),
+        *_check_zip_lengths(job),
+        *_check_points(job, settings),
+    ]
+    if is_whole:
+        problems += [*_check_sizes(job), *_check_required(job, settings)]
+        problems += [*_check_include_is_full(job), *_check_count(job)]
+    return problems
+
+
+def axis_names(job: Job) -> list[str]:
+    """The names of all axes, in their order."""
+    return [*job.matrix, *(name for entry in job.zip for name in entry)]
+
+
+def _check_workload(job: Job, settings: _Settings) -> Iterator[Problem]:
+    own = [name for name in settings if name not in RUN_SETTINGS]
+    for name, value in job.workload.parameters.items():
+        path = ("workload", name)
+        if name in RUN_SETTINGS:
+            yield Problem(path=path, at_key=True, message="not a parameter; put it into matrix")
+        elif name not in own:
+            message = unknown("parameter", name, own)
+            yield Problem(path=path, at_key=True, message=message)
+        else:
+            yield from _check_value(settings[name], path, value)
+
+
+def _check_axes(job: Job, settings: _Settings) -> Iterator[Problem]:
+    """The keys and values of matrix, zip and exclude."""
+    groups: list[tuple[KeyPath, Mapping[str, tuple[object, ...]], str]]
+    groups = [(("matrix",), job.matrix, "axis")]
+    groups += [(("zip", number), entry, "axis") for number, entry in enumerate(job.zip)]
+    groups += [(("exclude", number), entry, "setting") for number, entry in enumerate(job.exclude)]
+    for path, group, what in groups:
+        if not group and path != ("matrix",):
+            yield Problem(path=path, message="must not be empty")
+        for name, values in group.items():
+            if name not in settings:
+                message = unknown(what, name, settings)
+                yield Problem(path=(*path, name), at_key=True, message=message)
+                continue
+            for index, value in enumerate(values):
+                yield from _check_value(settings[name], (*path, name, index), value)
+
+
+def _check_points(job: Job, settings: _Settings) -> Iterator[Problem]:
+    """The keys and values of include and baseline."""
+    groups: list[tuple[KeyPath, Mapping[str, object]]]
+    groups = [(("include", number), entry) for number, entry in enumerate(job.include)]
+    groups += [(("baseline",), job.baseline)]
+    for path, group in groups:
+        for name, value in group.items():
+            if name not in settings:
+                message = unknown("setting", name, settings)
+                yield Problem(path=(*path, name), at_key=True, message=message)
+            else:
+                yield from _check_value(settings[name], (*path, name), value)
+
+
+def _check_value(setting: Setting, path: KeyPath, value: object) -> Iterator[Problem]:
+    complaint = setting.complaint(value)
+    if complaint is not None:
+        yield Problem(path=path, message=complaint)
+
+
+def _check_repeated_axes(job: Job) -> Iterator[Problem]:
+    fixed = set(job.workload.parameters) - set(RUN_SETTINGS)
+    first: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
+    paths: list[KeyPath] = [("matrix", name) for name in job.matrix]
+    paths += [("zip", number, name) for number, entry in enumerate(job.zip) for name in entry]
+    for number, entry in enumerate(job.include):
+        paths += [("include", number, name) for name in entry if name in fixed]
+    for path in paths:
+        known = first.setdefault(str(path[-1]), path)
+        if known != path:
+            message = f"also given by {dotted(known)}; keep one of them"
+            yield Problem(path=path, at_key=True, message=message)
+
+
+def _check_zip_lengths(job: Job) -> Iterator[Problem]:
+    for number, entry in enumerate(job.zip):
+        if len({len(values) for values in entry.values()}) > 1:
+            lengths = ", ".join(f"{name} {len(values)}" for name, values in entry.items())
+            message = f"the lists of one entry must be of equal length, given {lengths}"
+            yield Problem(path=("zip", number), message=message)
+
+
+def _check_sizes(job: Job) -> Iterator[Problem]:
+    """Exactly one of batch_size and global_batch_size, the same one everywhere."""
+    axes = axis_names(job)
+    groups: list[tuple[KeyPath, Collection[str]]]
+    groups = [(("include", number), entry) for number, entry in enumerate(job.include)]
+    if axes or not groups:
+        groups.insert(0, (("matrix",), axes))
+    kinds = [[size for size in SIZES if size in names] for _, names in groups]
+    for (path, _), given in zip(groups, kinds, strict=True):
+        if len(given) == 2:
+            message = "has both batch_size and global_batch_size; a job has one of them"
+            yield Problem(path=path, message=message)
+        elif not given:
+            message = "has neither batch_size nor global_batch_size; a job needs one of them"
+            yield Problem(path=path, message=message)
+        elif kinds[0] and given[0] not in kinds[0]:
+            message = f"has {given[0]}, but {dotted(groups[0][0])} has {kinds[0][0]}"
+            yield Problem(path=path, message=message)
+
+
+def _check_required(job: Job, settings: _Settings) -> Iterator[Problem]:
+    given = {*job.workload.parameters, *axis_names(job)}
+    for setting in settings.values():
+        in_all = bool(job.include) and all(setting.name in entry for entry in job.include)
+        is_given = setting.name in given or (in_all and not axis_names(job))
+        if setting.is_required and not is_given:
+            path = ("workload", setting.name)
+            yield Problem(path=path, at_key=True, message="required, but not given")
+
+
+def _check_include_is_full(job: Job) -> Iterator[Problem]:
+    for number, entry in enumerate(job.include):
+        missing = [name for name in axis_names(job) if name not in entry and name not in SIZES]
+        if missing:
+            message = f"must give every axis of the job, lacks {', '.join(missing)}"
+            yield Problem(path=("include", number), message=message)
+
+
+def _check_count(job: Job) -> Iterator[Problem]:
+    """Counted from the lengths: nothing that large is ever built."""
+    lengths = [len(values) for values in job.matrix.values()]
+    lengths += [len(next(iter(entry.values()))) for entry in job.zip if entry]
+    count = (math.prod(lengths) if lengths else 0) + len(job.include)
+    if count > MAX_POINTS:
+        message = f"a job has at most {MAX_POINTS:,} points, given {count:,}"
+        yield Problem(path=("matrix",), message=message)

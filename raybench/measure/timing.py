@@ -1,0 +1,133 @@
+"""How long iterations take: CUDA events on a GPU, the host's monotonic clock on a CPU.
+
+Iterations are timed in blocks. Inside a block nothing synchronises: on a GPU one event is
+recorded between consecutive iterations, so the durations of a block add up to its whole time,
+and the only synchronisation is at its end.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from raybench.records import Samples
+from raybench.workloads.base import PartTimes
+
+Step = Callable[[], None]
+
+_MS_TO_NS = 1_000_000
+
+
+class Timer(Protocol):
+    """Times a block of iterations on one rank."""
+
+    def block(self, step: Step, iterations: int, parts: PartTimes) -> Samples:
+        """Run `step` `iterations` times; durations in ns, starts in ns since the timer was made."""
+
+
+class HostTimer:
+    """`time.perf_counter_ns` between iterations: right where a step ends when it returns."""
+
+    def __init__(self) -> None:
+        self._origin_ns = time.perf_counter_ns()
+
+    def block(self, step: Step, iterations: int, parts: PartTimes) -> Samples:
+        marks_ns, spent = _issue(step, iterations, parts, mark=lambda: None)
+        step_ns = _differences(marks_ns)
+        return Samples(
+            start_ns=tuple(mark - self._origin_ns for mark in marks_ns[:-1]),
+            step_ns=step_ns,
+            host_ns=step_ns,
+            part_ns=_by_part(spent),
+        )
+
+
+class CudaEventTimer:
+    """One CUDA event between iterations on the current stream, read after one synchronize.
+
+    The resolution of an event is about 0.5 us (cuEventElapsedTime in the CUDA driver API).
+    """
+
+    def __init__(self) -> None:
+        self._origin_ns = time.perf_counter_ns()
+
+    def block(self, step: Step, iterations: int, parts: PartTimes) -> Samples:
+        events = [
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(iterations + 1)
+        ]
+        marks = iter(events)
+        stream = torch.cuda.current_stream()
+        marks_ns, spent = _issue(step, iterations, parts, mark=lambda: next(marks).record(stream))
+        torch.cuda.synchronize()
+        offset_ns = marks_ns[0] - self._origin_ns
+        since_first_ns = [round(events[0].elapsed_time(event) * _MS_TO_NS) for event in events]
+        return Samples(
+            start_ns=tuple(offset_ns + since_ns for since_ns in since_first_ns[:-1]),
+            step_ns=tuple(
+                round(event.elapsed_time(following) * _MS_TO_NS)
+                for event, following in pairwise(events)
+            ),
+            host_ns=_differences(marks_ns),
+            part_ns=_by_part(spent),
+        )
+
+
+def make_timer(device: torch.device) -> Timer:
+    """The timer that is right for a device."""
+    return CudaEventTimer() if device.type == "cuda" else HostTimer()
+
+
+def align_ranks(device: torch.device) -> None:
+    """Wait until all ranks of the process group, and their devices, have come here."""
+    if dist.is_initialized():
+        dist.all_reduce(torch.zeros(1, device=device))
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Collect now, then keep Python's collector out of the block."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def _issue(
+    step: Step, iterations: int, parts: PartTimes, mark: Callable[[], None]
+) -> tuple[list[int], list[dict[str, int]]]:
+    """The hot loop: host marks around each iteration, and what each spent in its parts."""
+    marks_ns = [0] * (iterations + 1)
+    spent: list[dict[str, int]] = [{}] * iterations
+    clock, take = time.perf_counter_ns, parts.take
+    take()
+    for iteration in range(iterations):
+        marks_ns[iteration] = clock()
+        mark()
+        step()
+        spent[iteration] = take()
+    marks_ns[iterations] = clock()
+    mark()
+    return marks_ns, spent
+
+
+def _differences(marks_ns: list[int]) -> tuple[int, ...]:
+    return tuple(end - start for start, end in pairwise(marks_ns))
+
+
+def _by_part(spent: list[dict[str, int]]) -> dict[str, tuple[int, ...]]:
+    names = sorted({name for iteration in spent for name in iteration})
+    return {name: tuple(iteration.get(name, 0) for iteration in spent) for name in names}

@@ -1,0 +1,96 @@
+"""What is wrong with an input, and how it is said: the place, the rule, what was given."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+KeyPath = tuple[str | int, ...]
+Position = tuple[int, int]  # line and column, both from 1
+
+_SHOWN_CHARACTERS = 60
+_LISTED_NAMES = 12
+
+# pydantic's words for a rule -> ours; what is not here is clear enough as it stands.
+_RULES = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a mapping of keys to values",
+    "float_type": "must be a number",
+    "int_type": "must be an integer",
+    "list_type": "must be a list",
+    "model_type": "must be a mapping of keys to values",
+    "model_attributes_type": "must be a mapping of keys to values",
+    "string_type": "must be a text",
+    "tuple_type": "must be a list",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong, and where: at the key of `path`, or else at its value.
+
+    position: where in the text, when `path` cannot tell (a syntax error, a second key).
+    """
+
+    message: str
+    path: KeyPath = ()
+    at_key: bool = False
+    position: Position | None = None
+
+
+def dotted(path: KeyPath) -> str:
+    """`matrix.batch_size[1]`; a key that is not a plain word is quoted."""
+    text = ""
+    for key in path:
+        if isinstance(key, int):
+            text += f"[{key}]"
+        else:
+            text += ("." if text else "") + (key if re.fullmatch(r"[\w-]+", key) else shown(key))
+    return text
+
+
+def shown(value: object) -> str:
+    """`value` as a message quotes it: on one line, and short."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict | list):
+        kind = "mapping" if isinstance(value, dict) else "list"
+        return f"a {kind}" if value else f"an empty {kind}"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def rule_of(error: ErrorDetails) -> str:
+    """The rule that pydantic found broken, what was given, and the nearest allowed value."""
+    if error["type"] == "missing":
+        return "required, but not given"
+    if error["type"] == "too_short":
+        return "must not be empty"
+    rule = _RULES.get(error["type"])
+    if rule is None:
+        rule = re.sub(r"^(Input|String|Value) should ", "must ", error["msg"])
+    allowed = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
+    given = error["input"]
+    return f"{rule}, given {shown(given)}{did_you_mean(given, allowed)}"
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing when no known name is near."""
+    near = difflib.get_close_matches(str(given), list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def unknown(what: str, given: object, known: Iterable[str]) -> str:
+    """`unknown axis 'x'`, with the nearest known name, or else all that are known."""
+    names = list(known)
+    hint = did_you_mean(given, names)
+    if not hint and names:
+        more = ", ..." if len(names) > _LISTED_NAMES else ""
+        hint = f"; known: {', '.join(names[:_LISTED_NAMES])}{more}"
+    return f"unknown {what} {shown(given)}{hint}"

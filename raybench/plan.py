@@ -1,0 +1,276 @@
+"""From the axes of a job to its points: their settings, ids and order. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal
+
+from raybench.messages import KeyPath, Problem
+
+if TYPE_CHECKING:
+    from raybench.job import Job
+
+Scalar = str | int | float | bool
+# The settings of a point that are not its workload's parameters.
+RUN_SETTINGS = ("world_size", "precision", "batch_size", "global_batch_size")
+_INT64_MAX = 2**63 - 1  # what the result tables can hold
+
+
+class Precision(StrEnum):
+    """The number format that the heavy arithmetic uses.
+
+    fp32: IEEE single precision, TF32 off everywhere. tf32: TF32 in matmul and convolution.
+    fp16: autocast to half with gradient scaling. bf16: autocast to bfloat16.
+    """
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One combination of axis values: everything that defines what is timed.
+
+    params: the workload's parameters, defaults included, in the order of their names.
+    batch_size: per device and forward pass. global_batch_size = batch_size x world_size x
+    the workload's `grad_accumulation` (1 where it has none): items per optimizer step.
+    scaling: weak when the job fixes batch_size, strong when it fixes global_batch_size.
+    """
+
+    workload: str
+    params: Mapping[str, Scalar]
+    world_size: int
+    precision: Precision
+    batch_size: int
+    global_batch_size: int
+    scaling: Literal["weak", "strong"]
+
+    @property
+    def point_id(self) -> str:
+        """Twelve hex digits that stay the same as long as what is timed stays the same."""
+        meaning = {
+            "workload": self.workload,
+            "params": dict(self.params),
+            "world_size": self.world_size,
+            "precision": self.precision.value,
+            "batch_size": self.batch_size,
+        }
+        text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
+
+    @property
+    def settings(self) -> dict[str, Scalar]:
+        """All of it by name, as tables and filters use it."""
+        return {
+            "world_size": self.world_size,
+            "precision": self.precision.value,
+            "batch_size": self.batch_size,
+            "global_batch_size": self.global_batch_size,
+            "scaling": self.scaling,
+            **self.params,
+        }
+
+    @property
+    def grad_accumulation(self) -> int:
+        """Forward passes per optimizer step."""
+        return int(self.params.get("grad_accumulation", 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The ordered points of a job, and what the user should know about them."""
+
+    points: tuple[Point, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def varying_settings(points: Sequence[Point]) -> list[str]:
+    """Names of the settings that are not the same in all points.
+
+    Of the two batch sizes only the one that the job fixes counts: the other follows from it.
+    """
+    first = points[0]
+    derived = "global_batch_size" if first.scaling == "weak" else "batch_size"
+    names = dict.fromkeys(name for point in points for name in point.settings)
+    return [
+        name
+        for name in names
+        if name != derived
+        and any(point.settings.get(name) != first.settings.get(name) for point in points)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """A point before its batch sizes are worked out. origin: where the job file asks for it."""
+
+    values: Mapping[str, Scalar]
+    size_path: KeyPath
+    origin: KeyPath
+
+
+# One value of an axis: what it sets, and where the job file says so.
+_Choice = tuple[tuple[str, Scalar, KeyPath], ...]
+
+
+def make_plan(job: Job) -> Plan:
+    """The points of `job` in their order: the product of its axes, then the included ones.
+
+    Raises JobError when a global batch size does not divide, or no point is left.
+    """
+    excludes = _Excludes(job)
+    product = [candidate for candidate in _product(job) if not excludes.match(candidate.values)]
+    candidates = [*product, *_included(job)]
+    problems: dict[KeyPath, Problem] = {}
+    points: dict[str, Point] = {}
+    duplicates: Counter[KeyPath] = Counter()
+    for candidate in candidates:
+        point = _make_point(job, candidate)
+        if isinstance(point, Problem):
+            problems.setdefault(point.path, point)
+        elif point.point_id in points:
+            duplicates[candidate.origin] += 1
+        else:
+            points[point.point_id] = point
+    if not candidates:
+        problems[()] = Problem(path=("exclude",), message="leaves no point to run")
+    if problems:
+        raise job.error(list(problems.values()))
+    remarks = [
+        *excludes.remarks(),
+        *_duplicate_remarks(duplicates),
+        *_remarks(job, points.values()),
+    ]
+    return Plan(points=tuple(points.values()), warnings=tuple(map(job.explain, remarks)))
+
+
+def _product(job: Job) -> Iterator[_Candidate]:
+    axes = [*_matrix_axes(job), *_zip_axes(job)]
+    if not axes:
+        return
+    shared = _shared(job)
+    for choices in itertools.product(*axes):
+        given = {name: (value, path) for choice in choices for name, value, path in choice}
+        values = {name: value for name, (value, _) in given.items()}
+        size_path = given["batch_size" if "batch_size" in given else "global_batch_size"][1]
+        yield _Candidate(values=shared | values, size_path=size_path, origin=("matrix",))
+
+
+def _matrix_axes(job: Job) -> Iterator[list[_Choice]]:
+    for name, values in job.matrix.items():
+        accept = job.settings[name].accept
+        yield [
+            ((name, accept(value), ("matrix", name, index)),) for index, value in enumerate(values)
+        ]
+
+
+def _zip_axes(job: Job) -> Iterator[list[_Choice]]:
+    for number, entry in enumerate(job.zip):
+        columns = [
+            [
+                (name, job.settings[name].accept(value), ("zip", number, name, index))
+                for index, value in enumerate(values)
+            ]
+            for name, values in entry.items()
+        ]
+        yield list(zip(*columns, strict=True))
+
+
+def _included(job: Job) -> Iterator[_Candidate]:
+    shared = _shared(job)
+    for number, entry in enumerate(job.include):
+        values = {name: job.settings[name].accept(value) for name, value in entry.items()}
+        size = "batch_size" if "batch_size" in values else "global_batch_size"
+        origin = ("include", number)
+        yield _Candidate(values=shared | values, size_path=(*origin, size), origin=origin)
+
+
+def _shared(job: Job) -> dict[str, Scalar]:
+    """What all points have, unless an axis says otherwise: defaults, then the workload section."""
+    defaults = {
+        name: setting.accept(setting.default)
+        for name, setting in job.settings.items()
+        if setting.default is not None
+    }
+    fixed = job.workload.parameters.items()
+    return defaults | {name: job.settings[name].accept(value) for name, value in fixed}
+
+
+class _Excludes:
+    """The exclude entries of a job, and how many points each has taken out."""
+
+    def __init__(self, job: Job) -> None:
+        self._entries = [
+            {name: [job.settings[name].accept(v) for v in values] for name, values in entry.items()}
+            for entry in job.exclude
+        ]
+        self._matched = [False] * len(self._entries)
+
+    def match(self, values: Mapping[str, Scalar]) -> bool:
+        is_excluded = False
+        for number, entry in enumerate(self._entries):
+            if all(values.get(name) in wanted for name, wanted in entry.items()):
+                self._matched[number] = is_excluded = True
+        return is_excluded
+
+    def remarks(self) -> list[Problem]:
+        return [
+            Problem(path=("exclude", number), message="matches no point")
+            for number, matched in enumerate(self._matched)
+            if not matched
+        ]
+
+
+def _make_point(job: Job, candidate: _Candidate) -> Point | Problem:
+    values = candidate.values
+    params = {name: values[name] for name in sorted(values) if name not in RUN_SETTINGS}
+    world_size, accumulation = int(values["world_size"]), int(params.get("grad_accumulation", 1))
+    share = world_size * accumulation
+    is_strong = "global_batch_size" in values
+    global_batch_size = int(values["global_batch_size" if is_strong else "batch_size"])
+    if not is_strong:
+        global_batch_size *= share
+    if global_batch_size % share:
+        message = f"{global_batch_size} cannot be divided by world_size {world_size}"
+        message += f" x grad_accumulation {accumulation}" if accumulation > 1 else ""
+        return Problem(path=candidate.size_path, message=message)
+    if global_batch_size > _INT64_MAX:
+        message = f"batch_size x world_size {world_size} x grad_accumulation {accumulation}"
+        return Problem(path=candidate.size_path, message=f"{message} does not fit into 64 bits")
+    return Point(
+        workload=job.workload.kind,
+        params=params,
+        world_size=world_size,
+        precision=Precision(str(values["precision"])),
+        batch_size=global_batch_size // share,
+        global_batch_size=global_batch_size,
+        scaling="strong" if is_strong else "weak",
+    )
+
+
+def _duplicate_remarks(duplicates: Mapping[KeyPath, int]) -> list[Problem]:
+    return [
+        Problem(path=path, message=f"{count} duplicate point{'s' * (count > 1)} dropped")
+        for path, count in duplicates.items()
+    ]
+
+
+def _remarks(job: Job, points: Collection[Point]) -> list[Problem]:
+    remarks = []
+    baseline = {name: job.settings[name].accept(value) for name, value in job.baseline.items()}
+    if not any(baseline.items() <= point.settings.items() for point in points):
+        message = "no point of the plan has these settings, so the report shows no speed-up"
+        remarks.append(Problem(path=("baseline",), message=message))
+    budget_s = job.measure.repeats * job.measure.max_seconds
+    if job.measure.timeout_s <= budget_s:
+        message = f"a slow point is stopped before its budget of {budget_s:g} s is used"
+        remarks.append(Problem(path=("measure", "timeout_s"), message=message))
+    return remarks

@@ -1,0 +1,241 @@
+"""Which workloads there are, and which settings a point of each has.
+
+A workload is named by a word of `BUILTIN` or as `package.module:Class`; both are loaded the
+same way, and only when they are asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from typing_extensions import Doc
+
+from raybench.errors import UsageError
+from raybench.messages import rule_of, unknown
+from raybench.plan import Precision, Scalar
+
+BUILTIN: Mapping[str, str] = {
+    "linear": "raybench.workloads.linear:Linear",
+    "mlp": "raybench.workloads.mlp:Mlp",
+    "transformer": "raybench.workloads.transformer:Transformer",
+}
+
+_MAX_SIZE = 2**31 - 1
+_Size = Annotated[int, Field(ge=1, le=_MAX_SIZE)]
+
+# What every point has beside its workload's parameters: type, default, description.
+_RUN_SETTINGS: Mapping[str, tuple[Any, Scalar | None, str]] = {
+    "world_size": (
+        Annotated[int, Field(ge=1, le=1_000_000)],
+        1,
+        "Devices that work on the point together, one rank each.",
+    ),
+    "precision": (
+        Literal[tuple(precision.value for precision in Precision)],
+        Precision.FP32.value,
+        "Number format: fp32 (TF32 off), tf32, fp16 (autocast, GradScaler), bf16 (autocast).",
+    ),
+    "batch_size": (_Size, None, "Items per device and forward pass (weak scaling)."),
+    "global_batch_size": (
+        _Size,
+        None,
+        "Items per optimizer step over all devices (strong scaling); batch_size follows from it.",
+    ),
+}
+# Names with a meaning of their own in job files, filters and result tables.
+RESERVED = frozenset({*_RUN_SETTINGS, "kind", "scaling", "workload", "rank", "context"})
+
+_ADAPTER_CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting of a point: a parameter of its workload, or world_size, precision, ...
+
+    type: in words, as `raybench workloads` lists it. default: None where there is none;
+    then the point lacks the setting unless the job gives it.
+    """
+
+    name: str
+    type: str
+    default: Scalar | None
+    is_required: bool
+    description: str
+    adapter: TypeAdapter[Any]
+
+    def complaint(self, value: object) -> str | None:
+        """The rule that `value` breaks, or None."""
+        try:
+            self.adapter.validate_python(value)
+        except ValidationError as error:
+            return rule_of(error.errors(include_url=False)[0])
+        return None
+
+    def accept(self, value: object) -> Scalar:
+        """`value` in its declared type: 1 becomes 1.0 for a float. It must have no complaint."""
+        accepted: Scalar = self.adapter.validate_python(value)
+        return accepted
+
+
+def load(kind: str) -> type:
+    """The class of the workload `kind`.
+
+    A user's module is looked for as `python -m` does, the current directory first. Raises
+    UsageError, in one line, when there is no such class or it is no workload.
+    """
+    target = BUILTIN.get(kind, kind)
+    if ":" not in target:
+        message = unknown("workload", kind, BUILTIN)
+        own = "" if message.endswith("?") else "; or your own as package.module:Class"
+        raise UsageError(message + own)
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", target):
+        raise UsageError(f"a workload of your own is package.module:Class, given {kind!r}")
+    module_name, class_name = target.split(":")
+    module = _import(module_name)
+    workload_class = getattr(module, class_name, None)
+    if not inspect.isclass(workload_class):
+        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+        raise UsageError(f"module {module_name!r}: {unknown('class', class_name, classes)}")
+    if not callable(getattr(workload_class, "step", None)):
+        raise UsageError(f"{kind} has no method step(), which does one iteration")
+    return workload_class
+
+
+def _import(name: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        # A user's module may raise anything at all while it is imported.
+        reason = " ".join(str(error).split())
+        cause = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        raise UsageError(f"cannot import module {name!r}: {cause}") from error
+
+
+def parameters(workload_class: type) -> tuple[Setting, ...]:
+    """The parameters that the class declares: the keyword-only arguments of its `__init__`.
+
+    Raises UsageError when they are not declared so that a job file could give them.
+    """
+    name = workload_class.__name__
+    init = inspect.unwrap(workload_class.__init__)  # type: ignore[misc]
+    signature = inspect.signature(init)
+    positional = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(positional) != 2:
+        raise UsageError(
+            f"{name}.__init__ must be declared as __init__(self, context, *, parameters...), "
+            f"given ({', '.join(positional)})"
+        )
+    declared = [p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    # Only these: the type of `context` may be imported for type checkers alone.
+    notes = {p.name: p.annotation for p in declared if p.annotation is not p.empty}
+    try:
+        hints = typing.get_type_hints(
+            SimpleNamespace(__annotations__=notes),
+            globalns=getattr(init, "__globals__", {}),
+            include_extras=True,
+        )
+    except Exception as error:
+        # Annotations are the user's code too: an undefined name, a failing expression.
+        raise UsageError(f"{name}.__init__ has a type that cannot be read: {error}") from error
+    return tuple(_parameter(name, parameter, hints) for parameter in declared)
+
+
+def settings(workload_class: type) -> dict[str, Setting]:
+    """All settings of a point of this workload, by name. Raises UsageError as `parameters`."""
+    run_settings = [
+        _setting(name, annotation, default, is_required=False, description=description)
+        for name, (annotation, default, description) in _RUN_SETTINGS.items()
+    ]
+    return {setting.name: setting for setting in (*run_settings, *parameters(workload_class))}
+
+
+def _parameter(class_name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> Setting:
+    where = f"{class_name}.__init__: parameter {parameter.name}"
+    if parameter.name in RESERVED:
+        raise UsageError(f"{where} has a name that is raybench's own; choose another")
+    if parameter.name not in hints:
+        raise UsageError(f"{where} has no type; declare one, as in {parameter.name}: int = 1")
+    annotation = hints[parameter.name]
+    description = _description(annotation)
+    if parameter.name == "grad_accumulation":
+        # Its meaning is fixed by global_batch_size, so its range is too.
+        annotation = _Size
+    is_required = parameter.default is parameter.empty
+    default = None if is_required else parameter.default
+    try:
+        setting = _setting(
+            parameter.name,
+            annotation,
+            default,
+            is_required=is_required,
+            description=description,
+        )
+    except (PydanticUserError, UsageError, TypeError) as error:
+        raise UsageError(f"{where} must be an int, float, bool, str or Literal") from error
+    if default is not None and (complaint := setting.complaint(default)):
+        raise UsageError(f"{where} has a default that is not allowed: {complaint}")
+    return setting
+
+
+def _setting(
+    name: str, annotation: Any, default: Scalar | None, *, is_required: bool, description: str
+) -> Setting:
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=_ADAPTER_CONFIG)
+    words = _type_in_words(adapter.json_schema())
+    if words is None:
+        raise UsageError("not a scalar type")
+    return Setting(
+        name=name,
+        type=words,
+        default=default,
+        is_required=is_required,
+        description=description,
+        adapter=adapter,
+    )
+
+
+def _description(annotation: Any) -> str:
+    for note in getattr(annotation, "__metadata__", ()):
+        text = note.documentation if isinstance(note, Doc) else getattr(note, "description", None)
+        if text:
+            return " ".join(text.split())
+    return ""
+
+
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
+
+def _type_in_words(schema: Mapping[str, Any]) -> str | None:
+    """`integer >= 1`, `'sgd' | 'adam'`; None when the type is not a scalar."""
+    if "anyOf" in schema:
+        members = [_type_in_words(member) for member in schema["anyOf"]]
+        return None if None in members else " | ".join(map(str, members))
+    if "enum" in schema or "const" in schema:
+        return " | ".join(repr(value) for value in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") not in ("integer", "number", "boolean", "string", "null"):
+        return None
+    # An upper bound that only keeps a number inside its column tells a reader nothing.
+    bounds = [
+        f"{sign} {schema[key]}"
+        for key, sign in _BOUNDS.items()
+        if abs(schema.get(key, _MAX_SIZE)) < _MAX_SIZE
+    ]
+    return " ".join([str(schema["type"]).replace("null", "none"), *bounds])

@@ -1,0 +1,76 @@
+"""Results as one JSON object each, for other programs: no NaN, times in ISO 8601, no rounding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+import pandas as pd
+
+from raybench.records import Run
+from raybench.report.summary import Summary
+from raybench.schemas import SCHEMA_VERSION, TABLES
+
+_INTEGERS = {
+    column.name for columns in TABLES.values() for column in columns if column.kind == "int64"
+}
+
+
+def format_report(summary: Summary) -> str:
+    """run, machine, points (with speed_up, efficiency and why), failures and warnings."""
+    return format_object(
+        run=asdict(summary.run),
+        machine=summary.machine,
+        points=records(summary.scaling),
+        failures=[asdict(said) for said in summary.failures],
+        warnings=[asdict(said) for said in summary.warnings],
+    )
+
+
+def format_runs(runs: Sequence[Run]) -> str:
+    """All runs, oldest first."""
+    return format_object(runs=[asdict(run) for run in runs])
+
+
+def format_object(**members: Any) -> str:
+    """One object that tells its schema version."""
+    content = _jsonable({"schema_version": SCHEMA_VERSION, **members})
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """One object per row of a table. Integers are integers, also where pandas made floats of them
+    because another row has none."""
+    return [
+        {str(name): _integer(str(name), value) for name, value in row.items()}
+        for row in frame.to_dict("records")
+    ]
+
+
+def _integer(name: str, value: Any) -> Any:
+    return (
+        int(value) if name in _INTEGERS and isinstance(value, float) and value == value else value
+    )
+
+
+def _jsonable(value: Any) -> Any:
+    """What json can write; NaN, NaT, NA and infinities become null, arrays lists."""
+    if isinstance(value, Mapping):
+        return {str(name): _jsonable(item) for name, item in value.items()}
+    if isinstance(value, str | bool | int) or value is None:
+        return value.value if isinstance(value, Enum) else value
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _jsonable(value.tolist())
+    if value is pd.NaT or value is pd.NA or (isinstance(value, float) and not _finite(value)):
+        return None
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _finite(value: float) -> bool:
+    return value - value == 0

@@ -1,0 +1,74 @@
+"""The scaling report as GitHub-flavoured Markdown. Text from the results is escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from raybench.report import wording
+from raybench.report.summary import Said, Summary, Table
+
+_REASON_CHARS = 300
+# What Markdown or HTML could take for markup, anywhere in a line.
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&@$])")
+_BACKTICKS = re.compile(r"`+")
+
+
+def format_report(summary: Summary) -> str:
+    """The scaling report, to be read in a pull request."""
+    run = summary.run
+    blocks = [
+        f"## {escape(run.job_name)}",
+        f"Run {code(run.run_id)}, {wording.when(run.started_at)}, {wording.lasted(run)}; "
+        f"{summary.counts}.  \n{escape(summary.machine)}.  \n"
+        + escape(wording.versions(summary.versions)),
+        *([f"In all points: {code(wording.settings(summary.shared))}"] if summary.shared else []),
+        *(block for table in summary.tables for block in _table(table)),
+        escape(summary.explanation) if summary.tables else "No point has been finished yet.",
+        *_said("Failed and skipped points", summary.failures),
+        *_said("Without speed-up", summary.without_speed_up),
+        *_said("Warnings", summary.warnings),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text that shows as it is."""
+    return _SPECIAL.sub(r"\\\1", wording.plain(text))
+
+
+def code(text: str) -> str:
+    """Text as a code span: there, no mention or issue number turns into a link either."""
+    one_line = wording.plain(text)
+    longest = max((len(run) for run in _BACKTICKS.findall(one_line)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if one_line.startswith("`") or one_line.endswith("`") else ""
+    return f"{fence}{pad}{one_line}{pad}{fence}"
+
+
+def _table(table: Table) -> list[str]:
+    aligned = [
+        ":---" if column == "precision" and place < table.settings else "---:"
+        for place, column in enumerate(table.columns)
+    ]
+    lines = [_row(escape(column) for column in table.columns), _row(aligned)]
+    lines += [_row(escape(cell) for cell in row) for row in table.rows]
+    title = f"### {escape(table.workload)}: {escape(table.kind)}"
+    return [
+        title,
+        *([code(wording.settings(table.params))] if table.params else []),
+        "\n".join(lines),
+    ]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _said(title: str, all_said: Sequence[Said]) -> list[str]:
+    if not all_said:
+        return []
+    lines = (
+        f"* {said.count} x {code(wording.shortened(said.text, _REASON_CHARS))}" for said in all_said
+    )
+    return [f"**{title}**", "\n".join(lines)]

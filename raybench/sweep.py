@@ -1,0 +1,148 @@
+"""The loop of a run: each point of the plan becomes one record, whatever happens to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from raybench.cluster import Cluster
+from raybench.cluster.ranks import Strategy
+from raybench.job import Measure
+from raybench.plan import Plan, Point
+from raybench.records import Answer, Device, Failure, Measurement, Record, Status, Task
+from raybench.scheduler import Skip, decide
+
+# What most likely made a point fail, when its ranks fail in different ways: the peers of a dead
+# rank report broken connections, and those of a slow one nothing at all.
+_CAUSES_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSettings:
+    """How every point of the run is placed and measured."""
+
+    measure: Measure
+    strategy: Strategy
+    stop_on_error: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointStarted:
+    """The point is on its way to the workers of `devices`."""
+
+    index: int
+    point: Point
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointFinished:
+    """The point has its record, and the record is written."""
+
+    index: int
+    record: Record
+
+
+Event = PointStarted | PointFinished
+
+
+def sweep(
+    plan: Plan,
+    settings: SweepSettings,
+    cluster: Cluster,
+    write: Callable[[int, Record], None],
+) -> Iterator[Event]:
+    """Run the points in order; `write` gets each record before the event that tells of it.
+
+    An interrupt writes the point in flight as cancelled and goes on to the caller.
+    """
+    stopped_by: str | None = None
+    for index, point in enumerate(plan.points):
+        started_at, started_s = datetime.now(UTC), time.perf_counter()
+        decision = decide(point, cluster.devices, settings.strategy, stopped_by)
+        if isinstance(decision, Skip):
+            record = _unmeasured(
+                point, started_at, Status.SKIPPED, decision.error_type, decision.reason
+            )
+        else:
+            devices = tuple(cluster.devices[seat] for seat in decision.seats)
+            yield PointStarted(index=index, point=point, devices=devices)
+            try:
+                answers = cluster.run(Task(point=point, settings=settings.measure), decision.seats)
+            except KeyboardInterrupt:
+                write(
+                    index,
+                    _unmeasured(point, started_at, Status.CANCELLED, "Interrupted", "by the user"),
+                )
+                raise
+            record = _record(point, answers, devices, started_at, time.perf_counter() - started_s)
+        write(index, record)
+        if settings.stop_on_error and record.status not in (Status.OK, Status.SKIPPED):
+            stopped_by = stopped_by or point.point_id
+        yield PointFinished(index=index, record=record)
+
+
+def _unmeasured(
+    point: Point, started_at: datetime, status: Status, error_type: str, reason: str
+) -> Record:
+    return Record(
+        point=point,
+        attempt=1,
+        status=status,
+        started_at=started_at,
+        duration_s=(datetime.now(UTC) - started_at).total_seconds(),
+        error_type=error_type,
+        error_message=reason,
+    )
+
+
+def _record(
+    point: Point,
+    answers: Sequence[Answer],
+    devices: tuple[Device, ...],
+    started_at: datetime,
+    duration_s: float,
+) -> Record:
+    """All measurements, or none: a rank whose peer failed may have measured garbage."""
+    failure = _cause(answers)
+    measurements = [answer for answer in answers if isinstance(answer, Measurement)]
+    return Record(
+        point=point,
+        attempt=1,
+        status=failure.status if failure else Status.OK,
+        started_at=started_at,
+        duration_s=duration_s,
+        devices=devices,
+        measurements=() if failure else tuple(measurements),
+        error_type=failure.error_type if failure else None,
+        error_message=_explained(failure, devices) if failure else None,
+        warnings=() if failure else _warnings(measurements, devices),
+    )
+
+
+def _cause(answers: Sequence[Answer]) -> Failure | None:
+    failures = [answer for answer in answers if isinstance(answer, Failure)]
+    own = [failure for failure in failures if failure.error_type != "PeerFailed"]
+    candidates = own or failures
+    return min(candidates, key=lambda failure: _CAUSES_FIRST.index(failure.status), default=None)
+
+
+def _explained(failure: Failure, devices: Sequence[Device]) -> str:
+    device = devices[failure.rank]
+    return f"rank {failure.rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
+
+
+def _warnings(measurements: Sequence[Measurement], devices: Sequence[Device]) -> tuple[str, ...]:
+    told = [warning for measurement in measurements for warning in measurement.warnings]
+    return tuple(dict.fromkeys([*told, *_crowding(devices)]))
+
+
+def _crowding(devices: Sequence[Device]) -> Iterator[str]:
+    """CPU workers are devices only as long as each has a core of its own."""
+    cores = {device.node_id: device.cpu_count for device in devices if device.kind == "cpu"}
+    for node_id, count in cores.items():
+        workers = sum(device.node_id == node_id for device in devices)
+        if workers > count:
+            yield f"{workers} CPU workers share {count} cores of one node"

@@ -1,0 +1,191 @@
+"""The inside of a worker: one process that owns one device for the whole run.
+
+It joins a process group when asked, runs one point and answers with a value. It knows nothing
+of Ray, so it can be driven in this process by tests and for debugging.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from raybench import registry
+from raybench.measure.identity import describe_device
+from raybench.measure.phases import measure
+from raybench.measure.timing import align_ranks
+from raybench.plan import Precision
+from raybench.records import Answer, Device, Failure, Group, Measurement, Place, Status, Task
+from raybench.workloads import precision
+from raybench.workloads.base import Context, Workload
+
+# The driver's deadline ends a point; torch's own must not come before it, nor never.
+_GROUP_TIMEOUT_MARGIN_S = 60.0
+_DETAIL_CHARACTERS = 4000
+
+
+class Worker:
+    """Runs points on one device, one at a time."""
+
+    def __init__(self, kind: Literal["cuda", "cpu"], index: int) -> None:
+        self._device = torch.device("cuda", index) if kind == "cuda" else torch.device("cpu")
+        self._group: Group | None = None
+
+    def identity(self, *, node_id: str, address: str) -> Device:
+        """What this worker's device is."""
+        self._enter_device()
+        return describe_device(self._device, node_id=node_id, address=address)
+
+    def run(self, task: Task, place: Place, group: Group | None) -> Answer:
+        """Form the group if it is another than the last, run the point, clean up.
+
+        Whatever the workload raises comes back as a Failure.
+        """
+        try:
+            self._enter_device()
+            return self._measurement(task, place, group)
+        except Exception as error:
+            return _failure(error, place)
+        finally:
+            self._clean_up()
+
+    def leave(self) -> None:
+        """Take down the process group. All its members must be alive and idle."""
+        if self._group is not None:
+            dist.destroy_process_group()
+            self._group = None
+
+    def _enter_device(self) -> None:
+        # In every method: an actor may run them on another thread than __init__, and the
+        # current CUDA device belongs to the thread.
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+
+    def _measurement(self, task: Task, place: Place, group: Group | None) -> Measurement:
+        started_s = time.perf_counter()
+        self._join(task, place, group)
+        point = task.point
+        precision.apply(point.precision)
+        torch.manual_seed(task.seed)
+        context = Context(
+            device=self._device,
+            rank=place.rank,
+            world_size=place.world_size,
+            local_rank=place.local_rank,
+            batch_size=point.batch_size,
+            precision=point.precision,
+            seed=task.seed,
+        )
+        workload_class = registry.load(point.workload)
+        setup_s: list[float] = []
+
+        def build() -> Workload:
+            workload: Workload = workload_class(context, **point.params)
+            return workload
+
+        self._reset_peak_memory()
+        done = measure(
+            build, context, task.settings, lambda: setup_s.append(time.perf_counter() - started_s)
+        )
+        return Measurement(
+            rank=place.rank,
+            repetitions=done.repetitions,
+            items_per_step=done.items_per_step,
+            setup_s=setup_s[0],
+            warnings=tuple(self._precision_warnings(point.precision)),
+            **self._peak_memory(),
+        )
+
+    def _join(self, task: Task, place: Place, group: Group | None) -> None:
+        if group == self._group:
+            return
+        if group is None:
+            raise AssertionError("the old group must be left before a point runs without one")
+        os.environ.update(
+            RANK=str(place.rank),
+            WORLD_SIZE=str(place.world_size),
+            LOCAL_RANK=str(place.local_rank),
+            LOCAL_WORLD_SIZE=str(place.local_world_size),
+            GROUP_RANK=str(place.node_rank),
+            MASTER_ADDR=group.store_address,
+            MASTER_PORT=str(group.store_port),
+        )
+        timeout = timedelta(seconds=task.settings.timeout_s + _GROUP_TIMEOUT_MARGIN_S)
+        store = TCPStore(group.store_address, group.store_port, is_master=False, timeout=timeout)
+        # No device_id: torch then splits communicators, which crashes after a second init
+        # (pytorch#192109).
+        dist.init_process_group(
+            "nccl" if self._device.type == "cuda" else "gloo",
+            store=PrefixStore(group.name, store),
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timeout,
+        )
+        self._group = group
+        align_ranks(self._device)
+
+    def _reset_peak_memory(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def _peak_memory(self) -> dict[str, int]:
+        if self._device.type != "cuda":
+            return {}
+        return {
+            "peak_mem_allocated_bytes": torch.cuda.max_memory_allocated(self._device),
+            "peak_mem_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
+        }
+
+    def _precision_warnings(self, asked: Precision) -> Iterator[str]:
+        """What makes the precision another than the one asked for, read back after the samples."""
+        if reason := precision.unsupported(asked, self._device):
+            yield reason
+        switched = Precision.TF32 if asked is Precision.TF32 else Precision.FP32
+        if (got := precision.effective()) != switched:
+            yield f"precision {asked} asked, but fp32 arithmetic was {got} after the last step"
+
+    def _clean_up(self) -> None:
+        """Give the memory back and forget compiled code, so that the next point starts alike."""
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _failure(error: Exception, place: Place) -> Failure:
+    """An exception as data: it may not survive pickling, and its frames hold device memory."""
+    status = Status.OOM if _is_out_of_memory(error) else Status.ERROR
+    text = str(error).strip() or type(error).__name__
+    detail = "".join(traceback.format_exception(error))[-_DETAIL_CHARACTERS:]
+    alone = place.world_size == 1
+    return Failure(
+        rank=place.rank,
+        status=status,
+        error_type=type(error).__name__,
+        message=text.splitlines()[0],
+        detail=detail,
+        # The others of a group may wait for this rank in a collective for ever.
+        keeps_worker=alone and (status is Status.OOM or not _is_cuda_error(error)),
+    )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # The CPU allocator has no exception class of its own.
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _is_cuda_error(error: Exception) -> bool:
+    """After an error of the device itself the CUDA context of the process stays broken."""
+    return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)

@@ -1,0 +1,123 @@
+"""The workload `linear`: the small DDP test that PyTorch's tutorials use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from raybench.errors import UsageError
+from raybench.workloads.base import Context
+from raybench.workloads.parameters import Compile, GradAccumulation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from raybench.workloads.data import Batch, LoaderBatches
+
+_FEATURES = 1024
+
+
+class Linear:
+    """Trains nn.Linear(1024, 1) on random rows with MSE and Adam 1e-3: Python and launch cost.
+
+    Its batch size in the published test is 64. data: device: every rank has `rows` rows of its
+    own on the device, and batches are slices. data: dataloader: `rows` rows in host memory, in
+    shuffled order, through a torch DataLoader; the time spent waiting for it is the part `data`.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        data: Annotated[
+            Literal["device", "dataloader"], Field(description="Where the rows come from.")
+        ] = "device",
+        rows: Annotated[
+            int, Field(gt=0, description="Rows of the data set; with data: device, of each rank.")
+        ] = 10_000,
+        num_workers: Annotated[
+            int, Field(ge=0, description="Loader: number of its processes; 0 loads in the step.")
+        ] = 0,
+        pin_memory: Annotated[
+            bool, Field(description="Loader: batches in pinned memory; no effect on a CPU.")
+        ] = False,
+        distributed_sampler: Annotated[
+            bool, Field(description="Loader: the ranks share the rows out, else each reads all.")
+        ] = True,
+        grad_accumulation: GradAccumulation = 1,
+        compile: Compile = False,
+    ) -> None:
+        # `raybench plan` reads this signature and must not pay for importing torch.
+        from torch import nn
+        from torch.nn import functional
+
+        from raybench.workloads.training import Recipe, Training
+
+        self._loader: LoaderBatches | None = None
+        if data == "device":
+            _check_no_loader_settings(num_workers, pin_memory)
+            batches = _device_batches(context, rows)
+        else:
+            batches = self._loader = _loader_batches(
+                context, rows, num_workers, pin_memory, distributed_sampler
+            )
+        recipe = Recipe(
+            loss=functional.mse_loss,
+            optimizer="adam",
+            learning_rate=1e-3,
+            grad_accumulation=grad_accumulation,
+            compile=compile,
+        )
+        self.training = Training(context, recipe, lambda: nn.Linear(_FEATURES, 1), batches)
+        self.items_per_step = self.training.items_per_step
+
+    def step(self) -> None:
+        """One optimizer step."""
+        self.training.step()
+
+    def close(self) -> None:
+        """Free the model and the data, and end the loader's processes."""
+        self.training.close()
+        if self._loader is not None:
+            self._loader.close()
+
+
+def _check_no_loader_settings(num_workers: int, pin_memory: bool) -> None:
+    # Such a point would be a repeat of another under a wrong name.
+    if num_workers or pin_memory:
+        raise UsageError(
+            f"workload linear: num_workers ({num_workers}) and pin_memory ({pin_memory}) need "
+            "data: dataloader; leave them out where data is device"
+        )
+
+
+def _device_batches(context: Context, rows: int) -> Iterator[Batch]:
+    import torch
+
+    from raybench.workloads.data import check_batch_size, random_generator, slices
+
+    check_batch_size(context, rows, "all of them")
+    generator = random_generator(context)
+    inputs = torch.randn(rows, _FEATURES, generator=generator, device=context.device)
+    targets = torch.randn(rows, 1, generator=generator, device=context.device)
+    return slices(inputs, targets, context.batch_size)
+
+
+def _loader_batches(
+    context: Context, rows: int, num_workers: int, pin_memory: bool, distributed_sampler: bool
+) -> LoaderBatches:
+    import torch
+
+    from raybench.workloads.data import loader_batches
+
+    # One data set for all ranks, as a file would be: the sampler shares it out.
+    generator = torch.Generator().manual_seed(context.seed)
+    return loader_batches(
+        context,
+        torch.randn(rows, _FEATURES, generator=generator),
+        torch.randn(rows, 1, generator=generator),
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        distributed_sampler=distributed_sampler,
+    )

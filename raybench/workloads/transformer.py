@@ -1,0 +1,96 @@
+"""The workload `transformer`: a decoder-only language model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from raybench.workloads.base import Context
+from raybench.workloads.parameters import (
+    BucketCapMb,
+    Compile,
+    GradAccumulation,
+    GradientAsBucketView,
+    Optimizer,
+    StaticGraph,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from raybench.workloads.data import Batch
+
+
+class Transformer:
+    """Trains a GPT-2 shaped language model on random tokens; one item is one sequence."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        preset: Annotated[
+            Literal["tiny", "124m", "350m", "1.3b"],
+            Field(description="Size of the model, by its number of parameters."),
+        ] = "124m",
+        seq_len: Annotated[int, Field(gt=0, description="Tokens per sequence.")] = 1024,
+        activation_checkpointing: Annotated[
+            bool, Field(description="Recompute the activations of each block in the backward pass.")
+        ] = False,
+        optimizer: Optimizer = "adamw",
+        bucket_cap_mb: BucketCapMb = 25,
+        gradient_as_bucket_view: GradientAsBucketView = False,
+        static_graph: StaticGraph = False,
+        grad_accumulation: GradAccumulation = 1,
+        compile: Compile = False,
+    ) -> None:
+        # `raybench plan` reads this signature and must not pay for importing torch.
+        from raybench.workloads.layers import DECODER_PRESETS, Decoder, next_token_loss
+        from raybench.workloads.training import DdpSettings, Recipe, Training
+
+        shape = DECODER_PRESETS[preset]
+        recipe = Recipe(
+            loss=next_token_loss,
+            optimizer=optimizer,
+            learning_rate=3e-4,
+            grad_accumulation=grad_accumulation,
+            compile=compile,
+            ddp=DdpSettings(
+                bucket_cap_mb=bucket_cap_mb,
+                gradient_as_bucket_view=gradient_as_bucket_view,
+                static_graph=static_graph,
+            ),
+        )
+        self.training = Training(
+            context,
+            recipe,
+            lambda: Decoder(shape, seq_len=seq_len, checkpointing=activation_checkpointing),
+            _token_batches(context, shape.vocabulary, seq_len, grad_accumulation),
+        )
+        self.items_per_step = self.training.items_per_step
+
+    def step(self) -> None:
+        """One optimizer step."""
+        self.training.step()
+
+    def close(self) -> None:
+        """Free the model and the data."""
+        self.training.close()
+
+
+def _token_batches(
+    context: Context, vocabulary: int, seq_len: int, grad_accumulation: int
+) -> Iterator[Batch]:
+    import torch
+
+    from raybench.workloads.data import random_generator, slices
+
+    text = torch.randint(
+        vocabulary,
+        (context.batch_size * grad_accumulation, seq_len + 1),
+        generator=random_generator(context),
+        device=context.device,
+    )
+    # The target of each token is the one after it. Both contiguous, as a loader's would be.
+    inputs, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    return slices(inputs, targets, context.batch_size)

@@ -1,0 +1,112 @@
+"""Groups of GPUs on a private Ray: identities, NCCL sums, faults. Needs two devices or more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from raybench.cluster import ray_cluster
+from raybench.cluster.ranks import choose_seats
+from raybench.cluster.ray_connection import connect
+from raybench.job import Measure
+from raybench.plan import Point, Precision
+from raybench.records import Failure, Measurement, Status, Task
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices"),
+    # Ray's own sockets and log files, closed by its threads after the test.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+GPU_PROBE = "tests.gpu.gpu_workloads:GpuProbe"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ray_cluster.RayCluster]:
+    count = min(torch.cuda.device_count(), 4)
+    joined = ray_cluster.RayCluster(connect("local", "cuda", wanted=count))
+    joined.start(count, "pack")
+    yield joined
+    joined.close()
+
+
+def run(cluster, world_size, *, precision=Precision.BF16, timeout_s=60.0, **params):
+    point = Point(
+        workload=GPU_PROBE,
+        params=params,
+        world_size=world_size,
+        precision=precision,
+        batch_size=8,
+        global_batch_size=8 * world_size,
+        scaling="weak",
+    )
+    seats = choose_seats(cluster.devices, world_size, "pack")
+    settings = Measure(warmup=3, iterations=20, timeout_s=timeout_s)
+    return cluster.run(Task(point=point, settings=settings), seats)
+
+
+def failures(answers) -> list[str]:
+    return [answer.detail or answer.message for answer in answers if isinstance(answer, Failure)]
+
+
+def test_every_worker_has_a_gpu_of_its_own_in_index_order(cluster):
+    assert len({device.uuid for device in cluster.devices}) == len(cluster.devices)
+    assert [device.index for device in cluster.devices] == list(range(len(cluster.devices)))
+    for device in cluster.devices:
+        assert device.kind == "cuda"
+        assert device.driver_version
+        assert device.power_cap_w
+        assert device.niceness == 0
+        assert "NVLink" in device.topology
+
+
+def test_nccl_sums_the_ranks_and_each_group_in_turn(cluster):
+    for world_size in (1, 2, len(cluster.devices), 2, 1):
+        answers = run(cluster, world_size)
+        assert failures(answers) == []
+        for answer in answers:
+            assert isinstance(answer, Measurement)
+            assert answer.peak_mem_allocated_bytes > 0
+            (repetition,) = answer.repetitions
+            assert min(repetition.timed.step_ns) > 0
+
+
+def test_event_times_agree_with_the_host_clock_over_a_block(cluster):
+    (answer, *_) = run(cluster, 2, spin_ms=5)
+    (repetition,) = answer.repetitions
+    starts, steps = repetition.timed.start_ns, repetition.timed.step_ns
+    block_ns = starts[-1] + steps[-1] - starts[0]
+    assert sum(steps) == pytest.approx(block_ns, rel=1e-3)
+    assert min(steps) > 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        ("raise", Status.ERROR),
+        ("oom", Status.OOM),
+        ("kill", Status.LOST),
+        ("hang", Status.TIMEOUT),
+    ],
+)
+def test_a_fault_of_one_rank_is_told_and_the_next_point_runs(cluster, fault, status, capsys):
+    started_s = time.monotonic()
+    answers = run(cluster, 2, fault=fault, timeout_s=15.0)
+    told_s = time.monotonic() - started_s
+    assert answers[1].status is status, answers[1]
+    assert failures(run(cluster, 2)) == []
+    next_s = time.monotonic() - started_s
+    with capsys.disabled():
+        print(f"\n{fault}: told after {told_s:.1f} s, next point done after {next_s:.1f} s")
+
+
+def test_an_out_of_memory_of_a_lone_rank_keeps_its_process(cluster):
+    before = cluster.devices[0].process_id
+    (answer,) = run(cluster, 1, fault="oom", faulty_rank=0)
+    assert answer.status is Status.OOM
+    assert failures(run(cluster, 1)) == []
+    assert cluster.devices[0].process_id == before

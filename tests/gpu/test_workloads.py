@@ -1,0 +1,131 @@
+"""The built-in workloads on a CUDA device: `pytest -m gpu tests/gpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from raybench.plan import Precision
+from raybench.workloads import precision
+from raybench.workloads.base import Context
+from raybench.workloads.linear import Linear
+from raybench.workloads.mlp import Mlp
+from raybench.workloads.transformer import Transformer
+
+pytestmark = pytest.mark.gpu
+
+Build = Callable[[Context], Linear | Mlp | Transformer]
+
+BUILDS: dict[str, Build] = {
+    "linear": Linear,
+    "linear with a loader": partial(Linear, data="dataloader", num_workers=2, pin_memory=True),
+    "mlp": partial(Mlp, hidden=1024, layers=4, grad_accumulation=2),
+    "transformer": partial(Transformer, preset="124m", seq_len=256),
+    "transformer with checkpointing": partial(
+        Transformer, preset="124m", seq_len=256, activation_checkpointing=True
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fp32_and_no_memory_afterwards() -> Iterator[None]:
+    torch.cuda.reset_peak_memory_stats()
+    yield
+    precision.apply(Precision.FP32)
+    torch.cuda.empty_cache()
+
+
+def make_context(mode: Precision) -> Context:
+    precision.apply(mode)
+    return Context(
+        device=torch.device("cuda", 0),
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        batch_size=8,
+        precision=mode,
+    )
+
+
+@pytest.mark.parametrize("mode", Precision)
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_workload_trains_on_the_device(name: str, mode: Precision) -> None:
+    workload = BUILDS[name](make_context(mode))
+    before = [parameter.detach().clone() for parameter in workload.training.model.parameters()]
+    for _ in range(5):
+        workload.step()
+    after = [parameter.detach() for parameter in workload.training.model.parameters()]
+    assert all(parameter.is_cuda and parameter.isfinite().all() for parameter in after)
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert torch.cuda.max_memory_allocated() > 0
+    assert precision.effective() == ("tf32" if mode is Precision.TF32 else "fp32")
+    workload.close()
+
+
+def test_checkpointing_saves_memory() -> None:
+    peaks = []
+    for checkpointing in (False, True):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        # Long enough for the activations to outweigh the optimizer's state.
+        workload = Transformer(
+            make_context(Precision.BF16), seq_len=1024, activation_checkpointing=checkpointing
+        )
+        workload.step()
+        peaks.append(torch.cuda.max_memory_allocated())
+        workload.close()
+        del workload
+    assert peaks[1] < peaks[0]
+
+
+# Inductor advises to switch TF32 on: fp32 is meant to do without.
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
+# Importing inductor: torch's own use of torch.jit.script_method (fixed in pytorch#189914).
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("mode", [Precision.FP32, Precision.TF32, Precision.BF16])
+def test_a_compiled_workload_trains_in_every_precision(mode: Precision) -> None:
+    workload = Mlp(make_context(mode), hidden=256, layers=2, compile=True)
+    weight = next(workload.training.model.parameters())
+    before = weight.detach().clone()
+    for _ in range(3):
+        workload.step()
+    assert not torch.equal(before, weight.detach())
+    workload.close()
+    torch._dynamo.reset()
+
+
+def relative_error(operation: Callable[..., Tensor], *operands: Tensor) -> float:
+    exact = operation(*(operand.double() for operand in operands))
+    return ((operation(*operands) - exact).abs().max() / exact.abs().max()).item()
+
+
+def random_operands(*shape: int, count: int) -> list[Tensor]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    return [torch.randn(shape, generator=generator, device="cuda") for _ in range(count)]
+
+
+# TF32 keeps 10 bits of the mantissa, relative rounding 5e-4; fp32 keeps 23, 6e-8.
+@pytest.mark.parametrize(
+    ("operation", "shape"), [(torch.matmul, (1024, 1024)), (functional.conv2d, (64, 64, 8, 8))]
+)
+def test_fp32_is_exact_and_tf32_is_not(
+    operation: Callable[..., Tensor], shape: tuple[int, ...]
+) -> None:
+    operands = random_operands(*shape, count=2)
+    precision.apply(Precision.FP32)
+    assert relative_error(operation, *operands) < 1e-5
+    precision.apply(Precision.TF32)
+    assert 5e-5 < relative_error(operation, *operands) < 1e-2
+
+
+def test_attention_in_fp32_is_exact() -> None:
+    # Its kernels multiply on tensor cores: this shows that they do not round to TF32.
+    attention = partial(functional.scaled_dot_product_attention, is_causal=True)
+    operands = random_operands(2, 4, 256, 64, count=3)
+    precision.apply(Precision.FP32)
+    assert relative_error(attention, *operands) < 1e-5

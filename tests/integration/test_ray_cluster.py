@@ -1,0 +1,159 @@
+"""Groups across the nodes of a real Ray cluster, and what faults do to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raybench.cluster import ray_cluster
+from raybench.cluster.ranks import choose_seats
+from raybench.cluster.ray_connection import connect
+from raybench.errors import ClusterError
+from raybench.job import Measure
+from raybench.plan import Point, Precision
+from raybench.records import Failure, Measurement, Status, Task
+
+PROBE = "tests.integration.probe_workloads:Probe"
+FAULTY = "tests.integration.probe_workloads:Faulty"
+
+
+@pytest.fixture(scope="module")
+def cluster(three_nodes: str) -> Iterator[ray_cluster.RayCluster]:
+    joined = ray_cluster.RayCluster(connect(three_nodes, "cpu", wanted=6))
+    joined.start(6, "pack")
+    yield joined
+    joined.close()
+
+
+def make_point(workload: str, world_size: int, **params: str | int) -> Point:
+    return Point(
+        workload=workload,
+        params=params,
+        world_size=world_size,
+        precision=Precision.FP32,
+        batch_size=8,
+        global_batch_size=8 * world_size,
+        scaling="weak",
+    )
+
+
+def run(cluster, point, *, strategy="pack", timeout_s=60.0):
+    seats = choose_seats(cluster.devices, point.world_size, strategy)
+    settings = Measure(warmup=2, iterations=4, timeout_s=timeout_s)
+    return seats, cluster.run(Task(point=point, settings=settings), seats)
+
+
+def failures(answers) -> list[str]:
+    return [answer.detail or answer.message for answer in answers if isinstance(answer, Failure)]
+
+
+def facts(folder: Path, world_size: int) -> list[dict]:
+    return [
+        json.loads((folder / f"{world_size}-{rank}.json").read_text()) for rank in range(world_size)
+    ]
+
+
+def test_every_worker_has_its_own_device_and_they_stand_in_node_order(cluster):
+    assert cluster.capacity == 6
+    assert len({device.uuid for device in cluster.devices}) == 6
+    nodes = [device.node_id for device in cluster.devices]
+    assert nodes == sorted(nodes)
+    assert len(set(nodes)) == 3
+    assert {device.niceness for device in cluster.devices} == {0}
+    assert {device.omp_num_threads for device in cluster.devices} == {1}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "local_ranks", "node_ranks"),
+    [
+        ("pack", 2, ["0", "1"], ["0", "0"]),
+        ("spread", 2, ["0", "0"], ["0", "1"]),
+        ("pack", 4, ["0", "1", "0", "1"], ["0", "0", "1", "1"]),
+        ("spread", 3, ["0", "0", "0"], ["0", "1", "2"]),
+        ("pack", 6, ["0", "1"] * 3, ["0", "0", "1", "1", "2", "2"]),
+    ],
+)
+def test_a_group_sums_its_ranks_and_knows_its_places(
+    cluster, tmp_path, strategy, world_size, local_ranks, node_ranks
+):
+    point = make_point(PROBE, world_size, folder=str(tmp_path))
+    seats, answers = run(cluster, point, strategy=strategy)
+    assert failures(answers) == []
+    told = facts(tmp_path, world_size)
+    assert {one["sum"] for one in told} == {world_size * (world_size + 1) // 2}
+    assert [one["environment"]["LOCAL_RANK"] for one in told] == local_ranks
+    assert [one["environment"]["GROUP_RANK"] for one in told] == node_ranks
+    assert [one["environment"]["RANK"] for one in told] == [str(r) for r in range(world_size)]
+    assert [one["pid"] for one in told] == [cluster.devices[seat].process_id for seat in seats]
+    assert {one["niceness"] for one in told} == {0}
+
+
+def test_the_samples_of_a_measurement_are_those_asked_for(cluster):
+    _, answers = run(cluster, make_point(FAULTY, 2))
+    for answer in answers:
+        assert isinstance(answer, Measurement)
+        (repetition,) = answer.repetitions
+        assert len(repetition.warmup.step_ns) == 2
+        assert len(repetition.timed.step_ns) == 4
+        assert min(repetition.timed.step_ns) > 0
+        starts = repetition.warmup.start_ns + repetition.timed.start_ns
+        assert list(starts) == sorted(starts)
+        assert answer.setup_s > 0
+
+
+def test_the_process_group_is_kept_while_the_same_workers_are_used(cluster, tmp_path):
+    known = []
+    for number, world_size in enumerate([2, 2, 3, 2]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        run(cluster, make_point(PROBE, world_size, folder=str(folder)))
+        known.append(facts(folder, world_size)[0]["known_group"])
+    assert known == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "error_type", "text"),
+    [
+        ("raise", Status.ERROR, "ValueError", "the workload says no"),
+        ("kill", Status.LOST, "WorkerDied", "the worker process died"),
+        ("exit", Status.LOST, "WorkerDied", "the worker process died"),
+        ("oom", Status.OOM, "MemoryError", "asked for more than there is"),
+        ("hang", Status.TIMEOUT, "Timeout", "no answer within measure.timeout_s = 3 s"),
+        ("unpicklable", Status.ERROR, "_Unpicklable", "holds what cannot travel"),
+    ],
+)
+def test_a_fault_of_one_rank_is_told_and_the_next_point_runs(
+    cluster, fault, status, error_type, text
+):
+    started_s = time.monotonic()
+    _, answers = run(cluster, make_point(FAULTY, 3, fault=fault, faulty_rank=1), timeout_s=3)
+    failure = answers[1]
+    assert isinstance(failure, Failure)
+    assert failure.status is status
+    assert failure.error_type == error_type
+    assert text in failure.message
+    assert "\n" not in failure.message
+    _, answers = run(cluster, make_point(FAULTY, 6))
+    assert failures(answers) == []
+    print(f"{fault}: fault and next point took {time.monotonic() - started_s:.1f} s")
+
+
+def test_a_failure_of_a_lone_rank_keeps_its_process(cluster):
+    before = cluster.devices[0].process_id
+    _, answers = run(cluster, make_point(FAULTY, 1, fault="raise"))
+    assert isinstance(answers[0], Failure)
+    _, answers = run(cluster, make_point(FAULTY, 1))
+    assert isinstance(answers[0], Measurement)
+    assert cluster.devices[0].process_id == before
+    os.kill(before, 0)
+
+
+def test_more_workers_than_there_is_room_for_is_one_clear_error(three_nodes, cluster, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "_PLACE_TIMEOUT_S", 3.0)
+    with pytest.raises(ClusterError, match="7 x CPU cannot be had"):
+        ray_cluster._place(7, {"CPU": 1.0}, "pack")

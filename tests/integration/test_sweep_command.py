@@ -1,0 +1,238 @@
+"""`raybench sweep` as a user types it: real Ray, real gloo, real Parquet."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+SWEEP = [sys.executable, "-m", "raybench", "sweep"]
+FAULTY = "tests.integration.probe_workloads:Faulty"
+
+
+def write_job(folder: Path, text: str) -> Path:
+    job = folder / "job.yaml"
+    job.write_text("version: 1\nname: small\n" + text)
+    return job
+
+
+def sweep(job: Path, results: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*SWEEP, str(job), "-o", str(results), "--device", "cpu", *options],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def points_of(results: Path) -> pd.DataFrame:
+    return pd.read_parquet(results / "points")
+
+
+MLP_JOB = """\
+workload: {kind: mlp, hidden: 64, layers: 2}
+matrix: {world_size: [1, 2, 64], precision: [fp32, bf16], batch_size: 16}
+measure: {warmup: 3, iterations: 10}
+"""
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("swept")
+    done = sweep(write_job(folder, MLP_JOB), folder / "results", "--address", "local")
+    return done, folder / "results"
+
+
+def test_a_sweep_ends_with_0_and_prints_its_report_on_stdout(swept):
+    done, _ = swept
+    assert done.returncode == 0, done.stderr
+    assert "speed-up" in done.stdout
+    assert "needs 64 devices, the cluster has 2" in " ".join(done.stdout.split())
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_stderr_has_one_line_per_point_and_nothing_of_rays(swept):
+    done, _ = swept
+    first, *lines = done.stderr.splitlines()
+    assert first.startswith("private Ray on this host, up to 4 CPU workers; run small-")
+    assert [re.match(r"\[(\d)/6\]  (ok|skipped) ", line).groups() for line in lines] == [
+        ("1", "ok"),
+        ("2", "ok"),
+        ("3", "ok"),
+        ("4", "ok"),
+        ("5", "skipped"),
+        ("6", "skipped"),
+    ]
+
+
+def test_pandas_and_pyarrow_read_what_was_written(swept):
+    _, results = swept
+    points = points_of(results)
+    assert list(points["status"]) == ["ok"] * 4 + ["skipped"] * 2
+    ok = points[points["status"] == "ok"]
+    assert (ok["step_ms_p50"] > 0).all()
+    assert (ok["setup_s"] > 0).all()
+    assert list(ok["backend"].fillna("none")) == ["none", "none", "gloo", "gloo"]
+    samples = pq.read_table(results / "samples").to_pandas()
+    counts = samples.groupby(["point_id", "rank", "is_warmup"]).size()
+    assert set(counts.xs(True, level="is_warmup")) == {3}
+    assert set(counts.xs(False, level="is_warmup")) == {10}
+    assert len(counts) == 2 * (1 + 1 + 2 + 2)
+    runs = pd.read_parquet(results / "runs")
+    assert list(runs["status"]) == ["ok"]
+    assert (runs["points_ok"].item(), runs["points_skipped"].item()) == (4, 2)
+    assert len(pd.read_parquet(results / "devices")) == 2
+
+
+def test_the_step_time_is_the_median_of_the_slowest_rank(swept):
+    _, results = swept
+    samples = pd.read_parquet(results / "samples")
+    timed = samples[~samples["is_warmup"]]
+    slowest = timed.groupby(["point_id", "repeat", "iteration"])["step_ns"].max()
+    expected = slowest.groupby("point_id").median() / 1e6
+    points = points_of(results).set_index("point_id")
+    ok = points[points["status"] == "ok"]
+    pd.testing.assert_series_equal(
+        ok["step_ms_p50"].sort_index(), expected.sort_index(), check_names=False
+    )
+    items = 16 * ok["world_size"]
+    pd.testing.assert_series_equal(
+        ok["throughput"], items / (ok["step_ms_p50"] / 1e3), check_names=False
+    )
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "latest"], ["report"]])
+def test_the_results_can_be_browsed(swept, command):
+    _, results = swept
+    done = subprocess.run(
+        [sys.executable, "-m", "raybench", *command, "--results", str(results)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "small" in done.stdout or "fp32" in done.stdout
+
+
+def test_a_killed_rank_costs_its_point_only_and_exit_1(tmp_path):
+    job = write_job(
+        tmp_path,
+        f"workload: {{kind: '{FAULTY}', faulty_rank: 1}}\n"
+        "matrix: {fault: [none, kill], world_size: [2], batch_size: 4}\n"
+        "measure: {warmup: 2, iterations: 4}\n"
+        "include: [{fault: raise, world_size: 2, batch_size: 4},"
+        " {fault: none, world_size: 2, batch_size: 8}]\n",
+    )
+    done = sweep(job, tmp_path / "results", "--address", "local", "--json")
+    assert done.returncode == 1, done.stderr
+    assert isinstance(json.loads(done.stdout), dict)
+    assert "raylet" not in done.stderr
+    points = points_of(tmp_path / "results")
+    assert list(points["status"]) == ["ok", "lost", "error", "ok"]
+    lost, error = points.iloc[1], points.iloc[2]
+    assert "rank 1" in lost["error_message"]
+    assert error["error_type"] == "ValueError"
+    assert "the workload says no" in error["error_message"]
+    samples = pd.read_parquet(tmp_path / "results" / "samples")
+    assert set(samples["point_id"]) == set(points[points["status"] == "ok"]["point_id"])
+
+
+def test_an_interrupt_keeps_what_finished_and_exits_with_130(tmp_path):
+    job = write_job(
+        tmp_path,
+        f"workload: {{kind: '{FAULTY}'}}\n"
+        "matrix: {fault: [none, hang], batch_size: 4}\n"
+        "measure: {warmup: 2, iterations: 4}\n",
+    )
+    results = tmp_path / "results"
+    command = [*SWEEP, str(job), "-o", str(results), "--address", "local", "--device", "cpu"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        deadline_s = time.monotonic() + 120
+        while not list(results.glob("points/*/[!.]*.parquet")):
+            assert time.monotonic() < deadline_s
+            assert process.poll() is None
+            time.sleep(0.2)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert list(points_of(results)["status"]) == ["ok", "cancelled"]
+    assert list(pd.read_parquet(results / "runs")["status"]) == ["interrupted"]
+
+
+def test_no_point_that_fits_is_exit_3_and_leaves_nothing(tmp_path):
+    job = write_job(tmp_path, "workload: {kind: mlp}\nmatrix: {world_size: [64], batch_size: 4}\n")
+    done = sweep(job, tmp_path / "results", "--address", "local")
+    assert done.returncode == 3
+    assert "the smallest needs 64 devices, the cluster has" in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "text"),
+    [
+        ("127.0.0.1:1", 3, "no Ray cluster answers there"),
+        ("http://127.0.0.1:8265", 2, "ray job submit --address http://127.0.0.1:8265"),
+        ("ray://127.0.0.1:10001", 2, "Ray Client is not supported"),
+        ("nowhere", 2, "expected auto, local or HOST:PORT"),
+    ],
+)
+def test_a_bad_address_is_one_line(tmp_path, address, code, text):
+    done = sweep(write_job(tmp_path, MLP_JOB), tmp_path / "results", "--address", address)
+    assert done.returncode == code
+    (line,) = done.stderr.splitlines()
+    assert text in line
+    assert not (tmp_path / "results").exists()
+
+
+def test_results_that_cannot_be_written_are_one_line_and_exit_2(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    job = write_job(tmp_path, MLP_JOB)
+    done = sweep(job, tmp_path / "file" / "results", "--address", "local")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert str(tmp_path / "file") in done.stderr.splitlines()[-1]
+
+
+def test_a_workload_of_ones_own_is_found_from_the_current_directory(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\n\n"
+        "class Sum:\n"
+        '    """Adds a vector up."""\n\n'
+        "    def __init__(self, context, *, length: int = 8) -> None:\n"
+        "        self._vector = torch.rand(length, device=context.device)\n"
+        "        self.items_per_step = context.batch_size\n\n"
+        "    def step(self) -> None:\n"
+        "        self._vector.sum()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    job = write_job(
+        tmp_path,
+        "workload: {kind: 'mine:Sum'}\nmatrix: {length: [8, 64], batch_size: 1}\n"
+        "measure: {warmup: 2, iterations: 5}\n",
+    )
+    done = sweep(job, tmp_path / "results", "--address", "local")
+    assert done.returncode == 0, done.stderr
+    assert list(points_of(tmp_path / "results")["status"]) == ["ok", "ok"]
+
+
+def test_the_address_of_a_running_cluster_is_joined(three_nodes, tmp_path):
+    job = write_job(
+        tmp_path,
+        "workload: {kind: mlp, hidden: 32}\nmatrix: {world_size: 3, batch_size: 4}\n"
+        "placement: {strategy: spread}\nmeasure: {warmup: 2, iterations: 5}\n",
+    )
+    done = sweep(job, tmp_path / "results", "--address", three_nodes)
+    assert done.returncode == 0, done.stderr
+    assert f"Ray cluster at {three_nodes}, up to 6 CPU workers" in done.stderr
+    assert list(points_of(tmp_path / "results")["node_count"]) == [3]

@@ -1,0 +1,154 @@
+"""Realistic records without torch: what the sweep would hand to the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from raybench.job import Measure
+from raybench.plan import Point, Precision
+from raybench.records import (
+    Device,
+    Measurement,
+    Record,
+    Repetition,
+    Run,
+    RunStatus,
+    Samples,
+    Status,
+)
+
+START = datetime(2026, 8, 21, 10, 11, 12, tzinfo=UTC)
+
+
+def make_measure(**changes: Any) -> Measure:
+    return Measure(**{"warmup": 2, "iterations": 6, "target_ci": 0.01, "repeats": 1, **changes})
+
+
+def make_point(**changes: Any) -> Point:
+    settings: dict[str, Any] = {
+        "workload": "mlp",
+        "params": {"grad_accumulation": 1, "hidden": 4096, "layers": 8},
+        "world_size": 1,
+        "precision": Precision.FP32,
+        "batch_size": 64,
+        "scaling": "weak",
+        **changes,
+    }
+    settings.setdefault("global_batch_size", settings["batch_size"] * settings["world_size"])
+    return Point(**settings)
+
+
+def make_device(rank: int = 0, **changes: Any) -> Device:
+    settings: dict[str, Any] = {
+        "kind": "cuda",
+        "node_id": "node-a",
+        "host": "alpha",
+        "address": "10.0.0.1",
+        "index": rank,
+        "uuid": f"GPU-{rank}",
+        "name": "NVIDIA H200",
+        "memory_bytes": 150_000_000_000,
+        "pci_bus_id": f"0000:{rank:02x}:00.0",
+        "driver_version": "580.1",
+        "power_cap_w": 700.0,
+        "process_id": 100 + rank,
+        "cpu_count": 16,
+        "niceness": 0,
+        "omp_num_threads": 4,
+        "versions": {"torch": "2.11.0"},
+        "environment": {"NCCL_DEBUG": "WARN"},
+        **changes,
+    }
+    return Device(**settings)
+
+
+def make_samples(step_ns: Sequence[int], **parts: Sequence[int]) -> Samples:
+    starts = np.concatenate([[0], np.cumsum(step_ns)[:-1]]) if len(step_ns) else []
+    return Samples(
+        start_ns=tuple(int(ns) for ns in starts),
+        step_ns=tuple(int(ns) for ns in step_ns),
+        host_ns=tuple(int(ns) // 3 for ns in step_ns),
+        part_ns={name: tuple(int(ns) for ns in spent) for name, spent in parts.items()},
+    )
+
+
+def make_measurement(
+    rank: int, steps_ns: Sequence[Sequence[int]], warmup: int = 2, **changes: Any
+) -> Measurement:
+    """steps_ns: the timed samples of each repetition."""
+    settings: dict[str, Any] = {
+        "rank": rank,
+        "repetitions": tuple(
+            Repetition(warmup=make_samples([50_000_000] * warmup), timed=make_samples(timed))
+            for timed in steps_ns
+        ),
+        "items_per_step": 64,
+        "setup_s": 0.5 + rank,
+        "peak_mem_allocated_bytes": 2**30 + rank,
+        "peak_mem_reserved_bytes": 2**31 + rank,
+        **changes,
+    }
+    return Measurement(**settings)
+
+
+def make_record(
+    point: Point | None = None, *, step_ms: float = 8.0, count: int = 6, **changes: Any
+) -> Record:
+    """An ok record with a little seeded noise around `step_ms`."""
+    point = point or make_point()
+    rng = np.random.default_rng(point.world_size)
+    steps = 1e6 * step_ms * (1 + 1e-3 * rng.standard_normal((point.world_size, count)))
+    settings: dict[str, Any] = {
+        "point": point,
+        "attempt": 1,
+        "status": Status.OK,
+        "started_at": START,
+        "duration_s": 3.5,
+        "devices": tuple(make_device(rank) for rank in range(point.world_size)),
+        "measurements": tuple(
+            make_measurement(rank, [steps[rank]], items_per_step=point.batch_size)
+            for rank in range(point.world_size)
+        ),
+        **changes,
+    }
+    return Record(**settings)
+
+
+def make_failed(point: Point | None = None, **changes: Any) -> Record:
+    settings: dict[str, Any] = {
+        "status": Status.OOM,
+        "measurements": (),
+        "error_type": "OutOfMemoryError",
+        "error_message": "rank 0 (alpha, cuda:0): CUDA out of memory",
+        **changes,
+    }
+    return make_record(point, **settings)
+
+
+def make_run(run_id: str = "20260821-101112-abcd", **changes: Any) -> Run:
+    settings: dict[str, Any] = {
+        "run_id": run_id,
+        "job_name": "ddp_scaling",
+        "job_text": "version: 1\n",
+        "job_sha256": "0" * 64,
+        "argv": ("raybench", "sweep", "job.yaml"),
+        "status": RunStatus.OK,
+        "started_at": START,
+        "finished_at": START + timedelta(seconds=125),
+        "points_total": 3,
+        "points_ok": 2,
+        "points_failed": 1,
+        "baseline": {"world_size": 1},
+        "cluster": "private Ray on this host, 4 GPUs",
+        "host": "alpha",
+        "versions": {"python": "3.12.3", "torch": "2.11.0", "raybench": "0.1.0"},
+        "git_commit": "a" * 40,
+        "environment": {"NCCL_DEBUG": "WARN"},
+        "tags": {"rack": "7"},
+        **changes,
+    }
+    return Run(**settings)

@@ -1,0 +1,69 @@
+"""Devices and workers of the in-process cluster, for tests without Ray and without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from raybench.cluster.local import LocalCluster
+from raybench.plan import Point, Precision
+from raybench.records import Answer, Device, Measurement, Repetition, Samples
+
+
+def make_device(node: str = "a", index: int = 0, **changes) -> Device:
+    facts = {
+        "kind": "cuda",
+        "node_id": node,
+        "host": f"host-{node}",
+        "address": f"10.0.0.{ord(node[0]) - ord('a') + 1}",
+        "index": index,
+        "uuid": f"GPU-{node}{index}",
+        "name": "Test GPU",
+        "process_id": 1,
+        "cpu_count": 8,
+        "niceness": 0,
+        "omp_num_threads": 1,
+    }
+    return Device(**{**facts, **changes})
+
+
+def make_devices(**devices_by_node: int) -> list[Device]:
+    return [make_device(node, index) for node, n in devices_by_node.items() for index in range(n)]
+
+
+def make_point(**changes) -> Point:
+    settings = {
+        "workload": "mlp",
+        "params": {"hidden": 64},
+        "world_size": 1,
+        "precision": Precision.FP32,
+        "batch_size": 8,
+        "scaling": "weak",
+        **changes,
+    }
+    settings.setdefault("global_batch_size", settings["batch_size"] * settings["world_size"])
+    return Point(**settings)
+
+
+def make_measurement(rank: int = 0, step_ns: tuple[int, ...] = (1_000_000,) * 6) -> Measurement:
+    starts = tuple(sum(step_ns[:position]) for position in range(len(step_ns)))
+    timed = Samples(start_ns=starts, step_ns=step_ns, host_ns=step_ns)
+    return Measurement(
+        rank=rank,
+        repetitions=(Repetition(warmup=Samples(), timed=timed),),
+        items_per_step=8,
+        setup_s=0.1,
+    )
+
+
+class ScriptedWorker:
+    """A worker that answers with what `script(point, rank)` returns or raises."""
+
+    def __init__(self, script: Callable[[Point, int], Answer]) -> None:
+        self._script = script
+
+    def run(self, task, place, group) -> Answer:
+        return self._script(task.point, place.rank)
+
+
+def make_cluster(devices: list[Device], script: Callable[[Point, int], Answer]) -> LocalCluster:
+    return LocalCluster(devices, lambda _: ScriptedWorker(script))

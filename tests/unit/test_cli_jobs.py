@@ -1,0 +1,201 @@
+"""`plan`, `schema`, `init` and `workloads`, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+from ruamel.yaml import YAML
+
+import raybench
+from raybench import registry
+from raybench.cli import raybench as command_line
+from raybench.errors import JobError, UsageError
+from raybench.job import Job, job_schema
+
+ROOT = Path(__file__).parents[2]
+JOBS = sorted((ROOT / "jobs").glob("*.yaml"))
+JOB = """version: 1
+name: test
+workload: {kind: mlp, hidden: 64}
+matrix: {world_size: [1, 2], batch_size: [8, 16]}
+"""
+HEAVY = ("torch", "ray", "pandas", "pyarrow", "numpy", "scipy", "vl_convert")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(JOB)
+
+
+def run(*arguments: str) -> str:
+    """What the command prints on stdout; a failure raises as it does for `main`."""
+    result = CliRunner().invoke(command_line, arguments, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_plan_shows_what_varies_as_a_table_and_the_rest_once() -> None:
+    lines = run("plan", "job.yaml").splitlines()
+    assert lines[0] == "test: workload mlp"
+    assert "hidden=64" in " ".join(lines[1:4])
+    table = lines.index("")
+    assert lines[table + 1].split() == ["#", "point_id", "world_size", "batch_size"]
+    assert lines[table + 2].split()[2:] == ["1", "8"]
+    assert lines[table + 5].split()[2:] == ["2", "16"]
+    assert "4 points; the largest needs 2 devices" in lines
+    assert "at most 80 s of iterations: 4 points x 1 repeat x 20 s budget" in lines
+    assert max(map(len, lines)) <= 80
+
+
+def test_plan_takes_overrides_and_a_filter() -> None:
+    text = run("plan", "job.yaml", "--set", "matrix.world_size=4", "--filter", "batch_size > 8")
+    assert "1 point; the largest needs 4 devices" in text
+
+
+def test_plan_as_json_has_every_setting_of_every_point() -> None:
+    plan = json.loads(run("plan", "job.yaml", "--json", "--set", "measure.repeats=2"))
+    assert set(plan) == {
+        "schema_version",
+        "job",
+        "workload",
+        "points",
+        "devices_needed",
+        "time_at_most_s",
+        "warnings",
+    }
+    assert (plan["job"], plan["devices_needed"], plan["time_at_most_s"]) == ("test", 2, 160.0)
+    assert len(plan["points"]) == 4
+    point = plan["points"][3]
+    assert len(point.pop("point_id")) == 12
+    assert (point["world_size"], point["batch_size"], point["global_batch_size"]) == (2, 16, 32)
+    assert (point["scaling"], point["hidden"], point["precision"]) == ("weak", 64, "fp32")
+
+
+def test_a_warning_goes_to_stderr_and_leaves_stdout_clean() -> None:
+    arguments = ["plan", "job.yaml", "--json", "--set", "exclude=[{batch_size: 9}]"]
+    result = CliRunner().invoke(command_line, arguments, standalone_mode=False)
+    assert "exclude[0]: matches no point" in result.stderr
+    assert json.loads(result.stdout)["warnings"] == [
+        "--set exclude=[{batch_size: 9}]: exclude[0]: matches no point"
+    ]
+
+
+def test_plan_of_a_bad_job_raises_its_lines() -> None:
+    Path("job.yaml").write_text(JOB + "matrx: 1\n")
+    with pytest.raises(JobError, match=r"^job\.yaml:5:1: matrx: unknown key"):
+        run("plan", "job.yaml")
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_every_job_of_the_repository_plans_in_80_columns(path: Path) -> None:
+    assert max(map(len, run("plan", str(path)).splitlines())) <= 80
+
+
+def test_the_committed_schema_is_that_of_the_code() -> None:
+    committed = (ROOT / "raybench" / "job.schema.json").read_text()
+    assert committed == run("schema"), "run: raybench schema > raybench/job.schema.json"
+
+
+def test_the_schema_accepts_the_jobs_and_refuses_what_the_code_refuses() -> None:
+    validator = jsonschema.Draft202012Validator(job_schema())
+    template = ROOT / "raybench" / "job_template.yaml"
+    for path in [*JOBS, template]:
+        validator.validate(YAML(typ="safe", pure=True).load(path.read_text()))
+    good = {"version": 1, "name": "x", "workload": {"kind": "mlp"}}
+    for bad in [
+        {"version": 2},
+        {"name": "../x"},
+        {"extra": 1},
+        {"workload": {}},
+        {"matrix": {"batch_size": []}},
+        {"matrix": {"batch_size": [[1]]}},
+        {"measure": {"warmup": 0}},
+        {"placement": {"isolation": "node"}},
+        {"on_error": "stopp"},
+    ]:
+        assert not validator.is_valid({**good, **bad}), bad
+
+
+def test_every_field_of_the_schema_is_described() -> None:
+    schema = job_schema()
+    for model in [schema, *schema["$defs"].values()]:
+        for name, field in model["properties"].items():
+            target = schema["$defs"].get(field.get("$ref", "").rpartition("/")[2], {})
+            assert field.get("description") or target.get("description"), name
+    assert set(schema["properties"]) == set(Job.model_fields)
+
+
+def test_init_writes_a_job_that_plans_and_overwrites_nothing() -> None:
+    assert "raybench plan new.yaml" in run("init", "new.yaml")
+    assert "8 points" in run("plan", "new.yaml")
+    Path("new.yaml").write_text("mine")
+    with pytest.raises(UsageError, match=r"new\.yaml: exists already") as caught:
+        run("init", "new.yaml")
+    assert caught.value.exit_code == 2
+    assert Path("new.yaml").read_text() == "mine"
+    with pytest.raises(UsageError, match="cannot be written: No such file or directory"):
+        run("init", "nowhere/new.yaml")
+
+
+def test_workloads_lists_the_built_in_ones_and_the_parameters_of_one() -> None:
+    text = run("workloads")
+    assert all(name in text for name in ("linear", "mlp", "transformer"))
+    described = run("workloads", "mlp")
+    for parameter in registry.parameters(registry.load("mlp")):
+        assert parameter.name in described
+        assert parameter.description.split()[0] in described
+    assert max(map(len, described.splitlines())) <= 80
+
+
+def test_workloads_describes_a_class_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("described_workload.py").write_text(
+        "class Mine:\n"
+        '    """Does it.\n\n    At length."""\n'
+        "    def __init__(self, context, *, size: int, is_on: bool = True): ...\n"
+        "    def step(self): ...\n"
+    )
+    (found,) = json.loads(run("workloads", "described_workload:Mine", "--json"))["workloads"]
+    assert (found["name"], found["doc"]) == ("described_workload:Mine", "Does it.")
+    assert [parameter["name"] for parameter in found["parameters"]] == ["size", "is_on"]
+    assert [parameter["is_required"] for parameter in found["parameters"]] == [True, False]
+    assert "required" in run("workloads", "described_workload:Mine")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", str(JOBS[0])], ["workloads", "mlp"]])
+def test_no_heavy_library_is_loaded(arguments: list[str]) -> None:
+    program = (
+        "import sys\n"
+        "from raybench.cli import main\n"
+        f"sys.argv = ['raybench', *{arguments!r}]\n"
+        "try:\n"
+        "    main()\n"
+        "finally:\n"
+        f"    print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert done.stderr == "[]\n"
+
+
+def test_a_bad_job_exits_with_2_and_nothing_on_stdout() -> None:
+    Path("job.yaml").write_text("nothing: 1\n")
+    done = subprocess.run(
+        [sys.executable, "-m", raybench.__name__, "plan", "job.yaml"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert all(line.startswith("job.yaml:1:1: ") for line in done.stderr.splitlines())

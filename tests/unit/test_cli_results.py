@@ -1,0 +1,158 @@
+"""The commands, through the one place that turns errors into exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from builders import (
+    START,
+    make_device,
+    make_failed,
+    make_measure,
+    make_point,
+    make_record,
+    make_run,
+)
+
+from raybench import cli
+from raybench.store import RunStore
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    root = tmp_path / "results"
+    for day, run_id in enumerate(("run-old", "run-new")):
+        run = make_run(run_id, started_at=START - timedelta(days=2 - day))
+        written = RunStore.create(root, run, make_measure())
+        written.write_devices([make_device(index) for index in range(2)])
+        written.write_record(0, make_record())
+        written.write_record(1, make_record(make_point(world_size=2), step_ms=10.0))
+        written.write_record(2, make_failed(make_point(world_size=4), error_message="[b]full[/b]"))
+    return root
+
+
+class Called:
+    """What a command answered."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], code: object) -> None:
+        self.code = code
+        self.out, self.err = capsys.readouterr()
+
+
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> Called:
+    monkeypatch.setattr(sys, "argv", ["raybench", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return Called(capsys, stopped.value.code)
+
+
+@pytest.fixture
+def raybench(results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    return lambda *arguments: call(monkeypatch, capsys, *arguments, "--results", results)
+
+
+def test_report_shows_the_latest_run(raybench) -> None:  # type: ignore[no-untyped-def]
+    done = raybench("report")
+    assert (done.code, done.err) == (0, "")
+    assert "run-new" in done.out
+    assert "1.60" in done.out
+    assert "[b]full[/b]" in done.out
+
+
+def test_report_writes_its_formats_to_files(raybench, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    target = tmp_path / "report.md"
+    done = raybench("report", "run-o", "--format", "md", "-o", target)
+    assert (done.code, done.out) == (0, "")
+    assert "`run-old`" in target.read_text()
+    assert json.loads(raybench("report", "--format", "json").out)["run"]["run_id"] == "run-new"
+
+
+def test_report_draws_the_chart(raybench, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert raybench("report", "--chart", tmp_path / "a.svg").code == 0
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "nothing"], "no run 'nothing'"),
+        (["report", "run"], "ambiguous: run-old, run-new"),
+        (["report", "--chart", "a.pdf"], "--chart: must end in .svg or .png, got a.pdf"),
+        (["report", "-o", "no/such/folder/a.md"], "cannot be written: No such file"),
+        (["show", "run-new", "zzz"], "no point 'zzz'"),
+        (["report", "--format", "html"], "'html' is not one of"),
+    ],
+)
+def test_a_user_s_mistake_is_one_line_and_exit_2(raybench, arguments, message) -> None:  # type: ignore[no-untyped-def]
+    done = raybench(*arguments)
+    assert done.code == 2
+    assert message in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_corrupt_file_is_one_line_that_names_it(raybench, results: Path) -> None:  # type: ignore[no-untyped-def]
+    path = results / "runs" / "run-old" / "run.parquet"
+    path.write_bytes(b"garbage")
+    for command in (["report"], ["list"], ["show", "latest"]):
+        done = raybench(*command)
+        assert done.code == 2
+        assert done.err.startswith(f"{path}: not a Parquet file")
+        assert done.err.count("\n") == 1
+
+
+def test_list_shows_all_runs_the_newest_last(raybench) -> None:  # type: ignore[no-untyped-def]
+    lines = raybench("list").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["run", "run-old", "run-new"]
+    content = json.loads(raybench("list", "--json").out)
+    assert [run["run_id"] for run in content["runs"]] == ["run-old", "run-new"]
+
+
+def test_without_results_list_says_how_to_make_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = call(monkeypatch, capsys, "list", "--results", tmp_path)
+    assert done.code == 2
+    assert "no runs yet; `raybench sweep JOB` makes one" in done.err
+    done = call(monkeypatch, capsys, "list", "--results", tmp_path, "--json")
+    assert (done.code, json.loads(done.out)["runs"]) == (0, [])
+
+
+def test_show_lists_the_points_of_a_run(raybench) -> None:  # type: ignore[no-untyped-def]
+    lines = raybench("show", "latest").out.splitlines()
+    assert len(lines) == 4
+    assert lines[3].startswith(make_point(world_size=4).point_id)
+    assert "out of memory" in lines[3]
+    points = json.loads(raybench("show", "latest", "--json").out)["points"]
+    assert [point["node_count"] for point in points] == [1, 1, 1]
+
+
+def test_show_tells_everything_about_a_point_by_its_prefix(raybench) -> None:  # type: ignore[no-untyped-def]
+    point_id = make_point(world_size=2).point_id
+    text = raybench("show", "latest", point_id[:6]).out
+    assert point_id in text
+    assert "NVIDIA H200" in text
+    content = json.loads(raybench("show", "latest", point_id, "--json").out)
+    assert content["point"]["world_size"] == 2
+    assert [rank["rank"] for rank in content["ranks"]] == [0, 1]
+    assert [rank["iterations"] for rank in content["ranks"]] == [6, 6]
+
+
+def test_show_tells_why_a_point_failed_and_has_no_ranks(raybench) -> None:  # type: ignore[no-untyped-def]
+    text = raybench("show", "latest", make_point(world_size=4).point_id).out
+    assert "[b]full[/b]" in text
+    assert "median ms" not in text
+
+
+def test_a_reader_that_leaves_early_is_no_error(results: Path) -> None:
+    command = f"{sys.executable} -m raybench report --results {results} | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

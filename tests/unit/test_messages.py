@@ -1,0 +1,37 @@
+"""How a problem is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from raybench.messages import dotted, shown, unknown
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ((), ""),
+        (("matrix", "batch_size", 1), "matrix.batch_size[1]"),
+        (("zip", 0, "hidden"), "zip[0].hidden"),
+        (("a b\nc",), "'a b\\nc'"),
+    ],
+)
+def test_a_path_is_dotted_and_on_one_line(path: tuple[str | int, ...], text: str) -> None:
+    assert dotted(path) == text
+
+
+def test_a_quoted_value_is_short_and_on_one_line() -> None:
+    assert shown("a\nb") == "'a\\nb'"
+    assert len(shown("x" * 1000)) == 60
+    assert shown(True) == "true"
+    assert shown([1, 2]) == "a list"
+    assert shown({}) == "an empty mapping"
+
+
+def test_an_unknown_name_gets_the_nearest_known_one_or_all() -> None:
+    assert unknown("axis", "world_sise", ["world_size", "precision"]) == (
+        "unknown axis 'world_sise'; did you mean 'world_size'?"
+    )
+    assert unknown("axis", "zzz", ["world_size", "precision"]) == (
+        "unknown axis 'zzz'; known: world_size, precision"
+    )

@@ -1,0 +1,208 @@
+"""From the axes of a job to its points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raybench.errors import JobError
+from raybench.job import load_job
+from raybench.plan import Plan, Point, Precision, make_plan
+
+HEAD = "version: 1\nname: test\n"
+MLP = HEAD + "workload: {kind: mlp}\n"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def plan(text: str, *overrides: str) -> Plan:
+    Path("job.yaml").write_text(text)
+    return make_plan(load_job(Path("job.yaml"), overrides))
+
+
+def columns(plan: Plan, *names: str) -> list[tuple[object, ...]]:
+    return [tuple(point.settings[name] for name in names) for point in plan.points]
+
+
+def test_the_first_key_of_the_matrix_varies_slowest() -> None:
+    made = plan(MLP + "matrix: {batch_size: [1, 2], world_size: [4, 8]}\n")
+    assert columns(made, "batch_size", "world_size") == [(1, 4), (1, 8), (2, 4), (2, 8)]
+    assert made.warnings == (
+        "job.yaml:1:1: baseline: no point of the plan has these settings, "
+        "so the report shows no speed-up",
+    )
+
+
+def test_each_zip_entry_is_one_axis_that_varies_faster_than_the_matrix() -> None:
+    made = plan(
+        MLP + "matrix: {world_size: [1, 2]}\n"
+        "zip: [{batch_size: [8, 16], hidden: [64, 32]}, {layers: [1, 2]}]\n"
+    )
+    assert columns(made, "world_size", "batch_size", "hidden", "layers") == [
+        (1, 8, 64, 1),
+        (1, 8, 64, 2),
+        (1, 16, 32, 1),
+        (1, 16, 32, 2),
+        (2, 8, 64, 1),
+        (2, 8, 64, 2),
+        (2, 16, 32, 1),
+        (2, 16, 32, 2),
+    ]
+
+
+def test_a_point_has_all_parameters_with_their_defaults_in_the_order_of_their_names() -> None:
+    (point,) = plan(HEAD + "workload: {kind: mlp, layers: 9}\nmatrix: {batch_size: 8}\n").points
+    assert point.workload == "mlp"
+    assert list(point.params) == sorted(point.params)
+    assert (point.params["layers"], point.params["hidden"]) == (9, 1024)
+    assert (point.world_size, point.precision, point.batch_size) == (1, Precision.FP32, 8)
+
+
+def test_a_batch_size_is_per_device_and_scaling_is_weak() -> None:
+    text = "matrix: {batch_size: [8], world_size: [4], grad_accumulation: [2]}\n"
+    (point,) = plan(MLP + text).points
+    assert (point.batch_size, point.global_batch_size, point.scaling) == (8, 64, "weak")
+
+
+def test_a_global_batch_size_is_shared_out_and_scaling_is_strong() -> None:
+    text = "matrix: {global_batch_size: [64], world_size: [1, 4], grad_accumulation: [1, 2]}\n"
+    made = plan(MLP + text)
+    assert columns(made, "batch_size", "global_batch_size", "scaling") == [
+        (64, 64, "strong"),
+        (32, 64, "strong"),
+        (16, 64, "strong"),
+        (8, 64, "strong"),
+    ]
+
+
+def test_a_global_batch_size_that_does_not_divide_is_located_at_its_value() -> None:
+    text = "matrix:\n  world_size: [1, 3]\n  global_batch_size: [64, 66, 65]\n"
+    with pytest.raises(JobError) as caught:
+        plan(MLP + text)
+    assert str(caught.value).splitlines() == [
+        "job.yaml:6:23: matrix.global_batch_size[0]: 64 cannot be divided by world_size 3",
+        "job.yaml:6:31: matrix.global_batch_size[2]: 65 cannot be divided by world_size 3",
+    ]
+    rest = "exclude: [{global_batch_size: [64, 65], world_size: 3}]\n"
+    assert len(plan(MLP + text + rest).points) == 4
+
+
+def test_a_global_batch_size_of_zip_and_include_is_located_too() -> None:
+    text = (
+        "matrix: {grad_accumulation: [2]}\nzip:\n  - {global_batch_size: [3], world_size: [1]}\n"
+        "include:\n  - {grad_accumulation: 1, global_batch_size: 7, world_size: 2}\n"
+    )
+    with pytest.raises(JobError) as caught:
+        plan(MLP + text)
+    assert str(caught.value).splitlines() == [
+        "job.yaml:6:26: zip[0].global_batch_size[0]: 3 cannot be divided by world_size 1 "
+        "x grad_accumulation 2",
+        "job.yaml:8:47: include[0].global_batch_size: 7 cannot be divided by world_size 2",
+    ]
+
+
+def test_a_global_batch_size_beyond_64_bits_is_refused() -> None:
+    text = (
+        "matrix: {batch_size: [2147483647], world_size: 1000000, grad_accumulation: 2147483647}\n"
+    )
+    with pytest.raises(JobError, match="does not fit into 64 bits"):
+        plan(MLP + text)
+
+
+def test_exclude_is_a_partial_match_and_a_list_means_any_of() -> None:
+    text = "matrix: {world_size: [1, 2], batch_size: [1, 2, 3]}\n"
+    made = plan(MLP + text + "exclude: [{world_size: 2, batch_size: [1, 3]}, {hidden: 7}]\n")
+    assert columns(made, "world_size", "batch_size") == [(1, 1), (1, 2), (1, 3), (2, 2)]
+    assert made.warnings == ("job.yaml:5:48: exclude[1]: matches no point",)
+
+
+def test_exclude_can_name_a_setting_that_is_no_axis() -> None:
+    with pytest.raises(JobError) as caught:
+        plan(MLP + "matrix: {batch_size: [1]}\nexclude:\n  - {hidden: 1024}\n")
+    assert str(caught.value) == "job.yaml:6:3: exclude: leaves no point to run"
+
+
+def test_included_points_come_last_and_escape_the_excludes() -> None:
+    made = plan(
+        MLP + "matrix: {batch_size: [1, 2]}\nexclude: [{batch_size: 2}]\n"
+        "include: [{batch_size: 2, world_size: 8}]\n"
+    )
+    assert columns(made, "batch_size", "world_size") == [(1, 1), (2, 8)]
+
+
+def test_a_job_can_consist_of_included_points_alone() -> None:
+    made = plan(MLP + "include: [{batch_size: 2, hidden: 8}, {batch_size: 4}]\n")
+    assert columns(made, "batch_size", "hidden") == [(2, 8), (4, 1024)]
+
+
+def test_duplicates_are_dropped_with_a_warning() -> None:
+    made = plan(
+        MLP + "matrix: {batch_size: [1, 2, 1]}\ninclude: [{batch_size: 2}, {batch_size: 3}]\n"
+    )
+    assert columns(made, "batch_size") == [(1,), (2,), (3,)]
+    assert made.warnings == (
+        "job.yaml:4:9: matrix: 1 duplicate point dropped",
+        "job.yaml:5:11: include[0]: 1 duplicate point dropped",
+    )
+
+
+def test_a_timeout_that_cuts_the_budget_is_a_warning() -> None:
+    made = plan(MLP + "matrix: {batch_size: 1}\n", "measure.repeats=15")
+    assert made.warnings == (
+        "job.yaml:1:1: measure.timeout_s: a slow point is stopped before its budget of 300 s "
+        "is used",
+    )
+    assert plan(MLP + "matrix: {batch_size: 1}\n", "measure.repeats=14").warnings == ()
+
+
+def make_point(**changes: object) -> Point:
+    settings: dict[str, object] = {
+        "workload": "mlp",
+        "params": {"hidden": 8},
+        "world_size": 2,
+        "precision": Precision.BF16,
+        "batch_size": 4,
+        "global_batch_size": 8,
+        "scaling": "weak",
+        **changes,
+    }
+    return Point(**settings)  # type: ignore[arg-type]
+
+
+def test_a_point_id_never_changes() -> None:
+    # Stored runs are resumed and compared by it: a new value here breaks them all.
+    assert make_point().point_id == "1eab94e999f8"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"workload": "x:Y"},
+        {"params": {"hidden": 9}},
+        {"world_size": 1},
+        {"precision": Precision.FP16},
+        {"batch_size": 5},
+    ],
+)
+def test_a_point_id_tells_points_apart(change: dict[str, object]) -> None:
+    assert make_point(**change).point_id != make_point().point_id
+
+
+def test_a_point_id_is_the_same_for_the_same_work() -> None:
+    assert make_point(scaling="strong").point_id == make_point().point_id
+    assert make_point(params={"b": 1, "a": 2}).point_id == (
+        make_point(params={"a": 2, "b": 1}).point_id
+    )
+
+
+def test_the_limit_of_points_is_counted_before_they_are_made() -> None:
+    axis = ", ".join(map(str, range(1, 1001)))
+    text = MLP + f"matrix: {{batch_size: [{axis}], hidden: [1, 2, 3, 4, 5]}}\n"
+    assert len(plan(text).points) == 5000
+    more = ", ".join(map(str, range(1, 102)))
+    with pytest.raises(JobError, match="at most 100,000 points, given 101,000"):
+        plan(text, f"matrix.hidden={more}")

@@ -1,0 +1,160 @@
+"""Loading workloads and reading their parameters."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import pytest
+from pydantic import Field, PositiveInt
+from typing_extensions import Doc
+
+from raybench import registry
+from raybench.errors import UsageError
+
+if TYPE_CHECKING:
+    from raybench.workloads.base import Context
+
+_numbers = itertools.count()
+
+
+class Declared:
+    """Every kind of parameter that a job file can give."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        width: Annotated[PositiveInt, Doc("Width of it.")] = 8,
+        rate: Annotated[float, Field(gt=0, description="How fast.")] = 1e-3,
+        mode: Literal["a", "b"] = "a",
+        limit: int | None = None,
+        is_fast: bool = False,
+        label: str,
+        grad_accumulation: int = 1,
+    ) -> None: ...
+
+    def step(self) -> None: ...
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes a module of a user into the current directory and gives its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+
+    def write(text: str) -> str:
+        name = f"user_workload_{next(_numbers)}"
+        (tmp_path / f"{name}.py").write_text(text)
+        return name
+
+    return write
+
+
+@pytest.mark.parametrize("name", registry.BUILTIN)
+def test_every_built_in_workload_loads_and_declares_its_parameters(name: str) -> None:
+    workload_class = registry.load(name)
+    parameters = registry.parameters(workload_class)
+    assert "grad_accumulation" in {parameter.name for parameter in parameters}
+    assert all(parameter.description and not parameter.is_required for parameter in parameters)
+
+
+def test_a_class_of_the_current_directory_is_found_as_by_python_m(module: Any) -> None:
+    name = module("class Mine:\n    def __init__(self, context): ...\n    def step(self): ...\n")
+    assert registry.load(f"{name}:Mine").__name__ == "Mine"
+
+
+def test_parameters_have_name_type_default_and_description() -> None:
+    found = {parameter.name: parameter for parameter in registry.parameters(Declared)}
+    assert list(found) == [
+        "width", "rate", "mode", "limit", "is_fast", "label", "grad_accumulation",
+    ]  # fmt: skip
+    assert (found["width"].type, found["width"].default) == ("integer > 0", 8)
+    assert found["width"].description == "Width of it."
+    assert found["rate"].description == "How fast."
+    assert found["mode"].type == "'a' | 'b'"
+    assert found["limit"].type == "integer | none"
+    assert found["label"].is_required
+    assert not found["limit"].is_required
+    assert found["grad_accumulation"].type == "integer >= 1"
+
+
+def test_a_value_is_checked_against_the_declared_type() -> None:
+    found = registry.settings(Declared)
+    assert found["width"].complaint(4) is None
+    assert found["width"].complaint(0) == "must be greater than 0, given 0"
+    assert found["width"].complaint(True) == "must be an integer, given true"
+    assert found["width"].complaint("4") == "must be an integer, given '4'"
+    assert found["width"].complaint(4.0) == "must be an integer, given 4.0"
+    assert found["grad_accumulation"].complaint(0) is not None
+    assert found["is_fast"].complaint(1) == "must be true or false, given 1"
+    assert found["precision"].complaint("fp23") == (
+        "must be 'fp32', 'tf32', 'fp16' or 'bf16', given 'fp23'; did you mean 'fp32'?"
+    )
+    assert found["world_size"].complaint(0) == "must be greater than or equal to 1, given 0"
+    assert found["batch_size"].complaint(-4) == "must be greater than or equal to 1, given -4"
+
+
+def test_an_integer_given_for_a_float_becomes_one_so_that_ids_agree() -> None:
+    accepted = registry.settings(Declared)["rate"].accept(1)
+    assert isinstance(accepted, float)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("mpl", "unknown workload 'mpl'; did you mean 'mlp'?"),
+        ("resnet", "unknown workload 'resnet'; known: linear, mlp, transformer"),
+        ("no_such_module_x:Class", "ModuleNotFoundError: No module named 'no_such_module_x'"),
+        ("raybench.workloads.mlp:Mpl", "unknown class 'Mpl'; did you mean 'Mlp'?"),
+        ("raybench.workloads.mlp:", "package.module:Class, given 'raybench.workloads.mlp:'"),
+        (":Class", "package.module:Class, given ':Class'"),
+        ("..a:B", "package.module:Class, given '..a:B'"),
+        ("pathlib:Path", "pathlib:Path has no method step()"),
+    ],
+)
+def test_a_workload_that_is_none_is_refused_with_the_reason(kind: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        registry.load(kind)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("assert False", "AssertionError"),
+        ("def (", "SyntaxError"),
+    ],
+)
+def test_a_module_that_fails_to_import_is_one_line(module: Any, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        registry.load(f"{module(text)}:Mine")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("self", "must be declared as __init__(self, context, *, parameters...)"),
+        ("self, context, width=3", "must be declared as"),
+        ("self, context, *, width=3", "parameter width has no type"),
+        ("self, context, *, width: 'Nothing' = 3", "has a type that cannot be read"),
+        ("self, context, *, width: list = []", "must be an int, float, bool, str or Literal"),
+        ("self, context, *, width: object = 1", "must be an int, float, bool, str or Literal"),
+        ("self, context, *, width: print = 1", "must be an int, float, bool, str or Literal"),
+        ("self, context, *, width: int = 'x'", "default that is not allowed: must be an integer"),
+        ("self, context, *, world_size: int = 1", "parameter world_size has a name that is"),
+    ],
+)
+def test_parameters_that_no_job_could_give_are_refused(
+    module: Any, arguments: str, message: str
+) -> None:
+    name = module(f"class Mine:\n    def __init__({arguments}): ...\n    def step(self): ...\n")
+    with pytest.raises(UsageError) as caught:
+        registry.parameters(registry.load(f"{name}:Mine"))
+    assert message in str(caught.value)

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import pytest
+from builders import (
+    make_device,
+    make_failed,
+    make_measure,
+    make_measurement,
+    make_point,
+    make_record,
+    make_run,
+    make_samples,
+)
+
+from raybench import rows
+from raybench.records import Record, Repetition, Status
+from raybench.schemas import TABLES
+
+MS = 1_000_000
+
+
+def two_ranks(**changes: object) -> Record:
+    steps = [[10 * MS, 12 * MS, 10 * MS, 30 * MS, 10 * MS], [11 * MS] * 5]
+    measurements = tuple(
+        make_measurement(rank, [ns], items_per_step=64) for rank, ns in enumerate(steps)
+    )
+    return make_record(make_point(world_size=2), measurements=measurements, **changes)
+
+
+def row_of(record: Record, **measure: object) -> rows.Row:
+    return rows.point_row("run-a", record, make_measure(**measure))
+
+
+def test_step_time_is_the_median_over_iterations_of_the_maximum_over_ranks() -> None:
+    row = row_of(two_ranks())
+    maxima = [11, 12, 11, 30, 11]
+    assert row["step_ms_p50"] == statistics.median(maxima)
+    assert row["step_ms_max"] == 30
+    assert row["step_ms_mean"] == pytest.approx(statistics.mean(maxima))
+    assert row["step_ms_ci_low"] <= 11 <= row["step_ms_ci_high"]
+
+
+def test_throughput_is_global_per_second_of_the_step_time() -> None:
+    assert row_of(two_ranks())["throughput"] == pytest.approx(128 / 0.011)
+
+
+def test_skew_and_the_slowest_rank_are_those_of_the_timed_samples() -> None:
+    row = row_of(two_ranks())
+    assert row["skew_ms_p50"] == 1.0
+    assert row["slowest_rank"] == 1
+
+
+def test_one_rank_has_neither_skew_nor_slowest_rank_nor_backend() -> None:
+    row = row_of(make_record())
+    assert (row["skew_ms_p50"], row["slowest_rank"], row["backend"]) == (None, None, None)
+
+
+def test_memory_and_setup_are_the_maximum_over_ranks() -> None:
+    row = row_of(two_ranks())
+    assert row["peak_mem_allocated_bytes"] == 2**30 + 1
+    assert row["peak_mem_reserved_bytes"] == 2**31 + 1
+    assert row["setup_s"] == 1.5
+
+
+def test_on_a_cpu_the_memory_is_null_and_the_backend_gloo() -> None:
+    devices = tuple(make_device(rank, kind="cpu", name="CPU") for rank in range(2))
+    plain = two_ranks(devices=devices)
+    measurements = tuple(
+        replace(m, peak_mem_allocated_bytes=None, peak_mem_reserved_bytes=None)
+        for m in plain.measurements
+    )
+    row = row_of(replace(plain, measurements=measurements))
+    assert row["peak_mem_allocated_bytes"] is None
+    assert (row["backend"], row["device_type"]) == ("gloo", "cpu")
+
+
+def test_iterations_are_what_was_done_in_all_repeats() -> None:
+    record = make_record(measurements=(make_measurement(0, [[MS] * 6, [3 * MS] * 6], warmup=3),))
+    row = row_of(record, repeats=2)
+    assert (row["iterations"], row["warmup_iterations"]) == (12, 6)
+    assert row["step_ms_p50"] == 2.0
+
+
+def test_fewer_iterations_than_asked_are_told() -> None:
+    assert row_of(make_record(), iterations=25, repeats=2)["warnings"] == [
+        "time budget: 6 of 50 iterations"
+    ]
+    assert row_of(make_record())["warnings"] == []
+
+
+def test_an_interval_wider_than_asked_is_told_after_the_record_s_own_warnings() -> None:
+    row = row_of(two_ranks(warnings=("clocks were low",)), iterations=5, target_ci=0.01)
+    first, second = row["warnings"]
+    assert first == "clocks were low"
+    assert second.startswith("step time is known to ±")
+    assert second.endswith("the job asks for ±1.0%")
+    assert row_of(two_ranks(), iterations=5, target_ci=0.99)["warnings"] == []
+
+
+def test_waiting_for_data_is_the_longest_over_ranks_and_null_when_nobody_tells() -> None:
+    steps = [MS] * 5
+    ranks = tuple(
+        replace(
+            make_measurement(rank, [steps]),
+            repetitions=(
+                Repetition(
+                    warmup=make_samples([MS], data=[7 * MS]),
+                    timed=make_samples(steps, data=[wait * MS] * 5),
+                ),
+            ),
+        )
+        for rank, wait in enumerate([2, 4])
+    )
+    record = make_record(make_point(world_size=2), measurements=ranks)
+    assert row_of(record)["data_ms"] == 4.0
+    assert row_of(two_ranks())["data_ms"] is None
+
+
+def test_ranks_with_different_sample_counts_are_our_bug() -> None:
+    ranks = (make_measurement(0, [[MS] * 5]), make_measurement(1, [[MS] * 4]))
+    with pytest.raises(ValueError, match="equally many samples"):
+        row_of(make_record(make_point(world_size=2), measurements=ranks))
+
+
+def test_a_failed_point_has_its_reason_and_no_number() -> None:
+    row = row_of(make_failed())
+    assert (row["status"], row["error_type"]) == ("oom", "OutOfMemoryError")
+    assert "step_ms_p50" not in row
+
+
+def test_a_skipped_point_has_no_device() -> None:
+    row = row_of(make_failed(status=Status.SKIPPED, devices=()))
+    assert (row["device_name"], row["node_count"], row["backend"]) == (None, None, None)
+
+
+def test_parameters_are_text_that_yaml_readers_know() -> None:
+    record = make_record(make_point(params={"compile": True, "lr": 1e-3, "hidden": 8}))
+    assert row_of(record)["params"] == {"compile": "true", "lr": "0.001", "hidden": "8"}
+
+
+@pytest.mark.parametrize(
+    ("table", "row"),
+    [
+        ("points", rows.point_row("r", make_record(), make_measure())),
+        ("points", rows.point_row("r", make_failed(), make_measure())),
+        ("samples", next(iter(rows.sample_rows("r", make_record())))),
+        ("devices", rows.device_row("r", make_device())),
+        ("runs", rows.run_row(make_run())),
+    ],
+)
+def test_a_row_holds_columns_of_its_table_only(table: str, row: rows.Row) -> None:
+    assert set(row) <= {column.name for column in TABLES[table]}
+
+
+def test_a_device_row_holds_all_that_is_known_of_the_device() -> None:
+    assert {column.name for column in TABLES["devices"]} == set(rows.device_row("r", make_device()))
+
+
+def test_samples_keep_every_iteration_of_every_rank_and_its_part_times() -> None:
+    timed = make_samples([5, 6], data=[1, 2], tokenize=[3, 4])
+    repetition = Repetition(warmup=make_samples([9]), timed=timed)
+    record = make_record(
+        measurements=(replace(make_measurement(0, []), repetitions=(repetition,)),)
+    )
+    warm, first, second = rows.sample_rows("run-a", record)
+    assert (warm["is_warmup"], warm["step_ns"], warm["data_ns"]) == (True, 9, None)
+    assert (first["is_warmup"], first["iteration"], first["repeat"]) == (False, 0, 0)
+    assert (second["iteration"], second["start_ns"], second["step_ns"]) == (1, 5, 6)
+    assert (second["data_ns"], second["other_parts_ns"]) == (2, {"tokenize": 4})
+
+
+def test_a_run_comes_back_from_its_row_but_for_the_types_of_its_baseline() -> None:
+    run = make_run()
+    assert rows.run_from_row(rows.run_row(run)) == replace(run, baseline={"world_size": "1"})

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+import pytest
+from builders import (
+    make_device,
+    make_failed,
+    make_measure,
+    make_measurement,
+    make_point,
+    make_record,
+)
+
+from raybench import rows
+from raybench.analysis.ranks import rank_steps
+from raybench.analysis.scaling import latest_attempts, scaling, setting_order
+from raybench.plan import Precision
+from raybench.records import Record, Status
+from raybench.schemas import TABLES
+
+
+def frame(records: Iterable[Record], table: str = "points") -> pd.DataFrame:
+    """The rows as `raybench.load` gives them."""
+    content = [rows.point_row("run-a", record, make_measure()) for record in records]
+    return pd.DataFrame(content, columns=[column.name for column in TABLES[table]])
+
+
+def ran(world_size: int, step_ms: float, **settings: object) -> Record:
+    """A point whose steps all take `step_ms`."""
+    point = make_point(world_size=world_size, **settings)
+    steps = [round(step_ms * 1e6)] * 6
+    measurements = tuple(
+        make_measurement(rank, [steps], items_per_step=point.batch_size)
+        for rank in range(world_size)
+    )
+    return make_record(point, measurements=measurements)
+
+
+def test_weak_scaling_compares_equal_batches_per_device() -> None:
+    found = scaling(frame([ran(1, 10.0), ran(2, 10.0), ran(4, 16.0)]), {"world_size": 1})
+    assert list(found["speed_up"]) == pytest.approx([1.0, 2.0, 2.5])
+    assert list(found["efficiency"]) == pytest.approx([1.0, 1.0, 0.625])
+    assert list(found["is_baseline"]) == [True, False, False]
+    assert list(found["series"]) == [0, 0, 0]
+
+
+def test_strong_scaling_compares_equal_global_batches() -> None:
+    records = [
+        ran(size, ms, scaling="strong", batch_size=64 // size, global_batch_size=64)
+        for size, ms in ((1, 8.0), (2, 5.0), (4, 4.0))
+    ]
+    found = scaling(frame(records), {"world_size": 1})
+    assert list(found["speed_up"]) == pytest.approx([1.0, 1.6, 2.0])
+    assert list(found["efficiency"]) == pytest.approx([1.0, 0.8, 0.5])
+    assert set(found["batch"]) == {64}
+
+
+def test_weak_and_strong_points_are_never_compared() -> None:
+    strong = ran(2, 5.0, scaling="strong", batch_size=64, global_batch_size=64)
+    found = scaling(frame([ran(1, 10.0), strong]), {"world_size": 1})
+    assert found["series"].nunique() == 2
+    assert found["why"].iloc[1] == "no ok point with world_size=1 in this series"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"precision": Precision.BF16},
+        {"batch_size": 128},
+        {"workload": "linear"},
+        {"params": {"grad_accumulation": 1, "hidden": 1, "layers": 8}},
+    ],
+)
+def test_a_point_that_differs_in_any_other_setting_is_another_series(
+    other: dict[str, object],
+) -> None:
+    found = scaling(frame([ran(1, 10.0), ran(2, 10.0, **other)]), {"world_size": 1})
+    assert list(found["series"]) == [0, 1]
+    assert found["speed_up"].isna().tolist() == [False, True]
+
+
+def test_the_speed_up_of_a_parameter_has_no_efficiency() -> None:
+    records = [
+        ran(2, ms, params={"grad_accumulation": count}) for count, ms in ((1, 10.0), (4, 30.0))
+    ]
+    found = scaling(frame(records), {"grad_accumulation": "1"})
+    assert found["speed_up"].iloc[1] == pytest.approx(1 / 3)
+    assert found["efficiency"].isna().all()
+
+
+def test_a_baseline_number_is_found_however_it_is_written() -> None:
+    records = [ran(1, 1.0, params={"lr": 0.5}), ran(1, 2.0, params={"lr": 2.0})]
+    assert list(scaling(frame(records), {"lr": 2})["is_baseline"]) == [False, True]
+    assert list(scaling(frame(records), {"lr": "2.00"})["is_baseline"]) == [False, True]
+    flags = [ran(1, 1.0, params={"compile": True}), ran(1, 2.0, params={"compile": False})]
+    assert list(scaling(frame(flags), {"compile": True})["is_baseline"]) == [True, False]
+
+
+def test_a_baseline_that_failed_gives_no_efficiency_and_says_so() -> None:
+    found = scaling(frame([make_failed(), ran(2, 10.0)]), {"world_size": 1})
+    assert found["speed_up"].isna().all()
+    assert pd.isna(found["why"].iloc[0])
+    assert found["why"].iloc[1] == "baseline point ended oom"
+
+
+def test_a_baseline_on_another_device_gives_no_efficiency() -> None:
+    other = make_record(devices=(make_device(name="NVIDIA A100"),))
+    found = scaling(frame([other, ran(2, 10.0)]), {"world_size": 1})
+    assert found["why"].iloc[1] == "baseline point ran on another device: NVIDIA A100"
+    assert found["efficiency"].isna().iloc[1]
+
+
+def test_without_a_baseline_nothing_is_compared() -> None:
+    found = scaling(frame([ran(1, 10.0)]), {})
+    assert found["why"].tolist() == ["the job names no baseline"]
+    assert not found["is_baseline"].any()
+
+
+def test_failed_and_skipped_points_stay_with_their_reason() -> None:
+    skipped = make_failed(
+        make_point(world_size=8), status=Status.SKIPPED, devices=(), error_message="too big"
+    )
+    found = scaling(frame([ran(1, 10.0), skipped]), {"world_size": 1})
+    assert found["status"].tolist() == ["ok", "skipped"]
+    assert found["error_message"].iloc[1] == "too big"
+    assert found["series"].tolist() == [0, 0]
+
+
+def test_the_latest_attempt_at_a_point_counts_in_the_place_of_the_first() -> None:
+    retried = make_record(step_ms=5.0, attempt=2)
+    points = frame([retried, ran(2, 10.0), make_failed()])
+    latest = latest_attempts(points)
+    assert latest["attempt"].tolist() == [2, 1]
+    assert scaling(points, {"world_size": 1})["speed_up"].notna().all()
+
+
+def test_the_frame_it_is_given_stays_as_it_was_and_an_empty_one_is_fine() -> None:
+    points = frame([ran(1, 10.0), ran(2, 10.0)])
+    before = points.copy(deep=True)
+    scaling(points, {"world_size": 1})
+    pd.testing.assert_frame_equal(points, before)
+    empty = scaling(frame([]), {"world_size": 1})
+    assert empty.empty
+    assert empty["efficiency"].dtype == "float64"
+
+
+def test_settings_sort_by_size_then_precision_then_name() -> None:
+    mixed = ["bf16", "16", 4, "fp32", "adam", "8", "tf32"]
+    assert sorted(mixed, key=setting_order) == [4, "8", "16", "fp32", "tf32", "bf16", "adam"]
+
+
+def test_ranks_are_summarised_without_their_warm_up() -> None:
+    record = make_record(
+        make_point(world_size=2),
+        measurements=(
+            make_measurement(0, [[1_000_000, 3_000_000, 2_000_000]]),
+            make_measurement(1, [[4_000_000] * 3]),
+        ),
+    )
+    found = rank_steps(pd.DataFrame(rows.sample_rows("run-a", record)))
+    assert found.to_dict("list") == {
+        "rank": [0, 1],
+        "iterations": [3, 3],
+        "median_ms": [2.0, 4.0],
+        "min_ms": [1.0, 4.0],
+        "max_ms": [3.0, 4.0],
+    }

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from builders import (
+    START,
+    make_device,
+    make_failed,
+    make_measure,
+    make_point,
+    make_record,
+    make_run,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import raybench
+from raybench import store
+from raybench.errors import ResultsError
+from raybench.records import RunStatus, Status
+from raybench.schemas import TABLES, schema
+from raybench.store import RunStore, load, read_runs, resolve_run
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Two runs: run-old with an ok and a failed point, run-new with one point that was skipped."""
+    root = tmp_path / "results"
+    old = RunStore.create(root, make_run("run-old"), make_measure())
+    old.write_devices([make_device(0), make_device(1)])
+    old.write_record(0, make_record(make_point(world_size=2)))
+    old.write_record(1, make_failed())
+    new = RunStore.create(
+        root, make_run("run-new", started_at=START + timedelta(1)), make_measure()
+    )
+    new.write_record(0, make_failed(status=Status.SKIPPED, devices=(), error_type=None))
+    return root
+
+
+def part_of(results: Path, table: str, run_id: str = "run-old") -> Path:
+    return sorted((results / table / run_id).glob("*.parquet"))[0]
+
+
+def test_pandas_reads_a_table_with_no_help(results: Path) -> None:
+    points = pd.read_parquet(results / "points")
+    assert list(points.columns) == schema("points").names
+    assert sorted(points["status"]) == ["ok", "oom", "skipped"]
+    assert points["run_id"].dtype == load(results, "points")["run_id"].dtype
+    ok = points[points["status"] == "ok"].iloc[0]
+    assert dict(ok["params"]) == {"grad_accumulation": "1", "hidden": "4096", "layers": "8"}
+
+
+@pytest.mark.parametrize("table", ["runs", "points", "samples", "devices"])
+def test_pandas_and_load_read_the_same(results: Path, table: str) -> None:
+    plain = pd.read_parquet(results / table)
+    ours = load(results, table)
+    scalar = [c.name for c in TABLES[table] if not c.kind.startswith(("map", "list"))]
+    key = [
+        name for name in ("run_id", "point_id", "rank", "is_warmup", "iteration") if name in plain
+    ]
+    pd.testing.assert_frame_equal(
+        plain[scalar].sort_values(key, ignore_index=True, kind="stable"),
+        ours[scalar].sort_values(key, ignore_index=True, kind="stable"),
+    )
+
+
+@pytest.mark.parametrize("table", ["runs", "points", "samples", "devices"])
+def test_every_part_carries_the_whole_schema_with_units_and_its_version(
+    results: Path, table: str
+) -> None:
+    for path in (results / table).rglob("*.parquet"):
+        found = pq.read_schema(path)
+        assert found.equals(schema(table), check_metadata=False)
+        assert found.metadata == schema(table).metadata
+        assert [f.metadata for f in found] == [f.metadata for f in schema(table)]
+
+
+def test_a_column_of_nulls_only_keeps_its_type(results: Path) -> None:
+    part = pq.read_table(part_of(results, "points", "run-new"))
+    assert part["step_ms_p50"].null_count == 1
+    assert part.schema.field("step_ms_p50").type == pa.float64()
+    assert part.schema.field("error_type").type == pa.string()
+
+
+def test_the_samples_of_a_point_are_all_there_and_whole_numbers(results: Path) -> None:
+    samples = load(results, "samples", "run-old")
+    assert len(samples) == 2 * (2 + 6)
+    assert samples["step_ns"].dtype == "int64"
+    record = make_record(make_point(world_size=2))
+    for measurement in record.measurements:
+        timed = samples[(samples["rank"] == measurement.rank) & ~samples["is_warmup"]]
+        assert tuple(timed["step_ns"]) == measurement.repetitions[0].timed.step_ns
+
+
+def test_the_run_is_there_before_anything_is_measured_and_is_rewritten_at_the_end(
+    tmp_path: Path,
+) -> None:
+    run = make_run("run-x", status=RunStatus.RUNNING, finished_at=None, points_ok=0)
+    written = RunStore.create(tmp_path, run, make_measure())
+    assert [known.status for known in read_runs(tmp_path)] == [RunStatus.RUNNING]
+    written.write_run(replace(run, status=RunStatus.OK, points_ok=3))
+    [found] = read_runs(tmp_path)
+    assert (found.status, found.points_ok, found.finished_at) == (RunStatus.OK, 3, None)
+    assert found.started_at == run.started_at
+    assert dict(found.tags) == {"rack": "7"}
+
+
+def test_each_attempt_has_its_own_part(tmp_path: Path) -> None:
+    written = RunStore.create(tmp_path, make_run("run-x"), make_measure())
+    written.write_record(0, make_failed())
+    written.write_record(0, make_record(attempt=2))
+    assert list(load(tmp_path, "points")["attempt"]) == [1, 2]
+
+
+def test_a_half_written_dot_file_is_seen_by_no_reader(results: Path) -> None:
+    before = len(load(results, "points"))
+    part = part_of(results, "points")
+    (part.parent / f".{part.name}.77").write_bytes(part.read_bytes()[:200])
+    assert len(load(results, "points")) == before
+    assert len(pd.read_parquet(results / "points")) == before
+    assert len(pq.read_table(results / "points")) == before
+
+
+def test_a_kill_before_the_rename_leaves_the_old_part_whole(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(Killed):
+        RunStore(root=results, run_id="run-old", measure=make_measure()).write_run(
+            make_run("run-old", status=RunStatus.INTERRUPTED)
+        )
+    assert {run.status for run in read_runs(results)} == {RunStatus.OK}
+    assert [path.name for path in (results / "runs" / "run-old").iterdir()] == ["run.parquet"]
+
+
+def test_a_point_that_is_seen_has_its_samples(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = []
+    rename = Path.replace
+    monkeypatch.setattr(
+        Path, "replace", lambda self, to: (order.append(Path(to).parts[-3]), rename(self, to))[1]
+    )
+    RunStore(root=results, run_id="run-old", measure=make_measure()).write_record(7, make_record())
+    assert order == ["samples", "points"]
+
+
+def test_a_hundred_parts_stay_near_two_megabytes(tmp_path: Path) -> None:
+    written = RunStore.create(tmp_path, make_run("run-x"), make_measure())
+    record = make_record(make_point(world_size=4), count=50, error_message=None)
+    written.write_record(0, record)
+    assert part_of(tmp_path, "points", "run-x").stat().st_size < 17_000
+    assert part_of(tmp_path, "samples", "run-x").stat().st_size < 7_500
+
+
+@pytest.mark.parametrize(
+    "run_id", ["../evil", "a/b", "..", ".hidden", "", "12345", "latest", "a\\b", "run\n"]
+)
+def test_a_run_id_that_is_no_plain_name_is_refused(tmp_path: Path, run_id: str) -> None:
+    with pytest.raises(ResultsError, match="run_id: must be"):
+        RunStore.create(tmp_path / "results", make_run(run_id), make_measure())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_never_written_over(results: Path) -> None:
+    with pytest.raises(ResultsError, match="run run-old is already there"):
+        RunStore.create(results, make_run("run-old"), make_measure())
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("a file")
+    with pytest.raises(ResultsError) as caught:
+        RunStore.create(tmp_path / "results", make_run(), make_measure())
+    assert "cannot be written" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_part_that_cannot_be_written_is_one_line(results: Path) -> None:
+    shutil.rmtree(results / "points" / "run-old")
+    with pytest.raises(ResultsError, match=r"points/run-old/.*cannot be written: No such file"):
+        RunStore(root=results, run_id="run-old", measure=make_measure()).write_record(
+            0, make_failed()
+        )
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PAR1 but not more PAR1"])
+def test_a_corrupt_part_is_named_in_one_line(results: Path, content: bytes) -> None:
+    path = part_of(results, "points")
+    path.write_bytes(content)
+    with pytest.raises(ResultsError) as caught:
+        load(results, "points")
+    assert str(caught.value).startswith(f"{path}: not a Parquet file")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("cut", [0.3, 0.7, 0.99])
+def test_a_truncated_part_is_named_in_one_line(results: Path, cut: float) -> None:
+    path = part_of(results, "samples")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * cut)])
+    with pytest.raises(ResultsError, match="not a Parquet file, or a damaged one"):
+        load(results, "samples")
+
+
+def test_a_foreign_parquet_file_is_named(results: Path) -> None:
+    path = results / "points" / "run-old" / "foreign.parquet"
+    pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(ResultsError, match=r"foreign\.parquet: not a part of the table points"):
+        load(results, "points")
+    shutil.copy(part_of(results, "samples"), path)
+    with pytest.raises(ResultsError, match="not a part of the table points"):
+        load(results, "points")
+
+
+def test_a_part_of_an_older_schema_gets_nulls_and_one_of_a_newer_is_cut(results: Path) -> None:
+    path = part_of(results, "points")
+    part = pq.read_table(path)
+    older = part.drop_columns(["energy_j", "scaling"])
+    newer = older.append_column("of_tomorrow", pa.array(["x"]))
+    pq.write_table(newer.replace_schema_metadata(part.schema.metadata), path)
+    points = load(results, "points", "run-old")
+    assert list(points.columns) == schema("points").names
+    assert points["scaling"].isna().sum() == 1
+
+
+def test_columns_that_no_longer_fit_are_one_line_with_the_file(results: Path) -> None:
+    path = part_of(results, "points")
+    part = pq.read_table(path)
+    place = part.schema.get_field_index("world_size")
+    wrong = part.set_column(place, "world_size", pa.array(["many"]))
+    pq.write_table(wrong.replace_schema_metadata(part.schema.metadata), path)
+    with pytest.raises(ResultsError, match="its columns are not those of points"):
+        load(results, "points")
+
+
+def test_an_empty_table_has_its_columns(results: Path) -> None:
+    telemetry = load(results, "telemetry")
+    assert list(telemetry.columns) == schema("telemetry").names
+    assert telemetry.empty
+
+
+def test_an_unknown_table_and_a_missing_folder_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match=r"got 'point'; did you mean points\?"):
+        load(tmp_path, "point")
+    with pytest.raises(ResultsError, match="no such folder of results"):
+        load(tmp_path / "nowhere", "points")
+
+
+@pytest.mark.parametrize(
+    ("text", "run_id"),
+    [("run-old", "run-old"), ("run-o", "run-old"), ("latest", "run-new")],
+)
+def test_a_run_is_found_by_id_prefix_and_latest(results: Path, text: str, run_id: str) -> None:
+    assert resolve_run(results, text) == run_id
+
+
+@pytest.mark.parametrize("path", ["runs/run-old", "points/run-old/", "runs/run-old/run.parquet"])
+def test_a_run_is_found_by_a_path_into_the_results(results: Path, path: str) -> None:
+    assert resolve_run(results, f"{results}/{path}") == "run-old"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run", "run 'run' is ambiguous: run-old, run-new"),
+        ("run-odl", "no run 'run-odl'; did you mean run-old?"),
+        ("xyz", "no run 'xyz'; there are: run-old, run-new"),
+        ("", "no run ''; there are: run-old, run-new"),
+        ("../run-old", "not a run of"),
+        ("/etc/passwd", "not a run of"),
+    ],
+)
+def test_a_run_that_cannot_be_told_names_the_candidates(
+    results: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ResultsError) as caught:
+        resolve_run(results, text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_runs_the_user_is_told_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="no runs yet; `raybench sweep JOB` makes one"):
+        resolve_run(tmp_path, "latest")
+
+
+@given(
+    message=st.text(max_size=50).filter(lambda text: text.isprintable()),
+    step_ms=st.floats(0.001, 1e5),
+    world_size=st.integers(1, 4),
+)
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_what_is_written_is_read_back(
+    tmp_path: Path, message: str, step_ms: float, world_size: int
+) -> None:
+    shutil.rmtree(tmp_path / "results", ignore_errors=True)
+    written = RunStore.create(tmp_path / "results", make_run("run-x"), make_measure())
+    record = make_record(make_point(world_size=world_size), step_ms=step_ms, warnings=(message,))
+    written.write_record(0, record)
+    [row] = load(tmp_path / "results", "points").to_dict("records")
+    assert row["point_id"] == record.point.point_id
+    assert row["world_size"] == world_size
+    assert row["step_ms_p50"] == pytest.approx(step_ms, rel=0.02)
+    assert row["warnings"][0] == message
+    assert row["started_at"] == START
+
+
+def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before() -> None:
+    assert raybench.load is store.load
+    assert raybench.units("points")["step_ms_p50"] == "ms"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        raybench.nothing  # noqa: B018
+    code = (
+        "import sys, raybench, raybench.store, raybench.cli.results\n"
+        "print(sorted({'pandas', 'pyarrow', 'numpy', 'vl_convert', 'torch', 'ray'} "
+        "& set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,87 @@
+"""Iterations on the host's clock, with a clock that the test winds."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from raybench.measure import timing
+from raybench.measure.timing import HostTimer, no_garbage_collection
+from raybench.workloads.base import PartTimes
+
+
+class Clock:
+    """perf_counter_ns and a step that takes what the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 1_000
+        monkeypatch.setattr("time.perf_counter_ns", lambda: self.now_ns)
+
+    def spend(self, ns: int) -> None:
+        self.now_ns += ns
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_each_iteration_has_its_own_duration_and_start(clock: Clock):
+    durations = iter([5, 7, 11])
+    timer = HostTimer()
+    clock.spend(100)
+    samples = timer.block(lambda: clock.spend(next(durations)), 3, PartTimes())
+    assert samples.step_ns == (5, 7, 11)
+    assert samples.start_ns == (100, 105, 112)
+    assert samples.host_ns == samples.step_ns
+
+
+def test_a_second_block_goes_on_from_the_same_origin(clock: Clock):
+    timer = HostTimer()
+    timer.block(lambda: clock.spend(10), 2, PartTimes())
+    clock.spend(1_000)
+    samples = timer.block(lambda: clock.spend(10), 1, PartTimes())
+    assert samples.start_ns == (1_020,)
+
+
+def test_the_parts_of_each_iteration_are_kept_apart(clock: Clock):
+    parts = PartTimes()
+    waits = iter([3, 0, 4])
+
+    def step() -> None:
+        wait = next(waits)
+        if wait:
+            with parts.part("data"):
+                clock.spend(wait)
+        clock.spend(10)
+
+    samples = HostTimer().block(step, 3, parts)
+    assert samples.part_ns == {"data": (3, 0, 4)}
+    assert samples.step_ns == (13, 10, 14)
+
+
+def test_what_a_part_spent_before_the_block_is_not_counted(clock: Clock):
+    parts = PartTimes()
+    with parts.part("data"):
+        clock.spend(99)
+    samples = HostTimer().block(lambda: clock.spend(1), 1, parts)
+    assert samples.part_ns == {}
+
+
+def test_the_collector_is_off_inside_and_on_afterwards_even_after_an_error():
+    def block() -> None:
+        with no_garbage_collection():
+            assert not gc.isenabled()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        block()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_the_timer_of_a_cpu_is_the_host_timer():
+    import torch
+
+    assert isinstance(timing.make_timer(torch.device("cpu")), HostTimer)

@@ -1,0 +1,140 @@
+"""The inside of a worker, driven in this process on the CPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from fakes import make_point
+
+from raybench.cluster.local import this_process
+from raybench.job import Measure
+from raybench.plan import Precision
+from raybench.records import Failure, Measurement, Place, Status, Task
+from raybench.worker import Worker
+
+ALONE = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
+MLP = {"hidden": 16, "layers": 2}
+
+
+def run(point, **measure):
+    task = Task(point=point, settings=Measure(**{"warmup": 2, "iterations": 3, **measure}))
+    return Worker("cpu", 0).run(task, ALONE, None)
+
+
+@pytest.fixture
+def workload(monkeypatch):
+    """Registers a class as `own_workloads:<name>`."""
+    module = ModuleType("own_workloads")
+    monkeypatch.setitem(sys.modules, "own_workloads", module)
+
+    def register(workload_class: type) -> str:
+        setattr(module, workload_class.__name__, workload_class)
+        return f"own_workloads:{workload_class.__name__}"
+
+    return register
+
+
+def test_a_point_gives_warm_up_and_samples(workload):
+    answer = run(make_point(workload="mlp", params=MLP))
+    assert isinstance(answer, Measurement), answer
+    (repetition,) = answer.repetitions
+    assert (len(repetition.warmup.step_ns), len(repetition.timed.step_ns)) == (2, 3)
+    assert answer.items_per_step == 8
+    assert answer.peak_mem_allocated_bytes is None
+
+
+def test_an_exception_in_init_or_step_is_a_failure_with_its_first_line_and_traceback(workload):
+    class Broken:
+        def __init__(self, context) -> None:
+            raise ValueError("no such thing\nmore of it")
+
+        def step(self) -> None: ...
+
+    answer = run(make_point(workload=workload(Broken), params={}))
+    assert isinstance(answer, Failure)
+    assert (answer.status, answer.error_type) == (Status.ERROR, "ValueError")
+    assert answer.message == "no such thing"
+    assert "more of it" in answer.detail
+    assert answer.keeps_worker
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+    ],
+)
+def test_out_of_memory_has_a_status_of_its_own(workload, error):
+    class Greedy:
+        items_per_step = 1
+
+        def __init__(self, context) -> None: ...
+
+        def step(self) -> None:
+            raise error
+
+    answer = run(make_point(workload=workload(Greedy), params={}))
+    assert isinstance(answer, Failure)
+    assert answer.status is Status.OOM
+    assert answer.message
+
+
+def test_an_error_of_the_device_costs_the_process(workload):
+    class Illegal:
+        items_per_step = 1
+
+        def __init__(self, context) -> None: ...
+
+        def step(self) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    answer = run(make_point(workload=workload(Illegal), params={}))
+    assert isinstance(answer, Failure)
+    assert not answer.keeps_worker
+
+
+def test_a_workload_that_switches_tf32_on_under_fp32_is_told(workload):
+    class Sly:
+        items_per_step = 1
+
+        def __init__(self, context) -> None: ...
+
+        def step(self) -> None:
+            from raybench.workloads import precision
+
+            precision.apply(Precision.TF32)
+
+    answer = run(make_point(workload=workload(Sly), params={}))
+    assert isinstance(answer, Measurement), answer
+    assert answer.warnings == (
+        "precision fp32 asked, but fp32 arithmetic was tf32 after the last step",
+    )
+    clean = run(make_point(workload="mlp", params=MLP))
+    assert isinstance(clean, Measurement)
+    assert clean.warnings == ()
+
+
+def test_a_worker_knows_its_process_and_its_versions():
+    device = Worker("cpu", 0).identity(node_id="n", address="127.0.0.1")
+    assert device.process_id == os.getpid()
+    assert device.uuid == f"n/{os.getpid()}"
+    assert device.versions["torch"] == torch.__version__
+    assert device.name
+
+
+def test_the_cluster_of_this_process_runs_a_real_point():
+    cluster = this_process()
+    cluster.start(1, "pack")
+    task = Task(
+        point=make_point(workload="mlp", params=MLP), settings=Measure(warmup=1, iterations=2)
+    )
+    (answer,) = cluster.run(task, (0,))
+    assert isinstance(answer, Measurement), answer
+    cluster.close()
+    assert cluster.devices == ()

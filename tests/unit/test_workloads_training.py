@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from raybench.plan import Precision
+from raybench.workloads.base import Context
+from raybench.workloads.layers import DECODER_PRESETS, Decoder
+from raybench.workloads.linear import Linear
+from raybench.workloads.mlp import Mlp
+from raybench.workloads.training import Training
+from raybench.workloads.transformer import Transformer
+
+AnyBuiltIn = Linear | Mlp | Transformer
+Build = Callable[[Context], AnyBuiltIn]
+
+BUILDS: dict[str, Build] = {
+    "linear": partial(Linear, rows=8),
+    "linear with a loader": partial(Linear, rows=8, data="dataloader"),
+    "mlp": partial(Mlp, hidden=32, layers=2),
+    "mlp with sgd": partial(Mlp, hidden=32, layers=2, optimizer="sgd"),
+    "transformer": partial(Transformer, preset="tiny", seq_len=16),
+    "transformer with checkpointing": partial(
+        Transformer, preset="tiny", seq_len=16, activation_checkpointing=True
+    ),
+}
+
+
+def make_context(
+    *, precision: Precision = Precision.FP32, batch_size: int = 4, seed: int = 0, rank: int = 0
+) -> Context:
+    return Context(
+        device=torch.device("cpu"),
+        rank=rank,
+        world_size=1,
+        local_rank=0,
+        batch_size=batch_size,
+        precision=precision,
+        seed=seed,
+    )
+
+
+def small_mlp(context: Context, grad_accumulation: int = 1) -> Mlp:
+    return Mlp(context, hidden=16, layers=2, optimizer="sgd", grad_accumulation=grad_accumulation)
+
+
+def parameters(workload: AnyBuiltIn) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in workload.training.model.parameters()]
+
+
+def gradients_of_one_step(workload: AnyBuiltIn) -> list[Tensor]:
+    seen: list[Tensor] = []
+    model = workload.training.model
+    workload.training.optimizer.register_step_pre_hook(
+        lambda *_: seen.extend(p.grad.clone() for p in model.parameters() if p.grad is not None)
+    )
+    workload.step()
+    return seen
+
+
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("name", BUILDS)
+def test_steps_lower_the_loss_in_every_precision(
+    name: str, precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses: list[float] = []
+    real_loss = Training._loss
+
+    def watched(self: Training, inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = real_loss(self, inputs, targets)
+        losses.append(loss.item())
+        return loss
+
+    monkeypatch.setattr(Training, "_loss", watched)
+    workload = BUILDS[name](make_context(precision=precision))
+    for _ in range(20):
+        workload.step()
+    workload.close()
+    assert all(math.isfinite(loss) for loss in losses)
+    # Two batches take turns in `linear`, so compare sums over several steps.
+    assert sum(losses[-4:]) < sum(losses[:4])
+
+
+def test_a_step_leaves_no_gradients_behind() -> None:
+    workload = small_mlp(make_context())
+    workload.step()
+    assert all(parameter.grad is None for parameter in workload.training.model.parameters())
+
+
+def test_world_size_one_has_no_ddp() -> None:
+    assert small_mlp(make_context()).training.ddp is None
+
+
+def test_the_same_seed_gives_the_same_parameters_and_another_seed_others() -> None:
+    first, same, other = (
+        parameters(small_mlp(make_context(seed=seed, rank=rank)))
+        for seed, rank in ((1, 0), (1, 3), (2, 0))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, same, strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "transformer"])
+def test_ranks_draw_different_data_that_is_not_zero(name: str) -> None:
+    batches = []
+    for rank in (0, 1):
+        workload = BUILDS[name](make_context(rank=rank))
+        workload.training.model.register_forward_hook(
+            lambda _module, inputs, _output: batches.append(inputs[0].clone())
+        )
+        workload.step()
+    assert not torch.equal(*batches)
+    assert batches[0].count_nonzero() > batches[0].numel() // 2
+
+
+def test_a_step_of_accumulated_passes_equals_one_pass_over_the_same_rows() -> None:
+    whole = gradients_of_one_step(small_mlp(make_context(batch_size=8)))
+    parts = gradients_of_one_step(small_mlp(make_context(batch_size=2), grad_accumulation=4))
+    assert len(whole) == len(parts) == 4
+    for one, four in zip(whole, parts, strict=True):
+        torch.testing.assert_close(four, one, rtol=1e-5, atol=1e-8)
+
+
+def test_items_per_step_counts_the_accumulated_passes() -> None:
+    assert small_mlp(make_context(batch_size=2), grad_accumulation=4).items_per_step == 8
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [(Precision.BF16, torch.bfloat16), (Precision.FP16, torch.float16)]
+)
+def test_autocast_reaches_the_layers_while_parameters_stay_fp32(
+    precision: Precision, dtype: torch.dtype
+) -> None:
+    workload = small_mlp(make_context(precision=precision))
+    dtypes: list[torch.dtype] = []
+    for module in workload.training.model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda _m, _i, output: dtypes.append(output.dtype))
+    workload.step()
+    assert dtypes == [dtype, dtype]
+    assert {p.dtype for p in workload.training.model.parameters()} == {torch.float32}
+
+
+def test_only_fp16_scales_its_gradients() -> None:
+    enabled = {
+        precision: small_mlp(make_context(precision=precision)).training.scaler.is_enabled()
+        for precision in Precision
+    }
+    assert enabled == {"fp32": False, "tf32": False, "fp16": True, "bf16": False}
+
+
+def test_an_fp16_overflow_skips_the_update_and_halves_the_scale() -> None:
+    workload = small_mlp(make_context(precision=Precision.FP16))
+    with torch.no_grad():
+        for parameter in workload.training.model.parameters():
+            parameter.fill_(1e4)
+    scale = workload.training.scaler.get_scale()
+    before = parameters(workload)
+    workload.step()
+    assert workload.training.scaler.get_scale() == scale / 2
+    assert all(torch.equal(a, b) for a, b in zip(before, parameters(workload), strict=True))
+
+
+def test_compile_runs_the_step_through_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[nn.Module] = []
+    torch_compile = torch.compile
+
+    def without_code_generation(model: nn.Module) -> object:
+        compiled.append(model)
+        return torch_compile(model, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", without_code_generation)
+    workload = Mlp(make_context(), hidden=16, layers=2, compile=True)
+    before = parameters(workload)
+    workload.step()
+    assert compiled == [workload.training.model]
+    assert not torch.equal(before[0], parameters(workload)[0])
+    assert Mlp(make_context(), hidden=16).training.model not in compiled
+
+
+@pytest.mark.parametrize(
+    ("preset", "millions"), [("tiny", 0.134), ("124m", 124.5), ("350m", 355), ("1.3b", 1314)]
+)
+def test_a_preset_has_about_as_many_parameters_as_its_name_says(
+    preset: str, millions: float
+) -> None:
+    with torch.device("meta"):
+        model = Decoder(DECODER_PRESETS[preset], seq_len=1024, checkpointing=False)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count / 1e6 == pytest.approx(millions, rel=0.5 if preset == "tiny" else 0.01)
+
+
+def test_the_presets_of_the_parameter_are_those_of_the_model() -> None:
+    hints = get_type_hints(Transformer.__init__, include_extras=True)
+    literal = get_args(hints["preset"])[0]
+    assert set(get_args(literal)) == set(DECODER_PRESETS)
+
+
+def test_the_transformer_is_causal() -> None:
+    model = Decoder(DECODER_PRESETS["tiny"], seq_len=8, checkpointing=False)
+    tokens = torch.arange(8).unsqueeze(0)
+    changed = tokens.clone()
+    changed[0, 5] = 99
+    with torch.no_grad():
+        logits, others = model(tokens), model(changed)
+    torch.testing.assert_close(logits[:, :5], others[:, :5])
+    assert not torch.allclose(logits[:, 5:], others[:, 5:])
+
+
+def test_the_target_of_a_token_is_the_one_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+    real_loss = Training._loss
+
+    def watched(self: Training, inputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append((inputs, targets))
+        return real_loss(self, inputs, targets)
+
+    monkeypatch.setattr(Training, "_loss", watched)
+    Transformer(make_context(batch_size=3), preset="tiny", seq_len=16).step()
+    ((inputs, targets),) = seen
+    assert inputs.shape == targets.shape == (3, 16)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
+def test_checkpointing_gives_the_same_gradients() -> None:
+    plain, checkpointed = (
+        gradients_of_one_step(BUILDS[name](make_context()))
+        for name in ("transformer", "transformer with checkpointing")
+    )
+    for one, other in zip(plain, checkpointed, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_checkpointing_runs_each_block_again_in_the_backward_pass() -> None:
+    def passes_per_block(workload: AnyBuiltIn) -> float:
+        runs: list[nn.Module] = []
+        blocks = workload.training.model.blocks
+        assert isinstance(blocks, nn.ModuleList)
+        for block in blocks:
+            block.register_forward_pre_hook(lambda module, _inputs: runs.append(module))
+        workload.step()
+        return len(runs) / len(blocks)
+
+    assert passes_per_block(BUILDS["transformer"](make_context())) == 1
+    assert passes_per_block(BUILDS["transformer with checkpointing"](make_context())) == 2
+
+
+def test_close_drops_the_model() -> None:
+    workload = small_mlp(make_context())
+    workload.close()
+    assert not hasattr(workload.training, "model")
+
+
+def test_reading_the_signatures_loads_no_torch() -> None:
+    script = (
+        "import sys, typing\n"
+        "from raybench.workloads import linear, mlp, transformer\n"
+        "for c in (linear.Linear, mlp.Mlp, transformer.Transformer):\n"
+        "    typing.get_type_hints(c.__init__, include_extras=True)\n"
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
