@@ -39,6 +39,7 @@ class Worker:
     def __init__(self, kind: Literal["cuda", "cpu"], index: int) -> None:
         self._device = torch.device("cuda", index) if kind == "cuda" else torch.device("cpu")
         self._group: Group | None = None
+        self._prepare()
 
     def identity(self, *, node_id: str, address: str) -> Device:
         """What this worker's device is."""
@@ -63,6 +64,20 @@ class Worker:
         if self._group is not None:
             dist.destroy_process_group()
             self._group = None
+
+    def _prepare(self) -> None:
+        """Pay once, while all workers start, for what every first point would pay for.
+
+        The first optimizer of a process imports 800 modules of torch, which is 1 to 3 s, and the
+        first tensor on a GPU makes its context. What is loaded now never goes away, so it is
+        frozen: a collection then looks at the workload alone, 1 ms instead of 130.
+        """
+        self._enter_device()
+        import torch._dynamo
+
+        torch.zeros(1, device=self._device)
+        gc.collect()
+        gc.freeze()
 
     def _enter_device(self) -> None:
         # In every method: an actor may run them on another thread than __init__, and the

@@ -97,13 +97,11 @@ def align_ranks(device: torch.device) -> None:
 def no_garbage_collection() -> Iterator[None]:
     """Collect now, then keep Python's collector out of the block."""
     gc.collect()
-    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
 
 
 def _issue(
