@@ -36,15 +36,20 @@ def workers_needed(plan: Plan, capacity: int) -> int:
 
 
 def decide(
-    point: Point, devices: Sequence[Device], strategy: Strategy, stopped_by: str | None
+    point: Point,
+    devices: Sequence[Device],
+    capacity: int,
+    strategy: Strategy,
+    stopped_by: str | None,
 ) -> Decision:
     """What to do with the next point of the plan.
 
+    devices: those that have a worker, enough for every point that the cluster's capacity allows.
     stopped_by: the point_id whose failure ended a run that has `on_error: stop`.
     """
     if stopped_by is not None:
         return Skip(error_type="Stopped", reason=f"on_error: stop, after point {stopped_by} failed")
     if point.world_size > len(devices):
-        reason = f"needs {point.world_size} devices, the cluster has {len(devices)}"
+        reason = f"needs {point.world_size} devices, the cluster has {capacity}"
         return Skip(error_type="TooFewDevices", reason=reason)
     return Assign(seats=choose_seats(devices, point.world_size, strategy))

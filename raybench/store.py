@@ -6,7 +6,7 @@ one. A point's samples are written before the point: a point that is there has i
 
 from __future__ import annotations
 
-import difflib
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from raybench import rows
 from raybench.errors import ResultsError
+from raybench.messages import did_you_mean
 from raybench.records import Device, Record, Run
 from raybench.schemas import TABLES, schema, units
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from raybench.job import Measure
 
-__all__ = ["RunStore", "load", "read_runs", "resolve_run", "units"]
+__all__ = ["RunStore", "check_writable", "find_run", "load", "read_runs", "units"]
 
 # No separator, no leading dot: a run_id is one folder name that cannot leave the results. Not
 # all digits, or readers take it for a number.
@@ -126,6 +127,16 @@ def _parquet_options(table: str) -> dict[str, Any]:
     return options
 
 
+def check_writable(root: Path) -> None:
+    """Raises ResultsError where it can be told at once that no run can be kept in `root`."""
+    with _one_line(root):
+        nearest = next(path for path in (root, *root.absolute().parents) if path.exists())
+        if not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a folder")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, f"no permission to write to {nearest}")
+
+
 @contextmanager
 def _one_line(path: Path) -> Iterator[None]:
     """What the operating system refuses, as one line for the user."""
@@ -139,7 +150,8 @@ def _one_line(path: Path) -> Iterator[None]:
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
     """One table as a pandas DataFrame, of all runs or of one.
 
-    root: the results folder. table: runs, points, samples, devices or telemetry.
+    root: the results folder. table: runs, points, samples, devices or telemetry. run_id: as
+    `raybench report` takes it: an id, its unique prefix, `latest`, or a path.
     Columns are those of today's schema, also for parts of an older one (missing: null); maps
     are dicts. `raybench.units(table)` tells the units. Raises ResultsError for a table that
     does not exist and for a file that is not a part of it.
@@ -153,7 +165,7 @@ def read_table(root: str | Path, table: str, run_id: str | None = None) -> pa.Ta
     import pyarrow as pa
 
     if table not in TABLES:
-        guess = _did_you_mean(table, TABLES)
+        guess = did_you_mean(table, TABLES)
         raise ResultsError(f"table: must be one of {', '.join(TABLES)}, got {table!r}{guess}")
     paths = _parts(Path(root), table, run_id)
     return pa.concat_tables(
@@ -164,7 +176,10 @@ def read_table(root: str | Path, table: str, run_id: str | None = None) -> pa.Ta
 def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
     """All files of a table, by run and name; those that start with . or _ are not ours to read."""
     if not root.is_dir():
-        raise ResultsError(f"{root}: no such folder of results; `raybench sweep JOB` makes one")
+        what = "a file, not a folder" if root.exists() else "no such folder"
+        raise ResultsError(f"{root}: {what} of results; `raybench sweep JOB` makes one")
+    if run_id and not any((root / name / run_id).is_dir() for name in TABLES):
+        root, run_id = find_run(root, run_id)
     folder = root / table / run_id if run_id else root / table
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     hidden = (".", "_")
@@ -222,20 +237,22 @@ def _run_rows(root: Path) -> list[dict[str, Any]]:
     return content
 
 
-def resolve_run(root: str | Path, text: str) -> str:
-    """The run_id that `text` means: an id, its unique prefix, `latest`, or a path into `root`.
+def find_run(root: str | Path, text: str) -> tuple[Path, str]:
+    """The results folder and the run_id that `text` means.
 
+    text: an id in `root`, its unique prefix, `latest`, or the path of a run in any results folder.
     Raises ResultsError, naming the candidates, when it means none or several.
     """
+    path = Path(text)
+    if os.sep in text and path.is_dir() and path.resolve().parent.name in TABLES:
+        root, text = path.resolve().parents[1], path.resolve().name
     ids = [run.run_id for run in read_runs(root)]
     if not ids:
         raise ResultsError(f"{root}: no runs yet; `raybench sweep JOB` makes one")
     if text == _LATEST:
-        return ids[-1]
+        return Path(root), ids[-1]
     wanted = _run_of_path(Path(root), text) if os.sep in text else text
-    if wanted in ids:
-        return wanted
-    return pick(wanted, ids, kind="run", where=str(root))
+    return Path(root), pick(wanted, ids, kind="run", where=str(root))
 
 
 def pick(prefix: str, ids: Sequence[str], *, kind: str, where: str) -> str:
@@ -247,7 +264,7 @@ def pick(prefix: str, ids: Sequence[str], *, kind: str, where: str) -> str:
         return found[0]
     if found:
         raise ResultsError(f"{where}: {kind} {prefix!r} is ambiguous: {_some(found)}")
-    guess = _did_you_mean(prefix, ids) or f"; there are: {_some(ids)}"
+    guess = did_you_mean(prefix, ids) or f"; there are: {_some(ids)}"
     raise ResultsError(f"{where}: no {kind} {prefix!r}{guess}")
 
 
@@ -265,8 +282,3 @@ def _some(ids: Sequence[str], most: int = 5) -> str:
     """The last few ids: runs are in order of time, and the newest are the likeliest."""
     shown = ", ".join(ids[-most:])
     return f"{shown} and {len(ids) - most} more" if len(ids) > most else shown
-
-
-def _did_you_mean(text: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(text, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""

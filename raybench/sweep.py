@@ -61,7 +61,7 @@ def sweep(
     stopped_by: str | None = None
     for index, point in enumerate(plan.points):
         started_at, started_s = datetime.now(UTC), time.perf_counter()
-        decision = decide(point, cluster.devices, settings.strategy, stopped_by)
+        decision = decide(point, cluster.devices, cluster.capacity, settings.strategy, stopped_by)
         if isinstance(decision, Skip):
             record = _unmeasured(
                 point, started_at, Status.SKIPPED, decision.error_type, decision.reason

@@ -7,6 +7,7 @@ and 1 where a point failed, 130 where the user interrupted.
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 import traceback
 
@@ -59,16 +60,15 @@ def main() -> None:
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
         code = 130
     except RaybenchError as error:
         click.echo(str(error), err=True)
         code = error.exit_code
-    except BrokenPipeError:
-        # `raybench report | head`: the reader left; nothing went wrong.
-        sys.stderr.close()
-        code = 0
     except Exception:
         traceback.print_exc()
         click.echo("raybench: this is a bug of raybench; please report the lines above", err=True)
         code = 4
+    # All is said: an interrupt from here on ends the process at once, without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code if isinstance(code, int) else 0)

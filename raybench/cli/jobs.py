@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from raybench.cli.output import write_result
+
 if TYPE_CHECKING:
     from raybench.job import Job
     from raybench.plan import Plan
@@ -43,13 +45,17 @@ def print_plan(job: Job, plan: Plan, as_json: bool) -> None:
     """The plan on stdout, its warnings on stderr."""
     for warning in plan.warnings:
         click.echo(f"{warning} (warning)", err=True)
-    click.echo(_json(plan_as_json(job, plan)) if as_json else plan_as_text(job, plan), nl=as_json)
+    write_result(_json(plan_as_json(job, plan)) if as_json else plan_as_text(job, plan))
 
 
-@click.command("plan")
+@click.command("plan", short_help="Check a job and list its points; needs no cluster.")
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
 @click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a job setting."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a job setting; may be repeated.",
 )
 @click.option(
     "--filter", "expression", metavar="EXPR", help="Keep only the points for which EXPR holds."
@@ -68,15 +74,15 @@ def plan_command(
     print_plan(job, plan, as_json)
 
 
-@click.command("schema")
+@click.command("schema", short_help="Print the JSON Schema of job files.")
 def schema_command() -> None:
     """Print the JSON Schema of job files, for editors and other tools."""
     from raybench.job import job_schema
 
-    click.echo(_json(job_schema()))
+    write_result(_json(job_schema()))
 
 
-@click.command("init")
+@click.command("init", short_help="Write an annotated job file to start from.")
 @click.argument("file", type=click.Path(path_type=Path), default=Path("job.yaml"))
 def init_command(file: Path) -> None:
     """Write an annotated job file to FILE (job.yaml), to start from."""
@@ -91,10 +97,10 @@ def init_command(file: Path) -> None:
         raise UsageError(message) from error
     except OSError as error:
         raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
-    click.echo(f"{file}: written; look at its points with: raybench plan {file}")
+    write_result(f"{file}: written; look at its points with: raybench plan {file}\n")
 
 
-@click.command("workloads")
+@click.command("workloads", short_help="List what can be timed, and with which parameters.")
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def workloads_command(name: str | None, as_json: bool) -> None:
@@ -104,13 +110,15 @@ def workloads_command(name: str | None, as_json: bool) -> None:
     names = list(registry.BUILTIN) if name is None else [name]
     described = [_workload(workload) for workload in names]
     if as_json:
-        click.echo(_json({"schema_version": SCHEMA_VERSION, "workloads": described}))
+        write_result(_json({"schema_version": SCHEMA_VERSION, "workloads": described}))
     elif name is None:
-        click.echo(_table(["name", "what is timed"], [[d["name"], d["doc"]] for d in described]))
-        click.echo("Parameters: raybench workloads NAME. Your own: package.module:Class.")
+        table = _table(["name", "what is timed"], [[d["name"], d["doc"]] for d in described])
+        write_result(
+            f"{table}\nParameters: raybench workloads NAME. Your own: package.module:Class.\n"
+        )
     else:
-        click.echo(click.wrap_text(f"{name}: {described[0]['doc']}", _COLUMNS_OF_TABLES) + "\n")
-        click.echo(_parameter_table(described[0]["parameters"]), nl=False)
+        title = click.wrap_text(f"{name}: {described[0]['doc']}", _COLUMNS_OF_TABLES)
+        write_result(f"{title}\n\n{_parameter_table(described[0]['parameters'])}")
 
 
 def _workload(name: str) -> dict[str, Any]:
@@ -176,8 +184,8 @@ def plan_as_text(job: Job, plan: Plan) -> str:
     varying = varying_settings(plan.points)
     same = " ".join(f"{n}={_text(first.settings[n])}" for n in names if n not in varying)
     rows = [
-        [str(index), point.point_id, *(_text(point.settings[name]) for name in varying)]
-        for index, point in enumerate(plan.points)
+        [str(number), point.point_id, *(_text(point.settings[name]) for name in varying)]
+        for number, point in enumerate(plan.points, start=1)
     ]
     paragraphs = [
         f"{job.name}: workload {job.workload.kind}",
@@ -220,7 +228,7 @@ def _text(value: object) -> str:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, indent=2)
+    return json.dumps(value, indent=2) + "\n"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,7 @@
-"""Progress of a sweep on stderr: a live table on a terminal, one line per point elsewhere."""
+"""Progress of a sweep on stderr: a line per finished point; on a terminal also what runs now.
+
+The lines stay: they are the trace of the night that the report does not replace.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,16 @@ from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from raybench.measure import stats
 from raybench.plan import Plan, Point, varying_settings
 from raybench.records import Record, Status
+from raybench.report import wording
 from raybench.sweep import Event, PointFinished, PointStarted
 
-_SHOWN_POINTS = 12
 _STYLES = {Status.OK: "green", Status.SKIPPED: "yellow"}
+_REASON_CHARS = 300
 
 
 class Progress(Protocol):
@@ -31,7 +34,7 @@ class Progress(Protocol):
 
 def make_progress(plan: Plan, console: Console) -> Progress:
     """The kind of progress that suits the stream."""
-    return LiveProgress(plan, console) if console.is_terminal else LineProgress(plan, console)
+    return LiveProgress(plan, console) if console.is_interactive else LineProgress(plan, console)
 
 
 class LineProgress:
@@ -51,20 +54,22 @@ class LineProgress:
     def show(self, event: Event) -> None:
         if isinstance(event, PointFinished):
             self._clock.finished(event.record)
-            line = "  ".join(self._wording.finished(event.index, event.record))
+            line = self._wording.finished(event.index, event.record)
             left = f"  {self._clock.left()}" if self._clock.left() else ""
-            self._console.print(
-                f"{line}{left}", markup=False, highlight=False, soft_wrap=True, emoji=False
-            )
+            self._console.print(Text(line + left), soft_wrap=True)
 
 
 class LiveProgress:
-    """The latest points, the one that is running, and the time left."""
+    """A line per finished point, which stays, above the point that is running and the time left.
+
+    What is redrawn is two lines, never wrapped: anything taller than the screen could not be
+    wiped off it again.
+    """
 
     def __init__(self, plan: Plan, console: Console) -> None:
+        self._console = console
         self._clock = _Clock(len(plan.points))
         self._wording = _Wording(plan)
-        self._finished: list[PointFinished] = []
         self._running: PointStarted | None = None
         self._running_since_s = 0.0
         self._live = Live(
@@ -77,6 +82,8 @@ class LiveProgress:
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+        # The report follows on the same screen.
+        self._console.print()
 
     def show(self, event: Event) -> None:
         if isinstance(event, PointStarted):
@@ -84,21 +91,17 @@ class LiveProgress:
             return
         self._running = None
         self._clock.finished(event.record)
-        self._finished.append(event)
+        line = self._wording.finished(event.index, event.record)
+        style = _STYLES.get(event.record.status, "red")
+        self._console.print(Text(line, style=style), soft_wrap=True)
 
     def _picture(self) -> RenderableType:
-        table = Table.grid(padding=(0, 2))
-        for event in self._finished[-_SHOWN_POINTS:]:
-            style = _STYLES.get(event.record.status, "red")
-            cells = self._wording.finished(event.index, event.record)
-            table.add_row(*(Text(cell, style=style) for cell in cells))
+        lines = [f"{self._clock.done} of {self._clock.total} points  {self._clock.left()}"]
         if self._running is not None:
             running_s = time.monotonic() - self._running_since_s
-            number = self._wording.number(self._running.index)
-            what = self._wording.settings(self._running.point)
-            table.add_row(number, "runs", what, Text(f"{running_s:.0f} s", justify="right"))
-        done = len(self._finished)
-        return Group(table, Text(f"{done} of {self._clock.total} points  {self._clock.left()}"))
+            cells = self._wording.cells(self._running.index, self._running.point, "runs")
+            lines.insert(0, "  ".join([*cells, f"{running_s:.0f} s"]))
+        return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
 
 class _Clock:
@@ -106,16 +109,16 @@ class _Clock:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self._done = 0
+        self.done = 0
         self._durations_s: list[float] = []
 
     def finished(self, record: Record) -> None:
-        self._done += 1
+        self.done += 1
         if record.status is not Status.SKIPPED:
             self._durations_s.append(record.duration_s)
 
     def left(self) -> str:
-        missing = self.total - self._done
+        missing = self.total - self.done
         if not self._durations_s or not missing:
             return ""
         left_s = missing * sum(self._durations_s) / len(self._durations_s)
@@ -136,20 +139,18 @@ class _Wording:
             name: max(len(_shown(point, name)) for point in plan.points) for name in self._varying
         }
 
-    def finished(self, index: int, record: Record) -> list[str]:
+    def finished(self, index: int, record: Record) -> str:
         """Number, status, settings and the step time or the reason."""
-        outcome = record.error_message or ""
+        outcome = wording.shortened(wording.plain(record.error_message or ""), _REASON_CHARS)
         if record.status is Status.OK:
-            outcome = f"{stats.slowest_rank_step_ns(record.measurements) / 1e6:10.3f} ms"
-        return [
-            self.number(index),
-            f"{record.status.value:<7}",
-            self.settings(record.point),
-            outcome,
-        ]
+            step_ms = stats.slowest_rank_step_ns(record.measurements) / 1e6
+            outcome = f"{wording.number(step_ms):>9} ms"
+        return "  ".join([*self.cells(index, record.point, record.status.value), outcome])
 
-    def number(self, index: int) -> str:
-        return f"[{index + 1:>{len(str(self._total))}}/{self._total}]"
+    def cells(self, index: int, point: Point, state: str) -> list[str]:
+        """What every line begins with: number, state, settings."""
+        number = f"[{index + 1:>{len(str(self._total))}}/{self._total}]"
+        return [number, f"{state:<7}", self.settings(point)]
 
     def settings(self, point: Point) -> str:
         cells = (f"{_shown(point, name):<{self._widths[name]}}" for name in self._varying)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from raybench.cli.output import color, width, write_result
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ _results_option = click.option(
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-@click.command("report")
+@click.command("report", short_help="Report how a run scales.")
 @click.argument("run", default="latest")
 @_results_option
 @click.option(
@@ -34,6 +32,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
     type=click.Choice(["terminal", "md", "json"]),
     default="terminal",
     show_default=True,
+    help="For a terminal, for a pull request, or for another program.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file.")
 @click.option(
@@ -47,23 +46,23 @@ def report_command(
 ) -> None:
     """How RUN scales: step time, speed-up and efficiency against the baseline.
 
-    RUN is a run id, a unique prefix of one, `latest`, or a path into the results.
+    RUN is a run id, a unique prefix of one, `latest`, or the path of a run in any results folder.
     """
     if chart is not None and chart.suffix.lower() not in (".svg", ".png"):
         raise UsageError(f"--chart: must end in .svg or .png, got {chart}")
     summary = load_summary(results, run)
-    text = _format(summary, kind, color=output is None and _color())
+    text = _format(summary, kind, colored=output is None and color())
     if chart is not None:
         _draw(summary, chart)
     if output is None:
-        click.echo(text, nl=False)
+        write_result(text)
     else:
         _write(output, text.encode())
 
 
 def print_report(results: Path, run_id: str, kind: str) -> None:
     """Print the report of one run, as `raybench report --format KIND` would."""
-    click.echo(_format(load_summary(results, run_id), kind, color=_color()), nl=False)
+    write_result(_format(load_summary(results, run_id), kind, colored=color()))
 
 
 def load_summary(results: Path, run: str) -> Summary:
@@ -71,20 +70,20 @@ def load_summary(results: Path, run: str) -> Summary:
     from raybench import store
     from raybench.report.summary import summarize
 
-    run_id = store.resolve_run(results, run)
-    found = next(known for known in store.read_runs(results) if known.run_id == run_id)
-    devices, points = (store.load(results, table, run_id) for table in ("devices", "points"))
+    root, run_id = store.find_run(results, run)
+    found = next(known for known in store.read_runs(root) if known.run_id == run_id)
+    devices, points = (store.load(root, table, run_id) for table in ("devices", "points"))
     return summarize(found, devices, points)
 
 
-def _format(summary: Summary, kind: str, *, color: bool) -> str:
+def _format(summary: Summary, kind: str, *, colored: bool) -> str:
     from raybench.report import as_json, markdown, terminal
 
     if kind == "md":
         return markdown.format_report(summary)
     if kind == "json":
         return as_json.format_report(summary)
-    return terminal.format_report(summary, width=_width(), color=color)
+    return terminal.format_report(summary, width=width(), color=colored)
 
 
 def _draw(summary: Summary, path: Path) -> None:
@@ -94,7 +93,7 @@ def _draw(summary: Summary, path: Path) -> None:
     _write(path, charts.render(spec, path.suffix.lower().removeprefix(".")))
 
 
-@click.command("list")
+@click.command("list", short_help="List all runs in the results.")
 @_results_option
 @_json_option
 def list_command(results: Path, as_json: bool) -> None:
@@ -107,24 +106,27 @@ def list_command(results: Path, as_json: bool) -> None:
     if as_json:
         text = json_report.format_runs(runs)
     elif runs:
-        text = terminal.format_runs(runs, width=_width(), color=_color())
+        text = terminal.format_runs(runs, width=width(), color=color())
     else:
         raise ResultsError(f"{results}: no runs yet; `raybench sweep JOB` makes one")
-    click.echo(text, nl=False)
+    write_result(text)
 
 
-@click.command("show")
+@click.command("show", short_help="Show the points of a run, or all about one point.")
 @click.argument("run")
 @click.argument("point", required=False)
 @_results_option
 @_json_option
 def show_command(run: str, point: str | None, results: Path, as_json: bool) -> None:
-    """The points of RUN, or everything about one POINT (its id or a unique prefix)."""
+    """The points of RUN, or everything about one POINT (its id or a unique prefix).
+
+    RUN is as for `raybench report`.
+    """
     from raybench import store
 
-    run_id = store.resolve_run(results, run)
+    root, run_id = store.find_run(results, run)
     show = _show_points if point is None else _show_point
-    click.echo(show(results, run_id, point or "", as_json), nl=False)
+    write_result(show(root, run_id, point or "", as_json))
 
 
 def _show_points(results: Path, run_id: str, _: str, as_json: bool) -> str:
@@ -136,7 +138,7 @@ def _show_points(results: Path, run_id: str, _: str, as_json: bool) -> str:
     points = latest_attempts(store.load(results, "points", run_id))
     if as_json:
         return json_report.format_object(run_id=run_id, points=json_report.records(points))
-    return terminal.format_points(points, width=_width(), color=_color())
+    return terminal.format_points(points, width=width(), color=color())
 
 
 def _show_point(results: Path, run_id: str, prefix: str, as_json: bool) -> str:
@@ -156,7 +158,7 @@ def _show_point(results: Path, run_id: str, prefix: str, as_json: bool) -> str:
     if as_json:
         return json_report.format_object(point=row, ranks=json_report.records(ranks))
     units = store.units("points")
-    return terminal.format_point(row, ranks, units, width=_width(), color=_color())
+    return terminal.format_point(row, ranks, units, width=width(), color=color())
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -164,12 +166,3 @@ def _write(path: Path, content: bytes) -> None:
         path.write_bytes(content)
     except OSError as error:
         raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def _color() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def _width() -> int:
-    """Tables are made for 80 columns; more than 120 is hard to read."""
-    return min(shutil.get_terminal_size((80, 24)).columns, 120)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import sys
 from collections import Counter
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Literal
 import click
 from rich.console import Console
 
+from raybench.cli.interrupts import interrupt_held_back
 from raybench.environment import git_commit, measured_variables, package_versions
-from raybench.errors import ClusterError, UsageError
-from raybench.records import Run, RunStatus, Status
+from raybench.errors import ClusterError, RaybenchError, UsageError
+from raybench.records import Record, Run, RunStatus, Status
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster
@@ -37,7 +39,7 @@ class _Where:
     output: Path
 
 
-@click.command("sweep")
+@click.command("sweep", short_help="Run a job on a cluster and report how it scales.")
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
 @click.option(
     "--address",
@@ -47,7 +49,13 @@ class _Where:
     help="The Ray cluster: auto joins RAY_ADDRESS or one running on this host, else starts "
     "a private one; local always starts a private one.",
 )
-@click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto")
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="What a worker owns: auto takes GPUs where the cluster has any.",
+)
 @click.option(
     "-o",
     "--output",
@@ -57,12 +65,18 @@ class _Where:
     help="The folder that takes the result tables.",
 )
 @click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a job setting."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a job setting; may be repeated.",
 )
 @click.option(
     "--filter", "expression", metavar="EXPR", help="Run only the points for which EXPR holds."
 )
-@click.option("--tag", "tags", multiple=True, metavar="K=V", help="Stored with the run.")
+@click.option(
+    "--tag", "tags", multiple=True, metavar="K=V", help="Stored with the run; may be repeated."
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object instead of the report."
@@ -80,19 +94,33 @@ def sweep_command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Run JOB: every point of it becomes a row in the results, whatever happens to it."""
-    from raybench.cli.jobs import load_plan, print_plan
+    """Run JOB: every point of it becomes a row in the results, whatever happens to it.
 
+    \b
+    raybench sweep jobs/ddp_scaling.yaml --address auto --tag driver=580.159
+    raybench sweep jobs/ddp_scaling.yaml --device cpu --set matrix.world_size=1,2
+
+    Exit code: 0 all points ok or skipped, 1 a point failed, 2 a mistake in the job or the command,
+    3 no cluster or none that fits, 130 interrupted.
+    """
+    from raybench.cli.jobs import load_plan, print_plan
+    from raybench.cli.results import print_report
+    from raybench.store import check_writable
+
+    given_tags = _tags(tags)
     job, plan = load_plan(job_file, overrides, expression)
     if dry_run:
         print_plan(job, plan, as_json)
         return
-    run = _new_run(job, plan, _tags(tags))
+    run = _new_run(job, plan, given_tags)
+    _check_kept(output)
+    check_writable(output)
     console = Console(stderr=True)
     for warning in plan.warnings:
-        console.print(f"{warning} (warning)", markup=False, soft_wrap=True)
+        console.print(f"{warning} (warning)", markup=False, highlight=False, soft_wrap=True)
     run = _carried_out(job, plan, run, _Where(address, device, output), console)
-    _print_result(output, run, as_json)
+    if as_json or run.points_ok + run.points_failed + run.points_skipped:
+        print_report(output, run.run_id, "json" if as_json else "terminal")
     ctx.exit(_EXIT_CODES[run.status])
 
 
@@ -104,10 +132,12 @@ def _carried_out(job: Job, plan: Plan, run: Run, where: _Where, console: Console
     from raybench.store import RunStore
 
     biggest = max(point.world_size for point in plan.points)
-    with console.status("connecting to Ray"):
-        cluster = RayCluster(connect(where.address, where.device, biggest))
-    with closing(cluster):
-        console.print(f"{cluster.description}; run {run.run_id}", markup=False, soft_wrap=True)
+    with ExitStack() as at_the_end:
+        with console.status("connecting to Ray"), interrupt_held_back():
+            cluster = RayCluster(connect(where.address, where.device, biggest))
+            at_the_end.callback(cluster.close)
+        told = f"{cluster.description}; run {run.run_id} in {where.output}"
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
         workers = workers_needed(plan, cluster.capacity)
         if not workers:
             smallest = min(point.world_size for point in plan.points)
@@ -115,41 +145,36 @@ def _carried_out(job: Job, plan: Plan, run: Run, where: _Where, console: Console
                 f"no point fits: the smallest needs {smallest} devices, the cluster has "
                 f"{cluster.capacity}; set matrix.world_size with --set, or use a bigger cluster"
             )
-        store = RunStore.create(
-            where.output, replace(run, cluster=cluster.description), job.measure
-        )
-        with console.status(f"starting {workers} workers"):
-            cluster.start(workers, job.placement.strategy)
-        store.write_devices(cluster.devices)
-        return _swept(job, plan, replace(run, cluster=cluster.description), cluster, store, console)
+        run = replace(run, cluster=cluster.description)
+        store = RunStore.create(where.output, run, job.measure)
+        return _recorded(job, plan, run, cluster, workers, store, console)
 
 
-def _swept(
-    job: Job, plan: Plan, run: Run, cluster: Cluster, store: RunStore, console: Console
+def _recorded(
+    job: Job,
+    plan: Plan,
+    run: Run,
+    cluster: Cluster,
+    workers: int,
+    store: RunStore,
+    console: Console,
 ) -> Run:
-    """The loop over the points, with its progress; the row of the run is written at its end."""
-    from raybench.cli.progress import make_progress
-    from raybench.sweep import PointFinished, SweepSettings, sweep
-
-    settings = SweepSettings(
-        measure=job.measure,
-        strategy=job.placement.strategy,
-        stop_on_error=job.on_error == "stop",
-    )
+    """The run from its first worker to its last point; however it ends, its row says so."""
     ended: Counter[Status] = Counter()
     status = RunStatus.FAILED
     try:
-        with make_progress(plan, console) as progress:
-            for event in sweep(plan, settings, cluster, store.write_record):
-                progress.show(event)
-                if isinstance(event, PointFinished):
-                    ended[event.record.status] += 1
-        failed = sum(ended.values()) - ended[Status.OK] - ended[Status.SKIPPED]
-        status = RunStatus.FAILED if failed else RunStatus.OK
+        with console.status(f"starting {_workers(workers)}"):
+            cluster.start(workers, job.placement.strategy)
+        store.write_devices(cluster.devices)
+        _swept(job, plan, cluster, store, console, ended)
+        status = RunStatus.FAILED if _failed(ended) else RunStatus.OK
     except KeyboardInterrupt:
-        # The point in flight has its row already; the report tells what was kept.
+        # The point in flight has its row already.
         status = RunStatus.INTERRUPTED
-        console.print("interrupted: the points that finished are kept", soft_wrap=True)
+        _tell_kept("interrupted", _finished(ended), store, console)
+    except RaybenchError:
+        _tell_kept("stopped", _finished(ended), store, console)
+        raise
     finally:
         run = replace(
             run,
@@ -157,10 +182,61 @@ def _swept(
             finished_at=datetime.now(UTC),
             points_ok=ended[Status.OK],
             points_skipped=ended[Status.SKIPPED],
-            points_failed=sum(ended.values()) - ended[Status.OK] - ended[Status.SKIPPED],
+            points_failed=_failed(ended),
         )
         store.write_run(run)
     return run
+
+
+def _swept(
+    job: Job,
+    plan: Plan,
+    cluster: Cluster,
+    store: RunStore,
+    console: Console,
+    ended: Counter[Status],
+) -> None:
+    """The loop over the points, with its progress; `ended` counts the rows that are written."""
+    from raybench.cli.progress import make_progress
+    from raybench.sweep import SweepSettings, sweep
+
+    settings = SweepSettings(
+        measure=job.measure,
+        strategy=job.placement.strategy,
+        stop_on_error=job.on_error == "stop",
+    )
+
+    def write(index: int, record: Record) -> None:
+        store.write_record(index, record)
+        ended[record.status] += 1
+
+    with make_progress(plan, console) as progress:
+        for event in sweep(plan, settings, cluster, write):
+            progress.show(event)
+
+
+def _failed(ended: Counter[Status]) -> int:
+    return _finished(ended) - ended[Status.OK] - ended[Status.SKIPPED]
+
+
+def _finished(ended: Counter[Status]) -> int:
+    """All but the point that an interrupt cut short."""
+    return ended.total() - ended[Status.CANCELLED]
+
+
+def _tell_kept(what: str, finished: int, store: RunStore, console: Console) -> None:
+    text = f"{what} before any point finished"
+    if finished:
+        points = "point is" if finished == 1 else "points are"
+        text = (
+            f"{what}: {finished} finished {points} kept; "
+            f"see: raybench report {store.run_id} --results {store.root}"
+        )
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' * (count != 1)}"
 
 
 def _new_run(job: Job, plan: Plan, tags: dict[str, str]) -> Run:
@@ -184,6 +260,17 @@ def _new_run(job: Job, plan: Plan, tags: dict[str, str]) -> Run:
     )
 
 
+def _check_kept(output: Path) -> None:
+    """Refuse a folder that a Ray job throws away. Raises UsageError."""
+    # Set by `ray job submit`; with --working-dir the job runs in a copy below Ray's scratch folder.
+    job = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
+    if '"working_dir"' in job and not output.is_absolute():
+        raise UsageError(
+            f"--output {output}: a Ray job's working directory is thrown away; give an absolute "
+            "path that outlives the job, as in --output /shared/results"
+        )
+
+
 def _tags(given: tuple[str, ...]) -> dict[str, str]:
     tags = {}
     for text in given:
@@ -192,9 +279,3 @@ def _tags(given: tuple[str, ...]) -> dict[str, str]:
             raise UsageError(f"--tag {text}: expected KEY=VALUE, as in --tag driver=580.159")
         tags[key] = value
     return tags
-
-
-def _print_result(output: Path, run: Run, as_json: bool) -> None:
-    from raybench.cli.results import print_report
-
-    print_report(output, run.run_id, "json" if as_json else "terminal")

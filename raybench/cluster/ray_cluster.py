@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -26,13 +27,15 @@ from raybench.cluster import ranks
 from raybench.cluster.ranks import Strategy
 from raybench.cluster.ray_answers import gather
 from raybench.cluster.ray_connection import Connection, DeviceKind, first_line
-from raybench.environment import package_versions
+from raybench.environment import measured_variables, package_versions
 from raybench.errors import ClusterError
 from raybench.records import Answer, Device, Failure, Group, Place, Task
 
 _START_TIMEOUT_S = 180.0
 _PLACE_TIMEOUT_S = 60.0
 _LEAVE_TIMEOUT_S = 30.0
+# Not CUDA_: those say which devices and which files this host has.
+_FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_")
 
 
 class _Seat:
@@ -41,8 +44,10 @@ class _Seat:
     def __init__(self, kind: DeviceKind, search_path: str) -> None:
         if search_path not in sys.path:
             sys.path.insert(0, search_path)
+        from raybench.cluster.rendezvous import choose_interface
         from raybench.worker import Worker
 
+        choose_interface(_address())
         self._worker = Worker(kind, _assigned_index() if kind == "cuda" else 0)
 
     def identity(self) -> Device:
@@ -208,6 +213,12 @@ class RayCluster:
 def _worker_environment() -> dict[str, str]:
     """What makes an actor's process like one of torchrun's."""
     return {
+        # As srun does: a variable set for the sweep is meant for the workers, on every node.
+        **{
+            name: value
+            for name, value in measured_variables().items()
+            if name.startswith(_FORWARDED)
+        },
         "RAY_worker_niceness": "0",
         # Unmasked: NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
@@ -244,7 +255,16 @@ def _identities(actors: Sequence[Any]) -> list[Device]:
     except ray.exceptions.GetTimeoutError:
         raise ClusterError(f"a worker did not start within {_START_TIMEOUT_S:.0f} s") from None
     except ray.exceptions.RayError as error:
-        raise ClusterError(f"a worker could not start: {first_line(error)}") from None
+        raise ClusterError(_why_no_start(error)) from None
+
+
+def _why_no_start(error: Exception) -> str:
+    text = str(error).strip()
+    node = re.search(r"\bip=([^,)]+)", text)
+    # What a constructor raised stands last, below Ray's own traceback.
+    cause = text.splitlines()[-1].strip() if "creation task" in text else first_line(error)
+    hint = "; install the same packages on every node" if "ModuleNotFoundError" in cause else ""
+    return f"a worker could not start{f' on {node[1]}' if node else ''}: {cause}{hint}"
 
 
 def _check_devices(devices: Sequence[Device]) -> None:
@@ -256,6 +276,7 @@ def _check_devices(devices: Sequence[Device]) -> None:
         for name in ours.keys() & device.versions.keys():
             if ours[name] != device.versions[name]:
                 raise ClusterError(
-                    f"{name} is {ours[name]} here and {device.versions[name]} on {device.host}: "
+                    f"{name} is {ours[name]} here and {device.versions[name]} on "
+                    f"{device.host} ({device.address}): "
                     "install the same version on every node"
                 )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import ray
+import ray._private.ray_constants
 import ray._private.worker
-from ray._private.services import find_bootstrap_address
+from ray._private.authentication.authentication_token_setup import (
+    maybe_enable_token_auth_if_token_available,
+)
+from ray._private.services import find_bootstrap_address, find_node_ids
 
 from raybench.errors import ClusterError, UsageError
 
@@ -24,6 +31,8 @@ _QUIET: dict[str, Any] = {
     "namespace": "raybench",
 }
 _CONNECT_TIMEOUT_S = 5.0
+_ASK_TIMEOUT_S = 15.0
+_ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +57,16 @@ def connect(address: str, device: Literal["auto", "cuda", "cpu"], wanted: int) -
     # Ray prints what its raylets report to the driver's stdout, whatever log_to_driver says, and
     # stdout is ours. A dead worker is told in the row of its point.
     ray._private.worker.print_to_stdstream = _drop
-    chosen = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
-    started = _started_here() if chosen == "auto" else None
-    if chosen == "local" or (chosen == "auto" and started is None):
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    given = f"--address {address}"
+    if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
+        address, given = exported, f"RAY_ADDRESS={exported}"
+    if address == "local":
         where = _start_private(device, wanted)
+    elif address == "auto":
+        where = _join_this_hosts(device, wanted)
     else:
-        where = _join(started or chosen)
+        where = _join(address, given)
     try:
         kind, capacity = _capacity(device)
     except ClusterError:
@@ -62,61 +75,110 @@ def connect(address: str, device: Literal["auto", "cuda", "cpu"], wanted: int) -
     return Connection(where=where, kind=kind, capacity=capacity)
 
 
-def _started_here() -> str | None:
-    """The address that `ray start` left on this host, if its cluster is still there.
+def _join_this_hosts(device: str, wanted: int) -> str:
+    """Join the cluster that `ray start` made on this host; a private one if there is none.
 
     Not Ray's own "auto": that joins any raylet it finds, also the private one of another sweep.
     """
-    address: str | None = find_bootstrap_address(None)
-    return address if address and _unreachable(address) is None else None
+    found: str | None = find_bootstrap_address(None)
+    if found is None:
+        return _start_private(device, wanted)
+    # A head that starts where a token lies asks for it, and any private Ray leaves one. Ray uses
+    # the token unasked for a cluster of this host only, and by its own "auto" only.
+    given = f"--address auto ({found}, by `ray start` on this host)"
+    try:
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    except ray.exceptions.AuthenticationError:
+        raise _no_token(given) from None
+    if reason := _silence(found, given):
+        return f"{_start_private(device, wanted)} (the cluster at {found} is gone: {reason})"
+    return _init(found, given)
 
 
-def _join(address: str) -> str:
+def _join(address: str, given: str) -> str:
     if address.startswith(("http://", "https://")):
         raise UsageError(
-            f"--address {address}: this is the address of Ray's job server; submit the sweep to "
+            f"{given}: this is the address of Ray's job server; submit the sweep to "
             f"it: ray job submit --address {address} --working-dir . -- raybench sweep JOB"
         )
     if address.startswith("ray://"):
         raise UsageError(
-            f"--address {address}: Ray Client is not supported; run raybench on a node of the "
+            f"{given}: Ray Client is not supported; run raybench on a node of the "
             "cluster with --address auto, or use ray job submit"
         )
-    if reason := _unreachable(address):
+    host, separator, port = address.rpartition(":")
+    if not (host and separator and port.isdigit()):
+        raise UsageError(f"{given}: expected auto, local or HOST:PORT")
+    if reason := _silence(address, given):
         raise ClusterError(
-            f"--address {address}: no Ray cluster answers there ({reason}); start one with "
+            f"{given}: no Ray cluster answers there ({reason}); start one with "
             "`ray start --head`, or use --address local"
+        )
+    return _init(address, given)
+
+
+def _init(address: str, given: str) -> str:
+    # Ray itself would look for a node on this host for a minute, and then say nothing of it.
+    if not find_node_ids():  # type: ignore[no-untyped-call]
+        raise ClusterError(
+            f"{given}: no node of that cluster runs on this host; run raybench on one of its "
+            "nodes, or use ray job submit"
         )
     try:
         ray.init(address=address, **_QUIET)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ClusterError(f"--address {address}: {first_line(error)}") from None
+        raise ClusterError(f"{given}: {' '.join(str(error).split())}") from None
     return f"Ray cluster at {address}"
 
 
-def _unreachable(address: str) -> str | None:
-    """Why nothing listens at HOST:PORT. Ray itself would retry for a minute and print about it."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit():
-        raise UsageError(f"--address {address}: expected auto, local or HOST:PORT")
+def _silence(address: str, given: str) -> str | None:
+    """Why no Ray head answers at HOST:PORT; None when one does.
+
+    Ray itself would retry for up to a minute and print about it, and it aborts the process where
+    a token is asked for and there is none: so a process of its own asks first.
+    Raises ClusterError when the head refuses our token.
+    """
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         return str(error)
+    command = [sys.executable, "-P", "-c", _ASK_HEAD, address]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return "what listens there is no Ray head"
+    if "RAY_AUTH_TOKEN" in asked.stderr:
+        raise _no_token(given)
     return None
+
+
+def _no_token(given: str) -> ClusterError:
+    return ClusterError(
+        f"{given}: the cluster asks for a token that this process does not have; set "
+        "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as on the head"
+    )
 
 
 def _start_private(device: str, wanted: int) -> str:
     slots = min(wanted, max(_LOCAL_CPU_WORKERS, os.cpu_count() or 1))
-    ray.init(
-        address="local",
-        num_cpus=slots,
-        num_gpus=0 if device == "cpu" else None,
-        include_dashboard=False,
-        object_store_memory=_PRIVATE_OBJECT_STORE_BYTES,
-        _node_ip_address="127.0.0.1",
-        **_QUIET,
-    )
+    # Whoever reaches Ray's ports can run code. Ray listens on loopback alone when that is its
+    # node's address, but takes 127.0.0.1 for this host's outside address while it believes that
+    # other nodes may come, which it does on Linux.
+    constants = ray._private.ray_constants
+    others_may_come, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        ray.init(
+            address="local",
+            num_cpus=slots,
+            num_gpus=0 if device == "cpu" else None,
+            include_dashboard=False,
+            object_store_memory=_PRIVATE_OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            **_QUIET,
+        )
+    finally:
+        constants.ENABLE_RAY_CLUSTER = others_may_come
     return "private Ray on this host"
 
 

@@ -19,12 +19,13 @@ def format_report(summary: Summary) -> str:
     run = summary.run
     blocks = [
         f"## {escape(run.job_name)}",
-        f"Run {code(run.run_id)}, {wording.when(run.started_at)}, {wording.lasted(run)}; "
+        f"Run {code(run.run_id)}, {wording.when(run.started_at)}, {wording.course(run)}; "
         f"{summary.counts}.  \n{escape(summary.machine)}.  \n"
         + escape(wording.versions(summary.versions)),
         *([f"In all points: {code(wording.settings(summary.shared))}"] if summary.shared else []),
+        *_findings(summary),
         *(block for table in summary.tables for block in _table(table)),
-        escape(summary.explanation) if summary.tables else "No point has been finished yet.",
+        *_explained(summary),
         *_said("Failed and skipped points", summary.failures),
         *_said("Without speed-up", summary.without_speed_up),
         *_said("Warnings", summary.warnings),
@@ -59,6 +60,19 @@ def _table(table: Table) -> list[str]:
         *([code(wording.settings(table.params))] if table.params else []),
         "\n".join(lines),
     ]
+
+
+def _findings(summary: Summary) -> list[str]:
+    if not summary.findings:
+        return []
+    lines = (f"* {escape(what)}: {escape(found)}" for what, found in summary.findings)
+    return [f"**{escape(wording.over(summary.run.baseline))}**", "\n".join(lines)]
+
+
+def _explained(summary: Summary) -> list[str]:
+    if not summary.tables:
+        return ["No point has been finished yet."]
+    return [escape(summary.explanation)] if summary.explanation else []
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import pandas as pd
 from raybench.analysis.scaling import scaling, setting, setting_order
 from raybench.records import Run
 from raybench.report import wording
+from raybench.report.findings import findings
 
 _SETTINGS = ("precision", "batch", "world_size")
 # Points that differ in these alone say the same.
@@ -42,7 +43,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What `count` points say; where only the figures vary, the first one's, and so told."""
+    """What `count` points say; where only the figures vary, with the range of each."""
 
     text: str
     count: int
@@ -54,6 +55,7 @@ class Summary:
 
     versions: software of the driver, and of the devices where they tell more.
     shared: the workload's parameters that are the same in all points.
+    findings: what is compared with the baseline, and its speed-ups in short.
     scaling: the frame that the tables show, for pictures and machines.
     """
 
@@ -62,6 +64,7 @@ class Summary:
     versions: Mapping[str, str]
     shared: Mapping[str, str]
     counts: str
+    findings: tuple[tuple[str, str], ...]
     tables: tuple[Table, ...]
     failures: tuple[Said, ...]
     without_speed_up: tuple[Said, ...]
@@ -74,22 +77,24 @@ def summarize(run: Run, devices: pd.DataFrame, points: pd.DataFrame) -> Summary:
     """The report of one run: its rows of `devices` and `points`, as `raybench.load` gives them."""
     frame = scaling(points, run.baseline)
     rows: list[Row] = [{str(k): v for k, v in row.items()} for row in frame.to_dict("records")]
-    ranks = ranks_word(rows)
+    ranks = ranks_word(rows if devices.empty else [{"device_type": devices["kind"].iloc[0]}])
     shared = _shared(rows)
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(_table_key(row, shared, run.baseline), []).append(row)
+    tables = tuple(_table(group, shared, run.baseline, ranks) for group in groups.values())
     return Summary(
         run=run,
         machine=_machine(run, devices),
         versions=_versions(run, devices),
         shared=shared,
         counts=wording.counts(run, [row["status"] for row in rows]),
-        tables=tuple(_table(group, shared, run.baseline, ranks) for group in groups.values()),
+        findings=findings(rows, run.baseline, ranks),
+        tables=tables,
         failures=_said(_failure(row) for row in rows if row["status"] != "ok"),
         without_speed_up=_said(row["why"] for row in rows if wording.known(row["why"])),
         warnings=_said(text for row in rows for text in _texts(row["warnings"])),
-        explanation=_explanation(run.baseline, ranks, rows),
+        explanation=_explanation(run.baseline, ranks, {c for t in tables for c in t.columns}),
         scaling=frame,
     )
 
@@ -209,21 +214,37 @@ def _said(texts: Iterable[str]) -> tuple[Said, ...]:
     alike: dict[str, list[str]] = {}
     for text in texts:
         alike.setdefault(_FIGURES.sub("#", text), []).append(text)
-    return tuple(
-        Said(text=found[0] + (" (figures vary)" if len(set(found)) > 1 else ""), count=len(found))
-        for found in alike.values()
-    )
+    return tuple(Said(text=_ranges(found), count=len(found)) for found in alike.values())
 
 
-def _explanation(baseline: Mapping[str, Any], ranks: str, rows: Sequence[Row]) -> str:
+def _ranges(texts: Sequence[str]) -> str:
+    """Texts that differ in figures only, as one: `tried 1.5 to 4.5 GiB`."""
+    columns = zip(*(_FIGURES.findall(text) for text in texts), strict=True)
+    ranges = iter([_range(figures) for figures in columns])
+    return _FIGURES.sub(lambda _: next(ranges), texts[0])
+
+
+def _range(figures: Sequence[str]) -> str:
+    ordered = sorted(dict.fromkeys(figures), key=_size)
+    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
+
+
+def _size(figure: str) -> list[float]:
+    """A number's size; an address or a version counts part by part."""
+    digits = figure.replace(",", "")
+    return [float(part) for part in (digits.split(".") if digits.count(".") > 1 else [digits])]
+
+
+def _explanation(baseline: Mapping[str, Any], ranks: str, columns: Set[str]) -> str:
+    """What the columns of the tables mean; those that no table has are left out."""
     against = wording.settings(baseline) if baseline else "no baseline in the job"
-    efficiency = (
-        f" Efficiency: speed-up over the ratio of {ranks}." if "world_size" in baseline else ""
-    )
-    told = any(wording.known(row["peak_mem_allocated_bytes"]) for row in rows)
-    memory = " GiB: peak memory allocated on one device." if told else ""
-    return (
-        "Step ms: median over iterations of the slowest rank's time, ± half its 95 % interval. "
-        f"Samples/s: all {ranks} together. Speed-up: samples/s over those of the baseline "
-        f"({against}).{efficiency}{memory}"
-    )
+    meanings = {
+        "step ms": "Step ms: median over iterations of the slowest rank's time, ± half its 95 % "
+        "interval.",
+        "samples/s": f"Samples/s: all {ranks} together.",
+        "speed-up": f"Speed-up: samples/s over those of the baseline ({against}).",
+        "efficiency": f"Efficiency: speed-up over the ratio of {ranks}.",
+        "GiB": "GiB: peak memory allocated on one device.",
+    }
+    found = meanings if "samples/s" in columns else {}
+    return " ".join(text for column, text in found.items() if column in columns)

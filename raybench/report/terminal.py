@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +20,9 @@ from raybench.report.summary import Said, Summary, Table
 
 WIDTH = 80
 _REASON_CHARS = 300
+# Columns are not folded below this: `precision` stays whole, and a run's id can be copied.
+_SETTING_CHARS = 9
+_RUN_ID_CHARS = 36
 # Parameters vary too, but their values belong to the reader who asks for one point.
 _SETTINGS = ("precision", "batch_size", "global_batch_size", "world_size")
 
@@ -27,35 +31,47 @@ def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) 
     """The scaling report."""
     run = summary.run
     parts: list[RenderableType] = [
-        _line(f"{wording.plain(run.job_name)}  {wording.plain(run.run_id)}", "bold"),
+        _line(wording.title(run), "bold"),
         _line(summary.machine),
-        _line(f"{wording.when(run.started_at)}, {wording.lasted(run)}; {summary.counts}"),
+        _line(f"{wording.when(run.started_at)}, {wording.course(run)}; {summary.counts}"),
         _line(wording.versions(summary.versions)),
         *([_line(f"in all points: {wording.settings(summary.shared)}")] if summary.shared else []),
     ]
+    parts += _findings(summary)
     for table in summary.tables:
         parts += [_line(""), *_series_table(table)]
-    if summary.tables:
-        parts += [_line(""), _line(summary.explanation, "dim")]
-    else:
+    if not summary.tables:
         parts += [_line(""), _line("No point has been finished yet.")]
+    elif summary.explanation:
+        parts += [_line(""), _line(summary.explanation, "dim")]
     parts += _said("Failed and skipped points", summary.failures)
     parts += _said("Without speed-up", summary.without_speed_up)
     parts += _said("Warnings", summary.warnings)
     return _rendered(parts, width, color)
 
 
+def _findings(summary: Summary) -> list[RenderableType]:
+    if not summary.findings:
+        return []
+    grid = RichTable.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, justify="right")
+    grid.add_column(overflow="fold")
+    for what, found in summary.findings:
+        grid.add_row(Text(what), Text(found))
+    return [_line(""), _line(wording.over(summary.run.baseline), "bold"), grid]
+
+
 def _series_table(table: Table) -> list[RenderableType]:
-    grid = _grid()
-    for column in table.columns[: table.settings]:
-        side: Literal["left", "right"] = "left" if column == "precision" else "right"
-        grid.add_column(column, justify=side, overflow="fold")
-    for column in table.columns[table.settings :]:
-        grid.add_column(column, justify="right", no_wrap=True)
-    for row in table.rows:
-        grid.add_row(*(Text(cell) for cell in row))
+    settings = table.columns[: table.settings]
+    columns = [
+        *(
+            _Column(name, folds_to=_SETTING_CHARS, side="left" if name == "precision" else "right")
+            for name in settings
+        ),
+        *(_Column(name, side="right") for name in table.columns[table.settings :]),
+    ]
     what = f"{table.workload} {wording.settings(table.params)}".strip()
-    return [_line(f"{what}: {table.kind}", "bold"), grid]
+    return [_line(f"{what}: {table.kind}", "bold"), _grid(columns, table.rows)]
 
 
 def _said(title: str, all_said: Sequence[Said]) -> list[RenderableType]:
@@ -70,36 +86,44 @@ def _said(title: str, all_said: Sequence[Said]) -> list[RenderableType]:
 
 def format_runs(runs: Sequence[Run], *, width: int = WIDTH, color: bool = False) -> str:
     """All runs, the newest last. What has been done of a run is known when it has ended."""
-    grid = _grid()
-    grid.add_column("run", overflow="fold")
-    grid.add_column("status")
-    for column in ("ok", "failed", "skipped", "took"):
-        grid.add_column(column, justify="right")
+    columns = [
+        _Column("run", folds_to=_RUN_ID_CHARS),
+        _Column("status"),
+        *(_Column(name, side="right") for name in ("ok", "failed", "skipped", "took")),
+    ]
+    rows = []
     for run in runs:
         ended = run.status is not RunStatus.RUNNING
         done = (run.points_ok, run.points_failed, run.points_skipped) if ended else ("", "", "")
-        cells = (run.run_id, run.status.value, *done, wording.lasted(run))
-        grid.add_row(*(Text(wording.plain(cell)) for cell in cells))
-    return _rendered([grid], width, color)
+        # Compact: at 80 columns the run_id needs the room.
+        took = wording.lasted(run).replace(" min", "m").replace(" h", "h").replace(" s", "s")
+        cells = (run.run_id, run.status.value, *done, took)
+        rows.append([wording.plain(cell) for cell in cells])
+    return _rendered([_grid(columns, rows)], width, color)
 
 
 def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = False) -> str:
     """The points of one run: the settings that vary among them, and what was measured."""
     rows = [{str(k): v for k, v in row.items()} for row in points.to_dict("records")]
     names = varying_settings(rows)
-    grid = _grid()
-    grid.add_column("point")
-    for name in names:
-        grid.add_column(name, overflow="fold")
-    grid.add_column("status")
-    grid.add_column("step ms", justify="right")
-    grid.add_column("samples/s", justify="right")
-    for row in rows:
-        cells = [wording.plain(setting(row, name)) for name in names]
-        measured = (wording.step_ms(row), wording.number(row["throughput"]))
-        status = wording.STATUS_WORDS[row["status"]]
-        grid.add_row(*(Text(cell) for cell in (row["point_id"], *cells, status, *measured)))
-    return _rendered([grid], width, color)
+    columns = [
+        _Column("point"),
+        *(_Column(name, folds_to=_SETTING_CHARS) for name in names),
+        _Column("status"),
+        _Column("step ms", side="right"),
+        _Column("samples/s", side="right"),
+    ]
+    cells = [
+        [
+            row["point_id"],
+            *(wording.plain(setting(row, name)) for name in names),
+            wording.STATUS_WORDS[row["status"]],
+            wording.step_ms(row),
+            wording.number(row["throughput"]),
+        ]
+        for row in rows
+    ]
+    return _rendered([_grid(columns, cells)], width, color)
 
 
 def varying_settings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -154,16 +178,47 @@ def _value(value: Any, unit: str) -> str:
 
 
 def _rank_table(ranks: pd.DataFrame) -> RichTable:
-    grid = _grid()
-    for column in ("rank", "iterations", "median ms", "min ms", "max ms"):
-        grid.add_column(column, justify="right")
-    for rank, iterations, *times_ms in ranks.itertuples(index=False):
-        grid.add_row(str(rank), str(iterations), *(wording.number(ms) for ms in times_ms))
+    names = ("rank", "iterations", "median ms", "min ms", "max ms")
+    rows = [
+        [str(rank), str(iterations), *(wording.number(ms) for ms in times_ms)]
+        for rank, iterations, *times_ms in ranks.itertuples(index=False)
+    ]
+    return _grid([_Column(name, side="right") for name in names], rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """folds_to: how narrow its text may be folded where the table is too wide; None: not at all."""
+
+    name: str
+    folds_to: int | None = None
+    side: Literal["left", "right"] = "left"
+
+
+def _grid(columns: Sequence[_Column], rows: Sequence[Sequence[str]]) -> RichTable:
+    """A table whose figures are never cut: its `min_width` is what it must have."""
+    longest = [max(map(len, cells)) for cells in zip([c.name for c in columns], *rows, strict=True)]
+    least = [
+        min(size, column.folds_to or size) for column, size in zip(columns, longest, strict=True)
+    ]
+    grid = RichTable(
+        box=None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+        header_style="bold",
+        min_width=sum(least) + 2 * (len(least) - 1),
+    )
+    for column, size in zip(columns, least, strict=True):
+        grid.add_column(
+            column.name,
+            justify=column.side,
+            overflow="fold",
+            no_wrap=column.folds_to is None,
+            min_width=size,
+        )
+    for row in rows:
+        grid.add_row(*(Text(cell) for cell in row))
     return grid
-
-
-def _grid() -> RichTable:
-    return RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -190,5 +245,8 @@ def _rendered(parts: Iterable[RenderableType], width: int, color: bool) -> str:
         legacy_windows=False,
     )
     for part in parts:
-        console.print(part)
+        if isinstance(part, RichTable) and (part.min_width or 0) > width:
+            # Lines that the terminal wraps are read more easily than figures that are cut.
+            part.width = part.min_width
+        console.print(part, crop=False)
     return "\n".join(line.rstrip() for line in target.getvalue().splitlines()) + "\n"

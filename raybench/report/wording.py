@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from raybench.records import Run
+from raybench.records import Run, RunStatus
 
 STATUS_WORDS = {
     "ok": "ok",
@@ -55,12 +55,16 @@ def step_ms(row: Mapping[str, Any]) -> str:
     if not known(low) or not known(high):
         return number(value)
     half_width = (high - low) / 2 / value
+    if half_width > 1:
+        return f"{number(value)} ±>100%"
     return f"{number(value)} ±{half_width:.{1 if half_width >= 0.01 else 2}%}"
 
 
 def ratio(value: float) -> str:
-    """A speed-up."""
-    return f"{value:.2f}" if known(value) else ""
+    """A speed-up; of a tiny one, two digits."""
+    if not known(value):
+        return ""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def percent(value: float) -> str:
@@ -89,12 +93,25 @@ def lasted(run: Run) -> str:
     return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0 s"
 
 
+def title(run: Run) -> str:
+    """The job and the run's id, which usually begins with the job."""
+    job = "" if run.run_id.startswith(run.job_name) else f"{plain(run.job_name)}  "
+    return job + plain(run.run_id)
+
+
+def course(run: Run) -> str:
+    """How long a run took, and whether it came to its end."""
+    word = "interrupted after " if run.status is RunStatus.INTERRUPTED else ""
+    return word + lasted(run)
+
+
 def counts(run: Run, statuses: Sequence[str]) -> str:
     """How the points of a run ended, as far as they have: the run's row may lag behind them."""
-    ok, skipped = statuses.count("ok"), statuses.count("skipped")
-    text = f"{ok} ok, {len(statuses) - ok - skipped} failed, {skipped} skipped"
-    missing = run.points_total - len(statuses)
-    return f"{run.points_total} points: {text}" + (f", {missing} not run" if missing > 0 else "")
+    ok, skipped, cancelled = map(statuses.count, ("ok", "skipped", "cancelled"))
+    failed, missing = len(statuses) - ok - skipped - cancelled, run.points_total - len(statuses)
+    text = f"{run.points_total} points: {ok} ok, {failed} failed, {skipped} skipped"
+    more = ((cancelled, "cancelled"), (missing, "not run"))
+    return text + "".join(f", {count} {word}" for count, word in more if count > 0)
 
 
 def versions(found: Mapping[str, str]) -> str:
@@ -105,3 +122,9 @@ def versions(found: Mapping[str, str]) -> str:
 def settings(values: Mapping[str, Any]) -> str:
     """Settings as name=value, in the order given."""
     return " ".join(f"{name}={plain(value)}" for name, value in values.items())
+
+
+def over(baseline: Mapping[str, Any]) -> str:
+    """The title of what a report found."""
+    named = " and efficiency" if "world_size" in baseline else ""
+    return f"Speed-up{named} over {settings(baseline)}"

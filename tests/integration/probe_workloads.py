@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -44,6 +45,7 @@ class Probe:
             "sum": int(total.item()),
             "pid": os.getpid(),
             "ppid": os.getppid(),
+            "host": socket.gethostname(),
             "known_group": world is not None and world in _seen_groups,
             "environment": {
                 name: os.environ.get(name)

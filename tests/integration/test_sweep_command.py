@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -33,6 +34,14 @@ def sweep(job: Path, results: Path, *options: str) -> subprocess.CompletedProces
     )
 
 
+def browse(results: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "raybench", *command, "--results", str(results)],
+        capture_output=True,
+        text=True,
+    )
+
+
 def points_of(results: Path) -> pd.DataFrame:
     return pd.read_parquet(results / "points")
 
@@ -55,7 +64,7 @@ def test_a_sweep_ends_with_0_and_prints_its_report_on_stdout(swept):
     done, _ = swept
     assert done.returncode == 0, done.stderr
     assert "speed-up" in done.stdout
-    assert "needs 64 devices, the cluster has 2" in " ".join(done.stdout.split())
+    assert "needs 64 devices, the cluster has 4" in " ".join(done.stdout.split())
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
@@ -112,11 +121,7 @@ def test_the_step_time_is_the_median_of_the_slowest_rank(swept):
 @pytest.mark.parametrize("command", [["list"], ["show", "latest"], ["report"]])
 def test_the_results_can_be_browsed(swept, command):
     _, results = swept
-    done = subprocess.run(
-        [sys.executable, "-m", "raybench", *command, "--results", str(results)],
-        capture_output=True,
-        text=True,
-    )
+    done = browse(results, *command)
     assert done.returncode == 0, done.stderr
     assert "small" in done.stdout or "fp32" in done.stdout
 
@@ -161,13 +166,48 @@ def test_an_interrupt_keeps_what_finished_and_exits_with_130(tmp_path):
             assert time.monotonic() < deadline_s
             assert process.poll() is None
             time.sleep(0.2)
-        time.sleep(1)
+        running = browse(results, "report")
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=60)
+    assert running.returncode == 0, running.stderr
+    assert "unfinished; 2 points: 1 ok, 0 failed, 0 skipped, 1 not run" in running.stdout
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
+    said = (
+        r"interrupted: 1 finished point is kept; see: raybench report (small-\S+) --results (\S+)"
+    )
+    run_id, folder = re.fullmatch(said, stderr.splitlines()[-1]).groups()
+    assert browse(Path(folder), "report", run_id).stdout == stdout
+    assert "2 points: 1 ok, 0 failed, 0 skipped, 1 cancelled" in " ".join(stdout.split())
     assert list(points_of(results)["status"]) == ["ok", "cancelled"]
     assert list(pd.read_parquet(results / "runs")["status"]) == ["interrupted"]
+
+
+def test_an_interrupt_while_ray_starts_is_exit_130_without_a_crash(tmp_path):
+    job = write_job(tmp_path, MLP_JOB)
+    command = [*SWEEP, str(job), "-o", str(tmp_path / "r"), "--address", "local"]
+    for wait_s in (2, 4):
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            time.sleep(wait_s)
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 130, stderr
+        assert stderr.splitlines()[-1].startswith("interrupted")
+        assert "Traceback" not in stderr
+
+
+def test_two_sweeps_into_one_folder_at_the_same_time_are_both_whole(tmp_path):
+    job = write_job(tmp_path, MLP_JOB)
+    results = tmp_path / "results"
+    with ThreadPoolExecutor() as pool:
+        options = (job, results, "--address", "local")
+        both = [done.result() for done in [pool.submit(sweep, *options) for _ in range(2)]]
+    assert [done.returncode for done in both] == [0, 0], [done.stderr for done in both]
+    points = points_of(results)
+    assert list(points.groupby("run_id").size()) == [6, 6]
+    assert list(pd.read_parquet(results / "runs")["points_ok"]) == [4, 4]
 
 
 def test_no_point_that_fits_is_exit_3_and_leaves_nothing(tmp_path):

@@ -199,3 +199,16 @@ def test_a_bad_job_exits_with_2_and_nothing_on_stdout() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     assert all(line.startswith("job.yaml:1:1: ") for line in done.stderr.splitlines())
+
+
+def test_points_are_numbered_from_1_as_in_the_progress_of_a_sweep() -> None:
+    done = CliRunner().invoke(command_line, ["plan", str(ROOT / "jobs" / "ddp_linear.yaml")])
+    numbers = [line.split()[0] for line in done.stdout.splitlines() if line[:1].isdigit()]
+    assert numbers[0] == "1"
+
+
+def test_the_help_says_every_command_in_whole_words() -> None:
+    done = CliRunner().invoke(command_line, ["--help"], terminal_width=80)
+    commands = done.stdout.partition("Commands:")[2]
+    assert "sweep" in commands
+    assert "..." not in commands

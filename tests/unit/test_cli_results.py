@@ -151,8 +151,45 @@ def test_show_tells_why_a_point_failed_and_has_no_ranks(raybench) -> None:  # ty
 
 
 def test_a_reader_that_leaves_early_is_no_error(results: Path) -> None:
-    command = f"{sys.executable} -m raybench report --results {results} | head -n 1"
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    for reader in ("head -n 1", "true"):
+        done = in_a_shell(f"report --results {results} | {reader}")
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def in_a_shell(rest: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m raybench {rest}"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
+
+
+def test_a_full_disk_behind_stdout_is_one_line_and_exit_2(results: Path) -> None:
+    done = in_a_shell(f"list --results {results} > /dev/full")
+    assert done.returncode == 2
+    assert done.stderr == "stdout: cannot be written: No space left on device\n"
+
+
+def test_a_closed_stdout_is_no_error(results: Path) -> None:
+    done = in_a_shell(f"report --results {results} >&-")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupt_is_exit_130_and_one_word(raybench, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("raybench.cli.results.load_summary", interrupt)
+    done = raybench("report")
+    assert (done.code, done.out, done.err) == (130, "", "\ninterrupted\n")
+
+
+def test_a_bug_of_ours_is_exit_4_and_says_so_below_its_traceback(
+    raybench, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("raybench.cli.results.load_summary", lambda *_: {}["gone"])
+    done = raybench("report")
+    assert (done.code, done.out) == (4, "")
+    assert "KeyError: 'gone'" in done.err
+    assert done.err.splitlines()[-1].startswith("raybench: this is a bug of raybench")

@@ -82,10 +82,10 @@ def test_other_parameters_and_weak_and_strong_are_tables_of_their_own() -> None:
 def test_reasons_that_differ_in_figures_only_are_said_once_with_their_count() -> None:
     failed = [
         make_failed(make_point(world_size=size), error_message=f"tried {size}.5 GiB")
-        for size in (1, 2, 4)
+        for size in (1, 2, 12)
     ]
-    [said] = report(failed).failures
-    assert (said.count, said.text) == (3, "out of memory: tried 1.5 GiB (figures vary)")
+    [said] = report(failed[::-1]).failures
+    assert (said.count, said.text) == (3, "out of memory: tried 1.5 to 12.5 GiB")
 
 
 def test_warnings_of_all_points_are_said_once_with_their_count() -> None:
@@ -115,9 +115,51 @@ def test_on_a_cpu_ranks_are_workers_and_there_is_no_column_for_memory() -> None:
     plain = make_record(devices=(make_device(kind="cpu", name="CPU"),))
     [measurement] = plain.measurements
     without = replace(measurement, peak_mem_allocated_bytes=None)
-    [table] = report([replace(plain, measurements=(without,))]).tables
+    [table] = report([replace(plain, measurements=(without,))], device_count=0).tables
     assert table.columns[2:] == ("workers", "step ms", "samples/s", "speed-up", "efficiency")
     assert {len(row) for row in table.rows} == {len(table.columns)}
+
+
+def test_before_any_point_finished_the_devices_tell_what_a_rank_is() -> None:
+    devices = pd.DataFrame([rows.device_row("run-a", make_device(kind="cpu", name="CPU"))])
+    cancelled = make_failed(status=Status.CANCELLED, devices=())
+    [table] = summarize(make_run("run-a"), devices, points_of([cancelled])).tables
+    assert "workers" in table.columns
+
+
+def test_the_report_says_first_how_far_the_speed_up_goes_and_for_which_settings() -> None:
+    text = terminal.format_report(report(sweep()))
+    title, two, four, blank = text[text.index("Speed-up and") :].splitlines()[:4]
+    assert title == "Speed-up and efficiency over world_size=1"
+    assert re.fullmatch(r"2 GPUs  1\.6\d, 80\.\d% \((bf16|fp32)\) to 1\.6\d, 80\.\d% \(.*\)", two)
+    assert re.fullmatch(r"4 GPUs  2\.6\d, 66\.\d% \(bf16\)", four)
+    assert blank == ""
+    assert "**Speed-up and efficiency over world\\_size=1**" in markdown.format_report(
+        report(sweep())
+    )
+
+
+def test_findings_over_another_baseline_name_what_is_compared() -> None:
+    summary = report(sweep(), make_run("run-a", baseline={"precision": "fp32"}))
+    [(what, found)] = summary.findings
+    assert what == "precision=bf16"
+    assert re.fullmatch(r"1\.\d\d \(world_size=\d\) to 1\.\d\d \(world_size=\d\)", found)
+    assert "Speed-up over precision=fp32\n" in terminal.format_report(summary)
+
+
+def test_a_run_without_an_ok_point_has_no_findings_and_explains_no_column() -> None:
+    text = terminal.format_report(report([make_failed()]))
+    assert "Speed-up" not in text
+    assert "median" not in text
+
+
+def test_a_narrow_terminal_gets_all_figures_and_whole_run_ids() -> None:
+    text = terminal.format_report(report(sweep()), width=40)
+    assert "…" not in text
+    assert re.search(r"^fp32 +64 +1 +8\.\d+ ±0\.\d\d% +[\d,]+ +1\.00 +100\.0%", text, re.MULTILINE)
+    run = make_run("ddp_scaling-20260821-101112-abcd")
+    assert run.run_id in terminal.format_runs([run], width=40)
+    assert "±" in terminal.format_points(points_of(sweep()), width=40)
 
 
 def test_without_a_baseline_point_the_report_says_why_there_is_no_efficiency() -> None:
@@ -241,6 +283,37 @@ def test_a_run_that_is_not_over_tells_what_is_missing() -> None:
     run = make_run("run-a", points_total=10, points_ok=0, finished_at=None)
     text = terminal.format_report(report(sweep(), run))
     assert "unfinished; 10 points: 5 ok, 1 failed, 0 skipped, 4 not run" in " ".join(text.split())
+
+
+def test_an_interrupted_run_says_so_and_its_cancelled_point_did_not_fail() -> None:
+    run = make_run("run-a", points_total=8, status=RunStatus.INTERRUPTED)
+    cancelled = make_failed(make_point(world_size=8), status=Status.CANCELLED)
+    for text in (
+        terminal.format_report(report([*sweep(), cancelled], run)),
+        markdown.format_report(report([*sweep(), cancelled], run)),
+    ):
+        said = " ".join(text.split())
+        assert "interrupted after 2 min 5 s; 8 points: 5 ok, 1 failed, 0 skipped, " in said
+        assert "1 cancelled, 1 not run" in said
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(9.8, 10.2, "10.00 ±2.0%"), (9.99, 10.01, "10.00 ±0.10%"), (9.0, 90.0, "10.00 ±>100%")],
+)
+def test_a_step_time_tells_how_well_it_is_known(low: float, high: float, text: str) -> None:
+    row = {"step_ms_p50": 10.0, "step_ms_ci_low": low, "step_ms_ci_high": high}
+    assert wording.step_ms(row) == text
+
+
+def test_the_title_does_not_say_the_job_twice() -> None:
+    assert wording.title(make_run("ddp-1", job_name="ddp")) == "ddp-1"
+    assert wording.title(make_run("x-1", job_name="ddp")) == "ddp  x-1"
+
+
+@pytest.mark.parametrize(("value", "text"), [(3.9, "3.90"), (0.31, "0.31"), (0.0039, "0.0039")])
+def test_a_tiny_speed_up_keeps_two_digits(value: float, text: str) -> None:
+    assert wording.ratio(value) == text
 
 
 def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does_not_know() -> None:

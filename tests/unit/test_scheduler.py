@@ -7,18 +7,18 @@ from raybench.scheduler import Assign, Skip, decide, workers_needed
 
 
 def test_a_point_that_fits_gets_seats_in_rank_order():
-    decision = decide(make_point(world_size=2), make_devices(a=4), "pack", None)
+    decision = decide(make_point(world_size=2), make_devices(a=4), 4, "pack", None)
     assert decision == Assign(seats=(0, 1))
 
 
 def test_a_point_that_does_not_fit_is_skipped_with_both_numbers():
-    decision = decide(make_point(world_size=8), make_devices(a=2), "pack", None)
+    decision = decide(make_point(world_size=8), make_devices(a=2), 4, "pack", None)
     assert isinstance(decision, Skip)
-    assert decision.reason == "needs 8 devices, the cluster has 2"
+    assert decision.reason == "needs 8 devices, the cluster has 4"
 
 
 def test_after_a_stop_every_point_is_skipped_and_names_the_failed_one():
-    decision = decide(make_point(), make_devices(a=2), "pack", "abc123")
+    decision = decide(make_point(), make_devices(a=2), 2, "pack", "abc123")
     assert decision == Skip(
         error_type="Stopped", reason="on_error: stop, after point abc123 failed"
     )

@@ -28,7 +28,7 @@ from raybench import store
 from raybench.errors import ResultsError
 from raybench.records import RunStatus, Status
 from raybench.schemas import TABLES, schema
-from raybench.store import RunStore, load, read_runs, resolve_run
+from raybench.store import RunStore, check_writable, find_run, load, read_runs
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_an_empty_table_has_its_columns(results: Path) -> None:
 
 
 def test_an_unknown_table_and_a_missing_folder_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match=r"got 'point'; did you mean points\?"):
+    with pytest.raises(ResultsError, match=r"got 'point'; did you mean 'points'\?"):
         load(tmp_path, "point")
     with pytest.raises(ResultsError, match="no such folder of results"):
         load(tmp_path / "nowhere", "points")
@@ -266,19 +266,19 @@ def test_an_unknown_table_and_a_missing_folder_are_one_line(tmp_path: Path) -> N
     [("run-old", "run-old"), ("run-o", "run-old"), ("latest", "run-new")],
 )
 def test_a_run_is_found_by_id_prefix_and_latest(results: Path, text: str, run_id: str) -> None:
-    assert resolve_run(results, text) == run_id
+    assert find_run(results, text) == (results, run_id)
 
 
 @pytest.mark.parametrize("path", ["runs/run-old", "points/run-old/", "runs/run-old/run.parquet"])
 def test_a_run_is_found_by_a_path_into_the_results(results: Path, path: str) -> None:
-    assert resolve_run(results, f"{results}/{path}") == "run-old"
+    assert find_run(results, f"{results}/{path}") == (results, "run-old")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("run", "run 'run' is ambiguous: run-old, run-new"),
-        ("run-odl", "no run 'run-odl'; did you mean run-old?"),
+        ("run-odl", "no run 'run-odl'; did you mean 'run-old'?"),
         ("xyz", "no run 'xyz'; there are: run-old, run-new"),
         ("", "no run ''; there are: run-old, run-new"),
         ("../run-old", "not a run of"),
@@ -289,14 +289,46 @@ def test_a_run_that_cannot_be_told_names_the_candidates(
     results: Path, text: str, message: str
 ) -> None:
     with pytest.raises(ResultsError) as caught:
-        resolve_run(results, text)
+        find_run(results, text)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
+def test_a_path_finds_a_run_in_any_results_folder(results: Path, tmp_path: Path) -> None:
+    assert find_run(tmp_path / "nowhere", f"{results}/points/run-old") == (results, "run-old")
+
+
+def test_load_takes_a_run_as_the_commands_do_and_names_the_runs_when_there_is_none(
+    results: Path,
+) -> None:
+    assert set(load(results, "points", "latest")["run_id"]) == {"run-new"}
+    assert set(load(results, "points", "run-o")["run_id"]) == {"run-old"}
+    with pytest.raises(ResultsError, match="no run 'run-odl'; did you mean 'run-old'"):
+        load(results, "points", "run-odl")
+
+
+def test_results_that_are_a_file_are_not_said_to_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultsError, match="file: a file, not a folder of results"):
+        load(tmp_path / "file", "points")
+
+
+def test_a_folder_that_cannot_take_a_run_is_told_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_writable(tmp_path / "new" / "results")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultsError, match=r"file is not a folder; choose another"):
+        check_writable(tmp_path / "file" / "results")
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(ResultsError, match=f"no permission to write to {tmp_path}; choose"):
+        check_writable(tmp_path / "results")
+
+
 def test_without_runs_the_user_is_told_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="no runs yet; `raybench sweep JOB` makes one"):
-        resolve_run(tmp_path, "latest")
+        find_run(tmp_path, "latest")
 
 
 @given(

@@ -124,7 +124,8 @@ def test_a_worker_knows_its_process_and_its_versions():
     device = Worker("cpu", 0).identity(node_id="n", address="127.0.0.1")
     assert device.process_id == os.getpid()
     assert device.uuid == f"n/{os.getpid()}"
-    assert device.versions["torch"] == torch.__version__
+    # A CUDA build has a local part in __version__ that the installed package has not.
+    assert torch.__version__.startswith(device.versions["torch"])
     assert device.name
 
 

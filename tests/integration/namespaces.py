@@ -1,0 +1,118 @@
+"""Hosts of their own on this machine: each has its network, processes, name and scratch disk.
+
+Nodes of `ray.cluster_utils.Cluster` share this machine's address, name and files, so they cannot
+show what goes wrong between hosts. All of it vanishes with its processes, whatever the test does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+_UNSHARE = ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--kill-child"]
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+
+
+def why_not() -> str | None:
+    """Why this process cannot make hosts; None when it can."""
+    missing = [name for name in ("ip", "unshare", "nsenter", "mount") if not shutil.which(name)]
+    if missing:
+        return f"not on the PATH: {', '.join(missing)}"
+    tried = subprocess.run([*_UNSHARE, "--mount-proc", "true"], capture_output=True, text=True)
+    return tried.stderr.strip() if tried.returncode else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A host: its address on the network of all hosts, its first process, its variables."""
+
+    name: str
+    address: str
+    process_id: int
+    environment: dict[str, str]
+
+    def command(self, words: Sequence[str | Path]) -> list[str]:
+        enter = ["nsenter", "--target", str(self.process_id), "--net", "--mount", "--pid", "--uts"]
+        return [*enter, f"--wd={Path.cwd()}", "--", *map(str, words)]
+
+    def run(
+        self, words: Sequence[str | Path], timeout_s: float = 120, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(words),
+            env={**self.environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    def start_ray(self, *options: str, **environment: str) -> None:
+        """`ray start`, as a user types it, with two CPU slots."""
+        ray = Path(sys.executable).with_name("ray")
+        sizes = ["--num-cpus=2", "--num-gpus=0", "--object-store-memory=100000000"]
+        started = self.run(
+            [ray, "start", *options, f"--node-ip-address={self.address}", *sizes], **environment
+        )
+        assert started.returncode == 0, started.stdout + started.stderr
+
+
+@contextmanager
+def hosts(count: int) -> Iterator[list[Host]]:
+    """`count` hosts on one network 10.99.0.0/24; the bridge is part of the first."""
+    with ExitStack() as stack:
+        # Ray's socket paths may have 107 characters, so not pytest's long ones.
+        scratch = Path(stack.enter_context(TemporaryDirectory(prefix="rb", dir="/tmp")))
+        made = [stack.enter_context(_host(number, scratch)) for number in range(count)]
+        first, *others = made
+        _ip(first, "link add name net0 type bridge")
+        _ip(first, f"address add {first.address}/24 dev net0")
+        _ip(first, "link set net0 up")
+        for number, host in enumerate(others):
+            port = f"port{number}"
+            _ip(first, f"link add {port} type veth peer name net0 netns {host.process_id}")
+            _ip(first, f"link set {port} master net0 up")
+            _ip(host, f"address add {host.address}/24 dev net0")
+            _ip(host, "link set net0 up")
+        yield made
+
+
+@contextmanager
+def _host(number: int, scratch: Path) -> Iterator[Host]:
+    name, names = f"node{number}", scratch / f"hosts{number}"
+    # As Debian and Ubuntu write it: the host's own name is a loopback address.
+    names.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
+    ray_files = scratch / "ray"
+    ray_files.mkdir(exist_ok=True)
+    script = (
+        f"hostname {name} && mount --bind {names} /etc/hosts && ip link set lo up && "
+        f"mount -t tmpfs none {ray_files} && echo ready && exec sleep infinity"
+    )
+    command = [*_UNSHARE, "--mount-proc", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "ready\n"
+            children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text()
+            yield Host(
+                name=name,
+                address=f"10.99.0.{10 + number}",
+                process_id=int(children),
+                environment={**_ENVIRONMENT, "RAY_TMPDIR": str(ray_files), "HOME": str(scratch)},
+            )
+        finally:
+            # The kernel kills every process of a PID namespace with its first one.
+            holder.kill()
+
+
+def _ip(host: Host, words: str) -> None:
+    # Not in the host's process namespace, where the other hosts' process ids mean nothing.
+    enter = ["nsenter", "--target", str(host.process_id), "--net"]
+    done = subprocess.run([*enter, "ip", *words.split()], capture_output=True, text=True)
+    assert done.returncode == 0, f"ip {words}: {done.stderr}"

@@ -1,0 +1,218 @@
+"""Several hosts, each with an address, a name and processes of its own, and `ray start` on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.integration.namespaces import Host, hosts, why_not
+
+PROBE = "tests.integration.probe_workloads:Probe"
+PYTHON = Path(sys.executable)
+HEAD = ["--head", "--port=6379", "--include-dashboard=false"]
+SWEEP = [PYTHON.with_name("raybench"), "sweep"]
+
+pytestmark = pytest.mark.skipif(
+    why_not() is not None, reason=f"needs hosts of its own: {why_not()}"
+)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[Host]]:
+    """Three hosts that are one Ray cluster of six CPU slots, and one without Ray."""
+    with hosts(4) as made:
+        head, *others, _ = made
+        head.start_ray(*HEAD)
+        for host in others:
+            host.start_ray(f"--address={head.address}:6379")
+        yield made
+
+
+@pytest.fixture
+def lone() -> Iterator[Host]:
+    """A host on which nothing runs."""
+    with hosts(1) as (made,):
+        yield made
+
+
+def write_job(folder: Path, strategy: str = "spread", world_sizes: str = "[1, 2, 3]") -> Path:
+    job = folder / "job.yaml"
+    job.write_text(
+        f"version: 1\nname: hosts\nworkload: {{kind: '{PROBE}', folder: {folder}}}\n"
+        f"matrix: {{world_size: {world_sizes}, batch_size: 4}}\n"
+        f"placement: {{strategy: {strategy}}}\n"
+        "measure: {warmup: 2, iterations: 5, timeout_s: 30}\n"
+    )
+    return job
+
+
+@pytest.mark.parametrize(
+    ("strategy", "driver", "address", "workers_of_hosts", "node_counts"),
+    [
+        ("spread", 0, "auto", [1, 1, 1], [1, 2, 3]),
+        ("pack", 1, "10.99.0.10:6379", [1, 2], [1, 1, 2]),
+    ],
+)
+def test_a_sweep_spans_hosts_whose_own_names_are_loopback_addresses(
+    nodes, tmp_path, strategy, driver, address, workers_of_hosts, node_counts
+):
+    job = write_job(tmp_path, strategy)
+    command = [*SWEEP, job, "--address", address, "-o", tmp_path / "results"]
+    done = nodes[driver].run(command, NCCL_DEBUG="WARN")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.startswith("Ray cluster at 10.99.0.10:6379, up to 6 CPU workers")
+    points = pd.read_parquet(tmp_path / "results" / "points")
+    assert list(points["status"]) == ["ok", "ok", "ok"]
+    assert list(points["node_count"]) == node_counts
+    devices = pd.read_parquet(tmp_path / "results" / "devices")
+    assert sorted(Counter(devices["host"]).values()) == workers_of_hosts
+    addresses = {host.name: host.address for host in nodes}
+    assert list(devices["address"]) == [addresses[name] for name in devices["host"]]
+    for each in devices["environment"]:
+        # Chosen by raybench; set by the user for the sweep, and so for the workers of all hosts.
+        assert {"GLOO_SOCKET_IFNAME": "net0", "NCCL_DEBUG": "WARN"}.items() <= dict(each).items()
+    told = [json.loads((tmp_path / f"3-{rank}.json").read_text()) for rank in range(3)]
+    assert [one["host"] for one in told] == sorted(devices["host"])
+    assert {one["sum"] for one in told} == {6}
+
+
+def test_a_host_that_is_no_node_of_the_cluster_is_told_at_once(nodes, tmp_path):
+    command = [*SWEEP, write_job(tmp_path), "-o", tmp_path / "out"]
+    address = "10.99.0.10:6379"
+    for given, done in [
+        ("--address ", nodes[3].run([*command, "--address", address], timeout_s=20)),
+        ("RAY_ADDRESS=", nodes[3].run(command, timeout_s=20, RAY_ADDRESS=address)),
+    ]:
+        assert done.returncode == 3
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"{given}{address}: no node of that cluster runs on this host")
+
+
+HOLD = """\
+import ray, time
+ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+held = ray.util.placement_group([{"CPU": 2}, {"CPU": 2}, {"CPU": 1}])
+assert held.wait(30)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_wait_for_slots_that_others_use_can_be_interrupted(nodes, tmp_path):
+    head = nodes[0]
+    hold = head.command([PYTHON, "-c", HOLD])
+    sweep = head.command([*SWEEP, write_job(tmp_path), "-o", tmp_path / "results"])
+    with subprocess.Popen(hold, env=head.environment, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout.readline() == "held\n"
+            with subprocess.Popen(
+                sweep, env=head.environment, stderr=subprocess.PIPE, text=True
+            ) as waiting:
+                assert "up to 6 CPU workers" in waiting.stderr.readline()
+                time.sleep(2)
+                os.kill(only_child(waiting.pid), signal.SIGINT)
+                _, stderr = waiting.communicate(timeout=30)
+        finally:
+            os.kill(only_child(holder.pid), signal.SIGKILL)
+    assert waiting.returncode == 130, stderr
+    assert "Traceback" not in stderr
+
+
+def only_child(process_id: int) -> int:
+    """The command itself: nsenter waits for it outside and passes no signal on."""
+    (child,) = Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()
+    return int(child)
+
+
+PRIVATE = """\
+import json, subprocess, sys
+from raybench.cluster.ray_cluster import RayCluster
+from raybench.cluster.ray_connection import connect
+from raybench.job import Measure
+from raybench.plan import Point, Precision
+from raybench.records import Task
+
+connection = connect("auto", "cpu", 2)
+cluster = RayCluster(connection)
+cluster.start(2, "pack")
+point = Point(workload="mlp", params={"hidden": 8, "layers": 1}, world_size=2, batch_size=2,
+              precision=Precision.FP32, global_batch_size=4, scaling="weak")
+answers = cluster.run(Task(point=point, settings=Measure(warmup=1, iterations=2)), (0, 1))
+listening = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True).stdout
+again = "from raybench.cluster.ray_connection import connect; print(connect('auto', 'cpu', 1))"
+other = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True)
+print(json.dumps({
+    "where": connection.where,
+    "answers": [type(answer).__name__ for answer in answers],
+    "listening": [line.split()[3].rpartition(":")[0] for line in listening.splitlines()],
+    "other": other.stdout,
+}))
+cluster.close()
+"""
+
+
+def test_a_private_ray_is_this_hosts_own_and_takes_the_place_of_a_dead_cluster(lone):
+    address_file = Path(lone.environment["RAY_TMPDIR"]) / "ray" / "ray_current_cluster"
+    lone.run(["sh", "-c", f"mkdir {address_file.parent}; echo 10.99.0.10:6379 > {address_file}"])
+    done = lone.run([PYTHON, "-c", PRIVATE])
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    gone = "private Ray on this host (the cluster at 10.99.0.10:6379 is gone: "
+    assert told["where"].startswith(gone)
+    assert told["answers"] == ["Measurement", "Measurement"]
+    assert len(told["listening"]) > 5
+    assert set(told["listening"]) <= {"127.0.0.1", "[::ffff:127.0.0.1]"}
+    assert gone in told["other"]
+
+
+def test_a_cluster_with_a_token_and_other_versions_is_told_in_one_line(lone, tmp_path):
+    """A token lies in ~/.ray wherever a private Ray ever ran; `ray start` then asks for it."""
+    (tmp_path / "numpy-9.9.9.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: numpy\nVersion: 9.9.9\n"
+    (tmp_path / "numpy-9.9.9.dist-info" / "METADATA").write_text(metadata)
+    token = Path(lone.environment["HOME"]) / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("a" * 64)
+    lone.start_ray(*HEAD, PYTHONPATH=str(tmp_path))
+    command = [*SWEEP, write_job(tmp_path, world_sizes="[1]"), "-o", tmp_path / "results"]
+    explicit = [*command, "--address", "10.99.0.10:6379"]
+    for words, variables in [
+        (explicit, {}),
+        (explicit, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "b" * 64}),
+        (command, {"RAY_AUTH_TOKEN_PATH": "/nowhere"}),
+    ]:
+        done = lone.run(words, **variables)
+        assert done.returncode == 3
+        (line,) = done.stderr.splitlines()
+        assert "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN" in line
+    done = lone.run(command)
+    assert done.returncode == 3
+    first, *_, last = done.stderr.splitlines()
+    assert first.startswith("Ray cluster at 10.99.0.10:6379")
+    assert "9.9.9 on node0 (10.99.0.10): install the same version on every node" in last
+
+
+def test_a_host_without_raybench_is_told_in_one_line(lone, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    elsewhere = tmp_path / "site" / "raybench"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "__init__.py").touch()
+    lone.start_ray(*HEAD, PYTHONPATH=str(elsewhere.parent))
+    job = tmp_path / "job.yaml"
+    job.write_text("version: 1\nname: x\nworkload: {kind: mlp}\nmatrix: {batch_size: 4}\n")
+    done = lone.run([*SWEEP, job, "-o", tmp_path / "results"])
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "10.99.0.10" in last
+    assert "No module named 'raybench" in last

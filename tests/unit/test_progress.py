@@ -1,0 +1,78 @@
+"""Progress on stderr: plain lines, and on a terminal what is redrawn below them."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from builders import make_failed, make_point, make_record
+from rich.console import Console
+
+from raybench.cli.progress import LineProgress, LiveProgress, Progress, make_progress
+from raybench.plan import Plan
+from raybench.records import Status
+from raybench.sweep import PointFinished, PointStarted
+
+PLAN = Plan(points=tuple(make_point(batch_size=2**power) for power in range(40)), warnings=())
+LONG = "rank 3 (a-node-with-a-long-name, cuda:3): " + "CUDA out of memory. " * 30
+
+
+def console_of(kind: str) -> Console:
+    terminal = kind != "pipe"
+    environment = {"TERM": "dumb" if kind == "dumb" else "xterm"}
+    return Console(
+        file=io.StringIO(), force_terminal=terminal, width=80, height=24, _environ=environment
+    )
+
+
+def written(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def show_all(progress: Progress) -> None:
+    with progress:
+        for index, point in enumerate(PLAN.points):
+            progress.show(PointStarted(index=index, point=point, devices=()))
+            record = make_record(point)
+            if index == 5:
+                record = make_failed(point, error_message=LONG)
+            if index == 6:
+                record = make_failed(point, status=Status.SKIPPED, error_message="needs [b]8")
+            progress.show(PointFinished(index=index, record=record))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("pipe", LineProgress), ("dumb", LineProgress), ("tty", LiveProgress)]
+)
+def test_only_a_terminal_that_can_move_its_cursor_is_redrawn(kind: str, expected: type) -> None:
+    assert type(make_progress(PLAN, console_of(kind))) is expected
+
+
+@pytest.mark.parametrize("kind", ["pipe", "tty"])
+def test_every_point_of_a_long_sweep_leaves_one_line(kind: str) -> None:
+    console = console_of(kind)
+    show_all(make_progress(PLAN, console))
+    lines = written(console).splitlines()
+    for number in range(1, 41):
+        [line] = [line for line in lines if f"[{number:>2}/40]" in line and "runs" not in line]
+        assert f"batch {2 ** (number - 1)}" in line
+    [oom] = [line for line in lines if "oom" in line]
+    assert "rank 3 (a-node-with-a-long-name, cuda:3): CUDA out of memory." in oom
+    assert len(oom) < 400
+    assert any("needs [b]8" in line for line in lines)
+
+
+def test_what_is_redrawn_is_two_lines_whatever_the_width() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=20, _environ={"TERM": "xterm"})
+    progress = LiveProgress(PLAN, console)
+    progress.show(PointStarted(index=0, point=PLAN.points[0], devices=()))
+    assert len(console.render_lines(progress._picture())) == 2
+
+
+def test_the_step_time_is_that_of_the_report() -> None:
+    console = console_of("pipe")
+    progress = make_progress(PLAN, console)
+    record = make_record(PLAN.points[0], step_ms=0.000512)
+    progress.show(PointFinished(index=0, record=record))
+    assert "0.0005" in written(console)
