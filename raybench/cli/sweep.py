@@ -246,7 +246,8 @@ def _new_run(job: Job, plan: Plan, tags: dict[str, str]) -> Run:
         job_name=job.name,
         job_text=job.text,
         job_sha256=job.meaning_sha256,
-        argv=tuple(sys.argv),
+        # Not sys.argv[0]: where the program lies says nothing of the run.
+        argv=("raybench", *sys.argv[1:]),
         status=RunStatus.RUNNING,
         started_at=now,
         points_total=len(plan.points),

@@ -120,6 +120,24 @@ def test_a_workload_that_switches_tf32_on_under_fp32_is_told(workload):
     assert clean.warnings == ()
 
 
+def test_compiled_code_is_forgotten_after_the_point(workload):
+    class Compiled:
+        items_per_step = 1
+
+        def __init__(self, context) -> None:
+            self._double = torch.compile(lambda x: x * 2, backend="eager")
+
+        def step(self) -> None:
+            self._double(torch.ones(2))
+            frames.append(torch._dynamo.convert_frame.FRAME_COUNTER)
+
+    frames: list[int] = []
+    answer = run(make_point(workload=workload(Compiled), params={}))
+    assert isinstance(answer, Measurement), answer
+    assert frames[0] > 0
+    assert torch._dynamo.convert_frame.FRAME_COUNTER == 0
+
+
 def test_a_worker_knows_its_process_and_its_versions():
     device = Worker("cpu", 0).identity(node_id="n", address="127.0.0.1")
     assert device.process_id == os.getpid()

@@ -1,0 +1,54 @@
+"""README and docs say what the repository holds: links, committed runs, figures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from raybench.job import load_job
+from raybench.plan import make_plan
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("docs/*.md")]
+RUN_ID = re.compile(r"`([a-z_]+-\d{8}-\d{6}-[0-9a-f]{4})`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_file_leads_to_one(page):
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    missing = [
+        link
+        for link in links
+        if not link.startswith("https://") and not (page.parent / link).exists()
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_run_that_is_named_is_committed(page):
+    for run_id in RUN_ID.findall(page.read_text()):
+        assert list((REPOSITORY / "results" / "points" / run_id).glob("*.parquet")), run_id
+
+
+def test_the_table_of_the_readme_is_that_of_its_run():
+    from raybench.cli.results import load_summary
+    from raybench.report.markdown import format_report
+
+    text = (REPOSITORY / "README.md").read_text()
+    run_id = next(run for run in RUN_ID.findall(text) if run.startswith("ddp_scaling-"))
+    reported = format_report(load_summary(REPOSITORY / "results", run_id)).splitlines()
+    shown = [line for line in text.split("## How to read it")[0].splitlines() if line[:2] == "| "]
+    assert len(shown) > 3
+    assert [line for line in shown if line not in reported] == []
+
+
+@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("jobs/*.yaml")), ids=lambda path: path.stem)
+def test_every_job_of_the_repository_loads_and_was_run(path):
+    job = load_job(path)
+    planned = {point.point_id for point in make_plan(job).points}
+    runs = list((REPOSITORY / "results" / "points").glob(f"{job.name}-*"))
+    assert runs
+    measured = {part.name.split("-")[1] for run in runs for part in run.glob("*.parquet")}
+    assert planned <= measured
