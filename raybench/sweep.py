@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from raybench.cluster import Cluster
 from raybench.cluster.ranks import Strategy
+from raybench.errors import ClusterError
 from raybench.job import Measure
 from raybench.plan import Plan, Point
 from raybench.records import Answer, Device, Failure, Measurement, Record, Status, Task
@@ -56,7 +57,8 @@ def sweep(
 ) -> Iterator[Event]:
     """Run the points in order; `write` gets each record before the event that tells of it.
 
-    An interrupt writes the point in flight as cancelled and goes on to the caller.
+    An interrupt writes the point in flight as cancelled, a ClusterError as lost, and both go on
+    to the caller.
     """
     stopped_by: str | None = None
     for index, point in enumerate(plan.points):
@@ -72,10 +74,12 @@ def sweep(
             try:
                 answers = cluster.run(Task(point=point, settings=settings.measure), decision.seats)
             except KeyboardInterrupt:
-                write(
-                    index,
-                    _unmeasured(point, started_at, Status.CANCELLED, "Interrupted", "by the user"),
-                )
+                interrupted = (Status.CANCELLED, "Interrupted", "by the user")
+                write(index, _unmeasured(point, started_at, *interrupted))
+                raise
+            except ClusterError as error:
+                lost = (Status.LOST, "ClusterError", str(error))
+                write(index, _unmeasured(point, started_at, *lost))
                 raise
             record = _record(point, answers, devices, started_at, time.perf_counter() - started_s)
         write(index, record)

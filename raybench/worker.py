@@ -85,6 +85,7 @@ class Worker:
 
     def _measurement(self, task: Task, place: Place, group: Group | None) -> Measurement:
         started_s = time.perf_counter()
+        _tell_place(place)
         self._join(task, place, group)
         point = task.point
         precision.apply(point.precision)
@@ -123,15 +124,7 @@ class Worker:
             return
         if group is None:
             raise AssertionError("the old group must be left before a point runs without one")
-        os.environ.update(
-            RANK=str(place.rank),
-            WORLD_SIZE=str(place.world_size),
-            LOCAL_RANK=str(place.local_rank),
-            LOCAL_WORLD_SIZE=str(place.local_world_size),
-            GROUP_RANK=str(place.node_rank),
-            MASTER_ADDR=group.store_address,
-            MASTER_PORT=str(group.store_port),
-        )
+        os.environ.update(MASTER_ADDR=group.store_address, MASTER_PORT=str(group.store_port))
         timeout = timedelta(seconds=task.settings.timeout_s + _GROUP_TIMEOUT_MARGIN_S)
         store = TCPStore(group.store_address, group.store_port, is_master=False, timeout=timeout)
         # No device_id: torch then splits communicators, which crashes after a second init
@@ -174,6 +167,17 @@ class Worker:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _tell_place(place: Place) -> None:
+    """The variables of torchrun, which libraries read."""
+    os.environ.update(
+        RANK=str(place.rank),
+        WORLD_SIZE=str(place.world_size),
+        LOCAL_RANK=str(place.local_rank),
+        LOCAL_WORLD_SIZE=str(place.local_world_size),
+        GROUP_RANK=str(place.node_rank),
+    )
 
 
 def _failure(error: Exception, place: Place) -> Failure:

@@ -3,6 +3,7 @@
 import pytest
 from fakes import make_cluster, make_device, make_devices, make_measurement, make_point
 
+from raybench.errors import ClusterError
 from raybench.job import Measure
 from raybench.plan import Plan
 from raybench.records import Failure, Status
@@ -112,6 +113,23 @@ def test_an_interrupt_writes_the_point_in_flight_as_cancelled_and_goes_on():
     with pytest.raises(KeyboardInterrupt):
         list(events)
     assert [record.status for record in written] == [Status.CANCELLED]
+
+
+def test_a_cluster_that_gives_up_leaves_the_point_in_flight_as_lost():
+    def script(point, rank):
+        raise ClusterError("a worker did not start within 180 s")
+
+    written = []
+    settings = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
+    cluster = started(make_devices(a=1), script)
+    events = sweep(
+        Plan(points=(make_point(),)), settings, cluster, lambda _, record: written.append(record)
+    )
+    with pytest.raises(ClusterError):
+        list(events)
+    assert [(one.status, one.error_message) for one in written] == [
+        (Status.LOST, "a worker did not start within 180 s")
+    ]
 
 
 def test_cpu_workers_that_share_cores_are_told():

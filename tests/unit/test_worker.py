@@ -138,6 +138,22 @@ def test_compiled_code_is_forgotten_after_the_point(workload):
     assert torch._dynamo.convert_frame.FRAME_COUNTER == 0
 
 
+def test_a_lone_rank_is_told_its_place_after_a_bigger_group(workload, monkeypatch):
+    class Reader:
+        items_per_step = 1
+
+        def __init__(self, context) -> None: ...
+
+        def step(self) -> None:
+            seen.append((os.environ["RANK"], os.environ["WORLD_SIZE"]))
+
+    seen: list[tuple[str, str]] = []
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    run(make_point(workload=workload(Reader), params={}))
+    assert set(seen) == {("0", "1")}
+
+
 def test_a_worker_knows_its_process_and_its_versions():
     device = Worker("cpu", 0).identity(node_id="n", address="127.0.0.1")
     assert device.process_id == os.getpid()
