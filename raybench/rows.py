@@ -175,11 +175,12 @@ def _data_ms(measurements: tuple[Measurement, ...]) -> float | None:
     """Median over iterations of the longest wait for data; None where no rank tells of it."""
     from raybench.measure import stats
 
-    waits_ns = [
-        [ns for repetition in m.repetitions for ns in repetition.timed.part_ns.get("data", ())]
-        for m in measurements
+    told = [
+        [ns for samples in timed for ns in samples.part_ns.get("data", (0,) * len(samples.step_ns))]
+        for measurement in measurements
+        if (timed := [repetition.timed for repetition in measurement.repetitions])
+        and any("data" in samples.part_ns for samples in timed)
     ]
-    told = [waits for waits in waits_ns if waits]
     return stats.summarize(stats.per_iteration_max(told)).p50 / _NS_PER_MS if told else None
 
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from raybench import registry
+from raybench.errors import UsageError
 from raybench.measure.identity import describe_device
 from raybench.measure.phases import measure
 from raybench.measure.timing import align_ranks
@@ -110,6 +111,7 @@ class Worker:
         done = measure(
             build, context, task.settings, lambda: setup_s.append(time.perf_counter() - started_s)
         )
+        self._check_group(point.workload)
         return Measurement(
             rank=place.rank,
             repetitions=done.repetitions,
@@ -139,6 +141,14 @@ class Worker:
         self._group = group
         align_ranks(self._device)
 
+    def _check_group(self, workload: str) -> None:
+        """Without the group the ranks measure alone, and so would those of the next points."""
+        if self._group is not None and not dist.is_initialized():
+            raise UsageError(
+                f"workload {workload} destroyed the process group, which is raybench's and kept "
+                "for the next points; leave dist.destroy_process_group() out of it"
+            )
+
     def _reset_peak_memory(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -164,6 +174,9 @@ class Worker:
         # Only then: with CUDA the reset itself imports all of inductor, 2 s in each process.
         if torch._dynamo.utils.counters["frames"]:
             torch._dynamo.reset()
+        if self._group is None and dist.is_initialized():
+            # A workload's own, made at world size 1: the next group could not be formed.
+            dist.destroy_process_group()
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

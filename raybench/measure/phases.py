@@ -6,8 +6,10 @@ others, outside the timed region, so that all run the same number of collectives
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -43,16 +45,30 @@ def measure(
     repetitions = []
     items_per_step = 0
     for _ in range(settings.repeats):
-        workload = build()
-        built()
-        items_per_step = workload.items_per_step
-        try:
+        # The workload before this one, cycles included, must be gone: it would count in the peak
+        # memory of this one, and may leave no room for it.
+        gc.collect()
+        with _closed_at_the_end(build()) as workload:
+            built()
+            items_per_step = workload.items_per_step
             repetitions.append(_repetition(workload, timer, context, settings))
-        finally:
-            close = getattr(workload, "close", None)
-            if close is not None:
-                close()
+        del workload
     return Measured(repetitions=tuple(repetitions), items_per_step=items_per_step)
+
+
+@contextmanager
+def _closed_at_the_end(workload: Workload) -> Iterator[Workload]:
+    """Close the workload, if it can be; what it raises then does not hide an earlier error."""
+    close = getattr(workload, "close", lambda: None)
+    try:
+        yield workload
+    except BaseException as error:
+        try:
+            close()
+        except Exception as second:
+            error.add_note(f"close() then raised {type(second).__name__}: {second}")
+        raise
+    close()
 
 
 def _repetition(

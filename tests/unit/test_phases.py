@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -36,8 +38,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return now_ns
 
 
-def measured(clock, settings, *, cold_s=1.0, step_s=0.01):
-    context = Context(
+def lone_context() -> Context:
+    return Context(
         device=torch.device("cpu"),
         rank=0,
         world_size=1,
@@ -45,13 +47,16 @@ def measured(clock, settings, *, cold_s=1.0, step_s=0.01):
         batch_size=4,
         precision=Precision.FP32,
     )
+
+
+def measured(clock, settings, *, cold_s=1.0, step_s=0.01):
     workloads = []
 
     def build() -> Paced:
         workloads.append(Paced(clock, cold_s, step_s))
         return workloads[-1]
 
-    done = phases.measure(build, context, settings, lambda: None)
+    done = phases.measure(build, lone_context(), settings, lambda: None)
     assert all(workload.closed for workload in workloads)
     return done
 
@@ -96,3 +101,48 @@ def test_each_repeat_is_a_new_workload_with_its_own_warm_up(clock):
     for repetition in done.repetitions:
         assert repetition.warmup.step_ns[0] == 500_000_000
         assert len(repetition.timed.step_ns) == 3
+
+
+def test_a_repeat_is_built_when_the_one_before_is_gone_even_without_a_close():
+    class Cyclic:
+        items_per_step = 1
+
+        def __init__(self) -> None:
+            alive.append(sum(ref() is not None for ref in built))
+            self._itself = self
+            built.append(weakref.ref(self))
+
+        def step(self) -> None: ...
+
+    built: list[weakref.ref[Cyclic]] = []
+    alive: list[int] = []
+    phases.measure(Cyclic, lone_context(), Measure(iterations=1, repeats=3), lambda: None)
+    assert alive == [0, 0, 0]
+
+
+def test_an_error_of_close_is_a_note_on_the_error_before_it():
+    class Broken:
+        items_per_step = 1
+
+        def step(self) -> None:
+            raise torch.OutOfMemoryError("too big")
+
+        def close(self) -> None:
+            raise ValueError("nothing to close")
+
+    with pytest.raises(torch.OutOfMemoryError, match="too big") as caught:
+        phases.measure(Broken, lone_context(), Measure(), lambda: None)
+    assert caught.value.__notes__ == ["close() then raised ValueError: nothing to close"]
+
+
+def test_an_error_of_close_alone_is_raised():
+    class Broken:
+        items_per_step = 1
+
+        def step(self) -> None: ...
+
+        def close(self) -> None:
+            raise ValueError("cannot close")
+
+    with pytest.raises(ValueError, match="cannot close"):
+        phases.measure(Broken, lone_context(), Measure(iterations=1), lambda: None)

@@ -119,6 +119,24 @@ def test_waiting_for_data_is_the_longest_over_ranks_and_null_when_nobody_tells()
     assert row_of(two_ranks())["data_ms"] is None
 
 
+def test_a_repeat_in_which_a_rank_did_not_wait_for_data_counts_as_no_wait() -> None:
+    def repetition(count: int, **parts: list[int]) -> Repetition:
+        return Repetition(warmup=make_samples([]), timed=make_samples([MS] * count, **parts))
+
+    first, idle, busy = (
+        repetition(3, data=[MS] * 3),
+        repetition(4),
+        repetition(4, data=[2 * MS] * 4),
+    )
+    ranks = tuple(
+        replace(make_measurement(rank, []), repetitions=(first, last))
+        for rank, last in enumerate([idle, busy])
+    )
+    assert row_of(make_record(measurements=ranks[:1]))["data_ms"] == 0.0
+    both = make_record(make_point(world_size=2), measurements=ranks)
+    assert row_of(both)["data_ms"] == 2.0
+
+
 def test_ranks_with_different_sample_counts_are_our_bug() -> None:
     ranks = (make_measurement(0, [[MS] * 5]), make_measurement(1, [[MS] * 4]))
     with pytest.raises(ValueError, match="equally many samples"):

@@ -8,12 +8,14 @@ from types import ModuleType
 
 import pytest
 import torch
+import torch.distributed as dist
 from fakes import make_point
 
 from raybench.cluster.local import this_process
+from raybench.cluster.rendezvous import StoreHost
 from raybench.job import Measure
 from raybench.plan import Precision
-from raybench.records import Failure, Measurement, Place, Status, Task
+from raybench.records import Failure, Group, Measurement, Place, Status, Task
 from raybench.worker import Worker
 
 ALONE = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
@@ -152,6 +154,43 @@ def test_a_lone_rank_is_told_its_place_after_a_bigger_group(workload, monkeypatc
     monkeypatch.setenv("RANK", "3")
     run(make_point(workload=workload(Reader), params={}))
     assert set(seen) == {("0", "1")}
+
+
+def test_a_workload_that_destroys_the_process_group_is_refused_and_not_measured_alone(workload):
+    class Destroyer:
+        items_per_step = 1
+
+        def __init__(self, context) -> None: ...
+
+        def step(self) -> None: ...
+
+        def close(self) -> None:
+            dist.destroy_process_group()
+
+    address, port = (store := StoreHost("127.0.0.1")).endpoint()
+    group = Group(name="group-0", store_address=address, store_port=port)
+    point = make_point(workload=workload(Destroyer), params={})
+    task = Task(point=point, settings=Measure(warmup=1, iterations=1))
+    answer = Worker("cpu", 0).run(task, ALONE, group)
+    del store
+    assert isinstance(answer, Failure), answer
+    assert answer.message.startswith("workload own_workloads:Destroyer destroyed the process group")
+
+
+def test_a_process_group_that_a_lone_workload_made_is_gone_at_its_next_point(workload):
+    class Own:
+        items_per_step = 1
+
+        def __init__(self, context) -> None:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+        def step(self) -> None: ...
+
+    name = workload(Own)
+    for _ in range(2):
+        answer = run(make_point(workload=name, params={}))
+        assert isinstance(answer, Measurement), answer
+    assert not dist.is_initialized()
 
 
 def test_a_worker_knows_its_process_and_its_versions():
