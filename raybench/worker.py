@@ -206,17 +206,23 @@ def _failure(error: Exception, place: Place) -> Failure:
         message=text.splitlines()[0],
         detail=detail,
         # The others of a group may wait for this rank in a collective for ever.
-        keeps_worker=alone and (status is Status.OOM or not _is_cuda_error(error)),
+        keeps_worker=alone and not _is_cuda_error(error),
     )
 
 
 def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    # The CPU allocator has no exception class of its own.
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    # The CPU allocator, cuBLAS and NCCL have no exception class of their own for it.
+    told = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in told)
 
 
 def _is_cuda_error(error: Exception) -> bool:
-    """After an error of the device itself the CUDA context of the process stays broken."""
+    """After an error of the device itself the CUDA context of the process stays broken.
+
+    Not after torch's own allocator has run out: it only asked.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
     return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)

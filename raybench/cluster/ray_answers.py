@@ -40,6 +40,16 @@ def gather(refs: Sequence[Any], timeout_s: float) -> tuple[Answer, ...]:
     return tuple(answers[rank] for rank in range(len(refs)))
 
 
+def all_done(refs: Sequence[Any], timeout_s: float) -> bool:
+    """Whether all of them ended in time, and without an error."""
+    done, late = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
+    try:
+        ray.get(done)
+    except ray.exceptions.RayError:
+        return False
+    return not late
+
+
 def _answer(ref: Any, rank: int) -> Answer:
     try:
         answer: Answer = ray.get(ref)

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import (
 
 from raybench.cluster import ranks
 from raybench.cluster.ranks import Strategy
-from raybench.cluster.ray_answers import gather
+from raybench.cluster.ray_answers import all_done, gather
 from raybench.cluster.ray_connection import Connection, DeviceKind, first_line
 from raybench.environment import measured_variables, package_versions
 from raybench.errors import ClusterError
@@ -191,8 +191,7 @@ class RayCluster:
     def _leave_group(self) -> None:
         if self._group is not None:
             refs = [self._actors[seat].leave.remote() for seat in self._group_seats]
-            _, late = ray.wait(refs, num_returns=len(refs), timeout=_LEAVE_TIMEOUT_S)
-            if late:
+            if not all_done(refs, _LEAVE_TIMEOUT_S):
                 self._replace(self._group_seats)
         self._group, self._group_seats = None, ()
 

@@ -70,6 +70,8 @@ def test_an_exception_in_init_or_step_is_a_failure_with_its_first_line_and_trace
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
         MemoryError(),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
 def test_out_of_memory_has_a_status_of_its_own(workload, error):
@@ -85,6 +87,7 @@ def test_out_of_memory_has_a_status_of_its_own(workload, error):
     assert isinstance(answer, Failure)
     assert answer.status is Status.OOM
     assert answer.message
+    assert answer.keeps_worker == ("CUDA error" not in answer.message)
 
 
 def test_an_error_of_the_device_costs_the_process(workload):
