@@ -100,9 +100,16 @@ def test_a_point_too_big_for_the_cluster_is_a_skipped_row():
     assert [type(event) for event in events] == [PointFinished, PointStarted, PointFinished]
 
 
-def test_an_interrupt_writes_the_point_in_flight_as_cancelled_and_goes_on():
+@pytest.mark.parametrize(
+    ("stop", "status", "message"),
+    [
+        (KeyboardInterrupt(), Status.CANCELLED, "by the user"),
+        (ClusterError("a worker did not start"), Status.LOST, "a worker did not start"),
+    ],
+)
+def test_what_ends_the_sweep_leaves_a_row_of_the_point_in_flight_and_goes_on(stop, status, message):
     def script(point, rank):
-        raise KeyboardInterrupt
+        raise stop
 
     written = []
     settings = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
@@ -110,26 +117,9 @@ def test_an_interrupt_writes_the_point_in_flight_as_cancelled_and_goes_on():
     events = sweep(
         Plan(points=(make_point(),)), settings, cluster, lambda _, record: written.append(record)
     )
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(stop)):
         list(events)
-    assert [record.status for record in written] == [Status.CANCELLED]
-
-
-def test_a_cluster_that_gives_up_leaves_the_point_in_flight_as_lost():
-    def script(point, rank):
-        raise ClusterError("a worker did not start within 180 s")
-
-    written = []
-    settings = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
-    cluster = started(make_devices(a=1), script)
-    events = sweep(
-        Plan(points=(make_point(),)), settings, cluster, lambda _, record: written.append(record)
-    )
-    with pytest.raises(ClusterError):
-        list(events)
-    assert [(one.status, one.error_message) for one in written] == [
-        (Status.LOST, "a worker did not start within 180 s")
-    ]
+    assert [(one.status, one.error_message) for one in written] == [(status, message)]
 
 
 def test_cpu_workers_that_share_cores_are_told():
