@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 from raybench.version import __version__
 
 if TYPE_CHECKING:
-    from raybench.store import load, units
+    from raybench.tables import load, units
 
 __all__ = ["__version__", "load", "units"]
 
 
 def __getattr__(name: str) -> Any:
-    """`load` and `units` come with the store; without them `import raybench` stays light."""
+    """`load` and `units` come with the tables; without them `import raybench` stays light."""
     if name in ("load", "units"):
-        from raybench import store
+        from raybench import tables
 
-        return getattr(store, name)
+        return getattr(tables, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from raybench.version import __version__
 
 _PACKAGES = ("torch", "ray", "numpy", "pyarrow")
-_PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_", "PYTORCH_", "GLOO_", "MKL_")
+_PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_", "PYTORCH_", "GLOO_", "MKL_", "NVIDIA_TF32_")
 
 
 def package_versions() -> dict[str, str]:

@@ -1,6 +1,7 @@
-"""The job file: its models, and how it is loaded and checked.
+"""The job file: what it is made of, and how it is loaded and checked.
 
-Every rule of a job file is here or in `job_rules`, so a `Job` that `load_job` returned is sound.
+Every rule of a job file is in `job_sections`, here or in `job_rules`, so a `Job` that `load_job`
+returned is sound.
 """
 
 from __future__ import annotations
@@ -13,104 +14,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-)
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError
+from pydantic_core import ErrorDetails
 
 from raybench import job_rules, registry
 from raybench.errors import JobError, UsageError
+from raybench.job_sections import (
+    Measure,
+    Placement,
+    Section,
+    Span,
+    Value,
+    Values,
+    WorkloadSection,
+)
 from raybench.messages import KeyPath, Problem, dotted, rule_of, unknown
 from raybench.yaml_source import YamlSource, read_source
 
-
-def _one_value(value: object) -> object:
-    if isinstance(value, dict | list):
-        # Before the union below is tried, which would complain once for each of its types.
-        raise PydanticCustomError("one_value", "must be one value")
-    return value
+__all__ = ["Job", "Measure", "Span", "job_schema", "load_job"]
 
 
-def _one_or_more(value: object) -> object:
-    if value == []:
-        # Here and not by min_length, which does not count the values that are wrong themselves.
-        raise PydanticCustomError("too_short", "must not be empty")
-    return tuple(value) if isinstance(value, list) else (value,)
-
-
-_AnyScalar = StrictBool | StrictInt | StrictFloat | StrictStr
-Value = Annotated[_AnyScalar, BeforeValidator(_one_value)]
-_NonEmptyList = Annotated[list[Value], Field(min_length=1)]
-Values = Annotated[
-    tuple[Value, ...],
-    BeforeValidator(_one_or_more, json_schema_input_type=_AnyScalar | _NonEmptyList),
-]
-PositiveCount = Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)]
-Seconds = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class WorkloadSection(BaseModel):
-    """What is timed, and the parameters that all points share."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    __pydantic_extra__: dict[str, Value]
-
-    kind: Annotated[str, Field(strict=True)] = Field(
-        description="A built-in workload (`raybench workloads` lists them) or package.module:Class."
-    )
-
-    @property
-    def parameters(self) -> Mapping[str, bool | int | float | str]:
-        """The parameters as the file gives them, without defaults."""
-        return self.__pydantic_extra__
-
-
-class Measure(_Section):
-    """How long each point is measured."""
-
-    warmup: PositiveCount = Field(default=10, description="Iterations before the timed ones.")
-    iterations: PositiveCount = Field(default=50, description="Timed iterations, at most.")
-    target_ci: Annotated[float, Field(strict=True, gt=0, lt=1)] = Field(
-        default=0.01,
-        description="Wanted half width of the 95 % interval of the median, relative to it.",
-    )
-    max_seconds: Seconds = Field(
-        default=20.0,
-        description="Time budget of a repeat in seconds, with its warm-up but for the first step.",
-    )
-    repeats: PositiveCount = Field(
-        default=1, description="How often each point is built, warmed up and timed anew."
-    )
-    timeout_s: Seconds = Field(
-        default=300.0, description="A point that takes longer is stopped as hung, in seconds."
-    )
-
-
-class Placement(_Section):
-    """Which devices work on a point."""
-
-    strategy: Literal["pack", "spread"] = Field(
-        default="pack", description="pack: fill node after node. spread: over as many as possible."
-    )
-    isolation: Literal["cluster"] = Field(
-        default="cluster", description="cluster: one point at a time on the whole cluster."
-    )
-
-
-class Job(_Section):
+class Job(Section):
     """A job file of raybench: a workload, the axes of the sweep, how to measure."""
 
     version: Literal[1] = Field(description="Version of the job file format.")
@@ -121,8 +45,8 @@ class Job(_Section):
     matrix: dict[str, Values] = Field(
         default={},
         description="Axes of the sweep: setting -> values; all combinations are run, and the first "
-        "key varies slowest. world_size, precision, batch_size or global_batch_size, and every "
-        "parameter of the workload can be an axis.",
+        "key varies slowest. world_size, precision, cuda_graph, batch_size or global_batch_size, "
+        "and every parameter of the workload can be an axis.",
     )
     zip: tuple[dict[str, Values], ...] = Field(
         default=(),
@@ -139,7 +63,8 @@ class Job(_Section):
     )
     baseline: dict[str, Value] = Field(
         default={"world_size": 1},
-        description="Settings of the point that the report compares the others of a series with.",
+        description="Settings of the point that the report compares the others of a series with; "
+        "{} where nothing is to be compared.",
     )
     measure: Measure = Field(default=Measure(), description="How long each point is measured.")
     placement: Placement = Field(default=Placement(), description="Which devices work on a point.")
@@ -177,7 +102,13 @@ class Job(_Section):
 
 
 # By dotted path: the models that refuse unknown keys.
-_MODELS: Mapping[str, type[BaseModel]] = {"": Job, "measure": Measure, "placement": Placement}
+_MODELS: Mapping[str, type[BaseModel]] = {
+    "": Job,
+    "measure": Measure,
+    "measure.warmup": Span,
+    "measure.iterations": Span,
+    "placement": Placement,
+}
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
@@ -233,10 +164,11 @@ def _not_below(known: Sequence[Problem], found: Sequence[Problem]) -> list[Probl
 
 
 def _sound_part(data: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
-    """`data` without the values that have problems; a list goes as a whole."""
+    """`data` without the values that have problems; a list or a span goes as a whole."""
     sound = {"version": 1, "name": "unnamed", **copy.deepcopy(data)}
     for problem in problems:
-        *parents, last = itertools.takewhile(lambda key: isinstance(key, str), problem.path)
+        keys = itertools.takewhile(lambda key: isinstance(key, str), problem.path)
+        *parents, last = itertools.islice(keys, 2)
         section: Any = sound
         for key in parents:
             section = section.get(key) if isinstance(section, dict) else None

@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from raybench.messages import KeyPath, Problem, dotted, unknown
-from raybench.plan import RUN_SETTINGS
+from raybench.plan import BATCH_SIZES, RUN_SETTINGS
 from raybench.registry import Setting
 
 if TYPE_CHECKING:
     from raybench.job import Job
 
 MAX_POINTS = 100_000
-SIZES = ("batch_size", "global_batch_size")
 _Settings = Mapping[str, Setting]
 
 
@@ -32,7 +31,7 @@ def check(job: Job, settings: _Settings, *, is_whole: bool) -> list[Problem]:
         *_check_points(job, settings),
     ]
     if is_whole:
-        problems += [*_check_sizes(job), *_check_required(job, settings)]
+        problems += [*_check_sizes(job, settings), *_check_required(job, settings)]
         problems += [*_check_include_is_full(job), *_check_count(job)]
     return problems
 
@@ -46,11 +45,10 @@ def _check_workload(job: Job, settings: _Settings) -> Iterator[Problem]:
     own = [name for name in settings if name not in RUN_SETTINGS]
     for name, value in job.workload.parameters.items():
         path = ("workload", name)
-        if name in RUN_SETTINGS:
+        if name in RUN_SETTINGS and name in settings:
             yield Problem(path=path, at_key=True, message="not a parameter; put it into matrix")
         elif name not in own:
-            message = unknown("parameter", name, own)
-            yield Problem(path=path, at_key=True, message=message)
+            yield _unknown_setting(job, own, path, "parameter")
         else:
             yield from _check_value(settings[name], path, value)
 
@@ -66,8 +64,7 @@ def _check_axes(job: Job, settings: _Settings) -> Iterator[Problem]:
             yield Problem(path=path, message="must not be empty")
         for name, values in group.items():
             if name not in settings:
-                message = unknown(what, name, settings)
-                yield Problem(path=(*path, name), at_key=True, message=message)
+                yield _unknown_setting(job, settings, (*path, name), what)
                 continue
             for index, value in enumerate(values):
                 yield from _check_value(settings[name], (*path, name, index), value)
@@ -81,10 +78,18 @@ def _check_points(job: Job, settings: _Settings) -> Iterator[Problem]:
     for path, group in groups:
         for name, value in group.items():
             if name not in settings:
-                message = unknown("setting", name, settings)
-                yield Problem(path=(*path, name), at_key=True, message=message)
+                yield _unknown_setting(job, settings, (*path, name), "setting")
             else:
                 yield from _check_value(settings[name], (*path, name), value)
+
+
+def _unknown_setting(job: Job, known: Collection[str], path: KeyPath, what: str) -> Problem:
+    name = path[-1]
+    if name in BATCH_SIZES:
+        message = f"workload {job.workload.kind} takes no batch size; leave {name} out"
+    else:
+        message = unknown(what, name, known)
+    return Problem(path=path, at_key=True, message=message)
 
 
 def _check_value(setting: Setting, path: KeyPath, value: object) -> Iterator[Problem]:
@@ -115,14 +120,16 @@ def _check_zip_lengths(job: Job) -> Iterator[Problem]:
             yield Problem(path=("zip", number), message=message)
 
 
-def _check_sizes(job: Job) -> Iterator[Problem]:
+def _check_sizes(job: Job, settings: _Settings) -> Iterator[Problem]:
     """Exactly one of batch_size and global_batch_size, the same one everywhere."""
+    if not any(name in settings for name in BATCH_SIZES):
+        return
     axes = axis_names(job)
     groups: list[tuple[KeyPath, Collection[str]]]
     groups = [(("include", number), entry) for number, entry in enumerate(job.include)]
     if axes or not groups:
         groups.insert(0, (("matrix",), axes))
-    kinds = [[size for size in SIZES if size in names] for _, names in groups]
+    kinds = [[size for size in BATCH_SIZES if size in names] for _, names in groups]
     for (path, _), given in zip(groups, kinds, strict=True):
         if len(given) == 2:
             message = "has both batch_size and global_batch_size; a job has one of them"
@@ -147,7 +154,7 @@ def _check_required(job: Job, settings: _Settings) -> Iterator[Problem]:
 
 def _check_include_is_full(job: Job) -> Iterator[Problem]:
     for number, entry in enumerate(job.include):
-        missing = [name for name in axis_names(job) if name not in entry and name not in SIZES]
+        missing = [n for n in axis_names(job) if n not in entry and n not in BATCH_SIZES]
         if missing:
             message = f"must give every axis of the job, lacks {', '.join(missing)}"
             yield Problem(path=("include", number), message=message)

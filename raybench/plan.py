@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 Scalar = str | int | float | bool
 # The settings of a point that are not its workload's parameters.
-RUN_SETTINGS = ("world_size", "precision", "batch_size", "global_batch_size")
+BATCH_SIZES = ("batch_size", "global_batch_size")
+RUN_SETTINGS = ("world_size", "precision", "cuda_graph", *BATCH_SIZES)
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
 
 
@@ -43,40 +44,56 @@ class Point:
     batch_size: per device and forward pass. global_batch_size = batch_size x world_size x
     the workload's `grad_accumulation` (1 where it has none): items per optimizer step.
     scaling: weak when the job fixes batch_size, strong when it fixes global_batch_size.
+    These three are None for a workload that takes no batch size.
+    cuda_graph: steps are captured in a CUDA graph and replayed.
     """
 
     workload: str
     params: Mapping[str, Scalar]
     world_size: int
     precision: Precision
-    batch_size: int
-    global_batch_size: int
-    scaling: Literal["weak", "strong"]
+    cuda_graph: bool = False
+    batch_size: int | None
+    global_batch_size: int | None
+    scaling: Literal["weak", "strong"] | None
 
     @property
     def point_id(self) -> str:
         """Twelve hex digits that stay the same as long as what is timed stays the same."""
-        meaning = {
+        meaning: dict[str, object] = {
             "workload": self.workload,
             "params": dict(self.params),
             "world_size": self.world_size,
             "precision": self.precision.value,
             "batch_size": self.batch_size,
         }
+        if self.cuda_graph:
+            # Only then: the points of older runs keep their ids.
+            meaning["cuda_graph"] = True
         text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
 
     @property
     def settings(self) -> dict[str, Scalar]:
-        """All of it by name, as tables and filters use it."""
-        return {
-            "world_size": self.world_size,
-            "precision": self.precision.value,
+        """All that it has by name, as tables and filters use it."""
+        batch = {
             "batch_size": self.batch_size,
             "global_batch_size": self.global_batch_size,
             "scaling": self.scaling,
+        }
+        return {
+            "world_size": self.world_size,
+            "precision": self.precision.value,
+            "cuda_graph": self.cuda_graph,
+            **{name: value for name, value in batch.items() if value is not None},
             **self.params,
         }
+
+    @property
+    def told_settings(self) -> dict[str, Scalar]:
+        """`settings` without the batch size that follows from the one that the job fixes."""
+        derived = "global_batch_size" if self.scaling == "weak" else "batch_size"
+        return {name: value for name, value in self.settings.items() if name != derived}
 
     @property
     def grad_accumulation(self) -> int:
@@ -93,24 +110,20 @@ class Plan:
 
 
 def varying_settings(points: Sequence[Point]) -> list[str]:
-    """Names of the settings that are not the same in all points.
-
-    Of the two batch sizes only the one that the job fixes counts: the other follows from it.
-    """
-    first = points[0]
-    derived = "global_batch_size" if first.scaling == "weak" else "batch_size"
-    names = dict.fromkeys(name for point in points for name in point.settings)
+    """Names of the told settings that are not the same in all points."""
+    told = [point.told_settings for point in points]
+    names = dict.fromkeys(name for settings in told for name in settings)
     return [
-        name
-        for name in names
-        if name != derived
-        and any(point.settings.get(name) != first.settings.get(name) for point in points)
+        name for name in names if any(settings.get(name) != told[0].get(name) for settings in told)
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """A point before its batch sizes are worked out. origin: where the job file asks for it."""
+    """A point before its batch sizes are worked out.
+
+    size_path: where the job file gives its batch size. origin: where it asks for the point.
+    """
 
     values: Mapping[str, Scalar]
     size_path: KeyPath
@@ -154,13 +167,13 @@ def make_plan(job: Job) -> Plan:
 
 def _product(job: Job) -> Iterator[_Candidate]:
     axes = [*_matrix_axes(job), *_zip_axes(job)]
-    if not axes:
+    if not axes and job.include:
         return
     shared = _shared(job)
     for choices in itertools.product(*axes):
         given = {name: (value, path) for choice in choices for name, value, path in choice}
         values = {name: value for name, (value, _) in given.items()}
-        size_path = given["batch_size" if "batch_size" in given else "global_batch_size"][1]
+        size_path = next((given[name][1] for name in BATCH_SIZES if name in given), ())
         yield _Candidate(values=shared | values, size_path=size_path, origin=("matrix",))
 
 
@@ -188,9 +201,9 @@ def _included(job: Job) -> Iterator[_Candidate]:
     shared = _shared(job)
     for number, entry in enumerate(job.include):
         values = {name: job.settings[name].accept(value) for name, value in entry.items()}
-        size = "batch_size" if "batch_size" in values else "global_batch_size"
         origin = ("include", number)
-        yield _Candidate(values=shared | values, size_path=(*origin, size), origin=origin)
+        size_path = next(((*origin, name) for name in BATCH_SIZES if name in values), origin)
+        yield _Candidate(values=shared | values, size_path=size_path, origin=origin)
 
 
 def _shared(job: Job) -> dict[str, Scalar]:
@@ -229,10 +242,37 @@ class _Excludes:
         ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """The batch sizes of a point, under the names that they have there."""
+
+    batch_size: int | None = None
+    global_batch_size: int | None = None
+    scaling: Literal["weak", "strong"] | None = None
+
+
 def _make_point(job: Job, candidate: _Candidate) -> Point | Problem:
     values = candidate.values
-    params = {name: values[name] for name in sorted(values) if name not in RUN_SETTINGS}
-    world_size, accumulation = int(values["world_size"]), int(params.get("grad_accumulation", 1))
+    batch = _batch(candidate)
+    if isinstance(batch, Problem):
+        return batch
+    return Point(
+        workload=job.workload.kind,
+        params={name: values[name] for name in sorted(values) if name not in RUN_SETTINGS},
+        world_size=int(values["world_size"]),
+        precision=Precision(str(values["precision"])),
+        cuda_graph=bool(values["cuda_graph"]),
+        batch_size=batch.batch_size,
+        global_batch_size=batch.global_batch_size,
+        scaling=batch.scaling,
+    )
+
+
+def _batch(candidate: _Candidate) -> _Batch | Problem:
+    values = candidate.values
+    if not any(name in values for name in BATCH_SIZES):
+        return _Batch()
+    world_size, accumulation = int(values["world_size"]), int(values.get("grad_accumulation", 1))
     share = world_size * accumulation
     is_strong = "global_batch_size" in values
     global_batch_size = int(values["global_batch_size" if is_strong else "batch_size"])
@@ -245,11 +285,7 @@ def _make_point(job: Job, candidate: _Candidate) -> Point | Problem:
     if global_batch_size > _INT64_MAX:
         message = f"batch_size x world_size {world_size} x grad_accumulation {accumulation}"
         return Problem(path=candidate.size_path, message=f"{message} does not fit into 64 bits")
-    return Point(
-        workload=job.workload.kind,
-        params=params,
-        world_size=world_size,
-        precision=Precision(str(values["precision"])),
+    return _Batch(
         batch_size=global_batch_size // share,
         global_batch_size=global_batch_size,
         scaling="strong" if is_strong else "weak",

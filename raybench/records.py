@@ -35,39 +35,111 @@ class Samples:
     step_ns: its duration (CUDA events on a GPU, the host's clock on a CPU).
     host_ns: how long the host took to issue it; equals step_ns on a CPU.
     part_ns: host time spent in each named part of the step, e.g. {"data": ...}.
+    throttled: whether the device held its clocks down meanwhile; empty where that is not known.
+
+    Where steps are timed in inner loops, an entry is the mean of the steps of one loop.
     """
 
     start_ns: tuple[int, ...] = ()
     step_ns: tuple[int, ...] = ()
     host_ns: tuple[int, ...] = ()
     part_ns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    throttled: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
-    """One build of the workload, warmed up and timed."""
+    """One build of the workload, warmed up and timed.
+
+    inner_iterations: steps in each timed sample.
+    settled: whether the step time was steady when the warm-up ended; None where the job fixes the
+    length of the warm-up.
+    """
 
     warmup: Samples
     timed: Samples
+    inner_iterations: int = 1
+    settled: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Where one rank's step goes, from steps that were run after the timed ones.
+
+    local_step_ms: median step without communication, at this rank's own speed.
+    device_ms: median time the device needs for that step when its work is queued beforehand.
+    optimizer_ms: median time of the optimizer's part of it.
+    comm_ms: for each instrumented step, the time collectives took, waits for peers included.
+    tail_ms: for each instrumented step, from the last gradient being ready to the end of the last
+    collective.
+    methods: how each column of `points` was got, or why it is missing.
+    """
+
+    local_step_ms: float | None = None
+    device_ms: float | None = None
+    optimizer_ms: float | None = None
+    comm_ms: tuple[float, ...] = ()
+    tail_ms: tuple[float, ...] = ()
+    methods: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleTime:
+    """Time per step in one module of the model, its children included; None without a backward.
+
+    name: as `named_modules` gives it. kind: its class.
+    """
+
+    name: str
+    kind: str
+    calls: int
+    forward_ms: float
+    backward_ms: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What `--profile` adds. trace: Chrome trace JSON, compressed by gzip."""
+
+    trace: bytes
+    modules: tuple[ModuleTime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """One rank's answer for one point.
 
-    items_per_step: samples (rows, sequences) that this rank finished in one iteration.
+    items_per_step: samples (rows, sequences) that this rank finished in one iteration; None where
+    a step finishes none.
     setup_s: forming the process group and building the workload, outside the samples.
     peak_mem_*_bytes: torch's device allocator over warm-up and samples; None on a CPU.
+    message_bytes, busbw_factor: of a collective, as nccl-tests counts them.
+    memory_bytes: what one step reads from and writes to memory.
+    flops_per_step: floating-point operations of this rank's step.
+    gemm_tflops: what this device reaches in large matrix products of the point's precision.
+    energy_j: of the device during the timed phase; None where it was too short to tell.
+    throttle_reasons: why the clocks were held down in the timed phase.
     warnings: what this rank knows to make the number doubtful, one sentence each.
+    keeps_worker: the process is as fit for the next point as a fresh one.
     """
 
     rank: int
     repetitions: tuple[Repetition, ...]
-    items_per_step: int
+    items_per_step: int | None
     setup_s: float
     peak_mem_allocated_bytes: int | None = None
     peak_mem_reserved_bytes: int | None = None
+    message_bytes: int | None = None
+    busbw_factor: float | None = None
+    memory_bytes: int | None = None
+    flops_per_step: float | None = None
+    gemm_tflops: float | None = None
+    energy_j: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    breakdown: Breakdown | None = None
+    profile: Profile | None = None
     warnings: tuple[str, ...] = ()
+    keeps_worker: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +166,10 @@ class Device:
 
     index: the device's index on its node, as torch counts with CUDA_DEVICE_ORDER=PCI_BUS_ID.
     uuid: proves that two workers do not share a device; on a CPU "node/process id".
+    ecc_errors: uncorrected ones since the driver was loaded.
+    pcie_link, pcie_link_max: as in "gen5 x16".
+    other_processes: with memory on this device, before any worker of this run.
+    disk_free_bytes: where the worker keeps temporary files. shm_free_bytes: of /dev/shm.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -110,7 +186,19 @@ class Device:
     sm_clock_max_mhz: int | None = None
     memory_clock_mhz: int | None = None
     power_cap_w: float | None = None
+    power_cap_default_w: float | None = None
     topology: str | None = None
+    temperature_c: float | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    ecc_errors: int | None = None
+    persistence_mode: bool | None = None
+    mig_mode: bool | None = None
+    pcie_link: str | None = None
+    pcie_link_max: str | None = None
+    numa_node: int | None = None
+    other_processes: int | None = None
+    disk_free_bytes: int | None = None
+    shm_free_bytes: int | None = None
     process_id: int
     cpu_count: int
     niceness: int
@@ -204,3 +292,25 @@ class Task:
     point: Point
     settings: Measure
     seed: int = 0
+    profile: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSample:
+    """What NVML said of one device at one moment; unknown facts are None."""
+
+    node_id: str
+    index: int
+    uuid: str
+    time: datetime
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    gpu_utilization_pct: float | None = None
+    memory_utilization_pct: float | None = None
+    memory_used_bytes: int | None = None
+    ecc_errors: int | None = None
+    nvlink_tx_bytes: int | None = None
+    nvlink_rx_bytes: int | None = None
+    throttle_reasons: tuple[str, ...] = ()

@@ -23,10 +23,13 @@ from typing_extensions import Doc
 
 from raybench.errors import UsageError
 from raybench.messages import rule_of, unknown
-from raybench.plan import Precision, Scalar
+from raybench.plan import BATCH_SIZES, Precision, Scalar
 
 BUILTIN: Mapping[str, str] = {
+    "collective": "raybench.workloads.collective:Collective",
+    "gemm": "raybench.workloads.gemm:Gemm",
     "linear": "raybench.workloads.linear:Linear",
+    "memory": "raybench.workloads.memory:Memory",
     "mlp": "raybench.workloads.mlp:Mlp",
     "transformer": "raybench.workloads.transformer:Transformer",
 }
@@ -45,6 +48,11 @@ _RUN_SETTINGS: Mapping[str, tuple[Any, Scalar | None, str]] = {
         Literal[tuple(precision.value for precision in Precision)],
         Precision.FP32.value,
         "Number format: fp32 (TF32 off), tf32, fp16 (autocast, GradScaler), bf16 (autocast).",
+    ),
+    "cuda_graph": (
+        bool,
+        False,
+        "Capture steps in a CUDA graph and replay it; only on CUDA devices.",
     ),
     "batch_size": (_Size, None, "Items per device and forward pass (weak scaling)."),
     "global_batch_size": (
@@ -159,10 +167,15 @@ def parameters(workload_class: type) -> tuple[Setting, ...]:
 
 
 def settings(workload_class: type) -> dict[str, Setting]:
-    """All settings of a point of this workload, by name. Raises UsageError as `parameters`."""
+    """All settings of a point of this workload, by name; no batch size where it takes none.
+
+    Raises UsageError as `parameters`.
+    """
+    absent = () if getattr(workload_class, "takes_batch_size", True) else BATCH_SIZES
     run_settings = [
         _setting(name, annotation, default, is_required=False, description=description)
         for name, (annotation, default, description) in _RUN_SETTINGS.items()
+        if name not in absent
     ]
     return {setting.name: setting for setting in (*run_settings, *parameters(workload_class))}
 

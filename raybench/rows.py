@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from raybench.records import Device, Measurement, Record, Run, RunStatus, Samples
+from raybench.doubts import doubts
+from raybench.numbers import numbers
+from raybench.records import Device, DeviceSample, Record, Run, RunStatus, Samples
 
 if TYPE_CHECKING:
     from raybench.job import Measure
@@ -13,8 +15,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-_NS_PER_MS = 1e6
-_MS_PER_S = 1e3
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
@@ -69,6 +69,7 @@ def device_row(run_id: str, device: Device) -> Row:
     return {
         "run_id": run_id,
         **{name: getattr(device, name) for name in names},
+        "throttle_reasons": list(device.throttle_reasons),
         "versions": dict(device.versions),
         "environment": dict(device.environment),
     }
@@ -87,6 +88,7 @@ def sample_rows(run_id: str, record: Record) -> Iterator[Row]:
 def _iterations(place: Row, samples: Samples) -> Iterator[Row]:
     data_ns = samples.part_ns.get("data")
     others = {name: spent for name, spent in samples.part_ns.items() if name != "data"}
+    throttled = samples.throttled
     columns = zip(samples.start_ns, samples.step_ns, samples.host_ns, strict=True)
     for iteration, (start_ns, step_ns, host_ns) in enumerate(columns):
         yield {
@@ -97,6 +99,7 @@ def _iterations(place: Row, samples: Samples) -> Iterator[Row]:
             "host_ns": host_ns,
             "data_ns": data_ns[iteration] if data_ns else None,
             "other_parts_ns": {name: ns[iteration] for name, ns in others.items()} or None,
+            "throttled": throttled[iteration] if throttled else None,
         }
 
 
@@ -109,8 +112,8 @@ def point_row(run_id: str, record: Record, measure: Measure) -> Row:
     row = _identity(run_id, record)
     if not record.measurements:
         return row | {"warnings": list(record.warnings)}
-    row |= _numbers(record.measurements)
-    return row | {"warnings": [*record.warnings, *_shortfalls(row, measure)]}
+    row |= numbers(record)
+    return row | {"warnings": [*record.warnings, *doubts(row, record, measure)]}
 
 
 def _identity(run_id: str, record: Record) -> Row:
@@ -133,6 +136,7 @@ def _identity(run_id: str, record: Record) -> Row:
         "world_size": point.world_size,
         "node_count": len({device.node_id for device in devices}) or None,
         "precision": point.precision.value,
+        "cuda_graph": point.cuda_graph,
         "scaling": point.scaling,
         "batch_size": point.batch_size,
         "global_batch_size": point.global_batch_size,
@@ -140,73 +144,27 @@ def _identity(run_id: str, record: Record) -> Row:
     }
 
 
-def _numbers(measurements: tuple[Measurement, ...]) -> Row:
-    from raybench.measure import stats
-
-    ranks = [_timed_ms(measurement) for measurement in measurements]
-    steps_ms = stats.per_iteration_max(ranks)
-    summary = stats.summarize(steps_ms)
-    interval = stats.median_interval(steps_ms)
-    items = sum(measurement.items_per_step for measurement in measurements)
-    return {
-        "setup_s": max(measurement.setup_s for measurement in measurements),
-        "warmup_iterations": sum(
-            len(repetition.warmup.step_ns) for repetition in measurements[0].repetitions
-        ),
-        "iterations": len(ranks[0]),
-        **{f"step_ms_{name}": getattr(summary, name) for name in summary.__slots__},
-        "step_ms_ci_low": interval.low if interval else None,
-        "step_ms_ci_high": interval.high if interval else None,
-        "throughput": items / (summary.p50 / _MS_PER_S) if summary.p50 > 0 else None,
-        "skew_ms_p50": stats.median_skew(ranks) if len(ranks) > 1 else None,
-        "slowest_rank": stats.slowest_rank(ranks),
-        "data_ms": _data_ms(measurements),
-        **_peaks(measurements),
-    }
+def module_rows(run_id: str, record: Record) -> Iterator[Row]:
+    """The rows of `modules`: the times by module of each profiled rank."""
+    keys = {"run_id": run_id, "point_id": record.point.point_id, "attempt": record.attempt}
+    for measurement in record.measurements:
+        for module in measurement.profile.modules if measurement.profile else ():
+            yield {
+                **keys,
+                "rank": measurement.rank,
+                "module": module.name,
+                "kind": module.kind,
+                "calls": module.calls,
+                "forward_ms": module.forward_ms,
+                "backward_ms": module.backward_ms,
+            }
 
 
-def _timed_ms(measurement: Measurement) -> list[float]:
-    from raybench.measure import stats
-
-    return [ns / _NS_PER_MS for ns in stats.timed_step_ns(measurement)]
-
-
-def _data_ms(measurements: tuple[Measurement, ...]) -> float | None:
-    """Median over iterations of the longest wait for data; None where no rank tells of it."""
-    from raybench.measure import stats
-
-    told = [
-        [ns for samples in timed for ns in samples.part_ns.get("data", (0,) * len(samples.step_ns))]
-        for measurement in measurements
-        if (timed := [repetition.timed for repetition in measurement.repetitions])
-        and any("data" in samples.part_ns for samples in timed)
-    ]
-    return stats.summarize(stats.per_iteration_max(told)).p50 / _NS_PER_MS if told else None
-
-
-def _peaks(measurements: tuple[Measurement, ...]) -> Row:
-    names = ("peak_mem_allocated_bytes", "peak_mem_reserved_bytes")
-    return {
-        name: max(
-            (peak for m in measurements if (peak := getattr(m, name)) is not None), default=None
-        )
-        for name in names
-    }
-
-
-def _shortfalls(row: Row, measure: Measure) -> Iterator[str]:
-    """What the job asked for and the measurement did not reach, one sentence each."""
-    wanted = measure.iterations * measure.repeats
-    if row["iterations"] < wanted:
-        yield f"time budget: {row['iterations']} of {wanted} iterations"
-    if row["step_ms_ci_low"] is None:
-        return
-    half_width = (row["step_ms_ci_high"] - row["step_ms_ci_low"]) / 2 / row["step_ms_p50"]
-    if half_width > measure.target_ci:
-        yield (
-            f"step time is known to ±{half_width:.1%} only; "
-            f"the job asks for ±{measure.target_ci:.1%}"
-        )
+def telemetry_row(run_id: str, sample: DeviceSample) -> Row:
+    """A row of `telemetry`."""
+    names = DeviceSample.__dataclass_fields__
+    row = {"run_id": run_id, **{name: getattr(sample, name) for name in names}}
+    return row | {"throttle_reasons": list(sample.throttle_reasons)}
 
 
 def _texts(settings: Mapping[str, Scalar]) -> dict[str, str]:

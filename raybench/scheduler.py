@@ -52,4 +52,6 @@ def decide(
     if point.world_size > len(devices):
         reason = f"needs {point.world_size} devices, the cluster has {capacity}"
         return Skip(error_type="TooFewDevices", reason=reason)
+    if point.cuda_graph and any(device.kind != "cuda" for device in devices):
+        return Skip(error_type="NeedsCuda", reason="cuda_graph: true needs CUDA devices")
     return Assign(seats=choose_seats(devices, point.world_size, strategy))

@@ -1,9 +1,13 @@
-"""The columns of the five tables: their types, units and meaning.
+"""The columns of the six tables: their types, units and meaning.
 
 The types are Arrow's. Speed-up and efficiency are not here: they are derived when reporting.
 
 History of the schema (a change of any column raises SCHEMA_VERSION and adds a line):
     1  the first: runs, points, samples, devices, telemetry
+    2  points: cuda_graph, repeats, inner_iterations, step_ms_repeat_std, autocorrelation, trend,
+       local_step_ms, methods, gemm_tflops_per_device, gemm_share_pct, memory_gb_s,
+       throttle_reasons; samples: throttled; devices: state and limits of the device; telemetry:
+       memory, errors, NVLink traffic; table modules
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +98,7 @@ _POINTS = (
     ),
     *_columns("int64", "", world_size="ranks", node_count="nodes used"),
     *_columns("string", "", precision="arithmetic", scaling="weak or strong"),
+    *_columns("bool", "", cuda_graph="steps replayed from a graph"),
     *_columns(
         "int64",
         "samples",
@@ -102,7 +107,14 @@ _POINTS = (
     ),
     *_columns("int64", "", grad_accumulation="passes per step"),
     *_columns("double", "s", setup_s="max over ranks"),
-    *_columns("int64", "", warmup_iterations="done", iterations="timed"),
+    *_columns(
+        "int64",
+        "",
+        repeats="builds of the workload",
+        warmup_iterations="done",
+        iterations="timed samples",
+        inner_iterations="steps per sample",
+    ),
     *_columns(
         "double",
         "ms",
@@ -116,7 +128,10 @@ _POINTS = (
         step_ms_std="std. deviation",
         step_ms_ci_low="95 % interval",
         step_ms_ci_high="95 % interval",
+        step_ms_repeat_std="between repeats",
     ),
+    *_columns("double", "", autocorrelation="of neighbours"),
+    *_columns("string", "", trend="flat, drifting or stepped"),
     *_columns("double", "samples/s", throughput="all ranks"),
     *_columns("double", "ms", skew_ms_p50="max - min rank"),
     *_columns("int64", "", slowest_rank="largest median"),
@@ -127,6 +142,7 @@ _POINTS = (
         stable="steady",
         throttled="clocks limited",
     ),
+    *_columns("list<string>", "", throttle_reasons="as NVML names them"),
     *_columns(
         "int64",
         "bytes",
@@ -136,6 +152,7 @@ _POINTS = (
     *_columns(
         "double",
         "ms",
+        local_step_ms="without communication",
         compute_ms="computing",
         comm_ms="communicating",
         comm_exposed_ms="not hidden",
@@ -144,10 +161,18 @@ _POINTS = (
         optimizer_ms="optimizer",
         host_gap_ms="device idle",
     ),
+    *_columns("map<string,string>", "", methods="how columns were got"),
     *_columns("double", "FLOP", flops_per_step="one device"),
-    *_columns("double", "TFLOP/s", achieved_tflops_per_device="achieved"),
-    *_columns("double", "%", mfu_pct="utilization"),
-    *_columns("double", "GB/s", algbw_gb_s="nccl-tests", busbw_gb_s="nccl-tests"),
+    *_columns(
+        "double",
+        "TFLOP/s",
+        achieved_tflops_per_device="achieved",
+        gemm_tflops_per_device="matrix product",
+    ),
+    *_columns("double", "%", mfu_pct="of the datasheet's peak", gemm_share_pct="of the product"),
+    *_columns(
+        "double", "GB/s", algbw_gb_s="nccl-tests", busbw_gb_s="nccl-tests", memory_gb_s="memory"
+    ),
     *_columns("double", "J", energy_j="all devices"),
     *_columns("list<string>", "", warnings="what to doubt"),
 )
@@ -171,6 +196,7 @@ _SAMPLES = (
         data_ns="waiting for data",
     ),
     *_columns("map<string,int64>", "ns", other_parts_ns="other parts"),
+    *_columns("bool", "", throttled="clocks limited"),
 )
 
 _DEVICES = (
@@ -195,8 +221,15 @@ _DEVICES = (
         sm_clock_max_mhz="highest SM clock",
         memory_clock_mhz="memory clock at the start",
     ),
-    *_columns("double", "W", power_cap_w="power limit"),
+    *_columns("double", "W", power_cap_w="power limit", power_cap_default_w="as delivered"),
     *_columns("string", "", topology="links to the other devices"),
+    *_columns("double", "degC", temperature_c="GPU temperature at the start"),
+    *_columns("list<string>", "", throttle_reasons="why clocks are held down at the start"),
+    *_columns("int64", "", ecc_errors="uncorrected, since the driver was loaded"),
+    *_columns("bool", "", persistence_mode="driver stays loaded", mig_mode="GPU is partitioned"),
+    *_columns("string", "", pcie_link="PCIe link at the start", pcie_link_max="widest PCIe link"),
+    *_columns("int64", "", numa_node="nearest", other_processes="using the device before"),
+    *_columns("int64", "bytes", disk_free_bytes="temporary files", shm_free_bytes="/dev/shm"),
     *_columns(
         "int64",
         "",
@@ -224,7 +257,23 @@ _TELEMETRY = (
     *_columns(
         "double", "%", gpu_utilization_pct="kernel running", memory_utilization_pct="memory busy"
     ),
+    *_columns(
+        "int64",
+        "bytes",
+        memory_used_bytes="by all processes",
+        nvlink_tx_bytes="sent since the driver was loaded",
+        nvlink_rx_bytes="received since the driver was loaded",
+    ),
+    *_columns("int64", "", ecc_errors="uncorrected, since the driver was loaded"),
     *_columns("list<string>", "", throttle_reasons="why clocks are held down"),
+)
+
+_MODULES = (
+    *_KEYS,
+    *_columns("int64", "", rank="rank"),
+    *_columns("string", "", module="name in the model", kind="class"),
+    *_columns("int64", "", calls="per step"),
+    *_columns("double", "ms", forward_ms="per step", backward_ms="per step"),
 )
 
 TABLES = {
@@ -233,6 +282,7 @@ TABLES = {
     "samples": _SAMPLES,
     "devices": _DEVICES,
     "telemetry": _TELEMETRY,
+    "modules": _MODULES,
 }
 
 

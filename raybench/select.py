@@ -20,15 +20,17 @@ _REFUSED = (ast.Attribute, ast.Call, ast.DictComp, ast.GeneratorExp, ast.ListCom
 _MAX_CHARACTERS = 1000
 
 
-def select_points(points: Sequence[Point], expression: str) -> tuple[Point, ...]:
-    """The points for which `expression` is true, in their order.
+def select_points(
+    points: Sequence[Point], expression: str, option: str = "--filter"
+) -> tuple[Point, ...]:
+    """The points for which `expression`, given with `option`, is true, in their order.
 
     Its names are the settings of a point. Raises UsageError when it cannot be evaluated, is
     neither true nor false for a point, or keeps no point.
     """
     if len(expression) > _MAX_CHARACTERS:
-        raise UsageError(f"--filter: at most {_MAX_CHARACTERS} characters")
-    label = f"--filter {expression if expression.isprintable() else shown(expression)}"
+        raise UsageError(f"{option}: at most {_MAX_CHARACTERS} characters")
+    label = f"{option} {expression if expression.isprintable() else shown(expression)}"
     evaluator = EvalWithCompoundTypes(functions={})
     for node in _REFUSED:
         evaluator.nodes.pop(node, None)

@@ -22,11 +22,15 @@ _CAUSES_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
-    """How every point of the run is placed and measured."""
+    """How every point of the run is placed and measured.
+
+    profiled: point_ids of those that are profiled too.
+    """
 
     measure: Measure
     strategy: Strategy
     stop_on_error: bool
+    profiled: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +74,11 @@ def sweep(
             )
         else:
             devices = tuple(cluster.devices[seat] for seat in decision.seats)
+            profile = point.point_id in settings.profiled
+            task = Task(point=point, settings=settings.measure, profile=profile)
             yield PointStarted(index=index, point=point, devices=devices)
             try:
-                answers = cluster.run(Task(point=point, settings=settings.measure), decision.seats)
+                answers = cluster.run(task, decision.seats)
             except KeyboardInterrupt:
                 interrupted = (Status.CANCELLED, "Interrupted", "by the user")
                 write(index, _unmeasured(point, started_at, *interrupted))

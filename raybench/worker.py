@@ -7,31 +7,28 @@ of Ray, so it can be driven in this process by tests and for debugging.
 from __future__ import annotations
 
 import gc
-import os
 import time
 import traceback
 from collections.abc import Iterator
-from datetime import timedelta
-from typing import Literal
+from dataclasses import fields, replace
+from typing import Any, Literal
 
 import torch
-import torch._dynamo
-import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from raybench import registry
-from raybench.errors import UsageError
+from raybench import process_state, registry
+from raybench.measure import phases, stats
+from raybench.measure.flops import Counted, step_flops
+from raybench.measure.gemm import gemm_tflops
 from raybench.measure.identity import describe_device
-from raybench.measure.phases import measure
-from raybench.measure.timing import align_ranks
-from raybench.plan import Precision
+from raybench.plan import Point, Precision
+from raybench.process_group import ProcessGroup
+from raybench.process_state import ProcessState
 from raybench.records import Answer, Device, Failure, Group, Measurement, Place, Status, Task
 from raybench.workloads import precision
 from raybench.workloads.base import Context, Workload
 
-# The driver's deadline ends a point; torch's own must not come before it, nor never.
-_GROUP_TIMEOUT_MARGIN_S = 60.0
 _DETAIL_CHARACTERS = 4000
+_DECLARED = "declared by the workload"
 
 
 class Worker:
@@ -39,8 +36,11 @@ class Worker:
 
     def __init__(self, kind: Literal["cuda", "cpu"], index: int) -> None:
         self._device = torch.device("cuda", index) if kind == "cuda" else torch.device("cpu")
-        self._group: Group | None = None
+        self._group = ProcessGroup(self._device)
+        self._flops: dict[object, Counted] = {}
+        self._gemm_tflops: dict[Precision, float | None] = {}
         self._prepare()
+        self._state = ProcessState(self._device)
 
     def identity(self, *, node_id: str, address: str) -> Device:
         """What this worker's device is."""
@@ -52,19 +52,23 @@ class Worker:
 
         Whatever the workload raises comes back as a Failure.
         """
+        answer: Answer
         try:
             self._enter_device()
-            return self._measurement(task, place, group)
+            self._state.begin()
+            answer = self._measurement(task, place, group)
         except Exception as error:
-            return _failure(error, place)
-        finally:
-            self._clean_up()
+            answer = _failure(error, place)
+        if isinstance(answer, Failure) and not answer.keeps_worker:
+            return answer  # this process is to end, and cleaning up may wait for lost peers
+        try:
+            return _told(answer, self._clean_up())
+        except Exception as error:
+            return replace(_failure(error, place), keeps_worker=False)
 
     def leave(self) -> None:
         """Take down the process group. All its members must be alive and idle."""
-        if self._group is not None:
-            dist.destroy_process_group()
-            self._group = None
+        self._group.leave()
 
     def _prepare(self) -> None:
         """Pay once, while all workers start, for what every first point would pay for.
@@ -75,6 +79,8 @@ class Worker:
         """
         self._enter_device()
         torch.zeros(1, device=self._device)
+        # Loads scipy, which the first decision between two blocks needs.
+        stats.student_t(1.0)
         gc.collect()
         gc.freeze()
 
@@ -86,80 +92,79 @@ class Worker:
 
     def _measurement(self, task: Task, place: Place, group: Group | None) -> Measurement:
         started_s = time.perf_counter()
-        _tell_place(place)
-        self._join(task, place, group)
-        point = task.point
-        precision.apply(point.precision)
-        torch.manual_seed(task.seed)
-        context = Context(
-            device=self._device,
-            rank=place.rank,
-            world_size=place.world_size,
-            local_rank=place.local_rank,
-            batch_size=point.batch_size,
-            precision=point.precision,
-            seed=task.seed,
-        )
+        self._group.join(task, place, group)
+        point, context = task.point, self._context(task, place)
         workload_class = registry.load(point.workload)
         setup_s: list[float] = []
 
         def build() -> Workload:
+            # For each repeat alike.
+            precision.apply(point.precision)
+            process_state.seed_all(task.seed)
             workload: Workload = workload_class(context, **point.params)
             return workload
 
-        self._reset_peak_memory()
-        done = measure(
-            build, context, task.settings, lambda: setup_s.append(time.perf_counter() - started_s)
-        )
-        self._check_group(point.workload)
+        def built() -> None:
+            setup_s.append(time.perf_counter() - started_s)
+
+        done = phases.measure(build, context, task.settings, built, profile=task.profile)
+        warnings = tuple(self._precision_warnings(point.precision))
+        self._group.check(point.workload)
+        # What follows is raybench's own work, and may not suffer from what the workload has set.
+        self._clean_up()
+        self._group.join(task, place, group)
+        precision.apply(point.precision)
+        found = {field.name: getattr(done, field.name) for field in fields(done)}
         return Measurement(
+            **(found | self._flops_fields(done, point, context, group)),
             rank=place.rank,
-            repetitions=done.repetitions,
-            items_per_step=done.items_per_step,
             setup_s=setup_s[0],
-            warnings=tuple(self._precision_warnings(point.precision)),
-            **self._peak_memory(),
+            gemm_tflops=self._gemm(point.precision),
+            warnings=warnings,
+            # Launches stay slower after a profiler was in use (pytorch#144455).
+            keeps_worker=done.profile is None,
         )
 
-    def _join(self, task: Task, place: Place, group: Group | None) -> None:
-        if group == self._group:
-            return
-        if group is None:
-            raise AssertionError("the old group must be left before a point runs without one")
-        os.environ.update(MASTER_ADDR=group.store_address, MASTER_PORT=str(group.store_port))
-        timeout = timedelta(seconds=task.settings.timeout_s + _GROUP_TIMEOUT_MARGIN_S)
-        store = TCPStore(group.store_address, group.store_port, is_master=False, timeout=timeout)
-        # No device_id: torch then splits communicators, which crashes after a second init
-        # (pytorch#192109).
-        dist.init_process_group(
-            "nccl" if self._device.type == "cuda" else "gloo",
-            store=PrefixStore(group.name, store),
+    def _context(self, task: Task, place: Place) -> Context:
+        return Context(
+            device=self._device,
             rank=place.rank,
             world_size=place.world_size,
-            timeout=timeout,
+            local_rank=place.local_rank,
+            batch_size=task.point.batch_size or 1,
+            precision=task.point.precision,
+            cuda_graph=task.point.cuda_graph,
+            seed=task.seed,
         )
-        self._group = group
-        align_ranks(self._device)
 
-    def _check_group(self, workload: str) -> None:
-        """Without the group the ranks measure alone, and so would those of the next points."""
-        if self._group is not None and not dist.is_initialized():
-            raise UsageError(
-                f"workload {workload} destroyed the process group, which is raybench's and kept "
-                "for the next points; leave dist.destroy_process_group() out of it"
-            )
+    def _flops_fields(
+        self, done: phases.Measured, point: Point, context: Context, group: Group | None
+    ) -> dict[str, Any]:
+        """The operations of a step and, where there is a breakdown, how they were got."""
+        if done.flops_per_step is not None:
+            counted = Counted(flops=done.flops_per_step, method=_DECLARED)
+        else:
+            counted = self._counted(point, context, group)
+        breakdown = done.breakdown
+        if breakdown is not None:
+            methods = {**breakdown.methods, "flops_per_step": counted.method}
+            breakdown = replace(breakdown, methods=methods)
+        return {"flops_per_step": counted.flops, "breakdown": breakdown}
 
-    def _reset_peak_memory(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+    def _counted(self, point: Point, context: Context, group: Group | None) -> Counted:
+        # With the group: a workload may communicate while it is counted, so its ranks must either
+        # all count or all remember.
+        key = (group, point.workload, tuple(point.params.items()), point.batch_size)
+        if key not in self._flops:
+            workload_class = registry.load(point.workload)
+            self._flops[key] = step_flops(workload_class, point.params, context)
+        return self._flops[key]
 
-    def _peak_memory(self) -> dict[str, int]:
-        if self._device.type != "cuda":
-            return {}
-        return {
-            "peak_mem_allocated_bytes": torch.cuda.max_memory_allocated(self._device),
-            "peak_mem_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
-        }
+    def _gemm(self, asked: Precision) -> float | None:
+        """What this device reaches in matrix products, found out once for each precision."""
+        if self._gemm_tflops.get(asked) is None:
+            self._gemm_tflops[asked] = gemm_tflops(self._device, asked)
+        return self._gemm_tflops[asked]
 
     def _precision_warnings(self, asked: Precision) -> Iterator[str]:
         """What makes the precision another than the one asked for, read back after the samples."""
@@ -169,41 +174,37 @@ class Worker:
         if (got := precision.effective()) != switched:
             yield f"precision {asked} asked, but fp32 arithmetic was {got} after the last step"
 
-    def _clean_up(self) -> None:
-        """Give the memory back and forget compiled code, so that the next point starts alike."""
-        # Only then: with CUDA the reset itself imports inductor, 600 modules in each process.
-        if torch._dynamo.utils.counters["frames"]:
-            torch._dynamo.reset()
-        if self._group is None and dist.is_initialized():
-            # A workload's own, made at world size 1: the next group could not be formed.
-            dist.destroy_process_group()
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+    def _clean_up(self) -> tuple[str, ...]:
+        """Make the process as it was when it started; what is left behind, a phrase each."""
+        self._group.drop_others()
+        return self._state.restore()
 
 
-def _tell_place(place: Place) -> None:
-    """The variables of torchrun, which libraries read."""
-    os.environ.update(
-        RANK=str(place.rank),
-        WORLD_SIZE=str(place.world_size),
-        LOCAL_RANK=str(place.local_rank),
-        LOCAL_WORLD_SIZE=str(place.local_world_size),
-        GROUP_RANK=str(place.node_rank),
+def _told(answer: Answer, left: tuple[str, ...]) -> Answer:
+    """The answer of a worker in which the workload left something behind."""
+    if not left:
+        return answer
+    if isinstance(answer, Failure):
+        return replace(answer, keeps_worker=False)
+    warning = (
+        f"the workload left {' and '.join(left)} behind: the next point gets new processes; "
+        "end or undo it in close()"
     )
+    return replace(answer, warnings=(*answer.warnings, warning), keeps_worker=False)
 
 
 def _failure(error: Exception, place: Place) -> Failure:
     """An exception as data: it may not survive pickling, and its frames hold device memory."""
     status = Status.OOM if _is_out_of_memory(error) else Status.ERROR
     text = str(error).strip() or type(error).__name__
+    notes = [note.splitlines()[0] for note in getattr(error, "__notes__", ()) if note]
     detail = "".join(traceback.format_exception(error))[-_DETAIL_CHARACTERS:]
     alone = place.world_size == 1
     return Failure(
         rank=place.rank,
         status=status,
         error_type=type(error).__name__,
-        message=text.splitlines()[0],
+        message="; ".join([text.splitlines()[0], *notes]),
         detail=detail,
         # The others of a group may wait for this rank in a collective for ever.
         keeps_worker=alone and not _is_cuda_error(error),

@@ -46,11 +46,11 @@ class ConvNet:
             on_gpu = device.type == "cuda"
             model = DistributedDataParallel(model, device_ids=[device] if on_gpu else None)
 
-        random = torch.Generator(device).manual_seed(context.seed + context.rank)
+        torch.manual_seed(context.seed + context.rank)  # other images on every rank
         shape = (context.batch_size, 3, image_size, image_size)
-        images = torch.randn(shape, generator=random, device=device)
+        images = torch.randn(shape, device=device)
         self._images = images.to(memory_format=layout)
-        self._labels = torch.randint(10, shape[:1], generator=random, device=device)
+        self._labels = torch.randint(10, shape[:1], device=device)
         self._model = model
         self._loss = nn.CrossEntropyLoss()
         self._optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

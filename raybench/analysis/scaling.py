@@ -12,34 +12,10 @@ from raybench.rows import text
 
 # Settings that make a series besides the workload's parameters; the batch of the scaling kind
 # joins them. In weak scaling the global batch follows from the others, in strong the local one.
-_SETTINGS = ("workload", "scaling", "precision", "world_size")
+_SETTINGS = ("workload", "scaling", "precision", "cuda_graph", "world_size")
 _BATCH = {"weak": "batch_size", "strong": "global_batch_size"}
-_KEPT = (
-    "run_id",
-    "point_id",
-    "attempt",
-    "workload",
-    "params",
-    "scaling",
-    "precision",
-    "batch_size",
-    "global_batch_size",
-    "world_size",
-    "device_type",
-    "device_name",
-    "status",
-    "error_type",
-    "error_message",
-    "step_ms_p50",
-    "step_ms_ci_low",
-    "step_ms_ci_high",
-    "throughput",
-    "peak_mem_allocated_bytes",
-    "peak_mem_reserved_bytes",
-    "warnings",
-)
 _DERIVED = {
-    "batch": "int64",
+    "batch": "object",
     "series": "int64",
     "is_baseline": "bool",
     "speed_up": "float64",
@@ -55,25 +31,25 @@ def scaling(points: pd.DataFrame, baseline: Mapping[str, Scalar]) -> pd.DataFram
     baseline: settings of the baseline points; a series is all points that are equal in every
     other setting (weak: batch_size, strong: global_batch_size; weak and strong apart).
 
-    Columns besides those of `points`: batch (of the scaling kind), series (counts from 0),
-    is_baseline, speed_up = throughput / that of the baseline point, efficiency = speed_up /
-    (world_size / that of the baseline point), only where the baseline names world_size, and
-    why: the reason for which an ok point has no speed-up.
+    Columns besides those of `points`: batch (of the scaling kind; None where the workload takes
+    none), series (counts from 0), is_baseline, speed_up = throughput / that of the baseline point,
+    efficiency = speed_up / (world_size / that of the baseline point), only where the baseline
+    names world_size, and why: the reason for which an ok point with a throughput has no speed-up.
     """
     latest = latest_attempts(points)
     rows: list[dict[str, Any]] = [
-        {name: row[name] for name in _KEPT} for row in latest.to_dict("records")
+        {str(name): value for name, value in row.items()} for row in latest.to_dict("records")
     ]
     series: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        row["batch"] = row[_BATCH[row["scaling"]]]
+        row["batch"] = _batch(row)
         row["is_baseline"] = bool(baseline) and all(
             _same(setting(row, name), value) for name, value in baseline.items()
         )
         series.setdefault(_series_key(row, baseline), []).append(row)
     for number, members in enumerate(series.values()):
         _compare(number, members, baseline)
-    return _frame(rows)
+    return _frame(rows, [*latest.columns, *_DERIVED])
 
 
 def latest_attempts(points: pd.DataFrame) -> pd.DataFrame:
@@ -89,6 +65,16 @@ def setting(row: Mapping[str, Any], name: str) -> Any:
     return row["params"].get(name) if name not in row else row[name]
 
 
+def batch_column(row: Mapping[str, Any]) -> str | None:
+    """The batch size that the job fixed; None where the workload takes none."""
+    return _BATCH.get(row["scaling"])
+
+
+def _batch(row: Mapping[str, Any]) -> int | None:
+    column = batch_column(row)
+    return int(row[column]) if column else None
+
+
 def setting_order(value: Any) -> tuple[int, float, str]:
     """Sort key of settings: numbers by size, precisions from the widest, the rest by name."""
     number = _number(value)
@@ -99,8 +85,8 @@ def setting_order(value: Any) -> tuple[int, float, str]:
 
 
 def _series_key(row: Mapping[str, Any], baseline: Mapping[str, Scalar]) -> tuple[Any, ...]:
-    names = ("run_id", *_SETTINGS, _BATCH[row["scaling"]])
-    settings = tuple((name, row[name]) for name in names if name not in baseline)
+    names = ("run_id", *_SETTINGS, *filter(None, [batch_column(row)]))
+    settings = tuple((name, str(row[name])) for name in names if name not in baseline)
     params = tuple(sorted((k, v) for k, v in row["params"].items() if k not in baseline))
     return (*settings, *params)
 
@@ -113,7 +99,7 @@ def _compare(
     for row in members:
         why = _why_not(row, base, baseline)
         row |= {"series": number, "speed_up": None, "efficiency": None, "why": why}
-        if row["status"] != "ok" or why is not None or base is None:
+        if why is not None or base is None or not _has_throughput(row):
             continue
         row["speed_up"] = row["throughput"] / base["throughput"]
         if "world_size" in baseline:
@@ -123,8 +109,8 @@ def _compare(
 def _why_not(
     row: Mapping[str, Any], base: Mapping[str, Any] | None, baseline: Mapping[str, Scalar]
 ) -> str | None:
-    """Why an ok point cannot be compared; None when it can, or when it is not ok."""
-    if row["status"] != "ok":
+    """Why an ok point cannot be compared; None when it can, or when there is nothing to compare."""
+    if not _has_throughput(row):
         return None
     if not baseline:
         return "the job names no baseline"
@@ -135,12 +121,16 @@ def _why_not(
         return f"baseline point ended {base['status']}"
     if base["device_name"] != row["device_name"]:
         return f"baseline point ran on another device: {base['device_name']}"
-    return None
+    return None if _has_throughput(base) else "baseline point has no throughput"
+
+
+def _has_throughput(row: Mapping[str, Any]) -> bool:
+    return row["status"] == "ok" and not pd.isna(row["throughput"])
 
 
 def _same(found: Any, wanted: Scalar) -> bool:
     """Equal as text or as numbers: the tables hold parameters as text."""
-    if found is None:
+    if found is None or found != found:
         return False
     if text(found) == text(wanted):
         return True
@@ -157,6 +147,6 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def _frame(rows: list[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     """A frame whose columns and types do not depend on there being rows."""
-    return pd.DataFrame(rows, columns=[*_KEPT, *_DERIVED]).astype(_DERIVED)
+    return pd.DataFrame(rows, columns=list(columns)).astype(_DERIVED)

@@ -23,6 +23,7 @@ COMMANDS = {
     "report": "raybench.cli.results",
     "list": "raybench.cli.results",
     "show": "raybench.cli.results",
+    "doctor": "raybench.cli.doctor",
     "workloads": "raybench.cli.jobs",
     "schema": "raybench.cli.jobs",
     "init": "raybench.cli.jobs",

@@ -177,12 +177,9 @@ def plan_as_text(job: Job, plan: Plan) -> str:
     """The plan as a table of what varies, below what does not, above what it needs."""
     from raybench.plan import varying_settings
 
-    first = plan.points[0]
-    # The other batch size follows from it.
-    derived = "global_batch_size" if first.scaling == "weak" else "batch_size"
-    names = [name for name in first.settings if name != derived]
     varying = varying_settings(plan.points)
-    same = " ".join(f"{n}={_text(first.settings[n])}" for n in names if n not in varying)
+    told = plan.points[0].told_settings
+    same = " ".join(f"{n}={_text(value)}" for n, value in told.items() if n not in varying)
     rows = [
         [str(number), point.point_id, *(_text(point.settings[name]) for name in varying)]
         for number, point in enumerate(plan.points, start=1)

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from raybench.measure import stats
+from raybench.numbers import rates
 from raybench.plan import Plan, Point, varying_settings
 from raybench.records import Record, Status
 from raybench.report import wording
@@ -20,6 +21,13 @@ from raybench.sweep import Event, PointFinished, PointStarted
 
 _STYLES = {Status.OK: "green", Status.SKIPPED: "yellow"}
 _REASON_CHARS = 300
+# The first that a point has is shown.
+_RATES = {
+    "throughput": "samples/s",
+    "busbw_gb_s": "GB/s busbw",
+    "memory_gb_s": "GB/s",
+    "achieved_tflops_per_device": "TFLOP/s",
+}
 
 
 class Progress(Protocol):
@@ -143,8 +151,7 @@ class _Wording:
         """Number, status, settings and the step time or the reason."""
         outcome = wording.shortened(wording.plain(record.error_message or ""), _REASON_CHARS)
         if record.status is Status.OK:
-            step_ms = stats.slowest_rank_step_ns(record.measurements) / 1e6
-            outcome = f"{wording.number(step_ms):>9} ms"
+            outcome = _outcome(record)
         return "  ".join([*self.cells(index, record.point, record.status.value), outcome])
 
     def cells(self, index: int, point: Point, state: str) -> list[str]:
@@ -157,8 +164,19 @@ class _Wording:
         return " ".join(cells) or point.point_id
 
 
+def _outcome(record: Record) -> str:
+    """The step time as the report will have it, and what it comes to."""
+    step_ms = stats.slowest_rank_step_ns(record.measurements) / 1e6
+    reached = rates(record, step_ms)
+    told = ((wording.number(reached[name]), unit) for name, unit in _RATES.items())
+    rate = next((f"{figure:>9} {unit}" for figure, unit in told if figure), "")
+    return f"{wording.duration(step_ms):>9}  {rate}".rstrip()
+
+
 def _shown(point: Point, name: str) -> str:
     value = point.settings.get(name, "none")
     label = {"world_size": "ws", "batch_size": "batch", "global_batch_size": "global batch"}
     # A precision or a preset speaks for itself; a number does not.
-    return value if isinstance(value, str) else f"{label.get(name, name)} {value}"
+    if isinstance(value, str):
+        return value
+    return f"{label.get(name, wording.heading(name))} {wording.setting(name, value)}"

@@ -11,6 +11,7 @@ from raybench.cli.output import color, width, write_result
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
+    from raybench.report.points import PointDetails
     from raybench.report.summary import Summary
 
 _results_option = click.option(
@@ -39,7 +40,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
     "--chart",
     type=click.Path(path_type=Path),
     metavar="FILE.svg|.png",
-    help="Also draw speed-up against ideal.",
+    help="Also draw speed-up against ideal, or of collectives the bandwidth over the size.",
 )
 def report_command(
     run: str, results: Path, kind: str, output: Path | None, chart: Path | None
@@ -67,12 +68,12 @@ def print_report(results: Path, run_id: str, kind: str) -> None:
 
 def load_summary(results: Path, run: str) -> Summary:
     """The report of the run that `run` means. Raises ResultsError when there is none."""
-    from raybench import store
+    from raybench import tables
     from raybench.report.summary import summarize
 
-    root, run_id = store.find_run(results, run)
-    found = next(known for known in store.read_runs(root) if known.run_id == run_id)
-    devices, points = (store.load(root, table, run_id) for table in ("devices", "points"))
+    root, run_id = tables.find_run(results, run)
+    found = next(known for known in tables.read_runs(root) if known.run_id == run_id)
+    devices, points = (tables.load(root, table, run_id) for table in ("devices", "points"))
     return summarize(found, devices, points)
 
 
@@ -88,8 +89,10 @@ def _format(summary: Summary, kind: str, *, colored: bool) -> str:
 
 def _draw(summary: Summary, path: Path) -> None:
     from raybench.report import charts
+    from raybench.report.bandwidth_chart import bandwidth_chart, has_bandwidths
 
-    spec = charts.speed_up_chart(summary)
+    draw = bandwidth_chart if has_bandwidths(summary) else charts.speed_up_chart
+    spec = draw(summary)
     _write(path, charts.render(spec, path.suffix.lower().removeprefix(".")))
 
 
@@ -98,11 +101,11 @@ def _draw(summary: Summary, path: Path) -> None:
 @_json_option
 def list_command(results: Path, as_json: bool) -> None:
     """All runs in the results, the newest last."""
-    from raybench import store
+    from raybench import tables
     from raybench.report import as_json as json_report
     from raybench.report import terminal
 
-    runs = store.read_runs(results)
+    runs = tables.read_runs(results)
     if as_json:
         text = json_report.format_runs(runs)
     elif runs:
@@ -122,43 +125,62 @@ def show_command(run: str, point: str | None, results: Path, as_json: bool) -> N
 
     RUN is as for `raybench report`.
     """
-    from raybench import store
+    from raybench import tables
 
-    root, run_id = store.find_run(results, run)
+    root, run_id = tables.find_run(results, run)
     show = _show_points if point is None else _show_point
     write_result(show(root, run_id, point or "", as_json))
 
 
 def _show_points(results: Path, run_id: str, _: str, as_json: bool) -> str:
-    from raybench import store
+    from raybench import tables
     from raybench.analysis.scaling import latest_attempts
     from raybench.report import as_json as json_report
-    from raybench.report import terminal
+    from raybench.report.points import format_points
 
-    points = latest_attempts(store.load(results, "points", run_id))
+    points = latest_attempts(tables.load(results, "points", run_id))
     if as_json:
         return json_report.format_object(run_id=run_id, points=json_report.records(points))
-    return terminal.format_points(points, width=width(), color=color())
+    return format_points(points, width=width(), color=color())
 
 
 def _show_point(results: Path, run_id: str, prefix: str, as_json: bool) -> str:
-    from raybench import store
-    from raybench.analysis.ranks import rank_steps
+    from raybench import tables
     from raybench.report import as_json as json_report
-    from raybench.report import terminal
+    from raybench.report.points import format_point
 
-    points = store.load(results, "points", run_id)
-    ids = list(dict.fromkeys(points["point_id"]))
-    point_id = store.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
-    point = points[points["point_id"] == point_id].sort_values("attempt").iloc[[-1]]
-    samples = store.load(results, "samples", run_id)
-    mine = (samples["point_id"] == point_id) & (samples["attempt"] == point["attempt"].item())
-    ranks = rank_steps(samples[mine])
-    [row] = json_report.records(point)
+    point = _details(results, run_id, prefix)
     if as_json:
-        return json_report.format_object(point=row, ranks=json_report.records(ranks))
-    units = store.units("points")
-    return terminal.format_point(row, ranks, units, width=width(), color=color())
+        return json_report.format_point(point)
+    return format_point(point, tables.units("points"), width=width(), color=color())
+
+
+def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
+    from raybench import tables
+    from raybench.analysis.device_states import device_states
+    from raybench.analysis.modules import slowest_modules
+    from raybench.analysis.ranks import rank_steps
+    from raybench.report.as_json import records
+    from raybench.report.points import PointDetails
+
+    points = tables.load(results, "points", run_id)
+    ids = list(dict.fromkeys(points["point_id"]))
+    point_id = tables.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
+    point = points[points["point_id"] == point_id].sort_values("attempt").iloc[[-1]]
+    [row] = records(point)
+    mine = {
+        name: table[(table["point_id"] == point_id) & (table["attempt"] == row["attempt"])]
+        for name in ("samples", "modules")
+        for table in [tables.load(results, name, run_id)]
+    }
+    telemetry = tables.load(results, "telemetry", run_id)
+    return PointDetails(
+        row=row,
+        ranks=rank_steps(mine["samples"]),
+        modules=slowest_modules(mine["modules"]),
+        states=device_states(telemetry, row["started_at"], row["duration_s"]),
+        traces=[str(path) for path in tables.traces(results, run_id, point_id, row["attempt"])],
+    )
 
 
 def _write(path: Path, content: bytes) -> None:

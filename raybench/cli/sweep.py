@@ -26,17 +26,19 @@ if TYPE_CHECKING:
     from raybench.job import Job
     from raybench.plan import Plan
     from raybench.store import RunStore
+    from raybench.sweep import SweepSettings
 
 _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
 
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """Where a run is carried out and where its tables go."""
+    """Where a run is carried out, where its tables go, and the point_ids to profile."""
 
     address: str
     device: Literal["auto", "cuda", "cpu"]
     output: Path
+    profiled: frozenset[str]
 
 
 @click.command("sweep", short_help="Run a job on a cluster and report how it scales.")
@@ -75,6 +77,12 @@ class _Where:
     "--filter", "expression", metavar="EXPR", help="Run only the points for which EXPR holds."
 )
 @click.option(
+    "--profile",
+    "profile_expression",
+    metavar="EXPR",
+    help="Trace the points for which EXPR holds, after they are measured.",
+)
+@click.option(
     "--tag", "tags", multiple=True, metavar="K=V", help="Stored with the run; may be repeated."
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
@@ -90,6 +98,7 @@ def sweep_command(
     output: Path,
     overrides: tuple[str, ...],
     expression: str | None,
+    profile_expression: str | None,
     tags: tuple[str, ...],
     dry_run: bool,
     as_json: bool,
@@ -99,6 +108,7 @@ def sweep_command(
     \b
     raybench sweep jobs/ddp_scaling.yaml --address auto --tag driver=580.159
     raybench sweep jobs/ddp_scaling.yaml --device cpu --set matrix.world_size=1,2
+    raybench sweep jobs/ddp_scaling.yaml --profile "world_size == 4 and precision == 'bf16'"
 
     Exit code: 0 all points ok or skipped, 1 a point failed, 2 a mistake in the job or the command,
     3 no cluster or none that fits, 130 interrupted.
@@ -109,6 +119,7 @@ def sweep_command(
 
     given_tags = _tags(tags)
     job, plan = load_plan(job_file, overrides, expression)
+    profiled = _profiled(plan, profile_expression)
     if dry_run:
         print_plan(job, plan, as_json)
         return
@@ -118,7 +129,7 @@ def sweep_command(
     console = Console(stderr=True)
     for warning in plan.warnings:
         console.print(f"{warning} (warning)", markup=False, highlight=False, soft_wrap=True)
-    run = _carried_out(job, plan, run, _Where(address, device, output), console)
+    run = _carried_out(job, plan, run, _Where(address, device, output, profiled), console)
     if as_json or run.points_ok + run.points_failed + run.points_skipped:
         print_report(output, run.run_id, "json" if as_json else "terminal")
     ctx.exit(_EXIT_CODES[run.status])
@@ -130,6 +141,7 @@ def _carried_out(job: Job, plan: Plan, run: Run, where: _Where, console: Console
     from raybench.cluster.ray_connection import connect
     from raybench.scheduler import workers_needed
     from raybench.store import RunStore
+    from raybench.sweep import SweepSettings
 
     biggest = max(point.world_size for point in plan.points)
     with ExitStack() as at_the_end:
@@ -147,11 +159,17 @@ def _carried_out(job: Job, plan: Plan, run: Run, where: _Where, console: Console
             )
         run = replace(run, cluster=cluster.description)
         store = RunStore.create(where.output, run, job.measure)
-        return _recorded(job, plan, run, cluster, workers, store, console)
+        settings = SweepSettings(
+            measure=job.measure,
+            strategy=job.placement.strategy,
+            stop_on_error=job.on_error == "stop",
+            profiled=where.profiled,
+        )
+        return _recorded(settings, plan, run, cluster, workers, store, console)
 
 
 def _recorded(
-    job: Job,
+    settings: SweepSettings,
     plan: Plan,
     run: Run,
     cluster: Cluster,
@@ -164,9 +182,9 @@ def _recorded(
     status = RunStatus.FAILED
     try:
         with console.status(f"starting {_workers(workers)}"):
-            cluster.start(workers, job.placement.strategy)
+            cluster.start(workers, settings.strategy)
         store.write_devices(cluster.devices)
-        _swept(job, plan, cluster, store, console, ended)
+        _swept(settings, plan, cluster, store, console, ended)
         status = RunStatus.FAILED if _failed(ended) else RunStatus.OK
     except KeyboardInterrupt:
         # The point in flight has its row already.
@@ -185,11 +203,12 @@ def _recorded(
             points_failed=_failed(ended),
         )
         store.write_run(run)
+        _tell_traces(store, console)
     return run
 
 
 def _swept(
-    job: Job,
+    settings: SweepSettings,
     plan: Plan,
     cluster: Cluster,
     store: RunStore,
@@ -198,17 +217,12 @@ def _swept(
 ) -> None:
     """The loop over the points, with its progress; `ended` counts the rows that are written."""
     from raybench.cli.progress import make_progress
-    from raybench.sweep import SweepSettings, sweep
-
-    settings = SweepSettings(
-        measure=job.measure,
-        strategy=job.placement.strategy,
-        stop_on_error=job.on_error == "stop",
-    )
+    from raybench.sweep import sweep
 
     def write(index: int, record: Record) -> None:
         store.write_record(index, record)
         ended[record.status] += 1
+        store.write_telemetry(index, record, cluster.telemetry())
 
     with make_progress(plan, console) as progress:
         for event in sweep(plan, settings, cluster, write):
@@ -233,6 +247,12 @@ def _tell_kept(what: str, finished: int, store: RunStore, console: Console) -> N
             f"see: raybench report {store.run_id} --results {store.root}"
         )
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _tell_traces(store: RunStore, console: Console) -> None:
+    if store.traces.is_dir():
+        text = f"traces: {store.traces} (open them in ui.perfetto.dev or chrome://tracing)"
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _workers(count: int) -> str:
@@ -270,6 +290,15 @@ def _check_kept(output: Path) -> None:
             f"--output {output}: a Ray job's working directory is thrown away; give an absolute "
             "path that outlives the job, as in --output /shared/results"
         )
+
+
+def _profiled(plan: Plan, expression: str | None) -> frozenset[str]:
+    """The point_ids that `--profile` means. Raises UsageError."""
+    if expression is None:
+        return frozenset()
+    from raybench.select import select_points
+
+    return frozenset(p.point_id for p in select_points(plan.points, expression, "--profile"))
 
 
 def _tags(given: tuple[str, ...]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from raybench.cluster.ranks import Strategy
-from raybench.records import Answer, Device, Task
+from raybench.records import Answer, Device, DeviceSample, Task
 
 # Ray reads these when it is imported, and this package is imported before it. The uv hook would
 # build a new environment for every worker (ray#59639); the others keep Ray's own lines off the
@@ -43,6 +43,9 @@ class Cluster(Protocol):
 
         Returns within `task.settings.timeout_s` and the time to replace workers.
         """
+
+    def telemetry(self) -> tuple[DeviceSample, ...]:
+        """What was sampled of the devices since the last call; never raises, never waits long."""
 
     def close(self) -> None:
         """Let all workers go."""

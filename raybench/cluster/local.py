@@ -12,7 +12,7 @@ from typing import Protocol
 
 from raybench.cluster import ranks
 from raybench.cluster.ranks import Strategy
-from raybench.records import Answer, Device, Group, Place, Task
+from raybench.records import Answer, Device, DeviceSample, Group, Place, Task
 
 
 class InProcessWorker(Protocol):
@@ -55,6 +55,10 @@ class LocalCluster:
             self._workers[device.uuid].run(task, place, None)
             for device, place in zip(devices, ranks.places(devices), strict=True)
         )
+
+    def telemetry(self) -> tuple[DeviceSample, ...]:
+        """Nothing: it would have to be sampled in this process, beside what is measured."""
+        return ()
 
     def close(self) -> None:
         self._workers, self._devices = {}, ()

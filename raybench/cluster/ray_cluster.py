@@ -27,15 +27,16 @@ from raybench.cluster import ranks
 from raybench.cluster.ranks import Strategy
 from raybench.cluster.ray_answers import all_done, gather
 from raybench.cluster.ray_connection import Connection, DeviceKind, first_line
+from raybench.cluster.ray_telemetry import TelemetryAgents
 from raybench.environment import measured_variables, package_versions
 from raybench.errors import ClusterError
-from raybench.records import Answer, Device, Failure, Group, Place, Task
+from raybench.records import Answer, Device, DeviceSample, Group, Place, Task
 
 _START_TIMEOUT_S = 180.0
 _PLACE_TIMEOUT_S = 60.0
 _LEAVE_TIMEOUT_S = 30.0
 # Not CUDA_: those say which devices and which files this host has.
-_FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_")
+_FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
 
 
 class _Seat:
@@ -96,11 +97,13 @@ class RayCluster:
         self._connection = connection
         self._placement: PlacementGroup | None = None
         self._store: Any = None
+        self._telemetry: TelemetryAgents | None = None
         self._actors: list[Any] = []
         self._bundles: list[int] = []
         self._devices: tuple[Device, ...] = ()
         self._group: Group | None = None
         self._group_seats: tuple[int, ...] = ()
+        self._used_seats: set[int] = set()
         self._epochs = itertools.count()
 
     @property
@@ -127,27 +130,33 @@ class RayCluster:
         self._bundles = order
         self._devices = tuple(devices[position] for position in order)
         _check_devices(self._devices)
+        if self._kind == "cuda":
+            self._telemetry = TelemetryAgents(self._devices)
 
     def run(self, task: Task, seats: Sequence[int]) -> tuple[Answer, ...]:
+        if task.settings.fresh_workers and self._used_seats.intersection(seats):
+            self._leave_group()
+            self._replace(seats)
         group = self._group_for(tuple(seats))
+        self._used_seats.update(seats)
         places = ranks.places([self._devices[seat] for seat in seats])
         refs = [
             self._actors[seat].run.remote(task, place, group)
             for seat, place in zip(seats, places, strict=True)
         ]
         answers = gather(refs, task.settings.timeout_s)
-        unfit = [
-            seat
-            for seat, answer in zip(seats, answers, strict=True)
-            if isinstance(answer, Failure) and not answer.keeps_worker
-        ]
-        if unfit:
+        if not all(answer.keeps_worker for answer in answers):
             # One broken rank leaves the process group of all of them in an unknown state.
             self._replace(seats)
         return answers
 
+    def telemetry(self) -> tuple[DeviceSample, ...]:
+        return self._telemetry.drain() if self._telemetry else ()
+
     def close(self) -> None:
         """Kill the actors and let go of Ray; a private cluster ends with it."""
+        if self._telemetry:
+            self._telemetry.stop()
         for actor in [*self._actors, *([self._store] if self._store else [])]:
             ray.kill(actor, no_restart=True)
         if self._placement is not None:
@@ -198,6 +207,7 @@ class RayCluster:
     def _replace(self, seats: Sequence[int]) -> None:
         """New processes on the same devices."""
         self._group, self._group_seats = None, ()
+        self._used_seats.difference_update(seats)
         for seat in seats:
             ray.kill(self._actors[seat], no_restart=True)
             self._actors[seat] = self._new_actor(self._bundles[seat])

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ import pynvml
 import torch
 
 from raybench.environment import measured_variables, package_versions
+from raybench.measure import nvml
 from raybench.records import Device
+
+# NVML gives sets of NUMA nodes as words of 64 bits.
+_NODE_WORDS = 4
 
 
 def describe_device(device: torch.device, *, node_id: str, address: str) -> Device:
@@ -33,6 +38,8 @@ def describe_device(device: torch.device, *, node_id: str, address: str) -> Devi
         "niceness": os.nice(0),
         "omp_num_threads": torch.get_num_threads(),
         "environment": measured_variables(),
+        "disk_free_bytes": _free_bytes(tempfile.gettempdir()),
+        "shm_free_bytes": _free_bytes("/dev/shm"),
     }
     if device.type == "cuda":
         return Device(kind="cuda", versions=_cuda_versions(), **_cuda_facts(device), **facts)
@@ -62,47 +69,87 @@ def _cuda_versions() -> dict[str, str]:
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
-    """Clocks, power cap and bus as NVML gives them; what it does not support is left out."""
-    with _nvml() as there:
-        if not there:
-            return {}
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        except pynvml.NVMLError:
-            return {}
-        sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
-        questions = {
-            "pci_bus_id": lambda: pynvml.nvmlDeviceGetPciInfo(handle).busId,
-            "driver_version": pynvml.nvmlSystemGetDriverVersion,
-            "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, sm),
-            "sm_clock_max_mhz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, sm),
-            "memory_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, memory),
-            "power_cap_w": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
-            "topology": lambda: _topology(handle),
-        }
-        answers = {name: _ask(question) for name, question in questions.items()}
+    """What NVML knows of the device; what it does not support is left out."""
+    handle = nvml.device(uuid)
+    if handle is None:
+        return {}
+    pci = nvml.ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
+    answers = {
+        "pci_bus_id": _text(pci.busId) if pci else None,
+        "driver_version": _text(nvml.ask(pynvml.nvmlSystemGetDriverVersion)),
+        "sm_clock_mhz": nvml.ask(pynvml.nvmlDeviceGetClockInfo, handle, sm),
+        "sm_clock_max_mhz": nvml.ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, sm),
+        "memory_clock_mhz": nvml.ask(pynvml.nvmlDeviceGetClockInfo, handle, memory),
+        "power_cap_w": nvml.watts(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+        "power_cap_default_w": nvml.watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle),
+        "topology": nvml.ask(_topology, handle),
+        "temperature_c": nvml.temperature_c(handle),
+        "throttle_reasons": nvml.throttle_reasons(handle),
+        "ecc_errors": nvml.ecc_errors(handle),
+        "persistence_mode": _is_on(nvml.ask(pynvml.nvmlDeviceGetPersistenceMode, handle)),
+        "mig_mode": _mig_mode(handle),
+        "pcie_link": _pcie_link(
+            handle,
+            pynvml.nvmlDeviceGetCurrPcieLinkGeneration,
+            pynvml.nvmlDeviceGetCurrPcieLinkWidth,
+        ),
+        "pcie_link_max": _pcie_link(
+            handle,
+            pynvml.nvmlDeviceGetMaxPcieLinkGeneration,
+            pynvml.nvmlDeviceGetMaxPcieLinkWidth,
+        ),
+        "numa_node": _numa_node(handle),
+        "other_processes": _other_processes(handle),
+    }
     return {name: answer for name, answer in answers.items() if answer is not None}
 
 
-@contextmanager
-def _nvml() -> Iterator[bool]:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _ask(question: Any) -> Any:
-    try:
-        answer = question()
-    except pynvml.NVMLError:
-        return None
+def _text(answer: str | bytes | None) -> str | None:
     return answer.decode() if isinstance(answer, bytes) else answer
+
+
+def _is_on(state: int | None) -> bool | None:
+    return None if state is None else state == pynvml.NVML_FEATURE_ENABLED
+
+
+def _mig_mode(handle: Any) -> bool | None:
+    modes = nvml.ask(pynvml.nvmlDeviceGetMigMode, handle)
+    return None if modes is None else modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+
+
+def _pcie_link(
+    handle: Any, generation: Callable[[Any], int], width: Callable[[Any], int]
+) -> str | None:
+    """As in "gen5 x16". An idle link may have stepped down."""
+    answers = nvml.ask(generation, handle), nvml.ask(width, handle)
+    return None if None in answers else "gen{} x{}".format(*answers)
+
+
+def _numa_node(handle: Any) -> int | None:
+    """The one memory node that is nearest; None where several are.
+
+    Not nvmlDeviceGetNumaNodeId: that is the node which the memory of a Grace Hopper GPU itself is.
+    """
+    words = nvml.ask(
+        pynvml.nvmlDeviceGetMemoryAffinity, handle, _NODE_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE
+    )
+    nodes = sum(word << (64 * position) for position, word in enumerate(words or ()))
+    return nodes.bit_length() - 1 if nodes.bit_count() == 1 else None
+
+
+def _other_processes(handle: Any) -> int | None:
+    """How many processes beside this one have memory on the device.
+
+    None where NVML may not say, and where it does not name this process, which has a context
+    there: then its list is not that of the whole host.
+    """
+    kinds = (
+        pynvml.nvmlDeviceGetComputeRunningProcesses,
+        pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+    )
+    pids = {process.pid for kind in kinds for process in nvml.ask(kind, handle) or ()}
+    return len(pids) - 1 if os.getpid() in pids else None
 
 
 def _topology(handle: Any) -> str:
@@ -134,6 +181,13 @@ def _active_nvlinks(handle: Any) -> int:
         except pynvml.NVMLError:
             break
     return active
+
+
+def _free_bytes(folder: str) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
 
 
 def _cpu_name() -> str:

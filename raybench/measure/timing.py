@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -102,6 +103,50 @@ def no_garbage_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def looped(step: Step, inner: int) -> Step:
+    """`inner` steps as one, for steps too short to be timed alone."""
+    if inner == 1:
+        return step
+
+    def loop() -> None:
+        for _ in range(inner):
+            step()
+
+    return loop
+
+
+def per_step(samples: Samples, inner: int) -> Samples:
+    """Samples of `inner` steps each as means of one step; starts stay where they are."""
+
+    def divided(ns: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(round(value / inner) for value in ns)
+
+    return replace(
+        samples,
+        step_ns=divided(samples.step_ns),
+        host_ns=divided(samples.host_ns),
+        part_ns={name: divided(ns) for name, ns in samples.part_ns.items()},
+    )
+
+
+def joined(blocks: Sequence[Samples]) -> Samples:
+    """The blocks of a phase as one row of iterations."""
+    names = {name for block in blocks for name in block.part_ns}
+    is_known = all(block.throttled for block in blocks)
+    return Samples(
+        start_ns=tuple(ns for block in blocks for ns in block.start_ns),
+        step_ns=tuple(ns for block in blocks for ns in block.step_ns),
+        host_ns=tuple(ns for block in blocks for ns in block.host_ns),
+        part_ns={
+            name: tuple(
+                ns for block in blocks for ns in block.part_ns.get(name, (0,) * len(block.step_ns))
+            )
+            for name in sorted(names)
+        },
+        throttled=tuple(mark for block in blocks for mark in block.throttled) if is_known else (),
+    )
 
 
 def _issue(

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from raybench.records import Run
+from raybench.report.points import PointDetails
 from raybench.report.summary import Summary
 from raybench.schemas import SCHEMA_VERSION, TABLES
 
@@ -21,7 +22,7 @@ _INTEGERS = {
 
 
 def format_report(summary: Summary) -> str:
-    """run, machine, points (with speed_up, efficiency and why), failures and warnings."""
+    """run, machine, points (all columns, speed_up, efficiency and why), failures, warnings."""
     return format_object(
         run=asdict(summary.run),
         machine=summary.machine,
@@ -34,6 +35,17 @@ def format_report(summary: Summary) -> str:
 def format_runs(runs: Sequence[Run]) -> str:
     """All runs, oldest first."""
     return format_object(runs=[asdict(run) for run in runs])
+
+
+def format_point(point: PointDetails) -> str:
+    """One attempt at a point, its ranks, its modules, the state of the devices, its traces."""
+    return format_object(
+        point=point.row,
+        ranks=records(point.ranks),
+        modules=records(point.modules),
+        devices=records(point.states),
+        traces=list(point.traces),
+    )
 
 
 def format_object(**members: Any) -> str:

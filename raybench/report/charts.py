@@ -17,14 +17,14 @@ Spec = dict[str, Any]
 # Okabe and Ito, "Color Universal Design" (2008), without the yellow, which is lost on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
-_SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 _VEGA_LITE = "5.21"
 _WIDTH = 800
 # What the axis and its title take of the width, and the gap between two panels.
 _AXIS, _GAP = 70, 16
 _PANELS_A_ROW = 4
 # The size of a lone panel; its legend stands beside it.
-_LONE = (500, 330)
+LONE = (500, 330)
 # The share of a doubling by which the axes reach beyond the outermost points.
 _MARGIN = 0.12
 # Up to so many lines are told apart in one panel.
@@ -118,15 +118,15 @@ def _specification(
     width = (_WIDTH - _AXIS - _GAP * (columns - 1)) // columns
     layers = {"layer": _layers(summary, values, lines, ranks)}
     common = {
-        "$schema": _SCHEMA,
+        "$schema": SCHEMA,
         "background": "white",
         "title": _title(summary),
         "data": {"values": list(values)},
-        "config": _CONFIG,
+        "config": CONFIG,
     }
     if len(panels) == 1:
-        legend = {"legend": {**_CONFIG["legend"], "orient": "right", "columns": 1}}
-        lone = {"width": _LONE[0], "height": _LONE[1], "config": _CONFIG | legend}
+        legend = {"legend": {**CONFIG["legend"], "orient": "right", "columns": 1}}
+        lone = {"width": LONE[0], "height": LONE[1], "config": CONFIG | legend}
         return common | lone | layers
     header = {"title": None, "labelFontSize": 13, "labelFontWeight": "bold", "labelPadding": 4}
     return common | {
@@ -147,9 +147,7 @@ def _layers(
     against = wording.settings(summary.run.baseline)
     x = _axis("world_size", ranks, sizes, sizes)
     y = _axis("speed_up", f"speed-up over {against}", _powers_of_two(speed_ups), speed_ups)
-    told_apart = {"field": "line", "type": "nominal", "sort": list(lines), "title": None}
-    colors = {"domain": list(lines), "range": _cycled(COLORS, len(lines))}
-    shapes = {"domain": list(lines), "range": _cycled(_SHAPES, len(lines))}
+    color, shape = told_apart(lines)
     return [
         {
             "data": {"values": ideal},
@@ -165,11 +163,19 @@ def _layers(
             "encoding": {
                 "x": x,
                 "y": y,
-                "color": {**told_apart, "scale": colors},
-                "shape": {**told_apart, "scale": shapes},
+                "color": color,
+                "shape": shape,
             },
         },
     ]
+
+
+def told_apart(lines: Sequence[str]) -> tuple[Spec, Spec]:
+    """Colour and shape of each line."""
+    common = {"field": "line", "type": "nominal", "sort": list(lines), "title": None}
+    colors = {"domain": list(lines), "range": _cycled(COLORS, len(lines))}
+    shapes = {"domain": list(lines), "range": _cycled(_SHAPES, len(lines))}
+    return {**common, "scale": colors}, {**common, "scale": shapes}
 
 
 def _axis(field: str, title: str, ticks: Sequence[float], reached: Sequence[float]) -> Spec:
@@ -193,18 +199,19 @@ def _cycled(values: Sequence[str], count: int) -> list[str]:
 
 
 def _title(summary: Summary) -> Spec:
-    run, found = summary.run, summary.versions
     workloads = ", ".join(_in_order(table.workload for table in summary.tables))
-    versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "nccl") if name in found)
-    subtitle = [
-        "; ".join(filter(None, (summary.machine, versions, wording.plain(run.run_id)))),
-        "dashed: ideal" + _missing(summary),
-    ]
     return {
-        "text": f"Speed-up of {workloads} ({wording.plain(run.job_name)})",
-        "subtitle": subtitle,
+        "text": f"Speed-up of {workloads} ({wording.plain(summary.run.job_name)})",
+        "subtitle": [machine_line(summary), "dashed: ideal" + _missing(summary)],
         "anchor": "start",
     }
+
+
+def machine_line(summary: Summary) -> str:
+    """Machine, versions and run."""
+    run, found = summary.run, summary.versions
+    versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "nccl") if name in found)
+    return "; ".join(filter(None, (summary.machine, versions, wording.plain(run.run_id))))
 
 
 def _missing(summary: Summary) -> str:
@@ -213,7 +220,7 @@ def _missing(summary: Summary) -> str:
     return f"; points not shown: {words}" if words else ""
 
 
-_CONFIG: Spec = {
+CONFIG: Spec = {
     "font": "sans-serif",
     "title": {"fontSize": 16, "subtitleFontSize": 12, "subtitleColor": "#444444", "offset": 12},
     "axis": {

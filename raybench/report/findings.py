@@ -1,4 +1,5 @@
-"""What a scaling report comes to, in a line per compared setting: the least and the most speed-up.
+"""What a scaling report comes to: per compared setting the least and the most speed-up, and what
+the steps of the most ranks lose to not being alone.
 
 Pure, over the rows of `raybench.analysis.scaling`.
 """
@@ -9,11 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raybench.analysis.scaling import setting, setting_order
+from raybench.doubts import is_slowed_by_one_rank
 from raybench.report import wording
 
-_SETTINGS = ("workload", "scaling", "precision", "batch", "world_size")
+_SETTINGS = ("workload", "scaling", "precision", "cuda_graph", "batch", "world_size")
 # The values of these speak for themselves; those of other settings come with their names.
 _WITHOUT_NAME = ("workload", "precision")
+
+# Less than this share of a step in every point is not worth a line.
+_LEAST_SHARE = 0.01
 
 Row = Mapping[str, Any]
 
@@ -32,6 +37,52 @@ def findings(
         (_label(dict(zip(baseline, values, strict=True)), ranks), _range(compared[values], varying))
         for values in ordered
     )
+
+
+def losses(
+    rows: Sequence[Row], baseline: Mapping[str, Any], ranks: str
+) -> tuple[tuple[str, str], ...]:
+    """(the most ranks, what their steps lose to communication, waiting and the host), from the
+    parts that were measured; empty where the baseline does not name world_size.
+    """
+    if "world_size" not in baseline:
+        return ()
+    bases = {row["series"]: row for row in rows if row["is_baseline"]}
+    compared = [r for r in rows if wording.known(r["speed_up"]) and not r["is_baseline"]]
+    most = max((row["world_size"] for row in compared), default=0)
+    pairs = [(row, bases[row["series"]]) for row in compared if row["world_size"] == most]
+    parts = (
+        ("exposed communication", [_share(row["comm_exposed_ms"], row) for row, _ in pairs]),
+        (_whom(pairs), [_share(row["wait_ms"], row) for row, _ in pairs]),
+        ("waiting for the host", [_growth("host_gap_ms", row, base) for row, base in pairs]),
+        ("waiting for data", [_growth("data_ms", row, base) for row, base in pairs]),
+    )
+    told = [f"{span} {name}" for name, shares in parts if (span := _span(shares))]
+    return ((f"{most} {ranks}", ", ".join(told)),) if told else ()
+
+
+def _whom(pairs: Sequence[tuple[Row, Row]]) -> str:
+    slowest = {row["slowest_rank"] for row, _ in pairs if is_slowed_by_one_rank(row)}
+    return f"waiting for rank {slowest.pop():.0f}" if len(slowest) == 1 else "waiting for a rank"
+
+
+def _share(part_ms: float, row: Row) -> float | None:
+    return part_ms / row["step_ms_p50"] if wording.known(part_ms) else None
+
+
+def _growth(name: str, row: Row, base: Row) -> float | None:
+    """What a part takes more of the step than in the baseline point."""
+    if not wording.known(row[name]) or not wording.known(base[name]):
+        return None
+    return _share(row[name] - base[name], row)
+
+
+def _span(shares: Sequence[float | None]) -> str:
+    known = [share for share in shares if share is not None]
+    if not known or max(known) < _LEAST_SHARE:
+        return ""
+    least, most = (wording.percent(max(0.0, choose(known))) for choose in (min, max))
+    return most if least == most else f"{least} to {most}"
 
 
 def _varying(rows: Sequence[Row], baseline: Mapping[str, Any]) -> list[str]:

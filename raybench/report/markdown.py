@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from raybench.report import wording
-from raybench.report.summary import Said, Summary, Table
+from raybench.report.summary import Said, Summary
+from raybench.report.tables import Table
 
 _REASON_CHARS = 300
 # What Markdown or HTML could take for markup, anywhere in a line.
@@ -48,13 +49,10 @@ def code(text: str) -> str:
 
 
 def _table(table: Table) -> list[str]:
-    aligned = [
-        ":---" if column == "precision" and place < table.settings else "---:"
-        for place, column in enumerate(table.columns)
-    ]
+    aligned = [":---" if column in table.texts else "---:" for column in table.columns]
     lines = [_row(escape(column) for column in table.columns), _row(aligned)]
     lines += [_row(escape(cell) for cell in row) for row in table.rows]
-    title = f"### {escape(table.workload)}: {escape(table.kind)}"
+    title = "### " + ": ".join(filter(None, (escape(table.workload), escape(table.kind))))
     return [
         title,
         *([code(wording.settings(table.params))] if table.params else []),
@@ -63,16 +61,24 @@ def _table(table: Table) -> list[str]:
 
 
 def _findings(summary: Summary) -> list[str]:
-    if not summary.findings:
+    baseline = summary.run.baseline
+    return [
+        *_listed(wording.over(baseline), summary.findings),
+        *_listed(wording.lost(baseline), summary.losses),
+    ]
+
+
+def _listed(title: str, lines: Sequence[tuple[str, str]]) -> list[str]:
+    if not lines:
         return []
-    lines = (f"* {escape(what)}: {escape(found)}" for what, found in summary.findings)
-    return [f"**{escape(wording.over(summary.run.baseline))}**", "\n".join(lines)]
+    items = (f"* {escape(what)}: {escape(found)}" for what, found in lines)
+    return [f"**{escape(title)}**", "\n".join(items)]
 
 
 def _explained(summary: Summary) -> list[str]:
     if not summary.tables:
         return ["No point has been finished yet."]
-    return [escape(summary.explanation)] if summary.explanation else []
+    return [escape(paragraph) for paragraph in summary.explanation]
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +18,17 @@ STATUS_WORDS = {
     "skipped": "skipped",
     "cancelled": "cancelled",
 }
+# What the letters in the tables mean.
+MARKS = {
+    "u": "unsteady, the warm-up did not settle or the step time drifts",
+    "h": "host-bound, the device waits for the host",
+    "t": "throttled, clocks were held down",
+    "s": "one rank is slower than the others",
+}
 _GIB = 2**30
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+# Below this a time reads better in microseconds.
+_SHORT_MS = 0.1
 
 
 def known(value: Any) -> bool:
@@ -37,27 +47,64 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def number(value: float) -> str:
-    """Four significant digits, thousands apart: 1,234 12.34 0.001234."""
+def is_set(value: Any) -> bool:
+    """Whether a cell of truth values says yes: null says nothing."""
+    return known(value) and bool(value)
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Significant digits, thousands apart: 1,234 12.34 0.001234."""
     if not known(value):
         return ""
     if value == 0:
         return "0"
-    decimals = max(0, 3 - math.floor(math.log10(abs(value))))
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(decimals, 6)}f}"
 
 
 def step_ms(row: Mapping[str, Any]) -> str:
     """Step time in milliseconds and half its interval, relative."""
+    return f"{number(row['step_ms_p50'])}{_precision(row)}"
+
+
+def step_time(row: Mapping[str, Any]) -> str:
+    """Step time with the unit that suits it, and half its interval, relative."""
+    value = row["step_ms_p50"]
+    return f"{duration(value)}{_precision(row)}" if known(value) else ""
+
+
+def duration(time_ms: float) -> str:
+    """A time in the unit that suits it."""
+    return f"{number(time_ms * 1000)} µs" if is_short(time_ms) else f"{number(time_ms)} ms"
+
+
+def step_column(
+    rows: Iterable[Mapping[str, Any]],
+) -> tuple[str, Callable[[Mapping[str, Any]], str]]:
+    """Head and cells: in milliseconds, but with its unit each where some steps are very short."""
+    if any(is_short(row["step_ms_p50"]) for row in rows):
+        return "step", step_time
+    return "step ms", step_ms
+
+
+def is_short(time_ms: float) -> bool:
+    """Whether a time reads better in microseconds."""
+    return known(time_ms) and time_ms < _SHORT_MS
+
+
+def _precision(row: Mapping[str, Any]) -> str:
     value, low, high = (row[f"step_ms_{name}"] for name in ("p50", "ci_low", "ci_high"))
-    if not known(value):
+    if not known(value) or not known(low) or not known(high):
         return ""
-    if not known(low) or not known(high):
-        return number(value)
     half_width = (high - low) / 2 / value
     if half_width > 1:
-        return f"{number(value)} ±>100%"
-    return f"{number(value)} ±{half_width:.{1 if half_width >= 0.01 else 2}%}"
+        return " ±>100%"
+    return f" ±{half_width:.{1 if half_width >= 0.01 else 2}%}"
+
+
+def part_ms(value: float) -> str:
+    """A part of a step: three digits, and no more than three decimals."""
+    return f"{value:.3f}" if known(value) and 0 < value < 1 else number(value, digits=3)
 
 
 def ratio(value: float) -> str:
@@ -75,6 +122,28 @@ def percent(value: float) -> str:
 def gib(value: float) -> str:
     """Bytes in GiB."""
     return f"{value / _GIB:.2f}" if known(value) else ""
+
+
+def size(count: float) -> str:
+    """Bytes in the binary unit that suits them: 4 KiB, 1.5 MiB."""
+    if not known(count):
+        return ""
+    power = min(max(0, int(count).bit_length() - 1) // 10, len(_BINARY) - 1)
+    scaled = count / 2 ** (10 * power)
+    return f"{scaled:.4g} {_BINARY[power]}"
+
+
+def setting(name: str, value: Any) -> str:
+    """The value of a setting; sizes in bytes with their unit."""
+    digits = str(value)
+    if name.endswith("_bytes") and digits.isdecimal():
+        return size(int(digits))
+    return digits.lower() if isinstance(value, bool) else plain(value)
+
+
+def heading(name: str) -> str:
+    """A setting as the head of a column: the unit is in its cells."""
+    return name.removesuffix("_bytes")
 
 
 def when(time: datetime) -> str:
@@ -128,3 +197,8 @@ def over(baseline: Mapping[str, Any]) -> str:
     """The title of what a report found."""
     named = " and efficiency" if "world_size" in baseline else ""
     return f"Speed-up{named} over {settings(baseline)}"
+
+
+def lost(baseline: Mapping[str, Any]) -> str:
+    """The title of what the steps lose."""
+    return f"Share of the step that is lost, against {settings(baseline)}"

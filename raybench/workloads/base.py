@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     import torch
 
 
+class WrongResultError(Exception):
+    """A step computed something wrong: what, where, and what it should have been."""
+
+
 class PartTimes:
     """Host time of the current iteration by part of the step, in nanoseconds.
 
@@ -65,8 +69,12 @@ class PartTimes:
 class Context:
     """Where and how a workload is to be built.
 
-    batch_size: items per device and forward pass.
-    device: already the current device of the process when it is a CUDA device.
+    batch_size: items per device and forward pass; 1 for a workload that takes no batch size.
+    device: already the current device of the process when it is a CUDA device. On the meta device
+    the workload is only built to count the operations of one step: there is no data, and neither
+    communication nor compiling is wanted (world_size is 1).
+    cuda_graph: steps will be captured in a CUDA graph, so a step may not wait for the device, and
+    an optimizer must be capturable.
     seed: the same on all ranks; add the rank where ranks must draw different data.
     """
 
@@ -76,6 +84,7 @@ class Context:
     local_rank: int
     batch_size: int
     precision: Precision
+    cuda_graph: bool = False
     seed: int = 0
     parts: PartTimes = field(default_factory=PartTimes)
 
@@ -83,11 +92,23 @@ class Context:
 class Workload(Protocol):
     """One thing to time. The first line of the class docstring says what it is.
 
-    items_per_step: samples (rows, sequences) that this rank finishes in one `step()`.
-    A `close()` method, if there is one, is called after the last step.
-    """
+    What it may have besides, each optional:
 
-    items_per_step: int
+    takes_batch_size: class attribute; False where batch sizes mean nothing to it. Default True.
+    items_per_step: samples (rows, sequences) that this rank finishes in one `step()`.
+    close(): called after the last step.
+    check(): called between blocks of steps, outside what is timed; raises WrongResultError when a
+    step computed something wrong.
+    set_comm_hook(hook): called after the timed steps; from then on gradients go through
+    `hook(state, bucket)`, a communication hook of DistributedDataParallel, instead of all_reduce;
+    with None through all_reduce again. On all ranks, several times, world_size above 1 only. May
+    be None where it cannot be had.
+    model: the nn.Module that is trained, not wrapped, for times by layer.
+    flops_per_step: floating-point operations of one step on this rank, where counting those of
+    torch's operators would not find them.
+    message_bytes, busbw_factor: of a collective, as nccl-tests counts them.
+    memory_bytes: what one step reads from and writes to memory.
+    """
 
     def step(self) -> None:
         """Do one iteration: issue all its work; do not synchronise unless the work itself does."""

@@ -14,8 +14,12 @@ from raybench.workloads.base import Context
 Batch = tuple[Tensor, Tensor]
 
 
-def random_generator(context: Context) -> torch.Generator:
-    """A generator on the device whose numbers differ from rank to rank."""
+def random_generator(context: Context) -> torch.Generator | None:
+    """A generator on the device whose numbers differ from rank to rank; None on the meta device,
+    which has no numbers.
+    """
+    if context.device.type == "meta":
+        return None
     return torch.Generator(context.device).manual_seed(context.seed + context.rank)
 
 

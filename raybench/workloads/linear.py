@@ -9,6 +9,7 @@ from pydantic import Field
 from raybench.errors import UsageError
 from raybench.workloads.base import Context
 from raybench.workloads.parameters import Compile, GradAccumulation
+from raybench.workloads.trained import Trained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _FEATURES = 1024
 
 
-class Linear:
+class Linear(Trained):
     """Trains nn.Linear(1024, 1) on random rows with MSE and Adam 1e-3: Python and launch cost.
 
     Its batch size in the published test is 64. data: device: every rank has `rows` rows of its
@@ -57,6 +58,13 @@ class Linear:
         self._loader: LoaderBatches | None = None
         if data == "device":
             _check_no_loader_settings(num_workers, pin_memory)
+        elif context.cuda_graph:
+            raise UsageError(
+                "workload linear: cuda_graph: true needs data: device; a graph replays its steps "
+                "without the DataLoader"
+            )
+        # On the meta device there is nothing to load.
+        if data == "device" or context.device.type == "meta":
             batches = _device_batches(context, rows)
         else:
             batches = self._loader = _loader_batches(
@@ -70,11 +78,6 @@ class Linear:
             compile=compile,
         )
         self.training = Training(context, recipe, lambda: nn.Linear(_FEATURES, 1), batches)
-        self.items_per_step = self.training.items_per_step
-
-    def step(self) -> None:
-        """One optimizer step."""
-        self.training.step()
 
     def close(self) -> None:
         """Free the model and the data, and end the loader's processes."""

@@ -15,9 +15,10 @@ from raybench.workloads.parameters import (
     Optimizer,
     StaticGraph,
 )
+from raybench.workloads.trained import Trained
 
 
-class Mlp:
+class Mlp(Trained):
     """Trains `layers` linear layers of hidden x hidden with ReLU between, on random rows."""
 
     def __init__(
@@ -63,12 +64,3 @@ class Mlp:
             lambda: linear_stack(hidden, layers),
             slices(inputs, targets, context.batch_size),
         )
-        self.items_per_step = self.training.items_per_step
-
-    def step(self) -> None:
-        """One optimizer step."""
-        self.training.step()
-
-    def close(self) -> None:
-        """Free the model and the data."""
-        self.training.close()

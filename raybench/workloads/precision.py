@@ -68,9 +68,12 @@ def unsupported(precision: Precision, device: torch.device) -> str | None:
 
 
 def autocast(context: Context) -> AbstractContextManager[object]:
-    """What a forward pass and its loss run in: autocast for fp16 and bf16, else nothing."""
+    """What a forward pass and its loss run in: autocast for fp16 and bf16, else nothing.
+
+    Nothing on the meta device, for which torch has no autocast.
+    """
     dtype = _AUTOCAST_DTYPES.get(context.precision)
-    if dtype is None:
+    if dtype is None or context.device.type == "meta":
         return nullcontext()
     return torch.autocast(context.device.type, dtype=dtype)
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from raybench.errors import UsageError
 from raybench.plan import Precision
 from raybench.workloads.base import Context
 from raybench.workloads.data import Batch
@@ -17,8 +22,8 @@ from raybench.workloads.parameters import OptimizerName
 from raybench.workloads.precision import autocast
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+CommHook = Callable[[Any, GradBucket], Future[Tensor]]
 
-_OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 _TORCH_BUCKET_CAP_MB = 25
 
 
@@ -59,6 +64,9 @@ class Training:
         make_model: Callable[[], nn.Module],
         batches: Iterator[Batch],
     ) -> None:
+        _check_graph(context)
+        # On the meta device only the operations of a step are counted: compiled they are hidden.
+        self._compile = recipe.compile and context.device.type != "meta"
         # The seed is the same on all ranks, and so are the parameters.
         torch.manual_seed(context.seed)
         with context.device:
@@ -66,15 +74,14 @@ class Training:
         self.ddp = _wrapped(self.model, context, recipe.ddp)
         trained = self.ddp or self.model
         self._forward: Callable[[Tensor], Tensor] = (
-            torch.compile(trained) if recipe.compile else trained
+            torch.compile(trained) if self._compile else trained
         )
-        self.optimizer = _OPTIMIZERS[recipe.optimizer](
-            self.model.parameters(), lr=recipe.learning_rate
-        )
+        self.optimizer = _optimizer(self.model, recipe, context)
         # Disabled it passes everything through. Enabled it waits for the device once a step, to
         # learn whether a gradient overflowed: that is part of what fp16 training costs.
         self.scaler = torch.amp.GradScaler(
-            context.device.type, enabled=context.precision is Precision.FP16
+            context.device.type,
+            enabled=context.precision is Precision.FP16 and context.device.type != "meta",
         )
         self._context = context
         # With static_graph the very first backward pass records the graph and must reduce: under
@@ -83,6 +90,11 @@ class Training:
         self._recipe = recipe
         self._batches = batches
         self.items_per_step = context.batch_size * recipe.grad_accumulation
+
+    @property
+    def set_comm_hook(self) -> Callable[[CommHook | None], None] | None:
+        """None for a compiled model, which would be compiled anew: another model's time."""
+        return None if self._compile else self._set_comm_hook
 
     def step(self) -> None:
         """One optimizer step: `grad_accumulation` passes, then the update."""
@@ -93,11 +105,26 @@ class Training:
             self._must_reduce = False
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        # Also in a captured step: each replay makes the gradients anew in the graph's own memory.
         self.optimizer.zero_grad(set_to_none=True)
 
     def close(self) -> None:
         """Drop the model, the optimizer's state and the data."""
         self.__dict__.clear()
+
+    def _set_comm_hook(self, hook: CommHook | None) -> None:
+        """DDP takes one hook in its life, so the model gets a new one with the same settings."""
+        # Gone before the next one comes, cycles included: its buckets take as much memory as the
+        # gradients, and as long as it lives its own hooks on the parameters reduce them too.
+        self._forward, self.ddp = self.model, None
+        gc.collect()
+        self.ddp = _wrapped(self.model, self._context, self._recipe.ddp)
+        if self.ddp is None:
+            return
+        if hook is not None:
+            self.ddp.register_comm_hook(None, hook)
+        self._forward = self.ddp
+        self._must_reduce = self._recipe.ddp.static_graph
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with autocast(self._context):
@@ -108,6 +135,24 @@ class Training:
 
     def _gradients_stay_local(self) -> AbstractContextManager[None]:
         return nullcontext() if self.ddp is None or self._must_reduce else self.ddp.no_sync()
+
+
+def _check_graph(context: Context) -> None:
+    if context.cuda_graph and context.precision is Precision.FP16:
+        raise UsageError(
+            "cuda_graph: true cannot be had in precision fp16, whose gradient scaler waits for the "
+            "device in every step; take bf16, or cuda_graph: false"
+        )
+
+
+def _optimizer(model: nn.Module, recipe: Recipe, context: Context) -> torch.optim.Optimizer:
+    # Not capturable, Adam counts its steps on the host: a graph would replay one and the same.
+    captured = context.cuda_graph and context.device.type == "cuda"
+    parameters, rate = model.parameters(), recipe.learning_rate
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=rate)
+    adam = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
+    return adam(parameters, lr=rate, capturable=captured)
 
 
 def _wrapped(

@@ -15,6 +15,7 @@ from raybench.workloads.parameters import (
     Optimizer,
     StaticGraph,
 )
+from raybench.workloads.trained import Trained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from raybench.workloads.data import Batch
 
 
-class Transformer:
+class Transformer(Trained):
     """Trains a GPT-2 shaped language model on random tokens; one item is one sequence."""
 
     def __init__(
@@ -49,6 +50,8 @@ class Transformer:
         from raybench.workloads.training import DdpSettings, Recipe, Training
 
         shape = DECODER_PRESETS[preset]
+        # On the meta device operations are counted, and what is recomputed does not train.
+        checkpointing = activation_checkpointing and context.device.type != "meta"
         recipe = Recipe(
             loss=next_token_loss,
             optimizer=optimizer,
@@ -64,18 +67,9 @@ class Transformer:
         self.training = Training(
             context,
             recipe,
-            lambda: Decoder(shape, seq_len=seq_len, checkpointing=activation_checkpointing),
+            lambda: Decoder(shape, seq_len=seq_len, checkpointing=checkpointing),
             _token_batches(context, shape.vocabulary, seq_len, grad_accumulation),
         )
-        self.items_per_step = self.training.items_per_step
-
-    def step(self) -> None:
-        """One optimizer step."""
-        self.training.step()
-
-    def close(self) -> None:
-        """Free the model and the data."""
-        self.training.close()
 
 
 def _token_batches(

@@ -3,15 +3,17 @@
     python tests/benchmarks/point_cost.py [--device cpu|cuda] [--points 20] [-o FILE.json]
 
 The same points (world_size 2, an MLP, another batch size each) are run both ways on this machine:
-20 times `torchrun bare_point.py`, and once `raybench sweep`. From the wall time of each torchrun
-its own warm-up and samples are taken off; of the sweep, each row's duration less its samples, and
-beside it the whole wall time of the command spread over the points, Ray's start included.
+20 times `raybench.doctor.bare_step` by torchrun, and once `raybench sweep`. From the wall time of
+each torchrun its own warm-up and samples are taken off; of the sweep, each row's duration less its
+samples, and beside it the whole wall time of the command spread over the points, Ray's start
+included.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -20,9 +22,8 @@ import time
 from pathlib import Path
 
 import raybench
+from raybench.doctor.torchrun import BareStep, run_bare
 
-HERE = Path(__file__).parent
-BIN = Path(sys.executable).parent
 WORLD_SIZE, WARMUP, ITERATIONS = 2, 5, 20
 PARAMS = {"hidden": 256, "layers": 2}
 
@@ -55,29 +56,20 @@ def by_torchrun(device: str, batch_sizes: list[int]) -> float:
     """Seconds a point beyond its own iterations, the median over the points."""
     beyond_s = []
     for batch_size in batch_sizes:
-        point = {
-            "workload": "mlp",
-            "params": PARAMS,
-            "precision": "fp32",
-            "batch_size": batch_size,
-            "device": device,
-            "warmup": WARMUP,
-            "iterations": ITERATIONS,
-        }
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            f"--nproc-per-node={WORLD_SIZE}",
-            "--standalone",
-            str(HERE / "bare_point.py"),
-            json.dumps(point),
-        ]
+        step = BareStep(
+            device=device,
+            indexes=tuple(range(WORLD_SIZE)),
+            workload="mlp",
+            params=PARAMS,
+            precision="fp32",
+            batch_size=batch_size,
+            warmup=WARMUP,
+            iterations=ITERATIONS,
+        )
         started_s = time.perf_counter()
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        answer = run_bare(step, os.environ)
         wall_s = time.perf_counter() - started_s
-        answer = json.loads(done.stdout.splitlines()[-1])
-        beyond_s.append(wall_s - answer["iterations_s"])
+        beyond_s.append(wall_s - answer.iterations_s)
     return statistics.median(beyond_s)
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,6 +17,8 @@ import torch.distributed as dist
 from pydantic import Field
 
 from raybench.workloads.base import Context
+from raybench.workloads.mlp import Mlp
+from tests.unit.messes import MESSES, seen
 
 Fault = Literal["none", "raise", "kill", "hang", "oom", "exit", "unpicklable"]
 
@@ -84,6 +88,42 @@ class Faulty:
             dist.all_reduce(torch.ones(1))
 
 
+class Mess:
+    """Writes down what it sees of its process, and leaves that in a mess of the chosen kind."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        folder: Annotated[str, Field(description="where each rank writes its file")],
+        mess: Literal["none", "settings", "groups", "thread", "child"] = "none",
+    ) -> None:
+        self.items_per_step = 1
+        self.flops_per_step = 1.0  # not counted: the counting would build it once more
+        self._context = context
+        self._mess = mess
+        groups = sorted(dist.distributed_c10d._world.pg_names.values())
+        facts = {"pid": os.getpid(), "seen": repr(seen()), "groups": len(groups)}
+        Path(folder, f"{context.rank}.json").write_text(json.dumps(facts))
+
+    def step(self) -> None:
+        if dist.is_initialized():
+            dist.all_reduce(torch.ones(1))
+
+    def close(self) -> None:
+        if self._mess == "settings":
+            for name, change in MESSES.items():
+                if name != "ban of saved-tensor hooks":  # which cannot be had beside such hooks
+                    change()
+        if self._mess == "groups":
+            for _ in range(2):
+                dist.all_reduce(torch.ones(1), group=dist.new_group(list(range(2))))
+        if self._mess == "thread" and self._context.rank == 1:
+            threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+        if self._mess == "child" and self._context.rank == 1:
+            subprocess.Popen(["sleep", "3601"])
+
+
 class _Unpicklable(Exception):
     def __init__(self, *, lock: object) -> None:
         super().__init__("holds what cannot travel")
@@ -111,3 +151,21 @@ _FAULTS = {
     "exit": lambda: os._exit(3),
     "unpicklable": _raise_unpicklable,
 }
+
+
+class Straggler(Mlp):
+    """An mlp on two ranks, one of which sleeps in each step before it computes."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        slow_rank: Annotated[int, Field(ge=0)] = 1,
+        delay_ms: Annotated[float, Field(ge=0)] = 0.0,
+    ) -> None:
+        super().__init__(context, hidden=256, layers=4)
+        self._delay_s = delay_ms / 1e3 if context.rank == slow_rank else 0.0
+
+    def step(self) -> None:
+        time.sleep(self._delay_s)
+        super().step()

@@ -38,7 +38,8 @@ def make_point(**changes: Any) -> Point:
         "scaling": "weak",
         **changes,
     }
-    settings.setdefault("global_batch_size", settings["batch_size"] * settings["world_size"])
+    if "global_batch_size" not in settings:
+        settings["global_batch_size"] = settings["batch_size"] * settings["world_size"]
     return Point(**settings)
 
 

@@ -4,11 +4,12 @@ import json
 
 import pytest
 from builders import make_failed, make_point, make_record, make_run
-from test_reports import report, sweep
+from test_reports import collective, report, sweep
 
 from raybench.errors import UsageError
 from raybench.plan import Precision
 from raybench.report import charts
+from raybench.report.bandwidth_chart import bandwidth_chart, has_bandwidths
 
 
 def many_lines() -> list[object]:
@@ -89,6 +90,34 @@ def test_without_a_speed_up_the_user_is_told_why() -> None:
         charts.speed_up_chart(report([make_failed(), make_record(make_point(world_size=2))]))
     with pytest.raises(UsageError, match="which the baseline does not name"):
         charts.speed_up_chart(report(sweep(), make_run("run-a", baseline={"precision": "fp32"})))
+
+
+def test_collectives_are_drawn_as_bandwidth_over_size_with_a_line_per_operation() -> None:
+    records = [
+        collective(operation, size, 0.01 + size / 1e9, world_size)
+        for operation in ("all_reduce", "all_gather")
+        for world_size in (2, 4)
+        for size in (2**30, 4096, 2**20)
+    ]
+    summary = report(records)
+    assert has_bandwidths(summary)
+    spec = bandwidth_chart(summary)
+    assert len(spec["data"]["values"]) == 12
+    assert set(spec["encoding"]["color"]["sort"]) == {
+        "all_reduce, 2 GPUs",
+        "all_reduce, 4 GPUs",
+        "all_gather, 2 GPUs",
+        "all_gather, 4 GPUs",
+    }
+    svg = charts.render(spec, "svg").decode()
+    assert "4 KiB" in svg
+    assert "1 MiB" in svg
+    assert not has_bandwidths(report(sweep()))
+
+
+def test_a_single_size_is_no_picture() -> None:
+    with pytest.raises(UsageError, match="only one"):
+        bandwidth_chart(report([collective("all_reduce", 4096, 1.0)]))
 
 
 def test_the_picture_is_rendered_as_svg_and_png_with_its_text_escaped() -> None:

@@ -79,6 +79,25 @@ def test_plan_as_json_has_every_setting_of_every_point() -> None:
     assert (point["scaling"], point["hidden"], point["precision"]) == ("weak", 64, "fp32")
 
 
+def test_plan_of_a_workload_without_batches_names_none() -> None:
+    Path("job.yaml").write_text(
+        "version: 1\nname: test\nworkload: {kind: collective}\nbaseline: {}\n"
+        "matrix: {world_size: [2, 4], cuda_graph: [true, false]}\n"
+    )
+    result = CliRunner().invoke(command_line, ["plan", "job.yaml"], standalone_mode=False)
+    assert result.stderr == ""
+    assert "batch" not in result.stdout
+    assert "none" not in result.stdout
+    lines = result.stdout.splitlines()
+    table = lines[lines.index("") + 1 :]
+    assert table[0].split() == ["#", "point_id", "world_size", "cuda_graph"]
+    assert table[1].split()[2:] == ["2", "true"]
+    points = json.loads(run("plan", "job.yaml", "--json"))["points"]
+    assert points[0].keys() == {
+        "point_id", "world_size", "precision", "cuda_graph", "dtype", "operation", "size_bytes",
+    }  # fmt: skip
+
+
 def test_a_warning_goes_to_stderr_and_leaves_stdout_clean() -> None:
     arguments = ["plan", "job.yaml", "--json", "--set", "exclude=[{batch_size: 9}]"]
     result = CliRunner().invoke(command_line, arguments, standalone_mode=False)
@@ -118,6 +137,7 @@ def test_the_schema_accepts_the_jobs_and_refuses_what_the_code_refuses() -> None
         {"matrix": {"batch_size": []}},
         {"matrix": {"batch_size": [[1]]}},
         {"measure": {"warmup": 0}},
+        {"measure": {"warmup": {"min": 1}}},
         {"placement": {"isolation": "node"}},
         {"on_error": "stopp"},
     ]:
@@ -147,7 +167,7 @@ def test_init_writes_a_job_that_plans_and_overwrites_nothing() -> None:
 
 def test_workloads_lists_the_built_in_ones_and_the_parameters_of_one() -> None:
     text = run("workloads")
-    assert all(name in text for name in ("linear", "mlp", "transformer"))
+    assert all(name in text for name in registry.BUILTIN)
     described = run("workloads", "mlp")
     for parameter in registry.parameters(registry.load("mlp")):
         assert parameter.name in described
@@ -172,7 +192,10 @@ def test_workloads_describes_a_class_of_the_user(
     assert "required" in run("workloads", "described_workload:Mine")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plan", str(JOBS[0])], ["workloads", "mlp"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["plan", str(JOBS[0])], ["workloads"]],
+)
 def test_no_heavy_library_is_loaded(arguments: list[str]) -> None:
     program = (
         "import sys\n"

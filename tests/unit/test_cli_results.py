@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from builders import (
 )
 
 from raybench import cli
+from raybench.records import Breakdown, DeviceSample, ModuleTime, Profile
 from raybench.store import RunStore
 
 
@@ -142,6 +144,49 @@ def test_show_tells_everything_about_a_point_by_its_prefix(raybench) -> None:  #
     assert content["point"]["world_size"] == 2
     assert [rank["rank"] for rank in content["ranks"]] == [0, 1]
     assert [rank["iterations"] for rank in content["ranks"]] == [6, 6]
+
+
+def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(
+    raybench, results: Path
+) -> None:  # type: ignore[no-untyped-def]
+    record = make_record()
+    modules = tuple(
+        ModuleTime(name=name, kind="Linear", calls=1, forward_ms=ms, backward_ms=None)
+        for name, ms in (("first", 1.0), ("second", 2.0))
+    )
+    [measurement] = record.measurements
+    profiled = replace(
+        measurement,
+        profile=Profile(trace=b"{}", modules=modules),
+        breakdown=Breakdown(methods={"wait_ms": "tail less the shortest"}),
+    )
+    written = RunStore(root=results, run_id="run-new", measure=make_measure())
+    record = replace(record, attempt=2, measurements=(profiled,))
+    written.write_record(0, record)
+    clocks = [
+        DeviceSample(
+            node_id="node-a",
+            index=0,
+            uuid="GPU-0",
+            time=START + timedelta(seconds=second),
+            sm_clock_mhz=1980 - 10 * second,
+            throttle_reasons=("sw_power_cap",) if second == 1 else (),
+        )
+        for second in (0, 1, 60)
+    ]
+    written.write_telemetry(0, record, clocks)
+    text = raybench("show", "latest", record.point.point_id).out
+    assert "wait_ms  tail less the shortest" in text
+    assert text.index("second  Linear") < text.index("first   Linear")
+    assert "-2-rank0.json.gz" in text
+    assert "1970-1980" in text
+    assert "sw_power_cap" in text
+    content = json.loads(raybench("show", "latest", record.point.point_id, "--json").out)
+    assert [module["module"] for module in content["modules"]] == ["second", "first"]
+    assert content["devices"][0]["sm_clock_mhz_min"] == 1970
+    assert content["devices"][0]["power_w_max"] is None
+    assert len(content["traces"]) == 1
+    assert content["point"]["methods"] == {"wait_ms": "tail less the shortest"}
 
 
 def test_show_tells_why_a_point_failed_and_has_no_ranks(raybench) -> None:  # type: ignore[no-untyped-def]

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -21,9 +22,11 @@ from raybench.cluster import Cluster
 from raybench.errors import ClusterError
 from raybench.job import Job, load_job
 from raybench.plan import Point, make_plan
-from raybench.records import Answer, Run, RunStatus
+from raybench.records import Answer, Profile, Run, RunStatus
 from raybench.store import RunStore
-from raybench.sweep import Event, PointFinished
+from raybench.sweep import Event, PointFinished, SweepSettings
+
+SETTINGS = SweepSettings(measure=make_measure(), strategy="pack", stop_on_error=False)
 
 
 class NoWorkers:
@@ -53,7 +56,7 @@ def recorded(tmp_path: Path, job: Job) -> Callable[[Cluster], tuple[Run, str]]:
         store = RunStore.create(tmp_path / "results", run, make_measure())
         console = Console(file=io.StringIO(), width=200)
         try:
-            ended = command._recorded(job, make_plan(job), run, cluster, 1, store, console)
+            ended = command._recorded(SETTINGS, make_plan(job), run, cluster, 1, store, console)
         finally:
             assert isinstance(console.file, io.StringIO)
             call.said = console.file.getvalue()
@@ -95,6 +98,14 @@ def test_a_point_whose_row_is_written_counts_even_if_the_interrupt_comes_as_it_i
     run, said = recorded(make_cluster([make_device()], lambda *_: make_measurement()))
     assert (run.status, run.points_ok, run.points_failed) == (RunStatus.INTERRUPTED, 1, 0)
     assert said.startswith("interrupted: 1 finished point is kept; see: raybench report run-a ")
+
+
+def test_the_run_says_where_its_traces_lie(recorded, tmp_path: Path) -> None:
+    traced = replace(make_measurement(), profile=Profile(trace=b"gzip"))
+    _, said = recorded(make_cluster([make_device()], lambda *_: traced))
+    folder = tmp_path / "results" / "traces" / "run-a"
+    assert said.splitlines()[-1].startswith(f"traces: {folder} ")
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_the_point_that_an_interrupt_cut_short_is_neither_finished_nor_failed(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from raybench.errors import JobError
-from raybench.job import Job, load_job
+from raybench.job import Job, Span, load_job
 from raybench.plan import make_plan
 
 HEAD = "version: 1\nname: test\nworkload: {kind: mlp}\n"
@@ -43,12 +43,14 @@ def test_a_short_job_has_the_documented_defaults() -> None:
     assert (job.zip, job.exclude, job.include) == ((), (), ())
     assert job.baseline == {"world_size": 1}
     assert job.measure.model_dump() == {
-        "warmup": 10,
-        "iterations": 50,
+        "warmup": {"min": 20, "max": 200},
+        "iterations": {"min": 30, "max": 1000},
         "target_ci": 0.01,
         "max_seconds": 20.0,
         "repeats": 1,
         "timeout_s": 300.0,
+        "breakdown": True,
+        "fresh_workers": False,
     }
     assert (job.placement.strategy, job.placement.isolation) == ("pack", "cluster")
     assert job.on_error == "continue"
@@ -73,23 +75,32 @@ def test_a_full_job_loads_as_it_is_written() -> None:
     assert job.zip == ({"batch_size": (16, 64), "hidden": (512, 256)},)
     assert job.exclude == ({"world_size": (2,), "batch_size": (16, 64)},)
     assert job.include == ({"world_size": 4, "precision": "fp32", "batch_size": 8, "hidden": 64},)
-    assert (job.measure.warmup, job.measure.max_seconds) == (1, 5.0)
+    assert (job.measure.warmup, job.measure.max_seconds) == (Span(min=1, max=1), 5.0)
     assert (job.placement.strategy, job.on_error) == ("spread", "stop")
 
 
 def test_overrides_take_the_place_of_what_the_file_says() -> None:
     job = load(HEAD + MATRIX, "matrix.world_size=1,2", "measure.warmup=3", "workload.hidden=512")
     assert job.matrix == {"batch_size": (64,), "world_size": (1, 2)}
-    assert job.measure.warmup == 3
+    assert job.measure.warmup == Span(min=3, max=3)
     assert job.workload.parameters == {"hidden": 512}
     assert job.text == HEAD + MATRIX
 
 
+def test_warmup_and_iterations_are_counts_or_bounds() -> None:
+    text = HEAD + MATRIX + "measure: {warmup: {min: 3, max: 9}, iterations: 7}\n"
+    measure = load(text, "measure.iterations={min: 5, max: 5}").measure
+    assert (measure.warmup, measure.iterations) == (Span(min=3, max=9), Span(min=5, max=5))
+
+
 def test_the_meaning_changes_with_what_is_run_and_with_nothing_else() -> None:
     meaning = load(HEAD + MATRIX).meaning_sha256
-    same = ["name=other", "baseline.world_size=2", "on_error=stop", "measure.warmup=10"]
+    same = ["name=other", "baseline.world_size=2", "on_error=stop"]
+    same += ["measure.warmup={min: 20, max: 200}", "measure.breakdown=true"]
     different = [
         "measure.warmup=11",
+        "measure.breakdown=false",
+        "matrix.cuda_graph=true",
         "matrix.batch_size=65",
         "workload.hidden=2",
         "placement.strategy=spread",
@@ -112,7 +123,7 @@ MALFORMED: list[tuple[str, str, str]] = [
     (
         "wrong type",
         HEAD + MATRIX + "measure: {warmup: many}\n",
-        "6:19: measure.warmup: must be an integer, given 'many'",
+        "6:19: measure.warmup: must be a count or a mapping {min: , max: }, given 'many'",
     ),
     (
         "number as text",
@@ -270,9 +281,54 @@ MALFORMED: list[tuple[str, str, str]] = [
     ("long name", HEAD.replace("test", "x" * 65) + MATRIX, "2:7: name: must match"),
     ("no value", HEAD + MATRIX + "measure:\n", "6:1: measure: no value given"),
     (
-        "adaptive numbers",
-        HEAD + MATRIX + "measure: {iterations: {min: 1, max: 2}}\n",
-        "6:23: measure.iterations: must be an integer, given a mapping",
+        "count with a fraction",
+        HEAD + MATRIX + "measure: {iterations: 10.0}\n",
+        "6:23: measure.iterations: must be a count or a mapping {min: , max: }, given 10.0",
+    ),
+    (
+        "list for a count",
+        HEAD + MATRIX + "measure: {iterations: [1, 2]}\n",
+        "6:23: measure.iterations: must be a count or a mapping {min: , max: }, given a list",
+    ),
+    (
+        "true for a count",
+        HEAD + MATRIX + "measure: {warmup: true}\n",
+        "6:19: measure.warmup: must be a count or a mapping {min: , max: }, given true",
+    ),
+    (
+        "bounds the wrong way round",
+        HEAD + MATRIX + "measure: {warmup: {min: 5, max: 2}}\n",
+        "6:33: measure.warmup.max: must not be below min, which is 5, given 2",
+    ),
+    (
+        "bounds without a maximum",
+        HEAD + MATRIX + "measure: {iterations: {min: 5}}\n",
+        "6:11: measure.iterations.max: required, but not given",
+    ),
+    (
+        "bounds of zero",
+        HEAD + MATRIX + "measure: {iterations: {min: 0, max: 5}}\n",
+        "6:29: measure.iterations.min: must be greater than or equal to 1, given 0",
+    ),
+    (
+        "unknown bound",
+        HEAD + MATRIX + "measure: {warmup: {min: 1, max: 5, mx: 3}}\n",
+        "6:36: measure.warmup.mx: unknown key 'mx'; did you mean 'max'?",
+    ),
+    (
+        "breakdown as a word",
+        HEAD + MATRIX + "measure: {breakdown: no}\n",
+        "6:22: measure.breakdown: must be true or false, given 'no'",
+    ),
+    (
+        "graph as a number",
+        HEAD + MATRIX + "  cuda_graph: [1]\n",
+        "6:16: matrix.cuda_graph[0]: must be true or false, given 1",
+    ),
+    (
+        "graph as a parameter",
+        HEAD.replace("mlp", "mlp, cuda_graph: true") + MATRIX,
+        "3:23: workload.cuda_graph: not a parameter; put it into matrix",
     ),
     (
         "other isolation",
@@ -297,7 +353,7 @@ def test_a_malformed_job_is_one_located_line(text: str, expected: str) -> None:
         ("matrix.world_sise=1", "matrix.world_sise: unknown axis 'world_sise'; did you mean"),
         ("measur.warmup=1", "measur: unknown key 'measur'; did you mean 'measure'?"),
         ("measure.warmup=[1", "measure.warmup: not YAML"),
-        ("measure.warmup=0", "measure.warmup: must be greater than or equal to 1, given 0"),
+        ("measure.warmup=0", "measure.warmup: must be from 1 to 1,000,000,000, given 0"),
         ("matrix.batch_size=1,x", "matrix.batch_size[1]: must be an integer, given 'x'"),
         ("workload.kind=mpl", "workload.kind: unknown workload 'mpl'; did you mean 'mlp'?"),
         ("name.x=1", "name is not a mapping"),
@@ -355,6 +411,18 @@ def test_all_problems_of_a_file_come_at_once_and_in_its_order() -> None:
     ]
 
 
+def test_bad_bounds_do_not_hide_what_is_wrong_elsewhere() -> None:
+    lines = problems_of(
+        HEAD + "matrix: {batch_size: 1, world_sise: 2}\n"
+        "measure: {warmup: {min: 5, max: 2}, iterations: {min: 3}}\n"
+    )
+    assert [line.split(": ")[1] for line in lines] == [
+        "matrix.world_sise",
+        "measure.warmup.max",
+        "measure.iterations.max",
+    ]
+
+
 def test_a_required_parameter_must_be_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,7 +442,7 @@ def test_every_job_of_the_repository_loads_and_stays_small(path: Path) -> None:
     plan = make_plan(job)
     assert job.name == path.stem
     assert plan.warnings == ()
-    assert 0 < len(plan.points) <= 36
+    assert 0 < len(plan.points) <= 40
     first_line = job.text.partition("\n")[0]
     assert first_line == "# yaml-language-server: $schema=../raybench/job.schema.json"
 

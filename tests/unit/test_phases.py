@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
+from raybench.errors import UsageError
 from raybench.job import Measure
-from raybench.measure import phases
+from raybench.measure import phases, profiling
+from raybench.measure.counters import Reading
 from raybench.plan import Precision
+from raybench.records import Breakdown, Profile
 from raybench.workloads.base import Context
 
 
@@ -56,6 +61,7 @@ def measured(clock, settings, *, cold_s=1.0, step_s=0.01):
         workloads.append(Paced(clock, cold_s, step_s))
         return workloads[-1]
 
+    settings = settings.model_copy(update={"breakdown": False})
     done = phases.measure(build, lone_context(), settings, lambda: None)
     assert all(workload.closed for workload in workloads)
     return done
@@ -116,7 +122,8 @@ def test_a_repeat_is_built_when_the_one_before_is_gone_even_without_a_close():
 
     built: list[weakref.ref[Cyclic]] = []
     alive: list[int] = []
-    phases.measure(Cyclic, lone_context(), Measure(iterations=1, repeats=3), lambda: None)
+    settings = Measure(warmup=1, iterations=1, repeats=3, breakdown=False)
+    phases.measure(Cyclic, lone_context(), settings, lambda: None)
     assert alive == [0, 0, 0]
 
 
@@ -145,4 +152,145 @@ def test_an_error_of_close_alone_is_raised():
             raise ValueError("cannot close")
 
     with pytest.raises(ValueError, match="cannot close"):
-        phases.measure(Broken, lone_context(), Measure(iterations=1), lambda: None)
+        phases.measure(
+            Broken,
+            lone_context(),
+            Measure(warmup=1, iterations=1, breakdown=False),
+            lambda: None,
+        )
+
+
+def test_by_default_a_quiet_workload_is_warmed_up_and_known_after_few_steps(clock):
+    done = measured(clock, Measure())
+    (repetition,) = done.repetitions
+    assert len(repetition.warmup.step_ns) == 30
+    assert len(repetition.timed.step_ns) == 30
+    assert repetition.settled is True
+
+
+def test_a_warm_up_that_the_budget_cuts_short_has_not_settled(clock):
+    done = measured(clock, Measure(max_seconds=8.0), step_s=1.0)
+    (repetition,) = done.repetitions
+    assert len(repetition.warmup.step_ns) == 1 + 4
+    assert repetition.settled is False
+
+
+def test_of_a_fixed_warm_up_it_is_not_asked_whether_it_settled(clock):
+    (repetition,) = measured(clock, Measure(warmup=5, iterations=5)).repetitions
+    assert repetition.settled is None
+
+
+def test_steps_below_a_millisecond_are_timed_in_loops(clock):
+    done = measured(clock, Measure(warmup=10, iterations=20), step_s=0.0003)
+    (repetition,) = done.repetitions
+    assert repetition.inner_iterations == 4
+    assert set(repetition.timed.step_ns) == {300_000}
+    assert repetition.timed.start_ns[1] - repetition.timed.start_ns[0] == 1_200_000
+    assert set(repetition.warmup.step_ns[1:]) == {300_000}
+
+
+class Sized:
+    """Tells its sizes, writes down what is called, and may compute something wrong."""
+
+    items_per_step = 7
+    message_bytes = 4096
+    busbw_factor = 1.5
+    memory_bytes = 100
+    flops_per_step = 2e9
+
+    def __init__(self, calls: list[str], is_wrong: Callable[[], bool] = lambda: False) -> None:
+        self._calls, self._is_wrong = calls, is_wrong
+
+    def step(self) -> None:
+        if self._calls[-1:] != ["step"]:
+            self._calls.append("step")
+
+    def check(self) -> None:
+        self._calls.append("check")
+        if self._is_wrong():
+            raise ValueError("the ranks sum to 1, not 3")
+
+    def close(self) -> None:
+        self._calls.append("close")
+
+
+def test_what_a_workload_says_of_its_step_is_handed_on():
+    done = phases.measure(
+        lambda: Sized([]), lone_context(), Measure(warmup=1, iterations=1), lambda: None
+    )
+    for name in ("items_per_step", "message_bytes", "busbw_factor", "memory_bytes"):
+        assert getattr(done, name) == getattr(Sized, name)
+    assert done.flops_per_step == 2e9
+    assert done.peak_mem_allocated_bytes is None
+    assert done.energy_j is None
+
+
+def test_a_workload_checks_itself_after_warm_up_and_after_the_timed_steps():
+    calls: list[str] = []
+    settings = Measure(warmup=1, iterations=1, repeats=2, breakdown=False)
+    phases.measure(lambda: Sized(calls), lone_context(), settings, lambda: None)
+    assert calls == ["step", "check", "step", "check", "close"] * 2
+
+
+def test_a_wrong_result_ends_the_point():
+    with pytest.raises(ValueError, match="not 3"):
+        phases.measure(
+            lambda: Sized([], lambda: True), lone_context(), Measure(warmup=1), lambda: None
+        )
+
+
+def test_breakdown_and_profile_come_last_and_once(monkeypatch: pytest.MonkeyPatch):
+    calls: list[str] = []
+    breakdown, profile = Breakdown(local_step_ms=1.0), Profile(trace=b"x")
+
+    def broken_down(workload, timer, context, steps):
+        calls.append(f"breakdown of {steps}")
+        return breakdown
+
+    def profiled(workload, context, steps):
+        calls.append(f"profile of {steps}")
+        return profile
+
+    monkeypatch.setattr(phases, "break_down", broken_down)
+    monkeypatch.setattr(profiling, "profile", profiled)
+    done = phases.measure(
+        lambda: Sized(calls),
+        lone_context(),
+        Measure(warmup=1, iterations=1, repeats=2),
+        lambda: None,
+        profile=True,
+    )
+    once = ["step", "check", "step", "check"]
+    assert calls == [*once, "close", *once, "breakdown of 10", "profile of 10", "close"]
+    assert (done.breakdown, done.profile) == (breakdown, profile)
+
+
+class Throttling:
+    """Counters of a device that throttles by power from the third second on, at 100 W."""
+
+    def __init__(self, clock: list[int]) -> None:
+        self._clock = clock
+
+    def read(self) -> Reading:
+        time_s = self._clock[0] / 1e9
+        limited_s = {"power": max(0.0, time_s - 3), "thermal": 0.0}
+        return Reading(time_s=time_s, energy_j=100 * time_s, limited_s=limited_s)
+
+
+def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(
+    clock: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(phases, "open_counters", lambda device: Throttling(clock))
+    # The cold step takes a second, so the first timed block of 5 s begins before the throttling.
+    done = measured(clock, Measure(warmup=1, iterations=8), step_s=1.0)
+    (repetition,) = done.repetitions
+    assert repetition.timed.throttled == (False,) + (True,) * 7
+    assert repetition.warmup.throttled == ()
+    assert done.throttle_reasons == ("power",)
+    assert done.energy_j == pytest.approx(800.0)
+
+
+def test_a_cuda_graph_is_refused_on_a_cpu():
+    context = replace(lone_context(), cuda_graph=True)
+    with pytest.raises(UsageError, match="cuda_graph: needs a CUDA device, given cpu"):
+        phases.measure(lambda: Sized([]), context, Measure(), lambda: None)

@@ -8,7 +8,7 @@ import pytest
 
 from raybench.errors import JobError
 from raybench.job import load_job
-from raybench.plan import Plan, Point, Precision, make_plan
+from raybench.plan import Plan, Point, Precision, make_plan, varying_settings
 
 HEAD = "version: 1\nname: test\n"
 MLP = HEAD + "workload: {kind: mlp}\n"
@@ -159,6 +159,49 @@ def test_a_timeout_that_cuts_the_budget_is_a_warning() -> None:
     assert plan(MLP + "matrix: {batch_size: 1}\n", "measure.repeats=14").warnings == ()
 
 
+def test_a_point_of_a_workload_without_batches_has_none() -> None:
+    text = HEAD + "workload: {kind: collective, size_bytes: 64}\nmatrix: {world_size: [2, 4]}\n"
+    made = plan(text + "include: [{world_size: 8}]\nbaseline: {}\n")
+    assert made.warnings == ()
+    assert [point.world_size for point in made.points] == [2, 4, 8]
+    for point in made.points:
+        assert (point.batch_size, point.global_batch_size, point.scaling) == (None, None, None)
+        assert list(point.settings) == [
+            "world_size", "precision", "cuda_graph", "dtype", "operation", "size_bytes",
+        ]  # fmt: skip
+    assert varying_settings(made.points) == ["world_size"]
+    assert len({point.point_id for point in made.points}) == 3
+
+
+def test_a_job_without_axes_is_one_point_where_no_batch_size_is_needed() -> None:
+    (point,) = plan(HEAD + "workload: {kind: gemm, m: 64}\n").points
+    assert (point.world_size, point.precision, point.params["m"]) == (1, Precision.FP32, 64)
+    (included,) = plan(HEAD + "workload: {kind: gemm}\ninclude: [{m: 32}]\n").points
+    assert included.params["m"] == 32
+
+
+def test_a_cuda_graph_is_off_unless_asked_for_and_can_be_an_axis() -> None:
+    text = "matrix: {batch_size: [1], cuda_graph: [false, true]}\n"
+    off, on = plan(MLP + text).points
+    assert (off.cuda_graph, on.cuda_graph) == (False, True)
+    assert varying_settings([off, on]) == ["cuda_graph"]
+    (plain,) = plan(MLP + "matrix: {batch_size: 1}\n").points
+    assert plain == off
+    (fixed,) = plan(MLP + "matrix: {batch_size: 1, cuda_graph: true}\n").points
+    assert fixed == on
+    (kept,) = plan(MLP + text + "exclude: [{cuda_graph: true}]\n").points
+    assert kept == off
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [("batch_size: [1, 2]", "batch_size"), ("global_batch_size: [4, 8]", "global_batch_size")],
+)
+def test_of_the_two_batch_sizes_only_the_one_of_the_job_varies(sizes: str, told: str) -> None:
+    made = plan(MLP + f"matrix: {{world_size: [1, 2], {sizes}}}\n")
+    assert varying_settings(made.points) == ["world_size", told]
+
+
 def make_point(**changes: object) -> Point:
     settings: dict[str, object] = {
         "workload": "mlp",
@@ -186,6 +229,8 @@ def test_a_point_id_never_changes() -> None:
         {"world_size": 1},
         {"precision": Precision.FP16},
         {"batch_size": 5},
+        {"batch_size": None, "global_batch_size": None, "scaling": None},
+        {"cuda_graph": True},
     ],
 )
 def test_a_point_id_tells_points_apart(change: dict[str, object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from builders import make_failed, make_point, make_record
+from builders import make_failed, make_measurement, make_point, make_record
 from rich.console import Console
 
 from raybench.cli.progress import LineProgress, LiveProgress, Progress, make_progress
@@ -70,9 +70,29 @@ def test_what_is_redrawn_is_two_lines_whatever_the_width() -> None:
     assert len(console.render_lines(progress._picture())) == 2
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "2.000 ms     32,000 samples/s"),
+        ({"message_bytes": 10**9, "busbw_factor": 1.5}, "750.0 GB/s busbw"),
+        ({"memory_bytes": 8 * 10**9}, "4,000 GB/s"),
+        ({"flops_per_step": 4e11}, "200.0 TFLOP/s"),
+    ],
+)
+def test_a_finished_point_tells_its_step_time_and_what_it_comes_to(
+    changes: dict[str, object], told: str
+) -> None:
+    items = {"items_per_step": None} if changes else {}
+    measurement = make_measurement(0, [[2_000_000] * 6], **items, **changes)
+    console = console_of("pipe")
+    record = make_record(PLAN.points[0], measurements=(measurement,))
+    make_progress(PLAN, console).show(PointFinished(index=0, record=record))
+    assert told in written(console)
+
+
 def test_the_step_time_is_that_of_the_report() -> None:
     console = console_of("pipe")
     progress = make_progress(PLAN, console)
-    record = make_record(PLAN.points[0], step_ms=0.000512)
+    record = make_record(PLAN.points[0], step_ms=0.0116)
     progress.show(PointFinished(index=0, record=record))
-    assert "0.0005" in written(console)
+    assert "11.60 µs" in written(console)

@@ -57,7 +57,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_built_in_workload_loads_and_declares_its_parameters(name: str) -> None:
     workload_class = registry.load(name)
     parameters = registry.parameters(workload_class)
-    assert "grad_accumulation" in {parameter.name for parameter in parameters}
+    trains = getattr(workload_class, "takes_batch_size", True)
+    assert ("grad_accumulation" in {parameter.name for parameter in parameters}) is trains
+    assert ("batch_size" in registry.settings(workload_class)) is trains
     assert all(parameter.description and not parameter.is_required for parameter in parameters)
 
 
@@ -106,7 +108,10 @@ def test_an_integer_given_for_a_float_becomes_one_so_that_ids_agree() -> None:
     ("kind", "message"),
     [
         ("mpl", "unknown workload 'mpl'; did you mean 'mlp'?"),
-        ("resnet", "unknown workload 'resnet'; known: linear, mlp, transformer"),
+        (
+            "resnet",
+            "unknown workload 'resnet'; known: collective, gemm, linear, memory, mlp, transformer",
+        ),
         ("no_such_module_x:Class", "ModuleNotFoundError: No module named 'no_such_module_x'"),
         ("raybench.workloads.mlp:Mpl", "unknown class 'Mpl'; did you mean 'Mlp'?"),
         ("raybench.workloads.mlp:", "package.module:Class, given 'raybench.workloads.mlp:'"),

@@ -10,15 +10,26 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from builders import make_device, make_failed, make_measure, make_point, make_record, make_run
+from builders import (
+    make_device,
+    make_failed,
+    make_measure,
+    make_measurement,
+    make_point,
+    make_record,
+    make_run,
+)
 
 from raybench import rows
-from raybench.plan import Precision
-from raybench.records import Record, Run, RunStatus, Status
+from raybench.plan import Point, Precision
+from raybench.records import Breakdown, Record, Run, RunStatus, Status
 from raybench.report import as_json, markdown, terminal, wording
+from raybench.report.points import PointDetails, format_point, format_points
 from raybench.report.summary import Summary, summarize
-from raybench.schemas import TABLES, units
+from raybench.report.tables import Table
+from raybench.schemas import SCHEMA_VERSION, TABLES, units
 
+MS = 1_000_000
 EVIL = "[red]boo[/red] | <script>alert(1)</script> `x` \x1b[31m @someone #1\nsecond line"
 
 
@@ -159,7 +170,7 @@ def test_a_narrow_terminal_gets_all_figures_and_whole_run_ids() -> None:
     assert re.search(r"^fp32 +64 +1 +8\.\d+ ±0\.\d\d% +[\d,]+ +1\.00 +100\.0%", text, re.MULTILINE)
     run = make_run("ddp_scaling-20260821-101112-abcd")
     assert run.run_id in terminal.format_runs([run], width=40)
-    assert "±" in terminal.format_points(points_of(sweep()), width=40)
+    assert "±" in format_points(points_of(sweep()), width=40)
 
 
 def test_without_a_baseline_point_the_report_says_why_there_is_no_efficiency() -> None:
@@ -211,7 +222,7 @@ def test_every_row_of_a_markdown_table_has_as_many_cells_as_its_head() -> None:
 def test_the_json_report_is_one_object_with_the_figures_unrounded() -> None:
     summary = report(sweep())
     content = json.loads(as_json.format_report(summary))
-    assert content["schema_version"] == 1
+    assert content["schema_version"] == SCHEMA_VERSION
     assert content["run"]["run_id"] == "run-a"
     assert content["run"]["started_at"] == "2026-08-21T10:11:12+00:00"
     points = {(p["precision"], p["world_size"]): p for p in content["points"]}
@@ -229,7 +240,8 @@ def test_the_json_report_is_one_object_with_the_figures_unrounded() -> None:
 
 def test_json_has_null_for_what_json_cannot_say() -> None:
     text = as_json.format_object(a=float("nan"), b=float("inf"), c=pd.NaT, d=np.array([1, 2]))
-    assert json.loads(text) == {"schema_version": 1, "a": None, "b": None, "c": None, "d": [1, 2]}
+    nulls = {"a": None, "b": None, "c": None}
+    assert json.loads(text) == {"schema_version": SCHEMA_VERSION, **nulls, "d": [1, 2]}
 
 
 @pytest.mark.parametrize(
@@ -252,7 +264,7 @@ def test_every_status_has_its_words() -> None:
 
 
 def test_the_list_of_points_shows_only_the_settings_that_vary() -> None:
-    text = terminal.format_points(points_of(sweep()))
+    text = format_points(points_of(sweep()))
     assert text.splitlines()[0].split() == [
         "point",
         "precision",
@@ -271,10 +283,13 @@ def test_a_point_shows_all_it_has_and_no_nulls() -> None:
     ranks = pd.DataFrame(
         {"rank": [0], "iterations": [6], "median_ms": [8.0], "min_ms": [7.5], "max_ms": [9.0]}
     )
-    text = terminal.format_point(row, ranks, units("points"))
+    details = PointDetails(
+        row=row, ranks=ranks, modules=pd.DataFrame(), states=pd.DataFrame(), traces=()
+    )
+    text = format_point(details, units("points"))
     assert re.search(r"^warnings +noisy; hot$", text, re.MULTILINE)
     assert re.search(r"^iterations +6$", text, re.MULTILINE)
-    assert re.search(r"^peak_mem_allocated_bytes +1\.00 GiB$", text, re.MULTILINE)
+    assert re.search(r"^peak_mem_allocated_bytes +1 GiB$", text, re.MULTILINE)
     assert "error_message" not in text
     assert re.search(r"^ +0 +6 +8\.000 +7\.500 +9\.000$", text, re.MULTILINE)
 
@@ -322,3 +337,233 @@ def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does
     text = terminal.format_runs([long, running])
     assert max(len(line) for line in text.splitlines()) <= 80
     assert text.splitlines()[-1].split() == ["run-b", "running", "unfinished"]
+
+
+def broken_down(size: int, step_ms: float, *, slow_rank: int | None = None) -> Record:
+    """A point of 8 ms of its own; ranks but the slow one wait 1 ms at the end of each step."""
+    point = make_point(world_size=size)
+    ranks = tuple(
+        make_measurement(
+            rank,
+            [[round(step_ms * 1e6)] * 6],
+            breakdown=Breakdown(
+                local_step_ms=8.0,
+                device_ms=7.0 if rank == slow_rank else 7.9,
+                optimizer_ms=0.5,
+                comm_ms=(1.5,) * size,
+                tail_ms=(1.0 if slow_rank in (None, rank) else 2.0,) * 3 if size > 1 else (),
+            ),
+        )
+        for rank in range(size)
+    )
+    return make_record(point, measurements=ranks)
+
+
+def test_where_the_step_goes_is_a_table_of_its_own_without_the_parts_that_nobody_knows() -> None:
+    scaling, parts = report([broken_down(1, 8.0), broken_down(4, 10.0)]).tables
+    assert "comm" not in scaling.columns
+    assert parts.kind == "where the step goes, ms"
+    assert parts.columns[3:] == ("step", "compute", "optim", "gap", "comm", "wait")
+    assert [row[3:] for row in parts.rows] == [
+        ("8.000", "7.40", "0.500", "0.100", "", ""),
+        ("10.00", "7.40", "0.500", "0.100", "2.00", "0"),
+    ]
+
+
+def test_what_the_steps_lose_is_told_for_the_most_ranks_and_the_slow_rank_is_named() -> None:
+    summary = report([broken_down(1, 8.0), broken_down(2, 9.0), broken_down(4, 10.0, slow_rank=3)])
+    [(what, lost)] = summary.losses
+    assert what == "4 GPUs"
+    assert lost == (
+        "20.0% exposed communication, 10.0% waiting for rank 3, 9.0% waiting for the host"
+    )
+    text = terminal.format_report(summary)
+    assert "Share of the step that is lost, against world_size=1\n4 GPUs  20.0% exposed" in text
+    assert "1 x rank 3 is slower: the others wait 1 ms of 10 ms" in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_a_part_that_grew_by_less_than_a_hundredth_is_not_worth_a_line() -> None:
+    assert report([broken_down(1, 8.0), broken_down(4, 8.05)]).losses == ()
+    assert report(sweep()).losses == ()
+
+
+def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained() -> None:
+    slow = broken_down(4, 10.0, slow_rank=3)
+    settled = [
+        replace(m, repetitions=(replace(m.repetitions[0], settled=False),))
+        for m in slow.measurements
+    ]
+    summary = report([broken_down(1, 8.0), replace(slow, measurements=tuple(settled))])
+    table = summary.tables[0]
+    place = table.columns.index("!")
+    assert [row[place] for row in table.rows] == ["", "uhs"]
+    explained = summary.explanation[-1]
+    assert explained.startswith("!: u unsteady")
+    assert "host-bound" in explained
+    assert "throttled" not in explained
+    assert "!" not in report(sweep()).tables[0].columns
+
+
+def test_a_throttled_point_is_marked_and_tells_its_reasons() -> None:
+    plain = make_record()
+    [measurement] = plain.measurements
+    [repetition] = measurement.repetitions
+    timed = replace(repetition.timed, throttled=(True,) * 3 + (False,) * 3)
+    hot = replace(
+        measurement,
+        repetitions=(replace(repetition, timed=timed),),
+        throttle_reasons=("sw_power_cap",),
+    )
+    summary = report([replace(plain, measurements=(hot,))])
+    assert "t" in summary.tables[0].rows[0]
+    [said] = summary.warnings
+    assert said.text == "clocks were held down in 50% of the samples: sw_power_cap"
+
+
+def test_a_wide_table_of_parts_does_without_its_optional_columns_in_a_terminal() -> None:
+    row = ("fp32", "65536", "1") + ("12.34",) * 6
+    columns = ("precision", "batch", "workers", *(f"part {n}" for n in range(4)), "GEMM", "TFLOP/s")
+    table = Table(
+        workload="mlp",
+        params={},
+        kind="parts",
+        columns=columns,
+        settings=3,
+        rows=(row,),
+        optional=("TFLOP/s", "GEMM"),
+    )
+    summary = replace(report(sweep()), tables=(table,))
+    wide, narrow, narrowest = (terminal.format_report(summary, width=n) for n in (80, 68, 61))
+    assert "TFLOP/s" in wide
+    assert "TFLOP/s" not in narrow
+    assert "GEMM" in narrow
+    assert "GEMM" not in narrowest
+    assert "TFLOP/s" in markdown.format_report(summary)
+
+
+def collective(operation: str, size_bytes: int, step_ms: float, world_size: int = 4) -> Record:
+    point = unscaled("collective", world_size, operation=operation, size_bytes=size_bytes)
+    ranks = tuple(
+        make_measurement(
+            rank,
+            [[round(step_ms * 1e6)] * 6],
+            items_per_step=None,
+            message_bytes=size_bytes,
+            busbw_factor=1.5,
+        )
+        for rank in range(world_size)
+    )
+    return make_record(point, measurements=ranks)
+
+
+def unscaled(workload: str, world_size: int = 1, **params: object) -> Point:
+    """A point of a workload that takes no batch size."""
+    nothing = {"batch_size": None, "global_batch_size": None, "scaling": None}
+    return make_point(workload=workload, params=params, world_size=world_size, **nothing)
+
+
+def test_collectives_are_a_table_per_operation_read_down_the_message_size() -> None:
+    records = [
+        collective(operation, size, ms)
+        for operation in ("all_reduce", "all_gather")
+        for size, ms in ((2**30, 4.5), (4096, 0.0116))
+    ]
+    first, second = report(records).tables
+    assert (first.params, second.params) == (
+        {"operation": "all_reduce"},
+        {"operation": "all_gather"},
+    )
+    assert first.kind == "fp32, 4 GPUs"
+    assert first.columns == ("size", "step", "algbw GB/s", "busbw GB/s")
+    assert first.rows == (
+        ("4 KiB", "11.60 µs ±0.00%", "0.3531", "0.5297"),
+        ("1 GiB", "4.500 ms ±0.00%", "238.6", "357.9"),
+    )
+
+
+def test_without_throughput_there_is_no_speed_up_and_no_remark_about_it() -> None:
+    records = [collective("all_reduce", 2**20, 1.0, world_size) for world_size in (2, 4)]
+    failed = make_failed(unscaled("collective", 8, operation="all_reduce", size_bytes=2**20))
+    summary = report([*records, failed])
+    [table] = summary.tables
+    assert table.columns == ("GPUs", "step ms", "algbw GB/s", "busbw GB/s")
+    assert table.rows[-1] == ("8", "out of memory", "", "")
+    assert (summary.findings, summary.losses, summary.without_speed_up) == ((), (), ())
+    text = terminal.format_report(summary)
+    assert "peed-up" not in text
+    assert "nccl-tests" in text
+
+
+def test_matrix_products_show_their_shape_and_rate() -> None:
+    records = [
+        make_record(
+            unscaled("gemm", m=m, n=8, k=8),
+            measurements=(
+                make_measurement(
+                    0, [[MS] * 6], items_per_step=None, flops_per_step=4e11, gemm_tflops=800.0
+                ),
+            ),
+            devices=(make_device(name="Unheard of"),),
+        )
+        for m in (1024, 64)
+    ]
+    [table] = report(records).tables
+    assert table.columns == ("m", "step ms", "TFLOP/s", "GEMM")
+    assert table.rows[0] == ("64", "1.000 ±0.00%", "400.0", "50.0%")
+    assert table.kind == "fp32, 1 GPU"
+
+
+def test_a_cuda_graph_is_a_column_where_it_varies_and_told_once_where_it_does_not() -> None:
+    replayed, plain = (make_record(make_point(cuda_graph=graph)) for graph in (True, False))
+    [table] = report([replayed, plain]).tables
+    assert table.columns[:4] == ("precision", "cuda_graph", "batch", "GPUs")
+    assert {row[1] for row in table.rows} == {"true", "false"}
+    assert table.columns[1] in table.texts
+    summary = report([replayed])
+    assert "cuda_graph" not in summary.tables[0].columns
+    assert summary.shared["cuda_graph"] == "true"
+    assert "cuda_graph" not in report([plain]).shared
+
+
+def test_a_run_of_the_first_schema_is_reported_as_it_was() -> None:
+    points = points_of(sweep())
+    added = ("cuda_graph", "stable", "throttled", "host_bound", "wait_ms", "methods", "trend")
+    for column in added:
+        points[column] = None
+    summary = summarize(make_run("run-a"), pd.DataFrame(), points)
+    [table] = summary.tables
+    assert table.columns[3:] == ("step ms", "samples/s", "speed-up", "efficiency", "GiB")
+    assert summary.warnings == report(sweep()).warnings
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "text"), [(0.0116, "11.60 µs"), (0.1, "0.1000 ms"), (1234.5, "1,234 ms")]
+)
+def test_a_short_time_is_told_in_microseconds(time_ms: float, text: str) -> None:
+    assert wording.duration(time_ms) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1000, "1000 B"), (4096, "4 KiB"), (3 * 2**19, "1.5 MiB"), (2**40, "1 TiB")],
+)
+def test_sizes_are_told_in_binary_units(count: int, text: str) -> None:
+    assert wording.size(count) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.094, "0.094"), (12.34, "12.3"), (0.0, "0")])
+def test_parts_of_a_step_have_three_digits(value: float, text: str) -> None:
+    assert wording.part_ms(value) == text
+
+
+def test_the_rank_that_a_warning_names_is_no_figure() -> None:
+    warnings = [f"rank {rank} is slower: it takes {rank}5 ms" for rank in (1, 12, 12)]
+    records = [
+        make_record(make_point(batch_size=n + 1), warnings=(text,))
+        for n, text in enumerate(warnings)
+    ]
+    assert [(said.text, said.count) for said in report(records).warnings] == [
+        ("rank 1 is slower: it takes 15 ms", 1),
+        ("rank 12 is slower: it takes 125 ms", 2),
+    ]

@@ -118,6 +118,23 @@ def test_without_a_baseline_nothing_is_compared() -> None:
     assert not found["is_baseline"].any()
 
 
+def test_points_without_samples_are_not_compared_and_need_no_reason() -> None:
+    nothing = {"batch_size": None, "global_batch_size": None, "scaling": None}
+    points = [make_point(world_size=size, **nothing) for size in (1, 2)]
+    ranks = (make_measurement(0, [[1_000_000] * 6], items_per_step=None),)
+    found = scaling(frame(make_record(p, measurements=ranks) for p in points), {"world_size": 1})
+    assert found["speed_up"].isna().all()
+    assert found["why"].isna().all()
+    assert list(found["batch"]) == [None, None]
+
+
+def test_a_cuda_graph_makes_a_series_unless_it_is_what_is_compared() -> None:
+    replayed, plain = ran(1, 5.0, cuda_graph=True), ran(1, 10.0, cuda_graph=False)
+    assert scaling(frame([plain, replayed]), {"world_size": 1})["series"].nunique() == 2
+    found = scaling(frame([plain, replayed]), {"cuda_graph": False})
+    assert list(found["speed_up"]) == pytest.approx([1.0, 2.0])
+
+
 def test_failed_and_skipped_points_stay_with_their_reason() -> None:
     skipped = make_failed(
         make_point(world_size=8), status=Status.SKIPPED, devices=(), error_message="too big"

@@ -1,5 +1,7 @@
 """Which point runs next, and where."""
 
+from dataclasses import replace
+
 from fakes import make_devices, make_point
 
 from raybench.plan import Plan
@@ -15,6 +17,16 @@ def test_a_point_that_does_not_fit_is_skipped_with_both_numbers():
     decision = decide(make_point(world_size=8), make_devices(a=2), 4, "pack", None)
     assert isinstance(decision, Skip)
     assert decision.reason == "needs 8 devices, the cluster has 4"
+
+
+def test_a_cuda_graph_on_a_cpu_is_skipped():
+    gpus = make_devices(a=2)
+    cpus = [replace(device, kind="cpu") for device in gpus]
+    point = replace(make_point(world_size=2), cuda_graph=True)
+    assert decide(point, cpus, 2, "pack", None) == Skip(
+        error_type="NeedsCuda", reason="cuda_graph: true needs CUDA devices"
+    )
+    assert decide(point, gpus, 2, "pack", None) == Assign(seats=(0, 1))
 
 
 def test_after_a_stop_every_point_is_skipped_and_names_the_failed_one():

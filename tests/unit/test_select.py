@@ -33,6 +33,7 @@ POINTS = [make_point(n, p) for n in (1, 2, 4) for p in (Precision.FP32, Precisio
         ("not world_size in (1, 2)", [4, 5]),
         ("global_batch_size >= 2 * batch_size", [2, 3, 4, 5]),
         ("scaling == 'weak' and optimizer != 'sgd' and hidden == 8", [0, 1, 2, 3, 4, 5]),
+        ("not cuda_graph", [0, 1, 2, 3, 4, 5]),
         ("True", [0, 1, 2, 3, 4, 5]),
     ],
 )

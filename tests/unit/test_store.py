@@ -24,11 +24,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import raybench
-from raybench import store
+from raybench import tables
 from raybench.errors import ResultsError
 from raybench.records import RunStatus, Status
 from raybench.schemas import TABLES, schema
-from raybench.store import RunStore, check_writable, find_run, load, read_runs
+from raybench.store import RunStore, check_writable
+from raybench.tables import find_run, load, read_runs
 
 
 @pytest.fixture
@@ -160,11 +161,11 @@ def test_a_point_that_is_seen_has_its_samples(
     assert order == ["samples", "points"]
 
 
-def test_a_hundred_parts_stay_near_two_megabytes(tmp_path: Path) -> None:
+def test_a_hundred_parts_stay_below_three_megabytes(tmp_path: Path) -> None:
     written = RunStore.create(tmp_path, make_run("run-x"), make_measure())
     record = make_record(make_point(world_size=4), count=50, error_message=None)
     written.write_record(0, record)
-    assert part_of(tmp_path, "points", "run-x").stat().st_size < 17_000
+    assert part_of(tmp_path, "points", "run-x").stat().st_size < 22_000
     assert part_of(tmp_path, "samples", "run-x").stat().st_size < 7_500
 
 
@@ -192,7 +193,8 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 
 def test_a_part_that_cannot_be_written_is_one_line(results: Path) -> None:
     shutil.rmtree(results / "points" / "run-old")
-    with pytest.raises(ResultsError, match=r"points/run-old/.*cannot be written: No such file"):
+    (results / "points" / "run-old").write_text("a file")
+    with pytest.raises(ResultsError, match=r"points/run-old/.*cannot be written: File exists"):
         RunStore(root=results, run_id="run-old", measure=make_measure()).write_record(
             0, make_failed()
         )
@@ -355,12 +357,12 @@ def test_what_is_written_is_read_back(
 
 
 def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before() -> None:
-    assert raybench.load is store.load
+    assert raybench.load is tables.load
     assert raybench.units("points")["step_ms_p50"] == "ms"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         raybench.nothing  # noqa: B018
     code = (
-        "import sys, raybench, raybench.store, raybench.cli.results\n"
+        "import sys, raybench, raybench.tables, raybench.cli.results\n"
         "print(sorted({'pandas', 'pyarrow', 'numpy', 'vl_convert', 'torch', 'ray'} "
         "& set(sys.modules)))"
     )

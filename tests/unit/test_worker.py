@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
 import torch
 import torch.distributed as dist
 from fakes import make_point
+from messes import MESSES, seen
 
 from raybench.cluster.local import this_process
 from raybench.cluster.rendezvous import StoreHost
@@ -194,6 +197,189 @@ def test_a_process_group_that_a_lone_workload_made_is_gone_at_its_next_point(wor
         answer = run(make_point(workload=name, params={}))
         assert isinstance(answer, Measurement), answer
     assert not dist.is_initialized()
+
+
+def test_groups_that_a_workload_made_are_gone_at_its_next_point_and_ours_stays(workload):
+    class Grouping:
+        items_per_step = flops_per_step = 1
+
+        def __init__(self, context) -> None:
+            counts.append(dist.get_pg_count() and len(dist.distributed_c10d._world.pg_map))
+            worlds.append(dist.group.WORLD)
+            dist.new_group([0])
+            dist.new_group([0])
+
+        def step(self) -> None: ...
+
+    counts: list[int] = []
+    worlds: list[object] = []
+    address, port = (store := StoreHost("127.0.0.1")).endpoint()
+    group = Group(name="group-own", store_address=address, store_port=port)
+    task = Task(
+        point=make_point(workload=workload(Grouping), params={}),
+        settings=Measure(warmup=1, iterations=1),
+    )
+    worker = Worker("cpu", 0)
+    for _ in range(2):
+        answer = worker.run(task, ALONE, group)
+        assert isinstance(answer, Measurement), answer
+    worker.leave()
+    del store
+    assert counts == [1, 1]
+    assert worlds[0] is worlds[1] is not None
+    assert not dist.is_initialized()
+
+
+def test_a_workload_that_makes_a_mess_does_not_change_the_next_point(workload):
+    class Seeing:
+        items_per_step = flops_per_step = 1
+
+        def __init__(self, context) -> None:
+            views.append(seen())
+
+        def step(self) -> None: ...
+
+    class Messy:
+        items_per_step = flops_per_step = 1
+
+        def __init__(self, context) -> None: ...
+
+        def step(self) -> None: ...
+
+        def close(self) -> None:
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+            torch.backends.cudnn.conv.fp32_precision = "tf32"
+            torch.backends.mkldnn.conv.fp32_precision = "bf16"
+            for name, mess in MESSES.items():
+                if name != "ban of saved-tensor hooks":
+                    mess()
+            messy.append(True)
+
+    views: list[dict[str, object]] = []
+    messy: list[bool] = []
+    worker = Worker("cpu", 0)
+    seeing, messing = (
+        Task(
+            point=make_point(workload=workload(one), params={}),
+            settings=Measure(warmup=1, iterations=1, breakdown=False),
+        )
+        for one in (Seeing, Messy)
+    )
+    answers = [worker.run(task, ALONE, None) for task in (seeing, messing, seeing)]
+    for answer in answers:
+        assert isinstance(answer, Measurement), answer
+        assert answer.keeps_worker, answer.warnings
+    assert messy
+    assert views[0] == views[1]
+
+
+def test_what_a_workload_leaves_behind_is_told_and_costs_the_process(workload):
+    class Threaded:
+        items_per_step = flops_per_step = 1
+
+        def __init__(self, context) -> None:
+            threading.Thread(target=stop.wait, name="left").start()
+
+        def step(self) -> None: ...
+
+    stop = threading.Event()
+    answer = run(make_point(workload=workload(Threaded), params={}), repeats=2)
+    stop.set()
+    assert isinstance(answer, Measurement), answer
+    assert not answer.keeps_worker
+    assert answer.warnings == (
+        "the workload left 2 running threads (left, left) behind: "
+        "the next point gets new processes; end or undo it in close()",
+    )
+
+
+def test_a_failed_point_that_leaves_something_behind_costs_the_process_too(workload):
+    class Broken:
+        def __init__(self, context) -> None:
+            threading.Thread(target=stop.wait).start()
+            raise ValueError("no such thing")
+
+        def step(self) -> None: ...
+
+    stop = threading.Event()
+    answer = run(make_point(workload=workload(Broken), params={}))
+    stop.set()
+    assert isinstance(answer, Failure)
+    assert answer.message == "no such thing"
+    assert not answer.keeps_worker
+
+
+def test_every_repeat_and_every_point_starts_with_the_same_random_numbers(workload):
+    class Random:
+        items_per_step = flops_per_step = 1
+
+        def __init__(self, context) -> None:
+            drawn.append(seen()["random"])
+
+        def step(self) -> None:
+            torch.rand(1)
+
+    drawn: list[object] = []
+    point = make_point(workload=workload(Random), params={})
+    for _ in range(2):
+        run(point, repeats=2)
+    assert drawn == [drawn[0]] * 4
+
+
+def test_declared_operations_win_over_counted_ones(workload):
+    class Declaring:
+        items_per_step = 1
+        flops_per_step = 1234.0
+
+        def __init__(self, context) -> None: ...
+
+        def step(self) -> None: ...
+
+    answer = run(make_point(workload=workload(Declaring), params={}))
+    assert isinstance(answer, Measurement), answer
+    assert answer.flops_per_step == 1234.0
+    assert answer.breakdown is not None
+    assert answer.breakdown.methods["flops_per_step"] == "declared by the workload"
+
+
+def test_operations_are_counted_once_for_equal_points(monkeypatch):
+    from raybench import worker as worker_module
+    from raybench.measure.flops import Counted
+
+    calls = []
+
+    def counted(workload_class, params, context):
+        calls.append(context.batch_size)
+        return Counted(flops=5.0, method="by hand")
+
+    monkeypatch.setattr(worker_module, "step_flops", counted)
+    worker = Worker("cpu", 0)
+    settings = Measure(warmup=1, iterations=1)
+    first = Task(point=make_point(workload="mlp", params=MLP), settings=settings)
+    tasks = [
+        first,
+        replace(first, point=replace(first.point, precision=Precision.BF16)),
+        replace(first, point=replace(first.point, batch_size=4)),
+    ]
+    for task in tasks:
+        answer = worker.run(task, ALONE, None)
+        assert isinstance(answer, Measurement), answer
+        assert answer.flops_per_step == 5.0
+    assert calls == [8, 4]
+
+
+def test_a_note_to_an_error_is_in_its_message(workload):
+    class Noted:
+        def __init__(self, context) -> None:
+            error = ValueError("no such thing\nmore of it")
+            error.add_note("leave it out")
+            raise error
+
+        def step(self) -> None: ...
+
+    answer = run(make_point(workload=workload(Noted), params={}))
+    assert isinstance(answer, Failure)
+    assert answer.message == "no such thing; leave it out"
 
 
 def test_a_worker_knows_its_process_and_its_versions():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import weakref
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,9 +15,14 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
+from raybench.measure.breakdown import break_down
+from raybench.measure.buckets import BucketMarks
+from raybench.measure.timing import make_timer
 from raybench.plan import Precision
+from raybench.records import Breakdown
 from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp
 from raybench.workloads.transformer import Transformer
@@ -32,6 +39,9 @@ CASES = (
 )
 
 
+REHOOKED = ("plain", "accumulated", "small buckets", "all options")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """What one rank saw of one workload; plain lists, so that they travel."""
@@ -41,13 +51,21 @@ class Seen:
     all_reduces: list[int]
 
 
-def build(case: str, rank: int) -> Mlp | Transformer:
-    accumulated = case in ("accumulated", "all options")
-    context = Context(
+def context_of(rank: int, *, batch_size: int = 8, precision: Precision = Precision.FP32) -> Context:
+    return Context(
         device=torch.device("cpu"),
         rank=rank,
         world_size=2,
         local_rank=rank,
+        batch_size=batch_size,
+        precision=precision,
+    )
+
+
+def build(case: str, rank: int) -> Mlp | Transformer:
+    accumulated = case in ("accumulated", "all options")
+    context = context_of(
+        rank,
         batch_size=2 if accumulated else 8,
         precision=Precision.FP16 if case == "fp16" else Precision.FP32,
     )
@@ -105,7 +123,72 @@ def observe(case: str, rank: int) -> Seen:
     )
 
 
-def run_rank(rank: int, store: str) -> dict[str, Seen]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehooked:
+    """Gradients of the first parameter by each way of reducing them, and what was called."""
+
+    by_itself: list[float]
+    timed: list[float]
+    not_reduced: list[float]
+    by_itself_again: list[float]
+    buckets: list[int]
+    old_ddp_is_gone: bool
+
+
+def rehook(case: str, rank: int) -> Rehooked:
+    workload = build(case, rank)
+    training = workload.training
+    # Without updates every step sees the same parameters.
+    training.optimizer.param_groups[0]["lr"] = 0.0
+    seen: list[list[float]] = []
+
+    def note(*_: object) -> None:
+        gradient = next(training.model.parameters()).grad
+        assert gradient is not None
+        seen.append(gradient.flatten()[:200].tolist())
+
+    training.optimizer.register_step_pre_hook(note)
+    marks = BucketMarks(torch.device("cpu"))
+    workload.step()
+    first = weakref.ref(training.ddp)
+    set_comm_hook = workload.set_comm_hook
+    assert set_comm_hook is not None
+    buckets: list[int] = []
+    for hook in (marks.hook, noop_hook, None):
+        set_comm_hook(hook)
+        # Three, the last of which is as good as any: a static graph differs in the first.
+        for _ in range(3):
+            workload.step()
+            buckets.append(len(marks.take()))
+    gc.collect()
+    return Rehooked(
+        by_itself=seen[0],
+        timed=seen[3],
+        not_reduced=seen[6],
+        by_itself_again=seen[9],
+        buckets=buckets,
+        old_ddp_is_gone=first() is None,
+    )
+
+
+def broken_down(rank: int) -> Breakdown:
+    workload = build("small buckets", rank)
+    found = break_down(workload, make_timer(torch.device("cpu")), context_of(rank), 4)
+    workload.close()
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """All that one rank did."""
+
+    seen: dict[str, Seen]
+    rehooked: dict[str, Rehooked]
+    compiled_has_hook: bool
+    breakdown: Breakdown
+
+
+def run_rank(rank: int, store: str) -> Answers:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -115,18 +198,28 @@ def run_rank(rank: int, store: str) -> dict[str, Seen]:
         timeout=timedelta(seconds=60),
     )
     try:
-        return {case: observe(case, rank) for case in CASES}
+        return Answers(
+            seen={case: observe(case, rank) for case in CASES},
+            rehooked={case: rehook(case, rank) for case in REHOOKED},
+            compiled_has_hook=build("compiled", rank).set_comm_hook is not None,
+            breakdown=broken_down(rank),
+        )
     finally:
         dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Seen]]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Answers]:
     store: Path = tmp_path_factory.mktemp("group") / "store"
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=spawn) as pool:
-        answers = [pool.submit(run_rank, rank, str(store)) for rank in (0, 1)]
-        return [answer.result(timeout=120) for answer in answers]
+        told = [pool.submit(run_rank, rank, str(store)) for rank in (0, 1)]
+        return [answer.result(timeout=120) for answer in told]
+
+
+@pytest.fixture
+def ranks(answers: list[Answers]) -> list[dict[str, Seen]]:
+    return [answer.seen for answer in answers]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -161,3 +254,39 @@ def test_accumulation_equals_one_pass_over_the_same_rows(
 
 def test_smaller_buckets_are_reduced_one_by_one(ranks: list[dict[str, Seen]]) -> None:
     assert ranks[0]["small buckets"].all_reduces[-1] >= 4
+
+
+@pytest.mark.parametrize("case", REHOOKED)
+def test_gradients_go_the_way_of_the_hook(case: str, answers: list[Answers]) -> None:
+    first, second = (answer.rehooked[case] for answer in answers)
+    assert any(first.by_itself)
+    # Timed buckets are averaged as DDP averages them, and None puts its own way back.
+    for found in (first, second):
+        assert found.timed == pytest.approx(first.by_itself, rel=1e-5, abs=1e-9)
+        assert found.by_itself_again == pytest.approx(first.by_itself, rel=1e-5, abs=1e-9)
+    assert first.not_reduced != second.not_reduced
+    average = [(a + b) / 2 for a, b in zip(first.not_reduced, second.not_reduced, strict=True)]
+    assert average == pytest.approx(first.by_itself, rel=1e-3, abs=1e-7)
+
+
+@pytest.mark.parametrize("case", REHOOKED)
+def test_the_hook_before_is_called_no_more(case: str, answers: list[Answers]) -> None:
+    for found in (answer.rehooked[case] for answer in answers):
+        assert all(found.buckets[:3])
+        assert found.buckets[3:] == [0] * 6
+        assert found.old_ddp_is_gone
+
+
+def test_a_compiled_model_takes_no_hook(answers: list[Answers]) -> None:
+    assert [answer.compiled_has_hook for answer in answers] == [False, False]
+
+
+def test_a_step_of_two_ranks_is_taken_apart(answers: list[Answers]) -> None:
+    for found in (answer.breakdown for answer in answers):
+        assert len(found.comm_ms) == len(found.tail_ms) == 4
+        assert all(tail > 0 for tail in found.tail_ms)
+        assert all(comm > 0 for comm in found.comm_ms)
+        assert found.local_step_ms is not None
+        assert found.optimizer_ms is not None
+        assert 0 < found.optimizer_ms < found.local_step_ms
+        assert "noop_hook" in found.methods["comm_exposed_ms"]

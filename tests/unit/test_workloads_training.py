@@ -4,13 +4,16 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from raybench.errors import UsageError
 from raybench.plan import Precision
 from raybench.workloads.base import Context
 from raybench.workloads.layers import DECODER_PRESETS, Decoder
@@ -268,3 +271,47 @@ def test_reading_the_signatures_loads_no_torch() -> None:
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_step_on_the_meta_device_counts_its_operations(name: str, precision: Precision) -> None:
+    context = replace(make_context(precision=precision), device=torch.device("meta"))
+    workload = BUILDS[name](context)
+    with FlopCounterMode(display=False) as counter:
+        workload.step()
+    assert counter.get_total_flops() > 0
+    assert all(parameter.is_meta for parameter in workload.training.model.parameters())
+    workload.close()
+
+
+def test_what_checkpointing_computes_again_is_not_counted_on_the_meta_device() -> None:
+    counted = []
+    for name in ("transformer", "transformer with checkpointing"):
+        workload = BUILDS[name](replace(make_context(), device=torch.device("meta")))
+        with FlopCounterMode(display=False) as counter:
+            workload.step()
+        counted.append(counter.get_total_flops())
+    assert counted[0] == counted[1]
+
+
+def test_nothing_is_compiled_on_the_meta_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda _: pytest.fail("compiled"))
+    context = replace(make_context(), device=torch.device("meta"))
+    Mlp(context, hidden=16, layers=2, compile=True).step()
+
+
+def test_a_step_that_waits_for_the_device_cannot_be_a_graph() -> None:
+    in_graph = replace(make_context(precision=Precision.FP16), cuda_graph=True)
+    with pytest.raises(UsageError, match="cuda_graph: true cannot be had in precision fp16"):
+        small_mlp(in_graph)
+    in_graph = replace(make_context(), cuda_graph=True)
+    with pytest.raises(UsageError, match="needs data: device"):
+        Linear(in_graph, rows=8, data="dataloader")
+
+
+def test_the_model_of_a_workload_is_the_bare_one() -> None:
+    workload = small_mlp(make_context())
+    assert workload.model is workload.training.model
+    workload.close()
+    assert not hasattr(workload, "model")

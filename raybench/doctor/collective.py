@@ -1,0 +1,113 @@
+"""The first collective over all devices: that it works, how long it took, its bandwidth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from raybench.doctor.facts import Check, Facts, Verdict
+from raybench.job import Measure, Span
+from raybench.measure import stats
+from raybench.plan import Point, Precision
+from raybench.records import Answer, Failure, Measurement, Status, Task
+
+_MIB = 2**20
+_SIZE_BYTES = {"cuda": 256 * _MIB, "cpu": 64 * _MIB}
+_SLOW_S = 10.0
+_NS_PER_S = 1e9
+_NAME = "collective"
+_SETTINGS = Measure(
+    warmup=Span(min=5, max=5),
+    iterations=Span(min=20, max=20),
+    max_seconds=10.0,
+    timeout_s=120.0,
+    breakdown=False,
+)
+
+
+def all_reduce(kind: Literal["cuda", "cpu"], world_size: int) -> Task:
+    """What all workers are asked to do."""
+    point = Point(
+        workload="collective",
+        params={
+            "operation": "all_reduce",
+            "size_bytes": _SIZE_BYTES[kind],
+            "dtype": "float32",
+            "in_place": True,
+        },
+        world_size=world_size,
+        precision=Precision.FP32,
+        batch_size=None,
+        global_batch_size=None,
+        scaling=None,
+    )
+    return Task(point=point, settings=_SETTINGS)
+
+
+def not_run(facts: Facts) -> Check | None:
+    """Why there is no collective to run; None when there is."""
+    if facts.refusal:
+        advice = f"raybench measures nothing here: {facts.refusal}"
+        return Check(name=_NAME, verdict=Verdict.FAIL, found="not run", advice=advice)
+    if len(facts.devices) == 1:
+        return Check(name=_NAME, verdict=Verdict.OK, found="none: there is one device")
+    return None
+
+
+def judge(answers: Sequence[Answer]) -> list[Check]:
+    """What the workers answered."""
+    failures = [answer for answer in answers if isinstance(answer, Failure)]
+    if failures:
+        return [_failed(failures)]
+    measurements = [answer for answer in answers if isinstance(answer, Measurement)]
+    return [_first(measurements), _bandwidth(measurements)]
+
+
+def _failed(failures: Sequence[Failure]) -> Check:
+    # The others only tell that they lost their peer.
+    cause = min(failures, key=lambda failure: failure.status is Status.LOST)
+    return Check(
+        name=_NAME,
+        verdict=Verdict.FAIL,
+        found=f"rank {cause.rank}: {cause.error_type}: {cause.message}",
+        advice="nothing that communicates can be measured: read the whole error in --json; run "
+        "again with NCCL_DEBUG=WARN on GPUs; look at the network between the nodes and at the "
+        "variables above",
+        details={"rank": cause.rank, "error_type": cause.error_type, "detail": cause.detail},
+    )
+
+
+def _first(measurements: Sequence[Measurement]) -> Check:
+    """Forming the group has NCCL's own set-up in it, which the first call pays for."""
+    first_s = max(m.setup_s + m.repetitions[0].warmup.step_ns[0] / _NS_PER_S for m in measurements)
+    slow = first_s > _SLOW_S
+    return Check(
+        name="first collective",
+        verdict=Verdict.WARN if slow else Verdict.OK,
+        found=f"{first_s:.2f} s to form the group of {len(measurements)} and finish one all_reduce",
+        advice="slow to connect: look at name resolution, and at interfaces that the other nodes "
+        "do not reach (NCCL_SOCKET_IFNAME)"
+        if slow
+        else "",
+        details={"first_collective_s": first_s},
+    )
+
+
+def _bandwidth(measurements: Sequence[Measurement]) -> Check:
+    size_bytes, factor = measurements[0].message_bytes, measurements[0].busbw_factor
+    assert size_bytes is not None
+    assert factor is not None
+    step_s = stats.slowest_rank_step_ns(measurements) / _NS_PER_S
+    algbw = size_bytes / step_s / 1e9
+    return Check(
+        name="all_reduce",
+        verdict=Verdict.OK,
+        found=f"{size_bytes // _MIB} MiB, payload right, {step_s * 1e3:.3g} ms: "
+        f"busbw {algbw * factor:.4g} GB/s",
+        details={
+            "size_bytes": size_bytes,
+            "step_ms": step_s * 1e3,
+            "algbw_gb_s": algbw,
+            "busbw_gb_s": algbw * factor,
+        },
+    )

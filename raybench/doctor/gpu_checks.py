@@ -1,0 +1,217 @@
+"""Checks of the state of GPUs, as NVML tells it. Pure: facts in, one check out.
+
+What NVML does not tell is said to be unknown, and is no reason for a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from raybench.doctor.facts import UNKNOWN, Check, Facts, Verdict, judged, told
+from raybench.records import Device
+
+# Data-centre GPUs slow down at about 85 to 90 degrees; before any work they should be far below.
+_WARM_C = 75.0
+# The driver rounds caps.
+_POWER_ROUNDING_W = 1.0
+# In the words of `raybench.measure.nvml`.
+_NOTHING_TO_DO = "idle"
+_HARDWARE_REASONS = frozenset({"hw_slowdown", "thermal_hw", "power_brake"})
+
+
+def clocks(facts: Facts) -> Check:
+    """The clock that the device can reach; one below its like has been limited by somebody."""
+    best = _most(facts.devices, lambda device: device.sm_clock_max_mhz)
+    return judged(
+        "clocks",
+        told(facts.devices, _clock),
+        [d for d in facts.devices if (d.sm_clock_max_mhz or best) < best],
+        "lower than on the other devices: undo locked clocks with `nvidia-smi -rgc`",
+    )
+
+
+def throttling(facts: Facts) -> Check:
+    """Why clocks are held down now, before any work."""
+    slowed = [device for device in facts.devices if _reasons(device)]
+    by_hardware = any(_HARDWARE_REASONS.intersection(_reasons(device)) for device in slowed)
+    return judged(
+        "throttling",
+        told(facts.devices, _throttling),
+        slowed,
+        "clocks are held down before any work: look at cooling, power supply, caps and set clocks "
+        "(nvidia-smi -q -d PERFORMANCE)",
+        Verdict.FAIL if by_hardware else Verdict.WARN,
+    )
+
+
+def power(facts: Facts) -> Check:
+    """The power cap against the model's own."""
+    return judged(
+        "power cap",
+        told(facts.devices, _cap),
+        [device for device in facts.devices if _is_capped(device)],
+        "below the default: heavy steps run at lower clocks; if that is not wanted, set it with "
+        "`nvidia-smi -pl WATTS`",
+    )
+
+
+def temperature(facts: Facts) -> Check:
+    """How warm the devices are before any work."""
+    known = [device for device in facts.devices if device.temperature_c is not None]
+    warm = [device for device in known if (device.temperature_c or 0.0) > _WARM_C]
+    degrees = [device.temperature_c for device in known if device.temperature_c is not None]
+    found = f"{min(degrees):.0f} to {max(degrees):.0f} °C" if degrees else UNKNOWN
+    if 0 < len(known) < len(facts.devices):
+        found += f" on {len(known)} of {len(facts.devices)} devices, unknown on the others"
+    if warm:
+        found += f"; above {_WARM_C:.0f} °C: {told(warm, lambda d: f'{d.temperature_c:.0f} °C')}"
+    advice = "warm before any work: look at fans and airflow, and at who else uses the device"
+    return judged("temperature", found, warm, advice)
+
+
+def ecc(facts: Facts) -> Check:
+    """Memory errors that could not be corrected."""
+    return judged(
+        "ECC",
+        told(
+            facts.devices,
+            lambda d: None if d.ecc_errors is None else f"{d.ecc_errors} uncorrected errors",
+        ),
+        [device for device in facts.devices if device.ecc_errors],
+        "memory errors since the driver was loaded: drain the node, reset the GPU, and have it "
+        "replaced if they come back (nvidia-smi -q -d ECC,ROW_REMAPPER)",
+        Verdict.FAIL,
+    )
+
+
+def mig(facts: Facts) -> Check:
+    """Whole GPUs or slices of them."""
+    return judged(
+        "MIG",
+        told(facts.devices, lambda device: _switch(device.mig_mode)),
+        [device for device in facts.devices if device.mig_mode],
+        "a slice of a GPU is measured, NCCL cannot join slices, and clocks and power are shared "
+        "with the other slices: switch it off with `nvidia-smi -mig 0`",
+    )
+
+
+def persistence(facts: Facts) -> Check:
+    """Whether the driver stays loaded while nobody uses the device."""
+    return judged(
+        "persistence",
+        told(facts.devices, lambda device: _switch(device.persistence_mode)),
+        [device for device in facts.devices if device.persistence_mode is False],
+        "the driver unloads when idle: starts take seconds longer and clock settings are lost; "
+        "switch it on with `nvidia-smi -pm 1`",
+    )
+
+
+def pcie(facts: Facts) -> Check:
+    """The link to the host. An idle link lowers its generation, but keeps its width."""
+    return judged(
+        "PCIe",
+        told(facts.devices, _link),
+        [device for device in facts.devices if _is_narrow(device)],
+        "fewer lanes than the device has: a slot or riser that carries less, or a bad contact; "
+        "transfers between host and device are slower by as much",
+    )
+
+
+def nvlink(facts: Facts) -> Check:
+    """How the GPUs of a node reach each other."""
+    most = _most(facts.devices, nvlinks)
+    return judged(
+        "NVLink",
+        told(facts.devices, _topology),
+        [d for d in facts.devices if (links := nvlinks(d)) is not None and links < most],
+        "fewer links than the others have, so every collective waits for it: see "
+        "`nvidia-smi nvlink --status`, the fabric manager and dmesg",
+    )
+
+
+def other_processes(facts: Facts) -> Check:
+    """Whether somebody else uses the devices."""
+    return judged(
+        "other use",
+        told(
+            facts.devices,
+            lambda d: None if d.other_processes is None else _others(d.other_processes),
+        ),
+        [device for device in facts.devices if device.other_processes],
+        "others share the device, and its time: find them with `nvidia-smi`, end them or wait",
+    )
+
+
+def nvlinks(device: Device) -> int | None:
+    """Active NVLinks of a device; None where that is not known."""
+    found = re.match(r"NVLink x(\d+)", device.topology or "")
+    return int(found[1]) if found else None
+
+
+def _others(count: int) -> str:
+    return f"{count or 'no'} other process{'es' * (count != 1)}"
+
+
+def _clock(device: Device) -> str | None:
+    if device.sm_clock_max_mhz is None:
+        return None
+    return f"SM up to {device.sm_clock_max_mhz} MHz"
+
+
+def _reasons(device: Device) -> list[str]:
+    return [reason for reason in device.throttle_reasons if reason != _NOTHING_TO_DO]
+
+
+def _throttling(device: Device) -> str | None:
+    if reasons := _reasons(device):
+        return ", ".join(reasons)
+    # Without a clock NVML has told nothing, and then no reason means nothing.
+    return None if device.sm_clock_mhz is None else f"none; SM now {device.sm_clock_mhz} MHz"
+
+
+def _is_capped(device: Device) -> bool:
+    cap, default = device.power_cap_w, device.power_cap_default_w
+    return cap is not None and default is not None and cap < default - _POWER_ROUNDING_W
+
+
+def _cap(device: Device) -> str | None:
+    if device.power_cap_w is None:
+        return None
+    default = device.power_cap_default_w
+    of = "default unknown" if default is None else f"default {default:.0f} W"
+    return f"{device.power_cap_w:.0f} W, {of}"
+
+
+def _switch(is_on: bool | None) -> str | None:
+    return None if is_on is None else ("on" if is_on else "off")
+
+
+def _lanes(link: str | None) -> int | None:
+    found = re.search(r"x(\d+)", link or "")
+    return int(found[1]) if found else None
+
+
+def _is_narrow(device: Device) -> bool:
+    now, most = _lanes(device.pcie_link), _lanes(device.pcie_link_max)
+    return now is not None and most is not None and now < most
+
+
+def _link(device: Device) -> str | None:
+    if device.pcie_link is None:
+        return None
+    if device.pcie_link_max in (None, device.pcie_link):
+        return device.pcie_link
+    idle = "" if _is_narrow(device) else " (idle links lower their speed)"
+    return f"{device.pcie_link} of {device.pcie_link_max}{idle}"
+
+
+def _topology(device: Device) -> str | None:
+    links = nvlinks(device)
+    if not links:
+        return device.topology
+    return f"{links} active links"
+
+
+def _most(devices: tuple[Device, ...], value: Callable[[Device], int | None]) -> int:
+    return max((value(device) or 0 for device in devices), default=0)

@@ -1,0 +1,84 @@
+"""Doctor's answer as text for a terminal, and as one JSON object for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from raybench.doctor.facts import Check, Facts, Verdict
+
+SCHEMA_VERSION = 1  # of the JSON object
+WIDTH = 80
+_STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """All of it. cluster: which one, in words. environment: of this process."""
+
+    cluster: str
+    facts: Facts
+    checks: tuple[Check, ...]
+    environment: Mapping[str, str]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a check failed."""
+        return any(check.verdict is Verdict.FAIL for check in self.checks)
+
+
+def format_text(diagnosis: Diagnosis, *, width: int = WIDTH, color: bool = False) -> str:
+    """One line for each check, with its advice below it, and what it comes to."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold", max_width=18)
+    grid.add_column(overflow="fold")
+    for check in diagnosis.checks:
+        verdict = Text(check.verdict.value, style=_STYLES[check.verdict])
+        grid.add_row(verdict, _plain(check.name), _plain(check.found))
+        if check.advice:
+            grid.add_row("", "", _plain(f"-> {check.advice}"))
+    target = io.StringIO()
+    console = Console(
+        file=target,
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        legacy_windows=False,
+    )
+    console.print(_plain(diagnosis.cluster))
+    console.print(grid)
+    console.print(_sum(diagnosis.checks))
+    return "\n".join(line.rstrip() for line in target.getvalue().splitlines()) + "\n"
+
+
+def _plain(text: str) -> Text:
+    """Never markup, and one line: some of it comes from error messages and variables."""
+    one_line = " ".join(text.split())
+    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in one_line))
+
+
+def _sum(checks: Sequence[Check]) -> str:
+    counts = Counter(check.verdict for check in checks)
+    return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)
+
+
+def format_json(diagnosis: Diagnosis) -> str:
+    """schema_version, cluster, checks, devices, versions and environment (of this process)."""
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "cluster": diagnosis.cluster,
+        "checks": [asdict(check) for check in diagnosis.checks],
+        "devices": [asdict(device) for device in diagnosis.facts.devices],
+        "versions": dict(diagnosis.facts.versions),
+        "environment": dict(diagnosis.environment),
+    }
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

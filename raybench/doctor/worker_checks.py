@@ -1,0 +1,165 @@
+"""Checks of nodes and worker processes, on GPUs and CPUs alike. Pure: facts in, one check out."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from raybench.doctor.facts import (
+    UNKNOWN,
+    Check,
+    Facts,
+    Verdict,
+    counted,
+    judged,
+    label,
+    listed,
+    told,
+)
+from raybench.records import Device
+
+_GIB = 2**30
+# Room for compiled kernels and logs.
+_DISK_BYTES = _GIB
+# The default of Docker is 64 MiB, in which NCCL fails with more than a few ranks.
+_SHM_BYTES = _GIB // 2
+_VERSIONS = ("raybench", "python", "torch", "ray", "cuda", "nccl", "driver")
+
+
+def devices(facts: Facts) -> Check:
+    """How many devices of which model on which node."""
+    models = Counter(device.name for device in facts.devices)
+    per_node = [f"{owned[0].host} {len(owned)}" for owned in facts.nodes.values()]
+    kinds = ", ".join(f"{count} x {name}" for name, count in models.most_common())
+    found = f"{kinds} on {counted(len(per_node), 'node')} ({listed(per_node)})"
+    advice = []
+    if len(models) > 1:
+        advice.append(
+            "different models: every step waits for the slowest; measure each on its own, or read "
+            "world sizes that mix them with that in mind"
+        )
+    if len({len(owned) for owned in facts.nodes.values()}) > 1:
+        advice.append(
+            "nodes differ in their count: if one should have more, look for a GPU that fell off "
+            "the bus (dmesg | grep Xid) and at what Ray was told (ray status)"
+        )
+    return _advised("devices", found, advice)
+
+
+def identity(facts: Facts) -> Check:
+    """Each worker has a device of its own."""
+    owners = Counter(device.uuid for device in facts.devices)
+    shared = [device for device in facts.devices if owners[device.uuid] > 1]
+    found = f"{counted(len(owners), 'distinct UUID')} for {counted(len(facts.devices), 'worker')}"
+    if shared:
+        found += f"; shared by {listed([label(device) for device in shared])}"
+    advice = (
+        "workers on one device measure each other: give Ray one GPU resource for each real GPU "
+        "(ray start --num-gpus), and CUDA_VISIBLE_DEVICES without repeats"
+    )
+    return judged("identity", found, shared, advice, Verdict.FAIL)
+
+
+def versions(facts: Facts) -> Check:
+    """The same software on all workers and in this process."""
+    found: list[str] = []
+    differing: list[str] = []
+    for name in _VERSIONS:
+        if not facts.is_cuda and name in ("cuda", "nccl", "driver"):
+            continue
+        owners = {label(device): _version(device, name) for device in facts.devices}
+        if name in facts.versions:
+            owners["this process"] = facts.versions[name]
+        seen = dict.fromkeys(owners.values())
+        if len(seen) == 1:
+            found.append(f"{name} {next(iter(seen))}")
+            continue
+        differing.append(name)
+        told_by = (
+            f"{version} on {listed([owner for owner, has in owners.items() if has == version])}"
+            for version in seen
+        )
+        found.append(f"{name}: {', '.join(told_by)}")
+    if not differing:
+        return Check(name="versions", verdict=Verdict.OK, found=", ".join(found))
+    return Check(
+        name="versions",
+        verdict=Verdict.FAIL,
+        found="; ".join(found),
+        advice=f"install the same {' and '.join(differing)} on every node",
+        details={"differing": differing},
+    )
+
+
+def _version(device: Device, name: str) -> str:
+    if name == "driver":
+        return device.driver_version or UNKNOWN
+    return device.versions.get(name, UNKNOWN)
+
+
+def niceness(facts: Facts) -> Check:
+    """Workers have the priority that torchrun's processes have."""
+    return judged(
+        "niceness",
+        told(facts.devices, lambda device: str(device.niceness)),
+        [device for device in facts.devices if device.niceness > 0],
+        "other programs get the CPU before these workers, and steps that wait for Python get "
+        "slower: start Ray without `nice`",
+    )
+
+
+def threads(facts: Facts) -> Check:
+    """The workers' threads have a core each."""
+    crowded: list[Device] = []
+    lines = []
+    for owned in facts.nodes.values():
+        wanted, cores = sum(d.omp_num_threads for d in owned), min(d.cpu_count for d in owned)
+        has = f"{counted(wanted, 'thread')} in {counted(len(owned), 'worker')}"
+        lines.append(f"{has} for {counted(cores, 'core')} on {owned[0].host}")
+        if wanted > cores:
+            crowded += owned
+    return judged(
+        "threads",
+        listed(lines),
+        crowded,
+        "more threads than cores: they take turns, and times scatter; set OMP_NUM_THREADS lower, "
+        "give the workers more cores, or use fewer workers",
+    )
+
+
+def disk(facts: Facts) -> Check:
+    """Room for temporary files."""
+    return judged(
+        "disk",
+        told(_first_of_nodes(facts), lambda device: _free(device.disk_free_bytes)),
+        _below(facts, "disk_free_bytes", _DISK_BYTES),
+        "little room for temporary files (compiled kernels, Ray's logs): free some, or set TMPDIR",
+    )
+
+
+def shared_memory(facts: Facts) -> Check:
+    """Room in /dev/shm, by which NCCL and Ray exchange data within a node."""
+    return judged(
+        "/dev/shm",
+        told(_first_of_nodes(facts), lambda device: _free(device.shm_free_bytes)),
+        _below(facts, "shm_free_bytes", _SHM_BYTES),
+        "NCCL and Ray share memory there and fail when it is full: start the container with "
+        "--shm-size=8g (or --ipc=host)",
+    )
+
+
+def _first_of_nodes(facts: Facts) -> list[Device]:
+    return [owned[0] for owned in facts.nodes.values()]
+
+
+def _free(size_bytes: int | None) -> str | None:
+    return None if size_bytes is None else f"{size_bytes / _GIB:.1f} GiB free"
+
+
+def _below(facts: Facts, fact: str, least_bytes: int) -> list[Device]:
+    sizes = [(device, getattr(device, fact)) for device in _first_of_nodes(facts)]
+    return [device for device, size in sizes if size is not None and size < least_bytes]
+
+
+def _advised(name: str, found: str, advice: list[str]) -> Check:
+    verdict = Verdict.WARN if advice else Verdict.OK
+    return Check(name=name, verdict=verdict, found=found, advice="; ".join(advice))

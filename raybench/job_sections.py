@@ -1,0 +1,143 @@
+"""The sections of the job file and their values, each with the rules it can check by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
+
+
+def _one_value(value: object) -> object:
+    if isinstance(value, dict | list):
+        # Before the union below is tried, which would complain once for each of its types.
+        raise PydanticCustomError("one_value", "must be one value")
+    return value
+
+
+def _one_or_more(value: object) -> object:
+    if value == []:
+        # Here and not by min_length, which does not count the values that are wrong themselves.
+        raise PydanticCustomError("too_short", "must not be empty")
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+_AnyScalar = StrictBool | StrictInt | StrictFloat | StrictStr
+Value = Annotated[_AnyScalar, BeforeValidator(_one_value)]
+_NonEmptyList = Annotated[list[Value], Field(min_length=1)]
+Values = Annotated[
+    tuple[Value, ...],
+    BeforeValidator(_one_or_more, json_schema_input_type=_AnyScalar | _NonEmptyList),
+]
+_MAX_COUNT = 1_000_000_000
+PositiveCount = Annotated[int, Field(strict=True, ge=1, le=_MAX_COUNT)]
+Seconds = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
+
+
+class Section(BaseModel):
+    """A mapping of the job file that takes no keys but its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class WorkloadSection(BaseModel):
+    """What is timed, and the parameters that all points share."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, Value]
+
+    kind: Annotated[str, Field(strict=True)] = Field(
+        description="A built-in workload (`raybench workloads` lists them) or package.module:Class."
+    )
+
+    @property
+    def parameters(self) -> Mapping[str, bool | int | float | str]:
+        """The parameters as the file gives them, without defaults."""
+        return self.__pydantic_extra__
+
+
+class Span(Section):
+    """A count that raybench finds out between two bounds; equal bounds fix it."""
+
+    min: PositiveCount = Field(description="At least so many.")
+    max: PositiveCount = Field(description="At most so many.")
+
+    @field_validator("max")
+    @classmethod
+    def _max_is_not_below_min(cls, value: int, info: ValidationInfo) -> int:
+        least = info.data.get("min", value)
+        if value < least:
+            raise PydanticCustomError("span", f"must not be below min, which is {least}")
+        return value
+
+
+def _span(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | dict | Span):
+        raise PydanticCustomError("count_or_span", "must be a count or a mapping {min: , max: }")
+    if not isinstance(value, int):
+        return value
+    if not 1 <= value <= _MAX_COUNT:
+        raise PydanticCustomError("count", f"must be from 1 to {_MAX_COUNT:,}")
+    return {"min": value, "max": value}
+
+
+CountOrSpan = Annotated[Span, BeforeValidator(_span, json_schema_input_type=PositiveCount | Span)]
+
+
+class Measure(Section):
+    """How long each point is measured."""
+
+    warmup: CountOrSpan = Field(
+        default=Span(min=20, max=200),
+        description="Iterations before the timed ones: a count, or bounds between which warm-up "
+        "ends when the step time is steady.",
+    )
+    iterations: CountOrSpan = Field(
+        default=Span(min=30, max=1000),
+        description="Timed iterations: a count, or bounds between which measuring ends when the "
+        "step time is known within target_ci.",
+    )
+    target_ci: Annotated[float, Field(strict=True, gt=0, lt=1)] = Field(
+        default=0.01,
+        description="Wanted half width of the 95 % interval of the median, relative to it.",
+    )
+    max_seconds: Seconds = Field(
+        default=20.0,
+        description="Time budget of a repeat in seconds, with its warm-up but for the first step.",
+    )
+    repeats: PositiveCount = Field(
+        default=1, description="How often each point is built, warmed up and timed anew."
+    )
+    timeout_s: Seconds = Field(
+        default=300.0, description="A point that takes longer is stopped as hung, in seconds."
+    )
+    breakdown: Annotated[bool, Field(strict=True)] = Field(
+        default=True,
+        description="Run some more steps after the timed ones to tell where the time goes.",
+    )
+    fresh_workers: Annotated[bool, Field(strict=True)] = Field(
+        default=False, description="Run each point in new processes; takes seconds a point."
+    )
+
+
+class Placement(Section):
+    """Which devices work on a point."""
+
+    strategy: Literal["pack", "spread"] = Field(
+        default="pack", description="pack: fill node after node. spread: over as many as possible."
+    )
+    isolation: Literal["cluster"] = Field(
+        default="cluster", description="cluster: one point at a time on the whole cluster."
+    )

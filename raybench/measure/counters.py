@@ -1,0 +1,108 @@
+"""The device's own counters, read before and after blocks of steps, never in them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pynvml
+import torch
+
+from raybench.measure import nvml
+
+_NS_PER_S = 1e9
+_MJ_PER_J = 1e3
+# Below this share of the time, limits are those of a ramp-up and not of the measurement.
+_LIMITED_SHARE = 0.02
+# NVML's power is an average over windows of up to a second, and on A100 and H100 only a quarter
+# of the time is sampled (arXiv 2312.02741): the energy of a short block is mostly its neighbours'.
+_SHORTEST_ENERGY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Counters at one moment.
+
+    time_s: of a monotonic clock. energy_j: since the driver was loaded.
+    limited_s: time for which clocks were held down since then, by reason; empty where the device
+    counts none of them.
+    """
+
+    time_s: float
+    energy_j: float | None = None
+    limited_s: Mapping[str, float] = field(default_factory=dict)
+
+
+class Counters(Protocol):
+    """Reads the counters of one device; None where there are none."""
+
+    def read(self) -> Reading | None: ...
+
+
+class _NoCounters:
+    def read(self) -> Reading | None:
+        return None
+
+
+class _NvmlCounters:
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def read(self) -> Reading | None:
+        energy_mj = nvml.ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        return Reading(
+            time_s=time.monotonic(),
+            energy_j=None if energy_mj is None else energy_mj / _MJ_PER_J,
+            limited_s=_limited_s(self._handle),
+        )
+
+
+def open_counters(device: torch.device) -> Counters:
+    """The counters of `device`; of a CPU, or without NVML, ones that read None."""
+    if device.type != "cuda":
+        return _NoCounters()
+    # torch has no prefix, NVML has one.
+    handle = nvml.device(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    return _NoCounters() if handle is None else _NvmlCounters(handle)
+
+
+def _limited_s(handle: Any) -> dict[str, float]:
+    counted = nvml.field_values(handle, tuple(nvml.LIMITED_NS_FIELDS))
+    limited_s = {
+        reason: counted[field] / _NS_PER_S
+        for field, reason in nvml.LIMITED_NS_FIELDS.items()
+        if field in counted
+    }
+    for policy, reason in nvml.LIMITED_NS_POLICIES.items():
+        if reason not in limited_s:
+            status = nvml.ask(pynvml.nvmlDeviceGetViolationStatus, handle, policy)
+            if status is not None:
+                limited_s[reason] = status.violationTime / _NS_PER_S
+    return limited_s
+
+
+def throttle_reasons(before: Reading | None, after: Reading | None) -> tuple[str, ...]:
+    """Why the clocks were held down for more than 2 % of the time between two readings.
+
+    Empty also where that is not known. Idling and clocks that an administrator set are no
+    throttling and are not counted.
+    """
+    if before is None or after is None:
+        return ()
+    enough_s = (after.time_s - before.time_s) * _LIMITED_SHARE
+    return tuple(
+        reason
+        for reason, limited_s in after.limited_s.items()
+        if reason in before.limited_s and limited_s - before.limited_s[reason] > enough_s
+    )
+
+
+def energy_j(before: Reading | None, after: Reading | None) -> float | None:
+    """Energy used between two readings; None where they are less than 2 s apart."""
+    if before is None or after is None or before.energy_j is None or after.energy_j is None:
+        return None
+    if after.time_s - before.time_s < _SHORTEST_ENERGY_S:
+        return None
+    return after.energy_j - before.energy_j

@@ -1,0 +1,122 @@
+"""NVML as this package asks it: by UUID, and an answer or None, never an exception.
+
+NVML is opened once per process and stays open: its driver calls are what costs, not its handle.
+A device, a driver or a container that cannot answer one question may answer the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import pynvml
+
+# A field of `nvmlDeviceGetFieldValues`, alone or with its scope (for NVLink: the link).
+Field = int | tuple[int, int]
+
+# Why clocks are held down, by NVML's bit. These words are those of the tables.
+_REASON_OF_BIT = {
+    pynvml.nvmlClocksEventReasonGpuIdle: "idle",
+    pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "app_clocks",
+    pynvml.nvmlClocksEventReasonSwPowerCap: "power_cap",
+    pynvml.nvmlClocksEventReasonHwSlowdown: "hw_slowdown",
+    pynvml.nvmlClocksEventReasonSyncBoost: "sync_boost",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "thermal_sw",
+    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "thermal_hw",
+    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power_brake",
+    pynvml.nvmlClocksEventReasonDisplayClockSetting: "display_clocks",
+}
+# The same reasons where NVML counts the time, in nanoseconds since the driver was loaded.
+# Low utilization and the clocks that an administrator set are counted too, but not read: they
+# tell that there was little to do, or what the device was told to run at, not that it was
+# held back.
+LIMITED_NS_FIELDS = {
+    pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP: "power_cap",
+    pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SYNC_BOOST: "sync_boost",
+    pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN: "thermal_sw",
+    pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN: "thermal_hw",
+    pynvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN: "power_brake",
+}
+# Older drivers have these only. Thermal limits of hardware and software are one here, and what
+# triggers them most is the software's.
+LIMITED_NS_POLICIES = {
+    pynvml.NVML_PERF_POLICY_POWER: "power_cap",
+    pynvml.NVML_PERF_POLICY_SYNC_BOOST: "sync_boost",
+    pynvml.NVML_PERF_POLICY_THERMAL: "thermal_sw",
+}
+
+_MEMBER_OF_TYPE = {
+    pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+}
+
+
+def device(uuid: str) -> Any | None:
+    """The handle of the device; None where there is no NVML, or it does not know the UUID."""
+    return ask(pynvml.nvmlDeviceGetHandleByUUID, uuid) if _is_open() else None
+
+
+@cache
+def _is_open() -> bool:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    return True
+
+
+def ask(question: Callable[..., Any], *arguments: Any, **named: Any) -> Any | None:
+    """What NVML answers; None where it does not support the question or refuses it."""
+    try:
+        return question(*arguments, **named)
+    except pynvml.NVMLError:
+        return None
+
+
+def field_values(handle: Any, fields: Sequence[Field]) -> dict[Field, int | float]:
+    """The fields that have a value, in one call."""
+    answers = ask(pynvml.nvmlDeviceGetFieldValues, handle, list(fields)) or ()
+    return {
+        field: getattr(answer.value, _MEMBER_OF_TYPE[answer.valueType])
+        for field, answer in zip(fields, answers, strict=False)
+        if answer.nvmlReturn == pynvml.NVML_SUCCESS and answer.valueType in _MEMBER_OF_TYPE
+    }
+
+
+def throttle_reasons(handle: Any) -> tuple[str, ...]:
+    """Why clocks are held down now; a reason that has no name yet by its bit, as in "0x800"."""
+    bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    if bits is None:
+        # The name before driver 535.
+        bits = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+    positions = range(int(bits).bit_length())
+    active = [1 << position for position in positions if bits >> position & 1]
+    return tuple(_REASON_OF_BIT.get(bit, hex(bit)) for bit in active)
+
+
+def temperature_c(handle: Any) -> float | None:
+    """The GPU's temperature in degrees Celsius."""
+    sensor = pynvml.NVML_TEMPERATURE_GPU
+    answer = ask(pynvml.nvmlDeviceGetTemperatureV, handle, sensor)
+    if answer is None:
+        # Drivers before 570 have this one only.
+        answer = ask(pynvml.nvmlDeviceGetTemperature, handle, sensor)
+    return None if answer is None else float(answer)
+
+
+def watts(question: Callable[..., Any], handle: Any) -> float | None:
+    """The answer to a question about power, which NVML gives in milliwatts."""
+    answer = ask(question, handle)
+    return None if answer is None else answer / 1000
+
+
+def ecc_errors(handle: Any) -> int | None:
+    """Uncorrected memory errors since the driver was loaded; None without ECC."""
+    kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    return ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)

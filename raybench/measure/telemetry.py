@@ -1,0 +1,88 @@
+"""What NVML says of the devices of one node while points run, once a second.
+
+A process of its own samples: not one of a worker, where a thread would compete with the steps for
+the interpreter.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pynvml
+
+from raybench.measure import nvml
+from raybench.records import Device, DeviceSample
+
+_BYTES_PER_KIB = 1024
+# NVML's scope for the sum over all links.
+_ALL_LINKS = 0xFFFFFFFF
+_NVLINK_TX = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS)
+_NVLINK_RX = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS)
+
+
+class Sampler:
+    """Samples devices of this node in a thread. Devices that NVML does not know give nothing."""
+
+    def __init__(self, devices: Sequence[Device], period_s: float = 1.0) -> None:
+        asked = [(device, nvml.device(device.uuid)) for device in devices]
+        self._devices = [(device, handle) for device, handle in asked if handle is not None]
+        self._period_s = period_s
+        self._samples: deque[DeviceSample] = deque()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+
+    def start(self) -> None:
+        """Begin to sample; without devices there is nothing to do."""
+        if self._devices:
+            self._thread.start()
+
+    def drain(self) -> tuple[DeviceSample, ...]:
+        """The samples since the last call, oldest first."""
+        return tuple(self._samples.popleft() for _ in range(len(self._samples)))
+
+    def stop(self) -> None:
+        """End the thread; what it sampled can still be drained."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._period_s):
+            self._samples.extend(_sample(device, handle) for device, handle in self._devices)
+
+
+def _sample(device: Device, handle: Any) -> DeviceSample:
+    """One reading of about ten cheap questions.
+
+    Not asked, because they are slow or hold up other processes' work: PCIe throughput (NVML
+    measures it while it blocks), running processes, fans.
+    """
+    use = nvml.ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    # The second version leaves out what the driver reserves for itself.
+    memory = nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
+    traffic = nvml.field_values(handle, (_NVLINK_TX, _NVLINK_RX))
+    return DeviceSample(
+        node_id=device.node_id,
+        index=device.index,
+        uuid=device.uuid,
+        time=datetime.now(UTC),
+        sm_clock_mhz=nvml.ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        memory_clock_mhz=nvml.ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+        power_w=nvml.watts(pynvml.nvmlDeviceGetPowerUsage, handle),
+        temperature_c=nvml.temperature_c(handle),
+        gpu_utilization_pct=None if use is None else float(use.gpu),
+        memory_utilization_pct=None if use is None else float(use.memory),
+        memory_used_bytes=None if memory is None else memory.used,
+        ecc_errors=nvml.ecc_errors(handle),
+        nvlink_tx_bytes=_bytes(traffic.get(_NVLINK_TX)),
+        nvlink_rx_bytes=_bytes(traffic.get(_NVLINK_RX)),
+        throttle_reasons=nvml.throttle_reasons(handle),
+    )
+
+
+def _bytes(kib: float | None) -> int | None:
+    return None if kib is None else int(kib) * _BYTES_PER_KIB

@@ -1,0 +1,234 @@
+"""The numbers of a point's row, computed from the measurements of its ranks. Pure.
+
+docs/method.md explains each of them to the reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from raybench.measure import stats, steady
+from raybench.measure.peaks import dense_peak_tflops
+from raybench.records import Breakdown, Measurement, Record
+
+Numbers = dict[str, Any]
+_Number = TypeVar("_Number", int, float)
+
+_NS_PER_MS = 1e6
+_MS_PER_S = 1e3
+_BYTES_PER_GB = 1e9
+_FLOP_PER_TFLOP = 1e12
+# Below this share of a step the device's idle time may be noise.
+_HOST_BOUND_SHARE = 0.05
+
+
+def numbers(record: Record) -> Numbers:
+    """All columns of `points` that come from measurements.
+
+    Raises ValueError when ranks differ in their sample counts: our bug, never the user's.
+    """
+    measurements = record.measurements
+    found = _step_times(measurements)
+    step_ms = found["step_ms_p50"]
+    return {
+        **found,
+        **rates(record, step_ms),
+        **_parts(measurements, step_ms),
+        **_state(measurements, found["trend"]),
+        **_peaks(measurements),
+    }
+
+
+def rates(record: Record, step_ms: float) -> Numbers:
+    """What a step of `step_ms` finishes, moves and computes, over its time."""
+    return {
+        **_sizes(record.measurements, step_ms),
+        **_arithmetic(record.measurements, record, step_ms),
+    }
+
+
+def _step_times(measurements: Sequence[Measurement]) -> Numbers:
+    repeats = [_repeat_ms(measurements, index) for index in _repeats(measurements)]
+    ranks = [_timed_ms(measurement) for measurement in measurements]
+    steps_ms = [ms for repeat in repeats for ms in repeat]
+    summary = stats.summarize(steps_ms)
+    interval = stats.median_interval(repeats)
+    return {
+        "setup_s": max(measurement.setup_s for measurement in measurements),
+        "repeats": len(repeats),
+        "warmup_iterations": sum(
+            len(repetition.warmup.step_ns) for repetition in measurements[0].repetitions
+        ),
+        "iterations": len(steps_ms),
+        "inner_iterations": max(r.inner_iterations for r in measurements[0].repetitions),
+        **{f"step_ms_{name}": getattr(summary, name) for name in summary.__slots__},
+        "step_ms_ci_low": interval.low if interval else None,
+        "step_ms_ci_high": interval.high if interval else None,
+        "step_ms_repeat_std": stats.repeat_std(repeats),
+        "autocorrelation": stats.autocorrelation(repeats),
+        "trend": steady.worst_trend(repeats),
+        "skew_ms_p50": stats.median_skew(ranks) if len(ranks) > 1 else None,
+        "data_ms": _data_ms(measurements),
+    }
+
+
+def _repeats(measurements: Sequence[Measurement]) -> range:
+    return range(len(measurements[0].repetitions))
+
+
+def _repeat_ms(measurements: Sequence[Measurement], index: int) -> list[float]:
+    """Step times of one repeat, the maximum over ranks."""
+    ranks = [m.repetitions[index].timed.step_ns for m in measurements]
+    return [float(ns) / _NS_PER_MS for ns in stats.per_iteration_max(ranks)]
+
+
+def _timed_ms(measurement: Measurement) -> list[float]:
+    return [ns / _NS_PER_MS for ns in stats.timed_step_ns(measurement)]
+
+
+def _data_ms(measurements: Sequence[Measurement]) -> float | None:
+    """Median over iterations of the longest wait for data; None where no rank tells of it."""
+    told = [
+        [ns for samples in timed for ns in samples.part_ns.get("data", (0,) * len(samples.step_ns))]
+        for measurement in measurements
+        if (timed := [repetition.timed for repetition in measurement.repetitions])
+        and any("data" in samples.part_ns for samples in timed)
+    ]
+    return stats.summarize(stats.per_iteration_max(told)).p50 / _NS_PER_MS if told else None
+
+
+def _sizes(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
+    """What a step finishes or moves, over its time."""
+    step_s, first = step_ms / _MS_PER_S, measurements[0]
+    items = [m.items_per_step for m in measurements if m.items_per_step]
+    algbw = _rate(first.message_bytes, step_s, _BYTES_PER_GB)
+    factor = first.busbw_factor
+    return {
+        "throughput": _rate(sum(items) or None, step_s),
+        "algbw_gb_s": algbw,
+        "busbw_gb_s": algbw * factor if algbw is not None and factor is not None else None,
+        "memory_gb_s": _rate(first.memory_bytes, step_s, _BYTES_PER_GB),
+    }
+
+
+def _arithmetic(measurements: Sequence[Measurement], record: Record, step_ms: float) -> Numbers:
+    flops = _largest(m.flops_per_step for m in measurements)
+    achieved = _rate(flops, step_ms / _MS_PER_S, _FLOP_PER_TFLOP)
+    known = [m.gemm_tflops for m in measurements if m.gemm_tflops is not None]
+    product = min(known, default=None)
+    return {
+        "flops_per_step": flops,
+        "achieved_tflops_per_device": achieved,
+        "gemm_tflops_per_device": product,
+        "mfu_pct": _percent(achieved, _peak_tflops(record)),
+        "gemm_share_pct": _percent(achieved, product),
+    }
+
+
+def _peak_tflops(record: Record) -> float | None:
+    """The peak of the slowest device model of the point."""
+    precision = record.point.precision
+    models = [device for device in record.devices if device.kind == "cuda"]
+    peaks = [dense_peak_tflops(device.name, precision) for device in models]
+    return min((p for p in peaks if p is not None), default=None) if all(peaks) else None
+
+
+def _parts(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
+    """Where the step goes. Of each part the longest over the ranks, of pure communication the
+    shortest: the rank that comes last does not wait in it.
+    """
+    broken_down = _breakdowns(measurements)
+    local_ms = _largest(b.local_step_ms for b in broken_down)
+    comm_ms = [b.comm_ms for b in broken_down]
+    has_peers = len(measurements) > 1
+    waits = _waits(broken_down)
+    return {
+        "local_step_ms": local_ms,
+        "compute_ms": _largest(map(_compute_ms, broken_down, measurements)),
+        "comm_ms": stats.median_of_smallest(comm_ms) if comm_ms else None,
+        "comm_exposed_ms": (
+            max(0.0, step_ms - local_ms) if has_peers and local_ms is not None else None
+        ),
+        "wait_ms": max(waits) if waits else None,
+        "slowest_rank": waits.index(min(waits)) if waits else _largest_median(measurements),
+        "optimizer_ms": _largest(b.optimizer_ms for b in broken_down),
+        "host_gap_ms": _largest(_host_gap_ms(b) for b in broken_down),
+        "methods": dict(broken_down[0].methods) or None if broken_down else None,
+    }
+
+
+def _breakdowns(measurements: Sequence[Measurement]) -> list[Breakdown]:
+    """Those of all ranks, or none: the longest of some ranks could be the wrong one."""
+    known = [m.breakdown for m in measurements if m.breakdown is not None]
+    return known if len(known) == len(measurements) else []
+
+
+def _waits(broken_down: Sequence[Breakdown]) -> list[float]:
+    """Median wait of each rank for the slowest one; empty where it is not known."""
+    tails = [b.tail_ms for b in broken_down]
+    return stats.median_above_smallest(tails) if len(tails) > 1 and all(tails) else []
+
+
+def _compute_ms(breakdown: Breakdown, measurement: Measurement) -> float | None:
+    """The device's work but for the optimizer's; on a CPU, the local step less waiting for data."""
+    busy_ms = breakdown.device_ms
+    if busy_ms is None and breakdown.local_step_ms is not None:
+        busy_ms = breakdown.local_step_ms - (_data_ms([measurement]) or 0.0)
+    if busy_ms is None:
+        return None
+    return max(0.0, busy_ms - (breakdown.optimizer_ms or 0.0))
+
+
+def _host_gap_ms(breakdown: Breakdown) -> float | None:
+    if breakdown.local_step_ms is None or breakdown.device_ms is None:
+        return None
+    return max(0.0, breakdown.local_step_ms - breakdown.device_ms)
+
+
+def _largest_median(measurements: Sequence[Measurement]) -> int | None:
+    return stats.slowest_rank([_timed_ms(m) for m in measurements])
+
+
+def _state(measurements: Sequence[Measurement], trend: str) -> Numbers:
+    """What makes a number doubtful."""
+    repetitions = [r for m in measurements for r in m.repetitions]
+    is_known = any(r.timed.throttled for r in repetitions)
+    energies = [m.energy_j for m in measurements if m.energy_j is not None]
+    reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)
+    return {
+        "host_bound": _host_bound(measurements),
+        "stable": all(r.settled is not False for r in repetitions) and trend == steady.FLAT,
+        "throttled": any(any(r.timed.throttled) for r in repetitions) if is_known else None,
+        "throttle_reasons": list(reasons) if is_known else None,
+        "energy_j": sum(energies) if len(energies) == len(measurements) else None,
+    }
+
+
+def _host_bound(measurements: Sequence[Measurement]) -> bool | None:
+    """Whether the device waits for the host; None on a CPU and where it cannot be told."""
+    shares = [
+        gap / b.local_step_ms
+        for b in _breakdowns(measurements)
+        if b.local_step_ms and (gap := _host_gap_ms(b)) is not None
+    ]
+    return max(shares) > _HOST_BOUND_SHARE if shares else None
+
+
+def _peaks(measurements: Sequence[Measurement]) -> Numbers:
+    return {
+        "peak_mem_allocated_bytes": _largest(m.peak_mem_allocated_bytes for m in measurements),
+        "peak_mem_reserved_bytes": _largest(m.peak_mem_reserved_bytes for m in measurements),
+    }
+
+
+def _largest(values: Iterable[_Number | None]) -> _Number | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _rate(amount: float | None, step_s: float, unit: float = 1.0) -> float | None:
+    return amount / step_s / unit if amount is not None and step_s > 0 else None
+
+
+def _percent(part: float | None, whole: float | None) -> float | None:
+    return part / whole * 100 if part is not None and whole else None

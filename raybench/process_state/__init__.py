@@ -1,0 +1,80 @@
+"""The state of a worker's process that a workload can change, and how it is put back.
+
+What is not seen: attributes that a workload replaced in modules of others (monkeypatches), memory
+that was taken from the device beside torch's allocator, and files.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+
+import numpy as np
+import torch
+
+from raybench.process_state.device_state import DeviceMemory, device_settings
+from raybench.process_state.leftovers import Company
+from raybench.process_state.python_settings import python_settings
+from raybench.process_state.setting import Setting
+from raybench.process_state.torch_compiler import forget_compiled_code
+from raybench.process_state.torch_settings import inherit_onednn_precision, torch_settings
+
+
+class ProcessState:
+    """Python, torch and the device as they were when this was made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._settings: tuple[Setting, ...] = (
+            *python_settings(),
+            *torch_settings(),
+            *device_settings(device),
+        )
+        self._before = [setting.read() for setting in self._settings]
+        self._memory = DeviceMemory(device)
+        self._company = Company()
+
+    def begin(self) -> None:
+        """Note which threads and child processes there are before a workload starts its own."""
+        self._company = Company()
+
+    def restore(self) -> tuple[str, ...]:
+        """Put everything back; what could not be is named, a noun phrase each.
+
+        A few milliseconds where nothing was changed.
+        """
+        self._write_back()
+        inherit_onednn_precision()
+        forget_compiled_code()
+        gc.collect()
+        self._memory.release()
+        # Once more: what the collector ended may have put settings back that were not ours.
+        changed = self._write_back()
+        return (*changed, *self._company.newcomers(), *self._memory.still_held())
+
+    def _write_back(self) -> list[str]:
+        """Put back the settings that have changed; those that stay changed, a noun phrase each.
+
+        Only those: writing some of them costs time, or warns.
+        """
+        return [
+            f"a changed {setting.name}"
+            for setting, before in zip(self._settings, self._before, strict=True)
+            if setting.read() != before and not _put_back(setting, before)
+        ]
+
+
+def _put_back(setting: Setting, before: object) -> bool:
+    if setting.write is None:
+        return False
+    try:
+        setting.write(before)
+    except (OSError, RuntimeError, TypeError, ValueError):
+        return False  # whatever forbids it: the caller has it told
+    return bool(setting.read() == before)
+
+
+def seed_all(seed: int) -> None:
+    """Start the global random generators of Python, numpy and torch, on all devices."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

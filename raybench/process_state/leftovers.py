@@ -1,0 +1,103 @@
+"""What a workload can leave behind in a process and that cannot be taken back from outside."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import Any
+
+_GRACE_S = 0.5
+_POLL_S = 0.01
+_SHOWN = 3
+
+
+class Company:
+    """The threads and child processes that ran beside this thread at one moment."""
+
+    def __init__(self) -> None:
+        self._threads = set(_threads())
+        self._children = _children()
+
+    def newcomers(self) -> tuple[str, ...]:
+        """Those that have been started since and do not end by themselves now, as noun phrases."""
+        threads = _those_that_stay(lambda: set(_threads()) - self._threads)
+        children = _those_that_stay(lambda: _children() - self._children)
+        phrases = []
+        if threads:
+            names = sorted(thread.name for thread in threads)
+            phrases.append(_counted(names, "running thread", "running threads"))
+        if children:
+            commands = sorted(map(_command, children))
+            phrases.append(_counted(commands, "child process", "child processes"))
+        return tuple(phrases)
+
+
+def _counted(names: Sequence[str], one: str, many: str) -> str:
+    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return f"{len(names)} {one if len(names) == 1 else many} ({shown})"
+
+
+def _those_that_stay(remaining: Callable[[], set[Any]]) -> set[Any]:
+    """Those that are left; what has been told to end may take a moment."""
+    deadline_s = time.monotonic() + _GRACE_S
+    while (left := remaining()) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+    return left
+
+
+def _threads() -> list[threading.Thread]:
+    """Python's own, without those that are nobody's fault."""
+    return [thread for thread in threading.enumerate() if not _is_harmless(thread)]
+
+
+def _is_harmless(thread: threading.Thread) -> bool:
+    """A dummy stands for a thread of C++, such as autograd's, that has once run Python.
+
+    A timer of torch's compiler notices only half a minute later that its processes have gone, and
+    sleeps till then.
+    """
+    target = getattr(thread, "_target", None) or type(thread)
+    of_compiler = str(getattr(target, "__module__", "")).startswith("torch._inductor.")
+    return of_compiler or isinstance(thread, threading._DummyThread)
+
+
+def _children() -> set[int]:
+    """Process ids; without the helpers that multiprocessing keeps for the life of a process."""
+    helpers: set[object] = {
+        forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
+        resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
+    }
+    # Those that a fork server started are not this process's children.
+    remote = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
+    return (_direct_children() | remote) - helpers
+
+
+def _direct_children() -> set[int]:
+    """Living children of every thread of this process, as Linux lists them; none elsewhere."""
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").glob("*/children"):
+        try:
+            found.update(int(pid) for pid in thread.read_text(encoding="ascii").split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # the thread has ended
+    return {pid for pid in found if _lives(pid)}
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return "ended"
+
+
+def _lives(pid: int) -> bool:
+    """False for one that has ended and that nobody has waited for."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

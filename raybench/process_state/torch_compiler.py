@@ -1,0 +1,50 @@
+"""What torch.compile remembers in a process: its settings, compiled code, its helpers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch._dynamo
+
+from raybench.process_state.setting import Setting
+
+# torch._dynamo has loaded them all.
+_CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
+
+
+def compiler_settings() -> Iterator[Setting]:
+    """The stance of torch.compile, and the configurations of its three layers."""
+    eval_frame: Any = torch._dynamo.eval_frame
+    yield Setting("torch.compile stance", lambda: eval_frame._stance, eval_frame._set_stance)
+    for name in _CONFIGS:
+        yield _config(name, sys.modules[name])
+
+
+def forget_compiled_code() -> None:
+    """Drop compiled code, and end the threads and processes that compiled it."""
+    # Only then: with CUDA the reset itself imports inductor, 600 modules in each process.
+    if not torch._dynamo.utils.counters["frames"]:
+        return
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compile_module: Any = sys.modules.get("torch._inductor.async_compile")
+    if compile_module is None:
+        return
+    compile_module.shutdown_compile_workers()
+    threads = compile_module.AsyncCompile.pool
+    if threads.cache_info().currsize:
+        threads().shutdown()
+        threads.cache_clear()
+
+
+def _config(name: str, config: Any) -> Setting:
+    def write(before: dict[str, Any]) -> None:
+        now = config.get_config_copy()
+        for key, value in before.items():
+            if now[key] != value:
+                setattr(config, key, value)
+
+    return Setting(name, config.get_config_copy, write)

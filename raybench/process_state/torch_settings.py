@@ -1,0 +1,241 @@
+"""The settings of torch that a workload can change, but for those of a CUDA device.
+
+TF32 and its like on a GPU are missing: `precision.apply` sets them for each point.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.modules.module
+import torch.optim
+import torch.utils._device
+import torch.utils._python_dispatch as dispatch
+from torch import backends, overrides
+
+from raybench.process_state.setting import Setting, attribute, mapping
+from raybench.process_state.torch_compiler import compiler_settings
+
+_C: Any = torch._C  # much of it is missing from torch's types
+_autograd: Any = torch._C._autograd
+_overrides: Any = overrides
+_GLOBAL_HOOKS = "_global_"
+
+
+def torch_settings() -> tuple[Setting, ...]:
+    """Those that this version of torch has."""
+    return tuple(
+        setting
+        for setting in (
+            *_defaults(),
+            *_autograd_modes(),
+            *_autocast("cpu"),
+            *_autocast("cuda"),
+            *_backends(),
+            *_attention(),
+            *_hooks(),
+            *compiler_settings(),
+        )
+        if _is_there(setting)
+    )
+
+
+def inherit_onednn_precision() -> None:
+    """Let the precisions of oneDNN follow the general one again, which the point's mode sets."""
+    for operation in ("all", "matmul", "conv", "rnn"):
+        _C._set_fp32_precision_setter("mkldnn", operation, "none")
+
+
+def _is_there(setting: Setting) -> bool:
+    try:
+        setting.read()
+    except AttributeError:
+        return False
+    return True
+
+
+def _defaults() -> Iterator[Setting]:
+    # First: under a mode any function of torch may do anything.
+    yield Setting("default device and function modes", _function_modes, _set_function_modes)
+    yield Setting("dispatch modes", _dispatch_modes, _set_dispatch_modes)
+    # Before the default dtype, which it sets too.
+    yield Setting("default tensor type", _C._get_default_device, _set_default_tensor_type)
+    yield Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype)
+    yield Setting("intra-op threads", torch.get_num_threads, torch.set_num_threads)
+    yield Setting("inter-op threads", torch.get_num_interop_threads, None)
+    yield Setting(
+        "deterministic algorithms",
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+    )
+    yield attribute(
+        "filling of empty tensors", torch.utils.deterministic, "fill_uninitialized_memory"
+    )
+    yield Setting("repeated warnings", torch.is_warn_always_enabled, torch.set_warn_always)
+    yield Setting("flushing of denormal numbers", _flushes_denormal, torch.set_flush_denormal)
+    yield Setting(
+        "sharing strategy",
+        torch.multiprocessing.get_sharing_strategy,
+        torch.multiprocessing.set_sharing_strategy,
+    )
+
+
+def _autograd_modes() -> Iterator[Setting]:
+    # It ends with the object that began it, which somebody still holds.
+    yield Setting("inference mode", torch.is_inference_mode_enabled, None)
+    yield Setting("grad mode", torch.is_grad_enabled, _C._set_grad_enabled)
+    yield Setting("forward grad mode", _C._is_fwd_grad_enabled, _C._set_fwd_grad_enabled)
+    yield Setting("view replay", _C._is_view_replay_enabled, _C._set_view_replay_enabled)
+    yield Setting(
+        "multithreaded backward", _C._is_multithreading_enabled, _C._set_multithreading_enabled
+    )
+    yield Setting(
+        "anomaly mode",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda before: torch.set_anomaly_enabled(*before),
+    )
+    yield Setting("torch profiler", _autograd._profiler_enabled, None)
+
+
+def _autocast(device_type: str) -> Iterator[Setting]:
+    yield Setting(
+        f"autocast on {device_type}",
+        lambda: torch.is_autocast_enabled(device_type),
+        lambda before: torch.set_autocast_enabled(device_type, before),
+    )
+    yield Setting(
+        f"autocast dtype on {device_type}",
+        lambda: torch.get_autocast_dtype(device_type),
+        lambda before: torch.set_autocast_dtype(device_type, before),
+    )
+    yield Setting(
+        "autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
+    )
+    yield Setting("autocast nesting", _autocast_nesting, _set_autocast_nesting)
+
+
+def _backends() -> Iterator[Setting]:
+    for name in ("enabled", "benchmark", "benchmark_limit", "deterministic", "depthwise_kernel"):
+        yield attribute(f"cuDNN {name}", backends.cudnn, name)
+    for name in ("enabled", "deterministic"):
+        yield attribute(f"oneDNN {name}", backends.mkldnn, name)
+    for name in ("fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction"):
+        public = attribute(f"cuBLAS {name}", backends.cuda.matmul, f"allow_{name}")
+        # The public attribute takes, but does not tell, whether split-K is allowed.
+        yield public._replace(read=getattr(_C, f"_get_cublas_allow_{name}"))
+    yield attribute("cuBLAS fp16 accumulation", backends.cuda.matmul, "allow_fp16_accumulation")
+    for name in ("linalg", "blas"):
+        library = getattr(backends.cuda, f"preferred_{name}_library")
+        yield Setting(f"preferred {name} library", library, library)
+    yield Setting("NNPACK", _C._get_nnpack_enabled, _C._set_nnpack_enabled)
+    yield attribute("opt_einsum", backends.opt_einsum, "enabled")
+    yield attribute("quantized engine", backends.quantized, "engine")
+
+
+def _attention() -> Iterator[Setting]:
+    cuda = backends.cuda
+    yield Setting("flash attention", cuda.flash_sdp_enabled, cuda.enable_flash_sdp)
+    yield Setting(
+        "memory-efficient attention", cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp
+    )
+    yield Setting("math attention", cuda.math_sdp_enabled, cuda.enable_math_sdp)
+    yield Setting("cuDNN attention", cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp)
+    yield Setting(
+        "reduced precision in math attention",
+        cuda.fp16_bf16_reduction_math_sdp_allowed,
+        cuda.allow_fp16_bf16_reduction_math_sdp,
+    )
+    yield Setting("order of attention", _C._get_sdp_priority_order, _C._set_sdp_priority_order)
+    mha = backends.mha
+    yield Setting("attention fast path", mha.get_fastpath_enabled, mha.set_fastpath_enabled)
+
+
+def _hooks() -> Iterator[Setting]:
+    """Hooks on every module, every optimizer and every saved tensor of the process."""
+    # torch.optim hides its module of this name.
+    for module in (torch.nn.modules.module, sys.modules["torch.optim.optimizer"]):
+        for name, value in vars(module).items():
+            if name.startswith(_GLOBAL_HOOKS):
+                is_mapping = isinstance(value, dict)
+                yield mapping(name, value) if is_mapping else attribute(name, module, name)
+    yield Setting("saved-tensor hooks", _saved_tensor_hooks, _drop_saved_tensor_hooks)
+    yield Setting(
+        "ban of saved-tensor hooks",
+        _autograd._saved_tensors_hooks_get_disabled_error_message,
+        _set_ban_of_saved_tensor_hooks,
+    )
+
+
+def _set_default_tensor_type(device_type: str) -> None:
+    assert device_type == "cpu", "the worker itself never sets another"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated, and the only way back
+        _C._set_default_tensor_type(torch.FloatTensor)
+
+
+def _function_modes() -> tuple[list[Any], Any, Any]:
+    """The stack, and the default device: it is a function mode, and kept in two more places."""
+    return (
+        _overrides._get_current_function_mode_stack(),
+        torch.utils._device.CURRENT_DEVICE,
+        getattr(_default_device(), "device_context", None),
+    )
+
+
+def _set_function_modes(before: tuple[list[Any], Any, Any]) -> None:
+    stack, torch.utils._device.CURRENT_DEVICE, _default_device().device_context = before
+    while _overrides._get_current_function_mode_stack():
+        _overrides._pop_mode()
+    for mode in stack:
+        _overrides._push_mode(mode)
+
+
+def _default_device() -> Any:
+    return torch._GLOBAL_DEVICE_CONTEXT
+
+
+def _dispatch_modes() -> list[Any]:
+    return dispatch._get_current_dispatch_mode_stack()
+
+
+def _set_dispatch_modes(before: list[Any]) -> None:
+    while dispatch._get_current_dispatch_mode_stack():
+        dispatch._pop_mode()
+    for mode in before:
+        dispatch._push_mode(mode)
+
+
+def _flushes_denormal() -> bool:
+    return sys.float_info.min * 0.5 == 0.0
+
+
+def _autocast_nesting() -> int:
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
+
+
+def _set_autocast_nesting(before: int) -> None:
+    while _autocast_nesting() > before:
+        torch.autocast_decrement_nesting()
+    # Autocast itself drops its copies of weights when the outermost block ends.
+    torch.clear_autocast_cache()
+
+
+def _saved_tensor_hooks() -> Any:
+    return _autograd._top_saved_tensors_default_hooks(True)
+
+
+def _drop_saved_tensor_hooks(before: None) -> None:
+    while _saved_tensor_hooks() is not None:
+        _autograd._pop_saved_tensors_default_hooks()
+
+
+def _set_ban_of_saved_tensor_hooks(before: str | None) -> None:
+    if before is None:
+        _autograd._saved_tensors_hooks_enable()
+    else:
+        _autograd._saved_tensors_hooks_disable(before)

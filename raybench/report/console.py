@@ -1,0 +1,94 @@
+"""Parts of a text for a terminal. What comes from the results is never taken for markup."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 80
+# Settings are not folded below this: `world_size` stays whole.
+SETTING_CHARS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """folds_to: how narrow its text may be folded where the table is too wide; None: not at all."""
+
+    name: str
+    folds_to: int | None = None
+    side: Literal["left", "right"] = "left"
+
+
+def line(text: str, style: str = "") -> Text:
+    """A paragraph."""
+    return Text(text, style=style)
+
+
+def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
+    """A table whose figures are never cut: its `min_width` is what it must have."""
+    longest = [max(map(len, cells)) for cells in zip([c.name for c in columns], *rows, strict=True)]
+    least = [
+        min(size, column.folds_to or size) for column, size in zip(columns, longest, strict=True)
+    ]
+    table = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+        header_style="bold",
+        min_width=sum(least) + 2 * (len(least) - 1),
+    )
+    for column, size in zip(columns, least, strict=True):
+        table.add_column(
+            column.name,
+            justify=column.side,
+            overflow="fold",
+            no_wrap=column.folds_to is None,
+            min_width=size,
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def pairs(lines: Iterable[tuple[str, str]], side: Literal["left", "right"] = "left") -> Table:
+    """Names and what is said of each, folded beside the name."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, justify=side)
+    table.add_column(overflow="fold")
+    for name, text in lines:
+        table.add_row(Text(name), Text(text))
+    return table
+
+
+def hanging(lead: str, text: str) -> Table:
+    """Text that is folded beside what leads it."""
+    table = Table.grid()
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(Text(lead), Text(text))
+    return table
+
+
+def rendered(parts: Iterable[RenderableType], width: int, color: bool) -> str:
+    """Without colour no escape sequence at all; blanks at the ends of lines are dropped."""
+    target = io.StringIO()
+    console = Console(
+        file=target,
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        highlight=False,
+        legacy_windows=False,
+    )
+    for part in parts:
+        if isinstance(part, Table) and (part.min_width or 0) > width:
+            # Lines that the terminal wraps are read more easily than figures that are cut.
+            part.width = part.min_width
+        console.print(part, crop=False)
+    return "\n".join(text.rstrip() for text in target.getvalue().splitlines()) + "\n"

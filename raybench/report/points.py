@@ -1,0 +1,187 @@
+"""The points of a run, and everything about one of them, as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import RenderableType
+
+from raybench.analysis.scaling import setting
+from raybench.report import wording
+from raybench.report.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, rendered
+
+Row = Mapping[str, Any]
+
+# Parameters vary too, but their values belong to the reader who asks for one point.
+_SETTINGS = ("precision", "cuda_graph", "batch_size", "global_batch_size", "world_size")
+_RATES = {
+    "throughput": "samples/s",
+    "busbw_gb_s": "busbw GB/s",
+    "memory_gb_s": "memory GB/s",
+    "achieved_tflops_per_device": "TFLOP/s",
+}
+# A model has hundreds of modules; the table `modules` holds the rest.
+_MOST_MODULES = 20
+_MODULE_CHARS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointDetails:
+    """One attempt at a point.
+
+    row: of `points`. ranks, modules, states: as the functions of raybench.analysis give them, for
+    modules that were profiled and devices that were sampled. traces: paths.
+    """
+
+    row: Row
+    ranks: pd.DataFrame
+    modules: pd.DataFrame
+    states: pd.DataFrame
+    traces: Sequence[str]
+
+
+def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = False) -> str:
+    """The points of one run: the settings that vary among them, and what was measured."""
+    rows = [{str(k): v for k, v in row.items()} for row in points.to_dict("records")]
+    names = varying_settings(rows)
+    rates = [name for name in _RATES if any(wording.known(row[name]) for row in rows)]
+    step, step_cell = wording.step_column(rows)
+    columns = [
+        Column("point"),
+        *(Column(wording.heading(name), folds_to=SETTING_CHARS) for name in names),
+        Column("status"),
+        Column(step, side="right"),
+        *(Column(_RATES[name], side="right") for name in rates[:1]),
+    ]
+    cells = [
+        [
+            row["point_id"],
+            *(wording.setting(name, setting(row, name)) for name in names),
+            wording.STATUS_WORDS[row["status"]],
+            step_cell(row),
+            *(wording.number(row[name]) for name in rates[:1]),
+        ]
+        for row in rows
+    ]
+    return rendered([grid(columns, cells)], width, color)
+
+
+def varying_settings(rows: Sequence[Row]) -> list[str]:
+    """The settings and parameters that are not the same in all rows.
+
+    The global batch is left out where it just follows from the batch per device.
+    """
+    params = dict.fromkeys(name for row in rows for name in row["params"])
+    weak = all(row["scaling"] == "weak" for row in rows)
+    names = ["workload", *params, *(n for n in _SETTINGS if not (weak and n.startswith("global")))]
+    if not weak:
+        names.remove("batch_size")
+    return [name for name in names if len({str(setting(row, name)) for row in rows}) > 1]
+
+
+def format_point(
+    point: PointDetails, units: Mapping[str, str], *, width: int = WIDTH, color: bool = False
+) -> str:
+    """Everything about one attempt at a point; what is null is left out."""
+    shown = ((name, _value(value, units.get(name, ""))) for name, value in point.row.items())
+    told = [(name, text) for name, text in shown if text and name != "methods"]
+    parts: list[RenderableType] = [pairs(told)]
+    methods = point.row["methods"]
+    if isinstance(methods, Mapping) and methods:
+        found = [(wording.plain(name), wording.plain(text)) for name, text in methods.items()]
+        parts += [line(""), line("How it was got", "bold"), pairs(found)]
+    for table in (_ranks(point.ranks), _states(point.states), _modules(point.modules)):
+        parts += [line(""), *table] if table else []
+    if point.traces:
+        parts += [line(""), line("Traces, for ui.perfetto.dev", "bold"), *map(line, point.traces)]
+    return rendered(parts, width, color)
+
+
+def _value(value: Any, unit: str) -> str:
+    """A cell and its unit; empty for null and for what is empty."""
+    if isinstance(value, Mapping):
+        return wording.settings(value)
+    if isinstance(value, list | np.ndarray):
+        return "; ".join(wording.plain(item) for item in value)
+    if not wording.known(value):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat(timespec="seconds"))
+    if unit == "bytes":
+        return wording.size(value)
+    shown = wording.number(value) if isinstance(value, float) else wording.plain(value)
+    return f"{shown} {unit}".rstrip()
+
+
+def _ranks(ranks: pd.DataFrame) -> list[RenderableType]:
+    if ranks.empty:
+        return []
+    names = ("rank", "iterations", "median ms", "min ms", "max ms")
+    rows = [
+        [str(rank), str(iterations), *(wording.number(ms) for ms in times_ms)]
+        for rank, iterations, *times_ms in ranks.itertuples(index=False)
+    ]
+    return [grid([Column(name, side="right") for name in names], rows)]
+
+
+def _states(states: pd.DataFrame) -> list[RenderableType]:
+    """What was sampled of the devices, from the least to the most."""
+    if states.empty:
+        return []
+    heads = {
+        "sm_clock_mhz": "SM MHz",
+        "memory_clock_mhz": "memory MHz",
+        "power_w": "W",
+        "temperature_c": "degC",
+        "gpu_utilization_pct": "busy %",
+    }
+    rows = [
+        [
+            f"{wording.plain(row['node_id'])[:8]}:{row['index']}",
+            *(_span(row[f"{name}_min"], row[f"{name}_max"]) for name in heads),
+            ", ".join(row["throttle_reasons"]),
+        ]
+        for row in states.to_dict("records")
+    ]
+    columns = [
+        Column("device"),
+        *(Column(head, side="right") for head in heads.values()),
+        Column("throttled by", folds_to=SETTING_CHARS),
+    ]
+    title = f"All devices of the run meanwhile, {states['samples'].max()} samples each"
+    return [line(title, "bold"), grid(columns, rows)]
+
+
+def _span(least: float, most: float) -> str:
+    if not wording.known(least) or not wording.known(most):
+        return ""
+    low, high = f"{least:.0f}", f"{most:.0f}"
+    return low if low == high else f"{low}-{high}"
+
+
+def _modules(modules: pd.DataFrame) -> list[RenderableType]:
+    if modules.empty:
+        return []
+    columns = [
+        Column("module", folds_to=_MODULE_CHARS),
+        Column("class", folds_to=_MODULE_CHARS),
+        *(Column(name, side="right") for name in ("calls", "forward ms", "backward ms")),
+    ]
+    rows = list(_module_rows(modules.head(_MOST_MODULES)))
+    more = len(modules) - len(rows)
+    hidden = f"; {more} more are in the table `modules`" if more > 0 else ""
+    title = f"Modules with their children, per step{hidden}"
+    return [line(title, "bold"), grid(columns, rows)]
+
+
+def _module_rows(modules: pd.DataFrame) -> Iterator[list[str]]:
+    for row in modules.to_dict("records"):
+        times = (wording.part_ms(row[name]) for name in ("forward_ms", "backward_ms"))
+        name = wording.plain(row["module"]) or "(the model)"
+        yield [name, wording.plain(row["kind"]), str(row["calls"]), *times]

@@ -1,0 +1,249 @@
+"""The tables of a report: one of the step times, and one of where the step goes. Pure.
+
+Points are compared within a table: those of training by throughput, a table for each set of
+parameters. Where a step finishes no samples (collectives, matrix products, memory) nothing is
+compared: parameters that are numbers, as a message's size, are read down a column, and only names,
+as an operation's, make tables of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raybench.analysis.scaling import batch_column, setting, setting_order
+from raybench.doubts import is_slowed_by_one_rank
+from raybench.report import wording
+
+Row = dict[str, Any]
+_Column = tuple[str, Callable[[Row], str]]
+
+_SETTINGS = ("precision", "cuda_graph", "batch", "world_size")
+WHERE_IT_GOES = "where the step goes, ms"
+MARK_COLUMN = "!"
+
+
+def marks(row: Row) -> str:
+    """What makes the number of a point doubtful, a letter each; wording.MARKS explains them."""
+    found = {
+        "u": wording.known(row["stable"]) and not row["stable"],
+        "h": wording.is_set(row["host_bound"]),
+        "t": wording.is_set(row["throttled"]),
+        "s": is_slowed_by_one_rank(row),
+    }
+    return "".join(mark for mark, is_set in found.items() if is_set)
+
+
+def _number(name: str) -> Callable[[Row], str]:
+    return lambda row: wording.number(row[name])
+
+
+def _part(name: str) -> Callable[[Row], str]:
+    return lambda row: wording.part_ms(row[name])
+
+
+def _share(name: str) -> Callable[[Row], str]:
+    return lambda row: wording.percent(row[name] / 100) if wording.known(row[name]) else ""
+
+
+_SCALING: tuple[_Column, ...] = (
+    (MARK_COLUMN, marks),
+    ("samples/s", _number("throughput")),
+    ("speed-up", lambda row: wording.ratio(row["speed_up"])),
+    ("efficiency", lambda row: wording.percent(row["efficiency"])),
+    ("GiB", lambda row: wording.gib(row["peak_mem_allocated_bytes"])),
+)
+_RATES: tuple[_Column, ...] = (
+    (MARK_COLUMN, marks),
+    ("algbw GB/s", _number("algbw_gb_s")),
+    ("busbw GB/s", _number("busbw_gb_s")),
+    ("memory GB/s", _number("memory_gb_s")),
+    ("TFLOP/s", _number("achieved_tflops_per_device")),
+    ("MFU", _share("mfu_pct")),
+    ("GEMM", _share("gemm_share_pct")),
+)
+_PARTS: tuple[_Column, ...] = (
+    ("step", _number("step_ms_p50")),
+    ("compute", _part("compute_ms")),
+    ("optim", _part("optimizer_ms")),
+    ("data", _part("data_ms")),
+    ("gap", _part("host_gap_ms")),
+    ("comm", _part("comm_exposed_ms")),
+    ("wait", _part("wait_ms")),
+    ("MFU", _share("mfu_pct")),
+    ("GEMM", _share("gemm_share_pct")),
+    ("TFLOP/s", _number("achieved_tflops_per_device")),
+)
+_OPTIONAL = ("TFLOP/s", "GEMM")
+_BROKEN_DOWN = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Points of one workload, with one title.
+
+    params: those of the workload's parameters that make it a table of its own.
+    kind: what the columns do not say of all its points.
+    columns: settings first, `settings` of them, then what was measured. A setting is blank
+    where it and all before it are as in the row above.
+    optional: columns that may be left out where there is no room, the first one first.
+    texts: columns that hold no numbers.
+    """
+
+    workload: str
+    params: Mapping[str, str]
+    kind: str
+    columns: tuple[str, ...]
+    settings: int
+    rows: tuple[tuple[str, ...], ...]
+    optional: tuple[str, ...] = ()
+    texts: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What is the same for all tables of a report.
+
+    shared: parameters that are the same in all points. compared: settings of the baseline.
+    ranks: what a rank runs on. has_throughput: whether any point has one.
+    """
+
+    shared: Mapping[str, str]
+    compared: Sequence[str]
+    ranks: str
+    has_throughput: bool
+
+    def params_of_a_table(self, row: Row) -> dict[str, str]:
+        """Parameters that make a table of their own."""
+        return {
+            name: value
+            for name, value in row["params"].items()
+            if name not in self.shared and not self._is_column(name, value)
+        }
+
+    def columns(self, rows: Sequence[Row]) -> list[str]:
+        """Settings that are columns of the table that holds `rows`."""
+        first = rows[0]
+        params = [
+            name
+            for name, value in first["params"].items()
+            if self._is_column(name, value) and (self.has_throughput or name not in self.shared)
+        ]
+        varying = [name for name in _SETTINGS if len({str(setting(r, name)) for r in rows}) > 1]
+        if not self.has_throughput:
+            # Small messages are often replayed from a graph and large ones not: size goes first.
+            return sorted([*varying, *params], key=lambda name: name == "cuda_graph")
+        names = [n for n in _SETTINGS if n in varying or n != "cuda_graph"]
+        if batch_column(first) is None:
+            names.remove("batch")
+        # What is compared varies fastest, so that it is read from one line to the next.
+        return sorted([*params, *names], key=lambda name: _told_by(name, first) in self.compared)
+
+    def _is_column(self, name: str, value: str) -> bool:
+        if self.has_throughput:
+            return name in self.compared
+        return setting_order(value)[0] == 0
+
+
+def make_tables(rows: Sequence[Row], layout: Layout) -> tuple[Table, ...]:
+    """The tables of all points: after each the one of where its steps go, if that is known."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        key = (row["workload"], str(row["scaling"]), *layout.params_of_a_table(row).items())
+        groups.setdefault(key, []).append(row)
+    return tuple(table for group in groups.values() for table in _tables(group, layout))
+
+
+def _tables(rows: Sequence[Row], layout: Layout) -> list[Table]:
+    names = layout.columns(rows)
+    ordered = sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
+    first = rows[0]
+    measured = _SCALING if layout.has_throughput else _RATES
+    kind = _kind(first, names, layout)
+    tables = [_table(ordered, names, layout, [_step_column(rows), *measured], kind=kind)]
+    broken_down = [row for row in ordered if _is_broken_down(row)]
+    if broken_down and layout.has_throughput:
+        tables.append(_table(broken_down, names, layout, _PARTS, kind=WHERE_IT_GOES))
+    return tables
+
+
+def _table(
+    rows: Sequence[Row],
+    names: Sequence[str],
+    layout: Layout,
+    measured: Sequence[_Column],
+    *,
+    kind: str,
+) -> Table:
+    shown = [[wording.setting(name, setting(row, name)) for name in names] for row in rows]
+    columns = [(title, [cell(row) for row in rows]) for title, cell in measured]
+    # What no row has (memory on a CPU, efficiency of a precision) needs no column.
+    kept = [(title, cells) for title, cells in columns if any(cells)]
+    cells = zip(_without_repeats(shown), *(cells for _, cells in kept), strict=True)
+    texts = (_heading(name, layout) for name in names if not _is_number(name, rows))
+    return Table(
+        workload=wording.plain(rows[0]["workload"]),
+        params=layout.params_of_a_table(rows[0]),
+        kind=kind,
+        columns=(*(_heading(name, layout) for name in names), *(title for title, _ in kept)),
+        settings=len(names),
+        rows=tuple((*settings, *found) for settings, *found in cells),
+        optional=_OPTIONAL if measured is _PARTS else (),
+        texts=frozenset({*texts, MARK_COLUMN}),
+    )
+
+
+def _step_column(rows: Sequence[Row]) -> _Column:
+    """The step time, or how a point ended that has none."""
+    head, cell = wording.step_column(rows)
+    words = wording.STATUS_WORDS
+    return (head, lambda row: cell(row) if row["status"] == "ok" else words[row["status"]])
+
+
+def _is_broken_down(row: Row) -> bool:
+    return any(wording.known(row[name]) for name in _BROKEN_DOWN)
+
+
+def _is_number(name: str, rows: Sequence[Row]) -> bool:
+    return all(setting_order(setting(row, name))[0] == 0 for row in rows)
+
+
+def _heading(name: str, layout: Layout) -> str:
+    return layout.ranks if name == "world_size" else wording.heading(name)
+
+
+def _told_by(name: str, row: Row) -> str | None:
+    """The setting behind a column of the report."""
+    return batch_column(row) if name == "batch" else name
+
+
+def _kind(first: Row, names: Sequence[str], layout: Layout) -> str:
+    """Of training, what is compared; of the rest, the settings that are no columns."""
+    if not layout.has_throughput:
+        told = {"precision": first["precision"], "world_size": _ranks(first, layout)}
+        if "dtype" in first["params"]:
+            # What has a number format of its own computes nothing in the precision.
+            del told["precision"]
+        return ", ".join(wording.plain(text) for name, text in told.items() if name not in names)
+    batch = {"weak": "batch per device", "strong": "global batch"}.get(first["scaling"], "")
+    scaling = f"{first['scaling']} scaling" if batch and "world_size" in layout.compared else ""
+    return ", ".join(filter(None, (scaling, batch)))
+
+
+def _ranks(row: Row, layout: Layout) -> str:
+    count = row["world_size"]
+    return f"{count} {layout.ranks.removesuffix('s') if count == 1 else layout.ranks}"
+
+
+def _without_repeats(shown: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Blank what is as in the row above, up to the first setting that differs."""
+    rows: list[tuple[str, ...]] = []
+    above: Sequence[str] = ()
+    for cells in shown:
+        same = 0
+        while same < len(above) - 1 and cells[same] == above[same]:
+            same += 1
+        rows.append(("",) * same + tuple(cells[same:]))
+        above = cells
+    return rows

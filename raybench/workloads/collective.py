@@ -1,0 +1,153 @@
+"""The workload `collective`: one operation of torch.distributed, as nccl-tests times it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from raybench.errors import UsageError
+from raybench.plan import Precision
+from raybench.workloads.base import Context, WrongResultError
+
+if TYPE_CHECKING:
+    import torch
+
+Operation = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"
+]
+
+
+class Collective:
+    """Does one collective operation: latency of small messages, bandwidth of large ones.
+
+    Torch reduces and broadcasts in place only, and exchanges (all_to_all, sendrecv) out of place
+    only; asking for the other is an error. A reduction adds up.
+    """
+
+    takes_batch_size = False
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        operation: Annotated[
+            Operation, Field(description="What the ranks do together; sendrecv is a ring.")
+        ] = "all_reduce",
+        size_bytes: Annotated[
+            int, Field(gt=0, description="Message size in bytes, as nccl-tests counts it.")
+        ] = 2**26,
+        dtype: Annotated[
+            Literal["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64"],
+            Field(description="Type of the elements."),
+        ] = "float32",
+        in_place: Annotated[
+            bool | None,
+            Field(
+                description="Input inside the output (all_gather) or the other way round "
+                "(reduce_scatter). none: all_reduce and broadcast in place, the others not."
+            ),
+        ] = None,
+    ) -> None:
+        # `raybench plan` reads this signature and must not pay for importing torch.
+        import torch
+
+        from raybench.workloads import collective_operations as operations
+        from raybench.workloads.payload import Payload
+
+        _check_context(context)
+        _check_place(operation, in_place)
+        rank, world_size = context.rank, context.world_size
+        element: torch.dtype = getattr(torch, dtype)
+        elements = _elements(operation, size_bytes, element, world_size)
+        self.message_bytes = size_bytes
+        self.busbw_factor = operations.busbw_factor(operation, world_size)
+        self._operation, self._rank, self._world_size = operation, rank, world_size
+        self._buffers = operations.allocate(
+            operation,
+            torch.empty(elements, dtype=element, device=context.device),
+            rank,
+            world_size,
+            in_place=bool(in_place),
+        )
+        self._expected = operations.expected_output(operation, elements, rank, world_size)
+        self._grows = operations.grows(operation, in_place=bool(in_place))
+        self._payload = Payload(element, context.device, world_size, context.seed)
+        self._issue = operations.issuer(operation, self._buffers, rank, world_size)
+        self._fill()
+
+    def step(self) -> None:
+        """The operation, once."""
+        self._issue()
+
+    def check(self) -> None:
+        """Compare the output with what the inputs of all ranks must give, exactly.
+
+        The output is the one that the steps so far have left, except of a sum in place: each of
+        its steps adds to the sums of the last, so it is filled anew and done once more. Raises
+        WrongResultError. All ranks must call it at the same place.
+        """
+        if self._grows:
+            self._fill()
+            self._issue()
+        position = 0
+        for segment in self._expected:
+            received = self._buffers.output[position : position + segment.length]
+            wrong = self._payload.first_mismatch(received, segment.ranks, segment.start)
+            if wrong is not None:
+                raise WrongResultError(
+                    f"rank {self._rank}: {self._operation} of {self.message_bytes} bytes left a "
+                    f"wrong payload: element {position + wrong.index} of "
+                    f"{len(self._buffers.output)} is {wrong.found:g}, not {wrong.expected:g}"
+                )
+            position += segment.length
+        self._fill()
+
+    def _fill(self) -> None:
+        """The inputs as they were, and an output that is wrong until a step writes it."""
+        nobody = self._world_size
+        self._payload.fill(self._buffers.output, nobody)
+        if self._operation != "broadcast" or self._rank == 0:
+            self._payload.fill(self._buffers.input, self._rank)
+
+
+def _check_context(context: Context) -> None:
+    if context.world_size < 2:
+        raise UsageError(
+            f"workload collective: needs at least 2 ranks, world_size is {context.world_size}; "
+            "raise world_size"
+        )
+    if context.precision is not Precision.FP32:
+        raise UsageError(
+            f"workload collective: precision {context.precision} means nothing to a message; "
+            "leave precision out and give dtype"
+        )
+
+
+def _check_place(operation: Operation, in_place: bool | None) -> None:
+    from raybench.workloads.collective_operations import ALWAYS_IN_PLACE, NEVER_IN_PLACE
+
+    refused = (in_place is False and operation in ALWAYS_IN_PLACE) or (
+        in_place is True and operation in NEVER_IN_PLACE
+    )
+    if refused:
+        only = "out of place" if in_place else "in place"
+        raise UsageError(
+            f"workload collective: torch does {operation} {only} only; leave in_place out"
+        )
+
+
+def _elements(operation: Operation, size_bytes: int, dtype: torch.dtype, world_size: int) -> int:
+    """Elements of a message. Raises UsageError when it does not divide into equal shares."""
+    from raybench.workloads.collective_operations import shares
+
+    count = shares(operation, world_size)
+    unit = dtype.itemsize * count
+    if size_bytes % unit:
+        each = f"{dtype.itemsize} bytes an element"
+        each += f" x {count} ranks" if count > 1 else ""
+        raise UsageError(
+            f"workload collective: {operation} of size_bytes {size_bytes} does not divide into "
+            f"{each}; give a multiple of {unit}"
+        )
+    return size_bytes // dtype.itemsize

@@ -1,0 +1,141 @@
+"""What each collective issues, what it must leave behind, and how nccl-tests counts it.
+
+| operation | message: `size_bytes` of | input | output | busbw / algbw |
+|---|---|---|---|---|
+| all_reduce | the buffer | whole | whole | 2 (n - 1) / n |
+| all_gather | the output | share | whole | (n - 1) / n |
+| reduce_scatter | the input | whole | share | (n - 1) / n |
+| all_to_all | the input | whole | whole | (n - 1) / n |
+| broadcast | the buffer | whole, of rank 0 | whole | 1 |
+| sendrecv | what each rank sends | whole | whole | 1 |
+
+n is the number of ranks, a share 1 / n of the message. sendrecv is a ring: each rank sends to the
+next one. Sources: doc/PERFORMANCE.md and, for sendrecv, src/sendrecv.cu of
+https://github.com/NVIDIA/nccl-tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from raybench.workloads.collective import Operation
+
+# In torch. NCCL itself reduces and broadcasts out of place too.
+ALWAYS_IN_PLACE = frozenset({"all_reduce", "broadcast"})
+# Nor in nccl-tests, which times them in place but does not check what arrives.
+NEVER_IN_PLACE = frozenset({"all_to_all", "sendrecv"})
+_IN_SHARES = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+_SUMS = frozenset({"all_reduce", "reduce_scatter"})
+
+# Torch 2.13 gave both another name and warns of the older ones.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def busbw_factor(operation: Operation, world_size: int) -> float:
+    """busbw / algbw: makes bandwidths comparable with the hardware's, whatever the rank count."""
+    if operation in ("broadcast", "sendrecv"):
+        return 1.0
+    share = (world_size - 1) / world_size
+    return 2 * share if operation == "all_reduce" else share
+
+
+def shares(operation: Operation, world_size: int) -> int:
+    """Into how many equal parts a message is split."""
+    return world_size if operation in _IN_SHARES else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A part of an output: the sum over `ranks` of their inputs from element `start` on."""
+
+    ranks: tuple[int, ...]
+    start: int
+    length: int
+
+
+def expected_output(
+    operation: Operation, elements: int, rank: int, world_size: int
+) -> list[Segment]:
+    """What the output of `rank` consists of, in order, for a message of `elements` elements."""
+    share, everyone = elements // world_size, range(world_size)
+    match operation:
+        case "all_reduce":
+            return [Segment(ranks=tuple(everyone), start=0, length=elements)]
+        case "reduce_scatter":
+            return [Segment(ranks=tuple(everyone), start=rank * share, length=share)]
+        case "all_gather":
+            return [Segment(ranks=(peer,), start=0, length=share) for peer in everyone]
+        case "all_to_all":
+            return [Segment(ranks=(peer,), start=rank * share, length=share) for peer in everyone]
+        case "broadcast":
+            return [Segment(ranks=(0,), start=0, length=elements)]
+        case "sendrecv":
+            return [Segment(ranks=((rank - 1) % world_size,), start=0, length=elements)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffers:
+    """One rank's input and output, of one dimension; in place one lies inside the other."""
+
+    input: Tensor
+    output: Tensor
+
+
+def allocate(
+    operation: Operation,
+    whole: Tensor,
+    rank: int,
+    world_size: int,
+    *,
+    in_place: bool,
+) -> Buffers:
+    """The buffers of an operation whose message is as long as `whole`, which is one of them."""
+    share = len(whole) // world_size
+    own = whole[rank * share : (rank + 1) * share]
+    if operation in ALWAYS_IN_PLACE:
+        return Buffers(input=whole, output=whole)
+    if operation == "all_gather":
+        return Buffers(input=own if in_place else torch.empty_like(own), output=whole)
+    if operation == "reduce_scatter":
+        return Buffers(input=whole, output=own if in_place else torch.empty_like(own))
+    return Buffers(input=whole, output=torch.empty_like(whole))
+
+
+def grows(operation: Operation, *, in_place: bool) -> bool:
+    """Whether its next call finds the sums of the last one in its input."""
+    return operation in _SUMS and (in_place or operation in ALWAYS_IN_PLACE)
+
+
+def issuer(
+    operation: Operation, buffers: Buffers, rank: int, world_size: int
+) -> Callable[[], object]:
+    """What issues the operation once; the current stream waits for it, the host does not."""
+    match operation:
+        case "all_reduce":
+            return partial(dist.all_reduce, buffers.output)
+        case "broadcast":
+            return partial(dist.broadcast, buffers.output, src=0)
+        case "all_gather":
+            return partial(_all_gather, buffers.output, buffers.input)
+        case "reduce_scatter":
+            return partial(_reduce_scatter, buffers.output, buffers.input)
+        case "all_to_all":
+            return partial(dist.all_to_all_single, buffers.output, buffers.input)
+        case "sendrecv":
+            send = dist.P2POp(dist.isend, buffers.input, (rank + 1) % world_size)
+            receive = dist.P2POp(dist.irecv, buffers.output, (rank - 1) % world_size)
+            return partial(_exchange, [send, receive])
+
+
+def _exchange(operations: list[dist.P2POp]) -> None:
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()

@@ -1,0 +1,145 @@
+"""Where the time goes on GPUs, from the workers to the row: `pytest -m gpu tests/gpu`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import torch
+
+from raybench import rows
+from raybench.cluster.ray_cluster import RayCluster
+from raybench.cluster.ray_connection import connect
+from raybench.job import Measure
+from raybench.plan import Point, Precision
+from raybench.records import Measurement, Record, Status, Task
+
+pytestmark = [
+    pytest.mark.gpu,
+    # Ray's own sockets and log files, closed by its threads after the test.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+
+SLOWED = "tests.gpu.breakdown_workloads:SlowedMlp"
+DELAY_MS = 10.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    count = min(torch.cuda.device_count(), 2)
+    joined = RayCluster(connect("local", "cuda", wanted=count))
+    joined.start(count, "pack")
+    yield joined
+    joined.close()
+
+
+def record_of(
+    cluster: RayCluster,
+    workload: str = "mlp",
+    *,
+    world_size: int = 1,
+    batch_size: int = 64,
+    precision: Precision = Precision.BF16,
+    profile: bool = False,
+    **params: Any,
+) -> Record:
+    point = Point(
+        workload=workload,
+        params=params,
+        world_size=world_size,
+        precision=precision,
+        batch_size=batch_size,
+        global_batch_size=batch_size * world_size,
+        scaling="weak",
+    )
+    seats = tuple(range(world_size))
+    settings = Measure(warmup=10, iterations=40)
+    answers = cluster.run(Task(point=point, settings=settings, profile=profile), seats)
+    assert all(isinstance(answer, Measurement) for answer in answers), answers
+    return Record(
+        point=point,
+        attempt=1,
+        status=Status.OK,
+        started_at=datetime.now(UTC),
+        duration_s=1.0,
+        devices=tuple(cluster.devices[seat] for seat in seats),
+        measurements=answers,
+    )
+
+
+def row_of(cluster: RayCluster, workload: str = "mlp", **settings: Any) -> dict[str, Any]:
+    row = rows.point_row("run-a", record_of(cluster, workload, **settings), Measure())
+    columns = [name for name in row if name.endswith("_ms") or name == "step_ms_p50"]
+    told = {name: row[name] for name in (*columns, "host_bound", "slowest_rank")}
+    # Shown with -rP: these are figures to look at, not only to pass.
+    print({name: round(value, 3) if value else value for name, value in told.items()})
+    return row
+
+
+@two_devices
+@pytest.mark.parametrize("slow_rank", [0, 1])
+def test_a_slow_rank_is_named_with_its_delay(cluster: RayCluster, slow_rank: int) -> None:
+    row = row_of(cluster, SLOWED, world_size=2, slow_rank=slow_rank, delay_ms=DELAY_MS)
+    assert row["slowest_rank"] == slow_rank
+    assert row["wait_ms"] == pytest.approx(DELAY_MS, rel=0.2)
+    assert row["comm_ms"] < DELAY_MS / 2
+    assert row["local_step_ms"] > DELAY_MS
+
+
+@two_devices
+def test_communication_that_computing_cannot_hide_is_exposed(cluster: RayCluster) -> None:
+    # 8 layers of 64 MiB of gradients, and 64 rows to compute.
+    row = row_of(cluster, world_size=2, hidden=4096, layers=8)
+    assert row["comm_exposed_ms"] > 0.2
+    # What is exposed is communication, and what DDP does around it.
+    assert row["comm_exposed_ms"] < 1.5 * row["comm_ms"] + 0.5
+    assert row["wait_ms"] < row["step_ms_p50"] / 4
+    assert row["local_step_ms"] < row["step_ms_p50"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "host_bound"),
+    [
+        ({"hidden": 64, "layers": 24, "batch_size": 8}, True),
+        ({"hidden": 8192, "layers": 8, "batch_size": 4096}, False),
+    ],
+    ids=["tiny", "big"],
+)
+def test_the_host_holds_up_a_tiny_model_only(
+    cluster: RayCluster, settings: dict[str, int], host_bound: bool
+) -> None:
+    row = row_of(cluster, **settings)
+    assert row["host_bound"] is host_bound
+    assert 0 < row["optimizer_ms"] < row["local_step_ms"]
+    parts_ms = row["compute_ms"] + row["optimizer_ms"] + row["host_gap_ms"]
+    assert parts_ms == pytest.approx(row["local_step_ms"], rel=0.1)
+    assert row["local_step_ms"] == pytest.approx(row["step_ms_p50"], rel=0.15)
+    assert row["comm_ms"] is None
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_every_precision_can_be_taken_apart(cluster: RayCluster, precision: Precision) -> None:
+    # In fp16 the step itself waits for the device.
+    row = row_of(cluster, precision=precision, hidden=1024, layers=4)
+    assert row["compute_ms"] > 0
+    assert row["optimizer_ms"] > 0
+
+
+# The last one: it replaces the processes.
+@two_devices
+def test_a_profile_has_kernels_and_times_by_module(cluster: RayCluster) -> None:
+    record = record_of(cluster, world_size=2, hidden=1024, layers=4, profile=True)
+    for measurement in record.measurements:
+        assert measurement.keeps_worker is False
+        assert measurement.profile is not None
+        events = json.loads(gzip.decompress(measurement.profile.trace))["traceEvents"]
+        kernels = {event["name"] for event in events if event.get("cat") == "kernel"}
+        assert any("nccl" in name.lower() for name in kernels)
+        modules = {module.name: module for module in measurement.profile.modules}
+        assert modules[""].backward_ms > modules["0"].forward_ms > 0
+        print({name: (m.forward_ms, m.backward_ms) for name, m in modules.items()})

@@ -1,0 +1,163 @@
+"""Collectives, matrix products and memory on CUDA devices: `pytest -s -m gpu tests/gpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import torch
+
+from raybench.cluster import ray_cluster
+from raybench.cluster.ranks import choose_seats
+from raybench.cluster.ray_connection import connect
+from raybench.job import Measure, Span
+from raybench.numbers import numbers
+from raybench.plan import Point, Precision
+from raybench.records import Failure, Measurement, Record, Status, Task
+
+pytestmark = [
+    pytest.mark.gpu,
+    # Ray's own sockets and log files, closed by its threads after the test.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+needs_peers = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+
+# Of each operation what torch can do: None is its own way, True the other one in place.
+PLACES = {
+    "all_reduce": [None],
+    "all_gather": [None, True],
+    "reduce_scatter": [None, True],
+    "all_to_all": [None],
+    "broadcast": [None],
+    "sendrecv": [None],
+}
+SETTINGS = Measure(
+    warmup=Span(min=20, max=50), iterations=Span(min=20, max=50), max_seconds=5, breakdown=False
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ray_cluster.RayCluster]:
+    count = torch.cuda.device_count()
+    joined = ray_cluster.RayCluster(connect("local", "cuda", wanted=count))
+    joined.start(count, "pack")
+    yield joined
+    joined.close()
+
+
+def run(
+    cluster: ray_cluster.RayCluster, workload: str, world_size: int, **settings: Any
+) -> dict[str, Any]:
+    """The numbers of one point. A wrong payload or product is a failure."""
+    point = Point(
+        workload=workload,
+        world_size=world_size,
+        precision=settings.pop("precision", Precision.FP32),
+        cuda_graph=settings.pop("cuda_graph", False),
+        params={name: value for name, value in settings.items() if value is not None},
+        batch_size=None,
+        global_batch_size=None,
+        scaling=None,
+    )
+    seats = choose_seats(cluster.devices, world_size, "pack")
+    answers = cluster.run(Task(point=point, settings=SETTINGS), seats)
+    failures = [a.detail or a.message for a in answers if isinstance(a, Failure)]
+    assert failures == []
+    record = Record(
+        point=point,
+        attempt=1,
+        status=Status.OK,
+        started_at=datetime.now(UTC),
+        duration_s=0.0,
+        devices=tuple(cluster.devices[seat] for seat in seats),
+        measurements=tuple(a for a in answers if isinstance(a, Measurement)),
+    )
+    return numbers(record)
+
+
+@needs_peers
+@pytest.mark.parametrize("cuda_graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize(
+    ("operation", "in_place"),
+    [(operation, place) for operation, places in PLACES.items() for place in places],
+)
+def test_what_every_operation_moves_is_right(
+    cluster: ray_cluster.RayCluster, operation: str, in_place: bool | None, cuda_graph: bool
+) -> None:
+    for dtype in ("float32", "bfloat16", "int8"):
+        found = run(
+            cluster,
+            "collective",
+            len(cluster.devices),
+            operation=operation,
+            size_bytes=2**18 * 3,
+            dtype=dtype,
+            in_place=in_place,
+            cuda_graph=cuda_graph,
+        )
+        print(f"{operation} {dtype} 768 KiB: {found['step_ms_p50'] * 1e3:.1f} us")
+        assert 0 < found["step_ms_p50"] < 100
+
+
+@needs_peers
+def test_a_large_all_reduce_uses_nvlink(cluster: ray_cluster.RayCluster) -> None:
+    found = run(
+        cluster, "collective", len(cluster.devices), operation="all_reduce", size_bytes=2**30
+    )
+    print(f"all_reduce 1 GiB on {len(cluster.devices)}: busbw {found['busbw_gb_s']:.1f} GB/s")
+    # PCIe 5.0 x16 ends at 64 GB/s; over NVLink 4 of H100 and H200 it is 350 and more on 4.
+    assert 100 < found["busbw_gb_s"] < 1000
+
+
+@needs_peers
+def test_a_small_all_reduce_from_a_graph_is_not_slower_than_from_python(
+    cluster: ray_cluster.RayCluster,
+) -> None:
+    eager, graph = (
+        run(
+            cluster,
+            "collective",
+            len(cluster.devices),
+            operation="all_reduce",
+            size_bytes=2**15,
+            cuda_graph=cuda_graph,
+        )["step_ms_p50"]
+        for cuda_graph in (False, True)
+    )
+    print(f"all_reduce 32 KiB: {eager * 1e3:.1f} us eager, {graph * 1e3:.1f} us from a graph")
+    assert graph < 1.05 * eager
+    assert graph < 0.05
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_large_products_reach_the_rate_of_their_format(
+    cluster: ray_cluster.RayCluster, precision: Precision
+) -> None:
+    found = run(cluster, "gemm", 1, precision=precision, m=8192, n=8192, k=8192)
+    rate = found["achieved_tflops_per_device"]
+    print(f"gemm 8192 {precision}: {rate:.0f} TFLOP/s")
+    # Dense peaks of an H100 or H200 SXM: 67, 494.5, 989, 989.
+    low, high = {"fp32": (25, 70), "tf32": (200, 500)}.get(precision, (500, 1000))
+    assert low < rate < high
+
+
+@pytest.mark.parametrize("cuda_graph", [False, True], ids=["eager", "graph"])
+def test_a_triad_reaches_the_bandwidth_of_hbm(
+    cluster: ray_cluster.RayCluster, cuda_graph: bool
+) -> None:
+    found = run(cluster, "memory", 1, operation="triad", size_bytes=2**30, cuda_graph=cuda_graph)
+    print(f"triad 3 x 1 GiB: {found['memory_gb_s']:.0f} GB/s")
+    # The datasheet says 3350 for an H100 SXM and 4800 for an H200.
+    assert 2000 < found["memory_gb_s"] < 4800
+
+
+def test_devices_that_work_alone_do_not_slow_each_other(
+    cluster: ray_cluster.RayCluster,
+) -> None:
+    one, every = (
+        run(cluster, "memory", count, operation="copy", size_bytes=2**30)["memory_gb_s"]
+        for count in (1, len(cluster.devices))
+    )
+    assert every > 0.9 * one

@@ -1,0 +1,147 @@
+"""NVML on a real device: what it answers, what it costs, and that it sees the device work."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from raybench.measure import nvml
+from raybench.measure.counters import energy_j, open_counters, throttle_reasons
+from raybench.measure.gemm import gemm_tflops
+from raybench.measure.identity import describe_device
+from raybench.measure.peaks import dense_peak_tflops
+from raybench.measure.telemetry import Sampler
+from raybench.plan import Precision
+from raybench.workloads import precision
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a device"),
+]
+
+BUSY_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def device() -> torch.device:
+    found = torch.device("cuda", 0)
+    torch.cuda.set_device(found)
+    torch.zeros(1, device=found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def described(device):
+    return describe_device(device, node_id="here", address="127.0.0.1")
+
+
+@pytest.fixture
+def show(capsys):
+    def printed(*what: object) -> None:
+        with capsys.disabled():
+            print("\n", *what)
+
+    return printed
+
+
+def keep_busy(device: torch.device, seconds: float) -> None:
+    left = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    right = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        for _ in range(20):
+            torch.mm(left, right)
+        torch.cuda.synchronize()
+
+
+def test_the_device_is_described(described, show):
+    facts = asdict(described)
+    facts.pop("environment")
+    show(facts)
+    assert described.sm_clock_max_mhz > 0
+    assert described.power_cap_w > 0
+    assert described.power_cap_default_w > 0
+    assert 0 < described.temperature_c < 100
+    assert described.driver_version
+    assert described.pcie_link_max
+    assert described.disk_free_bytes > 0
+    assert described.other_processes is None or described.other_processes >= 0
+
+
+def test_a_reading_is_cheap_and_grows_with_the_work(device, described, show):
+    counters = open_counters(device)
+    counters.read()
+    started_s = time.perf_counter()
+    for _ in range(100):
+        before = counters.read()
+    cost_ms = (time.perf_counter() - started_s) / 100 * 1e3
+    keep_busy(device, BUSY_S)
+    after = counters.read()
+    used_j, elapsed_s = energy_j(before, after), after.time_s - before.time_s
+    grown_s = {
+        reason: after.limited_s[reason] - before.limited_s[reason] for reason in after.limited_s
+    }
+    show(f"a reading: {cost_ms:.3f} ms; {used_j} J in {elapsed_s:.2f} s; limited {grown_s}")
+    show("throttled by", throttle_reasons(before, after))
+    assert cost_ms < 5.0
+    assert 50.0 < used_j / elapsed_s < described.power_cap_w * 1.1
+    # In seconds: a counter of another unit would grow a thousand times faster, or not at all.
+    assert all(0 <= grown <= elapsed_s * 1.1 for grown in grown_s.values())
+
+
+def test_the_samples_see_a_busy_device(device, described, show):
+    sampler = Sampler([described], period_s=0.5)
+    sampler.start()
+    time.sleep(2.0)
+    idle = sampler.drain()
+    keep_busy(device, BUSY_S)
+    busy = sampler.drain()
+    sampler.stop()
+    show(asdict(idle[-1]), "\n", asdict(busy[-1]))
+    assert max(sample.gpu_utilization_pct for sample in idle[-1:]) < 50
+    assert max(sample.gpu_utilization_pct for sample in busy) > 90
+    assert max(s.power_w for s in busy) > max(s.power_w for s in idle[-1:])
+    assert all(s.sm_clock_mhz > 0 and s.memory_clock_mhz > 0 for s in busy)
+    assert all(s.memory_used_bytes > 2 * 8192**2 * 2 for s in busy)
+    assert {s.uuid for s in busy} == {described.uuid}
+
+
+def test_a_sample_costs_little(described, show):
+    from raybench.measure.telemetry import _sample
+
+    handle = nvml.device(described.uuid)
+    _sample(described, handle)
+    started_s = time.perf_counter()
+    for _ in range(50):
+        _sample(described, handle)
+    cost_ms = (time.perf_counter() - started_s) / 50 * 1e3
+    show(f"a sample: {cost_ms:.3f} ms")
+    assert cost_ms < 20.0
+
+
+@pytest.mark.parametrize("mode", list(Precision))
+def test_the_product_s_rate_is_below_the_datasheet_s_peak(device, described, show, mode):
+    precision.apply(mode)
+    started_s = time.perf_counter()
+    before = torch.cuda.memory_reserved(device)
+    reached = gemm_tflops(device, mode)
+    spent_s = time.perf_counter() - started_s
+    peak = dense_peak_tflops(described.name, mode)
+    show(f"{described.name} {mode}: {reached:.1f} TFLOP/s of {peak} in {spent_s:.2f} s")
+    precision.apply(Precision.FP32)
+    assert torch.cuda.memory_reserved(device) <= before + 64 * 2**20
+    assert spent_s < 2.0
+    if peak is not None:
+        assert 0.4 * peak < reached <= 1.02 * peak
+
+
+def test_no_memory_for_the_product_is_no_error(device):
+    torch.cuda.empty_cache()
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    held = torch.empty(free_bytes - 200 * 2**20, dtype=torch.uint8, device=device)
+    assert gemm_tflops(device, Precision.FP32) is None
+    del held
+    torch.cuda.empty_cache()

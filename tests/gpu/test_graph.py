@@ -1,0 +1,121 @@
+"""Steps captured in a CUDA graph and replayed: `pytest -m gpu tests/gpu`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raybench.errors import UsageError
+from raybench.job import Measure
+from raybench.measure.graph import TRIAL_REPLAYS
+from raybench.measure.phases import Measured, measure
+from raybench.plan import Precision
+from raybench.workloads import precision
+from raybench.workloads.base import Context
+from raybench.workloads.mlp import Mlp
+
+pytestmark = pytest.mark.gpu
+
+SETTINGS = Measure(warmup=20, iterations=50, breakdown=False)
+
+
+def make_context(*, cuda_graph: bool) -> Context:
+    precision.apply(Precision.FP32)
+    return Context(
+        device=torch.device("cuda", 0),
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        batch_size=8,
+        precision=Precision.FP32,
+        cuda_graph=cuda_graph,
+    )
+
+
+class Counting:
+    """Adds one to a counter on the device, with many launches; counts what Python does too."""
+
+    def __init__(self, context: Context, launches: int = 20) -> None:
+        # Exact where float32 would round thousands of small steps.
+        self._total = torch.zeros(1, dtype=torch.float64, device=context.device)
+        self._launches = launches
+        self.python_steps = 0
+        self.checks: list[float] = []
+
+    def step(self) -> None:
+        self.python_steps += 1
+        for _ in range(self._launches):
+            self._total.add_(1 / self._launches)
+
+    def check(self) -> None:
+        self.checks.append(self._total.item())
+
+
+class Waiting(Counting):
+    """Waits for the device in its step."""
+
+    def step(self) -> None:
+        super().step()
+        self._total.item()
+
+
+def measured(workload: object, context: Context) -> Measured:
+    return measure(lambda: workload, context, SETTINGS, lambda: None)
+
+
+def median_ns(done: Measured) -> float:
+    (repetition,) = done.repetitions
+    return float(torch.tensor(repetition.timed.step_ns).double().median())
+
+
+def test_all_steps_of_all_replays_are_done_by_the_device_alone():
+    context = make_context(cuda_graph=True)
+    workload = Counting(context)
+    (repetition,) = measured(workload, context).repetitions
+    inner = repetition.inner_iterations
+    assert 1 < inner <= 100
+    # A graph of one step tells how long it takes. One replay goes before those that are timed.
+    assert workload.python_steps == 20 + 1 + inner
+    trial = 1 + TRIAL_REPLAYS
+    assert workload.checks == pytest.approx([20, 20 + trial + (1 + 50) * inner])
+
+
+def test_replayed_launches_take_less_than_those_of_python():
+    times = []
+    for cuda_graph in (False, True):
+        context = make_context(cuda_graph=cuda_graph)
+        times.append(median_ns(measured(Counting(context), context)))
+    eager_ns, graph_ns = times
+    assert graph_ns < 0.8 * eager_ns
+
+
+def test_a_long_kernel_takes_as_long_in_a_graph():
+    class Long(Counting):
+        def step(self) -> None:
+            torch.cuda._sleep(4_000_000)
+
+    times = []
+    for cuda_graph in (False, True):
+        context = make_context(cuda_graph=cuda_graph)
+        times.append(median_ns(measured(Long(context), context)))
+    assert times[1] == pytest.approx(times[0], rel=0.02)
+
+
+def test_training_can_be_captured_and_leaves_no_memory_behind():
+    before = torch.cuda.memory_allocated()
+    context = make_context(cuda_graph=True)
+    done = measure(lambda: Mlp(context, hidden=256, layers=3), context, SETTINGS, lambda: None)
+    assert median_ns(done) > 0
+    assert done.peak_mem_allocated_bytes > 0
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() <= before + 2**20
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+# Last: after a broken capture a worker may be replaced, this process goes on.
+def test_a_step_that_waits_for_the_device_is_refused_in_one_line():
+    context = make_context(cuda_graph=True)
+    with pytest.raises(UsageError, match=r"cuda_graph: a step of workload Waiting cannot") as told:
+        measured(Waiting(context), context)
+    assert "\n" not in str(told.value)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()

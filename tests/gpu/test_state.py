@@ -1,0 +1,137 @@
+"""Hot is as good as fresh, on one GPU: after a mess, and against new processes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from raybench.cluster import ray_cluster
+from raybench.cluster.ray_connection import connect
+from raybench.job import Measure, Span
+from raybench.plan import Point, Precision
+from raybench.records import Measurement, Task
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a device"),
+    # Ray's own sockets and log files, closed by its threads after the test.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+GPU_MESS = "tests.gpu.state_workloads:GpuMess"
+MLP = {"hidden": 4096, "layers": 8}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ray_cluster.RayCluster]:
+    joined = ray_cluster.RayCluster(connect("local", "cuda", wanted=1))
+    joined.start(1, "pack")
+    yield joined
+    joined.close()
+
+
+def run(cluster, workload, params, precision=Precision.BF16, **measure) -> Measurement:
+    batch_size = {"mlp": 1024, "transformer": 4}.get(workload, 64)
+    point = Point(
+        workload=workload,
+        params=params,
+        world_size=1,
+        precision=precision,
+        batch_size=batch_size,
+        global_batch_size=batch_size,
+        scaling="weak",
+    )
+    lengths = {"warmup": Span(min=20, max=20), "iterations": Span(min=50, max=50)}
+    settings = Measure(**{**lengths, "breakdown": False, **measure})
+    (answer,) = cluster.run(Task(point=point, settings=settings), (0,))
+    assert isinstance(answer, Measurement), answer.detail or answer.message
+    return answer
+
+
+def run_mess(cluster, folder: Path, mess: str) -> tuple[dict, Measurement]:
+    short = {"warmup": Span(min=2, max=2), "iterations": Span(min=2, max=2)}
+    params = {"folder": str(folder), "mess": mess}
+    answer = run(cluster, GPU_MESS, params, Precision.FP32, **short)
+    return json.loads((folder / "seen.json").read_text()), answer
+
+
+def step_ms(measurement: Measurement) -> float:
+    (repetition,) = measurement.repetitions
+    return statistics.median(repetition.timed.step_ns) / 1e6
+
+
+def test_a_mess_is_not_seen_by_the_next_point(cluster, tmp_path):
+    before, _ = run_mess(cluster, tmp_path, "none")
+    _, messy = run_mess(cluster, tmp_path, "settings")
+    after, _ = run_mess(cluster, tmp_path, "none")
+    # Told is only the precision that it had at the end.
+    assert ["precision" in warning for warning in messy.warnings] == [True]
+    assert messy.keeps_worker
+    assert after == before
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+def test_a_point_takes_as_long_and_as_much_memory_after_a_mess_and_in_new_processes(
+    cluster, tmp_path, precision, capsys
+):
+    first = run(cluster, "mlp", MLP, precision)
+    run_mess(cluster, tmp_path, "settings")
+    after_mess = run(cluster, "mlp", MLP, precision)
+    process_id = cluster.devices[0].process_id
+    fresh = run(cluster, "mlp", MLP, precision, fresh_workers=True)
+    assert cluster.devices[0].process_id != process_id
+    with capsys.disabled():
+        told = [f"{step_ms(one):.3f}" for one in (first, after_mess, fresh)]
+        print(f"\n{precision}: first, after a mess, fresh: {', '.join(told)} ms")
+    for other in (after_mess, fresh):
+        assert step_ms(other) == pytest.approx(step_ms(first), rel=0.03)
+        assert other.peak_mem_allocated_bytes == first.peak_mem_allocated_bytes
+        assert other.peak_mem_reserved_bytes == first.peak_mem_reserved_bytes
+
+
+def test_device_memory_that_is_kept_is_told_and_costs_the_process(cluster, tmp_path):
+    process_id = cluster.devices[0].process_id
+    _, greedy = run_mess(cluster, tmp_path, "memory")
+    assert greedy.warnings[0].startswith("the workload left 512 MiB of device memory behind")
+    assert cluster.devices[0].process_id != process_id
+    seen, _ = run_mess(cluster, tmp_path, "none")
+    assert seen["allocated_bytes"] < 2**20
+
+
+@pytest.mark.parametrize(
+    ("workload", "params"),
+    [
+        ("mlp", {**MLP, "compile": True}),
+        ("linear", {"data": "dataloader", "num_workers": 2, "pin_memory": True}),
+        ("transformer", {}),
+    ],
+)
+def test_the_built_in_workloads_leave_nothing_behind(cluster, workload, params):
+    process_id = cluster.devices[0].process_id
+    answer = run(cluster, workload, params)
+    assert answer.warnings == ()
+    assert answer.keeps_worker
+    assert cluster.devices[0].process_id == process_id
+
+
+def test_a_cuda_graph_leaves_nothing_behind(cluster):
+    params = {"hidden": 256, "layers": 4}
+    point = Point(
+        workload="mlp",
+        params=params,
+        world_size=1,
+        precision=Precision.BF16,
+        cuda_graph=True,
+        batch_size=64,
+        global_batch_size=64,
+        scaling="weak",
+    )
+    (answer,) = cluster.run(Task(point=point, settings=Measure(breakdown=False)), (0,))
+    assert isinstance(answer, Measurement), answer.detail or answer.message
+    assert answer.warnings == ()
+    assert answer.keeps_worker

@@ -1,0 +1,84 @@
+"""Two ranks on gloo: what rank 0 decides, and whose steps it looks at."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from raybench.job import Measure
+from raybench.measure.agreement import as_rank_0_says, slowest_rank_ns
+from raybench.measure.phases import Measured, measure
+from raybench.plan import Precision
+from raybench.workloads.base import Context
+
+CPU = torch.device("cpu")
+SLOW_S = 0.004
+
+
+class Lagging:
+    """Rank 1 needs 4 ms for a step, rank 0 next to nothing, and they do not wait for each other."""
+
+    def __init__(self, rank: int) -> None:
+        self._pause_s = SLOW_S * rank
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        time.sleep(self._pause_s)
+
+
+def run_rank(rank: int, folder: str) -> tuple[list[int], int, Measured]:
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=60),
+    )
+    context = Context(
+        device=CPU,
+        rank=rank,
+        world_size=2,
+        local_rank=rank,
+        batch_size=1,
+        precision=Precision.FP32,
+    )
+    slowest = slowest_rank_ns([5, 9] if rank == 0 else [7, 3], CPU)
+    decision = as_rank_0_says(lambda: 40 + rank, CPU)
+    settings = Measure(target_ci=0.5, breakdown=False)
+    done = measure(lambda: Lagging(rank), context, settings, lambda: None)
+    dist.destroy_process_group()
+    return slowest, decision, done
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[int], int, Measured]]:
+    folder: Path = tmp_path_factory.mktemp("gloo")
+    # Not fork: torch's threads do not survive it.
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(run_rank, (0, 1), (str(folder), str(folder))))
+
+
+def test_of_each_iteration_the_longest_duration_is_known_to_all(answers):
+    assert [slowest for slowest, _, _ in answers] == [[7, 9], [7, 9]]
+
+
+def test_rank_0_decides_for_all(answers):
+    assert [decision for _, decision, _ in answers] == [40, 40]
+
+
+def test_the_slowest_rank_sets_the_pace_of_all(answers):
+    (fast,), (slow,) = (done.repetitions for _, _, done in answers)
+    # By its own steps rank 0 would time loops of a thousand.
+    assert fast.inner_iterations == slow.inner_iterations == 1
+    assert len(fast.timed.step_ns) == len(slow.timed.step_ns) >= 30
+    assert len(fast.warmup.step_ns) == len(slow.warmup.step_ns)
+    assert fast.settled == slow.settled
+    assert sorted(slow.timed.step_ns)[15] >= SLOW_S * 1e9

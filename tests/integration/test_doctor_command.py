@@ -1,0 +1,89 @@
+"""`raybench doctor` as a user types it: real Ray, real gloo, real torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from raybench.cluster.ray_cluster import RayCluster
+from raybench.cluster.ray_connection import connect
+from raybench.doctor import parity
+
+DOCTOR = [sys.executable, "-m", "raybench", "doctor"]
+
+
+def doctor(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*DOCTOR, "--device", "cpu", *options],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_a_sound_cluster_ends_with_0_and_a_crippling_variable_is_found_on_its_workers() -> None:
+    done = doctor("--address", "local", "--json", NCCL_P2P_DISABLE="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads(done.stdout)
+    checks = {check["name"]: check for check in content["checks"]}
+    assert checks["NCCL_P2P_DISABLE"]["verdict"] == "warn"
+    assert len(checks["NCCL_P2P_DISABLE"]["details"]["devices"]) == len(content["devices"])
+    assert checks["first collective"]["details"]["first_collective_s"] > 0
+    assert checks["all_reduce"]["details"]["busbw_gb_s"] > 0
+    assert content["environment"]["NCCL_P2P_DISABLE"] == "1"
+    assert done.stderr.splitlines()[0] == "connecting to Ray"
+
+
+def test_workers_that_cannot_talk_to_each_other_fail_with_the_reason() -> None:
+    done = doctor("--address", "local", GLOO_SOCKET_IFNAME="nowhere0")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    failed = done.stdout[done.stdout.index("\nfail  collective") :]
+    assert "nowhere0" in failed
+    assert failed.splitlines()[-1].endswith(" 1 fail")
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_without_a_cluster_it_ends_with_3_and_one_line() -> None:
+    done = doctor("--address", "127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "no Ray cluster answers there" in done.stderr.splitlines()[-1]
+
+
+# Not a private Ray: this process would then ask the cluster of other tests for its token.
+@pytest.fixture
+def two_workers(three_nodes: str) -> Iterator[RayCluster]:
+    cluster = RayCluster(connect(three_nodes, "cpu", 2))
+    try:
+        cluster.start(2, "pack")
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def test_the_same_step_is_timed_by_torchrun_and_by_fresh_workers(two_workers: RayCluster) -> None:
+    step = parity.Step(name="tiny", params={"hidden": 32, "layers": 2}, batch_size=8, margin=0.05)
+    host = two_workers.devices[0].host
+    seats = parity.local_seats(two_workers.devices, host)
+    before = {device.process_id for device in two_workers.devices}
+    told: list[str] = []
+    done = parity.compare(two_workers, seats, step, 2, told.append)
+    assert done.error == ""
+    assert min(*done.torchrun_ms, *done.raybench_ms) > 0
+    assert [line.split()[1] for line in told] == ["torchrun", "raybench", "raybench", "torchrun"]
+    # torchrun itself sets this one; all others are the same on both sides.
+    assert set(done.differing) <= {"TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+    assert before.isdisjoint({device.process_id for device in two_workers.devices})
+
+
+def test_a_step_that_cannot_be_built_is_told_with_its_exception(two_workers: RayCluster) -> None:
+    step = parity.Step(name="none", params={"hiddenn": 1}, batch_size=1, margin=0.05)
+    done = parity.compare(two_workers, (0, 1), step, 2, lambda _: None)
+    assert done.error.startswith("torchrun: TypeError: ")
+    assert "hiddenn" in done.error

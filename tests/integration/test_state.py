@@ -1,0 +1,92 @@
+"""A worker's process is as good after a point as it was before, or it is replaced."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raybench.cluster.ray_cluster import RayCluster
+from raybench.cluster.ray_connection import connect
+from raybench.job import Measure
+from raybench.plan import Point, Precision
+from raybench.records import Measurement, Task
+
+MESS = "tests.integration.probe_workloads:Mess"
+
+
+@pytest.fixture(scope="module")
+def cluster(three_nodes: str) -> Iterator[RayCluster]:
+    joined = RayCluster(connect(three_nodes, "cpu", wanted=2))
+    joined.start(2, "pack")
+    yield joined
+    joined.close()
+
+
+def run(
+    cluster: RayCluster, folder: Path, mess: str = "none", *, world_size: int = 2, **measure: bool
+) -> tuple[list[dict], list[Measurement]]:
+    """What each rank saw before it made its mess, and its measurement."""
+    point = Point(
+        workload=MESS,
+        params={"folder": str(folder), "mess": mess},
+        world_size=world_size,
+        precision=Precision.FP32,
+        batch_size=8,
+        global_batch_size=8 * world_size,
+        scaling="weak",
+    )
+    settings = Measure(warmup=2, iterations=2, breakdown=False, timeout_s=60.0, **measure)
+    answers = cluster.run(Task(point=point, settings=settings), tuple(range(world_size)))
+    measurements = [answer for answer in answers if isinstance(answer, Measurement)]
+    assert len(measurements) == world_size, answers
+    facts = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
+    return facts, measurements
+
+
+@pytest.mark.parametrize("mess", ["settings", "groups"])
+def test_a_mess_that_can_be_undone_is_not_seen_by_the_next_point(cluster, tmp_path, mess):
+    before, _ = run(cluster, tmp_path)
+    _, messy = run(cluster, tmp_path, mess)
+    after, _ = run(cluster, tmp_path)
+    assert [one.warnings for one in messy] == [(), ()]
+    assert after == before
+    assert before[0]["groups"] == 1
+
+
+@pytest.mark.parametrize(
+    ("mess", "phrase"), [("thread", "1 running thread ("), ("child", "1 child process (sleep)")]
+)
+def test_what_cannot_be_undone_is_told_and_costs_the_processes(cluster, tmp_path, mess, phrase):
+    before, messy = run(cluster, tmp_path, mess)
+    assert messy[0].warnings == ()
+    (warning,) = messy[1].warnings
+    assert warning.startswith(f"the workload left {phrase}")
+    assert " behind: the next point gets new processes" in warning
+    assert {one["pid"] for one in before}.isdisjoint(d.process_id for d in cluster.devices)
+    after, clean = run(cluster, tmp_path)
+    assert [one["pid"] for one in after] == [d.process_id for d in cluster.devices]
+    assert [one.warnings for one in clean] == [(), ()]
+
+
+def test_a_child_process_ends_with_the_worker_that_left_it(cluster, tmp_path):
+    run(cluster, tmp_path, "child")
+    for _ in range(50):
+        if subprocess.run(["pgrep", "-f", "^sleep 3601$"], capture_output=True).returncode:
+            return
+        time.sleep(0.1)
+    pytest.fail("it still runs")
+
+
+def test_with_fresh_workers_each_point_has_new_processes(cluster, tmp_path):
+    pids = []
+    for world_size in (2, 1, 2):
+        facts, _ = run(cluster, tmp_path, world_size=world_size, fresh_workers=True)
+        pids += [one["pid"] for one in facts]
+    assert len(set(pids)) == 5
+    kept, _ = run(cluster, tmp_path)
+    assert [one["pid"] for one in kept] == pids[-2:]

@@ -1,0 +1,169 @@
+"""What the instrumented steps say. Two ranks are in test_workloads_ddp and tests/integration."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from raybench.measure import device_time
+from raybench.measure.breakdown import break_down
+from raybench.measure.buckets import comm_ms, tail_ms
+from raybench.measure.device_time import OptimizerMarks
+from raybench.measure.timing import make_timer
+from raybench.plan import Precision
+from raybench.workloads.base import Context
+
+CPU = torch.device("cpu")
+ALONE = Context(
+    device=CPU, rank=0, world_size=1, local_rank=0, batch_size=4, precision=Precision.FP32
+)
+
+
+class Slow:
+    """A step of sleeps: 6 ms, of which the optimizer takes 4."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._optimizer = SlowOptimizer([nn.Parameter(torch.zeros(1))], {})
+
+    def step(self) -> None:
+        self.steps += 1
+        time.sleep(0.002)
+        self._optimizer.step()
+
+
+class SlowOptimizer(torch.optim.Optimizer):
+    def step(self, closure=None) -> None:
+        time.sleep(0.004)
+
+
+def no_step() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("buckets", "comm", "tail"),
+    [
+        pytest.param([(0, 5)], 5, 5, id="one bucket"),
+        pytest.param([(0, 3), (10, 12)], 5, 2, id="a pause between two collectives is none"),
+        pytest.param([(0, 8), (2, 11)], 11, 9, id="the second waits for the first to end"),
+        pytest.param([(0, 8), (8, 8)], 8, 0, id="reduced at once"),
+        pytest.param([(0, 9), (1, 4), (2, 10)], 10, 8, id="the second ends before the first"),
+    ],
+)
+def test_collectives_run_one_after_the_other(
+    buckets: list[tuple[float, float]], comm: float, tail: float
+) -> None:
+    assert comm_ms(buckets) == pytest.approx(comm)
+    assert tail_ms(buckets) == pytest.approx(tail)
+
+
+def test_a_late_peer_adds_its_delay_to_the_tail_of_the_others_alone() -> None:
+    # Rank 1 comes 7 ms later; both see the collectives end at the same moments.
+    waiting = tail_ms([(0, 9), (3, 12)])
+    late = tail_ms([(0, 2), (3, 5)])
+    assert waiting - late == 7
+
+
+def test_one_rank_on_a_cpu_has_a_local_step_and_an_optimizer() -> None:
+    workload = Slow()
+    found = break_down(workload, make_timer(CPU), ALONE, 5)
+    assert workload.steps == 7
+    assert found.local_step_ms is not None
+    assert found.optimizer_ms is not None
+    # Not how much longer: the machine may be busy.
+    assert found.optimizer_ms >= 4
+    assert found.local_step_ms >= found.optimizer_ms + 2
+    assert found.device_ms is None
+    assert found.comm_ms == found.tail_ms == ()
+    assert "CPU" in found.methods["host_gap_ms"]
+    assert found.methods["local_step_ms"] == "the step as it is"
+
+
+def test_the_hooks_on_optimizers_are_gone_afterwards() -> None:
+    break_down(Slow(), make_timer(CPU), ALONE, 2)
+    assert not _global_optimizer_pre_hooks
+    assert not _global_optimizer_post_hooks
+
+
+def test_a_step_without_an_optimizer_says_so() -> None:
+    class Bare:
+        step = staticmethod(no_step)
+
+    found = break_down(Bare(), make_timer(CPU), ALONE, 3)
+    assert found.optimizer_ms is None
+    assert "no optimizer" in found.methods["optimizer_ms"]
+
+
+def test_optimizers_of_one_step_are_added_up_and_skipped_steps_do_not_count() -> None:
+    optimizer = SlowOptimizer([nn.Parameter(torch.zeros(1))], {})
+    marks = OptimizerMarks(CPU)
+
+    def twice() -> None:
+        optimizer.step()
+        optimizer.step()
+
+    with marks.watching():
+        for step in (twice, no_step, twice):
+            marks.watched(step)()
+    spent_ms = marks.median_ms()
+    assert spent_ms is not None
+    assert spent_ms >= 8
+
+
+@pytest.mark.parametrize(
+    ("context", "reason"),
+    [
+        (replace(ALONE, cuda_graph=True), "CUDA graph"),
+        (replace(ALONE, world_size=2), "no set_comm_hook"),
+    ],
+)
+def test_what_cannot_be_taken_apart_has_its_reason_and_runs_no_step(
+    context: Context, reason: str
+) -> None:
+    workload = Slow()
+    found = break_down(workload, make_timer(CPU), context, 5)
+    assert workload.steps == 0
+    assert found.local_step_ms is None
+    assert found.comm_ms == ()
+    assert all(reason in method for method in found.methods.values())
+    assert set(found.methods) >= {"compute_ms", "comm_exposed_ms", "wait_ms", "host_gap_ms"}
+
+
+@pytest.fixture
+def spins(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A device as fast as the host, whose spin kernel counts 1000 cycles in a millisecond."""
+    asked: list[int] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(device_time, "marker", lambda _: time.perf_counter_ns)
+    monkeypatch.setattr(device_time, "_cycles_per_ms", lambda: 1000.0)
+    monkeypatch.setattr(device_time, "_spin", asked.append)
+    return asked
+
+
+def test_the_device_is_held_back_for_longer_than_the_host_needs(spins: list[int]) -> None:
+    device_ms = device_time.queued_steps(
+        lambda: time.sleep(0.004), OptimizerMarks(CPU), local_ms=4.0, steps=3
+    )
+    assert device_ms is not None
+    assert device_ms >= 4
+    assert len(spins) == 3
+    assert spins[0] >= 6000
+
+
+def test_the_device_is_not_held_back_where_the_host_is_ahead(spins: list[int]) -> None:
+    device_time.queued_steps(lambda: time.sleep(0.001), OptimizerMarks(CPU), local_ms=400, steps=3)
+    assert spins == []
+
+
+def test_the_device_is_not_held_back_for_seconds(
+    spins: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_time, "_issue_ms", lambda _: 700.0)
+    assert device_time.queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
+    assert spins == []

@@ -1,0 +1,259 @@
+"""What doctor says of facts: each fault is found, named, and nothing is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from builders import make_device
+
+from raybench.doctor import gpu_checks, variables, worker_checks
+from raybench.doctor.checks import examine
+from raybench.doctor.facts import Check, Facts, Verdict
+from raybench.records import Device
+
+VERSIONS = {
+    "raybench": "0.1.0",
+    "python": "3.12.3",
+    "torch": "2.11.0",
+    "ray": "2.60.0",
+    "cuda": "13.0",
+    "nccl": "2.28.9",
+}
+HEALTHY: dict[str, Any] = {
+    "versions": VERSIONS,
+    "environment": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+    "sm_clock_mhz": 345,
+    "sm_clock_max_mhz": 1980,
+    "power_cap_default_w": 700.0,
+    "topology": "NVLink x18, 1:SYS",
+    "temperature_c": 31.0,
+    "throttle_reasons": ("idle",),
+    "ecc_errors": 0,
+    "persistence_mode": True,
+    "mig_mode": False,
+    "pcie_link": "gen5 x16",
+    "pcie_link_max": "gen5 x16",
+    "other_processes": 0,
+    "omp_num_threads": 1,
+    "disk_free_bytes": 50 * 2**30,
+    "shm_free_bytes": 60 * 2**30,
+}
+
+
+def healthy(rank: int = 0, **changes: Any) -> Device:
+    return make_device(rank, **{**HEALTHY, **changes})
+
+
+def facts(*devices: Device) -> Facts:
+    return Facts(devices=devices, versions={"torch": "2.11.0"})
+
+
+def with_one(**changes: Any) -> Facts:
+    """Four GPUs of which the third differs."""
+    return facts(healthy(0), healthy(1), healthy(2, **changes), healthy(3))
+
+
+def test_nothing_is_wrong_with_healthy_gpus() -> None:
+    checks = examine(facts(*map(healthy, range(4))))
+    assert {check.verdict for check in checks} == {Verdict.OK}
+    assert not [check.name for check in checks if check.advice or not check.found]
+
+
+@pytest.mark.parametrize(
+    ("rule", "change", "verdict", "found"),
+    [
+        (worker_checks.devices, {"name": "NVIDIA H100"}, "warn", "1 x NVIDIA H100"),
+        (worker_checks.identity, {"uuid": "GPU-1"}, "fail", "shared by alpha cuda:1, alpha cuda:2"),
+        (
+            worker_checks.versions,
+            {"versions": {**VERSIONS, "nccl": "2.27.3"}},
+            "fail",
+            "2.27.3 on alpha cuda:2",
+        ),
+        (worker_checks.versions, {"driver_version": "570.9"}, "fail", "570.9 on alpha cuda:2"),
+        (worker_checks.niceness, {"niceness": 15}, "warn", "15 on alpha cuda:2"),
+        (worker_checks.threads, {"omp_num_threads": 16}, "warn", "19 threads in 4 workers for 16"),
+        (gpu_checks.clocks, {"sm_clock_max_mhz": 1200}, "warn", "1200 MHz on alpha cuda:2"),
+        (gpu_checks.throttling, {"throttle_reasons": ("power_cap",)}, "warn", "power_cap on alpha"),
+        (gpu_checks.throttling, {"throttle_reasons": ("thermal_hw",)}, "fail", "thermal_hw on"),
+        (gpu_checks.power, {"power_cap_w": 500.0}, "warn", "500 W, default 700 W on alpha cuda:2"),
+        (gpu_checks.temperature, {"temperature_c": 83.0}, "warn", "above 75 °C: 83 °C"),
+        (gpu_checks.ecc, {"ecc_errors": 2}, "fail", "2 uncorrected errors on alpha cuda:2"),
+        (gpu_checks.mig, {"mig_mode": True}, "warn", "on on alpha cuda:2"),
+        (gpu_checks.persistence, {"persistence_mode": False}, "warn", "off on alpha cuda:2"),
+        (gpu_checks.pcie, {"pcie_link": "gen5 x8"}, "warn", "gen5 x8 of gen5 x16 on alpha"),
+        (gpu_checks.nvlink, {"topology": "NVLink x0, 1:SYS"}, "warn", "NVLink x0, 1:SYS on alpha"),
+        (gpu_checks.nvlink, {"topology": "NVLink x17, 1:SYS"}, "warn", "17 active links on alpha"),
+        (gpu_checks.other_processes, {"other_processes": 1}, "warn", "1 other process on alpha"),
+    ],
+)
+def test_a_device_with_a_fault_is_named_and_something_is_advised(
+    rule: Callable[[Facts], Check], change: dict[str, Any], verdict: str, found: str
+) -> None:
+    check = rule(with_one(**change))
+    assert check.verdict == verdict
+    assert found in check.found
+    assert check.advice
+
+
+@pytest.mark.parametrize(
+    ("rule", "fact"),
+    [
+        (gpu_checks.clocks, "sm_clock_max_mhz"),
+        (gpu_checks.throttling, "sm_clock_mhz"),
+        (gpu_checks.power, "power_cap_w"),
+        (gpu_checks.power, "power_cap_default_w"),
+        (gpu_checks.temperature, "temperature_c"),
+        (gpu_checks.ecc, "ecc_errors"),
+        (gpu_checks.mig, "mig_mode"),
+        (gpu_checks.persistence, "persistence_mode"),
+        (gpu_checks.pcie, "pcie_link"),
+        (gpu_checks.nvlink, "topology"),
+        (gpu_checks.other_processes, "other_processes"),
+        (worker_checks.disk, "disk_free_bytes"),
+        (worker_checks.shared_memory, "shm_free_bytes"),
+    ],
+)
+def test_a_fact_that_nobody_told_is_unknown_and_no_fault(
+    rule: Callable[[Facts], Check], fact: str
+) -> None:
+    change = {fact: None, "throttle_reasons": ()}
+    check = rule(facts(*(healthy(rank, **change) for rank in range(2))))
+    assert check.verdict is Verdict.OK
+    assert "unknown" in check.found
+
+
+def test_a_fact_that_one_device_does_not_tell_is_unknown_of_that_one_only() -> None:
+    check = gpu_checks.ecc(with_one(ecc_errors=None))
+    assert check.found == "0 uncorrected errors on 3 devices; unknown on alpha cuda:2"
+    assert check.verdict is Verdict.OK
+
+
+def test_an_idle_pcie_link_that_stepped_down_is_only_noted() -> None:
+    check = gpu_checks.pcie(with_one(pcie_link="gen1 x16"))
+    assert check.verdict is Verdict.OK
+    assert "gen1 x16 of gen5 x16 (idle links lower their speed) on alpha cuda:2" in check.found
+
+
+def test_gpus_that_all_lack_nvlink_are_told_as_they_are_connected() -> None:
+    check = gpu_checks.nvlink(facts(*(healthy(r, topology="NVLink x0, 0:PHB") for r in range(2))))
+    assert (check.verdict, check.found) == (Verdict.OK, "NVLink x0, 0:PHB")
+
+
+def test_nodes_with_different_counts_are_a_warning() -> None:
+    check = worker_checks.devices(
+        facts(healthy(0), healthy(1), healthy(0, node_id="node-b", host="beta", uuid="GPU-9"))
+    )
+    assert check.verdict is Verdict.WARN
+    assert check.found.endswith("on 2 nodes (alpha 2, beta 1)")
+
+
+def test_a_worker_that_differs_from_this_process_fails() -> None:
+    check = worker_checks.versions(Facts(devices=(healthy(),), versions={"torch": "2.13.0"}))
+    assert check.verdict is Verdict.FAIL
+    assert "2.11.0 on alpha cuda:0, 2.13.0 on this process" in check.found
+
+
+@pytest.mark.parametrize("fact", ["disk_free_bytes", "shm_free_bytes"])
+def test_a_full_disk_is_a_warning(fact: str) -> None:
+    rule = worker_checks.disk if fact.startswith("disk") else worker_checks.shared_memory
+    check = rule(facts(healthy(0, **{fact: 64 * 2**20})))
+    assert (check.verdict, check.found) == (Verdict.WARN, "0.1 GiB free")
+
+
+def trap(name: str, value: str, *devices: Device, **changes: Any) -> Check | None:
+    """The check of a variable that all devices have, if there is one."""
+    chosen = devices or tuple(
+        healthy(rank, environment={name: value}, **changes) for rank in range(2)
+    )
+    return next((check for check in variables.traps(facts(*chosen)) if check.name == name), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "verdict"),
+    [
+        ("NCCL_P2P_DISABLE", "1", "fail"),
+        ("NCCL_P2P_LEVEL", "LOC", "fail"),
+        ("NCCL_SHM_DISABLE", "1", "warn"),
+        ("NCCL_DEBUG", "info", "warn"),
+        ("NCCL_DEBUG", "TRACE", "warn"),
+        ("NCCL_ALGO", "Ring", "warn"),
+        ("NCCL_PROTO", "LL", "warn"),
+        ("CUDA_LAUNCH_BLOCKING", "1", "fail"),
+        ("CUDA_VISIBLE_DEVICES", "1,0", "warn"),
+        ("CUDA_VISIBLE_DEVICES", "0,0", "warn"),
+        ("TORCH_NCCL_BLOCKING_WAIT", "1", "warn"),
+        ("TORCH_NCCL_ENABLE_TIMING", "true", "warn"),
+        ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "fail"),
+        ("NVIDIA_TF32_OVERRIDE", "0", "warn"),
+    ],
+)
+def test_a_variable_that_cripples_is_called_out(name: str, value: str, verdict: str) -> None:
+    check = trap(name, value)
+    assert check is not None
+    assert check.verdict == verdict
+    assert check.found.startswith(f"{value}: ")
+    assert check.advice.startswith(f"unset {name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_P2P_DISABLE", "0"),
+        ("NCCL_P2P_LEVEL", "NVL"),
+        ("NCCL_DEBUG", "WARN"),
+        ("NCCL_ALGO", ""),
+        ("CUDA_LAUNCH_BLOCKING", "0"),
+        ("CUDA_VISIBLE_DEVICES", "0,2,10"),
+        ("CUDA_VISIBLE_DEVICES", "GPU-b,GPU-a"),
+        ("TORCH_DISTRIBUTED_DEBUG", "OFF"),
+        ("NCCL_IB_DISABLE", "1"),  # one node
+    ],
+)
+def test_a_harmless_value_is_not(name: str, value: str) -> None:
+    assert trap(name, value) is None
+
+
+def test_switching_off_infiniband_matters_between_nodes() -> None:
+    devices = [
+        healthy(rank, node_id=f"node-{rank}", environment={"NCCL_IB_DISABLE": "1"})
+        for rank in range(2)
+    ]
+    check = trap("NCCL_IB_DISABLE", "1", *devices)
+    assert check is not None
+    assert check.verdict is Verdict.FAIL
+
+
+def test_peer_to_peer_may_be_off_where_there_is_no_nvlink() -> None:
+    check = trap("NCCL_P2P_DISABLE", "1", topology="NVLink x0, 1:SYS")
+    assert check is not None
+    assert check.verdict is Verdict.WARN
+
+
+def test_variables_of_gpus_do_not_fail_cpu_workers() -> None:
+    check = trap("NCCL_P2P_DISABLE", "1", kind="cpu", topology=None)
+    assert check is not None
+    assert check.verdict is Verdict.WARN
+    assert check.found.endswith("(on GPUs)")
+
+
+def test_a_variable_that_one_worker_has_is_told_with_its_owner() -> None:
+    chosen = facts(healthy(0), healthy(1, environment={"NCCL_P2P_DISABLE": "1"}))
+    alike = variables.differences(chosen)
+    assert alike.verdict is Verdict.WARN
+    assert "NCCL_P2P_DISABLE is not set on alpha cuda:0, 1 on alpha cuda:1" in alike.found
+    [found] = variables.traps(chosen)
+    assert found.found.startswith("1 on alpha cuda:1: ")
+
+
+def test_the_interface_that_raybench_chose_for_each_node_is_no_difference() -> None:
+    chosen = facts(*(healthy(r, environment={"GLOO_SOCKET_IFNAME": f"eth{r}"}) for r in range(2)))
+    assert variables.differences(chosen).verdict is Verdict.OK
+
+
+def test_cpu_workers_have_no_checks_of_gpus() -> None:
+    names = {check.name for check in examine(facts(healthy(kind="cpu")))}
+    assert {"devices", "threads", "disk"} <= names
+    assert not {"clocks", "ECC", "NVLink", "PCIe"} & names

@@ -1,0 +1,172 @@
+"""`raybench doctor` without Ray: what it starts, what it prints, how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+
+import pytest
+from click.testing import CliRunner
+from fakes import make_cluster, make_device
+from rich.console import Console
+
+from raybench.cli import raybench as command_line
+from raybench.cli.doctor import diagnose
+from raybench.doctor import text
+from raybench.doctor.facts import Check, Facts, Verdict
+from raybench.errors import ClusterError, UsageError
+from raybench.plan import Point
+from raybench.records import (
+    Answer,
+    Device,
+    Failure,
+    Measurement,
+    Repetition,
+    Samples,
+    Status,
+)
+
+MS = 1_000_000
+
+
+def measured(point: Point, rank: int, first_ms: int = 500) -> Measurement:
+    warmup = Samples(step_ns=(first_ms * MS, 10 * MS))
+    repetition = Repetition(warmup=warmup, timed=Samples(step_ns=(10 * MS,) * 5))
+    return Measurement(
+        rank=rank,
+        repetitions=(repetition,),
+        items_per_step=None,
+        setup_s=1.0,
+        message_bytes=int(point.params["size_bytes"]),
+        busbw_factor=1.5,
+    )
+
+
+def answers(point: Point, rank: int) -> Answer:
+    assert (point.workload, point.batch_size) == ("collective", None)
+    return measured(point, rank)
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def four() -> list[Device]:
+    return [make_device(index=index) for index in range(4)]
+
+
+def found(diagnosis: text.Diagnosis, name: str) -> Check:
+    return next(check for check in diagnosis.checks if check.name == name)
+
+
+def test_the_first_collective_and_the_bandwidth_are_told() -> None:
+    diagnosis = diagnose(make_cluster(four(), answers), 0, console())
+    first, bandwidth = found(diagnosis, "first collective"), found(diagnosis, "all_reduce")
+    assert first.details["first_collective_s"] == pytest.approx(1.5)
+    assert first.verdict is Verdict.OK
+    # 256 MiB in 10 ms, times 1.5.
+    assert bandwidth.details["busbw_gb_s"] == pytest.approx(2**28 / 0.01 / 1e9 * 1.5)
+    assert "busbw 40.27 GB/s" in bandwidth.found
+
+
+def test_a_slow_first_collective_is_a_warning() -> None:
+    cluster = make_cluster(four(), lambda point, rank: measured(point, rank, first_ms=12_000))
+    check = found(diagnose(cluster, 0, console()), "first collective")
+    assert check.verdict is Verdict.WARN
+    assert "NCCL_SOCKET_IFNAME" in check.advice
+
+
+def test_a_failed_collective_fails_with_the_message_of_the_rank_that_caused_it() -> None:
+    def script(point: Point, rank: int) -> Answer:
+        if rank == 2:
+            return Failure(
+                rank=2, status=Status.ERROR, error_type="WrongResultError", message="off by one"
+            )
+        return Failure(
+            rank=rank, status=Status.LOST, error_type="PeerFailed", message="rank 2 failed"
+        )
+
+    diagnosis = diagnose(make_cluster(four(), script), 0, console())
+    assert found(diagnosis, "collective").found == "rank 2: WrongResultError: off by one"
+    assert diagnosis.failed
+
+
+def test_one_device_has_nobody_to_talk_to() -> None:
+    diagnosis = diagnose(make_cluster([make_device()], answers), 0, console())
+    assert found(diagnosis, "collective").verdict is Verdict.OK
+
+
+class Refusing:
+    """A cluster whose workers came, and were refused."""
+
+    capacity, description = 2, "two on one device"
+
+    def __init__(self, devices: Sequence[Device], reason: str) -> None:
+        self._reason, self._come = reason, tuple(devices)
+        self.devices: tuple[Device, ...] = ()
+
+    def start(self, count: int, strategy: str) -> None:
+        self.devices = self._come
+        raise ClusterError(self._reason)
+
+
+def test_workers_that_share_a_device_are_examined_and_not_run() -> None:
+    shared = [make_device(index=index, uuid="GPU-a") for index in range(2)]
+    diagnosis = diagnose(Refusing(shared, "several workers have GPU-a"), 0, console())
+    assert found(diagnosis, "identity").verdict is Verdict.FAIL
+    assert found(diagnosis, "collective").found == "not run"
+    assert "several workers have GPU-a" in found(diagnosis, "collective").advice
+
+
+def test_workers_that_do_not_come_are_an_error_of_the_cluster() -> None:
+    with pytest.raises(ClusterError, match="no room"):
+        diagnose(Refusing([], "no room"), 0, console())
+
+
+def test_progress_is_a_line_for_each_phase_where_there_is_no_terminal() -> None:
+    told = console()
+    diagnose(make_cluster(four(), answers), 0, told)
+    assert isinstance(told.file, io.StringIO)
+    assert told.file.getvalue().splitlines() == [
+        "starting 4 workers",
+        "all_reduce over 4 devices",
+    ]
+
+
+def diagnosis_of(*checks: Check) -> text.Diagnosis:
+    facts = Facts(devices=(make_device(),), versions={"torch": "2.11.0"})
+    return text.Diagnosis(cluster="a cluster", facts=facts, checks=checks, environment={"A": "b"})
+
+
+BAD = Check(name="NCCL_P2P_DISABLE", verdict=Verdict.FAIL, found="1: " + "slow " * 40, advice="no")
+GOOD = Check(name="ECC", verdict=Verdict.OK, found="[red]0[/red]\x1b[31m errors")
+
+
+def test_the_text_is_80_columns_of_plain_lines_with_the_advice_below() -> None:
+    lines = text.format_text(diagnosis_of(GOOD, BAD)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1] == "ok    ECC               [red]0[/red]\N{REPLACEMENT CHARACTER}[31m errors"
+    assert lines[2].startswith("fail  NCCL_P2P_DISABLE  1: slow")
+    assert lines[-2].strip() == "-> no"
+    assert lines[-1] == "1 ok, 0 warn, 1 fail"
+
+
+def test_colours_come_only_when_asked_for() -> None:
+    assert "\x1b" not in text.format_text(diagnosis_of(GOOD, BAD))
+    assert "\x1b[1;31mfail" in text.format_text(diagnosis_of(GOOD, BAD), color=True)
+
+
+def test_the_json_object_has_all_of_it() -> None:
+    content = json.loads(text.format_json(diagnosis_of(GOOD, BAD)))
+    assert content["schema_version"] == 1
+    assert [check["verdict"] for check in content["checks"]] == ["ok", "fail"]
+    assert content["devices"][0]["uuid"] == "GPU-a0"
+    assert content["versions"] == {"torch": "2.11.0"}
+    assert content["environment"] == {"A": "b"}
+
+
+def test_starts_without_parity_are_refused() -> None:
+    result = CliRunner().invoke(command_line, ["doctor", "--starts", "3"], standalone_mode=False)
+    assert isinstance(result.exception, UsageError)
+    assert "--starts 3: is for --parity" in str(result.exception)

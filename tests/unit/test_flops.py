@@ -1,0 +1,204 @@
+"""Operations of one step, counted on meta tensors."""
+
+from __future__ import annotations
+
+import gc
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from raybench.measure import flops
+from raybench.measure.flops import step_flops
+from raybench.plan import Precision
+from raybench.workloads.base import Context
+
+BATCH, HIDDEN, LAYERS = 16, 32, 3
+FORWARD = 2 * BATCH * HIDDEN * HIDDEN * LAYERS
+# The first layer's input needs no gradient.
+TRAINING = 3 * FORWARD - 2 * BATCH * HIDDEN * HIDDEN
+
+
+def context(**changes) -> Context:
+    settings = {
+        "device": torch.device("cpu"),
+        "rank": 1,
+        "world_size": 2,
+        "local_rank": 1,
+        "batch_size": BATCH,
+        "precision": Precision.BF16,
+        "cuda_graph": True,
+        "seed": 7,
+    }
+    return Context(**{**settings, **changes})
+
+
+class Stack:
+    """A stack of linear layers, trained."""
+
+    contexts: list[Context] = []
+    closed = 0
+
+    def __init__(self, context: Context, *, hidden: int = HIDDEN, layers: int = LAYERS) -> None:
+        type(self).contexts.append(context)
+        torch.manual_seed(context.seed)
+        with context.device:
+            stack = [nn.Linear(hidden, hidden) for _ in range(layers)]
+            self.model = nn.Sequential(*stack)
+            self.inputs = torch.randn(context.batch_size, hidden)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+
+    def step(self) -> None:
+        self.model(self.inputs).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+class Compiled(Stack):
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.model = torch.compile(self.model, backend=_refuse)
+
+
+def _refuse(graph, inputs):
+    raise AssertionError("compiled")
+
+
+class CausalAttention:
+    def __init__(self, context: Context) -> None:
+        self.query = torch.empty(2, 4, 64, 8, device=context.device, requires_grad=True)
+
+    def step(self) -> None:
+        q = self.query
+        nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+class Messy(Stack):
+    """Leaves what a user's code can leave, and fails."""
+
+    def step(self) -> None:
+        super().step()
+        random.random()
+        np.random.random()
+        torch.rand(3)
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        raise RuntimeError("first line\nsecond line")
+
+
+class Reading(Stack):
+    def step(self) -> None:
+        self.model(self.inputs).sum().item()
+
+
+class Endless(Stack):
+    def step(self) -> None:
+        while True:
+            self.inputs.sin()
+
+
+class Copying:
+    def __init__(self, context: Context) -> None:
+        self.source = torch.empty(1000, device=context.device)
+
+    def step(self) -> None:
+        self.source.clone()
+
+
+def test_training_costs_three_forward_passes_less_the_gradient_of_the_input():
+    counted = step_flops(Stack, {"hidden": HIDDEN, "layers": LAYERS}, context())
+    assert counted.flops == TRAINING
+    assert isinstance(counted.flops, float)
+    assert "meta" in counted.method
+
+
+def test_the_workload_is_built_for_one_rank_on_the_meta_device_and_closed():
+    Stack.contexts.clear()
+    Stack.closed = 0
+    step_flops(Stack, {}, context())
+    (built,) = Stack.contexts
+    assert built.device.type == "meta"
+    assert (built.rank, built.local_rank, built.world_size) == (0, 0, 1)
+    assert (built.precision, built.cuda_graph) == (Precision.FP32, False)
+    assert (built.batch_size, built.seed) == (BATCH, 7)
+    assert Stack.closed == 1
+
+
+def test_sizes_that_fit_no_memory_are_counted_all_the_same():
+    counted = step_flops(Stack, {"hidden": 2**20, "layers": 1}, context(batch_size=2**20))
+    assert counted.flops == 2 * 2.0 * 2**60
+
+
+def test_a_compiled_model_is_counted_without_compiling_it():
+    assert step_flops(Compiled, {}, context()).flops == TRAINING
+
+
+def test_causal_attention_counts_as_full():
+    assert step_flops(CausalAttention, {}, context()).flops == 2 * 2 * (2 * 4 * 64 * 64 * 8)
+
+
+@pytest.mark.parametrize(
+    ("workload", "reason"),
+    [
+        (Messy, "RuntimeError: first line"),
+        (Reading, "RuntimeError: "),
+        (Copying, "none that the counter knows"),
+    ],
+)
+def test_what_cannot_be_counted_is_unknown_with_a_reason_of_one_line(workload, reason):
+    counted = step_flops(workload, {}, context())
+    assert counted.flops is None
+    assert counted.method.startswith("not counted: ")
+    assert reason in counted.method
+    assert "\n" not in counted.method
+
+
+def test_parameters_that_the_class_does_not_take_are_a_reason_too():
+    assert "TypeError" in step_flops(Stack, {"depth": 3}, context()).method
+
+
+def test_a_step_that_does_not_end_is_given_up(monkeypatch):
+    monkeypatch.setattr(flops, "_LIMIT_S", 0.2)
+    assert "more than 0.2 s" in step_flops(Endless, {}, context()).method
+
+
+@pytest.mark.parametrize("workload", [Stack, Messy])
+def test_counting_leaves_no_trace(workload):
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    step_flops(workload, {}, context())
+    assert torch.equal(torch.get_rng_state(), state[0])
+    assert random.getstate() == state[1]
+    assert (np.random.get_state()[1] == state[2]).all()
+    assert torch.is_grad_enabled()
+    assert torch.get_default_dtype() is torch.float32
+    assert torch.get_default_device().type == "cpu"
+    assert torch.utils._device.CURRENT_DEVICE is None
+    assert gc.isenabled()
+    hooks = torch.nn.modules.module
+    assert not hooks._global_forward_hooks
+    assert not hooks._global_forward_pre_hooks
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+
+
+def test_a_default_device_that_was_set_before_is_set_after():
+    torch.set_default_device("meta")
+    try:
+        step_flops(Stack, {}, context())
+        assert torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_device(None)
+
+
+def test_the_grad_mode_of_the_caller_does_not_count():
+    with torch.no_grad():
+        assert step_flops(Stack, {}, context()).flops == TRAINING
+        assert not torch.is_grad_enabled()

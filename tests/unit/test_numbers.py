@@ -1,0 +1,231 @@
+"""Each column of a point's row, from hand-made measurements of its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builders import make_device, make_measurement, make_point, make_record, make_samples
+
+from raybench import numbers as module
+from raybench.numbers import numbers
+from raybench.plan import Precision
+from raybench.records import Breakdown, Measurement, Record, Repetition
+
+MS = 1_000_000
+
+
+def breakdown(**changes: Any) -> Breakdown:
+    """A rank of its own speed: 40 ms without communication, of which the device needs 39."""
+    settings: dict[str, Any] = {
+        "local_step_ms": 40.0,
+        "device_ms": 39.0,
+        "optimizer_ms": 4.0,
+        "comm_ms": (6.0, 6.2, 6.1),
+        "tail_ms": (2.0, 2.0, 2.0),
+        "methods": {"comm_exposed_ms": "timed less local"},
+        **changes,
+    }
+    return Breakdown(**settings)
+
+
+def of(*ranks: Measurement, **changes: Any) -> dict[str, Any]:
+    point = make_point(world_size=len(ranks), precision=changes.pop("precision", Precision.BF16))
+    return numbers(make_record(point, measurements=ranks, **changes))
+
+
+def rank(number: int = 0, step_ms: float = 42.0, **changes: Any) -> Measurement:
+    return make_measurement(number, [[round(step_ms * MS)] * 6], **changes)
+
+
+def test_balanced_ranks_do_not_wait_and_expose_what_the_step_takes_beyond_the_local_one() -> None:
+    found = of(*(rank(n, breakdown=breakdown()) for n in range(4)))
+    assert found["comm_exposed_ms"] == pytest.approx(2.0)
+    assert found["wait_ms"] == 0.0
+    assert found["local_step_ms"] == 40.0
+    assert found["comm_ms"] == pytest.approx(6.1)
+    assert found["compute_ms"] == pytest.approx(35.0)
+    assert found["optimizer_ms"] == 4.0
+    assert found["host_gap_ms"] == pytest.approx(1.0)
+    assert found["methods"] == {"comm_exposed_ms": "timed less local"}
+
+
+def test_a_slow_rank_is_named_with_what_the_others_wait_for_it() -> None:
+    slow = breakdown(local_step_ms=45.0, device_ms=44.0, comm_ms=(1.0,) * 3)
+    fast = breakdown(tail_ms=(7.0, 7.1, 6.9), comm_ms=(6.0,) * 3)
+    found = of(*(rank(n, 47.0, breakdown=slow if n == 2 else fast) for n in range(4)))
+    assert found["wait_ms"] == pytest.approx(5.0)
+    assert found["slowest_rank"] == 2
+    # The others' wait is no communication: the rank that comes last does not wait.
+    assert found["comm_ms"] == 1.0
+    assert found["comm_exposed_ms"] == pytest.approx(2.0)
+    assert found["compute_ms"] == pytest.approx(40.0)
+
+
+def test_a_single_rank_has_no_communication() -> None:
+    found = of(rank(breakdown=breakdown(comm_ms=(), tail_ms=())))
+    assert [found[f"{name}_ms"] for name in ("comm", "comm_exposed", "wait")] == [None] * 3
+    assert found["slowest_rank"] is None
+
+
+def test_a_step_shorter_than_its_local_one_exposes_nothing() -> None:
+    assert of(*(rank(n, 39.5, breakdown=breakdown()) for n in (0, 1)))["comm_exposed_ms"] == 0.0
+
+
+def test_without_the_breakdown_of_every_rank_no_part_is_known() -> None:
+    for ranks in ([rank(0), rank(1)], [rank(0, breakdown=breakdown()), rank(1)]):
+        found = of(*ranks)
+        names = ("local_step", "compute", "comm", "comm_exposed", "wait", "optimizer", "host_gap")
+        assert [found[f"{name}_ms"] for name in names] == [None] * len(names)
+        assert (found["host_bound"], found["methods"]) == (None, None)
+
+
+def test_without_tails_the_slowest_rank_is_that_of_the_largest_median() -> None:
+    plain = breakdown(tail_ms=())
+    found = of(rank(0, 42, breakdown=plain), rank(1, 43, breakdown=plain))
+    assert (found["wait_ms"], found["slowest_rank"]) == (None, 1)
+
+
+def test_on_a_cpu_computing_is_the_local_step_less_the_optimizer_and_the_data() -> None:
+    timed = make_samples([42 * MS] * 6, data=[3 * MS] * 6)
+    measured = replace(
+        rank(breakdown=breakdown(device_ms=None)),
+        repetitions=(Repetition(warmup=make_samples([]), timed=timed),),
+    )
+    found = of(measured)
+    assert found["compute_ms"] == pytest.approx(40 - 4 - 3)
+    assert (found["host_gap_ms"], found["host_bound"]) == (None, None)
+
+
+@pytest.mark.parametrize(("device_ms", "bound"), [(39.9, False), (30.0, True), (41.0, False)])
+def test_a_point_is_host_bound_when_the_device_idles_for_more_than_a_twentieth(
+    device_ms: float, bound: bool
+) -> None:
+    found = of(rank(breakdown=breakdown(device_ms=device_ms)))
+    assert found["host_bound"] is bound
+    assert found["host_gap_ms"] == pytest.approx(max(0.0, 40 - device_ms))
+
+
+def test_one_host_bound_rank_is_enough() -> None:
+    late = breakdown(device_ms=30.0)
+    ranks = (rank(0, breakdown=breakdown()), rank(1, breakdown=late))
+    assert of(*ranks)["host_bound"] is True
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    settings = {"items_per_step": None, "message_bytes": 2**30, "busbw_factor": 1.5}
+    found = of(*(rank(n, 4.5, **settings) for n in range(4)))
+    assert found["algbw_gb_s"] == pytest.approx(2**30 / 4.5e-3 / 1e9)
+    assert found["busbw_gb_s"] == pytest.approx(1.5 * 2**30 / 4.5e-3 / 1e9)
+    assert (found["throughput"], found["memory_gb_s"]) == (None, None)
+
+
+def test_memory_bandwidth_is_counted_bytes_over_the_step() -> None:
+    found = of(rank(0, 2.0, items_per_step=None, memory_bytes=8 * 10**9))
+    assert found["memory_gb_s"] == pytest.approx(4000.0)
+    assert (found["algbw_gb_s"], found["busbw_gb_s"]) == (None, None)
+
+
+def test_mfu_is_against_the_datasheet_and_the_share_against_the_measured_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "dense_peak_tflops", lambda name, precision: 1000.0)
+    ranks = (
+        rank(0, 10.0, flops_per_step=4e12, gemm_tflops=800.0),
+        rank(1, 10.0, flops_per_step=4e12, gemm_tflops=750.0),
+    )
+    found = of(*ranks)
+    assert found["flops_per_step"] == 4e12
+    assert found["achieved_tflops_per_device"] == pytest.approx(400.0)
+    assert found["gemm_tflops_per_device"] == 750.0
+    assert found["mfu_pct"] == pytest.approx(40.0)
+    assert found["gemm_share_pct"] == pytest.approx(400 / 7.5)
+
+
+def test_an_unknown_device_or_a_cpu_has_no_mfu(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = {"Known": 1000.0, "Slower": 500.0}
+    monkeypatch.setattr(module, "dense_peak_tflops", lambda name, precision: peaks.get(name))
+    ranks = [rank(n, 10.0, flops_per_step=4e12) for n in (0, 1)]
+
+    def mfu(*names: str, kind: str = "cuda") -> Any:
+        devices = tuple(make_device(n, name=name, kind=kind) for n, name in enumerate(names))
+        return of(*ranks, devices=devices)["mfu_pct"]
+
+    assert mfu("Known", "Known") == pytest.approx(40.0)
+    assert mfu("Known", "Slower") == pytest.approx(80.0)
+    assert mfu("Known", "Another") is None
+    assert mfu("Known", "Known", kind="cpu") is None
+
+
+def test_unknown_operations_make_no_rate() -> None:
+    found = of(rank(gemm_tflops=800.0))
+    names = ("flops_per_step", "achieved_tflops_per_device", "mfu_pct", "gemm_share_pct")
+    assert [found[name] for name in names] == [None] * 4
+
+
+def test_energy_is_that_of_all_devices_or_unknown() -> None:
+    assert of(rank(0, energy_j=100.0), rank(1, energy_j=150.0))["energy_j"] == 250.0
+    assert of(rank(0, energy_j=100.0), rank(1))["energy_j"] is None
+
+
+def marked(marks: tuple[bool, ...], reasons: tuple[str, ...] = ()) -> Measurement:
+    measured = rank(throttle_reasons=reasons)
+    [repetition] = measured.repetitions
+    timed = replace(repetition.timed, throttled=marks)
+    return replace(measured, repetitions=(replace(repetition, timed=timed),))
+
+
+def test_one_throttled_sample_marks_the_point_and_names_the_reasons_once() -> None:
+    slow = marked((False,) * 5 + (True,), ("sw_power_cap", "sw_thermal"))
+    found = of(marked((False,) * 6), replace(slow, rank=1))
+    assert (found["throttled"], found["throttle_reasons"]) == (True, ["sw_power_cap", "sw_thermal"])
+    found = of(marked((False,) * 6))
+    assert (found["throttled"], found["throttle_reasons"]) == (False, [])
+
+
+def test_without_counters_throttling_is_unknown() -> None:
+    found = of(rank())
+    assert (found["throttled"], found["throttle_reasons"]) == (None, None)
+
+
+def test_a_point_is_stable_when_it_settled_and_stays_where_it_is() -> None:
+    def settled(*answers: bool | None, step_ns: list[int] | None = None) -> dict[str, Any]:
+        measured = make_measurement(0, [step_ns or [MS] * 60] * len(answers))
+        parts = zip(measured.repetitions, answers, strict=True)
+        repetitions = tuple(replace(part, settled=answer) for part, answer in parts)
+        return of(replace(measured, repetitions=repetitions))
+
+    assert settled(True, True)["stable"] is True
+    assert settled(None)["stable"] is True
+    assert settled(True, False)["stable"] is False
+    climbing = settled(True, step_ns=[MS + 10_000 * n for n in range(60)])
+    assert (climbing["trend"], climbing["stable"]) == ("drifting", False)
+
+
+def test_repeats_are_counted_and_their_medians_compared() -> None:
+    measured = make_measurement(0, [[MS] * 10, [3 * MS] * 10])
+    found = of(measured)
+    assert (found["repeats"], found["iterations"]) == (2, 20)
+    assert found["step_ms_repeat_std"] == pytest.approx(2**0.5)
+    # Two flat repeats are no step: a trend is one within a repeat.
+    assert found["trend"] == "flat"
+    assert of(rank())["step_ms_repeat_std"] is None
+
+
+def test_the_steps_in_a_sample_are_told() -> None:
+    measured = rank()
+    [repetition] = measured.repetitions
+    loops = replace(measured, repetitions=(replace(repetition, inner_iterations=20),))
+    assert of(loops)["inner_iterations"] == 20
+
+
+def test_items_that_some_ranks_do_not_finish_count_for_those_that_do() -> None:
+    assert of(rank(0, 10.0), rank(1, 10.0, items_per_step=None))["throughput"] == 6400
+    assert of(rank(0, 10.0, items_per_step=None))["throughput"] is None
+
+
+def test_rates_need_no_more_than_the_step_time() -> None:
+    record: Record = make_record(measurements=(rank(0, 10.0, memory_bytes=10**9),))
+    assert module.rates(record, 10.0)["memory_gb_s"] == pytest.approx(100.0)
+    assert module.rates(record, 0.0)["memory_gb_s"] is None

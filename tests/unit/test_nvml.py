@@ -1,0 +1,88 @@
+"""Questions to NVML: answers, refusals, and no NVML at all."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+
+from raybench.measure import nvml
+from tests.unit.fake_nvml import NO_PERMISSION, UUID, FakeNvml, fields, refusal
+
+
+@pytest.fixture(autouse=True)
+def _forgotten():
+    yield
+    nvml._is_open.cache_clear()
+
+
+def test_without_the_library_there_is_no_device_and_nothing_is_raised(monkeypatch):
+    missing = refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    fake = FakeNvml(nvmlInit=lambda: missing).install(monkeypatch)
+    assert nvml.device(UUID) is None
+    assert nvml.device(UUID) is None
+    assert fake.asked == ["nvmlInit"]
+
+
+def test_nvml_is_opened_once_per_process(monkeypatch):
+    fake = FakeNvml().install(monkeypatch)
+    assert nvml.device(UUID) == nvml.device(UUID) == "handle"
+    assert fake.asked.count("nvmlInit") == 1
+
+
+def test_an_unknown_uuid_has_no_handle(monkeypatch):
+    FakeNvml().install(monkeypatch)
+    assert nvml.device("GPU-0") is None
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, NO_PERMISSION])
+def test_a_refused_question_has_no_answer(monkeypatch, code):
+    FakeNvml(nvmlDeviceGetPowerUsage=lambda _: refusal(code)).install(monkeypatch)
+    assert nvml.ask(pynvml.nvmlDeviceGetPowerUsage, "handle") is None
+    assert nvml.watts(pynvml.nvmlDeviceGetPowerUsage, "handle") is None
+
+
+def test_a_mistake_of_ours_is_not_taken_for_a_refusal():
+    with pytest.raises(ZeroDivisionError):
+        nvml.ask(lambda: 1 / 0)
+
+
+def test_fields_that_the_driver_does_not_know_are_left_out(monkeypatch):
+    known = fields(POWER_INSTANT=700, NVLINK_THROUGHPUT_DATA_TX=12.5)
+    FakeNvml(nvmlDeviceGetFieldValues=known).install(monkeypatch)
+    power = pynvml.NVML_FI_DEV_POWER_INSTANT
+    sent = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, 3)
+    unknown = pynvml.NVML_FI_DEV_C2C_LINK_COUNT
+    assert nvml.field_values("handle", (unknown, power, sent)) == {power: 700, sent: 12.5}
+
+
+def test_a_driver_that_refuses_all_fields_gives_none_of_them(monkeypatch):
+    FakeNvml().install(monkeypatch)
+    assert nvml.field_values("handle", (pynvml.NVML_FI_DEV_POWER_INSTANT,)) == {}
+
+
+@pytest.mark.parametrize(
+    ("bits", "reasons"),
+    [
+        (0, ()),
+        (0x1, ("idle",)),
+        (0x4 | 0x40, ("power_cap", "thermal_hw")),
+        (0x2 | 0x8 | 0x20 | 0x80, ("app_clocks", "hw_slowdown", "thermal_sw", "power_brake")),
+        (0x4 | 0x4000, ("power_cap", "0x4000")),
+    ],
+)
+def test_throttle_reasons_have_names_and_a_new_one_its_bit(monkeypatch, bits, reasons):
+    FakeNvml(nvmlDeviceGetCurrentClocksEventReasons=bits).install(monkeypatch)
+    assert nvml.throttle_reasons("handle") == reasons
+
+
+def test_an_old_driver_tells_reasons_and_temperature_under_their_old_names(monkeypatch):
+    FakeNvml(nvmlDeviceGetCurrentClocksThrottleReasons=0x4, nvmlDeviceGetTemperature=41).install(
+        monkeypatch
+    )
+    assert nvml.throttle_reasons("handle") == ("power_cap",)
+    assert nvml.temperature_c("handle") == 41.0
+
+
+def test_every_counted_reason_has_the_name_that_it_has_at_a_moment():
+    counted = {*nvml.LIMITED_NS_FIELDS.values(), *nvml.LIMITED_NS_POLICIES.values()}
+    assert counted <= set(nvml._REASON_OF_BIT.values())

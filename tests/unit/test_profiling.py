@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from builders import make_device, make_measure, make_measurement, make_point, make_record, make_run
+from click.testing import CliRunner
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from raybench import cli
+from raybench.cli.sweep import _profiled
+from raybench.cluster.local import LocalCluster
+from raybench.errors import UsageError
+from raybench.measure import module_times as module_times_module
+from raybench.measure.module_times import module_times
+from raybench.measure.profiling import profile
+from raybench.plan import Plan, Precision
+from raybench.records import Answer, Group, ModuleTime, Place, Profile, Record, Task
+from raybench.store import RunStore
+from raybench.sweep import SweepSettings, sweep
+from raybench.tables import find_run, load
+from raybench.workloads.base import Context
+from raybench.workloads.mlp import Mlp
+from raybench.workloads.transformer import Transformer
+
+CPU = torch.device("cpu")
+
+
+def make_context() -> Context:
+    return Context(
+        device=CPU, rank=0, world_size=1, local_rank=0, batch_size=4, precision=Precision.FP32
+    )
+
+
+class Clock:
+    """Stands still but where a module is said to take time."""
+
+    now_ns = 0
+
+
+@pytest.fixture(autouse=True)
+def _still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A busy machine would make any sleep longer.
+    monkeypatch.setattr(module_times_module, "marker", lambda _: lambda: Clock.now_ns)
+
+
+class _Sleep(torch.autograd.Function):
+    """Takes 4 ms forward and 8 ms backward."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        Clock.now_ns += 4_000_000
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        Clock.now_ns += 8_000_000
+        return grad
+
+
+class Sleepy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        slept: Tensor = _Sleep.apply(x)
+        return slept
+
+
+def times_of(model: nn.Module, inputs: Tensor, steps: int = 3) -> dict[str, ModuleTime]:
+    def step() -> None:
+        model.zero_grad()
+        model(inputs).sum().backward()
+
+    return {found.name: found for found in module_times(model, step, CPU, steps)}
+
+
+def test_each_module_has_its_own_time_forward_and_backward() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Sleepy(), nn.Linear(4, 1), Sleepy(), Sleepy())
+    found = times_of(model, torch.ones(2, 4))
+    assert [(one.kind, one.calls) for one in found.values()] == [
+        ("Sequential", 1),
+        ("Linear", 1),
+        ("Sleepy", 1),
+        ("Linear", 1),
+        ("Sleepy", 1),
+        ("Sleepy", 1),
+    ]
+    assert (found[""].forward_ms, found[""].backward_ms) == (12, 24)
+    assert (found["0"].forward_ms, found["0"].backward_ms) == (0, 0)
+    assert (found["1"].forward_ms, found["1"].backward_ms) == (4, 8)
+    assert (found["2"].forward_ms, found["2"].backward_ms) == (0, 0)
+
+
+def test_the_whole_model_has_a_backward_although_its_input_needs_no_gradient() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Sleepy())
+    assert times_of(model, torch.ones(2, 4))[""].backward_ms == 8
+
+
+def test_a_module_that_runs_twice_is_added_up() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), *[Sleepy()] * 2)
+    found = times_of(model, torch.ones(2, 4))
+    assert found["1"].calls == 2
+    assert (found["1"].forward_ms, found["1"].backward_ms) == (8, 16)
+
+
+def test_modules_may_change_their_input_in_place() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
+    inputs = torch.randn(8, 4)
+    model(inputs).sum().backward()
+    usual = [parameter.grad for parameter in model.parameters()]
+    assert len(times_of(model, inputs)) == 4
+    for parameter, gradient in zip(model.parameters(), usual, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_a_module_without_gradients_has_no_backward() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Linear(4, 1))
+    found = times_of(model, torch.ones(2, 4))
+    assert found["0"].backward_ms is None
+    assert found["1"].backward_ms is not None
+
+
+def test_no_hook_is_left_behind() -> None:
+    model = nn.Sequential(nn.Linear(4, 1))
+    times_of(model, torch.ones(2, 4))
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+    for parameter in model.parameters():
+        assert not parameter._post_accumulate_grad_hooks
+
+
+def test_recomputed_activations_count_as_forward() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = checkpoint(self.second, self.first(x), use_reentrant=False)
+            return out
+
+    found = times_of(Checkpointed(), torch.ones(2, 4))
+    assert found["first"].calls == 1
+    assert found["second.0"].calls == 2
+    assert found["second.0"].backward_ms is not None
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_built_in_transformer_can_be_profiled(checkpointing: bool) -> None:
+    workload = Transformer(
+        make_context(), preset="tiny", seq_len=16, activation_checkpointing=checkpointing
+    )
+    found = profile(workload, make_context(), 1)
+    kinds = {module.name: module.kind for module in found.modules}
+    assert kinds[""] == "Decoder"
+    assert kinds["blocks.1.mlp_in"] == "Linear"
+
+
+def test_the_trace_holds_the_steps_asked_for() -> None:
+    workload = Mlp(make_context(), hidden=16, layers=2)
+    trace = json.loads(gzip.decompress(profile(workload, make_context(), 3).trace))
+    names = [event.get("name", "") for event in trace["traceEvents"]]
+    # Each as a range of the profiler's own.
+    assert len({name for name in names if name.startswith("ProfilerStep#")}) == 3
+    assert "aten::addmm" in names
+    assert any(name.startswith("Optimizer.step") for name in names)
+
+
+def test_a_workload_without_a_model_has_a_trace_and_no_modules() -> None:
+    class Bare:
+        def step(self) -> None:
+            torch.ones(4).sum()
+
+    found = profile(Bare(), make_context(), 1)
+    assert found.modules == ()
+    assert b"aten::sum" in gzip.decompress(found.trace)
+
+
+TIMES = (
+    ModuleTime(name="", kind="Sequential", calls=1, forward_ms=2.0, backward_ms=4.0),
+    ModuleTime(name="0", kind="Embedding", calls=2, forward_ms=1.0, backward_ms=None),
+)
+
+
+def profiled_record(trace: bytes = b"gzip") -> Record:
+    record = make_record()
+    (measurement,) = record.measurements
+    found = Profile(trace=trace, modules=TIMES)
+    return replace(record, measurements=(replace(measurement, profile=found),))
+
+
+def make_store(root: Path) -> RunStore:
+    return RunStore.create(root, make_run("run-a"), make_measure())
+
+
+def test_traces_and_module_times_are_kept_beside_the_tables(tmp_path: Path) -> None:
+    store, record = make_store(tmp_path), profiled_record(b"a trace")
+    store.write_record(3, record)
+    (path,) = (tmp_path / "traces" / "run-a").iterdir()
+    assert path.name == f"00003-{record.point.point_id}-1-rank0.json.gz"
+    assert path.read_bytes() == b"a trace"
+    assert store.traces == path.parent
+    modules = load(tmp_path, "modules")
+    assert list(modules["module"]) == ["", "0"]
+    assert list(modules["kind"]) == ["Sequential", "Embedding"]
+    assert list(modules["calls"]) == [1, 2]
+    assert list(modules["forward_ms"]) == [2.0, 1.0]
+    assert modules["backward_ms"].isna().tolist() == [False, True]
+
+
+def test_the_reader_does_not_mind_the_traces(tmp_path: Path) -> None:
+    make_store(tmp_path).write_record(0, profiled_record())
+    assert find_run(tmp_path, "latest") == (tmp_path, "run-a")
+    assert find_run(tmp_path, "run") == (tmp_path, "run-a")
+    assert len(load(tmp_path, "points", "latest")) == 1
+    answer = CliRunner().invoke(cli.raybench, ["report", "run-a", "--results", str(tmp_path)])
+    assert answer.exit_code == 0, answer.output
+
+
+def test_without_profiles_there_is_no_folder_for_them(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    store.write_record(0, make_record())
+    assert not store.traces.exists()
+    assert load(tmp_path, "modules").empty
+
+
+def test_only_the_chosen_points_are_profiled() -> None:
+    asked: list[Task] = []
+
+    class Noting:
+        def run(self, task: Task, place: Place, group: Group | None) -> Answer:
+            asked.append(task)
+            return make_measurement(place.rank, [[1_000_000] * 6])
+
+    cluster = LocalCluster([make_device()], lambda _: Noting())
+    cluster.start(1, "pack")
+    plan = Plan(points=tuple(make_point(batch_size=size) for size in (8, 16, 32)))
+    profiled = _profiled(plan, "batch_size > 8")
+    settings = SweepSettings(
+        measure=make_measure(), strategy="pack", stop_on_error=False, profiled=profiled
+    )
+    list(sweep(plan, settings, cluster, lambda *_: None))
+    assert [task.profile for task in asked] == [False, True, True]
+    assert _profiled(plan, None) == frozenset()
+
+
+def test_a_mistake_in_the_expression_names_the_option() -> None:
+    plan = Plan(points=(make_point(),))
+    with pytest.raises(UsageError, match=r"^--profile nonsense > 1: "):
+        _profiled(plan, "nonsense > 1")

@@ -1,0 +1,99 @@
+"""When warm-up is over, and whether a series of step times stays where it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from series import autocorrelated, with_outliers
+
+from raybench.measure.steady import (
+    DRIFTING,
+    FLAT,
+    STEPPED,
+    is_steady,
+    mser_cut,
+    trend,
+    worst_trend,
+)
+
+
+def test_the_cut_is_where_a_transient_ends():
+    assert mser_cut([9.0, 8.0, 5.0, 1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0, 1.1, 0.9]) == 3
+
+
+def test_equal_values_are_not_cut():
+    assert mser_cut([2.0] * 10) == 0
+
+
+def test_a_long_transient_is_not_steady_until_its_end_has_been_seen():
+    step_ns = [int(1e7 * (1 + 0.6 * np.exp(-i / 8))) for i in range(200)]
+    assert not any(is_steady(step_ns[:count]) for count in range(60))
+    assert is_steady(step_ns)
+
+
+def test_a_constant_series_is_steady_as_soon_as_there_are_five_batches():
+    assert not is_steady([10] * 24)
+    assert is_steady([10] * 25)
+
+
+def test_a_climb_that_goes_on_is_never_steady():
+    step_ns = [10_000_000 + 20_000 * i for i in range(200)]
+    assert not any(is_steady(step_ns[:count]) for count in range(25, 201, 5))
+
+
+def test_a_change_of_less_than_a_thousandth_in_the_second_half_is_steady():
+    assert is_steady([10_000_000 + 50 * i for i in range(200)])
+
+
+def test_one_slow_step_at_the_end_does_not_prolong_warm_up():
+    rng = np.random.default_rng(4)
+    step_ns = [int(1e7 * (1 + 0.01 * noise)) for noise in rng.standard_normal(60)]
+    assert is_steady(step_ns)
+    step_ns[-3] *= 5
+    assert is_steady(step_ns)
+
+
+SHAPES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    FLAT: lambda share: np.ones_like(share),
+    DRIFTING: lambda share: 1 + 0.1 * share,
+    STEPPED: lambda share: np.where(share < 0.6, 1.0, 1.1),
+}
+
+
+@pytest.mark.parametrize("count", [40, 200])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_flat_drifting_and_throttling_series_are_told_apart(kind: str, count: int):
+    rng = np.random.default_rng(8)
+    shape = SHAPES[kind](np.arange(count) / count)
+    noise = autocorrelated(rng, runs=50, count=count, phi=0.5)
+    found = Counter(trend(with_outliers(rng, shape * (1 + 0.01 * row))) for row in noise)
+    assert found[kind] >= 48, found
+
+
+@pytest.mark.parametrize(("count", "scale"), [(30, 0.01), (30, 0.03), (60, 0.01), (300, 0.03)])
+def test_autocorrelated_noise_alone_is_rarely_called_anything_but_flat(count: int, scale: float):
+    rng = np.random.default_rng(9)
+    noise = autocorrelated(rng, runs=300, count=count, phi=0.5)
+    found = Counter(trend(with_outliers(rng, 1 + scale * row)) for row in noise)
+    assert found[FLAT] >= 0.98 * 300, found
+
+
+def test_a_change_below_one_per_cent_does_not_count():
+    assert trend([1.0] * 50 + [1.008] * 50) == FLAT
+    assert trend([1.0] * 50 + [1.02] * 50) == STEPPED
+    assert trend([1 + 0.0002 * i for i in range(100)]) == DRIFTING
+
+
+@pytest.mark.parametrize("samples", [[], [1.0], [1.0] * 20 + [2.0] * 9, [0.0] * 100])
+def test_where_nothing_can_be_shown_a_series_is_flat(samples: list[float]):
+    assert trend(samples) == FLAT
+
+
+def test_of_several_repeats_the_most_doubtful_counts():
+    flat, drift, step = [1.0] * 50, [1 + 0.01 * i for i in range(50)], [1.0] * 25 + [2.0] * 25
+    assert worst_trend([flat, flat]) == FLAT
+    assert worst_trend([flat, drift]) == DRIFTING
+    assert worst_trend([step, drift, flat]) == STEPPED

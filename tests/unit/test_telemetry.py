@@ -1,0 +1,152 @@
+"""The sampler of a node's devices."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from raybench.measure import nvml
+from raybench.measure.telemetry import Sampler
+from raybench.records import DeviceSample
+from raybench.store import RunStore
+from raybench.tables import load
+from tests.unit.builders import make_measure, make_record, make_run
+from tests.unit.fake_nvml import UUID, FakeNvml, fields, refusal
+from tests.unit.fakes import make_device
+
+ALL = {
+    "nvmlDeviceGetClockInfo": lambda _, kind: {1: 1980, 2: 3201}[kind],
+    "nvmlDeviceGetPowerUsage": 698_500,
+    "nvmlDeviceGetTemperatureV": 61,
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=99, memory=40),
+    "nvmlDeviceGetMemoryInfo": lambda _, version: SimpleNamespace(used=7 * 2**30),
+    "nvmlDeviceGetTotalEccErrors": lambda _, kind, since: 3 if (kind, since) == (1, 0) else 0,
+    "nvmlDeviceGetFieldValues": fields(
+        NVLINK_THROUGHPUT_DATA_TX=2000, NVLINK_THROUGHPUT_DATA_RX=1000
+    ),
+    "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
+}
+
+
+@pytest.fixture(autouse=True)
+def _forgotten():
+    yield
+    nvml._is_open.cache_clear()
+
+
+def sampled(devices, count: int = 1):
+    """The first `count` samples or more, from a sampler that is then stopped."""
+    sampler = Sampler(devices, period_s=0.01)
+    sampler.start()
+    samples = []
+    deadline_s = time.monotonic() + 10
+    while len(samples) < count and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+        samples.extend(sampler.drain())
+    sampler.stop()
+    return samples
+
+
+def test_a_sample_holds_what_nvml_said_of_the_device_at_that_time(monkeypatch):
+    FakeNvml(**ALL).install(monkeypatch)
+    (sample, *_) = sampled([make_device(index=3, uuid=UUID)])
+    assert (sample.node_id, sample.index, sample.uuid) == ("a", 3, UUID)
+    assert datetime.now(UTC) - sample.time < timedelta(seconds=10)
+    assert (sample.sm_clock_mhz, sample.memory_clock_mhz) == (1980, 3201)
+    assert (sample.power_w, sample.temperature_c) == (698.5, 61.0)
+    assert (sample.gpu_utilization_pct, sample.memory_utilization_pct) == (99.0, 40.0)
+    assert (sample.memory_used_bytes, sample.ecc_errors) == (7 * 2**30, 3)
+    assert (sample.nvlink_tx_bytes, sample.nvlink_rx_bytes) == (2_048_000, 1_024_000)
+    assert sample.throttle_reasons == ("power_cap",)
+
+
+def test_each_unsupported_question_costs_only_its_own_answer(monkeypatch):
+    for name in ALL:
+        answers = {key: value for key, value in ALL.items() if key != name}
+        with monkeypatch.context() as patched:
+            FakeNvml(**answers).install(patched)
+            (sample, *_) = sampled([make_device(uuid=UUID)])
+        known = sum(getattr(sample, field) not in (None, ()) for field in sample.__slots__)
+        assert 0 < known < len(sample.__slots__), name
+
+
+def test_samples_come_in_order_and_once(monkeypatch):
+    FakeNvml(**ALL).install(monkeypatch)
+    samples = sampled([make_device(uuid=UUID)], count=5)
+    times = [sample.time for sample in samples]
+    assert len(times) >= 5
+    assert times == sorted(set(times))
+
+
+def test_all_devices_of_the_node_are_sampled(monkeypatch):
+    other = UUID.replace("1", "9")
+    fake = FakeNvml(**ALL, nvmlDeviceGetHandleByUUID=lambda uuid: uuid)
+    fake.install(monkeypatch)
+    samples = sampled([make_device(index=0, uuid=UUID), make_device(index=1, uuid=other)])
+    assert {(sample.index, sample.uuid) for sample in samples} == {(0, UUID), (1, other)}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"nvmlInit": lambda: refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)},
+        {"nvmlDeviceGetHandleByUUID": lambda _: refusal(pynvml.NVML_ERROR_NOT_FOUND)},
+    ],
+)
+def test_without_nvml_or_the_device_no_thread_runs_and_nothing_is_sampled(monkeypatch, answers):
+    FakeNvml(**answers).install(monkeypatch)
+    before = threading.active_count()
+    sampler = Sampler([make_device(uuid=UUID)], period_s=0.001)
+    sampler.start()
+    time.sleep(0.02)
+    assert threading.active_count() == before
+    assert sampler.drain() == ()
+    sampler.stop()
+
+
+def test_a_stopped_sampler_has_no_thread_left(monkeypatch):
+    FakeNvml(**ALL).install(monkeypatch)
+    sampled([make_device(uuid=UUID)])
+    assert "telemetry" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_sampler_asks_nothing_that_blocks_other_processes(monkeypatch):
+    fake = FakeNvml(**ALL).install(monkeypatch)
+    sampled([make_device(uuid=UUID)])
+    slow = ("PcieThroughput", "RunningProcesses", "FanSpeed")
+    assert not [name for name in fake.asked if any(word in name for word in slow)]
+
+
+def make_sample(second: int, **facts) -> DeviceSample:
+    at = datetime(2026, 8, 21, 10, 0, second, tzinfo=UTC)
+    return DeviceSample(node_id="a", index=0, uuid=UUID, time=at, **facts)
+
+
+def test_the_samples_of_a_point_are_a_part_of_its_own_with_nulls_for_the_unknown(tmp_path):
+    run = make_run()
+    store = RunStore.create(tmp_path, run, make_measure())
+    record = make_record()
+    samples = (make_sample(1, power_w=700.0, throttle_reasons=("power_cap",)), make_sample(2))
+    store.write_telemetry(7, record, samples)
+    parts = [path.name for path in (tmp_path / "telemetry" / run.run_id).iterdir()]
+    assert parts == [f"00007-{record.point.point_id}-1.parquet"]
+    table = load(tmp_path, "telemetry", run.run_id)
+    assert list(table.run_id) == [run.run_id] * 2
+    assert list(table.uuid) == [UUID] * 2
+    assert [list(reasons) for reasons in table.throttle_reasons] == [["power_cap"], []]
+    assert table.power_w[0] == 700.0
+    assert table.power_w.isna()[1]
+    assert table.time[1] - table.time[0] == timedelta(seconds=1)
+
+
+def test_without_samples_there_is_no_part_and_the_table_reads_as_empty(tmp_path):
+    run = make_run()
+    store = RunStore.create(tmp_path, run, make_measure())
+    store.write_telemetry(0, make_record(), ())
+    assert not (tmp_path / "telemetry").exists()
+    assert len(load(tmp_path, "telemetry")) == 0
