@@ -79,18 +79,20 @@ class _Communication:
 def _communication(
     workload: Workload, set_hook: SetHook, context: Context, steps: int
 ) -> _Communication:
-    """Steps whose buckets are timed. The ranks start each together, so that one which comes to a
-    collective later than its peers is slower by so much.
+    """Steps whose buckets are timed, one after the other as the timed ones are: ranks that are
+    brought together before each step would differ by the jitter of their hosts.
     """
     marks = BucketMarks(context.device)
     set_hook(marks.hook)
-    taken = []
-    for _ in range(_WARMUP_STEPS + steps):
-        align_ranks(context.device)
+    for _ in range(_WARMUP_STEPS):
         workload.step()
-        _synchronize(context.device)
-        taken.append(marks.take())
-    timed = taken[_WARMUP_STEPS:]
+    marks.end_step()
+    align_ranks(context.device)
+    for _ in range(steps):
+        workload.step()
+        marks.end_step()
+    _synchronize(context.device)
+    timed = marks.take()[1:]
     if not all(timed):
         return _Communication(methods=dict.fromkeys(_REDUCED, _NO_BUCKETS))
     return _Communication(

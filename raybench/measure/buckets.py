@@ -21,6 +21,7 @@ class _Bucket:
     """ready: the gradients of the bucket are there. reduced: its collective is complete."""
 
     ready: Mark
+    work: dist.Work
     reduced: Mark | None = None
 
 
@@ -29,17 +30,18 @@ class BucketMarks:
 
     def __init__(self, device: torch.device) -> None:
         self._mark = marker(device)
-        self._buckets: list[_Bucket] = []
+        self._steps: list[list[_Bucket]] = [[]]
 
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """To be registered with DDP; one call per bucket."""
         gradients = bucket.buffer()
         # Before the sum, which could overflow.
         gradients.div_(dist.get_world_size())
-        timed = _Bucket(ready=self._mark())
-        self._buckets.append(timed)
+        ready = self._mark()
         work = dist.all_reduce(gradients, async_op=True)
         assert work is not None
+        timed = _Bucket(ready=ready, work=work)
+        self._steps[-1].append(timed)
 
         def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             # On a GPU this runs on a stream that waits for the collective, before it is done.
@@ -49,20 +51,28 @@ class BucketMarks:
         future: torch.futures.Future[torch.Tensor] = work.get_future().then(reduced)
         return future
 
-    def take(self) -> tuple[Interval, ...]:
-        """The buckets since the last call, in the order of their collectives, in ms since the
-        first was ready. The steps must be complete.
+    def end_step(self) -> None:
+        """What follows belongs to the next step."""
+        self._steps.append([])
+
+    def take(self) -> tuple[tuple[Interval, ...], ...]:
+        """The buckets of each ended step since the last call, in the order of their collectives,
+        in ms since the first of the step was ready. The steps must be complete.
         """
-        buckets, self._buckets = self._buckets, []
-        origin = buckets[0].ready if buckets else None
-        intervals = []
-        for bucket in buckets:
-            # DDP itself waits for what follows the mark.
-            assert origin is not None
-            assert bucket.reduced is not None, "a step returned before its gradients were reduced"
-            ready_ms = milliseconds(origin, bucket.ready)
-            intervals.append((ready_ms, milliseconds(origin, bucket.reduced)))
-        return tuple(intervals)
+        steps, self._steps = self._steps[:-1], self._steps[-1:]
+        return tuple(_intervals(buckets) for buckets in steps)
+
+
+def _intervals(buckets: Sequence[_Bucket]) -> tuple[Interval, ...]:
+    intervals = []
+    for bucket in buckets:
+        # NCCL's process group keeps the gradients of a collective that nobody has waited for.
+        bucket.work.wait()
+        # DDP itself waits for what follows the mark.
+        assert bucket.reduced is not None, "a step returned before its gradients were reduced"
+        ready_ms = milliseconds(buckets[0].ready, bucket.ready)
+        intervals.append((ready_ms, milliseconds(buckets[0].ready, bucket.reduced)))
+    return tuple(intervals)
 
 
 def comm_ms(buckets: Sequence[Interval]) -> float:

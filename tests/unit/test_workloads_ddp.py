@@ -159,7 +159,9 @@ def rehook(case: str, rank: int) -> Rehooked:
         # Three, the last of which is as good as any: a static graph differs in the first.
         for _ in range(3):
             workload.step()
-            buckets.append(len(marks.take()))
+            marks.end_step()
+            [taken] = marks.take()
+            buckets.append(len(taken))
     gc.collect()
     return Rehooked(
         by_itself=seen[0],
