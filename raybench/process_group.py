@@ -29,7 +29,7 @@ class ProcessGroup:
 
     def join(self, task: Task, place: Place, group: Group | None) -> None:
         """Form `group` if it is another than the last; tell the place as torchrun does."""
-        _tell_place(place, group)
+        tell_place(place, group)
         if group == self._group:
             return
         if group is None:
@@ -76,7 +76,7 @@ class ProcessGroup:
                 dist.destroy_process_group(group)
 
 
-def _tell_place(place: Place, group: Group | None) -> None:
+def tell_place(place: Place, group: Group | None) -> None:
     """The variables of torchrun, which libraries read."""
     os.environ.update(
         RANK=str(place.rank),

@@ -21,7 +21,7 @@ from raybench.measure.flops import Counted, step_flops
 from raybench.measure.gemm import gemm_tflops
 from raybench.measure.identity import describe_device
 from raybench.plan import Point, Precision
-from raybench.process_group import ProcessGroup
+from raybench.process_group import ProcessGroup, tell_place
 from raybench.process_state import ProcessState
 from raybench.records import Answer, Device, Failure, Group, Measurement, Place, Status, Task
 from raybench.workloads import precision
@@ -39,6 +39,7 @@ class Worker:
         self._group = ProcessGroup(self._device)
         self._flops: dict[object, Counted] = {}
         self._gemm_tflops: dict[Precision, float | None] = {}
+        self._imported: set[str] = set()
         self._prepare()
         self._state = ProcessState(self._device)
 
@@ -55,6 +56,7 @@ class Worker:
         answer: Answer
         try:
             self._enter_device()
+            self._import(task.point.workload, place)
             self._state.begin()
             answer = self._measurement(task, place, group)
         except Exception as error:
@@ -90,6 +92,19 @@ class Worker:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
+    def _import(self, workload: str, place: Place) -> None:
+        """Load the workload's module, and let what that sets in this process stay.
+
+        A module is executed once in a process: undone after its first point, its settings would
+        be missing in all later ones, where a fresh process would have them.
+        """
+        if workload in self._imported:
+            return
+        tell_place(place, None)
+        registry.load(workload)
+        self._state = ProcessState(self._device)
+        self._imported.add(workload)
+
     def _measurement(self, task: Task, place: Place, group: Group | None) -> Measurement:
         started_s = time.perf_counter()
         self._group.join(task, place, group)
@@ -108,7 +123,7 @@ class Worker:
             setup_s.append(time.perf_counter() - started_s)
 
         done = phases.measure(build, context, task.settings, built, profile=task.profile)
-        warnings = tuple(self._precision_warnings(point.precision))
+        warnings = (*done.warnings, *self._precision_warnings(point.precision))
         self._group.check(point.workload)
         # What follows is raybench's own work, and may not suffer from what the workload has set.
         self._clean_up()
@@ -116,11 +131,10 @@ class Worker:
         precision.apply(point.precision)
         found = {field.name: getattr(done, field.name) for field in fields(done)}
         return Measurement(
-            **(found | self._flops_fields(done, point, context, group)),
+            **(found | self._flops_fields(done, point, context, group) | {"warnings": warnings}),
             rank=place.rank,
             setup_s=setup_s[0],
             gemm_tflops=self._gemm(point.precision),
-            warnings=warnings,
             # Launches stay slower after a profiler was in use (pytorch#144455).
             keeps_worker=done.profile is None,
         )
@@ -143,6 +157,8 @@ class Worker:
         """The operations of a step and, where there is a breakdown, how they were got."""
         if done.flops_per_step is not None:
             counted = Counted(flops=done.flops_per_step, method=_DECLARED)
+        elif done.message_bytes is not None:
+            counted = Counted(flops=None, method="none: a collective is no arithmetic")
         else:
             counted = self._counted(point, context, group)
         breakdown = done.breakdown
@@ -197,6 +213,8 @@ def _failure(error: Exception, place: Place) -> Failure:
     """An exception as data: it may not survive pickling, and its frames hold device memory."""
     status = Status.OOM if _is_out_of_memory(error) else Status.ERROR
     text = str(error).strip() or type(error).__name__
+    if isinstance(error, KeyError):
+        text = f"no such key: {text}"  # its own text is the key alone
     notes = [note.splitlines()[0] for note in getattr(error, "__notes__", ()) if note]
     detail = "".join(traceback.format_exception(error))[-_DETAIL_CHARACTERS:]
     alone = place.world_size == 1

@@ -55,11 +55,13 @@ class YamlSource:
         for length in range(len(path), 0, -1):
             if path[:length] in self.overrides:
                 return self.overrides[path[:length]]
-        if path in self.tree.key_positions:
-            return None
         # A section that the file does not have: an override of a key in it made it up.
-        made_up = (text for known, text in self.overrides.items() if known[: len(path)] == path)
-        return next(made_up, None) if path else None
+        while path and path not in self.tree.key_positions:
+            for known, text in self.overrides.items():
+                if known[: len(path)] == path:
+                    return text
+            path = path[:-1]
+        return None
 
     def _position(self, problem: Problem) -> Position:
         if problem.position is not None:
@@ -122,8 +124,9 @@ def _override(source: YamlSource, text: str) -> str | None:
         return f"{_label(text)}: must be KEY=VALUE, as in matrix.world_size=1,2"
     tree = _parse_value(value)
     if tree.problems or tree.data is None:
-        message = tree.problems[0].message if tree.problems else "no value given"
-        return f"{_label(text)}: {dotted(path)}: {message}, given {shown(value)}"
+        problem = tree.problems[0] if tree.problems else Problem(message="no value given")
+        given = f", given {shown(value)}" if value.strip() else ""
+        return f"{_label(text)}: {dotted((*path, *problem.path))}: {problem.message}{given}"
     container = source.data
     for depth, name in enumerate(path[:-1], start=1):
         container = container.setdefault(str(name), {})

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import click
 import ray
 
 from raybench.cluster.ray_connection import first_line
@@ -61,8 +62,9 @@ def _answer(ref: Any, rank: int) -> Answer:
             rank=rank,
             status=Status.ERROR,
             error_type=type(error).__name__,
-            message=first_line(error),
-            detail=str(error),
+            # Ray colours what it says for a terminal.
+            message=click.unstyle(first_line(error)),
+            detail=click.unstyle(str(error)),
         )
     return answer
 

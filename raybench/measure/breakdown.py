@@ -34,6 +34,7 @@ _ALL = (
     "host_gap_ms",
 )
 _GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
+_IS_COMMUNICATION = "none: the step itself is communication"
 _NO_HOOK = "unknown: the workload has no set_comm_hook (a compiled model has none)"
 _NO_BUCKETS = "unknown: DistributedDataParallel reduced no gradients"
 _ON_CPU = "none: on a CPU the host computes"

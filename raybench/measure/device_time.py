@@ -13,6 +13,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from raybench.measure.agreement import slowest_rank_ns
 from raybench.measure.marks import Mark, marker, milliseconds
 
 Step = Callable[[], None]
@@ -25,6 +26,7 @@ _AHEAD_SHARE = 0.75
 _HOLD_MARGIN = 1.5
 _HOLD_AT_MOST_MS = 1000.0
 _CALIBRATION_CYCLES = 10_000_000
+_NS_PER_MS = 1e6
 
 
 class OptimizerMarks:
@@ -76,18 +78,21 @@ def queued_steps(
 
     A host that is much faster than the device, whose step takes local_ms, leaves none. Otherwise
     the device is held back before each step for longer than the host needs to issue it. None
-    where that is longer than a second.
+    on all ranks where that is longer than a second on one of them. All ranks must call it.
 
     A step that waits for the device keeps the gap behind its wait, and one with more launches
     than the driver queues (about 1000) some of its gaps.
     """
+    device = torch.device("cuda")
     issue_ms = _issue_ms(step)
     # Not always: an idling device cools, and would then compute faster than in the timed steps.
     hold_ms = 0.0 if issue_ms < _AHEAD_SHARE * local_ms else _HOLD_MARGIN * issue_ms
-    if hold_ms > _HOLD_AT_MOST_MS:
+    # Of all ranks: a step may communicate in its own way, so all run equally many.
+    (longest_ns,) = slowest_rank_ns([round(hold_ms * _NS_PER_MS)], device)
+    if longest_ns > _HOLD_AT_MOST_MS * _NS_PER_MS:
         return None
     hold_cycles = round(hold_ms * _cycles_per_ms()) if hold_ms else 0
-    mark, spans = marker(torch.device("cuda")), []
+    mark, spans = marker(device), []
     step_apart = optimizer.watched(step)
     with optimizer.watching():
         for _ in range(steps):
@@ -108,7 +113,7 @@ def _issue_ms(step: Step) -> float:
         start_ns = time.perf_counter_ns()
         step()
         spent_ns.append(time.perf_counter_ns() - start_ns)
-    return statistics.median(spent_ns) / 1e6
+    return statistics.median(spent_ns) / _NS_PER_MS
 
 
 def _cycles_per_ms() -> float:

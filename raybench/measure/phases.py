@@ -7,11 +7,13 @@ and tells the others, outside the timed region, so that all run the same number 
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from raybench.errors import UsageError
 from raybench.job import Measure
 from raybench.measure import graph, profiling
 from raybench.measure.agreement import as_rank_0_says, slowest_rank_ns
@@ -57,6 +59,7 @@ class Measured:
     throttle_reasons: tuple[str, ...] = ()
     breakdown: Breakdown | None = None
     profile: Profile | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,7 @@ def measure(
         gc.collect()
         with graph.own_stream(context), _closed_at_the_end(build()) as workload:
             built()
-            found = {name: getattr(workload, name, None) for name in _SIZES}
+            found = _sizes(workload)
             _repetition(workload, session)
             if repeat == settings.repeats - 1:
                 with no_garbage_collection():
@@ -244,13 +247,48 @@ def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[
     slowest_ns = slowest_rank_ns(timed_ns, context.device)
     steps = as_rank_0_says(lambda: breakdown_steps(slowest_ns, settings), context.device)
     found: dict[str, Any] = {}
+    if settings.breakdown:
+        found |= _explained(
+            "breakdown",
+            lambda: break_down(workload, session.timer, context, steps),
+            context,
+            without="measure.breakdown: false",
+        )
+    if profile:
+        again = _explained(
+            "profile",
+            lambda: profiling.profile(workload, context, steps),
+            context,
+            without="no --profile",
+        )
+        found |= again | {"warnings": (*found.get("warnings", ()), *again.get("warnings", ()))}
+    return found
+
+
+def _explained(
+    name: str, explain: Callable[[], Any], context: Context, *, without: str
+) -> dict[str, Any]:
+    """What `explain` finds, or a warning in its place: the samples are there already.
+
+    Not with peers, which may wait in a collective: then the point is lost.
+    """
     try:
-        if settings.breakdown:
-            found["breakdown"] = break_down(workload, session.timer, context, steps)
-        if profile:
-            found["profile"] = profiling.profile(workload, context, steps)
+        return {name: explain()}
     except Exception as error:
-        # The samples are there, but the peers may wait in a collective: the point is lost.
-        error.add_note("after the timed steps; measure.breakdown: false leaves this part out")
-        raise
+        if context.world_size > 1:
+            error.add_note(f"in the {name}, after the timed steps; {without} leaves it out")
+            raise
+        return {"warnings": (f"the {name} failed: {type(error).__name__}: {error}",)}
+
+
+def _sizes(workload: Workload) -> dict[str, Any]:
+    """What a step finishes, moves and computes, as the workload declares it."""
+    found = {name: getattr(workload, name, None) for name in _SIZES}
+    for name, value in found.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (is_number and 0 <= value < math.inf):
+            raise UsageError(
+                f"workload {type(workload).__name__}: {name} must be a number from 0 on, "
+                f"given {value!r}"
+            )
     return found

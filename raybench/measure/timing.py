@@ -96,13 +96,15 @@ def align_ranks(device: torch.device) -> None:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect now, then keep Python's collector out of the block."""
+    """Collect now, then keep Python's collector out of the block; afterwards it is as before."""
+    was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def looped(step: Step, inner: int) -> Step:

@@ -30,6 +30,11 @@ def line(text: str, style: str = "") -> Text:
     return Text(text, style=style)
 
 
+def whole(text: str) -> Text:
+    """A line that is never folded, so that a path can be copied."""
+    return Text(text, no_wrap=True)
+
+
 def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
     """A table whose figures are never cut: its `min_width` is what it must have."""
     longest = [max(map(len, cells)) for cells in zip([c.name for c in columns], *rows, strict=True)]
@@ -90,5 +95,6 @@ def rendered(parts: Iterable[RenderableType], width: int, color: bool) -> str:
         if isinstance(part, Table) and (part.min_width or 0) > width:
             # Lines that the terminal wraps are read more easily than figures that are cut.
             part.width = part.min_width
-        console.print(part, crop=False)
+        is_whole = isinstance(part, Text) and bool(part.no_wrap)
+        console.print(part, crop=False, soft_wrap=is_whole)
     return "\n".join(text.rstrip() for text in target.getvalue().splitlines()) + "\n"

@@ -23,7 +23,6 @@ _PARTS = {
     "gap": "Gap: the device is idle, waiting for the host.",
     "comm": "Comm: communication that computing does not hide.",
     "wait": "Wait: the longest that any rank waits for the slowest one.",
-    **_RATES,
 }
 _PARTS_FROM = (
     "The parts come from instrumented steps after the timed ones, each from the rank where it is "
@@ -37,10 +36,16 @@ def explain(tables: Sequence[Table], baseline: Mapping[str, Any], ranks: str) ->
     others = [table for table in tables if table.kind != WHERE_IT_GOES]
     paragraphs = (
         _meanings(_step_meanings(baseline, ranks), others),
-        _meanings(_PARTS, parts) + f" {_PARTS_FROM}" * bool(parts),
+        _told_of_parts(parts),
         _marks(tables),
     )
     return tuple(filter(None, paragraphs))
+
+
+def _told_of_parts(tables: Sequence[Table]) -> str:
+    told = _meanings(_PARTS, tables)
+    # Without a breakdown there are rates alone, which come from the timed steps.
+    return " ".join(filter(None, (told, _meanings(_RATES, tables), _PARTS_FROM if told else "")))
 
 
 def _step_meanings(baseline: Mapping[str, Any], ranks: str) -> dict[str, str]:

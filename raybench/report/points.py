@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from raybench.analysis.scaling import setting
 from raybench.report import wording
-from raybench.report.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, rendered
+from raybench.report.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, rendered, whole
 
 Row = Mapping[str, Any]
 
@@ -92,13 +92,20 @@ def format_point(
     parts: list[RenderableType] = [pairs(told)]
     methods = point.row["methods"]
     if isinstance(methods, Mapping) and methods:
-        found = [(wording.plain(name), wording.plain(text)) for name, text in methods.items()]
-        parts += [line(""), line("How it was got", "bold"), pairs(found)]
+        parts += [line(""), line("How it was got", "bold"), pairs(_methods(methods))]
     for table in (_ranks(point.ranks), _states(point.states), _modules(point.modules)):
         parts += [line(""), *table] if table else []
     if point.traces:
-        parts += [line(""), line("Traces, for ui.perfetto.dev", "bold"), *map(line, point.traces)]
+        parts += [line(""), line("Traces, for ui.perfetto.dev", "bold"), *map(whole, point.traces)]
     return rendered(parts, width, color)
+
+
+def _methods(methods: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Each column and how it was got; where columns in a row share that, it is said once."""
+    said = ""
+    for name, text in methods.items():
+        yield wording.plain(name), "the same" if text == said else wording.plain(text)
+        said = text
 
 
 def _value(value: Any, unit: str) -> str:

@@ -40,7 +40,7 @@ def _number(name: str) -> Callable[[Row], str]:
 
 
 def _part(name: str) -> Callable[[Row], str]:
-    return lambda row: wording.part_ms(row[name])
+    return lambda row: wording.part_ms(row[name], row["step_ms_p50"])
 
 
 def _share(name: str) -> Callable[[Row], str]:

@@ -102,9 +102,10 @@ def _precision(row: Mapping[str, Any]) -> str:
     return f" ±{half_width:.{1 if half_width >= 0.01 else 2}%}"
 
 
-def part_ms(value: float) -> str:
-    """A part of a step: three digits, and no more than three decimals."""
-    return f"{value:.3f}" if known(value) and 0 < value < 1 else number(value, digits=3)
+def part_ms(value: float, step_ms: float = 1.0) -> str:
+    """A part of a step: three digits, and no more than three decimals unless the step is short."""
+    is_small = known(value) and 0 < value < 1 and not is_short(step_ms)
+    return f"{value:.3f}" if is_small else number(value, digits=3)
 
 
 def ratio(value: float) -> str:
@@ -178,7 +179,8 @@ def counts(run: Run, statuses: Sequence[str]) -> str:
     """How the points of a run ended, as far as they have: the run's row may lag behind them."""
     ok, skipped, cancelled = map(statuses.count, ("ok", "skipped", "cancelled"))
     failed, missing = len(statuses) - ok - skipped - cancelled, run.points_total - len(statuses)
-    text = f"{run.points_total} points: {ok} ok, {failed} failed, {skipped} skipped"
+    noun = "point" if run.points_total == 1 else "points"
+    text = f"{run.points_total} {noun}: {ok} ok, {failed} failed, {skipped} skipped"
     more = ((cancelled, "cancelled"), (missing, "not run"))
     return text + "".join(f", {count} {word}" for count, word in more if count > 0)
 

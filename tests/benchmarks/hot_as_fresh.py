@@ -27,7 +27,7 @@ from raybench.measure.stats import slowest_rank_step_ns
 from raybench.plan import Point, Precision, Scalar
 from raybench.records import Measurement, Task
 
-OTHERS, PAIRS = 50, 3
+OTHERS, PAIRS = 50, 2
 STEPS: dict[str, dict[str, dict[str, Scalar]]] = {
     "cuda": {
         "GPU-bound": {"hidden": 4096, "layers": 8, "batch_size": 1024},
@@ -44,10 +44,13 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options.add_argument("--world-size", type=int, default=2)
-    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--rounds", type=int, default=3, help="at least 2")
     options.add_argument("-o", "--output", type=Path)
     chosen = options.parse_args()
-    rounds = [one_round(chosen.device, chosen.world_size) for _ in range(chosen.rounds)]
+    rounds: list[dict[str, dict[str, list[float]]]] = []
+    for _ in range(chosen.rounds):
+        rounds.append(one_round(chosen.device, chosen.world_size))
+        print(json.dumps(rounds[-1]), flush=True)
     result = {name: compared([found[name] for found in rounds]) for name in STEPS[chosen.device]}
     text = json.dumps(result, indent=2)
     print(text)
@@ -69,7 +72,7 @@ def one_round(device: str, world_size: int) -> dict[str, dict[str, list[float]]]
         cluster.start(world_size, "pack")
         measure_all("first")
         for other in others(world_size):
-            step_ms(cluster, other, warmup=3, iterations=5)
+            step_ms(cluster, other, warmup=2, iterations=3, breakdown=False)
         measure_all("after fifty")
         measure_all("fresh workers", fresh_workers=True)
         for _ in range(PAIRS):

@@ -167,3 +167,12 @@ def test_the_device_is_not_held_back_for_seconds(
     monkeypatch.setattr(device_time, "_issue_ms", lambda _: 700.0)
     assert device_time.queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
     assert spins == []
+
+
+def test_no_rank_runs_queued_steps_where_another_cannot(
+    spins: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_time, "_issue_ms", lambda _: 600.0)
+    monkeypatch.setattr(device_time, "slowest_rank_ns", lambda _, device: [1_100_000_000])
+    assert device_time.queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
+    assert spins == []

@@ -178,7 +178,10 @@ def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(
     text = raybench("show", "latest", record.point.point_id).out
     assert "wait_ms  tail less the shortest" in text
     assert text.index("second  Linear") < text.index("first   Linear")
-    assert "-2-rank0.json.gz" in text
+    [trace] = json.loads(raybench("show", "latest", record.point.point_id, "--json").out)["traces"]
+    # Not folded, however long it is.
+    assert trace in text.splitlines()
+    assert trace.endswith("-2-rank0.json.gz")
     assert "1970-1980" in text
     assert "sw_power_cap" in text
     content = json.loads(raybench("show", "latest", record.point.point_id, "--json").out)
@@ -187,6 +190,22 @@ def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(
     assert content["devices"][0]["power_w_max"] is None
     assert len(content["traces"]) == 1
     assert content["point"]["methods"] == {"wait_ms": "tail less the shortest"}
+
+
+def test_how_columns_were_got_is_said_once_where_they_share_it(raybench, results: Path) -> None:  # type: ignore[no-untyped-def]
+    record = make_record()
+    [measurement] = record.measurements
+    methods = {"compute_ms": "no hook", "wait_ms": "no hook", "comm_ms": "buckets"}
+    broken_down = replace(measurement, breakdown=Breakdown(methods=methods))
+    written = RunStore(root=results, run_id="run-new", measure=make_measure())
+    written.write_record(0, replace(record, attempt=2, measurements=(broken_down,)))
+    text = raybench("show", "latest", record.point.point_id).out
+    told = text.partition("How it was got\n")[2].splitlines()[:3]
+    assert [line.split(maxsplit=1) for line in told] == [
+        ["compute_ms", "no hook"],
+        ["wait_ms", "the same"],
+        ["comm_ms", "buckets"],
+    ]
 
 
 def test_show_tells_why_a_point_failed_and_has_no_ranks(raybench) -> None:  # type: ignore[no-untyped-def]

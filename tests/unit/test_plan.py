@@ -153,8 +153,8 @@ def test_duplicates_are_dropped_with_a_warning() -> None:
 def test_a_timeout_that_cuts_the_budget_is_a_warning() -> None:
     made = plan(MLP + "matrix: {batch_size: 1}\n", "measure.repeats=15")
     assert made.warnings == (
-        "job.yaml:1:1: measure.timeout_s: a slow point is stopped before its budget of 300 s "
-        "is used",
+        "--set measure.repeats=15: measure.timeout_s: a slow point is stopped before its budget of "
+        "300 s is used",
     )
     assert plan(MLP + "matrix: {batch_size: 1}\n", "measure.repeats=14").warnings == ()
 

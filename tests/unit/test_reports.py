@@ -370,6 +370,14 @@ def test_where_the_step_goes_is_a_table_of_its_own_without_the_parts_that_nobody
     ]
 
 
+def test_without_parts_nothing_is_said_of_instrumented_steps() -> None:
+    measurement = make_measurement(0, [[8_000_000] * 6], flops_per_step=1e9)
+    summary = report([make_record(make_point(), measurements=(measurement,))])
+    assert summary.tables[1].columns[3:] == ("step", "MFU", "TFLOP/s")
+    assert any("TFLOP/s: of one device." in paragraph for paragraph in summary.explanation)
+    assert not any("instrumented" in paragraph for paragraph in summary.explanation)
+
+
 def test_what_the_steps_lose_is_told_for_the_most_ranks_and_the_slow_rank_is_named() -> None:
     summary = report([broken_down(1, 8.0), broken_down(2, 9.0), broken_down(4, 10.0, slow_rank=3)])
     [(what, lost)] = summary.losses
@@ -555,6 +563,11 @@ def test_sizes_are_told_in_binary_units(count: int, text: str) -> None:
 @pytest.mark.parametrize(("value", "text"), [(0.094, "0.094"), (12.34, "12.3"), (0.0, "0")])
 def test_parts_of_a_step_have_three_digits(value: float, text: str) -> None:
     assert wording.part_ms(value) == text
+
+
+def test_parts_of_a_very_short_step_have_three_digits_too() -> None:
+    assert wording.part_ms(0.001785, step_ms=0.002) == "0.00178"
+    assert wording.part_ms(0.001785, step_ms=2.0) == "0.002"
 
 
 def test_the_rank_that_a_warning_names_is_no_figure() -> None:

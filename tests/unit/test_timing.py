@@ -81,6 +81,14 @@ def test_the_collector_is_off_inside_and_on_afterwards_even_after_an_error():
     assert gc.isenabled()
 
 
+def test_an_inner_block_without_the_collector_leaves_it_off_in_the_outer_one():
+    with no_garbage_collection():
+        with no_garbage_collection():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
 def test_the_timer_of_a_cpu_is_the_host_timer():
     import torch
 

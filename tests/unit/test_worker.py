@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
+import time
 from dataclasses import replace
 from types import ModuleType
 
@@ -273,6 +275,31 @@ def test_a_workload_that_makes_a_mess_does_not_change_the_next_point(workload):
     assert views[0] == views[1]
 
 
+def test_what_the_module_of_a_workload_sets_is_there_at_every_point(tmp_path, monkeypatch):
+    (tmp_path / "setting_module.py").write_text(
+        "import torch\n"
+        "torch.backends.cudnn.benchmark = True\n"
+        "seen = []\n"
+        "class Seeing:\n"
+        "    flops_per_step = 1\n"
+        "    def __init__(self, context):\n"
+        "        seen.append(torch.backends.cudnn.benchmark)\n"
+        "    def step(self):\n"
+        "        torch.backends.cudnn.benchmark = False\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    task = Task(
+        point=make_point(workload="setting_module:Seeing", params={}),
+        settings=Measure(warmup=1, iterations=1, breakdown=False),
+    )
+    worker = Worker("cpu", 0)
+    for _ in range(2):
+        answer = worker.run(task, ALONE, None)
+        assert isinstance(answer, Measurement), answer
+    assert sys.modules.pop("setting_module").seen == [True, True]
+
+
 def test_what_a_workload_leaves_behind_is_told_and_costs_the_process(workload):
     class Threaded:
         items_per_step = flops_per_step = 1
@@ -401,3 +428,50 @@ def test_the_cluster_of_this_process_runs_a_real_point():
     assert isinstance(answer, Measurement), answer
     cluster.close()
     assert cluster.devices == ()
+
+
+@pytest.mark.parametrize("value", ["many", -3, math.nan, True])
+def test_a_workload_that_declares_no_number_is_one_clear_line(workload, value):
+    class Odd:
+        items_per_step = value
+
+        def __init__(self, context) -> None: ...
+
+        def step(self) -> None: ...
+
+    answer = run(make_point(workload=workload(Odd), params={}))
+    assert isinstance(answer, Failure)
+    assert answer.message == (
+        f"workload Odd: items_per_step must be a number from 0 on, given {value!r}"
+    )
+
+
+def test_a_breakdown_that_fails_alone_leaves_the_samples_and_a_warning(workload):
+    class Brittle:
+        items_per_step, flops_per_step = 1, 1
+
+        def __init__(self, context) -> None:
+            self._left = 2 + 3
+
+        def step(self) -> None:
+            time.sleep(0.002)  # long enough to be timed one by one
+            self._left -= 1
+            if self._left < 0:
+                raise RuntimeError("worn out")
+
+    answer = run(make_point(workload=workload(Brittle), params={}))
+    assert isinstance(answer, Measurement), answer
+    assert answer.breakdown is None
+    assert answer.warnings == ("the breakdown failed: RuntimeError: worn out",)
+
+
+def test_an_exception_whose_text_is_a_key_alone_says_what_it_is(workload):
+    class Keyless:
+        def __init__(self, context) -> None:
+            raise KeyError("x")
+
+        def step(self) -> None: ...
+
+    answer = run(make_point(workload=workload(Keyless), params={}))
+    assert isinstance(answer, Failure)
+    assert answer.message == "no such key: 'x'"

@@ -55,7 +55,8 @@ def test_an_override_can_make_a_new_section_and_the_last_one_wins(file: Path) ->
         ("matrix..x=3", "must be KEY=VALUE"),
         ("name.x=3", "name is not a mapping"),
         ("matrix.batch_size=[1", "matrix.batch_size: not YAML"),
-        ("matrix.batch_size=", "no value given"),
+        ("matrix.batch_size=", "matrix.batch_size: no value given"),
+        ("measure.warmup={min:5}", "measure.warmup.'min:5': no value given"),
         ("matrix.batch_size=.nan", "must be finite"),
         ("matrix.batch_size=*a", "aliases"),
     ],
@@ -76,6 +77,16 @@ def test_a_problem_is_located_at_its_value_its_key_or_what_holds_it(file: Path) 
     assert source.explain(key) == "job.yaml:3:3: matrix.batch_size: no"
     missing = Problem(path=("matrix", "other"), at_key=True, message="no")
     assert source.explain(missing) == "job.yaml:2:1: matrix.other: no"
+
+
+def test_what_lacks_in_a_section_that_an_override_made_is_located_at_the_override(
+    file: Path,
+) -> None:
+    source = read(file, "measure.warmup.min=5", "matrix.batch_size=1")
+    lacks = Problem(path=("measure", "warmup", "max"), at_key=True, message="required")
+    assert source.explain(lacks) == "--set measure.warmup.min=5: measure.warmup.max: required"
+    of_the_file = Problem(path=("matrix", "other"), at_key=True, message="no")
+    assert source.explain(of_the_file) == "job.yaml:2:1: matrix.other: no"
 
 
 def test_a_problem_of_an_overridden_value_is_located_at_the_override(file: Path) -> None:
