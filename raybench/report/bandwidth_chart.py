@@ -15,6 +15,7 @@ from raybench.report.summary import Summary, ranks_word
 _SIZE = "size_bytes"
 # Sizes of powers of two, a label for each factor of 16: 4 KiB, 64 KiB, 1 MiB.
 _LABELLED_POWERS = 4
+_DASHES = ([1, 0], [6, 4], [2, 3], [1, 4])
 
 
 def has_bandwidths(summary: Summary) -> bool:
@@ -23,7 +24,8 @@ def has_bandwidths(summary: Summary) -> bool:
 
 
 def bandwidth_chart(summary: Summary) -> Spec:
-    """Bus bandwidth over message size, a line for each of the other settings that vary.
+    """Bus bandwidth over message size, a line for each of the other settings that vary; dashes tell
+    the ranks apart.
 
     Raises UsageError when there are fewer than two sizes.
     """
@@ -32,8 +34,13 @@ def bandwidth_chart(summary: Summary) -> Spec:
     if len(sizes) < 2:
         raise UsageError("--chart: draws busbw over size_bytes, of which the run has only one")
     values = [
-        {"size": int(row["params"][_SIZE]), "busbw": round(row["busbw_gb_s"], 4), "line": line}
-        for row, line in zip(rows, _lines(rows), strict=True)
+        {
+            "size": int(row["params"][_SIZE]),
+            "busbw": round(row["busbw_gb_s"], 4),
+            "line": line,
+            "ranks": ranks,
+        }
+        for row, line, ranks in zip(rows, _lines(rows), _ranks(rows), strict=True)
     ]
     color, shape = told_apart(list(dict.fromkeys(value["line"] for value in values)))
     return {
@@ -48,12 +55,15 @@ def bandwidth_chart(summary: Summary) -> Spec:
         "height": LONE[1],
         "config": CONFIG | {"legend": {**CONFIG["legend"], "orient": "right", "columns": 1}},
         "data": {"values": values},
-        "mark": {
-            "type": "line",
-            "strokeWidth": 2,
-            "point": {"filled": True, "size": 55, "opacity": 1},
-        },
-        "encoding": {"x": _x(sizes), "y": _y(), "color": color, "shape": shape},
+        "encoding": {"x": _x(sizes), "y": _y(), "color": color},
+        # Two layers: where lines carry points, the legend of the dashes shows points.
+        "layer": [
+            {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"strokeDash": _dash(rows)}},
+            {
+                "mark": {"type": "point", "filled": True, "size": 55, "opacity": 1},
+                "encoding": {"shape": shape},
+            },
+        ],
     }
 
 
@@ -65,17 +75,31 @@ def _rows(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What tells the line of each row from the others."""
+    """The settings that tell the line of each row from the others, the ranks apart."""
     params = dict.fromkeys(name for row in rows for name in row["params"] if name != _SIZE)
     names = [n for n in params if len({row["params"].get(n) for row in rows}) > 1]
-    several = len({row["world_size"] for row in rows}) > 1
+    alike = wording.plain(rows[0]["workload"])
+    return [", ".join(wording.plain(row["params"].get(n)) for n in names) or alike for row in rows]
+
+
+def _ranks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ranks = ranks_word(dict(row) for row in rows)
-    lines = []
-    for row in rows:
-        parts = [wording.plain(row["params"].get(name)) for name in names]
-        count = [f"{row['world_size']} {ranks}"] if several or not parts else []
-        lines.append(", ".join([*parts, *count]))
-    return lines
+    return [f"{row['world_size']} {ranks}" for row in rows]
+
+
+def _dash(rows: Sequence[Mapping[str, Any]]) -> Spec:
+    """Solid for the most ranks, then ever shorter dashes."""
+    by_size = sorted(zip((row["world_size"] for row in rows), _ranks(rows), strict=True))
+    domain = list(dict.fromkeys(ranks for _, ranks in reversed(by_size)))
+    dashes = [_DASHES[min(place, len(_DASHES) - 1)] for place in range(len(domain))]
+    return {
+        "field": "ranks",
+        "type": "nominal",
+        "title": None,
+        "sort": domain,
+        "scale": {"domain": domain, "range": dashes},
+        "legend": {"symbolSize": 600},
+    }
 
 
 def _x(sizes: Sequence[int]) -> Spec:
