@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raybench.cluster.ranks import Strategy, choose_seats
 from raybench.plan import Plan, Point
@@ -41,11 +41,13 @@ def decide(
     capacity: int,
     strategy: Strategy,
     stopped_by: str | None,
+    ran_out: Sequence[Point] = (),
 ) -> Decision:
     """What to do with the next point of the plan.
 
     devices: those that have a worker, enough for every point that the cluster's capacity allows.
     stopped_by: the point_id whose failure ended a run that has `on_error: stop`.
+    ran_out: points that ran out of device memory: what needs more than one of them is not tried.
     """
     if stopped_by is not None:
         return Skip(error_type="Stopped", reason=f"on_error: stop, after point {stopped_by} failed")
@@ -54,4 +56,24 @@ def decide(
         return Skip(error_type="TooFewDevices", reason=reason)
     if point.cuda_graph and any(device.kind != "cuda" for device in devices):
         return Skip(error_type="NeedsCuda", reason="cuda_graph: true needs CUDA devices")
+    if (batch_size := _batch_that_ran_out(point, ran_out)) is not None:
+        return Skip(error_type="OutOfMemoryBefore", reason=f"oom at batch_size {batch_size}")
     return Assign(seats=choose_seats(devices, point.world_size, strategy))
+
+
+def _batch_that_ran_out(point: Point, ran_out: Sequence[Point]) -> int | None:
+    """The smallest batch that ran out of memory in the same series and is below this point's."""
+    series = _without_batch(point)
+    batches = [
+        before.batch_size
+        for before in ran_out
+        if before.batch_size is not None and _without_batch(before) == series
+    ]
+    smallest = min(batches, default=None)
+    if smallest is None or point.batch_size is None or smallest >= point.batch_size:
+        return None
+    return smallest
+
+
+def _without_batch(point: Point) -> Point:
+    return replace(point, batch_size=None, global_batch_size=None)

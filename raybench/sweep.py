@@ -65,9 +65,12 @@ def sweep(
     to the caller.
     """
     stopped_by: str | None = None
+    ran_out: list[Point] = []
     for index, point in enumerate(plan.points):
         started_at, started_s = datetime.now(UTC), time.perf_counter()
-        decision = decide(point, cluster.devices, cluster.capacity, settings.strategy, stopped_by)
+        decision = decide(
+            point, cluster.devices, cluster.capacity, settings.strategy, stopped_by, ran_out
+        )
         if isinstance(decision, Skip):
             record = _unmeasured(
                 point, started_at, Status.SKIPPED, decision.error_type, decision.reason
@@ -89,6 +92,8 @@ def sweep(
                 raise
             record = _record(point, answers, devices, started_at, time.perf_counter() - started_s)
         write(index, record)
+        if record.status is Status.OOM:
+            ran_out.append(point)
         if settings.stop_on_error and record.status not in (Status.OK, Status.SKIPPED):
             stopped_by = stopped_by or point.point_id
         yield PointFinished(index=index, record=record)

@@ -40,7 +40,8 @@ def make_point(**changes) -> Point:
         "scaling": "weak",
         **changes,
     }
-    settings.setdefault("global_batch_size", settings["batch_size"] * settings["world_size"])
+    if "global_batch_size" not in settings:
+        settings["global_batch_size"] = settings["batch_size"] * settings["world_size"]
     return Point(**settings)
 
 

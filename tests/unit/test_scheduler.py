@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from fakes import make_devices, make_point
 
-from raybench.plan import Plan
+from raybench.plan import Plan, Precision
 from raybench.scheduler import Assign, Skip, decide, workers_needed
 
 
@@ -41,3 +41,24 @@ def test_the_biggest_point_that_fits_decides_how_many_workers_are_started():
     assert workers_needed(plan, capacity=8) == 4
     assert workers_needed(plan, capacity=64) == 64
     assert workers_needed(Plan(points=(make_point(world_size=8),)), capacity=4) == 0
+
+
+def test_what_needs_more_memory_than_a_batch_that_ran_out_is_not_tried():
+    devices, ran_out = make_devices(a=2), (make_point(batch_size=256), make_point(batch_size=128))
+
+    def decided(**changes):
+        return decide(make_point(**changes), devices, 2, "pack", None, ran_out)
+
+    assert decided(batch_size=512) == Skip(
+        error_type="OutOfMemoryBefore", reason="oom at batch_size 128"
+    )
+    assert decided(batch_size=64) == Assign(seats=(0,))
+    # Another series may fit.
+    assert isinstance(decided(batch_size=512, world_size=2), Assign)
+    assert isinstance(decided(batch_size=512, precision=Precision.BF16), Assign)
+    assert isinstance(decided(batch_size=512, params={"hidden": 1}), Assign)
+
+
+def test_a_workload_without_batches_is_tried_each_time():
+    point = make_point(batch_size=None, global_batch_size=None, scaling=None)
+    assert isinstance(decide(point, make_devices(a=1), 1, "pack", None, (point,)), Assign)

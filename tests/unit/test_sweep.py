@@ -56,6 +56,21 @@ def test_one_failed_rank_drops_the_measurements_of_all():
     assert records[0].error_message == "rank 1 (host-a, cuda:1): because"
 
 
+def test_after_a_batch_that_ran_out_of_memory_the_bigger_ones_are_skipped():
+    def script(point, rank):
+        return failure(0, Status.OOM) if point.batch_size == 32 else make_measurement(rank)
+
+    plan = Plan(points=tuple(make_point(batch_size=size) for size in (16, 32, 64, 8)))
+    records, _ = run(plan, started(make_devices(a=1), script))
+    assert [record.status for record in records] == [
+        Status.OK,
+        Status.OOM,
+        Status.SKIPPED,
+        Status.OK,
+    ]
+    assert records[2].error_message == "oom at batch_size 32"
+
+
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
