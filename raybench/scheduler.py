@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raybench.cluster.ranks import Strategy, choose_seats
 from raybench.plan import Plan, Point
-from raybench.records import Device
+from raybench.records import Device, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,41 @@ class Skip:
 
 
 Decision = Assign | Skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latest:
+    """The latest attempt at a point that a run has a row of."""
+
+    attempt: int
+    status: Status
+
+
+def attempts_left(
+    plan: Plan, latest: Mapping[str, Latest], *, retry_failed: bool
+) -> dict[str, int]:
+    """What a resumed run has to do: point_id -> number of the attempt to make.
+
+    latest: by point_id. A point that was skipped or cancelled is tried again, one that failed
+    only with `retry_failed`, one that is ok never.
+    """
+    again = {Status.SKIPPED, Status.CANCELLED}
+    if retry_failed:
+        again = set(Status) - {Status.OK}
+    ids = (point.point_id for point in plan.points)
+    return {
+        point_id: latest[point_id].attempt + 1 if point_id in latest else 1
+        for point_id in ids
+        if point_id not in latest or latest[point_id].status in again
+    }
+
+
+def is_tried_again(status: Status, tries: int) -> bool:
+    """Whether the same sweep tries a point again, of which the last of `tries` ended so.
+
+    What is lost fell to its machine and seldom to the point, so that one more try is worth it.
+    """
+    return status is Status.LOST and tries == 1
 
 
 def workers_needed(plan: Plan, capacity: int) -> int:

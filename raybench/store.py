@@ -7,13 +7,15 @@ one. A point's samples are written before the point: a point that is there has i
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from raybench import rows
 from raybench.errors import ResultsError
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 # all digits, or readers take it for a number.
 _RUN_ID = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
 _WRITTEN = ("points", "samples", "devices", "runs")
+_LOCK = ".driver"  # in the run's folder of `runs`; always empty
+_READERS_S = 1.0  # a reader that tests the lock has it for far less
 LATEST = "latest"  # means the newest run, so no run may be named so
 
 
@@ -65,9 +69,9 @@ class RunStore:
         """Write the row of the run, in place of what was there."""
         self._write("runs", "run", [rows.run_row(run)])
 
-    def write_devices(self, devices: Sequence[Device]) -> None:
-        """Write the devices of the run, in place of what was there."""
-        self._write("devices", "devices", [rows.device_row(self.run_id, d) for d in devices])
+    def write_devices(self, devices: Sequence[Device], part: str = "devices") -> None:
+        """Write devices of the run, in place of what was in this part."""
+        self._write("devices", part, [rows.device_row(self.run_id, d) for d in devices])
 
     def write_record(self, index: int, record: Record) -> None:
         """Write one attempt at a point: its samples and profiles, if there are any, then its row.
@@ -121,6 +125,53 @@ class RunStore:
         with _one_line(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _write_part(whole, path, table)
+
+
+@contextmanager
+def hold_run(root: Path, run_id: str) -> Iterator[None]:
+    """Be the one driver that writes this run; the system lets go of it when the process dies.
+
+    Raises ResultsError when another driver has it. Where files cannot be locked nothing is held.
+    """
+    path = root / "runs" / run_id / _LOCK
+    with _one_line(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    with file:
+        if not _locked(file):
+            raise ResultsError(
+                f"{root}: run {run_id} is being written by another sweep; wait for its end, "
+                "or stop it"
+            )
+        yield
+
+
+def _locked(file: IO[bytes]) -> bool:
+    deadline_s = time.monotonic() + _READERS_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.05)
+        except OSError:
+            # A file system without locks must not keep anyone from a sweep.
+            return True
+        else:
+            return True
+
+
+def has_driver(root: Path, run_id: str) -> bool | None:
+    """Whether a driver holds the run; None where that cannot be told."""
+    try:
+        with (root / "runs" / run_id / _LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
 
 
 def _part_name(index: int, record: Record) -> str:

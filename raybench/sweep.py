@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from raybench.cluster import Cluster
@@ -13,7 +14,7 @@ from raybench.errors import ClusterError
 from raybench.job import Measure
 from raybench.plan import Plan, Point
 from raybench.records import Answer, Device, Failure, Measurement, Record, Status, Task
-from raybench.scheduler import Skip, decide
+from raybench.scheduler import Skip, decide, is_tried_again
 
 # What most likely made a point fail, when its ranks fail in different ways: the peers of a dead
 # rank report broken connections, and those of a slow one nothing at all.
@@ -50,7 +51,25 @@ class PointFinished:
     record: Record
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointRetried:
+    """The point has a record of an attempt that was lost, which is written; it is tried again."""
+
+    index: int
+    record: Record
+
+
 Event = PointStarted | PointFinished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turn:
+    """One attempt to be made. tries: how many this sweep makes of it, this one included."""
+
+    index: int
+    point: Point
+    attempt: int
+    tries: int = 1
 
 
 def sweep(
@@ -58,22 +77,28 @@ def sweep(
     settings: SweepSettings,
     cluster: Cluster,
     write: Callable[[int, Record], None],
-) -> Iterator[Event]:
+    attempts: Mapping[str, int] | None = None,
+) -> Iterator[Event | PointRetried]:
     """Run the points in order; `write` gets each record before the event that tells of it.
 
+    attempts: point_id -> number of its first attempt here; other points are left out. Without it
+    all are run, from 1. An index is always the point's position in the whole plan.
     An interrupt writes the point in flight as cancelled, a ClusterError as lost, and both go on
     to the caller.
     """
     stopped_by: str | None = None
     ran_out: list[Point] = []
-    for index, point in enumerate(plan.points):
+    turns = deque(_turns(plan, attempts))
+    while turns:
+        turn = turns.popleft()
+        index, point = turn.index, turn.point
         started_at, started_s = datetime.now(UTC), time.perf_counter()
         decision = decide(
             point, cluster.devices, cluster.capacity, settings.strategy, stopped_by, ran_out
         )
         if isinstance(decision, Skip):
             record = _unmeasured(
-                point, started_at, Status.SKIPPED, decision.error_type, decision.reason
+                turn, started_at, Status.SKIPPED, decision.error_type, decision.reason
             )
         else:
             devices = tuple(cluster.devices[seat] for seat in decision.seats)
@@ -84,14 +109,18 @@ def sweep(
                 answers = cluster.run(task, decision.seats)
             except KeyboardInterrupt:
                 interrupted = (Status.CANCELLED, "Interrupted", "by the user")
-                write(index, _unmeasured(point, started_at, *interrupted))
+                write(index, _unmeasured(turn, started_at, *interrupted))
                 raise
             except ClusterError as error:
                 lost = (Status.LOST, "ClusterError", str(error))
-                write(index, _unmeasured(point, started_at, *lost))
+                write(index, _unmeasured(turn, started_at, *lost))
                 raise
-            record = _record(point, answers, devices, started_at, time.perf_counter() - started_s)
+            record = _record(turn, answers, devices, started_at, time.perf_counter() - started_s)
         write(index, record)
+        if is_tried_again(record.status, turn.tries):
+            turns.appendleft(replace(turn, attempt=turn.attempt + 1, tries=turn.tries + 1))
+            yield PointRetried(index=index, record=record)
+            continue
         if record.status is Status.OOM:
             ran_out.append(point)
         if settings.stop_on_error and record.status not in (Status.OK, Status.SKIPPED):
@@ -99,12 +128,19 @@ def sweep(
         yield PointFinished(index=index, record=record)
 
 
+def _turns(plan: Plan, attempts: Mapping[str, int] | None) -> Iterator[_Turn]:
+    for index, point in enumerate(plan.points):
+        attempt = 1 if attempts is None else attempts.get(point.point_id)
+        if attempt is not None:
+            yield _Turn(index=index, point=point, attempt=attempt)
+
+
 def _unmeasured(
-    point: Point, started_at: datetime, status: Status, error_type: str, reason: str
+    turn: _Turn, started_at: datetime, status: Status, error_type: str, reason: str
 ) -> Record:
     return Record(
-        point=point,
-        attempt=1,
+        point=turn.point,
+        attempt=turn.attempt,
         status=status,
         started_at=started_at,
         duration_s=(datetime.now(UTC) - started_at).total_seconds(),
@@ -114,7 +150,7 @@ def _unmeasured(
 
 
 def _record(
-    point: Point,
+    turn: _Turn,
     answers: Sequence[Answer],
     devices: tuple[Device, ...],
     started_at: datetime,
@@ -124,8 +160,8 @@ def _record(
     failure = _cause(answers)
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     return Record(
-        point=point,
-        attempt=1,
+        point=turn.point,
+        attempt=turn.attempt,
         status=failure.status if failure else Status.OK,
         started_at=started_at,
         duration_s=duration_s,

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import socket
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raybench import rows
 from raybench.errors import ResultsError
 from raybench.messages import did_you_mean
-from raybench.records import Run
+from raybench.records import Run, RunStatus, Status
 from raybench.schemas import TABLES, schema, units
-from raybench.store import LATEST
+from raybench.store import LATEST, has_driver
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-__all__ = ["find_run", "load", "pick", "read_runs", "read_table", "traces", "units"]
+__all__ = [
+    "counted",
+    "find_run",
+    "latest",
+    "load",
+    "pick",
+    "read_runs",
+    "read_table",
+    "traces",
+    "units",
+]
 
 
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
@@ -106,13 +120,52 @@ def _as_today(part: pa.Table, path: Path, table: str) -> pa.Table:
 
 
 def read_runs(root: str | Path) -> list[Run]:
-    """All runs, oldest first."""
+    """All runs, oldest first; one whose driver died on this host is interrupted, not running."""
     found = [rows.run_from_row(row) for row in _run_rows(Path(root))]
-    return sorted(found, key=lambda run: (run.started_at, run.run_id))
+    found.sort(key=lambda run: (run.started_at, run.run_id))
+    return [_as_it_stands(Path(root), run) for run in found]
 
 
-def _run_rows(root: Path) -> list[dict[str, Any]]:
-    table = read_table(root, "runs")
+def _as_it_stands(root: Path, run: Run) -> Run:
+    # Not every network file system tells of locks that another host holds.
+    is_here = run.status is RunStatus.RUNNING and run.host == socket.gethostname()
+    if not is_here or has_driver(root, run.run_id) is not False:
+        return run
+    # Its driver may have come to the end after the row was read.
+    run = rows.run_from_row(_run_rows(root, run.run_id)[0])
+    if run.status is not RunStatus.RUNNING:
+        return run
+    # Its last sign of life.
+    folder = root / "points" / run.run_id
+    written = [path.stat().st_mtime for path in folder.glob("[!.]*.parquet")]
+    ended = datetime.fromtimestamp(max(written), UTC) if written else run.started_at
+    statuses = {point_id: status for point_id, (_, status) in latest(root, run.run_id).items()}
+    finished_at = max(ended, run.started_at)
+    return replace(counted(run, statuses), status=RunStatus.INTERRUPTED, finished_at=finished_at)
+
+
+def latest(root: Path, run_id: str) -> dict[str, tuple[int, Status]]:
+    """The number and the status of the latest attempt at each point that has a row, by point_id."""
+    names = ["point_id", "attempt", "status"]
+    found = read_table(root, "points", run_id).select(names).to_pylist()
+    found.sort(key=lambda row: row["attempt"])
+    return {row["point_id"]: (row["attempt"], Status(row["status"])) for row in found}
+
+
+def counted(run: Run, statuses: Mapping[str, Status]) -> Run:
+    """The run with the counts of its points and the status that follows from them.
+
+    statuses: of the latest attempt at each point, by point_id. A cancelled one counts nowhere.
+    """
+    counts = Counter(statuses.values())
+    ok, skipped = counts[Status.OK], counts[Status.SKIPPED]
+    failed = counts.total() - ok - skipped - counts[Status.CANCELLED]
+    status = RunStatus.FAILED if failed else RunStatus.OK
+    return replace(run, status=status, points_ok=ok, points_skipped=skipped, points_failed=failed)
+
+
+def _run_rows(root: Path, run_id: str | None = None) -> list[dict[str, Any]]:
+    table = read_table(root, "runs", run_id)
     content: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
     return content
 

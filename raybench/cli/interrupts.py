@@ -1,4 +1,4 @@
-"""Ctrl-C where it must wait a moment."""
+"""Ctrl-C where it must wait a moment, and SIGTERM as one Ctrl-C."""
 
 from __future__ import annotations
 
@@ -28,3 +28,16 @@ def interrupt_held_back() -> Iterator[None]:
         signal.signal(signal.SIGINT, usual)
     if came:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Take SIGTERM, as batch systems send it, for an interrupt.
+
+    `ray.init` sets a handler of its own, which exits with 15: enter this after it.
+    """
+    usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)

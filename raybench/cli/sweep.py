@@ -4,41 +4,37 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import socket
 import sys
-from collections import Counter
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
-from raybench.cli.interrupts import interrupt_held_back
+from raybench.cli.recording import Start, Where, carried_out
+from raybench.cli.resume import nothing_left, resumed_start, run_to_resume
 from raybench.environment import git_commit, measured_variables, package_versions
-from raybench.errors import ClusterError, RaybenchError, UsageError
-from raybench.records import Record, Run, RunStatus, Status
+from raybench.errors import UsageError
+from raybench.records import Run, RunStatus
 
 if TYPE_CHECKING:
-    from raybench.cluster import Cluster
     from raybench.job import Job
     from raybench.plan import Plan
-    from raybench.store import RunStore
-    from raybench.sweep import SweepSettings
 
 _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
-
-
-@dataclass(frozen=True, slots=True)
-class _Where:
-    """Where a run is carried out, where its tables go, and the point_ids to profile."""
-
-    address: str
-    device: Literal["auto", "cuda", "cpu"]
-    output: Path
-    profiled: frozenset[str]
+# The options that a command to resume must have again.
+_REPEATED = (
+    "address",
+    "device",
+    "overrides",
+    "expression",
+    "retry_failed",
+    "profile_expression",
+)
 
 
 @click.command("sweep", short_help="Run a job on a cluster and report how it scales.")
@@ -77,6 +73,15 @@ class _Where:
     "--filter", "expression", metavar="EXPR", help="Run only the points for which EXPR holds."
 )
 @click.option(
+    "--resume",
+    "resumed",
+    metavar="RUN",
+    help="Go on with RUN of the output folder: run the points that it has not finished.",
+)
+@click.option(
+    "--retry-failed", is_flag=True, help="With --resume: try the points that failed again, too."
+)
+@click.option(
     "--profile",
     "profile_expression",
     metavar="EXPR",
@@ -98,6 +103,8 @@ def sweep_command(
     output: Path,
     overrides: tuple[str, ...],
     expression: str | None,
+    resumed: str | None,
+    retry_failed: bool,
     profile_expression: str | None,
     tags: tuple[str, ...],
     dry_run: bool,
@@ -108,155 +115,94 @@ def sweep_command(
     \b
     raybench sweep jobs/ddp_scaling.yaml --address auto --tag driver=580.159
     raybench sweep jobs/ddp_scaling.yaml --device cpu --set matrix.world_size=1,2
+    raybench sweep jobs/ddp_scaling.yaml --resume latest
     raybench sweep jobs/ddp_scaling.yaml --profile "world_size == 4 and precision == 'bf16'"
 
     Exit code: 0 all points ok or skipped, 1 a point failed, 2 a mistake in the job or the command,
     3 no cluster or none that fits, 130 interrupted.
     """
     from raybench.cli.jobs import load_plan, print_plan
-    from raybench.cli.results import print_report
-    from raybench.store import check_writable
+    from raybench.store import check_writable, hold_run
 
     given_tags = _tags(tags)
-    job, plan = load_plan(job_file, overrides, expression)
+    if retry_failed and resumed is None:
+        raise UsageError("--retry-failed: goes with --resume RUN only")
+    job, plan = load_plan(job_file, overrides, None if resumed else expression)
     profiled = _profiled(plan, profile_expression)
-    if dry_run:
-        print_plan(job, plan, as_json)
-        return
-    run = _new_run(job, plan, given_tags)
-    _check_kept(output)
-    check_writable(output)
     console = Console(stderr=True)
-    for warning in plan.warnings:
+    if resumed is None:
+        if dry_run:
+            print_plan(job, plan, as_json)
+            return
+        _check_kept(output)
+        check_writable(output)
+        start = _new_start(ctx, job, plan, given_tags)
+        where = Where(address=address, device=device, output=output, profiled=profiled)
+        ctx.exit(_run(job, start, where, console, as_json))
+    output, run = run_to_resume(output, resumed, job)
+    where = Where(address=address, device=device, output=output, profiled=profiled)
+    again = _resume_command(ctx, run.run_id, output)
+    with hold_run(output, run.run_id):
+        chosen = _chosen(plan, expression)
+        start = resumed_start(
+            run, plan, output, chosen, again, retry_failed=retry_failed, tags=given_tags
+        )
+        if dry_run and start.attempts:
+            print_plan(job, start.left, as_json)
+            return
+        ctx.exit(_run(job, start, where, console, as_json))
+
+
+def _run(job: Job, start: Start, where: Where, console: Console, as_json: bool) -> int:
+    """Carry the run out, print its report; the exit code."""
+    from raybench.cli.results import print_report
+
+    for warning in start.plan.warnings:
         console.print(f"{warning} (warning)", markup=False, highlight=False, soft_wrap=True)
-    run = _carried_out(job, plan, run, _Where(address, device, output, profiled), console)
+    if start.attempts:
+        run = carried_out(job, start, where, console)
+    else:
+        run = nothing_left(start, where.output, job.measure, console)
     if as_json or run.points_ok + run.points_failed + run.points_skipped:
-        print_report(output, run.run_id, "json" if as_json else "terminal")
-    ctx.exit(_EXIT_CODES[run.status])
+        print_report(where.output, run.run_id, "json" if as_json else "terminal")
+    return _EXIT_CODES[run.status]
 
 
-def _carried_out(job: Job, plan: Plan, run: Run, where: _Where, console: Console) -> Run:
-    """Run the plan on a cluster; the run as it ended. Raises ClusterError and ResultsError."""
-    from raybench.cluster.ray_cluster import RayCluster
-    from raybench.cluster.ray_connection import connect
-    from raybench.scheduler import workers_needed
-    from raybench.store import RunStore
-    from raybench.sweep import SweepSettings
-
-    biggest = max(point.world_size for point in plan.points)
-    with ExitStack() as at_the_end:
-        with console.status("connecting to Ray"), interrupt_held_back():
-            cluster = RayCluster(connect(where.address, where.device, biggest))
-            at_the_end.callback(cluster.close)
-        told = f"{cluster.description}; run {run.run_id} in {where.output}"
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
-        workers = workers_needed(plan, cluster.capacity)
-        if not workers:
-            smallest = min(point.world_size for point in plan.points)
-            raise ClusterError(
-                f"no point fits: the smallest needs {smallest} devices, the cluster has "
-                f"{cluster.capacity}; set matrix.world_size with --set, or use a bigger cluster"
-            )
-        run = replace(run, cluster=cluster.description)
-        store = RunStore.create(where.output, run, job.measure)
-        settings = SweepSettings(
-            measure=job.measure,
-            strategy=job.placement.strategy,
-            stop_on_error=job.on_error == "stop",
-            profiled=where.profiled,
-        )
-        return _recorded(settings, plan, run, cluster, workers, store, console)
+def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
+    """What to type to go on with this run: the options as they were given, as far as they count."""
+    words = ["raybench", "sweep", str(ctx.params["job_file"]), "--resume", run_id]
+    if output != Path("results"):
+        words += ["-o", str(output)]
+    for option in ctx.command.params:
+        if (
+            option.name not in _REPEATED
+            or ctx.get_parameter_source(option.name) is not ParameterSource.COMMANDLINE
+        ):
+            continue
+        given = ctx.params[option.name]
+        for value in given if isinstance(given, tuple) else (given,):
+            words += [option.opts[-1]] if value is True else [option.opts[0], str(value)]
+    return shlex.join(words)
 
 
-def _recorded(
-    settings: SweepSettings,
-    plan: Plan,
-    run: Run,
-    cluster: Cluster,
-    workers: int,
-    store: RunStore,
-    console: Console,
-) -> Run:
-    """The run from its first worker to its last point; however it ends, its row says so."""
-    ended: Counter[Status] = Counter()
-    status = RunStatus.FAILED
-    try:
-        with console.status(f"starting {_workers(workers)}"):
-            cluster.start(workers, settings.strategy)
-        store.write_devices(cluster.devices)
-        _swept(settings, plan, cluster, store, console, ended)
-        status = RunStatus.FAILED if _failed(ended) else RunStatus.OK
-    except KeyboardInterrupt:
-        # The point in flight has its row already.
-        status = RunStatus.INTERRUPTED
-        _tell_kept("interrupted", _finished(ended), store, console)
-    except RaybenchError:
-        _tell_kept("stopped", _finished(ended), store, console)
-        raise
-    finally:
-        run = replace(
-            run,
-            status=status,
-            finished_at=datetime.now(UTC),
-            points_ok=ended[Status.OK],
-            points_skipped=ended[Status.SKIPPED],
-            points_failed=_failed(ended),
-        )
-        store.write_run(run)
-        _tell_traces(store, console)
-    return run
+def _new_start(ctx: click.Context, job: Job, plan: Plan, tags: dict[str, str]) -> Start:
+    run = _new_run(job, plan, tags)
+    return Start(
+        run=run,
+        plan=plan,
+        attempts={point.point_id: 1 for point in plan.points},
+        ended={},
+        is_resumed=False,
+        resume_command=_resume_command(ctx, run.run_id, ctx.params["output"]),
+    )
 
 
-def _swept(
-    settings: SweepSettings,
-    plan: Plan,
-    cluster: Cluster,
-    store: RunStore,
-    console: Console,
-    ended: Counter[Status],
-) -> None:
-    """The loop over the points, with its progress; `ended` counts the rows that are written."""
-    from raybench.cli.progress import make_progress
-    from raybench.sweep import sweep
+def _chosen(plan: Plan, expression: str | None) -> frozenset[str]:
+    """The point_ids that `--filter` keeps. Raises UsageError."""
+    from raybench.select import select_points
 
-    def write(index: int, record: Record) -> None:
-        store.write_record(index, record)
-        ended[record.status] += 1
-        store.write_telemetry(index, record, cluster.telemetry())
-
-    with make_progress(plan, console) as progress:
-        for event in sweep(plan, settings, cluster, write):
-            progress.show(event)
-
-
-def _failed(ended: Counter[Status]) -> int:
-    return _finished(ended) - ended[Status.OK] - ended[Status.SKIPPED]
-
-
-def _finished(ended: Counter[Status]) -> int:
-    """All but the point that an interrupt cut short."""
-    return ended.total() - ended[Status.CANCELLED]
-
-
-def _tell_kept(what: str, finished: int, store: RunStore, console: Console) -> None:
-    text = f"{what} before any point finished"
-    if finished:
-        points = "point is" if finished == 1 else "points are"
-        text = (
-            f"{what}: {finished} finished {points} kept; "
-            f"see: raybench report {store.run_id} --results {store.root}"
-        )
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _tell_traces(store: RunStore, console: Console) -> None:
-    if store.traces.is_dir():
-        text = f"traces: {store.traces} (open them in ui.perfetto.dev or chrome://tracing)"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' * (count != 1)}"
+    points = plan.points if expression is None else select_points(plan.points, expression)
+    return frozenset(point.point_id for point in points)
 
 
 def _new_run(job: Job, plan: Plan, tags: dict[str, str]) -> Run:

@@ -140,8 +140,10 @@ def test_a_killed_rank_costs_its_point_only_and_exit_1(tmp_path):
     assert isinstance(json.loads(done.stdout), dict)
     assert "raylet" not in done.stderr
     points = points_of(tmp_path / "results")
-    assert list(points["status"]) == ["ok", "lost", "error", "ok"]
-    lost, error = points.iloc[1], points.iloc[2]
+    # What is lost is tried once more, as a row of its own.
+    assert list(points["status"]) == ["ok", "lost", "lost", "error", "ok"]
+    assert list(points["attempt"]) == [1, 1, 2, 1, 1]
+    lost, error = points.iloc[1], points.iloc[3]
     assert "rank 1" in lost["error_message"]
     assert error["error_type"] == "ValueError"
     assert "the workload says no" in error["error_message"]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -28,7 +29,7 @@ from raybench import tables
 from raybench.errors import ResultsError
 from raybench.records import RunStatus, Status
 from raybench.schemas import TABLES, schema
-from raybench.store import RunStore, check_writable
+from raybench.store import RunStore, check_writable, hold_run
 from raybench.tables import find_run, load, read_runs
 
 
@@ -368,3 +369,47 @@ def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before() 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def unfinished(root: Path, host: str) -> None:
+    run = make_run("run-b", status=RunStatus.RUNNING, finished_at=None, host=host, points_ok=0)
+    RunStore.create(root, run, make_measure()).write_record(0, make_record())
+
+
+def test_a_run_is_running_while_its_driver_lives_and_interrupted_afterwards(
+    tmp_path: Path,
+) -> None:
+    with hold_run(tmp_path, "run-b"):
+        unfinished(tmp_path, socket.gethostname())
+        assert [run.status for run in read_runs(tmp_path)] == [RunStatus.RUNNING]
+    (run,) = read_runs(tmp_path)
+    assert run.status is RunStatus.INTERRUPTED
+    assert (run.points_ok, run.points_failed) == (1, 0)
+    assert run.finished_at is not None
+    assert run.finished_at >= run.started_at
+    assert list(pd.read_parquet(tmp_path / "runs")["run_id"]) == ["run-b"]
+
+
+@pytest.mark.parametrize("is_held_once", [True, False])
+def test_what_cannot_be_told_of_a_driver_is_not_called_interrupted(
+    tmp_path: Path, is_held_once: bool
+) -> None:
+    host = "another-host" if is_held_once else socket.gethostname()
+    unfinished(tmp_path, host)
+    if is_held_once:
+        with hold_run(tmp_path, "run-b"):
+            pass
+    assert [run.status for run in read_runs(tmp_path)] == [RunStatus.RUNNING]
+
+
+def test_a_run_has_one_driver_and_readers_do_not_keep_it_out(tmp_path: Path) -> None:
+    unfinished(tmp_path, socket.gethostname())
+    with (
+        hold_run(tmp_path, "run-b"),
+        pytest.raises(ResultsError, match="is being written by another sweep"),
+        hold_run(tmp_path, "run-b"),
+    ):
+        pass
+    read_runs(tmp_path)
+    with hold_run(tmp_path, "run-b"):
+        pass

@@ -7,7 +7,7 @@ from raybench.errors import ClusterError
 from raybench.job import Measure
 from raybench.plan import Plan
 from raybench.records import Failure, Status
-from raybench.sweep import PointFinished, PointStarted, SweepSettings, sweep
+from raybench.sweep import PointFinished, PointRetried, PointStarted, SweepSettings, sweep
 
 
 def run(plan, cluster, *, stop_on_error=False):
@@ -145,3 +145,25 @@ def test_cpu_workers_that_share_cores_are_told():
     records, _ = run(Plan(points=(make_point(world_size=2), make_point(world_size=4))), cluster)
     assert records[0].warnings == ()
     assert records[1].warnings == ("4 CPU workers share 2 cores of one node",)
+
+
+def test_a_lost_point_is_tried_once_more_and_both_attempts_are_rows():
+    cluster = started(make_devices(a=1), lambda point, rank: failure(rank, Status.LOST))
+    records, events = run(Plan(points=(make_point(),)), cluster)
+    assert [(one.status, one.attempt) for one in records] == [(Status.LOST, 1), (Status.LOST, 2)]
+    assert [type(event) for event in events] == [
+        PointStarted,
+        PointRetried,
+        PointStarted,
+        PointFinished,
+    ]
+
+
+def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole_plan():
+    plan = Plan(points=tuple(make_point(batch_size=n) for n in (1, 2, 4)))
+    cluster = started(make_devices(a=1), lambda point, rank: make_measurement(rank))
+    settings = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
+    written = []
+    attempts = {plan.points[1].point_id: 3}
+    list(sweep(plan, settings, cluster, lambda *args: written.append(args), attempts))
+    assert [(index, one.point.batch_size, one.attempt) for index, one in written] == [(1, 2, 3)]

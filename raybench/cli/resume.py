@@ -1,0 +1,179 @@
+"""`raybench sweep --resume`: which run goes on, whether it may, and what is left of it."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from raybench.cli.recording import DeviceKey, Start, device_key
+from raybench.errors import JobError, ResultsError, UsageError
+from raybench.records import Run, RunStatus, Status
+from raybench.tables import counted
+
+if TYPE_CHECKING:
+    from raybench.job import Job, Measure
+    from raybench.plan import Plan
+    from raybench.scheduler import Latest
+
+_MOST_DIFFERENCES = 5
+
+
+def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
+    """The results folder and the run that `text` means, as `raybench report` takes it.
+
+    Raises ResultsError when there is none, UsageError when `job` means something else by now.
+    """
+    from raybench import tables
+
+    root, run_id = tables.find_run(output, text)
+    run = _stored(root, run_id)
+    if run.job_sha256 != job.meaning_sha256:
+        raise UsageError(
+            f"--resume {run_id}: the job is not the one of that run: {_difference(run, job)}; "
+            "resume it with the same job and --set, or start a new run"
+        )
+    return root, run
+
+
+def resumed_start(
+    run: Run,
+    plan: Plan,
+    root: Path,
+    chosen: Collection[str],
+    resume_command: str,
+    *,
+    retry_failed: bool,
+    tags: Mapping[str, str],
+) -> Start:
+    """What is left of a run, of the points `chosen`. The run must be held: its rows are read."""
+    from raybench.scheduler import attempts_left
+
+    latest = _latest(root, run.run_id)
+    devices = _devices(root, run.run_id)
+    left = attempts_left(plan, latest, retry_failed=retry_failed)
+    return Start(
+        run=replace(
+            _stored(root, run.run_id),
+            status=RunStatus.RUNNING,
+            finished_at=None,
+            # A run that was filtered has more points when it goes on without the filter.
+            points_total=max(run.points_total, len({*latest, *(left.keys() & chosen)})),
+            host=socket.gethostname(),
+            tags={**run.tags, **tags},
+        ),
+        plan=plan,
+        attempts={point_id: attempt for point_id, attempt in left.items() if point_id in chosen},
+        ended={point_id: one.status for point_id, one in latest.items()},
+        devices=frozenset(devices),
+        models=frozenset(devices.values()),
+        is_resumed=True,
+        resume_command=resume_command,
+    )
+
+
+def nothing_left(start: Start, root: Path, measure: Measure, console: Console) -> Run:
+    """Say so; the run as its rows have it. A driver that died may not have written its end."""
+    from raybench.store import RunStore
+
+    text = f"run {start.run.run_id}: nothing to do; the points that failed: --retry-failed"
+    if not any(_is_failure(status) for status in start.ended.values()):
+        text = f"run {start.run.run_id}: nothing to do"
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    stored = _stored(root, start.run.run_id)
+    ended = counted(stored, start.ended)
+    is_whole = len(start.ended) == stored.points_total
+    if is_whole and stored.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
+        ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
+        RunStore(root=root, run_id=ended.run_id, measure=measure).write_run(ended)
+    return ended
+
+
+def _is_failure(status: Status) -> bool:
+    return status not in (Status.OK, Status.SKIPPED, Status.CANCELLED)
+
+
+def _stored(root: Path, run_id: str) -> Run:
+    from raybench import tables
+
+    found = [run for run in tables.read_runs(root) if run.run_id == run_id]
+    if not found:
+        raise ResultsError(f"{root}: run {run_id} has no row in runs; start a new run")
+    return found[0]
+
+
+def _latest(root: Path, run_id: str) -> dict[str, Latest]:
+    from raybench import tables
+    from raybench.scheduler import Latest
+
+    found = tables.latest(root, run_id).items()
+    return {
+        point_id: Latest(attempt=attempt, status=status) for point_id, (attempt, status) in found
+    }
+
+
+def _devices(root: Path, run_id: str) -> dict[DeviceKey, str]:
+    """The devices that the run has rows of, each with its name."""
+    from raybench import tables
+
+    names = ["kind", "uuid", "host", "index"]
+    table = tables.read_table(root, "devices", run_id).select([*names, "name"])
+    return {device_key(*(row[name] for name in names)): row["name"] for row in table.to_pylist()}
+
+
+def _difference(run: Run, job: Job) -> str:
+    """The settings that differ, where the run tells enough of its job."""
+    before = _job_of(run)
+    if before is None:
+        return "its --set overrides, or what this version of raybench takes as defaults, differ"
+    old, new = (dict(_leaves(one.model_dump(mode="json"))) for one in (before, job))
+    differences = [
+        f"{key} was {_shown(old, key)}, is {_shown(new, key)}"
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key) and key.split(".")[0] not in ("name", "baseline")
+    ]
+    more = len(differences) - _MOST_DIFFERENCES
+    told = ", ".join(differences[:_MOST_DIFFERENCES])
+    return f"{told} and {more} more" if more > 0 else told
+
+
+def _job_of(run: Run) -> Job | None:
+    """The job as the run had it, from its text and command; None where they do not tell it."""
+    from raybench.job import load_job
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.yaml"
+        path.write_text(run.job_text, encoding="utf-8")
+        try:
+            job = load_job(path, list(_overrides(run.argv)))
+        except JobError:
+            return None
+    return job if job.meaning_sha256 == run.job_sha256 else None
+
+
+def _overrides(argv: tuple[str, ...]) -> Iterator[str]:
+    """The values of `--set` in a command line."""
+    for position, word in enumerate(argv):
+        if word == "--set" and position + 1 < len(argv):
+            yield argv[position + 1]
+        elif word.startswith("--set="):
+            yield word.removeprefix("--set=")
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings in nested mappings, by dotted key."""
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for key, inner in value.items():
+        yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+
+
+def _shown(settings: Mapping[str, Any], key: str) -> str:
+    return str(settings[key]) if key in settings else "not set"
