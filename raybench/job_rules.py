@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from raybench.messages import KeyPath, Problem, dotted, unknown
-from raybench.plan import BATCH_SIZES, RUN_SETTINGS
+from raybench.point import BATCH_SIZES, RUN_SETTINGS
 from raybench.registry import Setting
 
 if TYPE_CHECKING:

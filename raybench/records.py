@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Literal
 
 from raybench.job import Measure
-from raybench.plan import Point
+from raybench.point import Point
 
 
 class Status(StrEnum):
@@ -228,38 +228,12 @@ class Record:
     warnings: tuple[str, ...] = ()
 
 
-class RunStatus(StrEnum):
-    """How far a run has come; one that says `running` without a driver was interrupted."""
-
-    RUNNING = "running"
-    OK = "ok"
-    FAILED = "failed"
-    INTERRUPTED = "interrupted"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One execution of a job."""
+class Latest:
+    """The latest attempt at a point that a run has a row of."""
 
-    run_id: str
-    job_name: str
-    job_text: str
-    job_sha256: str
-    argv: tuple[str, ...]
-    status: RunStatus
-    started_at: datetime
-    finished_at: datetime | None = None
-    points_total: int
-    points_ok: int = 0
-    points_failed: int = 0
-    points_skipped: int = 0
-    baseline: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-    cluster: str
-    host: str
-    versions: Mapping[str, str] = field(default_factory=dict)
-    git_commit: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
+    attempt: int
+    status: Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from typing_extensions import Doc
 
 from raybench.errors import UsageError
 from raybench.messages import rule_of, unknown
-from raybench.plan import BATCH_SIZES, Precision, Scalar
+from raybench.point import BATCH_SIZES, Precision, Scalar
 
 BUILTIN: Mapping[str, str] = {
     "collective": "raybench.workloads.collective:Collective",

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from raybench.doubts import doubts
 from raybench.numbers import numbers
-from raybench.records import Device, DeviceSample, Record, Run, RunStatus, Samples
+from raybench.records import Device, DeviceSample, Record, Samples
+from raybench.run import Run, RunStatus
 
 if TYPE_CHECKING:
     from raybench.job import Measure
-    from raybench.plan import Scalar
+    from raybench.point import Scalar
 
 Row = dict[str, Any]
 

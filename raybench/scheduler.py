@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raybench.cluster.ranks import Strategy, choose_seats
-from raybench.plan import Plan, Point
-from raybench.records import Device, Status
+from raybench.plan import Plan
+from raybench.point import Point
+from raybench.records import Device, Latest, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +27,6 @@ class Skip:
 
 
 Decision = Assign | Skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latest:
-    """The latest attempt at a point that a run has a row of."""
-
-    attempt: int
-    status: Status
 
 
 def attempts_left(

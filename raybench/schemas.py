@@ -13,11 +13,6 @@ History of the schema (a change of any column raises SCHEMA_VERSION and adds a l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SCHEMA_VERSION = 2
 
@@ -289,38 +284,3 @@ TABLES = {
 def units(table: str) -> dict[str, str]:
     """Column -> unit, in column order; empty where a column has none."""
     return {column.name: column.unit for column in TABLES[table]}
-
-
-@cache
-def schema(table: str) -> pa.Schema:
-    """The Arrow schema of a table. Every column is nullable but those that identify the row."""
-    import pyarrow as pa
-
-    required = {"run_id"} if table in ("runs", "devices", "telemetry") else {"run_id", "point_id"}
-    fields = [
-        pa.field(
-            column.name,
-            _arrow_type(column.kind),
-            nullable=column.name not in required,
-            metadata=_metadata(column),
-        )
-        for column in TABLES[table]
-    ]
-    return pa.schema(fields, metadata={"table": table, "schema_version": str(SCHEMA_VERSION)})
-
-
-def _metadata(column: Column) -> dict[str, str]:
-    description = {"description": column.description}
-    return {"unit": column.unit, **description} if column.unit else description
-
-
-def _arrow_type(kind: str) -> pa.DataType:
-    import pyarrow as pa
-
-    special = {
-        "timestamp": pa.timestamp("us", tz="UTC"),
-        "list<string>": pa.list_(pa.string()),
-        "map<string,string>": pa.map_(pa.string(), pa.string()),
-        "map<string,int64>": pa.map_(pa.string(), pa.int64()),
-    }
-    return special[kind] if kind in special else pa.type_for_alias(kind)

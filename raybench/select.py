@@ -13,7 +13,7 @@ from simpleeval import (  # type: ignore[import-untyped]
 
 from raybench.errors import UsageError
 from raybench.messages import shown, unknown
-from raybench.plan import Point
+from raybench.point import Point
 
 # Comparisons and arithmetic only: nothing in a filter can call or reach into anything.
 _REFUSED = (ast.Attribute, ast.Call, ast.DictComp, ast.GeneratorExp, ast.ListComp)

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from raybench import rows
+from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError
-from raybench.records import Device, DeviceSample, Record, Run
-from raybench.schemas import schema
+from raybench.records import Device, DeviceSample, Record
+from raybench.run import Run
 
 if TYPE_CHECKING:
     import pyarrow as pa

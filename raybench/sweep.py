@@ -12,7 +12,8 @@ from raybench.cluster import Cluster
 from raybench.cluster.ranks import Strategy
 from raybench.errors import ClusterError
 from raybench.job import Measure
-from raybench.plan import Plan, Point
+from raybench.plan import Plan
+from raybench.point import Point
 from raybench.records import Answer, Device, Failure, Measurement, Record, Status, Task
 from raybench.scheduler import Skip, decide, is_tried_again
 
@@ -92,30 +93,16 @@ def sweep(
     while turns:
         turn = turns.popleft()
         index, point = turn.index, turn.point
-        started_at, started_s = datetime.now(UTC), time.perf_counter()
         decision = decide(
             point, cluster.devices, cluster.capacity, settings.strategy, stopped_by, ran_out
         )
         if isinstance(decision, Skip):
-            record = _unmeasured(
-                turn, started_at, Status.SKIPPED, decision.error_type, decision.reason
-            )
+            skipped = (Status.SKIPPED, decision.error_type, decision.reason)
+            record = _unmeasured(turn, datetime.now(UTC), *skipped)
         else:
             devices = tuple(cluster.devices[seat] for seat in decision.seats)
-            profile = point.point_id in settings.profiled
-            task = Task(point=point, settings=settings.measure, profile=profile)
             yield PointStarted(index=index, point=point, devices=devices)
-            try:
-                answers = cluster.run(task, decision.seats)
-            except KeyboardInterrupt:
-                interrupted = (Status.CANCELLED, "Interrupted", "by the user")
-                write(index, _unmeasured(turn, started_at, *interrupted))
-                raise
-            except ClusterError as error:
-                lost = (Status.LOST, "ClusterError", str(error))
-                write(index, _unmeasured(turn, started_at, *lost))
-                raise
-            record = _record(turn, answers, devices, started_at, time.perf_counter() - started_s)
+            record = _attempted(turn, decision.seats, settings, cluster, write)
         write(index, record)
         if is_tried_again(record.status, turn.tries):
             turns.appendleft(replace(turn, attempt=turn.attempt + 1, tries=turn.tries + 1))
@@ -133,6 +120,30 @@ def _turns(plan: Plan, attempts: Mapping[str, int] | None) -> Iterator[_Turn]:
         attempt = 1 if attempts is None else attempts.get(point.point_id)
         if attempt is not None:
             yield _Turn(index=index, point=point, attempt=attempt)
+
+
+def _attempted(
+    turn: _Turn,
+    seats: Sequence[int],
+    settings: SweepSettings,
+    cluster: Cluster,
+    write: Callable[[int, Record], None],
+) -> Record:
+    """The attempt on the workers of these seats; one that ends the run is written here."""
+    started_at, started_s = datetime.now(UTC), time.perf_counter()
+    devices = tuple(cluster.devices[seat] for seat in seats)
+    profile = turn.point.point_id in settings.profiled
+    task = Task(point=turn.point, settings=settings.measure, profile=profile)
+    try:
+        answers = cluster.run(task, seats)
+    except KeyboardInterrupt:
+        interrupted = (Status.CANCELLED, "Interrupted", "by the user")
+        write(turn.index, _unmeasured(turn, started_at, *interrupted))
+        raise
+    except ClusterError as error:
+        write(turn.index, _unmeasured(turn, started_at, Status.LOST, "ClusterError", str(error)))
+        raise
+    return _record(turn, answers, devices, started_at, time.perf_counter() - started_s)
 
 
 def _unmeasured(

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raybench import rows
+from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError
 from raybench.messages import did_you_mean
-from raybench.records import Run, RunStatus, Status
-from raybench.schemas import TABLES, schema, units
+from raybench.records import Latest, Status
+from raybench.run import Run, RunStatus
+from raybench.schemas import TABLES, units
 from raybench.store import LATEST, has_driver
 
 if TYPE_CHECKING:
@@ -139,17 +141,20 @@ def _as_it_stands(root: Path, run: Run) -> Run:
     folder = root / "points" / run.run_id
     written = [path.stat().st_mtime for path in folder.glob("[!.]*.parquet")]
     ended = datetime.fromtimestamp(max(written), UTC) if written else run.started_at
-    statuses = {point_id: status for point_id, (_, status) in latest(root, run.run_id).items()}
+    statuses = {point_id: one.status for point_id, one in latest(root, run.run_id).items()}
     finished_at = max(ended, run.started_at)
     return replace(counted(run, statuses), status=RunStatus.INTERRUPTED, finished_at=finished_at)
 
 
-def latest(root: Path, run_id: str) -> dict[str, tuple[int, Status]]:
-    """The number and the status of the latest attempt at each point that has a row, by point_id."""
+def latest(root: Path, run_id: str) -> dict[str, Latest]:
+    """The latest attempt at each point that has a row, by point_id."""
     names = ["point_id", "attempt", "status"]
     found = read_table(root, "points", run_id).select(names).to_pylist()
     found.sort(key=lambda row: row["attempt"])
-    return {row["point_id"]: (row["attempt"], Status(row["status"])) for row in found}
+    return {
+        row["point_id"]: Latest(attempt=row["attempt"], status=Status(row["status"]))
+        for row in found
+    }
 
 
 def counted(run: Run, statuses: Mapping[str, Status]) -> Run:

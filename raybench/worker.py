@@ -20,7 +20,7 @@ from raybench.measure import phases, stats
 from raybench.measure.flops import Counted, step_flops
 from raybench.measure.gemm import gemm_tflops
 from raybench.measure.identity import describe_device
-from raybench.plan import Point, Precision
+from raybench.point import Point, Precision
 from raybench.process_group import ProcessGroup, tell_place
 from raybench.process_state import ProcessState
 from raybench.records import Answer, Device, Failure, Group, Measurement, Place, Status, Task

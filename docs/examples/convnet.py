@@ -28,7 +28,7 @@ class ConvNet:
         from torch import nn
         from torch.nn.parallel import DistributedDataParallel
 
-        from raybench.plan import Precision
+        from raybench.point import Precision
         from raybench.workloads.precision import autocast
 
         channels_last = memory_format == "channels_last"

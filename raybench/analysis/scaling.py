@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from raybench.plan import Precision, Scalar
+from raybench.point import Precision, Scalar
 from raybench.rows import text
 
 # Settings that make a series besides the workload's parameters; the batch of the scaling kind

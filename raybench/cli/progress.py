@@ -14,7 +14,8 @@ from rich.text import Text
 
 from raybench.measure import stats
 from raybench.numbers import rates
-from raybench.plan import Plan, Point, varying_settings
+from raybench.plan import Plan, varying_settings
+from raybench.point import Point
 from raybench.records import Record, Status
 from raybench.report import wording
 from raybench.sweep import Event, PointFinished, PointStarted

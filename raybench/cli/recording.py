@@ -13,8 +13,9 @@ from rich.console import Console
 
 from raybench.cli.interrupts import interrupt_held_back, interrupted_by_sigterm
 from raybench.errors import ClusterError, RaybenchError
-from raybench.records import Device, Record, Run, RunStatus, Status
+from raybench.records import Device, Record, Status
 from raybench.report import wording
+from raybench.run import Run, RunStatus
 from raybench.tables import counted
 
 if TYPE_CHECKING:

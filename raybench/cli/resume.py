@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from raybench import tables
 from raybench.cli.recording import DeviceKey, Start, device_key
 from raybench.errors import JobError, ResultsError, UsageError
-from raybench.records import Run, RunStatus, Status
-from raybench.tables import counted
+from raybench.records import Status
+from raybench.run import Run, RunStatus
 
 if TYPE_CHECKING:
     from raybench.job import Job, Measure
     from raybench.plan import Plan
-    from raybench.scheduler import Latest
 
 _MOST_DIFFERENCES = 5
 
@@ -30,8 +30,6 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
 
     Raises ResultsError when there is none, UsageError when `job` means something else by now.
     """
-    from raybench import tables
-
     root, run_id = tables.find_run(output, text)
     run = _stored(root, run_id)
     if run.job_sha256 != job.meaning_sha256:
@@ -55,7 +53,7 @@ def resumed_start(
     """What is left of a run, of the points `chosen`. The run must be held: its rows are read."""
     from raybench.scheduler import attempts_left
 
-    latest = _latest(root, run.run_id)
+    latest = tables.latest(root, run.run_id)
     devices = _devices(root, run.run_id)
     left = attempts_left(plan, latest, retry_failed=retry_failed)
     return Start(
@@ -87,7 +85,7 @@ def nothing_left(start: Start, root: Path, measure: Measure, console: Console) -
         text = f"run {start.run.run_id}: nothing to do"
     console.print(text, markup=False, highlight=False, soft_wrap=True)
     stored = _stored(root, start.run.run_id)
-    ended = counted(stored, start.ended)
+    ended = tables.counted(stored, start.ended)
     is_whole = len(start.ended) == stored.points_total
     if is_whole and stored.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
         ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
@@ -100,28 +98,14 @@ def _is_failure(status: Status) -> bool:
 
 
 def _stored(root: Path, run_id: str) -> Run:
-    from raybench import tables
-
     found = [run for run in tables.read_runs(root) if run.run_id == run_id]
     if not found:
         raise ResultsError(f"{root}: run {run_id} has no row in runs; start a new run")
     return found[0]
 
 
-def _latest(root: Path, run_id: str) -> dict[str, Latest]:
-    from raybench import tables
-    from raybench.scheduler import Latest
-
-    found = tables.latest(root, run_id).items()
-    return {
-        point_id: Latest(attempt=attempt, status=status) for point_id, (attempt, status) in found
-    }
-
-
 def _devices(root: Path, run_id: str) -> dict[DeviceKey, str]:
     """The devices that the run has rows of, each with its name."""
-    from raybench import tables
-
     names = ["kind", "uuid", "host", "index"]
     table = tables.read_table(root, "devices", run_id).select([*names, "name"])
     return {device_key(*(row[name] for name in names)): row["name"] for row in table.to_pylist()}

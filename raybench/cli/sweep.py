@@ -19,7 +19,7 @@ from raybench.cli.recording import Start, Where, carried_out
 from raybench.cli.resume import nothing_left, resumed_start, run_to_resume
 from raybench.environment import git_commit, measured_variables, package_versions
 from raybench.errors import UsageError
-from raybench.records import Run, RunStatus
+from raybench.run import Run, RunStatus
 
 if TYPE_CHECKING:
     from raybench.job import Job

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from raybench import registry
 from raybench.environment import measured_variables
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.workloads import precision
 from raybench.workloads.base import Context, Workload
 

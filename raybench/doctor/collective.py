@@ -8,7 +8,7 @@ from typing import Literal
 from raybench.doctor.facts import Check, Facts, Verdict
 from raybench.job import Measure, Span
 from raybench.measure import stats
-from raybench.plan import Point, Precision
+from raybench.point import Point, Precision
 from raybench.records import Answer, Failure, Measurement, Status, Task
 
 _MIB = 2**20

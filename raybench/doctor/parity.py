@@ -17,7 +17,7 @@ from raybench.doctor.torchrun import BareAnswer, BareStep, TorchrunError, run_ba
 from raybench.environment import measured_variables
 from raybench.job import Measure, Span
 from raybench.measure import stats
-from raybench.plan import Point, Precision, Scalar
+from raybench.point import Point, Precision, Scalar
 from raybench.records import Device, Failure, Measurement, Status, Task
 
 _WARMUP = 20

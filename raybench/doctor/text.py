@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from raybench.doctor.facts import Check, Facts, Verdict
+from raybench.report import wording
+from raybench.report.console import WIDTH, rendered
 
 SCHEMA_VERSION = 1  # of the JSON object
-WIDTH = 80
 _STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 
 
@@ -45,25 +45,13 @@ def format_text(diagnosis: Diagnosis, *, width: int = WIDTH, color: bool = False
         grid.add_row(verdict, _plain(check.name), _plain(check.found))
         if check.advice:
             grid.add_row("", "", _plain(f"-> {check.advice}"))
-    target = io.StringIO()
-    console = Console(
-        file=target,
-        width=width,
-        force_terminal=color,
-        color_system="standard" if color else None,
-        highlight=False,
-        legacy_windows=False,
-    )
-    console.print(_plain(diagnosis.cluster))
-    console.print(grid)
-    console.print(_sum(diagnosis.checks))
-    return "\n".join(line.rstrip() for line in target.getvalue().splitlines()) + "\n"
+    parts: list[RenderableType] = [_plain(diagnosis.cluster), grid, Text(_sum(diagnosis.checks))]
+    return rendered(parts, width, color)
 
 
 def _plain(text: str) -> Text:
     """Never markup, and one line: some of it comes from error messages and variables."""
-    one_line = " ".join(text.split())
-    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in one_line))
+    return Text(wording.plain(text))
 
 
 def _sum(checks: Sequence[Check]) -> str:

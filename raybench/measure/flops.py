@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from raybench.plan import Precision, Scalar
+from raybench.point import Precision, Scalar
 from raybench.workloads.base import Context, PartTimes
 
 _METHOD = "matrix products, convolutions and attention of one step, counted on meta tensors"

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from raybench.plan import Precision
+from raybench.point import Precision
 
 _SIZE = 8192
 _FLOP_PER_PRODUCT = 2.0 * _SIZE**3

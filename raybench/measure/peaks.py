@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raybench.plan import Precision
+from raybench.point import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from raybench.records import Run
 from raybench.report.points import PointDetails
 from raybench.report.summary import Summary
+from raybench.run import Run
 from raybench.schemas import SCHEMA_VERSION, TABLES
 
 _INTEGERS = {

@@ -11,11 +11,11 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis.scaling import batch_column, scaling
-from raybench.records import Run
 from raybench.report import wording
 from raybench.report.explanation import explain
 from raybench.report.findings import findings, losses
 from raybench.report.tables import Layout, Table, make_tables
+from raybench.run import Run
 
 # Points that differ in these alone say the same. The rank that a sentence begins with is none of
 # them: rank 1 and rank 3 are not "rank 1 to 3".

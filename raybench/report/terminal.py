@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.table import Table as RichTable
 
-from raybench.records import Run, RunStatus
 from raybench.report import wording
 from raybench.report.console import (
     SETTING_CHARS,
@@ -21,6 +20,7 @@ from raybench.report.console import (
 )
 from raybench.report.summary import Said, Summary
 from raybench.report.tables import Table
+from raybench.run import Run, RunStatus
 
 _REASON_CHARS = 300
 # A run's id is not folded below this, so that it can be copied.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from raybench.records import Run, RunStatus
+from raybench.run import Run, RunStatus
 
 STATUS_WORDS = {
     "ok": "ok",

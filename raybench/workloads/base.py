@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from raybench.plan import Precision
+from raybench.point import Precision
 
 if TYPE_CHECKING:
     import torch

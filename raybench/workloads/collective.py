@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.workloads.base import Context, WrongResultError
 
 if TYPE_CHECKING:

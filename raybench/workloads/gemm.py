@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.workloads.base import Context, WrongResultError
 
 _DTYPES = {

@@ -15,7 +15,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from raybench.errors import UsageError
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.workloads.base import Context
 from raybench.workloads.data import Batch
 from raybench.workloads.parameters import OptimizerName

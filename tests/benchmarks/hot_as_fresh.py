@@ -24,7 +24,7 @@ from raybench.cluster.ray_telemetry import TelemetryAgents
 from raybench.doctor.equivalence import ratio
 from raybench.job import Measure
 from raybench.measure.stats import slowest_rank_step_ns
-from raybench.plan import Point, Precision, Scalar
+from raybench.point import Point, Precision, Scalar
 from raybench.records import Measurement, Task
 
 OTHERS, PAIRS = 50, 2

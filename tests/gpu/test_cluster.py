@@ -12,7 +12,7 @@ from raybench.cluster import ray_cluster
 from raybench.cluster.ranks import choose_seats
 from raybench.cluster.ray_connection import connect
 from raybench.job import Measure
-from raybench.plan import Point, Precision
+from raybench.point import Point, Precision
 from raybench.records import Failure, Measurement, Status, Task
 
 pytestmark = [

@@ -14,7 +14,7 @@ from raybench.cluster.ranks import choose_seats
 from raybench.cluster.ray_connection import connect
 from raybench.job import Measure, Span
 from raybench.numbers import numbers
-from raybench.plan import Point, Precision
+from raybench.point import Point, Precision
 from raybench.records import Failure, Measurement, Record, Status, Task
 
 pytestmark = [

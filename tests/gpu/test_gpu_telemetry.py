@@ -14,7 +14,7 @@ from raybench.measure.gemm import gemm_tflops
 from raybench.measure.identity import describe_device
 from raybench.measure.peaks import dense_peak_tflops
 from raybench.measure.telemetry import Sampler
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.workloads import precision
 
 pytestmark = [

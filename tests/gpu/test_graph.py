@@ -9,7 +9,7 @@ from raybench.errors import UsageError
 from raybench.job import Measure
 from raybench.measure.graph import TRIAL_REPLAYS
 from raybench.measure.phases import Measured, measure
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.workloads import precision
 from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp

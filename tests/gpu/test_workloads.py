@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.workloads import precision
 from raybench.workloads.base import Context
 from raybench.workloads.linear import Linear

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from raybench.job import Measure
 from raybench.measure.agreement import as_rank_0_says, slowest_rank_ns
 from raybench.measure.phases import Measured, measure
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.workloads.base import Context
 
 CPU = torch.device("cpu")

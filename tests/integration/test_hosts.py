@@ -139,7 +139,7 @@ import json, subprocess, sys
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
 from raybench.job import Measure
-from raybench.plan import Point, Precision
+from raybench.point import Point, Precision
 from raybench.records import Task
 
 connection = connect("auto", "cpu", 2)

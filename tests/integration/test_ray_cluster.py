@@ -15,7 +15,7 @@ from raybench.cluster.ranks import choose_seats
 from raybench.cluster.ray_connection import connect
 from raybench.errors import ClusterError
 from raybench.job import Measure
-from raybench.plan import Point, Precision
+from raybench.point import Point, Precision
 from raybench.records import Failure, Measurement, Status, Task
 
 PROBE = "tests.integration.probe_workloads:Probe"

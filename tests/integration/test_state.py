@@ -13,7 +13,7 @@ import pytest
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
 from raybench.job import Measure
-from raybench.plan import Point, Precision
+from raybench.point import Point, Precision
 from raybench.records import Measurement, Task
 
 MESS = "tests.integration.probe_workloads:Mess"

@@ -151,7 +151,8 @@ def test_a_killed_rank_costs_its_point_only_and_exit_1(tmp_path):
     assert set(samples["point_id"]) == set(points[points["status"] == "ok"]["point_id"])
 
 
-def test_an_interrupt_keeps_what_finished_and_exits_with_130(tmp_path):
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_finished_and_exits_with_130(tmp_path, told):
     job = write_job(
         tmp_path,
         f"workload: {{kind: '{FAULTY}'}}\n"
@@ -169,7 +170,7 @@ def test_an_interrupt_keeps_what_finished_and_exits_with_130(tmp_path):
             assert process.poll() is None
             time.sleep(0.2)
         running = browse(results, "report")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(told)
         stdout, stderr = process.communicate(timeout=60)
     assert running.returncode == 0, running.stderr
     assert "unfinished; 2 points: 1 ok, 0 failed, 0 skipped, 1 not run" in running.stdout

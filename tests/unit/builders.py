@@ -9,17 +9,9 @@ from typing import Any
 import numpy as np
 
 from raybench.job import Measure
-from raybench.plan import Point, Precision
-from raybench.records import (
-    Device,
-    Measurement,
-    Record,
-    Repetition,
-    Run,
-    RunStatus,
-    Samples,
-    Status,
-)
+from raybench.point import Point, Precision
+from raybench.records import Device, Measurement, Record, Repetition, Samples, Status
+from raybench.run import Run, RunStatus
 
 START = datetime(2026, 8, 21, 10, 11, 12, tzinfo=UTC)
 

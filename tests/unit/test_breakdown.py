@@ -15,7 +15,7 @@ from raybench.measure.breakdown import break_down
 from raybench.measure.buckets import comm_ms, tail_ms
 from raybench.measure.device_time import OptimizerMarks
 from raybench.measure.timing import make_timer
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.workloads.base import Context
 
 CPU = torch.device("cpu")

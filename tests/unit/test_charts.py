@@ -7,7 +7,7 @@ from builders import make_failed, make_point, make_record, make_run
 from test_reports import collective, report, sweep
 
 from raybench.errors import UsageError
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.report import charts
 from raybench.report.bandwidth_chart import bandwidth_chart, has_bandwidths
 

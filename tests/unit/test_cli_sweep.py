@@ -24,8 +24,10 @@ from raybench.cli.recording import Start, recorded
 from raybench.cluster import Cluster
 from raybench.errors import ClusterError
 from raybench.job import Job, load_job
-from raybench.plan import Point, make_plan
-from raybench.records import Answer, Failure, Profile, Run, RunStatus, Status
+from raybench.plan import make_plan
+from raybench.point import Point
+from raybench.records import Answer, Failure, Profile, Status
+from raybench.run import Run, RunStatus
 from raybench.store import RunStore, hold_run
 from raybench.sweep import Event, PointFinished, SweepSettings
 from raybench.tables import counted

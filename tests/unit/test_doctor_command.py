@@ -16,16 +16,8 @@ from raybench.cli.doctor import diagnose
 from raybench.doctor import text
 from raybench.doctor.facts import Check, Facts, Verdict
 from raybench.errors import ClusterError, UsageError
-from raybench.plan import Point
-from raybench.records import (
-    Answer,
-    Device,
-    Failure,
-    Measurement,
-    Repetition,
-    Samples,
-    Status,
-)
+from raybench.point import Point
+from raybench.records import Answer, Device, Failure, Measurement, Repetition, Samples, Status
 
 MS = 1_000_000
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from raybench.measure import flops
 from raybench.measure.flops import step_flops
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.workloads.base import Context
 
 BATCH, HIDDEN, LAYERS = 16, 32, 3

@@ -10,7 +10,7 @@ from builders import make_device, make_measurement, make_point, make_record, mak
 
 from raybench import numbers as module
 from raybench.numbers import numbers
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.records import Breakdown, Measurement, Record, Repetition
 
 MS = 1_000_000

@@ -15,7 +15,7 @@ from raybench.doctor.equivalence import Agreement, Ratio, agreement, ratio
 from raybench.doctor.facts import Verdict
 from raybench.doctor.torchrun import BareAnswer, BareStep, TorchrunError, run_bare
 from raybench.measure.stats import Interval
-from raybench.plan import Point
+from raybench.point import Point
 from raybench.records import Answer, Failure, Status
 
 GPU_STEP, _ = parity.steps(is_cuda=True)

@@ -6,7 +6,7 @@ import pytest
 
 from raybench.measure import peaks
 from raybench.measure.peaks import dense_peak_tflops
-from raybench.plan import Precision
+from raybench.point import Precision
 
 
 @pytest.mark.parametrize(

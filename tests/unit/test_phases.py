@@ -13,7 +13,7 @@ from raybench.errors import UsageError
 from raybench.job import Measure
 from raybench.measure import phases, profiling
 from raybench.measure.counters import Reading
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.records import Breakdown, Profile
 from raybench.workloads.base import Context
 

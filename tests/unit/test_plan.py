@@ -8,7 +8,8 @@ import pytest
 
 from raybench.errors import JobError
 from raybench.job import load_job
-from raybench.plan import Plan, Point, Precision, make_plan, varying_settings
+from raybench.plan import Plan, make_plan, varying_settings
+from raybench.point import Point, Precision
 
 HEAD = "version: 1\nname: test\n"
 MLP = HEAD + "workload: {kind: mlp}\n"

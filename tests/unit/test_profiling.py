@@ -19,7 +19,8 @@ from raybench.errors import UsageError
 from raybench.measure import module_times as module_times_module
 from raybench.measure.module_times import module_times
 from raybench.measure.profiling import profile
-from raybench.plan import Plan, Precision
+from raybench.plan import Plan
+from raybench.point import Precision
 from raybench.records import Answer, Group, ModuleTime, Place, Profile, Record, Task
 from raybench.store import RunStore
 from raybench.sweep import SweepSettings, sweep

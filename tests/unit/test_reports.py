@@ -21,12 +21,13 @@ from builders import (
 )
 
 from raybench import rows
-from raybench.plan import Point, Precision
-from raybench.records import Breakdown, Record, Run, RunStatus, Status
+from raybench.point import Point, Precision
+from raybench.records import Breakdown, Record, Status
 from raybench.report import as_json, markdown, terminal, wording
 from raybench.report.points import PointDetails, format_point, format_points
 from raybench.report.summary import Summary, summarize
 from raybench.report.tables import Table
+from raybench.run import Run, RunStatus
 from raybench.schemas import SCHEMA_VERSION, TABLES, units
 
 MS = 1_000_000

@@ -16,7 +16,7 @@ from builders import (
 from raybench import rows
 from raybench.analysis.ranks import rank_steps
 from raybench.analysis.scaling import latest_attempts, scaling, setting_order
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.records import Record, Status
 from raybench.schemas import TABLES
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from fakes import make_devices, make_point
 
-from raybench.plan import Plan, Precision
+from raybench.plan import Plan
+from raybench.point import Precision
 from raybench.scheduler import Assign, Skip, decide, workers_needed
 
 

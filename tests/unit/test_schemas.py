@@ -3,7 +3,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from raybench.schemas import SCHEMA_VERSION, TABLES, schema, units
+from raybench.arrow_schemas import schema
+from raybench.schemas import SCHEMA_VERSION, TABLES, units
 
 POINTS = """\
 run_id point_id attempt status error_type error_message workload params backend

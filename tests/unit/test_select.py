@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raybench.errors import UsageError
-from raybench.plan import Point, Precision
+from raybench.point import Point, Precision
 from raybench.select import select_points
 
 

@@ -26,9 +26,11 @@ from hypothesis import strategies as st
 
 import raybench
 from raybench import tables
+from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError
-from raybench.records import RunStatus, Status
-from raybench.schemas import TABLES, schema
+from raybench.records import Status
+from raybench.run import RunStatus
+from raybench.schemas import TABLES
 from raybench.store import RunStore, check_writable, hold_run
 from raybench.tables import find_run, load, read_runs
 

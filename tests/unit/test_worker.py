@@ -19,7 +19,7 @@ from messes import MESSES, seen
 from raybench.cluster.local import this_process
 from raybench.cluster.rendezvous import StoreHost
 from raybench.job import Measure
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.records import Failure, Group, Measurement, Place, Status, Task
 from raybench.worker import Worker
 

@@ -21,7 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from raybench.measure.breakdown import break_down
 from raybench.measure.buckets import BucketMarks
 from raybench.measure.timing import make_timer
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.records import Breakdown
 from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp

@@ -10,7 +10,7 @@ from typing import get_type_hints
 import pytest
 import torch
 
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.workloads.base import Context
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.workloads import precision
 from raybench.workloads.base import Context
 

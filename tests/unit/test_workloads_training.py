@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.errors import UsageError
-from raybench.plan import Precision
+from raybench.point import Precision
 from raybench.workloads.base import Context
 from raybench.workloads.layers import DECODER_PRESETS, Decoder
 from raybench.workloads.linear import Linear

@@ -15,7 +15,7 @@ from raybench import rows
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
 from raybench.job import Measure
-from raybench.plan import Point, Precision
+from raybench.point import Point, Precision
 from raybench.records import Measurement, Record, Status, Task
 
 pytestmark = [

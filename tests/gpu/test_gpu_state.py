@@ -13,7 +13,7 @@ import torch
 from raybench.cluster import ray_cluster
 from raybench.cluster.ray_connection import connect
 from raybench.job import Measure, Span
-from raybench.plan import Point, Precision
+from raybench.point import Point, Precision
 from raybench.records import Measurement, Task
 
 pytestmark = [

@@ -1,0 +1,46 @@
+"""The Arrow schemas of the tables, with units and descriptions as metadata of their fields."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from raybench.schemas import SCHEMA_VERSION, TABLES, Column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@cache
+def schema(table: str) -> pa.Schema:
+    """The Arrow schema of a table. Every column is nullable but those that identify the row."""
+    import pyarrow as pa
+
+    required = {"run_id"} if table in ("runs", "devices", "telemetry") else {"run_id", "point_id"}
+    fields = [
+        pa.field(
+            column.name,
+            _arrow_type(column.kind),
+            nullable=column.name not in required,
+            metadata=_metadata(column),
+        )
+        for column in TABLES[table]
+    ]
+    return pa.schema(fields, metadata={"table": table, "schema_version": str(SCHEMA_VERSION)})
+
+
+def _metadata(column: Column) -> dict[str, str]:
+    description = {"description": column.description}
+    return {"unit": column.unit, **description} if column.unit else description
+
+
+def _arrow_type(kind: str) -> pa.DataType:
+    import pyarrow as pa
+
+    special = {
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "list<string>": pa.list_(pa.string()),
+        "map<string,string>": pa.map_(pa.string(), pa.string()),
+        "map<string,int64>": pa.map_(pa.string(), pa.int64()),
+    }
+    return special[kind] if kind in special else pa.type_for_alias(kind)

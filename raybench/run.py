@@ -1,0 +1,44 @@
+"""A run: one execution of a job, as the table `runs` tells of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from raybench.point import Scalar
+
+
+class RunStatus(StrEnum):
+    """How far a run has come; one that says `running` without a driver was interrupted."""
+
+    RUNNING = "running"
+    OK = "ok"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One execution of a job."""
+
+    run_id: str
+    job_name: str
+    job_text: str
+    job_sha256: str
+    argv: tuple[str, ...]
+    status: RunStatus
+    started_at: datetime
+    finished_at: datetime | None = None
+    points_total: int
+    points_ok: int = 0
+    points_failed: int = 0
+    points_skipped: int = 0
+    baseline: Mapping[str, Scalar] = field(default_factory=dict)
+    cluster: str
+    host: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    git_commit: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
