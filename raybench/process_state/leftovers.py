@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ class Company:
 
     def newcomers(self) -> tuple[str, ...]:
         """Those that have been started since and do not end by themselves now, as noun phrases."""
+        _end_progress_monitor()
         threads = _those_that_stay(lambda: set(_threads()) - self._threads)
         children = _those_that_stay(lambda: _children() - self._children)
         phrases = []
@@ -34,6 +36,14 @@ class Company:
             commands = sorted(map(_command, children))
             phrases.append(_counted(commands, "child process", "child processes"))
         return tuple(phrases)
+
+
+def _end_progress_monitor() -> None:
+    """The first bar of tqdm starts a thread, which torch.compile's do too; it ends when asked."""
+    bars: Any = sys.modules.get("tqdm.std")
+    if bars is not None and (monitor := bars.tqdm.monitor) is not None:
+        monitor.exit()
+        bars.tqdm.monitor = None  # the next bar starts another
 
 
 def _counted(names: Sequence[str], one: str, many: str) -> str:

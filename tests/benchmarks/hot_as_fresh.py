@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -71,8 +72,11 @@ def one_round(device: str, world_size: int) -> dict[str, dict[str, list[float]]]
     try:
         cluster.start(world_size, "pack")
         measure_all("first")
+        hot = [device.process_id for device in cluster.devices]
         for other in others(world_size):
             step_ms(cluster, other, warmup=2, iterations=3, breakdown=False)
+            if hot != [device.process_id for device in cluster.devices]:
+                raise SystemExit("the workers were replaced: these are not hot")
         measure_all("after fifty")
         measure_all("fresh workers", fresh_workers=True)
         for _ in range(PAIRS):
@@ -122,6 +126,8 @@ def step_ms(cluster: RayCluster, wanted: Point, **settings: object) -> float:
     measured = [answer for answer in answers if isinstance(answer, Measurement)]
     if len(measured) < len(answers):
         raise SystemExit(f"{wanted}: {[a for a in answers if not isinstance(a, Measurement)]}")
+    for warning in dict.fromkeys(text for answer in measured for text in answer.warnings):
+        print(f"{wanted.point_id}: {warning}", file=sys.stderr, flush=True)
     return slowest_rank_step_ns(measured) / 1e6
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,6 +124,17 @@ def test_a_thread_left_running_is_told_until_it_ends():
     stop.set()
     thread.join()
     assert state.restore() == ()
+
+
+def test_the_thread_that_a_progress_bar_starts_is_ended(monkeypatch):
+    stop = threading.Event()
+    monitor = SimpleNamespace(exit=stop.set)
+    bars = SimpleNamespace(tqdm=SimpleNamespace(monitor=monitor))
+    monkeypatch.setitem(sys.modules, "tqdm.std", bars)
+    state = ProcessState(CPU)
+    threading.Thread(target=stop.wait, name="tqdm_monitor").start()
+    assert state.restore() == ()
+    assert bars.tqdm.monitor is None
 
 
 def test_a_thread_that_is_about_to_end_is_waited_for():
