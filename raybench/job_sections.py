@@ -138,6 +138,8 @@ class Placement(Section):
     strategy: Literal["pack", "spread"] = Field(
         default="pack", description="pack: fill node after node. spread: over as many as possible."
     )
-    isolation: Literal["cluster"] = Field(
-        default="cluster", description="cluster: one point at a time on the whole cluster."
+    isolation: Literal["cluster", "node", "device"] = Field(
+        default="cluster",
+        description="What a point shares with no other at the same time. cluster: one point at a "
+        "time. node: one per node. device: any points on disjoint devices.",
     )

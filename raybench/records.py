@@ -213,6 +213,9 @@ class Record:
 
     measurements: rank order, one per rank when status is ok, else empty.
     devices: those that ran it, in rank order; empty for a skipped point.
+    error_rank: the rank that failed first, as far as one can be named. error_detail: its traceback,
+    or the end of its worker's log.
+    neighbours: point_ids that ran on a node of this one at the same time.
     warnings: those of the ranks and those the driver knows, without repeats.
     """
 
@@ -225,6 +228,9 @@ class Record:
     measurements: tuple[Measurement, ...] = ()
     error_type: str | None = None
     error_message: str | None = None
+    error_rank: int | None = None
+    error_detail: str | None = None
+    neighbours: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from raybench.cluster import Cluster
-from raybench.cluster.ranks import Strategy
+from raybench.cluster.ranks import Isolation, Strategy
 from raybench.errors import ClusterError
 from raybench.job import Measure
 from raybench.plan import Plan
@@ -32,6 +32,7 @@ class SweepSettings:
     measure: Measure
     strategy: Strategy
     stop_on_error: bool
+    isolation: Isolation = "cluster"
     profiled: frozenset[str] = frozenset()
 
 

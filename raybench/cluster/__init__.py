@@ -23,7 +23,10 @@ class Cluster(Protocol):
 
     description: one line for the user: which cluster, and of what.
     capacity: devices that the cluster could give to a point.
-    devices: those that have a worker, by node and then by index; a seat is a position in it.
+    devices: of every seat, by node and then by index; a seat is a position in it. Seats that come
+    late stand at the end; a seat is never taken away.
+    lost: seats that cannot be used any more, because their node or their device is gone.
+    coming: workers that were asked for and may still come.
     """
 
     @property
@@ -35,13 +38,23 @@ class Cluster(Protocol):
     @property
     def devices(self) -> tuple[Device, ...]: ...
 
+    @property
+    def lost(self) -> frozenset[int]: ...
+
+    @property
+    def coming(self) -> int: ...
+
     def start(self, count: int, strategy: Strategy) -> None:
-        """Start `count` workers, at most `capacity`. Raises ClusterError when they do not come."""
+        """Start `count` workers. Raises ClusterError when not one of them comes."""
+
+    def refresh(self, timeout_s: float) -> None:
+        """Take in workers that came and note those that are gone; wait at most so long for one."""
 
     def run(self, task: Task, seats: Sequence[int]) -> tuple[Answer, ...]:
         """One answer per rank, always: a rank that died or hangs is a Failure, never an exception.
 
-        Returns within `task.settings.timeout_s` and the time to replace workers.
+        Several threads may call it at once for disjoint seats. It returns when the seats are fit
+        for their next point, or lost. Raises ClusterError when the cluster itself is gone.
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:

@@ -44,6 +44,17 @@ class LocalCluster:
     def devices(self) -> tuple[Device, ...]:
         return self._devices
 
+    @property
+    def lost(self) -> frozenset[int]:
+        return frozenset()
+
+    @property
+    def coming(self) -> int:
+        return 0
+
+    def refresh(self, timeout_s: float) -> None:
+        """Nothing comes and goes here."""
+
     def start(self, count: int, strategy: Strategy) -> None:
         seats = ranks.choose_seats(self._offered, count, strategy)
         self._devices = tuple(self._offered[seat] for seat in seats)

@@ -10,6 +10,7 @@ from typing import Literal
 from raybench.records import Device, Place
 
 Strategy = Literal["pack", "spread"]
+Isolation = Literal["cluster", "node", "device"]
 
 
 def in_seat_order(devices: Sequence[Device]) -> list[int]:

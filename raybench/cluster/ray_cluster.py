@@ -119,6 +119,17 @@ class RayCluster:
     def devices(self) -> tuple[Device, ...]:
         return self._devices
 
+    @property
+    def lost(self) -> frozenset[int]:
+        return frozenset()
+
+    @property
+    def coming(self) -> int:
+        return 0
+
+    def refresh(self, timeout_s: float) -> None:
+        raise NotImplementedError
+
     def start(self, count: int, strategy: Strategy) -> None:
         """Place `count` actors and learn which device each one has."""
         self._placement = _place(count, self._resource, strategy)
