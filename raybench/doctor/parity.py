@@ -21,16 +21,7 @@ from raybench.point import Point, Precision, Scalar
 from raybench.records import Device, Failure, Measurement, Status, Task
 
 _WARMUP = 20
-_ITERATIONS = 100
 _NS_PER_MS = 1e6
-_SETTINGS = Measure(
-    warmup=Span(min=_WARMUP, max=_WARMUP),
-    iterations=Span(min=_ITERATIONS, max=_ITERATIONS),
-    max_seconds=200.0,
-    timeout_s=300.0,
-    breakdown=False,
-    fresh_workers=True,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +31,32 @@ class Step:
     name: str
     params: Mapping[str, Scalar]
     batch_size: int
+    iterations: int
     margin: float
 
 
 # fp32 on 4096 x 4096 takes about 20 ms on an H200, nearly all of it in matrix products.
 _GPU_BOUND = Step(
-    name="parity, GPU-bound", params={"hidden": 4096, "layers": 8}, batch_size=1024, margin=0.01
+    name="parity, GPU-bound",
+    params={"hidden": 4096, "layers": 8},
+    batch_size=1024,
+    iterations=100,
+    margin=0.01,
 )
 _CPU_BOUND = Step(
-    name="parity, compute-bound", params={"hidden": 512, "layers": 4}, batch_size=64, margin=0.01
+    name="parity, compute-bound",
+    params={"hidden": 512, "layers": 4},
+    batch_size=64,
+    iterations=100,
+    margin=0.01,
 )
+# Seconds of it: Python gets slower by tens of percent for a quarter of a second at a time.
 _PYTHON_BOUND = Step(
-    name="parity, Python-bound", params={"hidden": 64, "layers": 24}, batch_size=64, margin=0.05
+    name="parity, Python-bound",
+    params={"hidden": 64, "layers": 24},
+    batch_size=64,
+    iterations=1000,
+    margin=0.05,
 )
 
 
@@ -133,7 +138,7 @@ def _by_torchrun(cluster: Cluster, seats: Sequence[int], step: Step) -> BareAnsw
         precision=Precision.FP32.value,
         batch_size=step.batch_size,
         warmup=_WARMUP,
-        iterations=_ITERATIONS,
+        iterations=step.iterations,
     )
     ours = measured_variables()
     rest = {name: value for name, value in os.environ.items() if name not in ours}
@@ -157,13 +162,24 @@ def _by_raybench(cluster: Cluster, seats: Sequence[int], step: Step) -> float:
         global_batch_size=step.batch_size * len(seats),
         scaling="weak",
     )
-    answers = cluster.run(Task(point=point, settings=_SETTINGS), seats)
+    answers = cluster.run(Task(point=point, settings=_settings(step)), seats)
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     if failures:
         cause = min(failures, key=lambda failure: failure.status is Status.LOST)
         raise _SideFailed(f"raybench: rank {cause.rank}: {cause.error_type}: {cause.message}")
     measured = [answer for answer in answers if isinstance(answer, Measurement)]
     return stats.slowest_rank_step_ns(measured) / _NS_PER_MS
+
+
+def _settings(step: Step) -> Measure:
+    return Measure(
+        warmup=Span(min=_WARMUP, max=_WARMUP),
+        iterations=Span(min=step.iterations, max=step.iterations),
+        max_seconds=200.0,
+        timeout_s=300.0,
+        breakdown=False,
+        fresh_workers=True,
+    )
 
 
 def _differing(answer: BareAnswer, device: Device) -> dict[str, tuple[str | None, str | None]]:
