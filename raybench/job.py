@@ -20,6 +20,8 @@ from pydantic_core import ErrorDetails
 from raybench import job_rules, registry
 from raybench.errors import JobError, UsageError
 from raybench.job_sections import (
+    BatchSearch,
+    Matrix,
     Measure,
     Placement,
     Section,
@@ -29,6 +31,7 @@ from raybench.job_sections import (
     WorkloadSection,
 )
 from raybench.messages import KeyPath, Problem, dotted, rule_of, unknown
+from raybench.point import Scalar
 from raybench.yaml_source import YamlSource, read_source
 
 __all__ = ["Job", "Measure", "Span", "job_schema", "load_job"]
@@ -42,11 +45,12 @@ class Job(Section):
         description="Name of the job, part of every run_id."
     )
     workload: WorkloadSection = Field(description="What is timed, and its fixed parameters.")
-    matrix: dict[str, Values] = Field(
+    matrix: Matrix = Field(
         default={},
         description="Axes of the sweep: setting -> values; all combinations are run, and the first "
         "key varies slowest. world_size, precision, cuda_graph, batch_size or global_batch_size, "
-        "and every parameter of the workload can be an axis.",
+        "and every parameter of the workload can be an axis. batch_size: auto, or a mapping "
+        "{start: , max: }, finds the largest batch that fits into memory.",
     )
     zip: tuple[dict[str, Values], ...] = Field(
         default=(),
@@ -81,6 +85,20 @@ class Job(Section):
         return self._source.text
 
     @property
+    def batch_search(self) -> BatchSearch | None:
+        """How batch sizes are found out; None where the job lists them, or takes none."""
+        search = self.matrix.get("batch_size")
+        return search if isinstance(search, BatchSearch) else None
+
+    @property
+    def axes(self) -> Mapping[str, tuple[Scalar, ...]]:
+        """`matrix` as lists of values; of a search, the batch size that it starts with."""
+        return {
+            name: (values.start,) if isinstance(values, BatchSearch) else values
+            for name, values in self.matrix.items()
+        }
+
+    @property
     def settings(self) -> Mapping[str, registry.Setting]:
         """All that a point of this job can set, by name."""
         return self._settings
@@ -104,6 +122,7 @@ class Job(Section):
 # By dotted path: the models that refuse unknown keys.
 _MODELS: Mapping[str, type[BaseModel]] = {
     "": Job,
+    "matrix.batch_size": BatchSearch,
     "measure": Measure,
     "measure.warmup": Span,
     "measure.iterations": Span,

@@ -28,6 +28,7 @@ def check(job: Job, settings: _Settings, *, is_whole: bool) -> list[Problem]:
         *_check_axes(job, settings),
         *_check_repeated_axes(job),
         *_check_zip_lengths(job),
+        *_check_search(job),
         *_check_points(job, settings),
     ]
     if is_whole:
@@ -56,7 +57,7 @@ def _check_workload(job: Job, settings: _Settings) -> Iterator[Problem]:
 def _check_axes(job: Job, settings: _Settings) -> Iterator[Problem]:
     """The keys and values of matrix, zip and exclude."""
     groups: list[tuple[KeyPath, Mapping[str, tuple[object, ...]], str]]
-    groups = [(("matrix",), job.matrix, "axis")]
+    groups = [(("matrix",), job.axes, "axis")]
     groups += [(("zip", number), entry, "axis") for number, entry in enumerate(job.zip)]
     groups += [(("exclude", number), entry, "setting") for number, entry in enumerate(job.exclude)]
     for path, group, what in groups:
@@ -94,8 +95,27 @@ def _unknown_setting(job: Job, known: Collection[str], path: KeyPath, what: str)
 
 def _check_value(setting: Setting, path: KeyPath, value: object) -> Iterator[Problem]:
     complaint = setting.complaint(value)
+    if complaint is not None and setting.name in BATCH_SIZES and value == "auto":
+        complaint = "auto is for matrix alone, as its whole value: batch_size: auto"
     if complaint is not None:
         yield Problem(path=path, message=complaint)
+
+
+def _check_search(job: Job) -> Iterator[Problem]:
+    """Fixed batch sizes and points do not go with a search for batch sizes."""
+    if job.batch_search is None:
+        return
+    if job.include:
+        message = "does not go with matrix.batch_size: auto; put these points into another job"
+        yield Problem(path=("include",), at_key=True, message=message)
+    for number, entry in enumerate(job.exclude):
+        for name in entry:
+            if name in BATCH_SIZES:
+                message = "a batch size that matrix.batch_size: auto finds cannot be excluded"
+                yield Problem(path=("exclude", number, name), at_key=True, message=message)
+    if "batch_size" in job.baseline:
+        message = "a batch size that matrix.batch_size: auto finds cannot be the baseline"
+        yield Problem(path=("baseline", "batch_size"), at_key=True, message=message)
 
 
 def _check_repeated_axes(job: Job) -> Iterator[Problem]:
@@ -162,7 +182,7 @@ def _check_include_is_full(job: Job) -> Iterator[Problem]:
 
 def _check_count(job: Job) -> Iterator[Problem]:
     """Counted from the lengths: nothing that large is ever built."""
-    lengths = [len(values) for values in job.matrix.values()]
+    lengths = [len(values) for values in job.axes.values()]
     lengths += [len(next(iter(entry.values()))) for entry in job.zip if entry]
     count = (math.prod(lengths) if lengths else 0) + len(job.include)
     if count > MAX_POINTS:

@@ -14,9 +14,13 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    TypeAdapter,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 
@@ -93,6 +97,49 @@ def _span(value: object) -> object:
     return {"min": value, "max": value}
 
 
+class BatchSearch(Section):
+    """Batch sizes that raybench finds out: doubled until memory runs out, then bisected."""
+
+    start: PositiveCount = Field(default=64, description="The first batch size.")
+    max: PositiveCount | SkipJsonSchema[None] = Field(
+        default=None,
+        description="No batch size above it. Needed on CPU workers, whose memory is the host's.",
+    )
+
+    @field_validator("max")
+    @classmethod
+    def _max_is_not_below_start(cls, value: int | None, info: ValidationInfo) -> int | None:
+        first = info.data.get("start")
+        if value is not None and first is not None and value < first:
+            raise PydanticCustomError("span", f"must not be below start, which is {first}")
+        return value
+
+
+_VALUES: TypeAdapter[tuple[_AnyScalar, ...]] = TypeAdapter(Values)
+
+
+def _axis(value: object, _: ValidatorFunctionWrapHandler) -> object:
+    # Not left to the union: pydantic complains once for each of its members.
+    if isinstance(value, dict):
+        return BatchSearch.model_validate(value)
+    return _VALUES.validate_python(value)
+
+
+def _matrix(value: object) -> object:
+    """Only batch_size is searched: elsewhere `auto` is a text, and a mapping no value."""
+    if not isinstance(value, dict):
+        return value
+    return {name: _axis_of(name, given) for name, given in value.items()}
+
+
+def _axis_of(name: object, given: object) -> object:
+    if name == "batch_size":
+        return {} if given == "auto" else given
+    return [given] if isinstance(given, dict) else given
+
+
+Axis = Annotated[Values | BatchSearch, WrapValidator(_axis)]
+Matrix = Annotated[dict[str, Axis], BeforeValidator(_matrix)]
 CountOrSpan = Annotated[Span, BeforeValidator(_span, json_schema_input_type=PositiveCount | Span)]
 
 

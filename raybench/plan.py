@@ -13,16 +13,22 @@ from raybench.point import BATCH_SIZES, RUN_SETTINGS, Point, Precision, Scalar
 
 if TYPE_CHECKING:
     from raybench.job import Job
+    from raybench.job_sections import BatchSearch
 
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The ordered points of a job, and what the user should know about them."""
+    """The ordered points of a job, and what the user should know about them.
+
+    batch_search: how the run finds the batch sizes that follow; the points are then the first of
+    each series, a series being all points that are equal but for the batch.
+    """
 
     points: tuple[Point, ...]
     warnings: tuple[str, ...] = ()
+    batch_search: BatchSearch | None = None
 
 
 def varying_settings(points: Sequence[Point]) -> list[str]:
@@ -78,7 +84,11 @@ def make_plan(job: Job) -> Plan:
         *_duplicate_remarks(duplicates),
         *_remarks(job, points.values()),
     ]
-    return Plan(points=tuple(points.values()), warnings=tuple(map(job.explain, remarks)))
+    return Plan(
+        points=tuple(points.values()),
+        warnings=tuple(map(job.explain, remarks)),
+        batch_search=job.batch_search,
+    )
 
 
 def _product(job: Job) -> Iterator[_Candidate]:
@@ -94,7 +104,7 @@ def _product(job: Job) -> Iterator[_Candidate]:
 
 
 def _matrix_axes(job: Job) -> Iterator[list[_Choice]]:
-    for name, values in job.matrix.items():
+    for name, values in job.axes.items():
         accept = job.settings[name].accept
         yield [
             ((name, accept(value), ("matrix", name, index)),) for index, value in enumerate(values)

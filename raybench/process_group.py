@@ -2,40 +2,93 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Before the first group: its functions take the default group of the moment in which they are
+# defined for their own, and DDP loads them. That group could never be taken down.
+import torch.distributed.nn.functional
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from raybench.errors import UsageError
+from raybench.measure.agreement import on_any_rank
 from raybench.measure.timing import align_ranks
 from raybench.records import Group, Place, Task
 
 # The driver's deadline ends a point; torch's own must not come before it, nor never.
 _TIMEOUT_MARGIN_S = 60.0
-_world: Any = dist.distributed_c10d._world
+# A wait without end: the store counts milliseconds in 32 bits.
+_LONG = timedelta(days=7)
+_LOOK = timedelta(seconds=0.2)
+# The destructor of gloo's group waits for its threads without giving the GIL away, which a thread
+# whose collective has just failed still needs.
+_GLOO_QUIET_S = 0.05
+_FREE_TRIES, _FREE_WAIT_S = 20, 0.02
+# What ends that wait, as the value of `word_key`.
+BROKEN, _LEFT = "broken", "left"
+_c10d: Any = dist.distributed_c10d
+_world: Any = _c10d._world
 
 
 class ProcessGroup:
-    """Membership of one worker in the group of its point, if that has one."""
+    """Membership of one worker in the group of its point, if that has one.
+
+    When one rank fails the others are stuck in a collective. So a word in the store, where a
+    thread of each process waits for it, ends the group on all of them.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._group: Group | None = None
         self._ours: dist.ProcessGroup | None = None
+        self._word: _Word | None = None
+        self._ended: Group | None = None
+        self._broken: Group | None = None
+        self._lock = threading.Lock()
 
     def join(self, task: Task, place: Place, group: Group | None) -> None:
         """Form `group` if it is another than the last; tell the place as torchrun does."""
         tell_place(place, group)
         if group == self._group:
             return
-        if group is None:
-            raise AssertionError("the old group must be left before a point runs without one")
+        if group is not None and group == self._ended:
+            raise RuntimeError("the process group was taken down: another rank has failed")
+        if self._group is not None:
+            self._take_down(self._group)  # the driver has given it up
+        if group is not None:
+            self._form(group, task, place)
+
+    def free_buffers(self, is_held: Callable[[], bool]) -> None:
+        """Let NCCL give back the buffers of finished collectives; all ranks call it together.
+
+        Those that the host never waited for, such as DDP's, it keeps until its watchdog, which
+        looks ten times a second, has seen their end, and then until the next collective.
+        """
+        if self._is_nccl and self._group is not None:
+            for _ in range(_FREE_TRIES):  # counted, not timed: no rank may stop before another
+                if not on_any_rank(is_held(), self._device):
+                    return
+                time.sleep(_FREE_WAIT_S)
+
+    def is_broken(self, group: Group | None) -> bool:
+        """Whether another rank, or the driver, has ended it."""
+        return group is not None and group == self._broken
+
+    def _form(self, group: Group, task: Task, place: Place) -> None:
         timeout = timedelta(seconds=task.settings.timeout_s + _TIMEOUT_MARGIN_S)
         store = TCPStore(group.store_address, group.store_port, is_master=False, timeout=timeout)
+        self._group, self._word = group, _Word(group, store)
+        self._word.wait(lambda: self._end_broken(group))
+        self._meet(store, group, place)
         # No device_id: torch then splits communicators, which crashes after a second init
         # (pytorch#192109).
         dist.init_process_group(
@@ -45,14 +98,57 @@ class ProcessGroup:
             world_size=place.world_size,
             timeout=timeout,
         )
-        self._group, self._ours = group, dist.group.WORLD
+        self._ours = dist.group.WORLD
         align_ranks(self._device)
+
+    def _meet(self, store: TCPStore, group: Group, place: Place) -> None:
+        """Wait until all ranks are there: one that waits within torch could not be told to stop.
+
+        Raises RuntimeError when the group is ended before: a rank has failed on its way here.
+        """
+        keys = [f"{group.name}/here/{rank}" for rank in range(place.world_size)]
+        store.set(keys[place.rank], "")
+        while True:
+            with suppress(dist.DistStoreError):  # it was not yet time
+                store.wait(keys, _LOOK)
+                return
+            if self.is_broken(group):
+                raise RuntimeError("the process group was not formed: another rank has failed")
 
     def leave(self) -> None:
         """Take down the process group. All its members must be alive and idle."""
-        if self._group is not None:
-            dist.destroy_process_group()
-            self._group = self._ours = None
+        with self._lock:
+            if self._word is not None:
+                dist.destroy_process_group()
+                self._word.say(_LEFT)
+                self._forget()
+
+    def is_taken_down(self, timeout_s: float) -> bool:
+        """End the group on all its ranks; False when that, or work on the device, hangs here.
+
+        NCCL's collectives then return, without an error and with garbage. gloo's connections
+        close as soon as no workload holds the group, and the peers' collectives raise.
+        """
+        group = self._group
+        if group is None:
+            return True
+        done: list[bool] = []
+        held = [self._ours]
+
+        def end() -> None:
+            self._take_down(group)
+            gc.collect()  # what held the group may be part of a cycle
+            if self._is_nccl:
+                torch.cuda.synchronize(self._device)
+            else:
+                time.sleep(_GLOO_QUIET_S)
+            held.clear()
+            done.append(True)
+
+        thread = threading.Thread(target=end, daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        return bool(done)
 
     def check(self, workload: str) -> None:
         """Without the group the ranks measure alone, and so would those of the next points.
@@ -74,6 +170,62 @@ class ProcessGroup:
         for group in reversed([group for group in _world.pg_names if group is not self._ours]):
             if group in _world.pg_map:
                 dist.destroy_process_group(group)
+
+    @property
+    def _is_nccl(self) -> bool:
+        return self._device.type == "cuda"
+
+    def _end_broken(self, group: Group) -> None:
+        self._broken = group
+        if self._is_nccl:  # gloo's collectives raise when a peer has closed its connections
+            self._take_down(group)
+
+    def _take_down(self, group: Group) -> None:
+        """End it on this rank, from any thread, and let the others end it."""
+        with self._lock:
+            if self._word is None or self._group != group:
+                return
+            self._word.say(BROKEN)  # first: the others' part takes as long as this one's
+            if dist.is_initialized():
+                end = _c10d._abort_process_group if self._is_nccl else dist.destroy_process_group
+                end()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._ended, self._group, self._ours, self._word = self._group, None, None, None
+
+
+class _Word:
+    """How the group ends, said to all its members at once: by a key of the store."""
+
+    def __init__(self, group: Group, store: TCPStore) -> None:
+        self._group, self._store = group, store
+
+    def wait(self, then: Callable[[], None]) -> None:
+        """Start a thread that sleeps until the group is left or broken; broken, it calls `then`."""
+        # A client of its own: one that waits serves nobody else.
+        store = TCPStore(self._group.store_address, self._group.store_port, is_master=False)
+        key = word_key(self._group)
+
+        def wait() -> None:
+            try:
+                store.wait([key], _LONG)
+                is_broken = store.get(key) == BROKEN.encode()
+            except dist.DistError:
+                return  # the store is gone, and nobody can say anything any more
+            if is_broken:
+                then()
+
+        threading.Thread(target=wait, name="raybench-word", daemon=True).start()
+
+    def say(self, word: str) -> None:
+        with suppress(dist.DistError):  # the store is gone, and the waits have ended with it
+            self._store.set(word_key(self._group), word)
+
+
+def word_key(group: Group) -> str:
+    """The store's key under which the members are told that their group is broken."""
+    return f"{group.name}/word"
 
 
 def tell_place(place: Place, group: Group | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raybench.doubts import doubts
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from raybench.point import Scalar
 
 Row = dict[str, Any]
+Columns = dict[str, list[Any]]
 
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
@@ -76,32 +77,39 @@ def device_row(run_id: str, device: Device) -> Row:
     }
 
 
-def sample_rows(run_id: str, record: Record) -> Iterator[Row]:
-    """The rows of `samples`: every iteration of every rank, warm-up included."""
+def sample_columns(run_id: str, record: Record) -> Columns:
+    """The rows of `samples`, by column: every iteration of every rank, warm-up included."""
     keys = {"run_id": run_id, "point_id": record.point.point_id, "attempt": record.attempt}
+    columns: Columns = {}
     for measurement in record.measurements:
         for repeat, repetition in enumerate(measurement.repetitions):
             place = {**keys, "rank": measurement.rank, "repeat": repeat}
-            yield from _iterations({**place, "is_warmup": True}, repetition.warmup)
-            yield from _iterations({**place, "is_warmup": False}, repetition.timed)
+            for is_warmup, samples in ((True, repetition.warmup), (False, repetition.timed)):
+                part = _iterations({**place, "is_warmup": is_warmup}, samples)
+                for name, values in part.items():
+                    columns.setdefault(name, []).extend(values)
+    return columns
 
 
-def _iterations(place: Row, samples: Samples) -> Iterator[Row]:
-    data_ns = samples.part_ns.get("data")
+def _iterations(place: Row, samples: Samples) -> Mapping[str, Sequence[Any]]:
+    count = len(samples.step_ns)
+    unknown = (None,) * count
+    return {
+        **{name: (value,) * count for name, value in place.items()},
+        "iteration": range(count),
+        "start_ns": samples.start_ns,
+        "step_ns": samples.step_ns,
+        "host_ns": samples.host_ns,
+        "data_ns": samples.part_ns.get("data") or unknown,
+        "other_parts_ns": _other_parts_ns(samples) or unknown,
+        "throttled": samples.throttled or unknown,
+    }
+
+
+def _other_parts_ns(samples: Samples) -> list[dict[str, int]]:
+    """The other parts of each iteration; empty where there are none."""
     others = {name: spent for name, spent in samples.part_ns.items() if name != "data"}
-    throttled = samples.throttled
-    columns = zip(samples.start_ns, samples.step_ns, samples.host_ns, strict=True)
-    for iteration, (start_ns, step_ns, host_ns) in enumerate(columns):
-        yield {
-            **place,
-            "iteration": iteration,
-            "start_ns": start_ns,
-            "step_ns": step_ns,
-            "host_ns": host_ns,
-            "data_ns": data_ns[iteration] if data_ns else None,
-            "other_parts_ns": {name: ns[iteration] for name, ns in others.items()} or None,
-            "throttled": throttled[iteration] if throttled else None,
-        }
+    return [dict(zip(others, spent, strict=True)) for spent in zip(*others.values(), strict=True)]
 
 
 def point_row(run_id: str, record: Record, measure: Measure) -> Row:
@@ -111,10 +119,11 @@ def point_row(run_id: str, record: Record, measure: Measure) -> Row:
     Raises ValueError when ranks differ in their sample counts: our bug, never the user's.
     """
     row = _identity(run_id, record)
-    if not record.measurements:
-        return row | {"warnings": list(record.warnings)}
-    row |= numbers(record)
-    return row | {"warnings": [*record.warnings, *doubts(row, record, measure)]}
+    warnings = list(record.warnings)
+    if record.measurements:
+        row |= numbers(record)
+        warnings += doubts(row, record, measure)
+    return row | {"warnings": [_storable(warning) for warning in warnings]}
 
 
 def _identity(run_id: str, record: Record) -> Row:
@@ -125,8 +134,7 @@ def _identity(run_id: str, record: Record) -> Row:
         "point_id": point.point_id,
         "attempt": record.attempt,
         "status": record.status.value,
-        "error_type": record.error_type,
-        "error_message": record.error_message,
+        **_failure(record),
         "started_at": record.started_at,
         "duration_s": record.duration_s,
         "workload": point.workload,
@@ -142,7 +150,28 @@ def _identity(run_id: str, record: Record) -> Row:
         "batch_size": point.batch_size,
         "global_batch_size": point.global_batch_size,
         "grad_accumulation": point.grad_accumulation,
+        "neighbours": list(record.neighbours),
     }
+
+
+def _failure(record: Record) -> Row:
+    """What went wrong, and on which device; a point that was never placed has none."""
+    rank = record.error_rank
+    device = record.devices[rank] if rank is not None and record.devices else None
+    return {
+        "error_type": _storable(record.error_type),
+        "error_message": _storable(record.error_message),
+        "error_rank": rank,
+        "error_host": device.host if device else None,
+        "error_device": f"{device.kind}:{device.index}" if device else None,
+        "error_detail": _storable(record.error_detail),
+    }
+
+
+def _storable(told: str | None) -> str | None:
+    """What a rank told, as UTF-8 can hold it: half a surrogate pair in an exception is no reason
+    to lose the row."""
+    return None if told is None else told.encode("utf-8", "replace").decode()
 
 
 def module_rows(run_id: str, record: Record) -> Iterator[Row]:

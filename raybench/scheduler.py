@@ -1,20 +1,38 @@
-"""Which point runs next, and on which workers. Pure decisions over the plan."""
+"""Which point runs next, and on which workers. Decisions over the plan: no clock, no cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from raybench.cluster.ranks import Strategy, choose_seats
+from raybench.cluster.ranks import Isolation, Strategy
+from raybench.cluster.room import Room
 from raybench.plan import Plan
 from raybench.point import Point
-from raybench.records import Device, Latest, Status
+from raybench.records import Device, Latest, Record, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One attempt to be made.
+
+    index: the point's position in the plan. tries: how many attempts this sweep makes of the
+    point, this one included.
+    """
+
+    index: int
+    point: Point
+    attempt: int
+    tries: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
     """Run the point on the workers of these seats, in rank order."""
 
+    turn: Turn
     seats: tuple[int, ...]
 
 
@@ -22,11 +40,16 @@ class Assign:
 class Skip:
     """Do not run the point; the reason goes into its row."""
 
+    turn: Turn
+    status: Status = Status.SKIPPED
     error_type: str
     reason: str
 
 
 Decision = Assign | Skip
+# The smallest goes first: most devices, world_size by first appearance, position.
+_Rank = tuple[int, int, int]
+_Series = tuple[object, ...]
 
 
 def attempts_left(
@@ -34,10 +57,10 @@ def attempts_left(
 ) -> dict[str, int]:
     """What a resumed run has to do: point_id -> number of the attempt to make.
 
-    latest: by point_id. A point that was skipped or cancelled is tried again, one that failed
-    only with `retry_failed`, one that is ok never.
+    latest: by point_id. A point that was skipped, cancelled or lost is tried again, one that failed
+    otherwise only with `retry_failed`, one that is ok never.
     """
-    again = {Status.SKIPPED, Status.CANCELLED}
+    again = {Status.SKIPPED, Status.CANCELLED, Status.LOST}
     if retry_failed:
         again = set(Status) - {Status.OK}
     ids = (point.point_id for point in plan.points)
@@ -48,60 +71,186 @@ def attempts_left(
     }
 
 
-def is_tried_again(status: Status, tries: int) -> bool:
+def is_tried_again(record: Record, tries: int) -> bool:
     """Whether the same sweep tries a point again, of which the last of `tries` ended so.
 
-    What is lost fell to its machine and seldom to the point, so that one more try is worth it.
+    What is lost fell to its machine and seldom to the point, so that one more try is worth it;
+    not where there were no devices left to try it on.
     """
-    return status is Status.LOST and tries == 1
+    return record.status is Status.LOST and bool(record.devices) and tries == 1
 
 
-def workers_needed(plan: Plan, capacity: int) -> int:
-    """Workers for the biggest point that fits; 0 when none does."""
-    return max(
-        (point.world_size for point in plan.points if point.world_size <= capacity), default=0
-    )
+def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") -> int:
+    """Workers that the plan can keep busy at a time; 0 when no point of it fits."""
+    fitting = [point.world_size for point in plan.points if point.world_size <= capacity]
+    if isolation == "cluster":
+        return max(fitting, default=0)
+    if isolation == "device":
+        return min(capacity, sum(fitting))
+    # How many devices a node has is not known before its workers are there.
+    return capacity if fitting else 0
 
 
-def decide(
-    point: Point,
-    devices: Sequence[Device],
-    capacity: int,
-    strategy: Strategy,
-    stopped_by: str | None,
-    ran_out: Sequence[Point] = (),
-) -> Decision:
-    """What to do with the next point of the plan.
+class Schedule:
+    """The attempts that wait for their turn, and which of them can begin on the idle seats.
 
-    devices: those that have a worker, enough for every point that the cluster's capacity allows.
-    stopped_by: the point_id whose failure ended a run that has `on_error: stop`.
-    ran_out: points that ran out of device memory: what needs more than one of them is not tried.
+    isolation `cluster`: points of one world_size follow each other, so that their process group
+    is kept; `node` and `device`: those of most devices come first, because small ones fill the gaps
+    at the end (how long each will take nobody knows). Within a series smaller batches come first,
+    because one that runs out of memory spares the bigger ones. Otherwise the plan's order stands.
+
+    ran_out: points that ran out of device memory before.
     """
-    if stopped_by is not None:
-        return Skip(error_type="Stopped", reason=f"on_error: stop, after point {stopped_by} failed")
-    if point.world_size > len(devices):
-        reason = f"needs {point.world_size} devices, the cluster has {capacity}"
-        return Skip(error_type="TooFewDevices", reason=reason)
-    if point.cuda_graph and any(device.kind != "cuda" for device in devices):
-        return Skip(error_type="NeedsCuda", reason="cuda_graph: true needs CUDA devices")
-    if (batch_size := _batch_that_ran_out(point, ran_out)) is not None:
-        return Skip(error_type="OutOfMemoryBefore", reason=f"oom at batch_size {batch_size}")
-    return Assign(seats=choose_seats(devices, point.world_size, strategy))
 
+    def __init__(
+        self,
+        turns: Sequence[Turn],
+        strategy: Strategy,
+        isolation: Isolation,
+        ran_out: Iterable[Point] = (),
+    ) -> None:
+        self._strategy, self._isolation = strategy, isolation
+        self._stopped_by: str | None = None
+        self._smallest_oom: dict[_Series, int] = {}
+        for point in ran_out:
+            self.note_oom(point)
+        # By world_size, because those of one world_size wait for the same room; heaps.
+        self._waiting: dict[int, list[tuple[_Rank, Turn]]] = {}
+        self._ranks: dict[int, _Rank] = {}
+        for turn in _smaller_batches_first(turns):
+            self.add(turn)
+        self._devices: Sequence[Device] = ()
+        self._all_cuda = True
+        self._capacity = 0
+        self._lost: frozenset[int] = frozenset()
+        self.coming = 0
+        self._room = Room((), self._lost, strategy, isolation)
+        self._running: dict[int, tuple[int, ...]] = {}
 
-def _batch_that_ran_out(point: Point, ran_out: Sequence[Point]) -> int | None:
-    """The smallest batch that ran out of memory in the same series and is below this point's."""
-    series = _without_batch(point)
-    batches = [
-        before.batch_size
-        for before in ran_out
-        if before.batch_size is not None and _without_batch(before) == series
-    ]
-    smallest = min(batches, default=None)
-    if smallest is None or point.batch_size is None or smallest >= point.batch_size:
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing waits any more."""
+        return not any(self._waiting.values())
+
+    def see(
+        self, devices: Sequence[Device], capacity: int, lost: frozenset[int], coming: int
+    ) -> None:
+        """Take in how the cluster is now, in the words of its protocol."""
+        self._capacity, self.coming = capacity, coming
+        # What the room knows of kept process groups is lost with it. The tuples are made anew at
+        # each look, and comparing them costs no more than comparing the ids of their items.
+        if devices == self._devices and lost == self._lost:
+            return
+        self._devices, self._lost = devices, lost
+        self._all_cuda = all(device.kind == "cuda" for device in devices)
+        self._room = Room(devices, lost, self._strategy, self._isolation)
+        for seats in self._running.values():
+            self._room.take(seats)
+
+    def add(self, turn: Turn) -> None:
+        """Let one more attempt wait."""
+        waiting = self._waiting.setdefault(turn.point.world_size, [])
+        heapq.heappush(waiting, (self._rank(turn), turn))
+
+    def next(self) -> Decision | None:
+        """What to do now; None while everything that waits needs seats that are not idle yet."""
+        if self._isolation == "cluster" and self._running:
+            return None
+        for waiting in sorted(filter(None, self._waiting.values())):
+            decision = self._decided(waiting[0][1])
+            if decision is not None:
+                heapq.heappop(waiting)
+                return decision
         return None
-    return smallest
+
+    def ended(self, turn: Turn) -> None:
+        """The seats of this attempt are idle again."""
+        self._room.free(self._running.pop(turn.index))
+
+    def note_oom(self, point: Point) -> None:
+        """The point ran out of device memory: what needs more than it is not tried."""
+        if point.batch_size is not None:
+            series = _series(point)
+            smallest = self._smallest_oom.get(series, point.batch_size)
+            self._smallest_oom[series] = min(smallest, point.batch_size)
+
+    def stop(self, point_id: str) -> None:
+        """The point failed in a run that has `on_error: stop`: nothing else is tried."""
+        self._stopped_by = self._stopped_by or point_id
+
+    def _rank(self, turn: Turn) -> _Rank:
+        """The place of a turn among all; that of its first attempt where there was one."""
+        if turn.index not in self._ranks:
+            world_size = turn.point.world_size
+            most = 0 if self._isolation == "cluster" else -world_size
+            block = list(self._waiting).index(world_size)
+            self._ranks[turn.index] = (most, block, len(self._ranks))
+        return self._ranks[turn.index]
+
+    def _decided(self, turn: Turn) -> Decision | None:
+        if why_not := self._why_not(turn):
+            return why_not
+        seats = self._room.place(turn.point.world_size)
+        if seats is None:
+            return None
+        self._room.take(seats)
+        self._running[turn.index] = seats
+        return Assign(turn=turn, seats=seats)
+
+    def _why_not(self, turn: Turn) -> Skip | None:
+        """The reason where the point cannot be run, now or later."""
+        point = turn.point
+        if self._stopped_by is not None:
+            reason = f"on_error: stop, after point {self._stopped_by} failed"
+            return Skip(turn=turn, error_type="Stopped", reason=reason)
+        if point.world_size > self._room.living + self.coming:
+            return self._too_few_devices(turn)
+        if point.cuda_graph and not self._all_cuda:
+            reason = "cuda_graph: true needs CUDA devices"
+            return Skip(turn=turn, error_type="NeedsCuda", reason=reason)
+        smallest = self._smallest_oom.get(_series(point))
+        if smallest is not None and point.batch_size is not None and smallest < point.batch_size:
+            reason = f"oom at batch_size {smallest}"
+            return Skip(turn=turn, error_type="OutOfMemoryBefore", reason=reason)
+        return None
+
+    def _too_few_devices(self, turn: Turn) -> Skip:
+        """Lost, not skipped, where there were enough of them: the sweep has failed then."""
+        asked, left = turn.point.world_size, self._room.living
+        if self._lost and asked <= len(self._devices):
+            hosts = list(dict.fromkeys(self._devices[seat].host for seat in sorted(self._lost)))
+            nodes = f"node {hosts[0]} was" if len(hosts) == 1 else f"nodes {', '.join(hosts)} were"
+            there_are = f"{left} {'is' if left == 1 else 'are'} left since {nodes} lost"
+            reason = f"needs {asked} devices, {there_are}"
+            return Skip(turn=turn, status=Status.LOST, error_type="NodeLost", reason=reason)
+        there_are = f"{left} {'has' if left == 1 else 'have'} a worker"
+        if asked > self._capacity:
+            there_are = f"the cluster has {self._capacity}"
+        reason = f"needs {asked} devices, {there_are}"
+        return Skip(turn=turn, error_type="TooFewDevices", reason=reason)
 
 
-def _without_batch(point: Point) -> Point:
-    return replace(point, batch_size=None, global_batch_size=None)
+def _smaller_batches_first(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns, each series in the places that it had, its smaller batches before the bigger."""
+    places: defaultdict[_Series, list[int]] = defaultdict(list)
+    for place, turn in enumerate(turns):
+        places[_series(turn.point)].append(place)
+    ordered = list(turns)
+    for series in places.values():
+        by_batch = sorted((turns[place] for place in series), key=lambda t: t.point.batch_size or 0)
+        for place, turn in zip(series, by_batch, strict=True):
+            ordered[place] = turn
+    return ordered
+
+
+def _series(point: Point) -> _Series:
+    """What points have in common that differ in their batch size only."""
+    params = tuple(sorted(point.params.items()))
+    return (
+        point.workload,
+        params,
+        point.world_size,
+        point.precision,
+        point.cuda_graph,
+        point.scaling,
+    )

@@ -8,13 +8,14 @@ History of the schema (a change of any column raises SCHEMA_VERSION and adds a l
        local_step_ms, methods, gemm_tflops_per_device, gemm_share_pct, memory_gb_s,
        throttle_reasons; samples: throttled; devices: state and limits of the device; telemetry:
        memory, errors, NVLink traffic; table modules
+    3  points: error_rank, error_host, error_device, error_detail, neighbours
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,14 @@ _POINTS = (
         status="how it ended",
         error_type="kind of failure",
         error_message="reason",
+    ),
+    *_columns("int64", "", error_rank="that failed first"),
+    *_columns(
+        "string",
+        "",
+        error_host="of that rank",
+        error_device="as in cuda:3",
+        error_detail="traceback or log's end",
     ),
     *_columns("timestamp", "UTC", started_at="start"),
     *_columns("double", "s", duration_s="attempt"),
@@ -169,7 +178,7 @@ _POINTS = (
         "double", "GB/s", algbw_gb_s="nccl-tests", busbw_gb_s="nccl-tests", memory_gb_s="memory"
     ),
     *_columns("double", "J", energy_j="all devices"),
-    *_columns("list<string>", "", warnings="what to doubt"),
+    *_columns("list<string>", "", warnings="what to doubt", neighbours="points beside it"),
 )
 
 _SAMPLES = (

@@ -16,8 +16,13 @@ from raybench.messages import shown, unknown
 from raybench.point import Point
 
 # Comparisons and arithmetic only: nothing in a filter can call or reach into anything.
-_REFUSED = (ast.Attribute, ast.Call, ast.DictComp, ast.GeneratorExp, ast.ListComp)
+_REFUSED = (
+    *(ast.Attribute, ast.Call, ast.DictComp, ast.GeneratorExp, ast.ListComp),
+    # A width in a format, as in f"{1:1000000000}", takes as much memory.
+    *(ast.JoinedStr, ast.FormattedValue),
+)
 _MAX_CHARACTERS = 1000
+_MAX_BITS = 4096
 
 
 def select_points(
@@ -34,11 +39,28 @@ def select_points(
     evaluator = EvalWithCompoundTypes(functions={})
     for node in _REFUSED:
         evaluator.nodes.pop(node, None)
+    evaluator.operators.update({ast.Mod: _remainder, ast.Pow: _power})
     tree = _parsed(expression, label)
     kept = tuple(point for point in points if _holds(evaluator, tree, point, label))
     if not kept:
         raise UsageError(f"{label}: keeps none of the {len(points)} points")
     return kept
+
+
+def _remainder(left: float, right: float) -> float:
+    """simpleeval's would also format text: `'%1000000000d' % 1`."""
+    if isinstance(left, str | bytes):
+        raise TypeError("% is for numbers only")
+    return left % right
+
+
+def _power(base: float, exponent: float) -> float:
+    """simpleeval's lets powers grow until each takes a second."""
+    bits = base.bit_length() if isinstance(base, int) else 1
+    if abs(exponent) * bits > _MAX_BITS:
+        raise ValueError(f"the power is too large: at most {_MAX_BITS} bits")
+    result: float = base**exponent
+    return result
 
 
 def _parsed(expression: str, label: str) -> ast.expr:

@@ -1,7 +1,12 @@
 """The results folder: `results/<table>/<run_id>/<part>.parquet`, and how it is written.
 
 A part is written to a dot-file beside its place and renamed, so that no reader sees half of
-one. A point's samples are written before the point: a point that is there has its samples.
+one. A point's samples are written before the point: a point that is there has its samples. The
+samples of an attempt whose driver was killed between the two are there without a row; when the run
+goes on, the same attempt is made again and takes their place.
+
+Nothing is synced to the disk: a part outlives its driver the moment it is renamed, but a power cut
+may leave the last ones empty. Readers name such a part; remove it, and `--resume` runs its point.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +27,7 @@ from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError
 from raybench.records import Device, DeviceSample, Record
 from raybench.run import Run
+from raybench.schemas import TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
 _RUN_ID = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
 _WRITTEN = ("points", "samples", "devices", "runs")
 _LOCK = ".driver"  # in the run's folder of `runs`; always empty
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _READERS_S = 1.0  # a reader that tests the lock has it for far less
 LATEST = "latest"  # means the newest run, so no run may be named so
 
@@ -52,11 +59,7 @@ class RunStore:
         measure: what the job asks for; points that fall short of it get a warning.
         Raises ResultsError also when the run exists, or its id is no plain name.
         """
-        if not _RUN_ID.fullmatch(run.run_id) or run.run_id == LATEST:
-            raise ResultsError(
-                f"run_id: must be letters, digits, '.', '_' or '-', not all digits and not "
-                f"'{LATEST}', got {run.run_id!r}"
-            )
+        _check_run_id(run.run_id)
         store = cls(root=root, run_id=run.run_id, measure=measure)
         if store._part("runs", "run").exists():
             raise ResultsError(f"{root}: run {run.run_id} is already there; choose another run_id")
@@ -68,11 +71,11 @@ class RunStore:
 
     def write_run(self, run: Run) -> None:
         """Write the row of the run, in place of what was there."""
-        self._write("runs", "run", [rows.run_row(run)])
+        self._write_rows("runs", "run", [rows.run_row(run)])
 
     def write_devices(self, devices: Sequence[Device], part: str = "devices") -> None:
         """Write devices of the run, in place of what was in this part."""
-        self._write("devices", part, [rows.device_row(self.run_id, d) for d in devices])
+        self._write_rows("devices", part, [rows.device_row(self.run_id, d) for d in devices])
 
     def write_record(self, index: int, record: Record) -> None:
         """Write one attempt at a point: its samples and profiles, if there are any, then its row.
@@ -80,15 +83,31 @@ class RunStore:
         index: the point's position in the plan; parts sort in this order.
         """
         part = _part_name(index, record)
+        self._drop_leftovers(part)
         if record.measurements:
-            self._write("samples", part, rows.sample_rows(self.run_id, record))
+            self._write_samples(part, record)
         self._write_profiles(part, record)
-        self._write("points", part, [rows.point_row(self.run_id, record, self.measure)])
+        self._write_rows("points", part, [rows.point_row(self.run_id, record, self.measure)])
 
     @property
     def traces(self) -> Path:
         """The folder of the traces of profiled points, which is made with the first."""
         return self._folder("traces")
+
+    def _drop_leftovers(self, part: str) -> None:
+        """Remove what a driver that was killed left of the same attempt: it is not this one's."""
+        left = [self._part(table, part) for table in ("samples", "modules")]
+        with _one_line(self._folder("samples")):
+            if self.traces.is_dir():
+                left += self.traces.glob(f"{part}-rank*")
+            for path in left:
+                path.unlink(missing_ok=True)
+
+    def _write_samples(self, part: str, record: Record) -> None:
+        import pyarrow as pa
+
+        columns = rows.sample_columns(self.run_id, record)
+        self._write("samples", part, pa.table(columns, schema=schema("samples")))
 
     def _write_profiles(self, part: str, record: Record) -> None:
         """A trace per profiled rank, for Perfetto, and their times by module as a table."""
@@ -101,7 +120,7 @@ class RunStore:
                 with _one_line(path):
                     path.write_bytes(measurement.profile.trace)
         if modules := list(rows.module_rows(self.run_id, record)):
-            self._write("modules", part, modules)
+            self._write_rows("modules", part, modules)
 
     def write_telemetry(self, index: int, record: Record, samples: Sequence[DeviceSample]) -> None:
         """Write what was sampled of the devices until the end of this attempt, if anything was.
@@ -109,8 +128,8 @@ class RunStore:
         Samples from between two points are in the part of the second.
         """
         if samples:
-            content = (rows.telemetry_row(self.run_id, sample) for sample in samples)
-            self._write("telemetry", _part_name(index, record), content)
+            content = [rows.telemetry_row(self.run_id, sample) for sample in samples]
+            self._write_rows("telemetry", _part_name(index, record), content)
 
     def _folder(self, table: str) -> Path:
         return self.root / table / self.run_id
@@ -118,22 +137,27 @@ class RunStore:
     def _part(self, table: str, part: str) -> Path:
         return self._folder(table) / f"{part}.parquet"
 
-    def _write(self, table: str, part: str, content: Iterable[rows.Row]) -> None:
+    def _write_rows(self, table: str, part: str, content: list[rows.Row]) -> None:
         import pyarrow as pa
 
-        whole = pa.Table.from_pylist(list(content), schema=schema(table))
+        self._write(table, part, pa.Table.from_pylist(content, schema=schema(table)))
+
+    def _write(self, table: str, part: str, whole: pa.Table) -> None:
         path = self._part(table, part)
+        content = _as_parquet(whole, table)
         with _one_line(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_part(whole, path, table)
+            _write_aside(content, path)
 
 
 @contextmanager
 def hold_run(root: Path, run_id: str) -> Iterator[None]:
     """Be the one driver that writes this run; the system lets go of it when the process dies.
 
-    Raises ResultsError when another driver has it. Where files cannot be locked nothing is held.
+    Raises ResultsError when another driver has it, and when what is written would not stay in
+    `root`. Where files cannot be locked nothing is held.
     """
+    _check_inside(root, run_id)
     path = root / "runs" / run_id / _LOCK
     with _one_line(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,6 +169,24 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
                 "or stop it"
             )
         yield
+
+
+def _check_run_id(run_id: str) -> None:
+    if not _RUN_ID.fullmatch(run_id) or run_id == LATEST:
+        raise ResultsError(
+            f"run_id: must be letters, digits, '.', '_' or '-', not all digits and not "
+            f"'{LATEST}', got {run_id!r}"
+        )
+
+
+def _check_inside(root: Path, run_id: str) -> None:
+    """A run of somebody else's may have any id, and links in the place of its folders."""
+    _check_run_id(run_id)
+    for table in (*TABLES, "traces"):
+        folder = root / table / run_id
+        for path in (folder, folder / _LOCK):
+            if not path.resolve().is_relative_to(root.resolve()):
+                raise ResultsError(f"{path}: a link that leads out of {root}; remove it")
 
 
 def _locked(file: IO[bytes]) -> bool:
@@ -179,18 +221,25 @@ def _part_name(index: int, record: Record) -> str:
     return f"{index:05d}-{record.point.point_id}-{record.attempt}"
 
 
-def _write_part(whole: pa.Table, path: Path, table: str) -> None:
-    import pyarrow.parquet as pq
-
+def _write_aside(content: pa.Buffer, path: Path) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        # Through a file of Python's: its errors name the reason alone, Arrow's a paragraph.
-        with aside.open("wb") as file:
-            pq.write_table(whole, file, **_parquet_options(table))
+        aside.unlink(missing_ok=True)  # a link there would lead elsewhere
+        aside.write_bytes(content)
         aside.replace(path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def _as_parquet(whole: pa.Table, table: str) -> pa.Buffer:
+    """In memory first: writing to a file, Arrow makes many small writes and wraps its errors."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(whole, sink, **_parquet_options(table))
+    return sink.getvalue()
 
 
 def _parquet_options(table: str) -> dict[str, Any]:
@@ -225,4 +274,5 @@ def _one_line(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error).splitlines()[0]
-        raise ResultsError(f"{path}: cannot be written: {reason}; choose another folder") from error
+        remedy = "make room there" if error.errno in _FULL else "choose another folder"
+        raise ResultsError(f"{path}: cannot be written: {reason}; {remedy}") from error

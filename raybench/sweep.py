@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from raybench.cluster import Cluster
 from raybench.cluster.ranks import Isolation, Strategy
 from raybench.errors import ClusterError
+from raybench.flights import Flights
 from raybench.job import Measure
+from raybench.outcomes import unmeasured
 from raybench.plan import Plan
 from raybench.point import Point
-from raybench.records import Answer, Device, Failure, Measurement, Record, Status, Task
-from raybench.scheduler import Skip, decide, is_tried_again
+from raybench.records import Device, Record, Status, Task
+from raybench.scheduler import Assign, Schedule, Skip, Turn, is_tried_again
 
-# What most likely made a point fail, when its ranks fail in different ways: the peers of a dead
-# rank report broken connections, and those of a slow one nothing at all.
-_CAUSES_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
+# How long workers that are coming are waited for before the loop looks around again.
+_LOOK_AROUND_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +60,23 @@ class PointRetried:
     record: Record
 
 
-Event = PointStarted | PointFinished
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Turn:
-    """One attempt to be made. tries: how many this sweep makes of it, this one included."""
+class PointAdded:
+    """The point was not in the plan: a record asked for it. It waits for its turn."""
 
     index: int
     point: Point
-    attempt: int
-    tries: int = 1
+
+
+Event = PointStarted | PointFinished | PointRetried | PointAdded
+
+
+def _never() -> bool:
+    return False
+
+
+def _nothing(record: Record) -> Sequence[Point]:
+    return ()
 
 
 def sweep(
@@ -80,132 +85,160 @@ def sweep(
     cluster: Cluster,
     write: Callable[[int, Record], None],
     attempts: Mapping[str, int] | None = None,
-) -> Iterator[Event | PointRetried]:
-    """Run the points in order; `write` gets each record before the event that tells of it.
+    *,
+    stopping: Callable[[], bool] = _never,
+    ran_out: Sequence[Point] = (),
+    follow: Callable[[Record], Sequence[Point]] = _nothing,
+) -> Generator[Event]:
+    """Run the points; `write` gets each record before the event that tells of it.
 
     attempts: point_id -> number of its first attempt here; other points are left out. Without it
-    all are run, from 1. An index is always the point's position in the whole plan.
-    An interrupt writes the point in flight as cancelled, a ClusterError as lost, and both go on
-    to the caller.
+    all are run, from 1. An index is always the point's position in the whole plan, in whatever
+    order they are run.
+    stopping: once it is true no point starts any more, and the loop ends with those in flight.
+    ran_out: points that ran out of device memory in an earlier sweep of this run.
+    follow: the further points that the last record of a point asks for; their indices come after
+    those of the plan.
+
+    An interrupt, or closing the generator, writes the points in flight as cancelled, a
+    ClusterError as lost; both go on to the caller. Events and writes come on the caller's thread;
+    each point runs on a thread of its own, so that an interrupt does not wait for a stuck cluster.
     """
-    stopped_by: str | None = None
-    ran_out: list[Point] = []
-    turns = deque(_turns(plan, attempts))
-    while turns:
-        turn = turns.popleft()
-        index, point = turn.index, turn.point
-        decision = decide(
-            point, cluster.devices, cluster.capacity, settings.strategy, stopped_by, ran_out
-        )
-        if isinstance(decision, Skip):
-            skipped = (Status.SKIPPED, decision.error_type, decision.reason)
-            record = _unmeasured(turn, datetime.now(UTC), *skipped)
-        else:
-            devices = tuple(cluster.devices[seat] for seat in decision.seats)
-            yield PointStarted(index=index, point=point, devices=devices)
-            record = _attempted(turn, decision.seats, settings, cluster, write)
-        write(index, record)
-        if is_tried_again(record.status, turn.tries):
-            turns.appendleft(replace(turn, attempt=turn.attempt + 1, tries=turn.tries + 1))
-            yield PointRetried(index=index, record=record)
-            continue
-        if record.status is Status.OOM:
-            ran_out.append(point)
-        if settings.stop_on_error and record.status not in (Status.OK, Status.SKIPPED):
-            stopped_by = stopped_by or point.point_id
-        yield PointFinished(index=index, record=record)
-
-
-def _turns(plan: Plan, attempts: Mapping[str, int] | None) -> Iterator[_Turn]:
-    for index, point in enumerate(plan.points):
-        attempt = 1 if attempts is None else attempts.get(point.point_id)
-        if attempt is not None:
-            yield _Turn(index=index, point=point, attempt=attempt)
-
-
-def _attempted(
-    turn: _Turn,
-    seats: Sequence[int],
-    settings: SweepSettings,
-    cluster: Cluster,
-    write: Callable[[int, Record], None],
-) -> Record:
-    """The attempt on the workers of these seats; one that ends the run is written here."""
-    started_at, started_s = datetime.now(UTC), time.perf_counter()
-    devices = tuple(cluster.devices[seat] for seat in seats)
-    profile = turn.point.point_id in settings.profiled
-    task = Task(point=turn.point, settings=settings.measure, profile=profile)
+    schedule = Schedule(_turns(plan, attempts), settings.strategy, settings.isolation, ran_out)
+    flights = Flights(cluster)
+    loop = _Loop(plan, settings, cluster, write, stopping, follow, schedule, flights)
     try:
-        answers = cluster.run(task, seats)
-    except KeyboardInterrupt:
-        interrupted = (Status.CANCELLED, "Interrupted", "by the user")
-        write(turn.index, _unmeasured(turn, started_at, *interrupted))
+        yield from loop.events()
+    except (KeyboardInterrupt, GeneratorExit):
+        loop.write_in_flight(Status.CANCELLED, "Interrupted", "by the user")
         raise
     except ClusterError as error:
-        write(turn.index, _unmeasured(turn, started_at, Status.LOST, "ClusterError", str(error)))
+        loop.write_in_flight(Status.LOST, "ClusterError", str(error))
         raise
-    return _record(turn, answers, devices, started_at, time.perf_counter() - started_s)
 
 
-def _unmeasured(
-    turn: _Turn, started_at: datetime, status: Status, error_type: str, reason: str
-) -> Record:
-    return Record(
-        point=turn.point,
-        attempt=turn.attempt,
-        status=status,
-        started_at=started_at,
-        duration_s=(datetime.now(UTC) - started_at).total_seconds(),
-        error_type=error_type,
-        error_message=reason,
+def _turns(plan: Plan, attempts: Mapping[str, int] | None) -> list[Turn]:
+    numbered = (
+        (index, point, 1 if attempts is None else attempts.get(point.point_id))
+        for index, point in enumerate(plan.points)
     )
+    return [
+        Turn(index=index, point=point, attempt=attempt)
+        for index, point, attempt in numbered
+        if attempt is not None
+    ]
 
 
-def _record(
-    turn: _Turn,
-    answers: Sequence[Answer],
-    devices: tuple[Device, ...],
-    started_at: datetime,
-    duration_s: float,
-) -> Record:
-    """All measurements, or none: a rank whose peer failed may have measured garbage."""
-    failure = _cause(answers)
-    measurements = [answer for answer in answers if isinstance(answer, Measurement)]
-    return Record(
-        point=turn.point,
-        attempt=turn.attempt,
-        status=failure.status if failure else Status.OK,
-        started_at=started_at,
-        duration_s=duration_s,
-        devices=devices,
-        measurements=() if failure else tuple(measurements),
-        error_type=failure.error_type if failure else None,
-        error_message=_explained(failure, devices) if failure else None,
-        warnings=() if failure else _warnings(measurements, devices),
+class _Loop:
+    """The state of one sweep."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: SweepSettings,
+        cluster: Cluster,
+        write: Callable[[int, Record], None],
+        stopping: Callable[[], bool],
+        follow: Callable[[Record], Sequence[Point]],
+        schedule: Schedule,
+        flights: Flights,
+    ) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._write = write
+        self._stopping = stopping
+        self._follow = follow
+        self._schedule = schedule
+        self._flights = flights
+        self._next_index = len(plan.points)
+        self._is_search = plan.batch_search is not None
+
+    def events(self) -> Iterator[Event]:
+        while True:
+            self._look_around(0.0)
+            yield from self._decided()
+            if self._flights.are_none:
+                if self._stopping() or self._schedule.is_done:
+                    return
+                assert self._schedule.coming, "what waits beside an idle cluster waits for workers"
+                self._look_around(_LOOK_AROUND_S)
+            else:
+                yield from self._landed()
+
+    def write_in_flight(self, status: Status, error_type: str, reason: str) -> None:
+        for flight in self._flights.now:
+            record = unmeasured(
+                flight.turn,
+                status,
+                error_type,
+                reason,
+                started_at=flight.started_at,
+                neighbours=tuple(flight.neighbours),
+            )
+            self._write(flight.turn.index, record)
+
+    def _look_around(self, timeout_s: float) -> None:
+        cluster = self._cluster
+        cluster.refresh(timeout_s)
+        self._schedule.see(cluster.devices, cluster.capacity, cluster.lost, cluster.coming)
+
+    def _decided(self) -> Iterator[Event]:
+        """Start what can begin now, and write what is skipped."""
+        while not self._stopping() and (decision := self._schedule.next()) is not None:
+            if isinstance(decision, Skip):
+                yield from self._ended(decision.turn, _skipped(decision))
+            else:
+                yield from self._started(decision)
+
+    def _started(self, decision: Assign) -> Iterator[Event]:
+        turn, settings = decision.turn, self._settings
+        devices = tuple(self._cluster.devices[seat] for seat in decision.seats)
+        yield PointStarted(index=turn.index, point=turn.point, devices=devices)
+        profile = turn.point.point_id in settings.profiled
+        task = Task(point=turn.point, settings=settings.measure, profile=profile)
+        self._flights.launch(turn, task, decision.seats, devices)
+
+    def _landed(self) -> Iterator[Event]:
+        """Wait for the next point in flight, or for workers that are coming."""
+        landed = self._flights.landed(_LOOK_AROUND_S if self._schedule.coming else None)
+        if landed is not None:
+            turn, record = landed
+            self._schedule.ended(turn)
+            yield from self._ended(turn, record)
+
+    def _ended(self, turn: Turn, record: Record) -> Iterator[Event]:
+        self._write(turn.index, record)
+        if is_tried_again(record, turn.tries) and not self._stopping():
+            self._schedule.add(replace(turn, attempt=turn.attempt + 1, tries=turn.tries + 1))
+            yield PointRetried(index=turn.index, record=record)
+            return
+        if record.status is Status.OOM:
+            self._schedule.note_oom(turn.point)
+        if self._settings.stop_on_error and self._is_failure(record.status):
+            self._schedule.stop(turn.point.point_id)
+        yield PointFinished(index=turn.index, record=record)
+        if not self._stopping():
+            yield from self._added(self._follow(record))
+
+    def _is_failure(self, status: Status) -> bool:
+        # A batch that does not fit is what a search looks for.
+        return status not in (Status.OK, Status.SKIPPED) and not (
+            self._is_search and status is Status.OOM
+        )
+
+    def _added(self, points: Sequence[Point]) -> Iterator[Event]:
+        for point in points:
+            turn = Turn(index=self._next_index, point=point, attempt=1)
+            self._next_index += 1
+            self._schedule.add(turn)
+            yield PointAdded(index=turn.index, point=point)
+
+
+def _skipped(decision: Skip) -> Record:
+    return unmeasured(
+        decision.turn,
+        decision.status,
+        decision.error_type,
+        decision.reason,
+        started_at=datetime.now(UTC),
     )
-
-
-def _cause(answers: Sequence[Answer]) -> Failure | None:
-    failures = [answer for answer in answers if isinstance(answer, Failure)]
-    own = [failure for failure in failures if failure.error_type != "PeerFailed"]
-    candidates = own or failures
-    return min(candidates, key=lambda failure: _CAUSES_FIRST.index(failure.status), default=None)
-
-
-def _explained(failure: Failure, devices: Sequence[Device]) -> str:
-    device = devices[failure.rank]
-    return f"rank {failure.rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
-
-
-def _warnings(measurements: Sequence[Measurement], devices: Sequence[Device]) -> tuple[str, ...]:
-    told = [warning for measurement in measurements for warning in measurement.warnings]
-    return tuple(dict.fromkeys([*told, *_crowding(devices)]))
-
-
-def _crowding(devices: Sequence[Device]) -> Iterator[str]:
-    """CPU workers are devices only as long as each has a core of its own."""
-    cores = {device.node_id: device.cpu_count for device in devices if device.kind == "cpu"}
-    for node_id, count in cores.items():
-        workers = sum(device.node_id == node_id for device in devices)
-        if workers > count:
-            yield f"{workers} CPU workers share {count} cores of one node"

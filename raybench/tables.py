@@ -6,6 +6,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,12 +30,16 @@ __all__ = [
     "find_run",
     "latest",
     "load",
+    "load_attempt",
     "pick",
     "read_runs",
     "read_table",
     "traces",
     "units",
 ]
+
+_READERS = 4  # threads
+_BATCH = 100  # parts
 
 
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
@@ -44,23 +49,35 @@ def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFram
     run_id: as `raybench report` takes it: an id, its unique prefix, `latest`, or a path.
     Columns are those of today's schema, also for parts of an older one (missing: null); maps
     are dicts. `raybench.units(table)` tells the units. Raises ResultsError for a table that
-    does not exist and for a file that is not a part of it.
+    does not exist and for a file that is not a part of it. `samples` and `modules` may hold an
+    attempt that `points` has no row of, when its driver was killed between writing the two.
     """
     frame: pd.DataFrame = read_table(root, table, run_id).to_pandas(maps_as_pydicts="strict")
     return frame
 
 
-def read_table(root: str | Path, table: str, run_id: str | None = None) -> pa.Table:
-    """As `load`, as an Arrow table."""
+def read_table(
+    root: str | Path, table: str, run_id: str | None = None, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """As `load`, as an Arrow table; of some columns, or of all."""
     import pyarrow as pa
 
     if table not in TABLES:
         guess = did_you_mean(table, TABLES)
         raise ResultsError(f"table: must be one of {', '.join(TABLES)}, got {table!r}{guess}")
-    paths = _parts(Path(root), table, run_id)
-    return pa.concat_tables(
-        [schema(table).empty_table(), *(_read_part(path, table) for path in paths)]
-    ).combine_chunks()
+    whole = schema(table)
+    wanted = whole if columns is None else pa.schema([whole.field(name) for name in columns])
+    return _read_parts(_parts(Path(root), table, run_id), table, wanted)
+
+
+def load_attempt(root: Path, table: str, run_id: str, point_id: str, attempt: int) -> pd.DataFrame:
+    """As `load`, the rows of one attempt at one point: of a table that has these columns."""
+    paths = _parts(root, table, run_id)
+    mine = [path for path in paths if path.stem.endswith(f"-{point_id}-{attempt}")]
+    # Somebody may have put many parts into one.
+    read = _read_parts(mine or paths, table, schema(table))
+    frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict")
+    return frame[(frame["point_id"] == point_id) & (frame["attempt"] == attempt)]
 
 
 def traces(root: Path, run_id: str, point_id: str, attempt: int) -> list[Path]:
@@ -82,18 +99,38 @@ def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
     return [p for p in found if not any(n.startswith(hidden) for n in p.relative_to(root).parts)]
 
 
-def _read_part(path: Path, table: str) -> pa.Table:
+def _read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    def read(some: Sequence[Path]) -> pa.Table:
+        parts = [_read_part(path, table, wanted) for path in some]
+        return pa.concat_tables([wanted.empty_table(), *parts]).combine_chunks()
+
+    # A part takes longer to open than to read, so they are read side by side; and a table of one
+    # row takes a hundred times the memory of the row, so they are put together early.
+    batches = [paths[first : first + _BATCH] for first in range(0, len(paths), _BATCH)]
+    with ThreadPoolExecutor(_READERS) as readers:
+        whole = list(readers.map(read, batches))
+    return pa.concat_tables([wanted.empty_table(), *whole]).combine_chunks()
+
+
+def _read_part(path: Path, table: str, wanted: pa.Schema) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        part = pq.ParquetFile(path).read()
+        with pq.ParquetFile(path, pre_buffer=False) as file:
+            metadata = file.schema_arrow.metadata or {}
+            is_ours = metadata.get(b"table") == table.encode() and b"schema_version" in metadata
+            part = file.read(columns=wanted.names, use_threads=False) if is_ours else None
+    except FileNotFoundError:
+        # Removed since the folder was listed: a driver drops what a killed one left.
+        return wanted.empty_table()
     except (pa.ArrowException, OSError) as error:
         raise ResultsError(f"{path}: {_unreadable(error)}; remove or restore it") from error
-    metadata = part.schema.metadata or {}
-    if metadata.get(b"table") != table.encode() or b"schema_version" not in metadata:
+    if part is None:
         raise ResultsError(f"{path}: not a part of the table {table}; move it elsewhere")
-    return _as_today(part, path, table)
+    return _as_today(part, path, table, wanted)
 
 
 def _unreadable(error: Exception) -> str:
@@ -102,13 +139,12 @@ def _unreadable(error: Exception) -> str:
     return "not a Parquet file, or a damaged one"
 
 
-def _as_today(part: pa.Table, path: Path, table: str) -> pa.Table:
-    """The part with today's columns: older parts lack some, newer ones have more."""
+def _as_today(part: pa.Table, path: Path, table: str, wanted: pa.Schema) -> pa.Table:
+    """The part with today's columns: older parts lack some."""
     import pyarrow as pa
 
-    wanted = schema(table)
     if part.schema.equals(wanted, check_metadata=False):
-        return part.replace_schema_metadata(wanted.metadata).cast(wanted)
+        return pa.Table.from_arrays(part.columns, schema=wanted)
     try:
         columns = [
             part[field.name].cast(field.type)
@@ -148,8 +184,7 @@ def _as_it_stands(root: Path, run: Run) -> Run:
 
 def latest(root: Path, run_id: str) -> dict[str, Latest]:
     """The latest attempt at each point that has a row, by point_id."""
-    names = ["point_id", "attempt", "status"]
-    found = read_table(root, "points", run_id).select(names).to_pylist()
+    found = read_table(root, "points", run_id, ["point_id", "attempt", "status"]).to_pylist()
     found.sort(key=lambda row: row["attempt"])
     return {
         row["point_id"]: Latest(attempt=row["attempt"], status=Status(row["status"]))

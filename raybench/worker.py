@@ -6,6 +6,7 @@ of Ray, so it can be driven in this process by tests and for debugging.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import time
 import traceback
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from raybench import process_state, registry
+from raybench.errors import UsageError
 from raybench.measure import phases, stats
 from raybench.measure.flops import Counted, step_flops
 from raybench.measure.gemm import gemm_tflops
@@ -28,6 +30,8 @@ from raybench.workloads import precision
 from raybench.workloads.base import Context, Workload
 
 _DETAIL_CHARACTERS = 4000
+_STDERR = 2
+_TAKE_DOWN_TIMEOUT_S = 2.0
 _DECLARED = "declared by the workload"
 
 
@@ -51,26 +55,39 @@ class Worker:
     def run(self, task: Task, place: Place, group: Group | None) -> Answer:
         """Form the group if it is another than the last, run the point, clean up.
 
-        Whatever the workload raises comes back as a Failure.
+        Whatever the workload raises comes back as a Failure. A rank that does not come back in
+        time writes to stderr where it is.
         """
+        faulthandler.dump_traceback_later(task.settings.timeout_s, file=_STDERR)
+        try:
+            return self._run(task, place, group)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def leave(self) -> None:
+        """Take down the process group. All its members must be alive and idle."""
+        self._group.leave()
+
+    def _run(self, task: Task, place: Place, group: Group | None) -> Answer:
         answer: Answer
         try:
             self._enter_device()
             self._import(task.point.workload, place)
             self._state.begin()
             answer = self._measurement(task, place, group)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # whose frames hold the workload until its end
             answer = _failure(error, place)
-        if isinstance(answer, Failure) and not answer.keeps_worker:
-            return answer  # this process is to end, and cleaning up may wait for lost peers
+        if self._group.is_broken(group):
+            answer = _peer_failed(answer)
+        if isinstance(answer, Failure) and not self._is_fit_after(answer):
+            return replace(answer, keeps_worker=False)  # cleaning up may wait for lost peers
         try:
             return _told(answer, self._clean_up())
         except Exception as error:
             return replace(_failure(error, place), keeps_worker=False)
 
-    def leave(self) -> None:
-        """Take down the process group. All its members must be alive and idle."""
-        self._group.leave()
+    def _is_fit_after(self, failure: Failure) -> bool:
+        return failure.keeps_worker and self._group.is_taken_down(_TAKE_DOWN_TIMEOUT_S)
 
     def _prepare(self) -> None:
         """Pay once, while all workers start, for what every first point would pay for.
@@ -128,6 +145,7 @@ class Worker:
         # What follows is raybench's own work, and may not suffer from what the workload has set.
         self._clean_up()
         self._group.join(task, place, group)
+        self._group.free_buffers(self._state.holds_device_memory)
         precision.apply(point.precision)
         found = {field.name: getattr(done, field.name) for field in fields(done)}
         return Measurement(
@@ -209,7 +227,7 @@ def _told(answer: Answer, left: tuple[str, ...]) -> Answer:
     return replace(answer, warnings=(*answer.warnings, warning), keeps_worker=False)
 
 
-def _failure(error: Exception, place: Place) -> Failure:
+def _failure(error: BaseException, place: Place) -> Failure:
     """An exception as data: it may not survive pickling, and its frames hold device memory."""
     status = Status.OOM if _is_out_of_memory(error) else Status.ERROR
     text = str(error).strip() or type(error).__name__
@@ -217,19 +235,30 @@ def _failure(error: Exception, place: Place) -> Failure:
         text = f"no such key: {text}"  # its own text is the key alone
     notes = [note.splitlines()[0] for note in getattr(error, "__notes__", ()) if note]
     detail = "".join(traceback.format_exception(error))[-_DETAIL_CHARACTERS:]
-    alone = place.world_size == 1
+    # A module that cannot be imported has a reason of its own.
+    cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
     return Failure(
         rank=place.rank,
         status=status,
-        error_type=type(error).__name__,
+        error_type=type(cause).__name__,
         message="; ".join([text.splitlines()[0], *notes]),
         detail=detail,
-        # The others of a group may wait for this rank in a collective for ever.
-        keeps_worker=alone and not _is_cuda_error(error),
+        keeps_worker=not _is_cuda_error(error),
     )
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _peer_failed(answer: Answer) -> Failure:
+    """In place of what a rank answers whose group was taken down: it may be garbage."""
+    return Failure(
+        rank=answer.rank,
+        status=Status.LOST,
+        error_type="PeerFailed",
+        message="another rank failed",
+        keeps_worker=answer.keeps_worker,
+    )
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     # The CPU allocator, cuBLAS and NCCL have no exception class of their own for it.
@@ -237,7 +266,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in told)
 
 
-def _is_cuda_error(error: Exception) -> bool:
+def _is_cuda_error(error: BaseException) -> bool:
     """After an error of the device itself the CUDA context of the process stays broken.
 
     Not after torch's own allocator has run out: it only asked.

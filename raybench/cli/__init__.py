@@ -19,7 +19,7 @@ from raybench.version import __version__
 # Name -> module that holds the command of that name; imported when it is called.
 COMMANDS = {
     "sweep": "raybench.cli.sweep",
-    "plan": "raybench.cli.jobs",
+    "plan": "raybench.cli.plans",
     "report": "raybench.cli.results",
     "list": "raybench.cli.results",
     "show": "raybench.cli.results",
@@ -58,6 +58,9 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
+    except SystemExit:
+        # click's, where what reads stdout has left (`--help | head`): it has what it wanted.
+        code = 0
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except (click.Abort, KeyboardInterrupt):

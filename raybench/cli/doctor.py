@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 from rich.console import Console
 
-from raybench.cli.interrupts import interrupt_held_back
+from raybench.cli.interrupts import Interrupts
 from raybench.cli.output import color, width, write_result
 from raybench.environment import measured_variables, package_versions
 from raybench.errors import ClusterError, UsageError
@@ -78,10 +79,12 @@ def doctor_command(
 
     console = Console(stderr=True)
     with ExitStack() as at_the_end:
-        with _phase(console, "connecting to Ray"), interrupt_held_back():
+        interrupts = at_the_end.enter_context(Interrupts(console))
+        with _phase(console, "connecting to Ray"), interrupts.held_back(math.inf):
             # A private Ray on CPUs gets a worker for each core.
             cluster = RayCluster(connect(address, device, len(os.sched_getaffinity(0))))
             at_the_end.callback(cluster.close)
+            interrupts.take_signals()
         diagnosis = diagnose(cluster, (starts or _STARTS) if wants_parity else 0, console)
     if as_json:
         write_result(format_json(diagnosis))

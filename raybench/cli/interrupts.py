@@ -1,43 +1,156 @@
-"""Ctrl-C where it must wait a moment, and SIGTERM as one Ctrl-C."""
+"""Ctrl-C and SIGTERM during a sweep: what they mean, and that they work whatever hangs."""
 
 from __future__ import annotations
 
+import math
+import os
+import select
 import signal
-from collections.abc import Iterator
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Self
+
+from rich.console import Console
+
+from raybench.cli.stderr import say
+
+_TICK_S = 0.25
+_NOTICE_S = 1.5  # Ray looks for signals once a second while it waits
+_CLOSE_S = 15.0
+_LAST_S = 1.0
+_INTERRUPTED = 130
 
 
-@contextmanager
-def interrupt_held_back() -> Iterator[None]:
-    """Hold an interrupt back until the block is done; a second one goes through at once.
+class Interrupts:
+    """Takes both signals while it is entered, in the main thread.
 
-    Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
+    One Ctrl-C while points run turns `stopping` true and interrupts nothing. A second one, the
+    first at any other time, and SIGTERM raise KeyboardInterrupt in the main thread, once. A
+    thread ends the process when the main thread is stuck in native code and does not take that
+    notice, when it does not come to its end afterwards, and soon after one more Ctrl-C.
+
+    in_flight: points on their workers, for the message. farewell: called before the process is
+    ended so; it says how to go on.
     """
-    came: list[int] = []
-    usual = signal.getsignal(signal.SIGINT)
 
-    def note(number: int, _: FrameType | None) -> None:
-        came.append(number)
-        signal.signal(signal.SIGINT, usual)
+    def __init__(self, console: Console) -> None:
+        self.in_flight = 0
+        self.farewell: Callable[[], None] = lambda: None
+        self._console = console
+        self._points_run = False
+        self._asked = 0  # signals so far
+        self._due = 0  # of them, those that ask to stop now
+        self._raised = False
+        self._holds_s: list[float] = []  # how long each block that holds back may take
+        self._deadline_s = math.inf
+        # A handler of the main thread may be interrupted by another one.
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
 
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)
-    if came:
-        raise KeyboardInterrupt
+    @property
+    def stopping(self) -> bool:
+        """No further point may start."""
+        return self._asked > 0
 
+    def __enter__(self) -> Self:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._usual = [(n, signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM)]
+        self._usual_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self.take_signals()
+        self._watcher = threading.Thread(target=self._watch, name="interrupts", daemon=True)
+        self._watcher.start()
+        return self
 
-@contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Take SIGTERM, as batch systems send it, for an interrupt.
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._watcher.join()
+        signal.set_wakeup_fd(self._usual_fd)
+        for number, usual in self._usual:
+            signal.signal(number, usual)
+        if self._raised:
+            # All is kept: one more ends what is still to be printed, without a traceback.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        self._reader.close()
+        self._writer.close()
 
-    `ray.init` sets a handler of its own, which exits with 15: enter this after it.
-    """
-    usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, usual)
+    def take_signals(self) -> None:
+        """Install the handlers; once more after `ray.init`, which sets one of its own."""
+        signal.signal(signal.SIGINT, self._handle)
+        signal.signal(signal.SIGTERM, self._handle)
+
+    @contextmanager
+    def points_run(self) -> Iterator[None]:
+        """While this is entered, one Ctrl-C lets the points in flight finish."""
+        self._points_run = True
+        try:
+            yield
+        finally:
+            self._points_run = False
+
+    @contextmanager
+    def held_back(self, most_s: float = _NOTICE_S) -> Iterator[None]:
+        """Raise after the block what is due in it; a second one that is due goes through at once.
+
+        most_s: the process may be ended when the block has not come to its end by then.
+        """
+        self._holds_s.append(most_s)
+        try:
+            yield
+        finally:
+            self._holds_s.pop()
+            self._raise_if_due()
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self._take()
+        self._raise_if_due()
+
+    def _raise_if_due(self) -> None:
+        is_held = bool(self._holds_s) and self._due < 2
+        if self._due and not self._raised and not is_held:
+            self._raised = True
+            self._deadline_s = time.monotonic() + _CLOSE_S
+            raise KeyboardInterrupt
+
+    def _take(self) -> None:
+        """Take note of the signals that came. Not only in the handler, which can come late."""
+        with self._lock:
+            try:
+                numbers = self._reader.recv(64)
+            except BlockingIOError:
+                return
+            for number in numbers:
+                if number in (signal.SIGINT, signal.SIGTERM):
+                    self._note(number)
+
+    def _note(self, number: int) -> None:
+        is_first, self._asked = self._asked == 0, self._asked + 1
+        if is_first and self._points_run and number == signal.SIGINT:
+            return
+        self._due += 1
+        patience_s = _LAST_S if self._raised else _NOTICE_S
+        if self._due == 1:
+            patience_s = max([patience_s, *self._holds_s])
+        self._deadline_s = min(self._deadline_s, time.monotonic() + patience_s)
+
+    def _watch(self) -> None:
+        told = False
+        while not self._ended.is_set():
+            select.select([self._reader], [], [], _TICK_S)
+            self._take()
+            if self.stopping and not self._due and not told:
+                told = True
+                self._tell_stopping()
+            if time.monotonic() > self._deadline_s:
+                self.farewell()
+                os._exit(_INTERRUPTED)
+
+    def _tell_stopping(self) -> None:
+        what = "the point" if self.in_flight < 2 else f"the {self.in_flight} points"
+        text = f"finishing {what} in flight, then stopping; Ctrl-C again stops now"
+        say(self._console, text)

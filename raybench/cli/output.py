@@ -1,14 +1,18 @@
-"""Where results go: stdout."""
+"""Where results go: stdout. And values, objects and tables as the text that goes there."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 
 import click
 
 from raybench.errors import ResultsError
+
+COLUMNS_OF_TABLES = 80
 
 
 def write_result(text: str) -> None:
@@ -34,3 +38,33 @@ def color() -> bool:
 def width() -> int:
     """Tables are made for 80 columns; more than 120 is hard to read."""
     return min(shutil.get_terminal_size((80, 24)).columns, 120)
+
+
+def scalar_text(value: object) -> str:
+    """A value as a job file writes it."""
+    return (
+        str(value).lower() if isinstance(value, bool) else str("none" if value is None else value)
+    )
+
+
+def json_text(value: object) -> str:
+    """An object as JSON, with a line for each of its values."""
+    return json.dumps(value, indent=2) + "\n"
+
+
+def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text, at most 80 characters wide, plain where it is piped."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        is_whole = column in ("parameter", "point_id")
+        table.add_column(column, overflow="fold", no_wrap=is_whole)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console(width=COLUMNS_OF_TABLES)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"

@@ -18,7 +18,7 @@ from raybench.plan import Plan, varying_settings
 from raybench.point import Point
 from raybench.records import Record, Status
 from raybench.report import wording
-from raybench.sweep import Event, PointFinished, PointStarted
+from raybench.sweep import Event, PointAdded, PointFinished, PointRetried, PointStarted
 
 _STYLES = {Status.OK: "green", Status.SKIPPED: "yellow"}
 _REASON_CHARS = 300
@@ -42,16 +42,16 @@ class Progress(Protocol):
 
 
 def make_progress(plan: Plan, console: Console) -> Progress:
-    """The kind of progress that suits the stream."""
+    """The kind of progress that suits the stream. plan: the points that this sweep is to run."""
     return LiveProgress(plan, console) if console.is_interactive else LineProgress(plan, console)
 
 
 class LineProgress:
-    """One plain line per finished point."""
+    """One plain line per finished point, numbered in the order in which they finish."""
 
     def __init__(self, plan: Plan, console: Console) -> None:
         self._console = console
-        self._clock = _Clock(len(plan.points))
+        self._count = _Count(len(plan.points))
         self._wording = _Wording(plan)
 
     def __enter__(self) -> Self:
@@ -61,26 +61,25 @@ class LineProgress:
         return None
 
     def show(self, event: Event) -> None:
-        if isinstance(event, PointFinished):
-            self._clock.finished(event.record)
-            line = self._wording.finished(event.index, event.record)
-            left = f"  {self._clock.left()}" if self._clock.left() else ""
-            self._console.print(Text(line + left), soft_wrap=True)
+        line = _told(event, self._count, self._wording)
+        if line is not None:
+            left = self._count.left() if isinstance(event, PointFinished) else ""
+            self._console.print(Text(f"{line}  {left}".rstrip()), soft_wrap=True)
 
 
 class LiveProgress:
-    """A line per finished point, which stays, above the point that is running and the time left.
+    """A line per finished point, which stays, above the points that are running.
 
-    What is redrawn is two lines, never wrapped: anything taller than the screen could not be
-    wiped off it again.
+    What is redrawn is never wrapped and fits on the screen: anything taller could not be wiped
+    off it again.
     """
 
     def __init__(self, plan: Plan, console: Console) -> None:
         self._console = console
-        self._clock = _Clock(len(plan.points))
+        self._count = _Count(len(plan.points))
         self._wording = _Wording(plan)
-        self._running: PointStarted | None = None
-        self._running_since_s = 0.0
+        # The thread that draws reads it, so a change replaces it.
+        self._running: dict[int, tuple[PointStarted, float]] = {}
         self._live = Live(
             console=console, refresh_per_second=2, get_renderable=self._picture, transient=True
         )
@@ -96,42 +95,71 @@ class LiveProgress:
 
     def show(self, event: Event) -> None:
         if isinstance(event, PointStarted):
-            self._running, self._running_since_s = event, time.monotonic()
-            return
-        self._running = None
-        self._clock.finished(event.record)
-        line = self._wording.finished(event.index, event.record)
-        style = _STYLES.get(event.record.status, "red")
-        self._console.print(Text(line, style=style), soft_wrap=True)
+            self._running = {**self._running, event.index: (event, time.monotonic())}
+        else:
+            self._running = {i: one for i, one in self._running.items() if i != event.index}
+        line = _told(event, self._count, self._wording)
+        if line is not None:
+            self._console.print(Text(line, style=_style(event)), soft_wrap=True)
 
     def _picture(self) -> RenderableType:
-        lines = [f"{self._clock.done} of {self._clock.total} points  {self._clock.left()}"]
-        if self._running is not None:
-            running_s = time.monotonic() - self._running_since_s
-            cells = self._wording.cells(self._running.index, self._running.point, "runs")
-            lines.insert(0, "  ".join([*cells, f"{running_s:.0f} s"]))
+        running = list(self._running.values())
+        most = max(1, self._console.height - 4)
+        lines = [self._line(event, since_s) for event, since_s in running[:most]]
+        if len(running) > most:
+            lines.append(f"and {len(running) - most} more are running")
+        lines.append(f"{self._count.done} of {self._count.total} points  {self._count.left()}")
         return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
+    def _line(self, event: PointStarted, since_s: float) -> str:
+        running = f"{time.monotonic() - since_s:.0f} s"
+        indent = " " * len(self._count.number())
+        return "  ".join([indent, f"{'runs':<7}", self._wording.settings(event.point), running])
 
-class _Clock:
-    """The time left, from how long the points took that were really run."""
+
+def _told(event: Event, count: _Count, wording_of: _Wording) -> str | None:
+    """The line that stays of an event, if there is one; counts it."""
+    if isinstance(event, PointAdded):
+        count.total += 1
+        return None
+    if isinstance(event, PointStarted):
+        return None
+    if isinstance(event, PointRetried):
+        return f"{count.number()}  {wording_of.retried(event.record)}"
+    line = f"{count.number()}  {wording_of.finished(event.record)}"
+    count.finished(event.record)
+    return line
+
+
+def _style(event: Event) -> str:
+    if isinstance(event, PointFinished):
+        return _STYLES.get(event.record.status, "red")
+    return "yellow"
+
+
+class _Count:
+    """How many points are done, and the time left by the pace of those that were really run."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self.done = 0
-        self._durations_s: list[float] = []
+        self._run = 0
+        self._since_s = time.monotonic()
+        self._pace_s = 0.0
+
+    def number(self) -> str:
+        """Of the point that finishes next."""
+        return f"[{self.done + 1:>{len(str(self.total))}}/{self.total}]"
 
     def finished(self, record: Record) -> None:
         self.done += 1
         if record.status is not Status.SKIPPED:
-            self._durations_s.append(record.duration_s)
+            self._run += 1
+            self._pace_s = (time.monotonic() - self._since_s) / self._run
 
     def left(self) -> str:
-        missing = self.total - self.done
-        if not self._durations_s or not missing:
-            return ""
-        left_s = missing * sum(self._durations_s) / len(self._durations_s)
-        return f"about {_duration(left_s)} left"
+        left_s = (self.total - self.done) * self._pace_s
+        return f"about {_duration(left_s)} left" if left_s >= 1 else ""
 
 
 def _duration(seconds: float) -> str:
@@ -142,27 +170,28 @@ class _Wording:
     """Points in words: their number and the settings that vary in the plan."""
 
     def __init__(self, plan: Plan) -> None:
-        self._total = len(plan.points)
         self._varying = varying_settings(plan.points)
+        if plan.batch_search and "batch_size" not in self._varying:
+            self._varying.append("batch_size")
         self._widths = {
             name: max(len(_shown(point, name)) for point in plan.points) for name in self._varying
         }
 
-    def finished(self, index: int, record: Record) -> str:
-        """Number, status, settings and the step time or the reason."""
-        outcome = wording.shortened(wording.plain(record.error_message or ""), _REASON_CHARS)
-        if record.status is Status.OK:
-            outcome = _outcome(record)
-        return "  ".join([*self.cells(index, record.point, record.status.value), outcome])
+    def finished(self, record: Record) -> str:
+        """Status, settings and the step time or the reason."""
+        outcome = _reason(record) if record.status is not Status.OK else _outcome(record)
+        return "  ".join([f"{record.status.value:<7}", self.settings(record.point), outcome])
 
-    def cells(self, index: int, point: Point, state: str) -> list[str]:
-        """What every line begins with: number, state, settings."""
-        number = f"[{index + 1:>{len(str(self._total))}}/{self._total}]"
-        return [number, f"{state:<7}", self.settings(point)]
+    def retried(self, record: Record) -> str:
+        return f"{self.finished(record)} (tried once more)"
 
     def settings(self, point: Point) -> str:
         cells = (f"{_shown(point, name):<{self._widths[name]}}" for name in self._varying)
         return " ".join(cells) or point.point_id
+
+
+def _reason(record: Record) -> str:
+    return wording.shortened(wording.plain(record.error_message or ""), _REASON_CHARS)
 
 
 def _outcome(record: Record) -> str:

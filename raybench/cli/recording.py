@@ -2,223 +2,174 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from raybench.cli.interrupts import interrupt_held_back, interrupted_by_sigterm
-from raybench.errors import ClusterError, RaybenchError
-from raybench.records import Device, Record, Status
-from raybench.report import wording
+from raybench.cli.interrupts import Interrupts
+from raybench.cli.run_rows import RunRows
+from raybench.cli.start import Start, Where
+from raybench.cli.stderr import say
+from raybench.errors import ClusterError, ResultsError
+from raybench.records import Record, Status
 from raybench.run import Run, RunStatus
-from raybench.tables import counted
 
 if TYPE_CHECKING:
+    from raybench.batch_search import BatchSearches
     from raybench.cluster import Cluster
     from raybench.job import Job
-    from raybench.plan import Plan
     from raybench.store import RunStore
-    from raybench.sweep import SweepSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """Where a run is carried out, where its tables go, and the point_ids to profile."""
-
-    address: str
-    device: Literal["auto", "cuda", "cpu"]
-    output: Path
-    profiled: frozenset[str]
-
-
-DeviceKey = tuple[str, str, int]
-
-
-def device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
-    """What a device has in each sweep of a run: not the uuid of a CPU, which names a process."""
-    return (kind, uuid, 0) if kind == "cuda" else (kind, host, index)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """A run and what is to be done of it.
-
-    plan: of the whole run. attempts: point_id -> the attempt to make; other points are left out.
-    ended: point_id -> the status of its latest attempt, of the points that have a row already.
-    devices: those that the run has rows of, by `device_key`. models: the names of these.
-    resume_command: what the user types to go on with it.
-    """
-
-    run: Run
-    plan: Plan
-    attempts: Mapping[str, int]
-    ended: Mapping[str, Status]
-    devices: frozenset[DeviceKey] = frozenset()
-    models: frozenset[str] = frozenset()
-    is_resumed: bool
-    resume_command: str
-
-    @property
-    def left(self) -> Plan:
-        """The plan of the points that are to be run."""
-        points = (point for point in self.plan.points if point.point_id in self.attempts)
-        return replace(self.plan, points=tuple(points))
+    from raybench.sweep import Event, SweepSettings
 
 
 def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
     """Run the points on a cluster; the run as it ended. Raises ClusterError and ResultsError."""
     from raybench.cluster.ray_cluster import RayCluster
     from raybench.cluster.ray_connection import connect
-    from raybench.scheduler import workers_needed
-    from raybench.store import RunStore, hold_run
     from raybench.sweep import SweepSettings
 
-    plan, run = start.left, start.run
-    biggest = max(point.world_size for point in plan.points)
+    sizes = [point.world_size for point in start.left.points]
+    # Points that run side by side can use more devices; they are worth no waiting.
+    wanted = sum(sizes) if job.placement.isolation == "device" and not where.wait_s else max(sizes)
     with ExitStack() as at_the_end:
-        with console.status("connecting to Ray"), interrupt_held_back():
-            cluster = RayCluster(connect(where.address, where.device, biggest))
-            at_the_end.enter_context(interrupted_by_sigterm())
+        interrupts = at_the_end.enter_context(Interrupts(console))
+        # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
+        with console.status("connecting to Ray"), interrupts.held_back(math.inf):
+            connection = connect(where.address, where.device, wanted, where.wait_s)
+            cluster = RayCluster(connection, tell=lambda line: say(console, line))
             at_the_end.callback(cluster.close)
-        told = f"{cluster.description}; run {run.run_id} in {where.output}"
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
-        workers = workers_needed(plan, cluster.capacity)
-        if not workers and start.is_resumed:
-            # Others were run: what still does not fit is a row again, and no error.
-            workers = 1
-        if not workers:
-            smallest = min(point.world_size for point in plan.points)
-            raise ClusterError(
-                f"no point fits: the smallest needs {smallest} devices, the cluster has "
-                f"{cluster.capacity}; set matrix.world_size with --set, or use a bigger cluster"
-            )
-        start = replace(start, run=replace(run, cluster=cluster.description))
-        if start.is_resumed:
-            store = RunStore(root=where.output, run_id=run.run_id, measure=job.measure)
-            store.write_run(start.run)
-        else:
-            at_the_end.enter_context(hold_run(where.output, run.run_id))
-            store = RunStore.create(where.output, start.run, job.measure)
+            interrupts.take_signals()
+        say(console, f"{cluster.description}; run {start.run.run_id} in {where.output}")
+        workers = _workers_wanted(job, start, cluster)
+        start = replace(start, run=replace(start.run, cluster=cluster.description))
+        store = at_the_end.enter_context(_opened(job, start, where.output))
         settings = SweepSettings(
             measure=job.measure,
             strategy=job.placement.strategy,
+            isolation=job.placement.isolation,
             stop_on_error=job.on_error == "stop",
             profiled=where.profiled,
         )
-        return recorded(settings, start, cluster, workers, store, console)
+        return recorded(settings, cluster, workers, RunRows(start, store, console), interrupts)
+
+
+def _workers_wanted(job: Job, start: Start, cluster: Cluster) -> int:
+    """How many workers to start. Raises ClusterError when no point of a new run fits."""
+    from raybench.scheduler import workers_needed
+
+    plan = start.left
+    if workers := workers_needed(plan, cluster.capacity, job.placement.isolation):
+        return workers
+    if start.is_resumed:
+        # Others were run: what still does not fit is a row again, and no error.
+        return 1
+    smallest = min(point.world_size for point in plan.points)
+    raise ClusterError(
+        f"no point fits: the smallest needs {smallest} devices, the cluster has "
+        f"{cluster.capacity}; set matrix.world_size with --set, or use a bigger cluster"
+    )
+
+
+@contextmanager
+def _opened(job: Job, start: Start, output: Path) -> Iterator[RunStore]:
+    """The store of the run, which says that it is running. A resumed run is held already."""
+    from raybench.store import RunStore, hold_run
+
+    run = start.run
+    if start.is_resumed:
+        store = RunStore(root=output, run_id=run.run_id, measure=job.measure)
+        store.write_run(run)
+        yield store
+        return
+    with hold_run(output, run.run_id):
+        yield RunStore.create(output, run, job.measure)
 
 
 def recorded(
-    settings: SweepSettings,
-    start: Start,
-    cluster: Cluster,
-    workers: int,
-    store: RunStore,
-    console: Console,
+    settings: SweepSettings, cluster: Cluster, workers: int, rows: RunRows, interrupts: Interrupts
 ) -> Run:
     """The run from its first worker to its last point; however it ends, its row says so."""
-    ended = dict(start.ended)
-    status = RunStatus.FAILED
+    interrupts.farewell = lambda: rows.tell_kept("ended at once")
     try:
-        with console.status(f"starting {_workers(workers)}"):
+        with rows.console.status(f"starting {workers} worker{'s' * (workers != 1)}"):
             cluster.start(workers, settings.strategy)
-        _keep_devices(start, cluster.devices, store)
-        _swept(settings, start, cluster, store, console, ended)
-        status = counted(start.run, ended).status
+        rows.keep_devices(cluster.devices)
+        _swept(settings, cluster, rows, interrupts)
+        run = rows.close(RunStatus.INTERRUPTED if rows.left else None)
     except KeyboardInterrupt:
-        # The point in flight has its row already.
-        status = RunStatus.INTERRUPTED
-        _tell_kept("interrupted", start, ended, store, console)
-    except RaybenchError:
-        _tell_kept("stopped", start, ended, store, console)
+        # The points in flight have their rows already.
+        run = rows.close(RunStatus.INTERRUPTED)
+    except BaseException:
+        rows.tell_kept("stopped")
+        # The first error is the one to tell, also where the disk takes no row any more.
+        with suppress(ResultsError):
+            rows.close(RunStatus.FAILED)
         raise
-    finally:
-        run = replace(counted(start.run, ended), status=status, finished_at=datetime.now(UTC))
-        store.write_run(run)
-        _tell_traces(store, console)
+    if run.status is RunStatus.INTERRUPTED:
+        rows.tell_kept("interrupted")
+    if rows.store.traces.is_dir():
+        where = f"{rows.store.traces} (open them in ui.perfetto.dev or chrome://tracing)"
+        say(rows.console, f"traces: {where}")
     return run
 
 
-def _keep_devices(start: Start, devices: Sequence[Device], store: RunStore) -> None:
-    """Write the devices that the run has no row of. Raises ClusterError for other models."""
-    if not start.is_resumed:
-        store.write_devices(devices)
-        return
-    strange = {device.name for device in devices} - start.models
-    if start.models and strange:
-        raise ClusterError(
-            f"run {store.run_id} was measured on {', '.join(sorted(start.models))}, this cluster "
-            f"has {', '.join(sorted(strange))}; start a new run, to compare the two"
-        )
-    keys = {device_key(d.kind, d.uuid, d.host, d.index): d for d in devices}
-    if new := [device for key, device in keys.items() if key not in start.devices]:
-        store.write_devices(new, f"devices-{len(start.devices)}")
-
-
 def _swept(
-    settings: SweepSettings,
-    start: Start,
-    cluster: Cluster,
-    store: RunStore,
-    console: Console,
-    ended: dict[str, Status],
+    settings: SweepSettings, cluster: Cluster, rows: RunRows, interrupts: Interrupts
 ) -> None:
-    """The loop over the points, with its progress; `ended` tells of the rows that are written."""
+    """The loop over the points, with its progress."""
+    from raybench.batch_search import BatchSearches, check_bounded
     from raybench.cli.progress import make_progress
-    from raybench.sweep import PointRetried, sweep
+    from raybench.sweep import sweep
 
     def write(index: int, record: Record) -> None:
-        store.write_record(index, record)
-        ended[record.point.point_id] = record.status
-        store.write_telemetry(index, record, cluster.telemetry())
+        with interrupts.held_back():
+            rows.keep_record(index, record, cluster)
 
-    # Progress is that of this sweep: it counts the points that are left.
-    places = [i for i, p in enumerate(start.plan.points) if p.point_id in start.attempts]
-    with make_progress(start.left, console) as progress:
-        for event in sweep(start.plan, settings, cluster, write, start.attempts):
-            place = places.index(event.index)
-            if isinstance(event, PointRetried):
-                _tell_retried(place, len(places), event.record, console)
-            else:
-                progress.show(replace(event, index=place))
-
-
-def _finished(ended: Mapping[str, Status]) -> int:
-    """All but the point that an interrupt cut short."""
-    return sum(status is not Status.CANCELLED for status in ended.values())
-
-
-def _tell_retried(place: int, total: int, record: Record, console: Console) -> None:
-    number = f"[{place + 1:>{len(str(total))}}/{total}]"
-    reason = wording.plain(record.error_message or "")
-    text = f"{number}  lost     {record.point.point_id} is tried once more: {reason}"
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _tell_kept(
-    what: str, start: Start, ended: Mapping[str, Status], store: RunStore, console: Console
-) -> None:
-    text = f"{what} before any point finished"
-    if finished := _finished(ended):
-        points = "point is" if finished == 1 else "points are"
-        text = (
-            f"{what}: {finished} finished {points} kept; "
-            f"see: raybench report {store.run_id} --results {store.root}"
-        )
-    for line in (f"go on with: {start.resume_command}", text):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    start = rows.start
+    check_bounded(start.plan, cluster.devices)
+    searches = BatchSearches(start.plan, start.kept)
+    events = sweep(
+        start.plan,
+        settings,
+        cluster,
+        write,
+        start.attempts,
+        stopping=lambda: interrupts.stopping,
+        ran_out=start.ran_out,
+        follow=searches,
+    )
+    with (
+        make_progress(start.left, rows.console) as progress,
+        closing(events),
+        interrupts.points_run(),
+    ):
+        for event in events:
+            _note(event, rows, interrupts, searches)
+            progress.show(event)
+    for line in searches.endings():
+        say(rows.console, line)
 
 
-def _tell_traces(store: RunStore, console: Console) -> None:
-    if store.traces.is_dir():
-        text = f"traces: {store.traces} (open them in ui.perfetto.dev or chrome://tracing)"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+def _note(event: Event, rows: RunRows, interrupts: Interrupts, searches: BatchSearches) -> None:
+    """Keep up which points are left, and how many are in flight."""
+    from raybench.sweep import PointAdded, PointFinished, PointStarted
 
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' * (count != 1)}"
+    if isinstance(event, PointAdded):
+        rows.expect(event.point.point_id)
+        return
+    if isinstance(event, PointStarted):
+        interrupts.in_flight += 1
+        return
+    record = event.record
+    if record.status is not Status.SKIPPED:
+        interrupts.in_flight -= 1
+    if isinstance(event, PointFinished):
+        rows.left.discard(record.point.point_id)
+        if interrupts.stopping:
+            # The loop does not ask any more; what follows is left to a resumed run.
+            rows.left.update(point.point_id for point in searches(record))

@@ -40,7 +40,8 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
     "--chart",
     type=click.Path(path_type=Path),
     metavar="FILE.svg|.png",
-    help="Also draw speed-up against ideal, or of collectives the bandwidth over the size.",
+    help="Also draw speed-up against ideal; of collectives the bandwidth over the size, of a "
+    "search for the largest batch the memory over the batch size.",
 )
 def report_command(
     run: str, results: Path, kind: str, output: Path | None, chart: Path | None
@@ -90,8 +91,13 @@ def _format(summary: Summary, kind: str, *, colored: bool) -> str:
 def _draw(summary: Summary, path: Path) -> None:
     from raybench.report import charts
     from raybench.report.bandwidth_chart import bandwidth_chart, has_bandwidths
+    from raybench.report.memory_chart import has_largest_batches, memory_chart
 
-    draw = bandwidth_chart if has_bandwidths(summary) else charts.speed_up_chart
+    draw = charts.speed_up_chart
+    if has_bandwidths(summary):
+        draw = bandwidth_chart
+    elif has_largest_batches(summary):
+        draw = memory_chart
     spec = draw(summary)
     _write(path, charts.render(spec, path.suffix.lower().removeprefix(".")))
 
@@ -166,20 +172,20 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
     points = tables.load(results, "points", run_id)
     ids = list(dict.fromkeys(points["point_id"]))
     point_id = tables.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
-    point = points[points["point_id"] == point_id].sort_values("attempt").iloc[[-1]]
-    [row] = records(point)
-    mine = {
-        name: table[(table["point_id"] == point_id) & (table["attempt"] == row["attempt"])]
-        for name in ("samples", "modules")
-        for table in [tables.load(results, name, run_id)]
-    }
+    attempts = records(points[points["point_id"] == point_id].sort_values("attempt"))
+    row = attempts[-1]
+    samples, modules = (
+        tables.load_attempt(results, table, run_id, point_id, row["attempt"])
+        for table in ("samples", "modules")
+    )
     telemetry = tables.load(results, "telemetry", run_id)
     return PointDetails(
         row=row,
-        ranks=rank_steps(mine["samples"]),
-        modules=slowest_modules(mine["modules"]),
+        ranks=rank_steps(samples),
+        modules=slowest_modules(modules),
         states=device_states(telemetry, row["started_at"], row["duration_s"]),
         traces=[str(path) for path in tables.traces(results, run_id, point_id, row["attempt"])],
+        attempts=attempts,
     )
 
 

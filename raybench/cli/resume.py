@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from raybench import tables
-from raybench.cli.recording import DeviceKey, Start, device_key
+from raybench.cli.run_rows import ended_run
+from raybench.cli.start import DeviceKey, Start, device_key
+from raybench.cli.stderr import say
 from raybench.errors import JobError, ResultsError, UsageError
 from raybench.records import Status
 from raybench.run import Run, RunStatus
+from raybench.schemas import TABLES
 
 if TYPE_CHECKING:
     from raybench.job import Job, Measure
@@ -38,6 +41,21 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
             "resume it with the same job and --set, or start a new run"
         )
     return root, run
+
+
+def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
+    """The plan of the job, with the points that a search for batch sizes has added to the run."""
+    from raybench.batch_search import with_probes
+
+    latest = tables.latest(root, run_id)
+    return with_probes(plan, {point_id: one.status for point_id, one in latest.items()})
+
+
+def clear_leftovers(root: Path, run_id: str) -> None:
+    """Remove the halves of parts that a killed driver left. The run must be held."""
+    for table in TABLES:
+        for path in (root / table / run_id).glob(".*.parquet.*"):
+            path.unlink(missing_ok=True)
 
 
 def resumed_start(
@@ -83,9 +101,9 @@ def nothing_left(start: Start, root: Path, measure: Measure, console: Console) -
     text = f"run {start.run.run_id}: nothing to do; the points that failed: --retry-failed"
     if not any(_is_failure(status) for status in start.ended.values()):
         text = f"run {start.run.run_id}: nothing to do"
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    say(console, text)
     stored = _stored(root, start.run.run_id)
-    ended = tables.counted(stored, start.ended)
+    ended = ended_run(stored, start.plan, start.ended)
     is_whole = len(start.ended) == stored.points_total
     if is_whole and stored.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
         ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))

@@ -7,21 +7,31 @@ import secrets
 import shlex
 import socket
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 
-from raybench.cli.recording import Start, Where, carried_out
-from raybench.cli.resume import nothing_left, resumed_start, run_to_resume
+from raybench.cli.recording import carried_out
+from raybench.cli.resume import (
+    clear_leftovers,
+    nothing_left,
+    plan_of_run,
+    resumed_start,
+    run_to_resume,
+)
+from raybench.cli.start import Start, Where
+from raybench.cli.stderr import make_console, say
 from raybench.environment import git_commit, measured_variables, package_versions
 from raybench.errors import UsageError
 from raybench.run import Run, RunStatus
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from raybench.job import Job
     from raybench.plan import Plan
 
@@ -34,6 +44,7 @@ _REPEATED = (
     "expression",
     "retry_failed",
     "profile_expression",
+    "wait_s",
 )
 
 
@@ -53,6 +64,15 @@ _REPEATED = (
     default="auto",
     show_default=True,
     help="What a worker owns: auto takes GPUs where the cluster has any.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    default=0,
+    metavar="SECONDS",
+    help="How late nodes may come, as where a cluster scales itself up; points that fit run "
+    "meanwhile.",
 )
 @click.option(
     "-o",
@@ -76,7 +96,8 @@ _REPEATED = (
     "--resume",
     "resumed",
     metavar="RUN",
-    help="Go on with RUN of the output folder: run the points that it has not finished.",
+    help="Go on with RUN of the output folder: run the points that it has not finished, and "
+    "those that were lost.",
 )
 @click.option(
     "--retry-failed", is_flag=True, help="With --resume: try the points that failed again, too."
@@ -100,6 +121,7 @@ def sweep_command(
     job_file: Path,
     address: str,
     device: Literal["auto", "cuda", "cpu"],
+    wait_s: float,
     output: Path,
     overrides: tuple[str, ...],
     expression: str | None,
@@ -121,7 +143,7 @@ def sweep_command(
     Exit code: 0 all points ok or skipped, 1 a point failed, 2 a mistake in the job or the command,
     3 no cluster or none that fits, 130 interrupted.
     """
-    from raybench.cli.jobs import load_plan, print_plan
+    from raybench.cli.plans import load_plan, print_plan
     from raybench.store import check_writable, hold_run
 
     given_tags = _tags(tags)
@@ -129,7 +151,8 @@ def sweep_command(
         raise UsageError("--retry-failed: goes with --resume RUN only")
     job, plan = load_plan(job_file, overrides, None if resumed else expression)
     profiled = _profiled(plan, profile_expression)
-    console = Console(stderr=True)
+    where = Where(address=address, device=device, output=output, profiled=profiled, wait_s=wait_s)
+    console = make_console()
     if resumed is None:
         if dry_run:
             print_plan(job, plan, as_json)
@@ -137,12 +160,13 @@ def sweep_command(
         _check_kept(output)
         check_writable(output)
         start = _new_start(ctx, job, plan, given_tags)
-        where = Where(address=address, device=device, output=output, profiled=profiled)
         ctx.exit(_run(job, start, where, console, as_json))
     output, run = run_to_resume(output, resumed, job)
-    where = Where(address=address, device=device, output=output, profiled=profiled)
+    where = replace(where, output=output)
     again = _resume_command(ctx, run.run_id, output)
     with hold_run(output, run.run_id):
+        clear_leftovers(output, run.run_id)
+        plan = plan_of_run(plan, output, run.run_id)
         chosen = _chosen(plan, expression)
         start = resumed_start(
             run, plan, output, chosen, again, retry_failed=retry_failed, tags=given_tags
@@ -158,7 +182,7 @@ def _run(job: Job, start: Start, where: Where, console: Console, as_json: bool) 
     from raybench.cli.results import print_report
 
     for warning in start.plan.warnings:
-        console.print(f"{warning} (warning)", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{warning} (warning)")
     if start.attempts:
         run = carried_out(job, start, where, console)
     else:

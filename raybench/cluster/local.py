@@ -22,7 +22,7 @@ class InProcessWorker(Protocol):
 
 
 class LocalCluster:
-    """Workers in this process, one per device, run one after the other."""
+    """Workers in this process, one per device; the ranks of a point run one after the other."""
 
     def __init__(
         self, devices: Sequence[Device], make_worker: Callable[[Device], InProcessWorker]

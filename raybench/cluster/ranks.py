@@ -1,4 +1,4 @@
-"""Which devices a point gets, and which rank each of them has. Pure."""
+"""Which devices a point gets on an idle cluster, and which rank each of them has. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the actors of a point answer: each on its own, and never later than the deadline."""
+"""What one actor of a point answers, and what Ray says of one that cannot."""
 
 from __future__ import annotations
 
-import time
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,53 +10,30 @@ import click
 import ray
 
 from raybench.cluster.ray_connection import first_line
-from raybench.records import Answer, Failure, Status
+from raybench.records import Answer, Device, Failure, Status
 
-# After the first failure of a point the other ranks are stuck, or answer at once.
-_GRACE_S = 1.0
-
-
-def gather(refs: Sequence[Any], timeout_s: float) -> tuple[Answer, ...]:
-    """One answer per ref, in order, none later than the deadline.
-
-    `ray.get` of all of them would show one failure and hide the others.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    waiting = {ref: rank for rank, ref in enumerate(refs)}
-    answers: dict[int, Answer] = {}
-    failed: int | None = None
-    while waiting:
-        left_s = max(0.0, deadline_s - time.monotonic())
-        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=left_s)
-        if not ready:
-            answers.update(
-                {rank: _unanswered(rank, failed, timeout_s) for rank in waiting.values()}
-            )
-            break
-        rank = waiting.pop(ready[0])
-        answers[rank] = _answer(ready[0], rank)
-        if failed is None and isinstance(answers[rank], Failure):
-            failed = rank
-            deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
-    return tuple(answers[rank] for rank in range(len(refs)))
+# What Python's and Ray's handlers write to the log of a process that a signal ends.
+_FATAL = re.compile(r"Fatal Python error: (.+)|\*\*\* (SIG[A-Z]+) received")
+_SIGNALS = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Floating-point exception": "SIGFPE",
+    "Floating point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+}
+_EXIT_CODE = re.compile(r"exit code (-?\d+)\.(?: The process receives a (SIG[A-Z]+))?")
+_NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "node is dead")
 
 
-def all_done(refs: Sequence[Any], timeout_s: float) -> bool:
-    """Whether all of them ended in time, and without an error."""
-    done, late = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
-    try:
-        ray.get(done)
-    except ray.exceptions.RayError:
-        return False
-    return not late
-
-
-def _answer(ref: Any, rank: int) -> Answer:
+def answer_of(ref: Any, rank: int, device: Device) -> Answer:
+    """What the rank answered. It must be there: this does not wait."""
     try:
         answer: Answer = ray.get(ref)
-    except ray.exceptions.RayActorError as error:
-        message = f"the worker process died: {_cause_of_death(error)}"
-        return Failure(rank=rank, status=Status.LOST, error_type="WorkerDied", message=message)
+    except ray.exceptions.OutOfMemoryError as error:
+        return _killed_for_memory(rank, device, str(error))
+    except (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError) as error:
+        return _death(rank, device, click.unstyle(str(error)))
     except ray.exceptions.RayError as error:
         return Failure(
             rank=rank,
@@ -69,24 +46,58 @@ def _answer(ref: Any, rank: int) -> Answer:
     return answer
 
 
-def _unanswered(rank: int, failed: int | None, timeout_s: float) -> Failure:
-    if failed is None:
-        return Failure(
-            rank=rank,
-            status=Status.TIMEOUT,
-            error_type="Timeout",
-            message=f"no answer within measure.timeout_s = {timeout_s:g} s",
-        )
+def node_lost(rank: int, device: Device) -> Failure:
+    """Of a rank whose node is gone, frozen or cut off."""
+    message = f"node {device.host} does not answer"
+    return Failure(rank=rank, status=Status.LOST, error_type="NodeLost", message=message)
+
+
+def cause_of_death(told: str, log_tail: str) -> str:
+    """How a process ended, in a phrase, from Ray's words and from the end of its log."""
+    if fatal := _FATAL.search(log_tail):
+        python, signal = fatal.groups()
+        return f"died by {signal or _SIGNALS.get(python, python)}"
+    if found := _EXIT_CODE.search(told):
+        code, signal = found.groups()
+        return f"died by {signal}" if signal else f"ended with exit code {code}"
+    if "connection error code 2" in told:
+        return "died by SIGKILL, which the kernel sends out of memory, or by os._exit"
+    for mark in ("Worker exit detail:", "The actor died because", "The actor is dead because"):
+        if mark in told:
+            reason = told.split(mark, 1)[1].strip().splitlines()[0]
+            return f"died: {reason.split(' Some common causes', 1)[0]}"
+    return f"died: {told.strip().splitlines()[0]}"
+
+
+def all_done(refs: Sequence[Any], timeout_s: float) -> bool:
+    """Whether all of them ended in time, and without an error."""
+    done, late = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
+    try:
+        ray.get(done)
+    except ray.exceptions.RayError:
+        return False
+    return not late
+
+
+def _death(rank: int, device: Device, told: str) -> Failure:
+    if "memory" in told and ("running low on memory" in told or "memory monitor" in told):
+        return _killed_for_memory(rank, device, told)
+    if any(words in told for words in _NODE_DEATHS):
+        return node_lost(rank, device)
     return Failure(
-        rank=rank, status=Status.LOST, error_type="PeerFailed", message=f"rank {failed} failed"
+        rank=rank,
+        status=Status.LOST,
+        error_type="WorkerDied",
+        message=f"the worker process {cause_of_death(told, '')}",
+        detail=told,
     )
 
 
-def _cause_of_death(error: Exception) -> str:
-    """Ray's reason, from the sentence in which it gives one."""
-    text = str(error)
-    for mark in ("Worker exit detail:", "The actor died because", "The actor is dead because"):
-        if mark in text:
-            reason = text.split(mark, 1)[1].strip().splitlines()[0]
-            return reason.split(" Some common causes", 1)[0]
-    return first_line(error)
+def _killed_for_memory(rank: int, device: Device, told: str) -> Failure:
+    return Failure(
+        rank=rank,
+        status=Status.OOM,
+        error_type="HostOutOfMemory",
+        message=f"Ray's memory monitor killed the worker: {device.host} has run out of memory",
+        detail=told,
+    )

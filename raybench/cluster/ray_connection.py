@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +20,7 @@ from ray._private.authentication.authentication_token_setup import (
 )
 from ray._private.services import find_bootstrap_address, find_node_ids
 
+from raybench.cluster import leash
 from raybench.errors import ClusterError, UsageError
 
 DeviceKind = Literal["cuda", "cpu"]
@@ -32,6 +35,9 @@ _QUIET: dict[str, Any] = {
 }
 _CONNECT_TIMEOUT_S = 5.0
 _ASK_TIMEOUT_S = 15.0
+_HEAD_TIMEOUT_S = 0.5
+_ASK_HEAD_EVERY_S = 1.0
+_MISSED_AT_MOST = 2
 _ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 
 
@@ -39,19 +45,60 @@ _ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sy
 class Connection:
     """A cluster that this process has joined.
 
-    where: which one, for the user. capacity: devices of `kind` on all its nodes.
+    where: which one, for the user. head: HOST:PORT of its head. capacity: devices of `kind` on
+    all its nodes, or those wanted where nodes are waited for. wait_s: how long these may take.
     """
 
     where: str
+    head: str
     kind: DeviceKind
     capacity: int
+    wait_s: float = 0.0
 
 
-def connect(address: str, device: Literal["auto", "cuda", "cpu"], wanted: int) -> Connection:
+class Head:
+    """Whether the head of the cluster still listens. Ray would find out in a minute, and then
+    end this process."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._address = (host.strip("[]"), int(port))
+        self._lock = threading.Lock()
+        self._asked_s = 0.0
+        self._missed = 0
+
+    @property
+    def is_gone(self) -> bool:
+        """It did not answer twice in a row. Asks at most once a second."""
+        with self._lock:
+            now_s = time.monotonic()
+            if self._missed < _MISSED_AT_MOST and now_s > self._asked_s + _ASK_HEAD_EVERY_S:
+                self._asked_s = now_s
+                self._missed = 0 if self._listens() else self._missed + 1
+            return self._missed >= _MISSED_AT_MOST
+
+    def check(self) -> None:
+        """Raises ClusterError when it is gone."""
+        if self.is_gone:
+            host, port = self._address
+            raise ClusterError(f"the head of the Ray cluster at {host}:{port} is gone")
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection(self._address, _HEAD_TIMEOUT_S).close()
+        except OSError:
+            return False
+        return True
+
+
+def connect(
+    address: str, device: Literal["auto", "cuda", "cpu"], wanted: int, wait_s: float = 0.0
+) -> Connection:
     """Join the cluster at `address`, or start a private one.
 
     address: `auto` (RAY_ADDRESS, else the cluster that `ray start` made on this host, else a
-    private one), `local` (private) or HOST:PORT. wanted: devices of the biggest point.
+    private one), `local` (private) or HOST:PORT. wanted: devices of the biggest point. wait_s: how
+    long devices that are not there yet may take to come.
     Raises ClusterError or UsageError.
     """
     # Ray prints what its raylets report to the driver's stdout, whatever log_to_driver says, and
@@ -68,11 +115,14 @@ def connect(address: str, device: Literal["auto", "cuda", "cpu"], wanted: int) -
     else:
         where = _join(address, given)
     try:
-        kind, capacity = _capacity(device)
+        kind, capacity = _capacity(device, is_final=not wait_s)
     except ClusterError:
         ray.shutdown()
         raise
-    return Connection(where=where, kind=kind, capacity=capacity)
+    if wait_s:
+        capacity = max(capacity, wanted)
+    head = ray.get_runtime_context().gcs_address
+    return Connection(where=where, head=head, kind=kind, capacity=capacity, wait_s=wait_s)
 
 
 def _join_this_hosts(device: str, wanted: int) -> str:
@@ -168,21 +218,23 @@ def _start_private(device: str, wanted: int) -> str:
     constants = ray._private.ray_constants
     others_may_come, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
-        ray.init(
-            address="local",
-            num_cpus=slots,
-            num_gpus=0 if device == "cpu" else None,
-            include_dashboard=False,
-            object_store_memory=_PRIVATE_OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
-            **_QUIET,
-        )
+        with leash.held_children():
+            ray.init(
+                address="local",
+                num_cpus=slots,
+                num_gpus=0 if device == "cpu" else None,
+                include_dashboard=False,
+                object_store_memory=_PRIVATE_OBJECT_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+                **_QUIET,
+            )
     finally:
         constants.ENABLE_RAY_CLUSTER = others_may_come
     return "private Ray on this host"
 
 
-def _nodes() -> list[dict[str, Any]]:
+def nodes() -> list[dict[str, Any]]:
+    """What Ray knows of each node, the dead ones included."""
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
@@ -190,14 +242,14 @@ def _drop(*_: object, **__: object) -> None:
     return None
 
 
-def _capacity(device: str) -> tuple[DeviceKind, int]:
-    totals = [node["Resources"] for node in _nodes() if node["Alive"]]
+def _capacity(device: str, *, is_final: bool) -> tuple[DeviceKind, int]:
+    totals = [node["Resources"] for node in nodes() if node["Alive"]]
     gpus = int(sum(total.get("GPU", 0) for total in totals))
-    if device == "cuda" and gpus == 0:
+    if device == "cuda" and gpus == 0 and is_final:
         raise ClusterError(
             "--device cuda: the cluster has no GPU; use --device cpu to measure CPUs"
         )
-    if gpus and device != "cpu":
+    if device == "cuda" or (gpus and device == "auto"):
         return "cuda", gpus
     return "cpu", int(sum(total.get("CPU", 0) for total in totals))
 

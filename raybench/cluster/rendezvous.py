@@ -13,6 +13,9 @@ import struct
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from raybench.process_group import BROKEN, word_key
+from raybench.records import Group
+
 _SIOCGIFADDR = 0x8915
 
 
@@ -36,6 +39,10 @@ class StoreHost:
     def endpoint(self) -> tuple[str, int]:
         """Address and port that a rank connects to."""
         return self._address, self._store.port
+
+    def tell_abort(self, group: Group) -> None:
+        """Let its members end this group on their own: one of them has failed."""
+        self._store.set(word_key(group), BROKEN)
 
 
 def choose_interface(address: str) -> None:

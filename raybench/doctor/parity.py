@@ -75,7 +75,7 @@ class Parity:
     error: str = ""
 
 
-class _SideFailed(Exception):
+class SideFailed(Exception):
     """One side gave no number; the text says which, and why."""
 
 
@@ -110,14 +110,14 @@ def compare(
     try:
         for side in order(starts):
             if side == "torchrun":
-                answer = _by_torchrun(cluster, seats, step)
+                answer = by_torchrun(cluster, seats, step)
                 differing |= _differing(answer, cluster.devices[seats[0]])
                 times_ms[side].append(answer.step_ms_p50)
             else:
                 times_ms[side].append(_by_raybench(cluster, seats, step))
             done = f"{len(times_ms[side])} of {starts}"
             tell(f"{step.name}: {side} {done}: {times_ms[side][-1]:.3f} ms")
-    except _SideFailed as error:
+    except SideFailed as error:
         return Parity(step=step, error=str(error))
     return Parity(
         step=step,
@@ -127,8 +127,8 @@ def compare(
     )
 
 
-def _by_torchrun(cluster: Cluster, seats: Sequence[int], step: Step) -> BareAnswer:
-    """One start in the environment that the workers have."""
+def by_torchrun(cluster: Cluster, seats: Sequence[int], step: Step) -> BareAnswer:
+    """One start in the environment that the workers have. Raises SideFailed."""
     devices = [cluster.devices[seat] for seat in seats]
     bare = BareStep(
         device=devices[0].kind,
@@ -145,28 +145,33 @@ def _by_torchrun(cluster: Cluster, seats: Sequence[int], step: Step) -> BareAnsw
     try:
         answer = run_bare(bare, {**rest, **devices[0].environment})
     except TorchrunError as error:
-        raise _SideFailed(f"torchrun: {error}") from None
+        raise SideFailed(f"torchrun: {error}") from None
     uuids = [device.uuid for device in devices if device.kind == "cuda"]
     if uuids and list(answer.devices) != uuids:
-        raise _SideFailed("torchrun ran on other devices than raybench")
+        raise SideFailed("torchrun ran on other devices than raybench")
     return answer
 
 
-def _by_raybench(cluster: Cluster, seats: Sequence[int], step: Step) -> float:
+def task_of(step: Step, world_size: int) -> Task:
+    """The step as a point of raybench, in fresh processes."""
     point = Point(
         workload="mlp",
         params=step.params,
-        world_size=len(seats),
+        world_size=world_size,
         precision=Precision.FP32,
         batch_size=step.batch_size,
-        global_batch_size=step.batch_size * len(seats),
+        global_batch_size=step.batch_size * world_size,
         scaling="weak",
     )
-    answers = cluster.run(Task(point=point, settings=_settings(step)), seats)
+    return Task(point=point, settings=_settings(step))
+
+
+def _by_raybench(cluster: Cluster, seats: Sequence[int], step: Step) -> float:
+    answers = cluster.run(task_of(step, len(seats)), seats)
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     if failures:
         cause = min(failures, key=lambda failure: failure.status is Status.LOST)
-        raise _SideFailed(f"raybench: rank {cause.rank}: {cause.error_type}: {cause.message}")
+        raise SideFailed(f"raybench: rank {cause.rank}: {cause.error_type}: {cause.message}")
     measured = [answer for answer in answers if isinstance(answer, Measurement)]
     return stats.slowest_rank_step_ns(measured) / _NS_PER_MS
 

@@ -13,12 +13,7 @@ import torch.distributed as dist
 
 def slowest_rank_ns(step_ns: Sequence[int], device: torch.device) -> list[int]:
     """For each iteration of a block the longest duration over the ranks, known to all of them."""
-    if not dist.is_initialized():
-        return list(step_ns)
-    durations = torch.tensor(step_ns, dtype=torch.int64, device=device)
-    dist.all_reduce(durations, op=dist.ReduceOp.MAX)
-    longest: list[int] = durations.tolist()
-    return longest
+    return _largest(step_ns, device)
 
 
 def as_rank_0_says(decide: Callable[[], int], device: torch.device) -> int:
@@ -29,3 +24,18 @@ def as_rank_0_says(decide: Callable[[], int], device: torch.device) -> int:
     told = torch.tensor([decision], dtype=torch.int64, device=device)
     dist.broadcast(told, src=0)
     return int(told.item())
+
+
+def on_any_rank(is_so: bool, device: torch.device) -> bool:
+    """Whether it is so on at least one rank."""
+    return bool(_largest([int(is_so)], device)[0])
+
+
+def _largest(values: Sequence[int], device: torch.device) -> list[int]:
+    """At each position the largest value over the ranks."""
+    if not dist.is_initialized():
+        return list(values)
+    told = torch.tensor(values, dtype=torch.int64, device=device)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    largest: list[int] = told.tolist()
+    return largest

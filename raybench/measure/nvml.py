@@ -62,6 +62,13 @@ def device(uuid: str) -> Any | None:
     return ask(pynvml.nvmlDeviceGetHandleByUUID, uuid) if _is_open() else None
 
 
+def devices() -> list[Any]:
+    """The handles of all devices of this node."""
+    count = (ask(pynvml.nvmlDeviceGetCount) or 0) if _is_open() else 0
+    handles = [ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+    return [handle for handle in handles if handle is not None]
+
+
 @cache
 def _is_open() -> bool:
     try:

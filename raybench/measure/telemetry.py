@@ -55,6 +55,19 @@ class Sampler:
             self._samples.extend(_sample(device, handle) for device, handle in self._devices)
 
 
+def used_memory_bytes() -> dict[str, int]:
+    """What is in use of each GPU of this node, by UUID, whoever uses it; empty without NVML."""
+    read = [
+        (nvml.ask(pynvml.nvmlDeviceGetUUID, handle), _memory(handle)) for handle in nvml.devices()
+    ]
+    return {uuid: memory.used for uuid, memory in read if uuid is not None and memory is not None}
+
+
+def _memory(handle: Any) -> Any | None:
+    # The second version leaves out what the driver reserves for itself.
+    return nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
+
+
 def _sample(device: Device, handle: Any) -> DeviceSample:
     """One reading of about ten cheap questions.
 
@@ -62,8 +75,7 @@ def _sample(device: Device, handle: Any) -> DeviceSample:
     measures it while it blocks), running processes, fans.
     """
     use = nvml.ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    # The second version leaves out what the driver reserves for itself.
-    memory = nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
+    memory = _memory(handle)
     traffic = nvml.field_values(handle, (_NVLINK_TX, _NVLINK_RX))
     return DeviceSample(
         node_id=device.node_id,

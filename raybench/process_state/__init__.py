@@ -51,6 +51,11 @@ class ProcessState:
         changed = self._write_back()
         return (*changed, *self._company.newcomers(), *self._memory.still_held())
 
+    def holds_device_memory(self) -> bool:
+        """Whether memory of the device is still in use after what is free was given back."""
+        self._memory.release()
+        return bool(self._memory.still_held())
+
     def _write_back(self) -> list[str]:
         """Put back the settings that have changed; those that stay changed, a noun phrase each.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +13,6 @@ _C: Any = torch._C  # the CUDA part is missing from torch's types
 # torch's allocator takes memory for small blocks from the device in segments of 2 MiB.
 _SMALL_SEGMENT_BYTES = 2 * 2**20
 _MIB = 2**20
-_GRACE_S = 0.5
-_POLL_S = 0.02
 
 
 def device_settings(device: torch.device) -> Iterator[Setting]:
@@ -57,20 +54,11 @@ class DeviceMemory:
         torch.cuda.empty_cache()
 
     def still_held(self) -> tuple[str, ...]:
-        """The memory that somebody holds on to, as a noun phrase, when there is some.
-
-        NCCL's watchdog lets go of the buffers of a finished collective only when it looks next.
-        """
-        deadline_s = time.monotonic() + _GRACE_S
-        while (held_bytes := self._held_bytes()) > _SMALL_SEGMENT_BYTES:
-            if time.monotonic() > deadline_s:
-                return (f"{held_bytes / _MIB:,.0f} MiB of device memory",)
-            time.sleep(_POLL_S)
-            self.release()
-        return ()
-
-    def _held_bytes(self) -> int:
-        return self._now_bytes() - self._reserved_bytes
+        """The memory that somebody holds on to, as a noun phrase, when there is some."""
+        held_bytes = self._now_bytes() - self._reserved_bytes
+        if held_bytes <= _SMALL_SEGMENT_BYTES:
+            return ()
+        return (f"{held_bytes / _MIB:,.0f} MiB of device memory",)
 
     def _now_bytes(self) -> int:
         # Reserved, not allocated: the pool of a living CUDA graph is no room for others either.

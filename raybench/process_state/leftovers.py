@@ -68,11 +68,11 @@ def _is_harmless(thread: threading.Thread) -> bool:
     """A dummy stands for a thread of C++, such as autograd's, that has once run Python.
 
     A timer of torch's compiler notices only half a minute later that its processes have gone, and
-    sleeps till then.
+    sleeps till then. raybench's own waits for the driver's word on the process group.
     """
     target = getattr(thread, "_target", None) or type(thread)
-    of_compiler = str(getattr(target, "__module__", "")).startswith("torch._inductor.")
-    return of_compiler or isinstance(thread, threading._DummyThread)
+    of_others = str(getattr(target, "__module__", "")).startswith(("torch._inductor.", "raybench."))
+    return of_others or isinstance(thread, threading._DummyThread)
 
 
 def _children() -> set[int]:

@@ -22,11 +22,15 @@ _INTEGERS = {
 
 
 def format_report(summary: Summary) -> str:
-    """run, machine, points (all columns, speed_up, efficiency and why), failures, warnings."""
+    """run, machine, lost_nodes, points (all columns, speed_up, efficiency and why), failures,
+    warnings.
+    """
     return format_object(
         run=asdict(summary.run),
         machine=summary.machine,
+        lost_nodes=list(summary.lost_nodes),
         points=records(summary.scaling),
+        largest_batches=[asdict(one) for one in summary.largest_batches],
         failures=[asdict(said) for said in summary.failures],
         warnings=[asdict(said) for said in summary.warnings],
     )
@@ -38,20 +42,23 @@ def format_runs(runs: Sequence[Run]) -> str:
 
 
 def format_point(point: PointDetails) -> str:
-    """One attempt at a point, its ranks, its modules, the state of the devices, its traces."""
+    """The latest attempt at a point, its ranks, its modules, the state of the devices, its traces,
+    and the rows of all attempts.
+    """
     return format_object(
         point=point.row,
         ranks=records(point.ranks),
         modules=records(point.modules),
         devices=records(point.states),
         traces=list(point.traces),
+        attempts=list(point.attempts),
     )
 
 
 def format_object(**members: Any) -> str:
-    """One object that tells its schema version."""
+    """One object that tells its schema version. ASCII alone: nothing in it controls a terminal."""
     content = _jsonable({"schema_version": SCHEMA_VERSION, **members})
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

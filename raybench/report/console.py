@@ -1,4 +1,6 @@
-"""Parts of a text for a terminal. What comes from the results is never taken for markup."""
+"""Parts of a text for a terminal. What comes from the results is never taken for markup, and no
+character of it controls the terminal.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ from typing import Literal
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from raybench.report.wording import printable
 
 WIDTH = 80
 # Settings are not folded below this: `world_size` stays whole.
@@ -27,12 +31,12 @@ class Column:
 
 def line(text: str, style: str = "") -> Text:
     """A paragraph."""
-    return Text(text, style=style)
+    return Text(printable(text), style=style)
 
 
 def whole(text: str) -> Text:
     """A line that is never folded, so that a path can be copied."""
-    return Text(text, no_wrap=True)
+    return Text(printable(text), no_wrap=True)
 
 
 def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
@@ -50,14 +54,14 @@ def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
     )
     for column, size in zip(columns, least, strict=True):
         table.add_column(
-            column.name,
+            Text(printable(column.name)),
             justify=column.side,
             overflow="fold",
             no_wrap=column.folds_to is None,
             min_width=size,
         )
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 
@@ -67,7 +71,7 @@ def pairs(lines: Iterable[tuple[str, str]], side: Literal["left", "right"] = "le
     table.add_column(no_wrap=True, justify=side)
     table.add_column(overflow="fold")
     for name, text in lines:
-        table.add_row(Text(name), Text(text))
+        table.add_row(Text(printable(name)), Text(printable(text)))
     return table
 
 
@@ -76,7 +80,7 @@ def hanging(lead: str, text: str) -> Table:
     table = Table.grid()
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row(Text(lead), Text(text))
+    table.add_row(Text(lead), Text(printable(text)))
     return table
 
 

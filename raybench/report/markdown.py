@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from raybench.report import wording
-from raybench.report.summary import Said, Summary
+from raybench.report import largest_batches, wording
+from raybench.report.said import Said, in_short, some
+from raybench.report.summary import Summary
 from raybench.report.tables import Table
 
-_REASON_CHARS = 300
 # What Markdown or HTML could take for markup, anywhere in a line.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&@$])")
 _BACKTICKS = re.compile(r"`+")
@@ -23,6 +23,7 @@ def format_report(summary: Summary) -> str:
         f"Run {code(run.run_id)}, {wording.when(run.started_at)}, {wording.course(run)}; "
         f"{summary.counts}.  \n{escape(summary.machine)}.  \n"
         + escape(wording.versions(summary.versions)),
+        *([f"Nodes lost: {code(some(summary.lost_nodes))}"] if summary.lost_nodes else []),
         *([f"In all points: {code(wording.settings(summary.shared))}"] if summary.shared else []),
         *_findings(summary),
         *(block for table in summary.tables for block in _table(table)),
@@ -62,7 +63,9 @@ def _table(table: Table) -> list[str]:
 
 def _findings(summary: Summary) -> list[str]:
     baseline = summary.run.baseline
+    largest = largest_batches.said(summary.largest_batches, summary.ranks)
     return [
+        *_listed(largest_batches.TITLE, largest),
         *_listed(wording.over(baseline), summary.findings),
         *_listed(wording.lost(baseline), summary.losses),
     ]
@@ -88,7 +91,6 @@ def _row(cells: Iterable[str]) -> str:
 def _said(title: str, all_said: Sequence[Said]) -> list[str]:
     if not all_said:
         return []
-    lines = (
-        f"* {said.count} x {code(wording.shortened(said.text, _REASON_CHARS))}" for said in all_said
-    )
-    return [f"**{title}**", "\n".join(lines)]
+    told, more = in_short(all_said)
+    lines = [f"* {lead}{code(text)}" for lead, text in told]
+    return [f"**{title}**", "\n".join(lines), *([more] if more else [])]

@@ -27,11 +27,15 @@ _RATES = {
 # A model has hundreds of modules; the table `modules` holds the rest.
 _MOST_MODULES = 20
 _MODULE_CHARS = 20
+# The end of a traceback or a log says most; `--json` has all of it.
+_DETAIL_LINES = 15
+# These have a place of their own.
+_APART = ("methods", "error_detail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointDetails:
-    """One attempt at a point.
+    """The latest attempt at a point, and the rows of all attempts at it, in order.
 
     row: of `points`. ranks, modules, states: as the functions of raybench.analysis give them, for
     modules that were profiled and devices that were sampled. traces: paths.
@@ -42,6 +46,7 @@ class PointDetails:
     modules: pd.DataFrame
     states: pd.DataFrame
     traces: Sequence[str]
+    attempts: Sequence[Row] = ()
 
 
 def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = False) -> str:
@@ -86,10 +91,13 @@ def varying_settings(rows: Sequence[Row]) -> list[str]:
 def format_point(
     point: PointDetails, units: Mapping[str, str], *, width: int = WIDTH, color: bool = False
 ) -> str:
-    """Everything about one attempt at a point; what is null is left out."""
+    """Everything about the latest attempt at a point, what is null left out, and how the earlier
+    ones ended."""
     shown = ((name, _value(value, units.get(name, ""))) for name, value in point.row.items())
-    told = [(name, text) for name, text in shown if text and name != "methods"]
+    told = [(name, text) for name, text in shown if text and name not in _APART]
     parts: list[RenderableType] = [pairs(told)]
+    for block in (_detail(point.row["error_detail"]), _attempts(point.attempts)):
+        parts += [line(""), *block] if block else []
     methods = point.row["methods"]
     if isinstance(methods, Mapping) and methods:
         parts += [line(""), line("How it was got", "bold"), pairs(_methods(methods))]
@@ -98,6 +106,36 @@ def format_point(
     if point.traces:
         parts += [line(""), line("Traces, for ui.perfetto.dev", "bold"), *map(whole, point.traces)]
     return rendered(parts, width, color)
+
+
+def _detail(detail: Any) -> list[RenderableType]:
+    if not wording.known(detail) or not (lines := wording.plain_lines(detail)):
+        return []
+    last = lines[-_DETAIL_LINES:]
+    cut = f", the last {len(last)} of {len(lines)} lines" if len(lines) > len(last) else ""
+    return [line(f"error_detail{cut}", "bold"), *map(line, last)]
+
+
+def _attempts(attempts: Sequence[Row]) -> list[RenderableType]:
+    """All attempts, where there is more than one."""
+    if len(attempts) < 2:
+        return []
+    columns = [
+        *(Column(name) for name in ("attempt", "status", "started, UTC")),
+        Column("took s", side="right"),
+        Column("reason", folds_to=SETTING_CHARS),
+    ]
+    rows = [
+        [
+            str(row["attempt"]),
+            wording.STATUS_WORDS[row["status"]],
+            f"{row['started_at']:%Y-%m-%d %H:%M:%S}",
+            wording.number(row["duration_s"], 3),
+            wording.plain(row["error_message"]) if wording.known(row["error_message"]) else "",
+        ]
+        for row in attempts
+    ]
+    return [line("Attempts", "bold"), grid(columns, rows)]
 
 
 def _methods(methods: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,22 +13,12 @@ from raybench.analysis.scaling import batch_column, scaling
 from raybench.report import wording
 from raybench.report.explanation import explain
 from raybench.report.findings import findings, losses
+from raybench.report.largest_batches import LargestBatch, largest_batches
+from raybench.report.said import Said, failures, lost_nodes, said_once
 from raybench.report.tables import Layout, Table, make_tables
 from raybench.run import Run
 
-# Points that differ in these alone say the same. The rank that a sentence begins with is none of
-# them: rank 1 and rank 3 are not "rank 1 to 3".
-_FIGURES = re.compile(r"(?<!\d)(?<!^rank )\d+(?:[.,]\d+)*")
-
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """What `count` points say; where only the figures vary, with the range of each."""
-
-    text: str
-    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +26,12 @@ class Summary:
     """A run, reported.
 
     versions: software of the driver, and of the devices where they tell more.
+    lost_nodes: hosts that were lost during an attempt, also where the point was measured later.
     shared: the workload's parameters that are the same in all points.
     findings: what is compared with the baseline, and its speed-ups in short.
     losses: on how many ranks, and what their steps lose to not being alone.
+    largest_batches: where the run has searched for them.
+    ranks: what a rank runs on.
     explanation: paragraphs.
     scaling: the frame that the tables show, for pictures and machines.
     """
@@ -47,10 +39,13 @@ class Summary:
     run: Run
     machine: str
     versions: Mapping[str, str]
+    lost_nodes: tuple[str, ...]
     shared: Mapping[str, str]
     counts: str
     findings: tuple[tuple[str, str], ...]
     losses: tuple[tuple[str, str], ...]
+    largest_batches: tuple[LargestBatch, ...]
+    ranks: str
     tables: tuple[Table, ...]
     failures: tuple[Said, ...]
     without_speed_up: tuple[Said, ...]
@@ -74,14 +69,17 @@ def summarize(run: Run, devices: pd.DataFrame, points: pd.DataFrame) -> Summary:
         run=run,
         machine=_machine(run, devices),
         versions=_versions(run, devices),
+        lost_nodes=lost_nodes(zip(points["error_type"], points["error_host"], strict=True)),
         shared=shared,
         counts=wording.counts(run, [row["status"] for row in rows]),
         findings=findings(rows, run.baseline, ranks),
         losses=losses(rows, run.baseline, ranks),
+        largest_batches=largest_batches(rows),
+        ranks=ranks,
         tables=tables,
-        failures=_said(_failure(row) for row in rows if row["status"] != "ok"),
-        without_speed_up=_said(row["why"] for row in rows if wording.known(row["why"])),
-        warnings=_said(text for row in rows for text in _texts(row["warnings"])),
+        failures=failures(rows),
+        without_speed_up=said_once(row["why"] for row in rows if wording.known(row["why"])),
+        warnings=said_once(text for row in rows for text in _texts(row["warnings"])),
         explanation=explain(tables, run.baseline, ranks),
         scaling=frame,
     )
@@ -130,36 +128,5 @@ def _shared(rows: Sequence[Row]) -> dict[str, str]:
     return same | ({"cuda_graph": "true"} if replayed else {})
 
 
-def _failure(row: Row) -> str:
-    reason = row["error_message"] if wording.known(row["error_message"]) else "no reason known"
-    return f"{wording.STATUS_WORDS[row['status']]}: {wording.plain(reason)}"
-
-
 def _texts(warnings: Any) -> Sequence[str]:
     return [] if warnings is None else [wording.plain(text) for text in warnings]
-
-
-def _said(texts: Iterable[str]) -> tuple[Said, ...]:
-    """Each text once, whatever figures it holds, in the order of the first ones."""
-    alike: dict[str, list[str]] = {}
-    for text in texts:
-        alike.setdefault(_FIGURES.sub("#", text), []).append(text)
-    return tuple(Said(text=_ranges(found), count=len(found)) for found in alike.values())
-
-
-def _ranges(texts: Sequence[str]) -> str:
-    """Texts that differ in figures only, as one: `tried 1.5 to 4.5 GiB`."""
-    columns = zip(*(_FIGURES.findall(text) for text in texts), strict=True)
-    ranges = iter([_range(figures) for figures in columns])
-    return _FIGURES.sub(lambda _: next(ranges), texts[0])
-
-
-def _range(figures: Sequence[str]) -> str:
-    ordered = sorted(dict.fromkeys(figures), key=_size)
-    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
-
-
-def _size(figure: str) -> list[float]:
-    """A number's size; an address or a version counts part by part."""
-    digits = figure.replace(",", "")
-    return [float(part) for part in (digits.split(".") if digits.count(".") > 1 else [digits])]

@@ -31,6 +31,7 @@ def marks(row: Row) -> str:
         "h": wording.is_set(row["host_bound"]),
         "t": wording.is_set(row["throttled"]),
         "s": is_slowed_by_one_rank(row),
+        "n": row["status"] == "ok" and wording.several(row["neighbours"]),
     }
     return "".join(mark for mark, is_set in found.items() if is_set)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.table import Table as RichTable
 
-from raybench.report import wording
+from raybench.report import largest_batches, wording
 from raybench.report.console import (
     SETTING_CHARS,
     WIDTH,
@@ -18,11 +18,11 @@ from raybench.report.console import (
     pairs,
     rendered,
 )
-from raybench.report.summary import Said, Summary
+from raybench.report.said import Said, in_short, some
+from raybench.report.summary import Summary
 from raybench.report.tables import Table
 from raybench.run import Run, RunStatus
 
-_REASON_CHARS = 300
 # A run's id is not folded below this, so that it can be copied.
 _RUN_ID_CHARS = 36
 
@@ -34,6 +34,7 @@ def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) 
         line(wording.title(run), "bold"),
         line(summary.machine),
         line(f"{wording.when(run.started_at)}, {wording.course(run)}; {summary.counts}"),
+        *([line(f"nodes lost: {some(summary.lost_nodes)}")] if summary.lost_nodes else []),
         line(wording.versions(summary.versions)),
         *([line(f"in all points: {wording.settings(summary.shared)}")] if summary.shared else []),
     ]
@@ -52,7 +53,11 @@ def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) 
 
 def _findings(summary: Summary) -> list[RenderableType]:
     baseline = summary.run.baseline
-    found = ((wording.over(baseline), summary.findings), (wording.lost(baseline), summary.losses))
+    found = (
+        (largest_batches.TITLE, largest_batches.said(summary.largest_batches, summary.ranks)),
+        (wording.over(baseline), summary.findings),
+        (wording.lost(baseline), summary.losses),
+    )
     parts: list[RenderableType] = []
     for title, lines in found:
         if lines:
@@ -87,10 +92,9 @@ def _places(table: Table, places: Sequence[int]) -> RichTable:
 def _said(title: str, all_said: Sequence[Said]) -> list[RenderableType]:
     if not all_said:
         return []
-    lines = [
-        hanging(f"{said.count} x ", wording.shortened(said.text, _REASON_CHARS))
-        for said in all_said
-    ]
+    told, more = in_short(all_said)
+    lines: list[RenderableType] = [hanging(lead, text) for lead, text in told]
+    lines += [line(more)] if more else []
     return [line(""), line(title, "bold"), *lines]
 
 

@@ -24,6 +24,7 @@ MARKS = {
     "h": "host-bound, the device waits for the host",
     "t": "throttled, clocks were held down",
     "s": "one rank is slower than the others",
+    "n": "another point ran on one of its nodes at the same time",
 }
 _GIB = 2**30
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -38,8 +39,20 @@ def known(value: Any) -> bool:
 
 def plain(value: Any) -> str:
     """Text from results as one harmless line: no control characters, no line breaks."""
-    one_line = " ".join(str(value).split())
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in one_line)
+    return printable(" ".join(str(value).split()))
+
+
+def printable(text: str) -> str:
+    """The text without characters that control a terminal or the direction of writing."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def plain_lines(text: str) -> list[str]:
+    """Text from results as harmless lines, with what they are indented by."""
+    lines = [line.expandtabs() for line in text.splitlines()]
+    return [" " * (len(line) - len(line.lstrip(" "))) + plain(line) for line in lines]
 
 
 def shortened(text: str, most: int) -> str:
@@ -50,6 +63,11 @@ def shortened(text: str, most: int) -> str:
 def is_set(value: Any) -> bool:
     """Whether a cell of truth values says yes: null says nothing."""
     return known(value) and bool(value)
+
+
+def several(value: Any) -> bool:
+    """Whether a cell of lists holds anything: null is as good as empty."""
+    return not isinstance(value, str) and hasattr(value, "__len__") and len(value) > 0
 
 
 def number(value: float, digits: int = 4) -> str:

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
-from raybench.cluster.ray_telemetry import TelemetryAgents
 from raybench.doctor.equivalence import ratio
 from raybench.job import Measure
 from raybench.measure.stats import slowest_rank_step_ns
@@ -82,11 +81,9 @@ def one_round(device: str, world_size: int) -> dict[str, dict[str, list[float]]]
         for _ in range(PAIRS):
             measure_all("collecting")
             # There is no setting for it: a user has no reason to go without.
-            if cluster._telemetry:
-                cluster._telemetry.stop()
+            cluster._agents.stop()
             measure_all("not collecting", breakdown=False)
-            if cluster._telemetry:
-                cluster._telemetry = TelemetryAgents(cluster.devices)
+            cluster._agents.watch(cluster.devices)
     finally:
         cluster.close()
     return found

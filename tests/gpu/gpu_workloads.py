@@ -13,6 +13,8 @@ from pydantic import Field
 
 from raybench.workloads.base import Context
 
+Fault = Literal["none", "raise", "oom", "kill", "stop", "hang", "skip"]
+
 
 class GpuProbe:
     """Sums the ranks by NCCL; may keep the device busy, and may fail on one rank."""
@@ -21,7 +23,7 @@ class GpuProbe:
         self,
         context: Context,
         *,
-        fault: Literal["none", "raise", "oom", "kill", "hang"] = "none",
+        fault: Fault = "none",
         faulty_rank: Annotated[int, Field(ge=0)] = 1,
         spin_ms: Annotated[float, Field(ge=0)] = 0.0,
     ) -> None:
@@ -37,7 +39,8 @@ class GpuProbe:
         if self._steps == 5:
             self._fail()
         self._total.fill_(self._context.rank + 1)
-        if self._context.world_size > 1:
+        is_skipped = self._fault == "skip" and self._steps == 5
+        if self._context.world_size > 1 and not is_skipped:
             dist.all_reduce(self._total)
         if self._cycles:
             torch.cuda._sleep(self._cycles)
@@ -55,5 +58,7 @@ class GpuProbe:
             torch.empty(2**50, device=self._context.device)
         if self._fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._fault == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if self._fault == "hang":
             time.sleep(3600)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import pynvml
 import pytest
 import torch
 
@@ -84,24 +85,64 @@ def test_event_times_agree_with_the_host_clock_over_a_block(cluster):
     assert min(steps) > 4_000_000
 
 
+def used_bytes(device) -> int:
+    """What NVML says is in use on this device, by whatever process."""
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
+    used = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+    pynvml.nvmlShutdown()
+    return used
+
+
 @pytest.mark.parametrize(
-    ("fault", "status"),
+    ("fault", "status", "error_type", "kept", "limit_s"),
     [
-        ("raise", Status.ERROR),
-        ("oom", Status.OOM),
-        ("kill", Status.LOST),
-        ("hang", Status.TIMEOUT),
+        ("raise", Status.ERROR, "ValueError", (True, True), 2),
+        ("oom", Status.OOM, "OutOfMemoryError", (True, True), 2),
+        ("kill", Status.LOST, "WorkerDied", (True, False), 6),
+        ("stop", Status.TIMEOUT, "Timeout", (True, False), 8 + 3),
+        ("hang", Status.TIMEOUT, "Timeout", (True, False), 8 + 3),
+        ("skip", Status.TIMEOUT, "Timeout", (True, True), 8 + 3),
     ],
 )
-def test_a_fault_of_one_rank_is_told_and_the_next_point_runs(cluster, fault, status, capsys):
-    started_s = time.monotonic()
-    answers = run(cluster, 2, fault=fault, timeout_s=15.0)
-    told_s = time.monotonic() - started_s
-    assert answers[1].status is status, answers[1]
+def test_a_fault_of_one_rank_costs_no_other_process_and_little_time(
+    cluster, fault, status, error_type, kept, limit_s, capsys
+):
     assert failures(run(cluster, 2)) == []
-    next_s = time.monotonic() - started_s
+    before = [(device.process_id, used_bytes(device)) for device in cluster.devices[:2]]
+    started_s = time.monotonic()
+    answers = run(cluster, 2, fault=fault, timeout_s=8.0)
+    took_s = time.monotonic() - started_s
+    after = [(device.process_id, used_bytes(device)) for device in cluster.devices[:2]]
+    again = run(cluster, 2)
+    next_s = time.monotonic() - started_s - took_s
     with capsys.disabled():
-        print(f"\n{fault}: told after {told_s:.1f} s, next point done after {next_s:.1f} s")
+        print(f"\n{fault}: next point started after {took_s:.2f} s, was done {next_s:.2f} s later")
+        for answer in answers:
+            told = f"{answer.status} {answer.error_type}: {answer.message}"
+            print(f"  rank {answer.rank}: {told}" if isinstance(answer, Failure) else "  ok")
+        for (old, was), (new, now) in zip(before, after, strict=True):
+            print(f"  process {old} -> {new}, {was / 2**20:.0f} -> {now / 2**20:.0f} MiB in use")
+    assert failures(again) == []
+    failure = answers[1]
+    assert (failure.status, failure.error_type) == (status, error_type)
+    assert tuple(old == new for (old, _), (new, _) in zip(before, after, strict=True)) == kept
+    for (_, was), (_, now) in zip(before, after, strict=True):
+        assert now < was + 256 * 2**20
+    assert took_s < limit_s
+
+
+def test_aborted_groups_leave_no_memory_behind(cluster, capsys):
+    assert failures(run(cluster, 2)) == []
+    before = [used_bytes(device) for device in cluster.devices[:2]]
+    for _ in range(5):
+        run(cluster, 2, fault="raise")
+        assert failures(run(cluster, 2)) == []
+    after = [used_bytes(device) for device in cluster.devices[:2]]
+    with capsys.disabled():
+        print(f"\nin use before and after 5 aborts: {before} {after} bytes")
+    for was, now in zip(before, after, strict=True):
+        assert now < was + 256 * 2**20
 
 
 def test_an_out_of_memory_of_a_lone_rank_keeps_its_process(cluster):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
-from raybench.cluster import ray_cluster
+from raybench.cluster import ray_cluster, ray_seats
 from raybench.cluster.ranks import choose_seats
 from raybench.cluster.ray_connection import connect
 from raybench.errors import ClusterError
@@ -130,8 +133,11 @@ def test_the_process_group_is_kept_while_the_same_workers_are_used(cluster, tmp_
 def test_a_fault_of_one_rank_is_told_and_the_next_point_runs(
     cluster, fault, status, error_type, text
 ):
+    timeout_s = 3 if fault == "hang" else 60
     started_s = time.monotonic()
-    _, answers = run(cluster, make_point(FAULTY, 3, fault=fault, faulty_rank=1), timeout_s=3)
+    _, answers = run(
+        cluster, make_point(FAULTY, 3, fault=fault, faulty_rank=1), timeout_s=timeout_s
+    )
     failure = answers[1]
     assert isinstance(failure, Failure)
     assert failure.status is status
@@ -153,7 +159,36 @@ def test_a_failure_of_a_lone_rank_keeps_its_process(cluster):
     os.kill(before, 0)
 
 
-def test_more_workers_than_there_is_room_for_is_one_clear_error(three_nodes, cluster, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "_PLACE_TIMEOUT_S", 3.0)
-    with pytest.raises(ClusterError, match="7 x CPU cannot be had"):
-        ray_cluster._place(7, {"CPU": 1.0}, "pack")
+def test_no_worker_at_all_is_one_clear_error(cluster, monkeypatch):
+    monkeypatch.setattr(ray_seats, "_FIRST_DEVICE_TIMEOUT_S", 2.0)
+    others = ray_seats.Seats(cluster._connection, cluster._agents, print)
+    with pytest.raises(ClusterError, match="no CPU could be had from the cluster in 2 s: others"):
+        others.start(1, "pack")
+
+
+def test_a_store_that_was_killed_is_replaced_and_the_workers_are_kept(cluster):
+    store = cluster._groups._store
+    os.kill(ray.get(store.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    before = [device.process_id for device in cluster.devices]
+    started_s = time.monotonic()
+    _, answers = run(cluster, make_point(FAULTY, 6))
+    print(f"store killed: next point done {time.monotonic() - started_s:.1f} s later")
+    assert failures(answers) == []
+    assert [device.process_id for device in cluster.devices] == before
+
+
+def test_points_on_disjoint_seats_run_at_once(cluster):
+    answers: dict[tuple[int, ...], tuple] = {}
+
+    def points(seats: tuple[int, ...]) -> None:
+        task = Task(point=make_point(FAULTY, len(seats)), settings=Measure(warmup=2, iterations=4))
+        for _ in range(5):
+            answers[seats] = cluster.run(task, seats)
+
+    for disjoint in ([(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0,), (1, 2, 3), (4, 5)]):
+        threads = [threading.Thread(target=points, args=(seats,)) for seats in disjoint]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert [failures(answers.pop(seats)) for seats in disjoint] == [[]] * len(disjoint)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +15,10 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raybench.cluster.ray_telemetry import TelemetryAgents
+from raybench.cluster.ray_agents import NodeAgents
+from raybench.cluster.ray_connection import Head
 from tests.unit.fakes import make_device
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -23,24 +27,25 @@ FAKE_NVML = Path(__file__).parent / "fake_nvml"
 
 
 @pytest.fixture
-def agents(three_nodes) -> Iterator[TelemetryAgents]:
+def agents(three_nodes) -> Iterator[NodeAgents]:
     """Agents whose processes find an NVML with devices."""
     with _agents(three_nodes, {"PYTHONPATH": str(FAKE_NVML)}) as started:
         yield started
 
 
 @pytest.fixture
-def agents_without_nvml(three_nodes) -> Iterator[TelemetryAgents]:
+def agents_without_nvml(three_nodes) -> Iterator[NodeAgents]:
     """Agents as this machine has them."""
     with _agents(three_nodes, {}) as started:
         yield started
 
 
 @contextmanager
-def _agents(address: str, variables: dict[str, str]) -> Iterator[TelemetryAgents]:
+def _agents(address: str, variables: dict[str, str]) -> Iterator[NodeAgents]:
     ray.init(address=address, runtime_env={"env_vars": variables}, log_to_driver=False)
     try:
-        started = TelemetryAgents(devices())
+        started = NodeAgents(Head(address))
+        started.watch(devices())
         yield started
         started.stop()
     finally:
@@ -57,7 +62,7 @@ def devices():
     ]
 
 
-def collected(agents: TelemetryAgents, count: int, within_s: float = 30.0):
+def collected(agents: NodeAgents, count: int, within_s: float = 30.0):
     samples = []
     deadline_s = time.monotonic() + within_s
     while len(samples) < count and time.monotonic() < deadline_s:
@@ -66,14 +71,14 @@ def collected(agents: TelemetryAgents, count: int, within_s: float = 30.0):
     return samples
 
 
-def process_ids(agents: TelemetryAgents) -> dict[str, int]:
+def process_ids(agents: NodeAgents) -> dict[str, int]:
     return {
-        node_id: ray.get(agent.__ray_call__.remote(lambda _: os.getpid()))
-        for node_id, agent in agents._agents.items()
+        node_id: ray.get(node.agent.__ray_call__.remote(lambda _: os.getpid()))
+        for node_id, node in agents._nodes.items()
     }
 
 
-def drain_s(agents: TelemetryAgents) -> float:
+def drain_s(agents: NodeAgents) -> float:
     started_s = time.monotonic()
     agents.drain()
     return time.monotonic() - started_s
@@ -94,8 +99,8 @@ def test_each_node_samples_its_devices_once_a_second_in_a_process_of_its_own(age
 
 
 def test_an_agent_needs_no_torch(agents):
-    (agent, *_) = agents._agents.values()
-    loaded = ray.get(agent.__ray_call__.remote(lambda _: set(__import__("sys").modules)))
+    (node, *_) = agents._nodes.values()
+    loaded = ray.get(node.agent.__ray_call__.remote(lambda _: set(__import__("sys").modules)))
     assert "raybench.measure.telemetry" in loaded
     assert "torch" not in loaded
 
@@ -107,15 +112,19 @@ def test_without_nvml_the_agents_live_and_give_nothing(agents_without_nvml):
     assert len(process_ids(agents_without_nvml)) == 2
 
 
-def test_a_dead_agent_costs_its_samples_and_no_time(agents):
+def test_a_dead_agent_costs_samples_and_no_time_and_is_restarted(agents):
     collected(agents, 4)
     (dead, pid), (alive, _) = process_ids(agents).items()
     os.kill(pid, signal.SIGKILL)
     time.sleep(0.5)
+    assert drain_s(agents) < 0.6
     samples = collected(agents, 4)
     assert {sample.node_id for sample in samples[2:]} == {alive}
-    assert dead not in agents._agents
-    assert drain_s(agents) < 0.3
+    deadline_s = time.monotonic() + 20
+    while dead not in {sample.node_id for sample in agents.drain()}:
+        assert time.monotonic() < deadline_s
+        assert agents.silent_nodes() == frozenset()
+        time.sleep(0.2)
 
 
 def test_a_frozen_agent_is_not_waited_for_and_its_samples_come_later(agents):
@@ -141,3 +150,77 @@ def test_stopped_agents_are_gone_and_can_still_be_drained(agents):
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def looked_until(agents: NodeAgents, expected: frozenset[str], within_s: float) -> float:
+    """Look as a waiting point does, until it shows the expected silence; how long that took."""
+    started_s = time.monotonic()
+    while (silent := agents.silent_nodes()) != expected:
+        assert time.monotonic() < started_s + within_s, silent
+        time.sleep(0.5)
+    return time.monotonic() - started_s
+
+
+def test_a_node_whose_agent_is_frozen_is_silent_in_about_six_seconds_until_it_answers(agents):
+    (frozen, pid), _ = process_ids(agents).items()
+    assert agents.silent_nodes() == frozenset()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        spent_s = looked_until(agents, frozenset({frozen}), within_s=12)
+        looks = [_look_s(agents) for _ in range(20)]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert spent_s > 4
+    assert max(looks) < 0.2, looks
+    looked_until(agents, frozenset(), within_s=5)
+    print(f"silent after {spent_s:.1f} s; a look takes {max(looks) * 1e3:.1f} ms")
+
+
+def _look_s(agents: NodeAgents) -> float:
+    started_s = time.monotonic()
+    agents.silent_nodes()
+    return time.monotonic() - started_s
+
+
+def test_a_driver_that_was_stopped_itself_takes_no_node_for_silent(agents):
+    agents.silent_nodes()
+    for node in agents._nodes.values():
+        node.looked_s -= 3600
+    assert agents.silent_nodes() == frozenset()
+
+
+def talker(node_id: str):
+    """An actor that is as a worker is: it writes to its log, and it can be frozen."""
+
+    class Talker:
+        def pid(self) -> int:
+            print("\x1b[31mstep 1\x1b[0m of 2\x07", flush=True)
+            print("last words", file=sys.stderr, flush=True)
+            return os.getpid()
+
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(Talker).options(scheduling_strategy=there, num_cpus=0).remote()
+
+
+def test_an_agent_reads_the_log_of_a_worker_and_kills_it_but_no_stranger(agents_without_nvml):
+    node_id = devices()[0].node_id
+    actor = talker(node_id)
+    pid = ray.get(actor.pid.remote(), timeout=30)
+    stranger = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
+    worker, other = (
+        make_device("a", 0, node_id=node_id, process_id=process_id)
+        for process_id in (pid, stranger.pid)
+    )
+    try:
+        assert agents_without_nvml.log_tail(worker) == "step 1 of 2\nlast words"
+        assert agents_without_nvml.log_tail(other) == ""
+        os.kill(pid, signal.SIGSTOP)
+        started_s = time.monotonic()
+        agents_without_nvml.kill([worker, other])
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(actor.pid.remote(), timeout=5)
+        print(f"a frozen worker is killed in {time.monotonic() - started_s:.2f} s")
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()

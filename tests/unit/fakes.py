@@ -68,3 +68,39 @@ class ScriptedWorker:
 
 def make_cluster(devices: list[Device], script: Callable[[Point, int], Answer]) -> LocalCluster:
     return LocalCluster(devices, lambda _: ScriptedWorker(script))
+
+
+class ChangingCluster(LocalCluster):
+    """Some of its workers come late, and some of its seats get lost.
+
+    late: devices of which one joins at each refresh that may wait. lost: changed by the test.
+    """
+
+    def __init__(
+        self,
+        devices: list[Device],
+        script: Callable[[Point, int], Answer],
+        late: list[Device] | None = None,
+    ) -> None:
+        super().__init__(devices, lambda _: ScriptedWorker(script))
+        self._worker = ScriptedWorker(script)
+        self.late = late or []
+        self.gone: set[int] = set()
+
+    @property
+    def capacity(self) -> int:
+        return len(self.devices) + len(self.late)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        return frozenset(self.gone)
+
+    @property
+    def coming(self) -> int:
+        return len(self.late)
+
+    def refresh(self, timeout_s: float) -> None:
+        if timeout_s and self.late:
+            device = self.late.pop(0)
+            self._devices = (*self._devices, device)
+            self._workers[device.uuid] = self._worker

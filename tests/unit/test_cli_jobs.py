@@ -55,6 +55,27 @@ def test_plan_shows_what_varies_as_a_table_and_the_rest_once() -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_plan_tells_the_makespan_of_each_isolation() -> None:
+    lines = run("plan", "job.yaml").splitlines()
+    assert lines[-2:] == [
+        "by placement.isolation on 2 devices of 1 node, at most:",
+        "  cluster 80 s, node 80 s, device 60 s",
+    ]
+    sized = ("--devices", "4", "--nodes", "2", "--json")
+    assert json.loads(run("plan", "job.yaml", *sized))["makespan_at_most_s"] == {
+        "devices": 4, "nodes": 2, "cluster": 80.0, "node": 40.0, "device": 40.0,
+    }  # fmt: skip
+    lines = run("plan", "job.yaml", "--devices", "1").splitlines()
+    assert lines[-1] == (
+        "  cluster 40 s, node 40 s, device 40 s; without 2 points that cannot run there"
+    )
+
+
+def test_nodes_that_cannot_share_the_devices_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"^--nodes 2: 3 devices cannot be shared evenly; give"):
+        run("plan", "job.yaml", "--devices", "3", "--nodes", "2")
+
+
 def test_plan_takes_overrides_and_a_filter() -> None:
     text = run("plan", "job.yaml", "--set", "matrix.world_size=4", "--filter", "batch_size > 8")
     assert "1 point; the largest needs 4 devices" in text
@@ -69,6 +90,8 @@ def test_plan_as_json_has_every_setting_of_every_point() -> None:
         "points",
         "devices_needed",
         "time_at_most_s",
+        "makespan_at_most_s",
+        "batch_search",
         "warnings",
     }
     assert (plan["job"], plan["devices_needed"], plan["time_at_most_s"]) == ("test", 2, 160.0)
@@ -138,7 +161,7 @@ def test_the_schema_accepts_the_jobs_and_refuses_what_the_code_refuses() -> None
         {"matrix": {"batch_size": [[1]]}},
         {"measure": {"warmup": 0}},
         {"measure": {"warmup": {"min": 1}}},
-        {"placement": {"isolation": "node"}},
+        {"placement": {"isolation": "nodes"}},
         {"on_error": "stopp"},
     ]:
         assert not validator.is_valid({**good, **bad}), bad

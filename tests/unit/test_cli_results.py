@@ -214,6 +214,21 @@ def test_show_tells_why_a_point_failed_and_has_no_ranks(raybench) -> None:  # ty
     assert "median ms" not in text
 
 
+def test_show_has_all_attempts_and_the_whole_detail_as_json(raybench, results: Path) -> None:  # type: ignore[no-untyped-def]
+    detail = "".join(f"line {n}\n" for n in range(40))
+    point = make_point(world_size=4)
+    again = make_failed(point, attempt=2, error_rank=3, error_detail=detail)
+    RunStore(root=results, run_id="run-new", measure=make_measure()).write_record(2, again)
+    text = raybench("show", "latest", point.point_id).out
+    assert "line 39\n" in text
+    assert "line 24\n" not in text
+    assert "[b]full[/b]" in text.partition("Attempts")[2]
+    content = json.loads(raybench("show", "latest", point.point_id, "--json").out)
+    assert content["point"]["error_detail"] == detail
+    assert (content["point"]["error_rank"], content["point"]["error_device"]) == (3, "cuda:3")
+    assert [row["attempt"] for row in content["attempts"]] == [1, 2]
+
+
 def test_a_reader_that_leaves_early_is_no_error(results: Path) -> None:
     for reader in ("head -n 1", "true"):
         done = in_a_shell(f"report --results {results} | {reader}")

@@ -6,7 +6,10 @@ import io
 import os
 import shlex
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,15 +21,17 @@ from rich.console import Console
 
 from raybench import cli
 from raybench.cli import sweep as command
-from raybench.cli.interrupts import interrupt_held_back, interrupted_by_sigterm
+from raybench.cli.interrupts import Interrupts
 from raybench.cli.progress import LineProgress
-from raybench.cli.recording import Start, recorded
+from raybench.cli.recording import recorded
+from raybench.cli.run_rows import RunRows
+from raybench.cli.start import Start
 from raybench.cluster import Cluster
-from raybench.errors import ClusterError
+from raybench.errors import ClusterError, ResultsError
 from raybench.job import Job, load_job
 from raybench.plan import make_plan
 from raybench.point import Point
-from raybench.records import Answer, Failure, Profile, Status
+from raybench.records import Answer, Device, Failure, Profile, Status
 from raybench.run import Run, RunStatus
 from raybench.store import RunStore, hold_run
 from raybench.sweep import Event, PointFinished, SweepSettings
@@ -39,7 +44,7 @@ GO_ON = "go on with: raybench sweep job.yaml --resume run-a\n"
 class NoWorkers:
     """A cluster whose start goes wrong."""
 
-    devices = ()
+    devices: tuple[Device, ...] = ()
     capacity = 1
 
     def __init__(self, error: BaseException) -> None:
@@ -47,6 +52,13 @@ class NoWorkers:
 
     def start(self, count: int, strategy: str) -> None:
         raise self._error
+
+
+@pytest.fixture(autouse=True)
+def _usual_signals() -> Iterator[None]:
+    usual = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, usual)
 
 
 @pytest.fixture
@@ -71,7 +83,9 @@ def sweeping(tmp_path: Path, job: Job) -> Callable[[Cluster], tuple[Run, str]]:
                 is_resumed=False,
                 resume_command="raybench sweep job.yaml --resume run-a",
             )
-            ended = recorded(SETTINGS, start, cluster, 1, store, console)
+            rows = RunRows(start, store, console)
+            with Interrupts(console) as interrupts:
+                ended = recorded(SETTINGS, cluster, 1, rows, interrupts)
         finally:
             assert isinstance(console.file, io.StringIO)
             call.said = console.file.getvalue()
@@ -130,13 +144,61 @@ def test_the_point_that_an_interrupt_cut_short_is_neither_finished_nor_failed(
 ) -> None:
     def script(point: Point, _: int) -> Answer:
         if point.batch_size == 2:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(30)
         return make_measurement()
 
     run, said = sweeping(make_cluster([make_device()], script))
     assert (run.points_ok, run.points_failed, run.points_skipped) == (1, 0, 0)
     assert said.splitlines()[-1].startswith("interrupted: 1 finished point is kept")
     assert list(pd.read_parquet(tmp_path / "results" / "points")["status"]) == ["ok", "cancelled"]
+
+
+def test_one_ctrl_c_lets_the_point_in_flight_finish_and_starts_no_other(
+    sweeping, tmp_path: Path
+) -> None:
+    def script(point: Point, _: int) -> Answer:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        return make_measurement()
+
+    run, said = sweeping(make_cluster([make_device()], script))
+    assert (run.status, run.points_ok) == (RunStatus.INTERRUPTED, 1)
+    assert stored_status(tmp_path) == "interrupted"
+    finishing, line, *rest = said.splitlines()
+    assert finishing == ("finishing the point in flight, then stopping; Ctrl-C again stops now")
+    assert "[1/2]  ok " in line
+    assert rest[0] + "\n" == GO_ON
+    assert rest[1].startswith("interrupted: 1 finished point is kept; see: ")
+
+
+def test_ctrl_c_in_the_last_point_interrupts_nothing(sweeping, tmp_path: Path) -> None:
+    def script(point: Point, _: int) -> Answer:
+        if point.batch_size == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return make_measurement()
+
+    run, said = sweeping(make_cluster([make_device()], script))
+    assert (run.status, run.points_ok) == (RunStatus.OK, 2)
+    assert GO_ON not in said
+
+
+def test_a_disk_that_is_full_is_told_once_and_what_is_written_stays(
+    sweeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(point: Point, _: int) -> Answer:
+        if point.batch_size == 2:
+            monkeypatch.setattr(RunStore, "_write", full)
+        return make_measurement()
+
+    def full(self: RunStore, table: str, *_: object) -> None:
+        raise ResultsError(f"{table}: no space left")
+
+    with pytest.raises(ResultsError, match=r"^samples: no space left$"):
+        sweeping(make_cluster([make_device()], script))
+    assert sweeping.said.splitlines()[-2] + "\n" == GO_ON
+    assert sweeping.said.splitlines()[-1].startswith("stopped: 1 finished point is kept; see: ")
+    assert list(pd.read_parquet(tmp_path / "results" / "points")["status"]) == ["ok"]
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
@@ -152,6 +214,28 @@ def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
     assert capsys.readouterr().err.endswith("file is not a folder; choose another folder\n")
 
 
+def test_a_reader_of_the_help_that_has_left_is_no_error() -> None:
+    piped = f"{shlex.quote(sys.executable)} -m raybench --help | :"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {piped}"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_of_the_progress_that_has_left_does_not_end_the_sweep() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    script = (
+        "from raybench.cli.stderr import make_console, say\n"
+        "console = make_console()\n"
+        "for number in range(3): say(console, str(number))\n"
+        "print('went on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=writer)
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (0, b"went on\n")
+
+
 def test_a_bad_tag_is_told_by_a_dry_run_too(
     tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,37 +245,6 @@ def test_a_bad_tag_is_told_by_a_dry_run_too(
         cli.main()
     assert stopped.value.code == 2
     assert "--tag rack: expected KEY=VALUE" in capsys.readouterr().err
-
-
-def interrupted_twice_while_held_back(reached: list[str]) -> None:
-    with interrupt_held_back():
-        os.kill(os.getpid(), signal.SIGINT)
-        reached.append("after the first")
-        os.kill(os.getpid(), signal.SIGINT)
-        reached.append("after the second")
-
-
-def interrupted_while_held_back(reached: list[str]) -> None:
-    with interrupt_held_back():
-        os.kill(os.getpid(), signal.SIGINT)
-        reached.append("the end")
-
-
-@pytest.mark.parametrize(
-    ("block", "expected"),
-    [
-        (interrupted_while_held_back, ["the end"]),
-        (interrupted_twice_while_held_back, ["after the first"]),
-    ],
-)
-def test_an_interrupt_held_back_comes_after_the_block_and_a_second_one_at_once(
-    block: Callable[[list[str]], None], expected: list[str]
-) -> None:
-    reached: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        block(reached)
-    assert reached == expected
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_lost_point_is_tried_once_more_and_counts_as_its_last_attempt(
@@ -208,7 +261,7 @@ def test_a_lost_point_is_tried_once_more_and_counts_as_its_last_attempt(
     run, said = sweeping(make_cluster([make_device()], script))
     assert calls == [1, 1, 2]
     assert (run.status, run.points_ok, run.points_failed) == (RunStatus.OK, 2, 0)
-    assert "is tried once more: rank 0 (host-a, cuda:0): gone" in said
+    assert "rank 0 (host-a, cuda:0): gone (tried once more)" in said
     points = pd.read_parquet(tmp_path / "results" / "points")
     assert list(zip(points["status"], points["attempt"], strict=True)) == [
         ("lost", 1),
@@ -255,7 +308,8 @@ def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
         (Status.CANCELLED, (), [2, 1]),
         (Status.SKIPPED, (), [2, 1]),
         (Status.OOM, (), [None, 1]),
-        (Status.LOST, ("--retry-failed",), [2, 1]),
+        (Status.LOST, (), [2, 1]),
+        (Status.OOM, ("--retry-failed",), [2, 1]),
         (Status.OK, ("--retry-failed",), [None, 1]),
         (Status.CANCELLED, ("--filter", "batch_size == 1"), [2, None]),
     ],
@@ -267,10 +321,23 @@ def test_a_resumed_run_has_left_what_is_not_ok(
     assert [start.attempts.get(p.point_id) for p in make_plan(job).points] == attempts
     assert (start.run.run_id, start.run.points_total, start.run.finished_at) == ("run-a", 2, None)
     assert start.run.started_at == make_run().started_at
+    ran_out = status is Status.OOM and not options
+    assert [p.batch_size for p in start.ran_out] == [1] * ran_out
     words = shlex.split(start.resume_command)
     assert words[3:5] == ["--resume", "run-a"]
     assert words[5] == "-o"
     assert tuple(words[7:]) == options
+
+
+def test_what_a_killed_driver_left_half_written_is_gone_when_its_run_goes_on(
+    resume, tmp_path: Path
+) -> None:
+    folder = tmp_path / "results" / "samples" / "run-a"
+    folder.mkdir(parents=True)
+    (folder / ".00001-0123456789ab-1.parquet.4711").write_bytes(b"PAR1")
+    (folder / ".theirs").touch()
+    assert resume(Status.OK)
+    assert [path.name for path in folder.iterdir()] == [".theirs"]
 
 
 def test_a_run_without_points_left_says_so_and_exits_by_its_rows(
@@ -303,10 +370,15 @@ def test_a_run_that_another_driver_writes_is_refused_in_one_line(
     assert "run run-a is being written by another sweep" in line
 
 
-def test_sigterm_is_one_interrupt() -> None:
-    with pytest.raises(KeyboardInterrupt), interrupted_by_sigterm():
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+def test_devices_that_come_during_the_run_have_their_rows(tmp_path: Path, job: Job) -> None:
+    run, plan = make_run("run-a"), make_plan(job)
+    store = RunStore.create(tmp_path, run, make_measure())
+    start = Start(run=run, plan=plan, attempts={}, ended={}, is_resumed=False, resume_command="")
+    rows = RunRows(start, store, Console(file=io.StringIO()))
+    first, second = make_device(), make_device("b")
+    for devices in ([first], [first], [first, second], [first, second]):
+        rows.keep_devices(devices)
+    assert sorted(pd.read_parquet(tmp_path / "devices")["host"]) == ["host-a", "host-b"]
 
 
 def test_devices_of_another_model_do_not_go_into_a_resumed_run(tmp_path: Path, job: Job) -> None:
@@ -322,5 +394,7 @@ def test_devices_of_another_model_do_not_go_into_a_resumed_run(tmp_path: Path, j
         resume_command="",
     )
     cluster = make_cluster([make_device()], lambda *_: make_measurement())
+    console = Console(file=io.StringIO())
+    rows, interrupts = RunRows(start, store, console), Interrupts(console)
     with pytest.raises(ClusterError, match="was measured on Other GPU, this cluster has Test GPU"):
-        recorded(SETTINGS, start, cluster, 1, store, Console(file=io.StringIO()))
+        recorded(SETTINGS, cluster, 1, rows, interrupts)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from raybench.errors import JobError
 from raybench.job import Job, Span, load_job
+from raybench.job_sections import BatchSearch
 from raybench.plan import make_plan
 
 HEAD = "version: 1\nname: test\nworkload: {kind: mlp}\n"
@@ -93,6 +94,35 @@ def test_warmup_and_iterations_are_counts_or_bounds() -> None:
     assert (measure.warmup, measure.iterations) == (Span(min=3, max=9), Span(min=5, max=5))
 
 
+@pytest.mark.parametrize(
+    ("given", "search"),
+    [
+        ("auto", BatchSearch(start=64)),
+        ("{start: 8}", BatchSearch(start=8)),
+        ("{start: 8, max: 99}", BatchSearch(start=8, max=99)),
+        ("{max: 99}", BatchSearch(start=64, max=99)),
+    ],
+)
+def test_batch_sizes_can_be_searched(given: str, search: BatchSearch) -> None:
+    job = load(HEAD + f"matrix: {{world_size: [1, 2], batch_size: {given}}}\n")
+    assert job.batch_search == search
+    assert job.axes == {"world_size": (1, 2), "batch_size": (search.start,)}
+    assert load(HEAD + MATRIX, f"matrix.batch_size={given}").batch_search == search
+    assert load(HEAD + MATRIX).batch_search is None
+
+
+def test_auto_is_a_text_like_any_other_for_the_parameters_of_a_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "texts_workload.py").write_text(
+        "class Mine:\n    def __init__(self, context, *, mode: str = 'x'): ...\n"
+        "    def step(self): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    job = load(HEAD.replace("mlp", '"texts_workload:Mine"') + MATRIX + "  mode: auto\n")
+    assert job.matrix["mode"] == ("auto",)
+
+
 def test_the_meaning_changes_with_what_is_run_and_with_nothing_else() -> None:
     meaning = load(HEAD + MATRIX).meaning_sha256
     same = ["name=other", "baseline.world_size=2", "on_error=stop"]
@@ -102,6 +132,8 @@ def test_the_meaning_changes_with_what_is_run_and_with_nothing_else() -> None:
         "measure.breakdown=false",
         "matrix.cuda_graph=true",
         "matrix.batch_size=65",
+        "matrix.batch_size=auto",
+        "matrix.batch_size={max: 4096}",
         "workload.hidden=2",
         "placement.strategy=spread",
         "exclude=[{batch_size: 65}]",
@@ -332,8 +364,74 @@ MALFORMED: list[tuple[str, str, str]] = [
     ),
     (
         "other isolation",
-        HEAD + MATRIX + "placement: {isolation: node}\n",
-        "6:24: placement.isolation: must be 'cluster', given 'node'",
+        HEAD + MATRIX + "placement: {isolation: nodes}\n",
+        "6:24: placement.isolation: must be 'cluster', 'node' or 'device', given 'nodes'; "
+        "did you mean 'node'?",
+    ),
+    (
+        "search with a maximum below its start",
+        HEAD + "matrix: {batch_size: {start: 8, max: 4}}\n",
+        "4:38: matrix.batch_size.max: must not be below start, which is 8, given 4",
+    ),
+    (
+        "search from zero",
+        HEAD + "matrix: {batch_size: {start: 0}}\n",
+        "4:30: matrix.batch_size.start: must be greater than or equal to 1, given 0",
+    ),
+    (
+        "unknown key of a search",
+        HEAD + "matrix: {batch_size: {strat: 8}}\n",
+        "4:23: matrix.batch_size.strat: unknown key 'strat'; did you mean 'start'?",
+    ),
+    (
+        "search among values",
+        HEAD + "matrix: {batch_size: [64, auto]}\n",
+        "4:27: matrix.batch_size[1]: auto is for matrix alone, as its whole value",
+    ),
+    (
+        "search bounds among values",
+        HEAD + "matrix: {batch_size: [{start: 8}]}\n",
+        "4:23: matrix.batch_size[0]: must be one value, given a mapping",
+    ),
+    (
+        "search for a global batch size",
+        HEAD + "matrix: {global_batch_size: auto}\n",
+        "4:29: matrix.global_batch_size[0]: auto is for matrix alone",
+    ),
+    (
+        "search for another axis",
+        HEAD + MATRIX + "  hidden: {start: 8}\n",
+        "6:11: matrix.hidden[0]: must be one value, given a mapping",
+    ),
+    (
+        "search in zip",
+        HEAD + "zip: [{batch_size: auto, hidden: 8}]\n",
+        "4:20: zip[0].batch_size[0]: auto is for matrix alone",
+    ),
+    (
+        "search in include",
+        HEAD + MATRIX + "include: [{batch_size: auto}]\n",
+        "6:24: include[0].batch_size: auto is for matrix alone",
+    ),
+    (
+        "search in exclude",
+        HEAD + MATRIX + "exclude: [{batch_size: auto}]\n",
+        "6:24: exclude[0].batch_size[0]: auto is for matrix alone",
+    ),
+    (
+        "search with included points",
+        HEAD + "matrix: {batch_size: auto}\ninclude: [{batch_size: 8}]\n",
+        "5:1: include: does not go with matrix.batch_size: auto; put these points into another job",
+    ),
+    (
+        "search with an excluded batch size",
+        HEAD + "matrix: {batch_size: auto}\nexclude: [{batch_size: 64}]\n",
+        "5:12: exclude[0].batch_size: a batch size that matrix.batch_size: auto finds cannot be ex",
+    ),
+    (
+        "search with a batch size as the baseline",
+        HEAD + "matrix: {batch_size: auto}\nbaseline: {batch_size: 64}\n",
+        "5:12: baseline.batch_size: a batch size that matrix.batch_size: auto finds cannot be the",
     ),
 ]  # fmt: skip
 
@@ -448,7 +546,8 @@ def test_every_job_of_the_repository_loads_and_stays_small(path: Path) -> None:
 
 
 _WORDS = """version name workload kind mlp matrix zip exclude include baseline measure warmup
-    world_size batch_size global_batch_size precision hidden fp32 placement strategy pack"""
+    world_size batch_size global_batch_size precision hidden fp32 placement strategy pack
+    auto start max"""
 _words = st.sampled_from(_WORDS.split())
 _scalars = st.one_of(
     _words, st.integers(), st.floats(), st.booleans(), st.none(), st.text(max_size=5)

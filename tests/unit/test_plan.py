@@ -8,6 +8,7 @@ import pytest
 
 from raybench.errors import JobError
 from raybench.job import load_job
+from raybench.job_sections import BatchSearch
 from raybench.plan import Plan, make_plan, varying_settings
 from raybench.point import Point, Precision
 
@@ -252,3 +253,15 @@ def test_the_limit_of_points_is_counted_before_they_are_made() -> None:
     more = ", ".join(map(str, range(1, 102)))
     with pytest.raises(JobError, match="at most 100,000 points, given 101,000"):
         plan(text, f"matrix.hidden={more}")
+
+
+def test_a_search_for_the_batch_size_plans_the_first_point_of_each_series() -> None:
+    text = MLP + "matrix: {world_size: [1, 2], batch_size: {start: 8, max: 99}, hidden: [4, 5]}\n"
+    made = plan(text)
+    names = ("world_size", "batch_size", "global_batch_size", "hidden")
+    assert columns(made, *names) == [(1, 8, 8, 4), (1, 8, 8, 5), (2, 8, 16, 4), (2, 8, 16, 5)]
+    assert made.batch_search == BatchSearch(start=8, max=99)
+    (first,) = plan(MLP + "matrix: {batch_size: auto}\n").points
+    (listed,) = plan(MLP + "matrix: {batch_size: 64}\n").points
+    assert first == listed
+    assert plan(MLP + "matrix: {batch_size: 64}\n").batch_search is None

@@ -11,7 +11,7 @@ from rich.console import Console
 from raybench.cli.progress import LineProgress, LiveProgress, Progress, make_progress
 from raybench.plan import Plan
 from raybench.records import Status
-from raybench.sweep import PointFinished, PointStarted
+from raybench.sweep import PointAdded, PointFinished, PointRetried, PointStarted
 
 PLAN = Plan(points=tuple(make_point(batch_size=2**power) for power in range(40)), warnings=())
 LONG = "rank 3 (a-node-with-a-long-name, cuda:3): " + "CUDA out of memory. " * 30
@@ -63,11 +63,53 @@ def test_every_point_of_a_long_sweep_leaves_one_line(kind: str) -> None:
     assert any("needs [b]8" in line for line in lines)
 
 
-def test_what_is_redrawn_is_two_lines_whatever_the_width() -> None:
+def drawn(progress: LiveProgress, console: Console) -> list[str]:
+    lines = console.render_lines(progress._picture())
+    return ["".join(segment.text for segment in line).rstrip() for line in lines]
+
+
+def test_what_is_redrawn_is_a_line_for_each_point_in_flight_whatever_the_width() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=20, _environ={"TERM": "xterm"})
     progress = LiveProgress(PLAN, console)
-    progress.show(PointStarted(index=0, point=PLAN.points[0], devices=()))
-    assert len(console.render_lines(progress._picture())) == 2
+    for index in (3, 0):
+        progress.show(PointStarted(index=index, point=PLAN.points[index], devices=()))
+    first, second, total = drawn(progress, console)
+    assert "runs" in first
+    assert "runs" in second
+    assert total == "0 of 40 points"
+
+
+def test_what_is_redrawn_fits_on_the_screen_and_tells_of_the_rest() -> None:
+    console = console_of("tty")
+    progress = LiveProgress(PLAN, console)
+    for index, point in enumerate(PLAN.points):
+        progress.show(PointStarted(index=index, point=point, devices=()))
+    lines = drawn(progress, console)
+    assert len(lines) < 24
+    assert lines[0].split() == ["runs", "batch", "1", "0", "s"]
+    assert lines[-2] == "and 20 more are running"
+
+
+def test_points_that_finish_or_are_tried_again_run_no_more() -> None:
+    console = console_of("tty")
+    progress = LiveProgress(PLAN, console)
+    first, second = PLAN.points[:2]
+    for index, point in enumerate((first, second)):
+        progress.show(PointStarted(index=index, point=point, devices=()))
+    lost = make_failed(first, status=Status.LOST, error_message="rank 0: gone")
+    progress.show(PointRetried(index=0, record=lost))
+    assert "rank 0: gone (tried once more)" in written(console)
+    progress.show(PointFinished(index=1, record=make_record(second)))
+    assert drawn(progress, console) == ["1 of 40 points"]
+
+
+def test_a_point_that_is_added_counts() -> None:
+    console = console_of("pipe")
+    progress = make_progress(Plan(points=PLAN.points[:9]), console)
+    added = make_point(batch_size=999)
+    progress.show(PointAdded(index=9, point=added))
+    progress.show(PointFinished(index=9, record=make_record(added)))
+    assert written(console).startswith("[ 1/10]  ok       batch 999  ")
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,54 @@ def test_reasons_that_differ_in_figures_only_are_said_once_with_their_count() ->
     assert (said.count, said.text) == (3, "out of memory: tried 1.5 to 12.5 GiB")
 
 
+def lost_on(host: str, batch_size: int) -> Record:
+    """A point that the loss of rank 1's node ended, as the sweep says it."""
+    devices = (make_device(0), make_device(1, host=host, node_id=host))
+    return make_failed(
+        make_point(world_size=2, batch_size=batch_size),
+        status=Status.LOST,
+        devices=devices,
+        error_type="NodeLost",
+        error_message=f"rank 1 ({host}, cuda:1): its node is gone",
+        error_rank=1,
+    )
+
+
+def test_five_hundred_points_with_one_reason_are_one_line_with_the_places() -> None:
+    hosts = [f"{letter}-host" for letter in "abcdef"]
+    failed = [lost_on(hosts[n % 6], n + 1) for n in range(500)]
+    [said] = report(failed).failures
+    assert (said.text, said.count) == ("worker lost: its node is gone", 500)
+    assert said.where == "rank 1 on a-host, b-host, c-host, d-host and 2 more"
+    text = terminal.format_report(report(failed))
+    assert "500 x worker lost: its node is gone (rank 1 on a-host, b-host," in text
+    assert "500 x `worker lost: its node is gone (rank 1" in markdown.format_report(report(failed))
+
+
+def test_the_nodes_that_were_lost_are_named_also_when_the_point_was_tried_again() -> None:
+    again = make_record(lost_on("beta", 64).point, attempt=2)
+    summary = report([lost_on("beta", 64), again, lost_on("[b]x\x1b[0m", 8)])
+    assert summary.lost_nodes == ("beta", "[b]x�[0m")
+    assert [said.where for said in summary.failures] == ["rank 1, [b]x�[0m, cuda:1"]
+    text = terminal.format_report(summary)
+    assert "\nnodes lost: beta, [b]x�[0m\n" in text
+    assert "\x1b" not in text
+    assert "Nodes lost: `beta, [b]x�[0m`" in markdown.format_report(summary)
+    assert json.loads(as_json.format_report(summary))["lost_nodes"] == ["beta", "[b]x�[0m"]
+    assert "lost" not in terminal.format_report(report([make_record()]))
+
+
+def test_many_different_reasons_are_cut_short() -> None:
+    failed = [make_failed(make_point(batch_size=n), error_message="x" * n) for n in range(1, 26)]
+    for text in (
+        terminal.format_report(report(failed)),
+        markdown.format_report(report(failed)),
+    ):
+        assert text.count("1 x ") == 20
+        assert "and 5 more" in text
+    assert len(json.loads(as_json.format_report(report(failed)))["failures"]) == 25
+
+
 def test_warnings_of_all_points_are_said_once_with_their_count() -> None:
     records = [make_record(make_point(world_size=n), warnings=("noisy",)) for n in (1, 2)]
     assert [(said.text, said.count) for said in report(records).warnings] == [("noisy", 2)]
@@ -193,6 +241,47 @@ def test_text_from_results_is_no_markup_in_the_terminal() -> None:
     assert "[red]boo[/red]" in text
     assert "\x1b" not in text
     assert "\n second line" not in text
+
+
+def test_no_text_from_results_controls_the_terminal_whatever_its_column() -> None:
+    """Names, parameters and paths in somebody's results are as untrusted as messages."""
+    evil = "x\x1b[31m\x9b1m\u202e"
+
+    def spoilt(value: object) -> object:
+        if isinstance(value, dict):
+            return {key + evil: spoilt(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [spoilt(item) for item in value]
+        return value + evil if isinstance(value, str) else value
+
+    points = points_of([*sweep(), lost_on("beta", 8), make_record(neighbours=("a",))])
+    for name in set(points) - {"status", "scaling", "precision", "trend"}:
+        points[name] = points[name].map(spoilt)
+    device = {name: spoilt(value) for name, value in rows.device_row("r", make_device()).items()}
+    run = make_run(
+        job_name=evil, cluster=evil, versions={evil: evil}, baseline={"world_size": 1, evil: evil}
+    )
+    summary = summarize(run, pd.DataFrame([device]), points)
+    content = as_json.records(points)
+    details = PointDetails(
+        row=content[-2],
+        ranks=pd.DataFrame(),
+        modules=pd.DataFrame(),
+        states=pd.DataFrame(),
+        traces=[evil],
+        attempts=content[-2:],
+    )
+    texts = (
+        terminal.format_report(summary),
+        markdown.format_report(summary),
+        as_json.format_report(summary),
+        as_json.format_point(details),
+        format_point(details, units("points")),
+        format_points(points),
+        terminal.format_runs([replace(run, run_id=evil)]),
+    )
+    for text in texts:
+        assert all(line.isprintable() for line in text.split("\n"))
 
 
 def test_text_from_results_is_no_markup_in_markdown() -> None:
@@ -293,6 +382,40 @@ def test_a_point_shows_all_it_has_and_no_nulls() -> None:
     assert re.search(r"^peak_mem_allocated_bytes +1 GiB$", text, re.MULTILINE)
     assert "error_message" not in text
     assert re.search(r"^ +0 +6 +8\.000 +7\.500 +9\.000$", text, re.MULTILINE)
+
+
+def shown(*attempts: Record) -> str:
+    content = as_json.records(points_of(attempts))
+    details = PointDetails(
+        row=content[-1],
+        ranks=pd.DataFrame(),
+        modules=pd.DataFrame(),
+        states=pd.DataFrame(),
+        traces=(),
+        attempts=content,
+    )
+    return format_point(details, units("points"))
+
+
+def test_a_failed_point_shows_the_end_of_its_detail_and_where_it_failed() -> None:
+    detail = "\n".join(f"    line {n} {EVIL.splitlines()[0]}" for n in range(40))
+    text = shown(make_failed(error_rank=0, error_detail=detail))
+    assert re.search(r"^error_host +alpha$", text, re.MULTILINE)
+    assert re.search(r"^error_device +cuda:0$", text, re.MULTILINE)
+    assert "error_detail, the last 15 of 40 lines\n    line 25 [red]boo[/red]" in text
+    assert "line 24" not in text
+    assert "\x1b" not in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_all_attempts_at_a_point_are_shown_in_order_with_their_times() -> None:
+    lost = make_failed(status=Status.LOST, error_message="the node is gone")
+    text = shown(lost, make_record(attempt=2, duration_s=1.25))
+    _, head, first, second = text[text.index("Attempts") :].splitlines()[:4]
+    assert head.split() == ["attempt", "status", "started,", "UTC", "took", "s", "reason"]
+    assert re.fullmatch(r"1 +worker lost +2026-08-21 10:11:12 +3\.50 +the node is gone", first)
+    assert re.fullmatch(r"2 +ok +2026-08-21 10:11:12 +1\.25", second)
+    assert "Attempts" not in shown(lost)
 
 
 def test_a_run_that_is_not_over_tells_what_is_missing() -> None:
@@ -412,6 +535,17 @@ def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained() 
     assert "host-bound" in explained
     assert "throttled" not in explained
     assert "!" not in report(sweep()).tables[0].columns
+
+
+def test_a_point_that_was_not_alone_on_its_nodes_is_marked() -> None:
+    beside = make_record(make_point(batch_size=1), neighbours=("abc",))
+    failed = make_failed(make_point(batch_size=2), neighbours=("abc",))
+    summary = report([beside, failed, make_record()])
+    table = summary.tables[0]
+    place = table.columns.index("!")
+    assert [row[place] for row in table.rows] == ["n", "", ""]
+    explained = "!: n another point ran on one of its nodes at the same time."
+    assert summary.explanation[-1] == explained
 
 
 def test_a_throttled_point_is_marked_and_tells_its_reasons() -> None:

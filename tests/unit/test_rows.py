@@ -149,6 +149,33 @@ def test_a_failed_point_has_its_reason_and_no_number() -> None:
     assert "step_ms_p50" not in row
 
 
+def test_a_failed_point_names_the_rank_and_its_device() -> None:
+    devices = (make_device(0), make_device(3, host="beta"))
+    failed = make_failed(
+        make_point(world_size=2), devices=devices, error_rank=1, error_detail="Traceback\n  line"
+    )
+    row = row_of(failed)
+    named = ("error_rank", "error_host", "error_device", "error_detail")
+    assert [row[name] for name in named] == [1, "beta", "cuda:3", "Traceback\n  line"]
+    unplaced = row_of(make_failed(status=Status.LOST, devices=(), error_rank=0))
+    assert [unplaced[name] for name in named] == [0, None, None, None]
+    assert [row_of(make_record())[name] for name in named] == [None] * 4
+
+
+def test_a_row_names_the_points_that_ran_beside_it() -> None:
+    assert row_of(make_record(neighbours=("a", "b")))["neighbours"] == ["a", "b"]
+    assert row_of(make_record())["neighbours"] == []
+
+
+def test_half_a_surrogate_pair_in_what_a_rank_tells_does_not_lose_the_row() -> None:
+    half = "bad \udc80 text"
+    row = row_of(
+        make_failed(error_type=half, error_message=half, error_detail=half, warnings=(half,))
+    )
+    told = [row["error_type"], row["error_message"], row["error_detail"], *row["warnings"]]
+    assert told == ["bad ? text"] * 4
+
+
 def test_a_skipped_point_has_no_device() -> None:
     row = row_of(make_failed(status=Status.SKIPPED, devices=()))
     assert (row["device_name"], row["node_count"], row["backend"]) == (None, None, None)
@@ -164,7 +191,7 @@ def test_parameters_are_text_that_yaml_readers_know() -> None:
     [
         ("points", rows.point_row("r", make_record(), make_measure())),
         ("points", rows.point_row("r", make_failed(), make_measure())),
-        ("samples", next(iter(rows.sample_rows("r", make_record())))),
+        ("samples", rows.sample_columns("r", make_record())),
         ("devices", rows.device_row("r", make_device())),
         ("runs", rows.run_row(make_run())),
     ],
@@ -183,7 +210,9 @@ def test_samples_keep_every_iteration_of_every_rank_and_its_part_times() -> None
     record = make_record(
         measurements=(replace(make_measurement(0, []), repetitions=(repetition,)),)
     )
-    warm, first, second = rows.sample_rows("run-a", record)
+    columns = rows.sample_columns("run-a", record)
+    content = zip(*columns.values(), strict=True)
+    warm, first, second = (dict(zip(columns, row, strict=True)) for row in content)
     assert (warm["is_warmup"], warm["step_ns"], warm["data_ns"]) == (True, 9, None)
     assert (first["is_warmup"], first["iteration"], first["repeat"]) == (False, 0, 0)
     assert (second["iteration"], second["start_ns"], second["step_ns"]) == (1, 5, 6)

@@ -176,7 +176,7 @@ def test_ranks_are_summarised_without_their_warm_up() -> None:
             make_measurement(1, [[4_000_000] * 3]),
         ),
     )
-    found = rank_steps(pd.DataFrame(rows.sample_rows("run-a", record)))
+    found = rank_steps(pd.DataFrame(rows.sample_columns("run-a", record)))
     assert found.to_dict("list") == {
         "rank": [0, 1],
         "iterations": [3, 3],

@@ -1,65 +1,191 @@
 """Which point runs next, and where."""
 
+import itertools
 from dataclasses import replace
 
 from fakes import make_devices, make_point
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raybench.plan import Plan
 from raybench.point import Precision
-from raybench.scheduler import Assign, Skip, decide, workers_needed
+from raybench.scheduler import Assign, Schedule, Skip, Turn, workers_needed
+
+
+def turns(points):
+    return [Turn(index=index, point=point, attempt=1) for index, point in enumerate(points)]
+
+
+def schedule(points, devices, isolation="cluster", *, capacity=None, **changes):
+    made = Schedule(turns(points), changes.pop("strategy", "pack"), isolation, **changes)
+    made.see(devices, len(devices) if capacity is None else capacity, frozenset(), 0)
+    return made
+
+
+def started(made):
+    """What starts before anything ends: (index, seats)."""
+    decisions = iter(made.next, None)
+    return [(d.turn.index, d.seats) for d in decisions if isinstance(d, Assign)]
+
+
+def carried_out(made):
+    """All decisions when every point ends before the next one starts."""
+    decisions = []
+    while (decision := made.next()) is not None:
+        decisions.append(decision)
+        if isinstance(decision, Assign):
+            made.ended(decision.turn)
+    return decisions
+
+
+def skipped(made):
+    return {d.turn.index: (d.error_type, d.reason) for d in carried_out(made) if type(d) is Skip}
 
 
 def test_a_point_that_fits_gets_seats_in_rank_order():
-    decision = decide(make_point(world_size=2), make_devices(a=4), 4, "pack", None)
-    assert decision == Assign(seats=(0, 1))
+    assert started(schedule([make_point(world_size=2)], make_devices(a=4))) == [(0, (0, 1))]
 
 
 def test_a_point_that_does_not_fit_is_skipped_with_both_numbers():
-    decision = decide(make_point(world_size=8), make_devices(a=2), 4, "pack", None)
-    assert isinstance(decision, Skip)
-    assert decision.reason == "needs 8 devices, the cluster has 4"
+    made = schedule([make_point(world_size=8)], make_devices(a=2), capacity=4)
+    assert skipped(made) == {0: ("TooFewDevices", "needs 8 devices, the cluster has 4")}
+
+
+def test_a_point_that_the_cluster_could_hold_but_has_no_workers_for_says_so():
+    made = schedule([make_point(world_size=4)], make_devices(a=3), capacity=4)
+    assert skipped(made) == {0: ("TooFewDevices", "needs 4 devices, 3 have a worker")}
+
+
+def test_a_point_that_fitted_before_a_node_was_lost_names_the_node():
+    made = schedule([make_point(world_size=n) for n in (4, 2, 8)], make_devices(a=2, b=2))
+    made.see(make_devices(a=2, b=2), 2, frozenset({2, 3}), 0)
+    assert skipped(made) == {
+        0: ("NodeLost", "needs 4 devices, 2 are left since node host-b was lost"),
+        2: ("TooFewDevices", "needs 8 devices, the cluster has 2"),
+    }
+
+
+def test_a_lost_seat_is_given_to_nobody_also_when_its_point_ends_later():
+    devices = make_devices(a=1, b=1)
+    made = schedule([make_point(batch_size=n) for n in (1, 2, 4)], devices, "device")
+    assert started(made) == [(0, (0,)), (1, (1,))]
+    made.see(devices, 2, frozenset({0}), 0)
+    made.ended(turns([make_point()])[0])
+    assert started(made) == []
+    made.ended(replace(turns([make_point()])[0], index=1))
+    assert started(made) == [(2, (1,))]
+
+
+def test_a_point_waits_for_workers_that_are_coming_while_smaller_ones_run():
+    devices = make_devices(a=2, b=2)
+    made = Schedule(turns([make_point(world_size=4), make_point(world_size=2)]), "pack", "cluster")
+    made.see(devices[:2], 4, frozenset(), coming=2)
+    assert started(made) == [(1, (0, 1))]
+    made.ended(Turn(index=1, point=make_point(world_size=2), attempt=1))
+    assert made.next() is None
+    assert not made.is_done
+    made.see(devices, 4, frozenset(), coming=0)
+    assert started(made) == [(0, (0, 1, 2, 3))]
+    assert made.is_done
+
+
+def test_a_point_is_skipped_when_the_workers_that_were_coming_did_not_come():
+    made = Schedule(turns([make_point(world_size=4)]), "pack", "cluster")
+    made.see(make_devices(a=2), 2, frozenset(), coming=2)
+    assert made.next() is None
+    made.see(make_devices(a=2), 2, frozenset(), coming=0)
+    assert skipped(made) == {0: ("TooFewDevices", "needs 4 devices, the cluster has 2")}
 
 
 def test_a_cuda_graph_on_a_cpu_is_skipped():
     gpus = make_devices(a=2)
     cpus = [replace(device, kind="cpu") for device in gpus]
     point = replace(make_point(world_size=2), cuda_graph=True)
-    assert decide(point, cpus, 2, "pack", None) == Skip(
-        error_type="NeedsCuda", reason="cuda_graph: true needs CUDA devices"
-    )
-    assert decide(point, gpus, 2, "pack", None) == Assign(seats=(0, 1))
+    assert skipped(schedule([point], cpus)) == {
+        0: ("NeedsCuda", "cuda_graph: true needs CUDA devices")
+    }
+    assert started(schedule([point], gpus)) == [(0, (0, 1))]
 
 
 def test_after_a_stop_every_point_is_skipped_and_names_the_failed_one():
-    decision = decide(make_point(), make_devices(a=2), 2, "pack", "abc123")
-    assert decision == Skip(
-        error_type="Stopped", reason="on_error: stop, after point abc123 failed"
-    )
+    made = schedule([make_point()], make_devices(a=2))
+    made.stop("abc123")
+    made.stop("def456")
+    assert skipped(made) == {0: ("Stopped", "on_error: stop, after point abc123 failed")}
 
 
-def test_the_biggest_point_that_fits_decides_how_many_workers_are_started():
+def test_the_workers_that_the_plan_can_keep_busy_are_started():
     plan = Plan(points=tuple(make_point(world_size=n) for n in (1, 2, 4, 64)))
-    assert workers_needed(plan, capacity=8) == 4
-    assert workers_needed(plan, capacity=64) == 64
-    assert workers_needed(Plan(points=(make_point(world_size=8),)), capacity=4) == 0
+    assert workers_needed(plan, 8) == 4
+    assert workers_needed(plan, 64) == 64
+    assert workers_needed(Plan(points=(make_point(world_size=8),)), 4) == 0
+    assert workers_needed(plan, 8, "device") == 7
+    assert workers_needed(plan, 6, "device") == 6
+    assert workers_needed(plan, 8, "node") == 8
+    assert workers_needed(Plan(points=(make_point(world_size=8),)), 4, "node") == 0
 
 
 def test_what_needs_more_memory_than_a_batch_that_ran_out_is_not_tried():
-    devices, ran_out = make_devices(a=2), (make_point(batch_size=256), make_point(batch_size=128))
-
-    def decided(**changes):
-        return decide(make_point(**changes), devices, 2, "pack", None, ran_out)
-
-    assert decided(batch_size=512) == Skip(
-        error_type="OutOfMemoryBefore", reason="oom at batch_size 128"
-    )
-    assert decided(batch_size=64) == Assign(seats=(0,))
-    # Another series may fit.
-    assert isinstance(decided(batch_size=512, world_size=2), Assign)
-    assert isinstance(decided(batch_size=512, precision=Precision.BF16), Assign)
-    assert isinstance(decided(batch_size=512, params={"hidden": 1}), Assign)
+    points = [
+        make_point(batch_size=512),
+        make_point(batch_size=64),
+        # Another series may fit.
+        make_point(batch_size=512, world_size=2),
+        make_point(batch_size=512, precision=Precision.BF16),
+        make_point(batch_size=512, params={"hidden": 1}),
+    ]
+    ran_out = (make_point(batch_size=256), make_point(batch_size=128))
+    made = schedule(points, make_devices(a=2), ran_out=ran_out)
+    assert skipped(made) == {0: ("OutOfMemoryBefore", "oom at batch_size 128")}
 
 
 def test_a_workload_without_batches_is_tried_each_time():
     point = make_point(batch_size=None, global_batch_size=None, scaling=None)
-    assert isinstance(decide(point, make_devices(a=1), 1, "pack", None, (point,)), Assign)
+    assert skipped(schedule([point], make_devices(a=1), ran_out=[point])) == {}
+
+
+def test_points_of_one_world_size_follow_each_other_and_smaller_batches_come_first():
+    axes = [(1, 64), (2, 16), (1, 8), (2, 32), (1, 16)]
+    points = [make_point(world_size=n, batch_size=batch) for n, batch in axes]
+    made = schedule(points, make_devices(a=2))
+    assert [decision.turn.index for decision in carried_out(made)] == [2, 4, 0, 1, 3]
+
+
+@given(sizes=st.lists(st.integers(1, 6), max_size=30), strategy=st.sampled_from(["pack", "spread"]))
+def test_the_order_never_changes_the_process_group_more_often_than_the_plan_does(sizes, strategy):
+    def changes(used):
+        return sum(one != other for one, other in itertools.pairwise(used))
+
+    points = [make_point(world_size=n, batch_size=i + 1) for i, n in enumerate(sizes)]
+    made = schedule(points, make_devices(a=2, b=4), strategy=strategy)
+    ordered = [decision.seats for decision in carried_out(made)]
+    assert len(ordered) == len(sizes)
+    assert changes(ordered) <= changes(sizes)
+
+
+def test_one_point_at_a_time_has_the_cluster():
+    made = schedule([make_point(batch_size=n) for n in (1, 2)], make_devices(a=2))
+    assert len(started(made)) == 1
+
+
+def test_with_isolation_device_big_points_start_first_and_small_ones_fill_the_rest():
+    points = [make_point(world_size=n, batch_size=i + 1) for i, n in enumerate((1, 2, 4, 1, 1))]
+    made = schedule(points, make_devices(a=8), "device")
+    assert started(made) == [(2, (0, 1, 2, 3)), (1, (4, 5)), (0, (6,)), (3, (7,))]
+
+
+def test_with_isolation_node_a_node_has_one_point_and_a_point_of_two_nodes_has_both():
+    points = [make_point(world_size=n, batch_size=i + 1) for i, n in enumerate((1, 4, 1, 1))]
+    made = schedule(points, make_devices(a=2, b=2, c=2), "node")
+    assert started(made) == [(1, (0, 1, 2, 3)), (0, (4,))]
+    made.ended(Turn(index=1, point=points[1], attempt=1))
+    assert started(made) == [(2, (0,)), (3, (2,))]
+
+
+def test_an_attempt_that_is_made_again_goes_before_what_waits():
+    points = [make_point(batch_size=n) for n in (1, 2, 4)]
+    made = schedule(points, make_devices(a=1))
+    [(index, _)] = started(made)
+    made.ended(turns(points)[index])
+    made.add(Turn(index=index, point=points[index], attempt=2, tries=2))
+    assert started(made) == [(index, (0,))]

@@ -32,7 +32,7 @@ from raybench.records import Status
 from raybench.run import RunStatus
 from raybench.schemas import TABLES
 from raybench.store import RunStore, check_writable, hold_run
-from raybench.tables import find_run, load, read_runs
+from raybench.tables import find_run, load, load_attempt, read_runs, read_table
 
 
 @pytest.fixture
@@ -162,6 +162,87 @@ def test_a_point_that_is_seen_has_its_samples(
     )
     RunStore(root=results, run_id="run-old", measure=make_measure()).write_record(7, make_record())
     assert order == ["samples", "points"]
+
+
+def test_what_a_killed_driver_left_of_an_attempt_is_not_taken_for_the_next_driver_s(
+    results: Path,
+) -> None:
+    store = RunStore(root=results, run_id="run-old", measure=make_measure())
+    store.write_record(5, make_record())
+    [row] = (results / "points" / "run-old").glob("00005-*")
+    row.unlink()
+    assert set(load(results, "samples", "run-old")["point_id"]) == {
+        make_record().point.point_id,
+        make_point(world_size=2).point_id,
+    }
+    store.write_record(5, make_failed())
+    assert set(load(results, "samples", "run-old")["point_id"]) == {
+        make_point(world_size=2).point_id
+    }
+
+
+def test_a_full_disk_leaves_no_half_part_and_is_one_line(results: Path) -> None:
+    code = (
+        "import resource, sys\n"
+        "from builders import make_failed, make_measure\n"
+        "from pathlib import Path\n"
+        "from raybench.errors import ResultsError\n"
+        "from raybench.store import RunStore\n"
+        "store = RunStore(root=Path(sys.argv[1]), run_id='run-old', measure=make_measure())\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "try:\n"
+        "    store.write_record(7, make_failed())\n"
+        "except ResultsError as error:\n"
+        "    print(error)\n"
+    )
+    before = sorted((results / "points").rglob("*"))
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(results)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent,
+    )
+    assert "cannot be written: File too large" in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert sorted((results / "points").rglob("*")) == before
+
+
+def test_the_rows_of_one_attempt_are_found_also_where_parts_were_put_into_one(
+    results: Path,
+) -> None:
+    point_id = make_point(world_size=2).point_id
+    found = load_attempt(results, "samples", "run-old", point_id, 1)
+    assert sorted(found["rank"].unique()) == [0, 1]
+    assert load_attempt(results, "samples", "run-old", point_id, 2).empty
+    path = part_of(results, "samples")
+    path.rename(path.with_name("all.parquet"))
+    assert len(load_attempt(results, "samples", "run-old", point_id, 1)) == len(found)
+
+
+def test_runs_of_an_older_schema_are_read_with_nulls() -> None:
+    committed = Path(__file__).parents[2] / "results"
+    [path, *_] = (committed / "points").glob("gemm-20261121-*/*.parquet")
+    assert pq.read_schema(path).metadata[b"schema_version"] == b"2"
+    points = load(committed, "points", path.parent.name)
+    added = ["error_rank", "error_host", "error_device", "error_detail", "neighbours"]
+    assert points[added].isna().all(axis=None)
+    assert points["step_ms_p50"].notna().all()
+
+
+def test_a_part_that_goes_while_its_folder_is_read_is_no_error(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = part_of(results, "samples")
+    monkeypatch.setattr(tables, "_parts", lambda *_: [listed])
+    listed.unlink()
+    assert load(results, "samples").empty
+
+
+def test_some_columns_of_a_table_are_read_alone(results: Path) -> None:
+    assert read_table(results, "points", "run-new", ["status", "run_id"]).to_pylist() == [
+        {"status": "skipped", "run_id": "run-new"}
+    ]
 
 
 def test_a_hundred_parts_stay_below_three_megabytes(tmp_path: Path) -> None:

@@ -1,20 +1,69 @@
 """Each point becomes one record, whatever its workers answer."""
 
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
 import pytest
-from fakes import make_cluster, make_device, make_devices, make_measurement, make_point
+from fakes import (
+    ChangingCluster,
+    make_cluster,
+    make_device,
+    make_devices,
+    make_measurement,
+    make_point,
+)
 
 from raybench.errors import ClusterError
 from raybench.job import Measure
+from raybench.job_sections import BatchSearch
 from raybench.plan import Plan
 from raybench.records import Failure, Status
-from raybench.sweep import PointFinished, PointRetried, PointStarted, SweepSettings, sweep
+from raybench.sweep import (
+    PointAdded,
+    PointFinished,
+    PointRetried,
+    PointStarted,
+    SweepSettings,
+    sweep,
+)
 
 
-def run(plan, cluster, *, stop_on_error=False):
-    settings = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=stop_on_error)
+def run(plan, cluster, *, stop_on_error=False, isolation="cluster", **more):
+    settings = settings_of(stop_on_error=stop_on_error, isolation=isolation)
     written = []
-    events = list(sweep(plan, settings, cluster, lambda index, record: written.append(record)))
+    write = more.pop("write", lambda index, record: written.append(record))
+    events = list(sweep(plan, settings, cluster, write, **more))
     return written, events
+
+
+def settings_of(*, stop_on_error=False, isolation="cluster"):
+    return SweepSettings(
+        measure=Measure(), strategy="pack", stop_on_error=stop_on_error, isolation=isolation
+    )
+
+
+def plan_of(*world_sizes, **changes):
+    sized = enumerate(world_sizes)
+    points = (make_point(world_size=n, batch_size=i + 1) for i, n in sized)
+    return Plan(points=tuple(points), **changes)
+
+
+def together(parties):
+    """A script that goes on only when so many points are in it at the same time."""
+    meeting = threading.Barrier(parties, timeout=20)
+
+    def script(point, rank):
+        if rank == 0:
+            meeting.wait()
+        return make_measurement(rank)
+
+    return script
 
 
 def started(devices, script):
@@ -62,13 +111,13 @@ def test_after_a_batch_that_ran_out_of_memory_the_bigger_ones_are_skipped():
 
     plan = Plan(points=tuple(make_point(batch_size=size) for size in (16, 32, 64, 8)))
     records, _ = run(plan, started(make_devices(a=1), script))
-    assert [record.status for record in records] == [
-        Status.OK,
-        Status.OOM,
-        Status.SKIPPED,
-        Status.OK,
+    assert [(record.point.batch_size, record.status) for record in records] == [
+        (8, Status.OK),
+        (16, Status.OK),
+        (32, Status.OOM),
+        (64, Status.SKIPPED),
     ]
-    assert records[2].error_message == "oom at batch_size 32"
+    assert records[3].error_message == "oom at batch_size 32"
 
 
 @pytest.mark.parametrize(
@@ -167,3 +216,254 @@ def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole
     attempts = {plan.points[1].point_id: 3}
     list(sweep(plan, settings, cluster, lambda *args: written.append(args), attempts))
     assert [(index, one.point.batch_size, one.attempt) for index, one in written] == [(1, 2, 3)]
+
+
+def test_the_row_of_a_failed_point_has_the_rank_and_what_it_left_behind():
+    def script(point, rank):
+        if rank == 0:
+            return failure(0, Status.LOST, "PeerFailed")
+        return Failure(rank=1, status=Status.ERROR, error_type="X", message="y", detail="in f")
+
+    records, _ = run(plan_of(2), started(make_devices(a=2), script))
+    assert (records[0].error_rank, records[0].error_detail) == (1, "in f")
+
+
+def test_with_isolation_device_points_run_at_once_and_know_of_each_other():
+    cluster = started(make_devices(a=4), together(2))
+    records, events = run(plan_of(2, 2), cluster, isolation="device")
+    assert [type(event) for event in events] == [PointStarted] * 2 + [PointFinished] * 2
+    assert [record.status for record in records] == [Status.OK] * 2
+    ids = {record.point.point_id for record in records}
+    assert all({record.point.point_id, *record.neighbours} == ids for record in records)
+    devices = [device.index for record in records for device in record.devices]
+    assert sorted(devices) == [0, 1, 2, 3]
+
+
+def test_a_neighbour_that_ended_before_the_point_did_is_told_and_one_after_it_is_not():
+    first_is_done = threading.Event()
+
+    def script(point, rank):
+        if point.batch_size == 1:
+            first_is_done.wait(20)
+        elif point.batch_size == 3:
+            first_is_done.set()
+            time.sleep(0.1)
+        return make_measurement(rank)
+
+    records, _ = run(plan_of(1, 1, 1), started(make_devices(a=2), script), isolation="device")
+    by_batch = {record.point.batch_size: record for record in records}
+    ids = {batch: record.point.point_id for batch, record in by_batch.items()}
+    assert set(by_batch[1].neighbours) == {ids[2], ids[3]}
+    assert by_batch[2].neighbours == (ids[1],)
+    assert by_batch[3].neighbours == (ids[1],)
+
+
+def test_with_isolation_node_a_point_has_its_nodes_alone():
+    cluster = started(make_devices(a=2, b=2), together(2))
+    records, _ = run(plan_of(1, 1, 1, 1), cluster, isolation="node")
+    assert [record.neighbours for record in records] == [()] * 4
+    assert {record.devices[0].node_id for record in records} == {"a", "b"}
+
+
+def test_with_isolation_cluster_no_point_has_neighbours():
+    inside = []
+
+    def script(point, rank):
+        inside.append(point)
+        assert len(inside) == 1
+        time.sleep(0.01)
+        inside.pop()
+        return make_measurement(rank)
+
+    records, _ = run(plan_of(1, 1, 1), started(make_devices(a=4), script))
+    assert [(record.status, record.neighbours) for record in records] == [(Status.OK, ())] * 3
+
+
+def test_records_are_written_on_the_thread_that_asked_for_the_sweep():
+    threads = []
+    cluster = started(make_devices(a=2), together(2))
+    run(
+        plan_of(1, 1),
+        cluster,
+        isolation="device",
+        write=lambda *_: threads.append(threading.current_thread()),
+    )
+    assert threads == [threading.current_thread()] * 2
+
+
+def test_when_it_is_to_stop_what_is_in_flight_ends_and_nothing_else_starts():
+    asked = []
+    meet = together(2)
+
+    def script(point, rank):
+        meet(point, rank)
+        asked.append(True)
+        return make_measurement(rank) if point.batch_size == 1 else failure(rank, Status.LOST)
+
+    cluster = started(make_devices(a=2), script)
+    records, events = run(
+        plan_of(1, 1, 1, 1), cluster, isolation="device", stopping=lambda: bool(asked)
+    )
+    assert {record.point.batch_size for record in records} == {1, 2}
+    assert not any(isinstance(event, PointRetried) for event in events)
+
+
+def in_flight(cluster, error, *, before=lambda: None, isolation="device"):
+    """The rows that are written when the sweep ends with `error`."""
+    written = []
+    events = sweep(
+        plan_of(1, 1, 1),
+        settings_of(isolation=isolation),
+        cluster,
+        lambda index, record: written.append((index, record.status, record.error_message)),
+    )
+    before()
+    with pytest.raises(error):
+        list(events)
+    return written
+
+
+def test_an_interrupt_ends_the_sweep_at_once_however_stuck_its_points_are():
+    release = threading.Event()
+
+    def script(point, rank):
+        release.wait(30)
+        return make_measurement(rank)
+
+    def interrupt():
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    began_s = time.monotonic()
+    written = in_flight(started(make_devices(a=2), script), KeyboardInterrupt, before=interrupt)
+    release.set()
+    assert time.monotonic() - began_s < 2
+    assert written == [(index, Status.CANCELLED, "by the user") for index in (0, 1)]
+
+
+def test_when_the_cluster_is_gone_every_point_in_flight_is_lost():
+    meet = together(2)
+    release = threading.Event()
+
+    def script(point, rank):
+        meet(point, rank)
+        if point.batch_size == 1:
+            raise ClusterError("Ray's head does not answer")
+        release.wait(30)
+
+    written = in_flight(started(make_devices(a=2), script), ClusterError)
+    release.set()
+    assert written == [(index, Status.LOST, "Ray's head does not answer") for index in (0, 1)]
+
+
+def test_a_sweep_that_is_closed_between_two_events_leaves_rows_of_what_is_in_flight():
+    release = threading.Event()
+
+    def script(point, rank):
+        release.wait(30)
+        return make_measurement(rank)
+
+    written = []
+    with closing(
+        sweep(
+            plan_of(1, 1),
+            settings_of(isolation="device"),
+            started(make_devices(a=2), script),
+            lambda index, record: written.append((index, record.status)),
+        )
+    ) as events:
+        next(events)
+        # With the second event the first point is on its way, and the second is not yet.
+        next(events)
+    release.set()
+    assert written == [(0, Status.CANCELLED)]
+
+
+def test_points_that_a_record_asks_for_come_after_the_plan_with_indices_of_their_own():
+    def follow(record):
+        size = record.point.batch_size
+        return (make_point(batch_size=2 * size),) if size < 8 else ()
+
+    indices = []
+    cluster = started(make_devices(a=1), lambda point, rank: make_measurement(rank))
+    _, events = run(
+        Plan(points=(make_point(batch_size=2), make_point(batch_size=64))),
+        cluster,
+        follow=follow,
+        write=lambda index, record: indices.append((index, record.point.batch_size)),
+    )
+    assert indices == [(0, 2), (1, 64), (2, 4), (3, 8)]
+    added = [event.index for event in events if isinstance(event, PointAdded)]
+    assert added == [2, 3]
+
+
+def test_a_batch_that_does_not_fit_stops_no_search_and_any_other_run_with_on_error_stop():
+    def script(point, rank):
+        return failure(rank, Status.OOM) if point.batch_size == 1 else make_measurement(rank)
+
+    for search, expected in ((None, Status.SKIPPED), (BatchSearch(start=1), Status.OK)):
+        plan = plan_of(1, 1, batch_search=search)
+        plan = Plan(points=(plan.points[0], make_point(world_size=2)), batch_search=search)
+        cluster = started(make_devices(a=2), script)
+        records, _ = run(plan, cluster, stop_on_error=True)
+        assert [record.status for record in records] == [Status.OOM, expected]
+
+
+def test_what_ran_out_of_memory_in_an_earlier_sweep_is_not_tried_again():
+    cluster = started(make_devices(a=1), lambda point, rank: make_measurement(rank))
+    records, _ = run(plan_of(1, 1, 1), cluster, ran_out=[make_point(batch_size=2)])
+    assert [record.status for record in records] == [Status.OK, Status.OK, Status.SKIPPED]
+
+
+def test_points_that_fit_run_before_the_workers_that_are_coming_are_waited_for():
+    devices = make_devices(a=2, b=2)
+    cluster = ChangingCluster(
+        devices[:2], lambda point, rank: make_measurement(rank), late=devices[2:]
+    )
+    cluster.start(2, "pack")
+    records, _ = run(plan_of(4, 2, 8), cluster)
+    told = [(record.point.world_size, record.status) for record in records]
+    assert told == [(2, Status.OK), (8, Status.SKIPPED), (4, Status.OK)]
+
+
+def test_after_a_node_is_lost_its_point_is_tried_on_what_is_left_and_bigger_ones_are_lost():
+    def script(point, rank):
+        if point.world_size == 2 and not cluster.gone:
+            cluster.gone.update((0, 1))
+            return failure(rank, Status.LOST, "NodeLost")
+        return make_measurement(rank)
+
+    cluster = ChangingCluster(make_devices(a=2, b=2), script)
+    cluster.start(4, "pack")
+    records, _ = run(plan_of(2, 2, 4), cluster)
+    assert [(r.point.world_size, r.status) for r in records] == [
+        (2, Status.LOST),
+        (2, Status.OK),
+        (2, Status.OK),
+        (4, Status.LOST),
+    ]
+    assert {device.node_id for device in records[1].devices} == {"b"}
+    assert records[3].error_message == "needs 4 devices, 2 are left since node host-a was lost"
+
+
+def test_a_breakpoint_in_a_workload_of_the_in_process_cluster_works():
+    program = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_sweep import *\n"
+        "def script(point, rank):\n"
+        "    answer = 41\n"
+        "    breakpoint()\n"
+        "    return make_measurement(rank)\n"
+        "records, _ = run(plan_of(1), started(make_devices(a=1), script))\n"
+        "print(records[0].status.value)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input="p answer + 1\nc\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        # Ray sets it in processes that it has joined, such as this one's after integration tests.
+        env={name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"},
+    )
+    assert "42" in done.stdout
+    assert done.stdout.endswith("ok\n")

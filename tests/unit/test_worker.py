@@ -475,3 +475,64 @@ def test_an_exception_whose_text_is_a_key_alone_says_what_it_is(workload):
     answer = run(make_point(workload=workload(Keyless), params={}))
     assert isinstance(answer, Failure)
     assert answer.message == "no such key: 'x'"
+
+
+def test_what_a_rank_measures_in_a_group_that_was_ended_is_dropped_and_the_worker_goes_on(workload):
+    class Ended:
+        items_per_step = flops_per_step = 1
+
+        def __init__(self, context) -> None: ...
+
+        def step(self) -> None: ...
+
+        def close(self) -> None:
+            store.tell_abort(groups[0])
+            time.sleep(0.3)
+
+    address, port = (store := StoreHost("127.0.0.1")).endpoint()
+    groups = [
+        Group(name=f"group-{number}", store_address=address, store_port=port) for number in range(2)
+    ]
+    settings = Measure(warmup=1, iterations=1)
+    ended = Task(point=make_point(workload=workload(Ended), params={}), settings=settings)
+    sound = Task(point=make_point(workload="mlp", params=MLP), settings=settings)
+    worker = Worker("cpu", 0)
+    answer = worker.run(ended, ALONE, groups[0])
+    assert isinstance(answer, Failure)
+    assert (answer.error_type, answer.keeps_worker) == ("PeerFailed", True)
+    assert not dist.is_initialized()
+    for group in (None, groups[1]):
+        again = worker.run(sound, ALONE, group)
+        assert isinstance(again, Measurement), again
+    worker.leave()
+
+
+def test_a_module_that_is_missing_on_this_node_is_an_error_of_its_own_type():
+    answer = run(make_point(workload="no_such_module_here:Net", params={}))
+    assert isinstance(answer, Failure)
+    assert answer.error_type == "ModuleNotFoundError"
+    assert answer.message.startswith("cannot import module 'no_such_module_here'")
+
+
+def test_a_workload_that_exits_is_a_failure_and_the_process_stays(workload):
+    class Exiting:
+        def __init__(self, context) -> None:
+            sys.exit("enough")
+
+        def step(self) -> None: ...
+
+    answer = run(make_point(workload=workload(Exiting), params={}))
+    assert isinstance(answer, Failure)
+    assert (answer.error_type, answer.message) == ("SystemExit", "enough")
+    assert answer.keeps_worker
+
+
+def test_a_point_whose_time_is_up_writes_where_it_is(workload, capfd):
+    class Slow:
+        def __init__(self, context) -> None:
+            time.sleep(1.0)
+
+        def step(self) -> None: ...
+
+    run(make_point(workload=workload(Slow), params={}), timeout_s=0.5)
+    assert "test_worker.py" in capfd.readouterr().err

@@ -1,0 +1,204 @@
+"""`batch_size: auto`: which batch size comes next, until the largest that fits is known. Pure.
+
+Each series of the plan is searched by itself: the batch is doubled until memory runs out or `max`
+is reached, then bisected between the largest that fits and the smallest that does not, until they
+are within 1 % or one item. Where the first batch does not fit, it is bisected down to 1. A failure
+that says nothing of memory, as a timeout, ends a search. All that a search knows follows from the
+statuses of its points, so it goes on when a run does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from raybench.errors import UsageError
+from raybench.job_sections import BatchSearch
+from raybench.plan import Plan, varying_settings
+from raybench.point import Point
+from raybench.records import Device, Record, Status
+
+# The range of the setting batch_size.
+_MOST = 2**31 - 1
+_INT64_MAX = 2**63 - 1  # what the result tables can hold
+# Of the largest batch that fits: as near as the smallest that does not must come.
+_RESOLUTION = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The end of a search: the largest batch size that fits, and the smallest that does not."""
+
+    largest: int
+    ran_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The end of a search that did not find its batch, and why."""
+
+    reason: str
+
+
+Step = int | Found | Ended
+
+
+def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
+    """The batch size to try next, or how the search ended.
+
+    most: no batch above it is tried. outcomes: batch size -> how its point ended.
+    """
+    ran_out = min((b for b, status in outcomes.items() if status is Status.OOM), default=None)
+    below = {b: status for b, status in outcomes.items() if ran_out is None or b < ran_out}
+    for batch, status in sorted(below.items()):
+        if status is not Status.OK:
+            return Ended(reason=f"batch_size {batch:,} ended {status.value}")
+    fits = max(below, default=0)
+    if ran_out is not None:
+        return _bisected(fits, ran_out)
+    if not fits:
+        return start
+    if fits >= most:
+        return Ended(reason=f"batch_size {fits:,} fits, and no larger one may be tried")
+    return min(2 * fits, most)
+
+
+def is_found(fits: int, ran_out: int) -> bool:
+    """Whether the largest batch that fits and the smallest that does not are near enough."""
+    return ran_out - fits <= max(1, int(_RESOLUTION * fits))
+
+
+def _bisected(fits: int, ran_out: int) -> Step:
+    if not is_found(fits, ran_out):
+        return (fits + ran_out) // 2
+    if fits:
+        return Found(largest=fits, ran_out=ran_out)
+    return Ended(reason="not even batch_size 1 fits")
+
+
+def check_bounded(plan: Plan, devices: Sequence[Device]) -> None:
+    """Raises UsageError where the search would fill a host's memory: a CPU has none of its own."""
+    search = plan.batch_search
+    if search is None or search.max is not None or all(d.kind == "cuda" for d in devices):
+        return
+    raise UsageError(
+        "matrix.batch_size: auto on CPU workers would fill the host's memory; give a maximum, "
+        f"as in --set 'matrix.batch_size={{start: {search.start}, max: {16 * search.start}}}'"
+    )
+
+
+def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
+    """The plan of a run that goes on: with the points that its searches have added, after its own.
+
+    statuses: point_id -> how the latest attempt ended, of the points that have a row, in their
+    order. The batch that a search wants next is added too.
+    """
+    if plan.batch_search is None:
+        return plan
+    order = {point_id: place for place, point_id in enumerate(statuses)}
+    probes = [p for first in plan.points for p in _probes(plan.batch_search, first, statuses)]
+    probes.sort(key=lambda probe: order.get(probe.point_id, len(order)))
+    return replace(plan, points=(*plan.points, *probes))
+
+
+def _probes(search: BatchSearch, first: Point, statuses: Mapping[str, Status]) -> Iterator[Point]:
+    """What a search has added to its first point, and what it wants next."""
+    most = _most(search, first)
+    outcomes: dict[int, Status] = {}
+    # What became of a point may have changed when it was tried again. Its search went on because
+    # it was ok or ran out of memory.
+    taken: dict[int, Status] = {}
+    step: Step = search.start
+    while isinstance(step, int):
+        point = _with_batch(first, step)
+        status = statuses.get(point.point_id)
+        if status is None:
+            break
+        outcomes[step] = status
+        taken[step] = Status.OK if status is Status.OK else Status.OOM
+        if step != search.start:
+            yield point
+        step = next_batch(search.start, most, taken)
+    wanted = next_batch(search.start, most, outcomes)
+    if isinstance(wanted, int) and wanted != search.start and wanted not in outcomes:
+        yield _with_batch(first, wanted)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Series:
+    """One search so far. asked: the batch sizes of its points, run or not."""
+
+    first: Point
+    most: int
+    asked: set[int] = field(default_factory=set)
+    outcomes: dict[int, Status] = field(default_factory=dict)
+
+
+class BatchSearches:
+    """The searches of a run: called with each record, it gives the points that follow from it.
+
+    Without a search in the plan nothing follows.
+    """
+
+    def __init__(self, plan: Plan, statuses: Mapping[str, Status]) -> None:
+        """plan: of `with_probes`. statuses: by point_id, of its points that are not tried again."""
+        self._search = plan.batch_search
+        self._series: dict[str, _Series] = {}
+        self._varying = [name for name in varying_settings(plan.points) if name != "batch_size"]
+        if self._search is None:
+            return
+        for point in plan.points:
+            series = self._series_of(self._search, point)
+            batch = _batch(point)
+            series.asked.add(batch)
+            if (status := statuses.get(point.point_id)) is not None:
+                series.outcomes[batch] = status
+
+    def __call__(self, record: Record) -> tuple[Point, ...]:
+        """The further points to run, now that this one has ended: one at most."""
+        if self._search is None:
+            return ()
+        series = self._series_of(self._search, record.point)
+        series.outcomes[_batch(record.point)] = record.status
+        if series.asked - series.outcomes.keys():
+            # Points that are tried again wait: what follows is known when they have ended.
+            return ()
+        step = next_batch(self._search.start, series.most, series.outcomes)
+        if not isinstance(step, int):
+            return ()
+        series.asked.add(step)
+        return (_with_batch(record.point, step),)
+
+    def endings(self) -> Iterator[str]:
+        """A line for each search that ended without its batch."""
+        if self._search is None:
+            return
+        for series in self._series.values():
+            step = next_batch(self._search.start, series.most, series.outcomes)
+            if isinstance(step, Ended):
+                settings = series.first.settings
+                told = "".join(f" {name}={settings.get(name)}" for name in self._varying)
+                yield f"batch_size: auto{told}: {step.reason}"
+
+    def _series_of(self, search: BatchSearch, point: Point) -> _Series:
+        first = _with_batch(point, search.start)
+        new = _Series(first=first, most=_most(search, first))
+        return self._series.setdefault(first.point_id, new)
+
+
+def _batch(point: Point) -> int:
+    assert point.batch_size is not None
+    return point.batch_size
+
+
+def _share(point: Point) -> int:
+    """Forward passes per optimizer step, over all devices."""
+    return point.world_size * point.grad_accumulation
+
+
+def _most(search: BatchSearch, first: Point) -> int:
+    return min(search.max or _MOST, _INT64_MAX // _share(first))
+
+
+def _with_batch(point: Point, batch_size: int) -> Point:
+    return replace(point, batch_size=batch_size, global_batch_size=batch_size * _share(point))

@@ -1,0 +1,237 @@
+"""`plan`: the points of a job, what they need and how long they may take; needs no cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from raybench.cli.output import COLUMNS_OF_TABLES, json_text, scalar_text, table_text, write_result
+
+if TYPE_CHECKING:
+    from raybench.cluster.ranks import Isolation
+    from raybench.job import Job
+    from raybench.job_sections import BatchSearch
+    from raybench.plan import Plan
+
+SCHEMA_VERSION = 1  # of the JSON object that `plan` prints
+
+
+def load_plan(
+    path: Path, overrides: Sequence[str] = (), expression: str | None = None
+) -> tuple[Job, Plan]:
+    """The job at `path` and those of its points that `expression` keeps.
+
+    Raises JobError and UsageError.
+    """
+    from dataclasses import replace
+
+    from raybench.job import load_job
+    from raybench.plan import make_plan
+
+    job = load_job(path, overrides)
+    plan = make_plan(job)
+    if expression is not None:
+        from raybench.select import select_points
+
+        plan = replace(plan, points=select_points(plan.points, expression))
+    return job, plan
+
+
+def print_plan(
+    job: Job, plan: Plan, as_json: bool, devices: int | None = None, nodes: int = 1
+) -> None:
+    """The plan on stdout, its warnings on stderr. devices, nodes: what the makespans are for."""
+    for warning in plan.warnings:
+        click.echo(f"{warning} (warning)", err=True)
+    makespans = _makespans(job, plan, devices, nodes)
+    if as_json:
+        write_result(json_text(plan_as_json(job, plan, makespans)))
+    else:
+        write_result(plan_as_text(job, plan, makespans))
+
+
+@click.command("plan", short_help="Check a job and list its points; needs no cluster.")
+@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a job setting; may be repeated.",
+)
+@click.option(
+    "--filter", "expression", metavar="EXPR", help="Keep only the points for which EXPR holds."
+)
+@click.option(
+    "--devices",
+    type=click.IntRange(min=1),
+    help="Tell the makespans for so many devices; without it those of the largest point.",
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="The nodes that share these devices evenly.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def plan_command(
+    job_file: Path,
+    overrides: tuple[str, ...],
+    expression: str | None,
+    devices: int | None,
+    nodes: int,
+    as_json: bool,
+) -> None:
+    """Check JOB and print its points, the devices they need and how long they may take.
+
+    \b
+    raybench plan jobs/ddp_scaling.yaml --set matrix.world_size=1,2
+    raybench plan jobs/ddp_scaling.yaml --filter "precision == 'bf16' and batch_size >= 256"
+    """
+    job, plan = load_plan(job_file, overrides, expression)
+    print_plan(job, plan, as_json, devices, nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Makespans:
+    """The most that the iterations of a plan take on so many devices, by placement.isolation."""
+
+    devices: int
+    nodes: int
+    at_most_s: Mapping[Isolation, float]
+
+
+def _makespans(job: Job, plan: Plan, devices: int | None, nodes: int) -> _Makespans | None:
+    """None where batch sizes are searched. Raises UsageError for nodes that cannot be equal."""
+    from raybench.errors import UsageError
+    from raybench.makespan import imagined_devices, makespan_s
+
+    devices = devices or max(point.world_size for point in plan.points)
+    if devices % nodes:
+        raise UsageError(
+            f"--nodes {nodes}: {_counted(devices, 'device')} cannot be shared evenly; "
+            "give --devices a multiple of --nodes"
+        )
+    if plan.batch_search:
+        return None
+    point_s, strategy = _point_at_most_s(job), job.placement.strategy
+    there = imagined_devices(devices, nodes)
+    isolations: tuple[Isolation, ...] = ("cluster", "node", "device")
+    return _Makespans(
+        devices=devices,
+        nodes=nodes,
+        at_most_s={
+            isolation: makespan_s(plan, lambda _: point_s, there, isolation, strategy)
+            for isolation in isolations
+        },
+    )
+
+
+def plan_as_json(job: Job, plan: Plan, makespans: _Makespans | None) -> dict[str, Any]:
+    """The plan as `raybench plan --json` prints it."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "job": job.name,
+        "workload": job.workload.kind,
+        "points": [{"point_id": point.point_id, **point.settings} for point in plan.points],
+        "batch_search": plan.batch_search and plan.batch_search.model_dump(),
+        "devices_needed": max(point.world_size for point in plan.points),
+        "time_at_most_s": time_at_most_s(job, plan),
+        "makespan_at_most_s": makespans
+        and {"devices": makespans.devices, "nodes": makespans.nodes, **makespans.at_most_s},
+        "warnings": list(plan.warnings),
+    }
+
+
+def time_at_most_s(job: Job, plan: Plan) -> float | None:
+    """The budget of all iterations in seconds; building workloads and groups is not in it.
+
+    None where batch sizes are searched: nobody knows how many points that takes.
+    """
+    return None if plan.batch_search else len(plan.points) * _point_at_most_s(job)
+
+
+def _point_at_most_s(job: Job) -> float:
+    return min(job.measure.repeats * job.measure.max_seconds, job.measure.timeout_s)
+
+
+def plan_as_text(job: Job, plan: Plan, makespans: _Makespans | None) -> str:
+    """The plan as a table of what varies, below what does not, above what it needs."""
+    from raybench.plan import varying_settings
+
+    varying = varying_settings(plan.points)
+    told = plan.points[0].told_settings
+    searched = {"batch_size"} if plan.batch_search else set()
+    same = " ".join(
+        f"{n}={scalar_text(value)}" for n, value in told.items() if n not in {*varying, *searched}
+    )
+    rows = [
+        [str(number), point.point_id, *(scalar_text(point.settings[name]) for name in varying)]
+        for number, point in enumerate(plan.points, start=1)
+    ]
+    paragraphs = [
+        f"{job.name}: workload {job.workload.kind}",
+        click.wrap_text(f"in all points: {same}", COLUMNS_OF_TABLES, subsequent_indent="  "),
+        *([_searched(plan.batch_search)] if plan.batch_search else []),
+        "",
+        table_text(["#", "point_id", *varying], rows),
+        _needs(job, plan),
+        *([_makespans_as_text(plan, makespans)] if makespans else []),
+    ]
+    return "\n".join(paragraphs) + "\n"
+
+
+def _searched(search: BatchSearch) -> str:
+    doubled = [search.start, 2 * search.start]
+    first = [str(batch) for batch in doubled if search.max is None or batch <= search.max]
+    most = "" if search.max is None else f" or {search.max} is reached"
+    return (
+        f"batch_size: {', '.join(first)}, ... until memory runs out{most},\n"
+        "  then bisected to the largest that fits; below: the first point of each series"
+    )
+
+
+def _needs(job: Job, plan: Plan) -> str:
+    measure, count = job.measure, len(plan.points)
+    devices = max(point.world_size for point in plan.points)
+    if plan.batch_search:
+        return (
+            f"{count} series; the largest needs {_counted(devices, 'device')}\n"
+            f"at most {_duration(_point_at_most_s(job))} of iterations for each point; how many "
+            "points a series\ntakes shows when it runs\n"
+            "building and the first step of each point come on top; "
+            f"a point stops at {measure.timeout_s:g} s"
+        )
+    parts = f"{_counted(count, 'point')} x {_counted(measure.repeats, 'repeat')}"
+    parts += f" x {measure.max_seconds:g} s budget"
+    return (
+        f"{_counted(count, 'point')}; the largest needs {_counted(devices, 'device')}\n"
+        f"at most {_duration(count * _point_at_most_s(job))} of iterations: {parts}\n"
+        f"building and the first step of each point come on top; "
+        f"a point stops at {measure.timeout_s:g} s"
+    )
+
+
+def _makespans_as_text(plan: Plan, makespans: _Makespans) -> str:
+    where = f"{_counted(makespans.devices, 'device')} of {_counted(makespans.nodes, 'node')}"
+    each = (f"{name} {_duration(seconds)}" for name, seconds in makespans.at_most_s.items())
+    text = f"by placement.isolation on {where}, at most:\n  {', '.join(each)}"
+    if too_big := sum(point.world_size > makespans.devices for point in plan.points):
+        text += f"; without {_counted(too_big, 'point')} that cannot run there"
+    return text
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes = seconds / 60
+    return f"{minutes:.3g} min" if minutes < 100 else f"{minutes / 60:.3g} h"

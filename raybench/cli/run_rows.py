@@ -1,0 +1,98 @@
+"""The rows of a run while it is carried out, and what is said of them when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from raybench.cli.start import Start, device_key
+from raybench.cli.stderr import say
+from raybench.errors import ClusterError
+from raybench.records import Device, Record, Status
+from raybench.run import Run, RunStatus
+from raybench.tables import counted
+
+if TYPE_CHECKING:
+    from raybench.cluster import Cluster
+    from raybench.plan import Plan
+    from raybench.store import RunStore
+
+
+def ended_run(run: Run, plan: Plan, statuses: Mapping[str, Status]) -> Run:
+    """The run with its counts and the status that follows from its points, as `counted` has it.
+
+    Where batch sizes are searched, a batch that runs out of memory is an answer and no failure.
+    """
+    run = counted(run, statuses)
+    fine = {Status.OK, Status.OOM, Status.SKIPPED, Status.CANCELLED}
+    if plan.batch_search and fine.issuperset(statuses.values()):
+        return replace(run, status=RunStatus.OK)
+    return run
+
+
+class RunRows:
+    """What is written of a run. left: point_ids that the sweep still has to finish."""
+
+    def __init__(self, start: Start, store: RunStore, console: Console) -> None:
+        self.start = start
+        self.store = store
+        self.console = console
+        self.left = set(start.attempts)
+        self._ended = dict(start.ended)
+        self._known = set(start.devices)
+        self._run = start.run
+
+    def keep_devices(self, devices: Sequence[Device]) -> None:
+        """Write the devices that the run has no row of. Raises ClusterError for other models."""
+        strange = {device.name for device in devices} - self.start.models
+        if self.start.models and strange:
+            raise ClusterError(
+                f"run {self.store.run_id} was measured on "
+                f"{', '.join(sorted(self.start.models))}, this cluster has "
+                f"{', '.join(sorted(strange))}; start a new run, to compare the two"
+            )
+        new = {device_key(d.kind, d.uuid, d.host, d.index): d for d in devices}
+        new = {key: device for key, device in new.items() if key not in self._known}
+        if not self._known:
+            # CPU workers of one host have one key, and each has its row.
+            self.store.write_devices(devices)
+        elif new:
+            self.store.write_devices(list(new.values()), f"devices-{len(self._known)}")
+        self._known.update(new)
+
+    def keep_record(self, index: int, record: Record, cluster: Cluster) -> None:
+        """Write an attempt at a point, with what was sampled of the devices meanwhile."""
+        self.store.write_record(index, record)
+        self._ended[record.point.point_id] = record.status
+        self.keep_devices(cluster.devices)
+        self.store.write_telemetry(index, record, cluster.telemetry())
+
+    def expect(self, point_id: str) -> None:
+        """One more point belongs to the run."""
+        self.left.add(point_id)
+        self._run = replace(self._run, points_total=self._run.points_total + 1)
+        self.store.write_run(self._run)
+
+    def close(self, status: RunStatus | None = None) -> Run:
+        """Write how the run ended; without a status it follows from the points."""
+        run = ended_run(self._run, self.start.plan, self._ended)
+        run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
+        self.store.write_run(run)
+        return run
+
+    def tell_kept(self, what: str) -> None:
+        """Say what there is of a run that was cut short, and how to go on with it."""
+        text = f"{what} before any point finished"
+        # All but those that were cut short.
+        if finished := sum(status is not Status.CANCELLED for status in self._ended.values()):
+            points = "point is" if finished == 1 else "points are"
+            text = (
+                f"{what}: {finished} finished {points} kept; "
+                f"see: raybench report {self.store.run_id} --results {self.store.root}"
+            )
+        for line in (f"go on with: {self.start.resume_command}", text):
+            say(self.console, line)

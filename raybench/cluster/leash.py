@@ -1,0 +1,159 @@
+"""Nothing that raybench started outlives it: watchers end what a dead process leaves behind.
+
+Ray ends its workers when the driver or their raylet is gone, but not all that they started: what
+is no direct child stays, and when a worker is killed as well as its raylet, everything does. A
+worker that hangs outlives its raylet, and two agents of a private Ray outlive the driver by a
+minute.
+
+A watcher is a small Python that sleeps until the process that it watches has ended. It then kills
+all whose first environment bears the mark, for a worker also its process group, and the
+descendants of these. What it does not find is a process that was started with another
+environment, has left the group and has lost its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# The variable that bears the mark: another value for each watcher.
+MARK = "RAYBENCH_MARK"
+# Ray's processes end by themselves, and a worker writes its last lines to the log.
+_GRACE_S = 5.0
+# A process that is being started while the others are killed is found in the next round.
+_ROUNDS = 100
+_PAUSE_S = 0.05
+
+
+def new_mark() -> str:
+    """A value for MARK that no other process has."""
+    return os.urandom(16).hex()
+
+
+def hold_worker() -> None:
+    """End what this worker leaves behind at once, and the worker soon after its raylet.
+
+    It must have been started with MARK in its environment: what it forks then has it too, where
+    the system shows it.
+    """
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+    _start_watcher("worker", os.environ[MARK])
+
+
+@contextmanager
+def held_children() -> Iterator[None]:
+    """What is started in this block ends soon after this process."""
+    before, mark = os.environ.get(MARK), new_mark()
+    _start_watcher("children", mark)
+    os.environ[MARK] = mark
+    try:
+        yield
+    finally:
+        del os.environ[MARK]
+        if before is not None:
+            os.environ[MARK] = before
+
+
+def _start_watcher(kind: str, mark: str) -> None:
+    """Not before Linux 5.3, which has no pidfd."""
+    # Not at the top: the watcher has no use for it.
+    import subprocess
+
+    if not hasattr(os, "pidfd_open"):
+        return
+    command = [sys.executable, "-I", "-S", __file__, kind, str(os.getpid()), mark]
+    # In a session of its own, and without the mark: it must not find itself. Where it cannot
+    # start it says why on stderr, and points can be measured all the same.
+    null = subprocess.DEVNULL
+    subprocess.run(command, env={}, cwd="/", start_new_session=True, stdin=null, stdout=null)
+
+
+def _watch(kind: str, process: int, mark: str) -> None:
+    """Return when the process and all that it left behind are gone."""
+    is_worker = kind == "worker"
+    watched = [process, _parents()[process]] if is_worker else [process]
+    handles = [os.pidfd_open(number) for number in watched]
+    # A child of a worker would be taken for one of the workload's, and Ray kills those.
+    if os.fork():
+        return
+    os.dup2(0, 2)
+    ended, _, _ = select.select(handles, [], [])
+    if is_worker and handles[0] not in ended:
+        _end(handles[0])
+    elif not is_worker:
+        time.sleep(_GRACE_S)
+    for _ in range(_ROUNDS):
+        left = _left_behind(mark, process if is_worker else None)
+        if not left:
+            return
+        for number in left:
+            _kill(number)
+        time.sleep(_PAUSE_S)
+
+
+def _end(handle: int) -> None:
+    """Kill a worker that does not end by itself."""
+    if not select.select([handle], [], [], _GRACE_S)[0]:
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+
+
+def _left_behind(mark: str, group: int | None) -> set[int]:
+    """Living processes that bear the mark or are of the group, and their descendants."""
+    parents = _parents()
+    found = {p for p in parents if _is_marked(p, mark) or (group and _group(p) == group)}
+    grown = True
+    while grown:
+        children = {p for p, parent in parents.items() if parent in found} - found
+        found |= children
+        grown = bool(children)
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """Process -> its parent, of all that live."""
+    with os.scandir("/proc") as entries:
+        numbers = [int(entry.name) for entry in entries if entry.name.isdecimal()]
+    facts = ((number, _stat(number)) for number in numbers)
+    return {number: int(stat[1]) for number, stat in facts if stat and stat[0] not in "ZX"}
+
+
+def _group(process: int) -> int | None:
+    stat = _stat(process)
+    return int(stat[2]) if stat else None
+
+
+def _stat(process: int) -> list[str]:
+    """State, parent, process group, ...; empty for a process that is gone."""
+    # Behind the name of the program, which may hold spaces and parentheses.
+    return _read(process, "stat").decode(errors="replace").rpartition(")")[2].split()
+
+
+def _is_marked(process: int, mark: str) -> bool:
+    return f"{MARK}={mark}".encode() in _read(process, "environ").split(b"\0")
+
+
+def _read(process: int, name: str) -> bytes:
+    """Nothing of a process that is gone, or another user's."""
+    try:
+        # pathlib would be half of a watcher's memory.
+        with open(f"/proc/{process}/{name}", "rb") as file:  # noqa: PTH123
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _kill(process: int) -> None:
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # it is gone
+
+
+if __name__ == "__main__":
+    _watch(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,171 @@
+"""The actors that raybench runs on a Ray cluster, and the processes that they get.
+
+A seat per device, an agent per node, and one store.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray._private.worker
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+from raybench.cluster import leash
+from raybench.cluster.ray_connection import DeviceKind
+from raybench.environment import measured_variables
+from raybench.records import Answer, Device, DeviceSample, Group, Place, Task
+
+# Not CUDA_: those say which devices and which files this host has.
+_FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
+
+
+class _Seat:
+    """A Worker, and what only Ray can tell it."""
+
+    def __init__(self, kind: DeviceKind, search_path: str) -> None:
+        if search_path not in sys.path:
+            sys.path.insert(0, search_path)
+        leash.hold_worker()
+        from raybench.cluster.rendezvous import choose_interface
+        from raybench.worker import Worker
+
+        choose_interface(_address())
+        self._worker = Worker(kind, _assigned_index() if kind == "cuda" else 0)
+
+    def identity(self) -> Device:
+        node_id = ray.get_runtime_context().get_node_id()
+        return self._worker.identity(node_id=node_id, address=_address())
+
+    def run(self, task: Task, place: Place, group: Group | None) -> Answer:
+        return self._worker.run(task, place, group)
+
+    def leave(self) -> None:
+        self._worker.leave()
+
+
+class _Store:
+    """Holds the rendezvous, on the driver's node."""
+
+    def __init__(self) -> None:
+        from raybench.cluster.rendezvous import StoreHost
+
+        self._host = StoreHost(_address())
+
+    def endpoint(self) -> tuple[str, int]:
+        return self._host.endpoint()
+
+    def tell_abort(self, group: Group) -> None:
+        self._host.tell_abort(group)
+
+
+class _Agent:
+    """What one node can do beside its workers. It imports no torch, and has no CUDA context."""
+
+    def __init__(self) -> None:
+        from raybench.measure.telemetry import used_memory_bytes
+
+        # Before the first worker of this run: what other processes have.
+        self._used_before_bytes = used_memory_bytes()
+        self._samplers: list[Any] = []
+
+    def answer(self) -> None:
+        """Shows that this node lives."""
+
+    def sample(self, devices: Sequence[Device]) -> None:
+        from raybench.measure.telemetry import Sampler
+
+        self._samplers.append(Sampler(devices))
+        self._samplers[-1].start()
+
+    def drain(self) -> tuple[DeviceSample, ...]:
+        return tuple(sample for sampler in self._samplers for sample in sampler.drain())
+
+    def kill(self, process_ids: Sequence[int]) -> None:
+        from raybench.cluster.node_processes import kill_siblings
+
+        kill_siblings(process_ids)
+
+    def log_tail(self, process_id: int) -> str:
+        from raybench.cluster.node_processes import log_tail
+
+        session: Any = ray._private.worker._global_node
+        return log_tail(Path(session.get_logs_dir_path()), process_id)
+
+    def grown_memory_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
+        """By device: what is in use now beyond what was before the first worker."""
+        from raybench.measure.telemetry import used_memory_bytes
+
+        now = used_memory_bytes()
+        before = self._used_before_bytes
+        return {uuid: now[uuid] - before.get(uuid, 0) for uuid in uuids if uuid in now}
+
+
+def start_seat(kind: DeviceKind, placement: PlacementGroup, bundle: int) -> Any:
+    """A new worker on the device of this bundle."""
+    there = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle)
+    options = {
+        "num_gpus": 1 if kind == "cuda" else 0,
+        "num_cpus": 0 if kind == "cuda" else 1,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "scheduling_strategy": there,
+        "runtime_env": {"env_vars": _worker_environment() | {leash.MARK: leash.new_mark()}},
+    }
+    return ray.remote(_Seat).options(**options).remote(kind, str(Path.cwd()))
+
+
+def start_store() -> Any:
+    """A new store on this node."""
+    return _on_node(_Store, ray.get_runtime_context().get_node_id())
+
+
+def start_agent(node_id: str) -> Any:
+    """A new agent on this node."""
+    return _on_node(_Agent, node_id)
+
+
+def _on_node(actor: type, node_id: str) -> Any:
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": there}
+    return ray.remote(actor).options(**options).remote()
+
+
+def _address() -> str:
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def _assigned_index() -> int:
+    """torch's index of the GPU that Ray assigned to this actor, with no GPU masked.
+
+    Ray names a GPU by its entry in the raylet's CUDA_VISIBLE_DEVICES where that is set, and torch
+    counts along that list.
+    """
+    (assigned,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",").index(assigned) if visible else int(assigned)
+
+
+def _worker_environment() -> dict[str, str]:
+    """What makes an actor's process like one of torchrun's."""
+    return {
+        # As srun does: a variable set for the sweep is meant for the workers, on every node.
+        **{
+            name: value
+            for name, value in measured_variables().items()
+            if name.startswith(_FORWARDED)
+        },
+        "RAY_worker_niceness": "0",
+        # Unmasked: NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }

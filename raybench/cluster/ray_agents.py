@@ -1,0 +1,242 @@
+"""One Ray actor per node, beside its workers: it samples, it kills, and its silence tells."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from raybench.cluster.ray_actors import start_agent
+from raybench.cluster.ray_connection import Head, nodes
+from raybench.records import Device, DeviceSample
+
+# An agent answers in a millisecond; a node that does not is not waited for.
+_ANSWER_TIMEOUT_S = 0.5
+_KILL_TIMEOUT_S = 1.0
+_START_TIMEOUT_S = 30.0
+# Without an answer for so long, a node is frozen or cut off. Ray takes up to a minute to say so.
+_SILENCE_S = 6.0
+# A new agent's process has to start first, on a node that may be starting its workers.
+_STARTING_S = 60.0
+# A node whose raylet has ended refuses connections; one that is frozen or cut off does not.
+_REFUSAL_AFTER_S = 2.0
+_CONNECT_TIMEOUT_S = 0.1
+# Between two looks at a node no more than this counts as silence: the driver may have been
+# stopped itself, or had no reason to look.
+_LONGEST_LOOK_S = 1.5
+_POLL_S = 0.1
+# Less than any CUDA context has, more than the driver keeps for itself.
+_FREE_WITHIN_BYTES = 256 * 1024**2
+
+
+@dataclass(slots=True, kw_only=True)
+class _Node:
+    """An agent and what it was asked.
+
+    raylet: address and port. patience_s: the silence after which the node is given up.
+    """
+
+    node_id: str
+    raylet: tuple[str, int]
+    agent: Any
+    ping: Any
+    looked_s: float
+    devices: list[Device] = field(default_factory=list)
+    silence_s: float = 0.0
+    patience_s: float = _STARTING_S
+    samples: Any = None
+
+
+class NodeAgents:
+    """An agent on each node that has workers. What goes wrong with one costs its help, no more."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._nodes: dict[str, _Node] = {}
+        # Several points may run, and ask, at once.
+        self._lock = threading.Lock()
+
+    def start(self, node_ids: Iterable[str]) -> None:
+        """Agents on these nodes, and wait for them.
+
+        Before the workers: what their devices have in use without them can be seen only then.
+        """
+        with self._lock:
+            new = [_started(node_id) for node_id in set(node_ids) - self._nodes.keys()]
+            self._nodes |= {node.node_id: node for node in new}
+        if new:
+            ray.wait([node.ping for node in new], num_returns=len(new), timeout=_START_TIMEOUT_S)
+
+    def watch(self, devices: Sequence[Device]) -> None:
+        """Sample these devices, which no agent samples yet."""
+        by_node: dict[str, list[Device]] = {}
+        for device in devices:
+            by_node.setdefault(device.node_id, []).append(device)
+        self.start(by_node)
+        with self._lock:
+            for node_id, here in by_node.items():
+                self._nodes[node_id].devices += here
+                self._nodes[node_id].agent.sample.remote(tuple(here))
+
+    def silent_nodes(self) -> frozenset[str]:
+        """Node ids of those whose agent does not answer, or that Ray says are dead.
+
+        Costs a millisecond. Ask about once a second while something is waited for. Raises
+        ClusterError when the head of the cluster is gone.
+        """
+        self._head.check()
+        now_s = time.monotonic()
+        with self._lock:
+            return frozenset(
+                node_id for node_id, node in self._nodes.items() if _is_silent(node, now_s)
+            )
+
+    def has_ended(self, node_id: str) -> bool:
+        """Whether Ray on this node is known to have ended. Takes 0.1 s at most."""
+        with self._lock:
+            node = self._nodes.get(node_id)
+        return node is not None and _refuses(node.raylet)
+
+    def kill(self, devices: Sequence[Device]) -> None:
+        """SIGKILL the processes of the workers that own these devices.
+
+        Waits at most a second for the agents. A node that is gone kills by being gone.
+        """
+        refs = [
+            agent.kill.remote([device.process_id for device in here])
+            for agent, here in self._by_agent(devices)
+        ]
+        if refs:
+            ray.wait(refs, num_returns=len(refs), timeout=_KILL_TIMEOUT_S)
+
+    def log_tail(self, device: Device) -> str:
+        """The last lines that this device's worker wrote; "" when they cannot be had now."""
+        for agent, _ in self._by_agent([device]):
+            tail = _answer(agent.log_tail.remote(device.process_id))
+            return str(tail or "")
+        return ""
+
+    def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
+        """Wait until these GPUs, whose workers are gone, have their memory back.
+
+        A sentence for each that has not in time. CPUs, and GPUs of which NVML does not tell, are
+        not waited for.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        kept = self._kept_bytes(devices)
+        while kept and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+            kept = self._kept_bytes(devices)
+        return tuple(
+            f"{size / 1024**3:.1f} GiB of {device.kind}:{device.index} on {device.host} are not "
+            f"free {timeout_s:g} s after its worker ended"
+            for device, size in kept
+        )
+
+    def drain(self) -> tuple[DeviceSample, ...]:
+        """The samples since the last call, as far as the agents answer in time.
+
+        What a slow agent was asked for comes with a later call.
+        """
+        with self._lock:
+            nodes = [node for node in self._nodes.values() if node.devices]
+            for node in nodes:
+                node.samples = node.samples or node.agent.drain.remote()
+            refs = [node.samples for node in nodes]
+            if not refs:
+                return ()
+            done, _ = ray.wait(refs, num_returns=len(refs), timeout=_ANSWER_TIMEOUT_S)
+            for node in nodes:
+                if node.samples in done:
+                    node.samples = None
+        return tuple(sample for ref in done for sample in _answer(ref) or ())
+
+    def stop(self) -> None:
+        """Let the agents go."""
+        with self._lock:
+            for node in self._nodes.values():
+                ray.kill(node.agent, no_restart=True)
+            self._nodes = {}
+
+    def _by_agent(self, devices: Sequence[Device]) -> list[tuple[Any, list[Device]]]:
+        with self._lock:
+            agents = {node_id: node.agent for node_id, node in self._nodes.items()}
+        node_ids = {device.node_id for device in devices} & agents.keys()
+        return [
+            (agents[node_id], [device for device in devices if device.node_id == node_id])
+            for node_id in sorted(node_ids)
+        ]
+
+    def _kept_bytes(self, devices: Sequence[Device]) -> list[tuple[Device, int]]:
+        """The GPUs that have more in use than before the first worker, and how much more."""
+        gpus = [device for device in devices if device.kind == "cuda"]
+        asked = [
+            (here, agent.grown_memory_bytes.remote([device.uuid for device in here]))
+            for agent, here in self._by_agent(gpus)
+        ]
+        found = [
+            (device, (_answer(ref) or {}).get(device.uuid, 0))
+            for here, ref in asked
+            for device in here
+        ]
+        return [(device, size) for device, size in found if size > _FREE_WITHIN_BYTES]
+
+
+def _started(node_id: str) -> _Node:
+    agent = start_agent(node_id)
+    (raylet,) = (node for node in nodes() if node["NodeID"] == node_id)
+    return _Node(
+        node_id=node_id,
+        raylet=(raylet["NodeManagerAddress"], raylet["NodeManagerPort"]),
+        agent=agent,
+        ping=agent.answer.remote(),
+        looked_s=time.monotonic(),
+    )
+
+
+def _is_silent(node: _Node, now_s: float) -> bool:
+    """Looks at the last ping and sends the next; restarts an agent that died on a living node."""
+    node.silence_s += min(now_s - node.looked_s, _LONGEST_LOOK_S)
+    node.looked_s = now_s
+    done, _ = ray.wait([node.ping], timeout=0)
+    if done and _is_answered(node.ping):
+        node.silence_s, node.patience_s = 0.0, _SILENCE_S
+        node.ping = node.agent.answer.remote()
+    elif (done or _REFUSAL_AFTER_S < node.silence_s <= node.patience_s) and _refuses(node.raylet):
+        node.patience_s = 0.0
+    elif done and node.silence_s < node.patience_s:
+        node.agent, node.samples, node.patience_s = start_agent(node.node_id), None, _STARTING_S
+        node.agent.sample.remote(tuple(node.devices))
+        node.ping = node.agent.answer.remote()
+    return node.silence_s > node.patience_s
+
+
+def _is_answered(ping: Any) -> bool:
+    try:
+        ray.get(ping)
+    except ray.exceptions.RayError:
+        return False
+    return True
+
+
+def _refuses(raylet: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(raylet, _CONNECT_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False  # its host does not answer, or not so fast
+    return False
+
+
+def _answer(ref: Any) -> Any:
+    """What the agent says; None when it is gone or slow."""
+    try:
+        return ray.get(ref, timeout=_ANSWER_TIMEOUT_S)
+    except ray.exceptions.RayError:
+        return None

@@ -1,0 +1,106 @@
+"""The process groups of the seats: each kept while consecutive points use the same seats."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from raybench.cluster.ray_actors import start_store
+from raybench.cluster.ray_answers import all_done
+from raybench.cluster.ray_seats import Seats
+from raybench.errors import ClusterError
+from raybench.records import Group
+
+_START_TIMEOUT_S = 60.0
+# An idle group goes in milliseconds; other points wait for it, so a stuck one must not take long.
+_LEAVE_TIMEOUT_S = 10.0
+
+
+class ProcessGroups:
+    """Who is in which group, and the store in which a new one meets."""
+
+    def __init__(self, seats: Seats) -> None:
+        self._seats = seats
+        self._groups: dict[tuple[int, ...], Group] = {}
+        self._store: Any = None
+        self._epochs = itertools.count()
+        self._lock = threading.Lock()
+
+    def join(self, seats: tuple[int, ...]) -> Group | None:
+        """The group of exactly these seats, None for one alone; what they were in is left.
+
+        Raises ClusterError when there can be no store.
+        """
+        with self._lock:
+            endpoint = self._endpoint() if len(seats) > 1 else None
+            kept = self._groups.get(seats)
+            if kept and (kept.store_address, kept.store_port) == endpoint:
+                return kept
+            self._leave(seats)
+            if endpoint is None:
+                return None
+            address, port = endpoint
+            name = f"group-{next(self._epochs)}"
+            self._groups[seats] = Group(name=name, store_address=address, store_port=port)
+            return self._groups[seats]
+
+    def leave(self, seats: Sequence[int]) -> None:
+        """Take down all groups that one of these seats is in."""
+        with self._lock:
+            self._leave(seats)
+
+    def forget(self, seats: Sequence[int]) -> None:
+        """These seats' groups are gone, with their processes or without."""
+        with self._lock:
+            for members in self._with(seats):
+                del self._groups[members]
+
+    def tell_abort(self, group: Group) -> None:
+        """Wake what waits in the members to abort the group."""
+        if self._store is not None:
+            self._store.tell_abort.remote(group)
+
+    def close(self) -> None:
+        """Let the store go."""
+        if self._store is not None:
+            ray.kill(self._store, no_restart=True)
+        self._store, self._groups = None, {}
+
+    def _with(self, seats: Sequence[int]) -> list[tuple[int, ...]]:
+        return [members for members in self._groups if not set(members).isdisjoint(seats)]
+
+    def _leave(self, seats: Sequence[int]) -> None:
+        """All members of a group must leave it before one of them joins another.
+
+        They are idle: a point runs on all members of its group.
+        """
+        for members in self._with(seats):
+            group = self._groups.pop(members)
+            if not self._seats.lost.isdisjoint(members):
+                # Without all members it cannot be left; the others end it when they join the next.
+                self.tell_abort(group)
+                continue
+            refs = [self._seats[seat].actor.leave.remote() for seat in members]
+            if not all_done(refs, _LEAVE_TIMEOUT_S):
+                self._seats.replace(members)
+
+    def _endpoint(self) -> tuple[str, int]:
+        """Of the store; of a new one when that is gone."""
+        for _ in range(2):
+            if self._store is None:
+                self._store = start_store()
+            try:
+                endpoint: tuple[str, int] = ray.get(
+                    self._store.endpoint.remote(), timeout=_START_TIMEOUT_S
+                )
+            except ray.exceptions.RayActorError:
+                self._store = None
+            except ray.exceptions.RayError as error:
+                raise ClusterError(f"the rendezvous store does not answer: {error}") from None
+            else:
+                return endpoint
+        raise ClusterError("the rendezvous store died as soon as it was started")

@@ -1,0 +1,93 @@
+"""Which devices of which nodes the workers get, held by one placement group for each node.
+
+One group for all would come whole or not at all, and would be thrown into disorder by a lost node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import cycle
+
+import ray
+import ray._private.state
+from ray.autoscaler.sdk import request_resources
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from raybench.cluster.ranks import Strategy
+from raybench.cluster.ray_connection import DeviceKind, nodes
+
+# A bundle on devices that were free a moment ago is there in milliseconds, or not at all.
+_PLACE_TIMEOUT_S = 2.0
+_NODE_ID = "ray.io/node-id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One device's share of a node, held for us until its placement group is removed."""
+
+    node_id: str
+    placement: PlacementGroup
+    bundle: int
+
+
+def resource(kind: DeviceKind) -> str:
+    """What Ray calls such a device."""
+    return "GPU" if kind == "cuda" else "CPU"
+
+
+def free_devices(kind: DeviceKind) -> dict[str, int]:
+    """Devices by node id that nobody has now; nodes without one are left out."""
+    available = ray._private.state.available_resources_per_node()  # type: ignore[no-untyped-call]
+    alive = [node["NodeID"] for node in nodes() if node["Alive"]]
+    free = {node: int(available.get(node, {}).get(resource(kind), 0)) for node in alive}
+    return {node: count for node, count in free.items() if count}
+
+
+def shares(free: Mapping[str, int], count: int, strategy: Strategy) -> dict[str, int]:
+    """How many of `count` devices each node gives, by node id; fewer where fewer are free. Pure.
+
+    pack takes from the fullest nodes, spread from all in turn.
+    """
+    fullest_first = sorted(free, key=lambda node: (-free[node], node))
+    taken = dict.fromkeys(fullest_first, 0)
+    left = min(count, sum(free.values()))
+    if strategy == "pack":
+        for node in fullest_first:
+            taken[node] = min(free[node], left)
+            left -= taken[node]
+    else:
+        for node in cycle(fullest_first):
+            if not left:
+                break
+            more = int(taken[node] < free[node])
+            taken[node] += more
+            left -= more
+    return {node: number for node, number in taken.items() if number}
+
+
+def place(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
+    """Hold so many devices on each node; what somebody else was quicker to take is left out."""
+    asked = {
+        node: placement_group(
+            [{resource(kind): 1.0}] * count,
+            strategy="STRICT_PACK",
+            bundle_label_selector=[{_NODE_ID: node}] * count,
+        )
+        for node, count in wanted.items()
+    }
+    slots = []
+    for node, placement in asked.items():
+        if placement.wait(_PLACE_TIMEOUT_S):
+            slots += [
+                Slot(node_id=node, placement=placement, bundle=bundle)
+                for bundle in range(wanted[node])
+            ]
+        else:
+            remove_placement_group(placement)
+    return slots
+
+
+def ask_autoscaler(kind: DeviceKind, count: int) -> None:
+    """Have the cluster scaled up to so many devices where it can be; 0 takes that back."""
+    request_resources(bundles=[{resource(kind): 1}] * count)

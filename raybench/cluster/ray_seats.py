@@ -1,0 +1,294 @@
+"""The seats of a run: workers that came, were replaced, got lost, and may still come."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import remove_placement_group
+
+from raybench.cluster import ranks
+from raybench.cluster.ranks import Strategy
+from raybench.cluster.ray_actors import start_seat
+from raybench.cluster.ray_agents import NodeAgents
+from raybench.cluster.ray_connection import Connection, first_line
+from raybench.cluster.ray_placement import (
+    Slot,
+    ask_autoscaler,
+    free_devices,
+    place,
+    resource,
+    shares,
+)
+from raybench.environment import package_versions
+from raybench.errors import ClusterError
+from raybench.records import Device
+
+_START_TIMEOUT_S = 180.0
+# How long the others are waited for when the first worker is there.
+_SLOW_START_S = 20.0
+# Devices that the last sweep has let go of are free a moment later.
+_FREE_SOON_S = 5.0
+# Without any device for so long, a sweep that was told no limit gives up.
+_FIRST_DEVICE_TIMEOUT_S = 60.0
+_POLL_S = 0.25
+_LOOK_S = 1.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Seat:
+    """A worker and where it is held. lost_because: empty as long as it can be used."""
+
+    slot: Slot
+    actor: Any
+    device: Device
+    is_used: bool = False
+    lost_because: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """A worker that was started and has not said yet which device it has."""
+
+    slot: Slot
+    actor: Any
+    identity: Any
+
+
+class Seats:
+    """All seats, in order of their numbers. Several points may ask at once, each for its own.
+
+    tell: gets a line for the user when workers are waited for, come late or are lost.
+    """
+
+    def __init__(
+        self, connection: Connection, agents: NodeAgents, tell: Callable[[str], None]
+    ) -> None:
+        self._connection = connection
+        self._agents = agents
+        self._tell = tell
+        self._seats: list[Seat] = []
+        self._starting: list[_Start] = []
+        self._refused: set[str] = set()
+        self._count = 0
+        self._strategy: Strategy = "pack"
+        self._wait_until_s = self._looked_s = 0.0
+        self._lock = threading.RLock()
+
+    def __getitem__(self, number: int) -> Seat:
+        return self._seats[number]
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(seat.device for seat in list(self._seats))
+
+    @property
+    def lost(self) -> frozenset[int]:
+        seats = enumerate(list(self._seats))
+        return frozenset(number for number, seat in seats if seat.lost_because)
+
+    @property
+    def coming(self) -> int:
+        with self._lock:
+            is_waiting = time.monotonic() < self._wait_until_s
+            return len(self._starting) + (self._missing if is_waiting else 0)
+
+    @property
+    def _missing(self) -> int:
+        """Workers that were asked for and have no device yet."""
+        return self._count - len(self._seats) + len(self.lost) - len(self._starting)
+
+    def start(self, count: int, strategy: Strategy) -> None:
+        """As Cluster.start: what is slow, or not there yet, is left to `refresh`."""
+        self._count, self._strategy = count, strategy
+        self._wait_until_s = time.monotonic() + self._connection.wait_s
+        if self._connection.wait_s:
+            ask_autoscaler(self._connection.kind, count)
+        self._hold_devices()
+        came = self._first_answers()
+        order = ranks.in_seat_order([seat.device for seat in came])
+        check_devices([seat.device for seat in came])
+        self._agents.watch([came[position].device for position in order])
+        with self._lock:
+            self._seats = [came[position] for position in order]
+        if self.coming:
+            self._tell(f"{len(came)} of {count} workers are there, up to {self.coming} may come")
+
+    def refresh(self, timeout_s: float) -> None:
+        """As Cluster.refresh."""
+        deadline_s = time.monotonic() + timeout_s
+        self.lose(self._agents.silent_nodes())
+        while not self._took_in() and self.coming and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+            self.lose(self._agents.silent_nodes())
+
+    def replace(self, numbers: Collection[int]) -> None:
+        """New processes on the same devices; a seat that cannot have one is lost."""
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        waiting: dict[Any, int] = {}
+        self.lose(self._agents.silent_nodes())
+        for number in numbers:
+            seat = self._seats[number]
+            if seat.lost_because:
+                continue
+            ray.kill(seat.actor, no_restart=True)
+            seat.actor = start_seat(self._connection.kind, seat.slot.placement, seat.slot.bundle)
+            seat.is_used = False
+            waiting[seat.actor.identity.remote()] = number
+        while waiting and time.monotonic() < deadline_s:
+            for ref in ray.wait(list(waiting), num_returns=1, timeout=_LOOK_S)[0]:
+                self._renew(self._seats[waiting.pop(ref)], ref)
+            self.lose(self._agents.silent_nodes())
+            waiting = {r: n for r, n in waiting.items() if not self._seats[n].lost_because}
+        for number in waiting.values():
+            self._lose_seat(self._seats[number], f"no new process in {_START_TIMEOUT_S:.0f} s")
+
+    def lose(self, node_ids: Collection[str]) -> None:
+        """Give up what is on these nodes."""
+        with self._lock:
+            gone = [seat for seat in self._seats if seat.slot.node_id in node_ids]
+            gone = [seat for seat in gone if not seat.lost_because]
+            late = [start for start in self._starting if start.slot.node_id in node_ids]
+            self._starting = [start for start in self._starting if start not in late]
+            for seat in gone:
+                seat.lost_because = f"node {seat.device.host} does not answer"
+            _let_go([*gone, *late])
+        for reason, count in Counter(seat.lost_because for seat in gone).items():
+            self._tell(f"{reason}: {count} worker{'s are' if count > 1 else ' is'} lost")
+
+    def close(self) -> None:
+        """Let go of all workers and of their devices."""
+        with self._lock:
+            _let_go([*self._seats, *self._starting])
+            self._seats, self._starting = [], []
+        if self._connection.wait_s:
+            ask_autoscaler(self._connection.kind, 0)
+
+    def _hold_devices(self) -> None:
+        """Start workers on the devices that can be had now, on one at least."""
+        begun_s = time.monotonic()
+        limit_s = max(self._connection.wait_s, _FIRST_DEVICE_TIMEOUT_S)
+        self._start_missing()
+        while self._missing and time.monotonic() < begun_s + limit_s:
+            if self._starting and time.monotonic() > begun_s + _FREE_SOON_S:
+                return
+            time.sleep(_POLL_S)
+            self._start_missing()
+        if not self._starting:
+            raise ClusterError(
+                f"no {resource(self._connection.kind)} could be had from the cluster in "
+                f"{limit_s:g} s: others may use them; see `ray status`"
+            )
+
+    def _start_missing(self) -> None:
+        kind = self._connection.kind
+        barred = self._agents.silent_nodes() | self._refused
+        free = {node: n for node, n in free_devices(kind).items() if node not in barred}
+        slots = place(kind, shares(free, self._missing, self._strategy))
+        self._agents.start(slot.node_id for slot in slots)
+        for slot in slots:
+            actor = start_seat(kind, slot.placement, slot.bundle)
+            self._starting.append(_Start(slot=slot, actor=actor, identity=actor.identity.remote()))
+
+    def _first_answers(self) -> list[Seat]:
+        """The workers that are there in time. Raises ClusterError when one cannot start."""
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        came: list[Seat] = []
+        while self._starting and time.monotonic() < deadline_s:
+            refs = [start.identity for start in self._starting]
+            done, _ = ray.wait(refs, num_returns=len(refs), timeout=_LOOK_S)
+            for start in [start for start in self._starting if start.identity in done]:
+                try:
+                    came.append(_seat(start))
+                except ray.exceptions.RayError as error:
+                    raise ClusterError(_why_no_start(error)) from None
+                self._starting.remove(start)
+                deadline_s = min(deadline_s, time.monotonic() + _SLOW_START_S)
+        if not came:
+            raise ClusterError(f"no worker started within {_START_TIMEOUT_S:.0f} s")
+        return came
+
+    def _took_in(self) -> bool:
+        """Whether a worker came: one that was starting, on a device that has become free."""
+        with self._lock:
+            now_s = time.monotonic()
+            if self._missing and now_s > self._looked_s + _LOOK_S:
+                self._looked_s = now_s
+                self._start_missing()
+            refs = [start.identity for start in self._starting]
+            done = ray.wait(refs, num_returns=len(refs), timeout=0)[0] if refs else []
+            came = [start for start in self._starting if start.identity in done]
+            self._starting = [start for start in self._starting if start not in came]
+            return any([self._take_in(start) for start in came])
+
+    def _take_in(self, start: _Start) -> bool:
+        """A worker that came late; one that cannot be used costs its node, not the run."""
+        try:
+            seat = _seat(start)
+            check_devices([*(s.device for s in self._seats if not s.lost_because), seat.device])
+        except (ray.exceptions.RayError, ClusterError) as error:
+            self._refused.add(start.slot.node_id)
+            ray.kill(start.actor, no_restart=True)
+            reason = str(error) if isinstance(error, ClusterError) else _why_no_start(error)
+            self._tell(f"a worker that came late is left out: {reason}")
+            return False
+        self._agents.watch([seat.device])
+        self._seats.append(seat)
+        now = len(self._seats) - len(self.lost)
+        self._tell(f"a worker came on {seat.device.host}: {now} of {self._count} are there")
+        return True
+
+    def _renew(self, seat: Seat, identity: Any) -> None:
+        try:
+            seat.device = ray.get(identity)
+        except ray.exceptions.RayError as error:
+            if self._agents.has_ended(seat.slot.node_id):
+                self.lose({seat.slot.node_id})
+            else:
+                self._lose_seat(seat, _why_no_start(error))
+
+    def _lose_seat(self, seat: Seat, reason: str) -> None:
+        device = seat.device
+        seat.lost_because = f"{device.kind}:{device.index} on {device.host} is lost: {reason}"
+        self._tell(seat.lost_because)
+
+
+def _let_go(held: Sequence[Seat | _Start]) -> None:
+    for one in held:
+        ray.kill(one.actor, no_restart=True)
+    for placement in {one.slot.placement for one in held}:
+        remove_placement_group(placement)
+
+
+def _seat(start: _Start) -> Seat:
+    return Seat(slot=start.slot, actor=start.actor, device=ray.get(start.identity))
+
+
+def _why_no_start(error: Exception) -> str:
+    text = str(error).strip()
+    node = re.search(r"\bip=([^,)]+)", text)
+    # What a constructor raised stands last, below Ray's own traceback.
+    cause = text.splitlines()[-1].strip() if "creation task" in text else first_line(error)
+    hint = "; install the same packages on every node" if "ModuleNotFoundError" in cause else ""
+    return f"a worker could not start{f' on {node[1]}' if node else ''}: {cause}{hint}"
+
+
+def check_devices(devices: Sequence[Device]) -> None:
+    """Each worker has a device of its own and the driver's versions, or nothing is measured."""
+    if shared := ranks.shared_devices(devices):
+        raise ClusterError(f"several workers were given the same device: {', '.join(shared)}")
+    ours = package_versions()
+    for device in devices:
+        for name in ours.keys() & device.versions.keys():
+            if ours[name] != device.versions[name]:
+                raise ClusterError(
+                    f"{name} is {ours[name]} here and {device.versions[name]} on "
+                    f"{device.host} ({device.address}): "
+                    "install the same version on every node"
+                )

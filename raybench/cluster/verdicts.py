@@ -1,0 +1,180 @@
+"""Of a point that went wrong: what each rank's part in it was. Pure.
+
+A failure of one rank shows on the others too, as broken connections or as no answer at all. Those
+become PeerFailed, so that the reason of the point is the one that began it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from raybench.records import Answer, Failure, Status
+
+_PEER_FAILED = "PeerFailed"
+# How the loss of a peer is told by NCCL's and by gloo's collectives.
+_LOSS_TYPES = (_PEER_FAILED, "DistBackendError", "DistNetworkError")
+_LOSS_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+_FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """answers: by rank, in the order in which they came; those without one are stuck.
+
+    finished: ranks that answered before the others were told to stop. log_tails: of stuck ranks.
+    """
+
+    world_size: int
+    answers: Mapping[int, Answer]
+    finished: frozenset[int]
+    log_tails: Mapping[int, str]
+
+    @property
+    def stuck(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if rank not in self.answers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A line of code. is_in_collective: it is torch's, and may wait for other ranks."""
+
+    text: str
+    is_in_collective: bool
+
+
+def own_failure(answers: Collection[Answer]) -> Failure | None:
+    """The first failure that is not the loss of a peer."""
+    failures = [answer for answer in answers if isinstance(answer, Failure)]
+    return next((failure for failure in failures if not _is_loss_of_peer(failure)), None)
+
+
+def culprits(seen: Seen) -> list[int]:
+    """The stuck ranks that do not wait for others in a collective."""
+    return [rank for rank in seen.stuck if not _waits(rank, seen)]
+
+
+def hanging(seen: Seen) -> list[int]:
+    """The culprits, or all that are stuck where all of them wait."""
+    return culprits(seen) or seen.stuck
+
+
+def after_failure(seen: Seen) -> tuple[Answer, ...]:
+    """An answer for each rank of a point that failed before its time was up."""
+    cause = own_failure(seen.answers.values())
+    if cause is None and seen.stuck:
+        silent = {rank: _silent(rank, seen) for rank in seen.stuck}
+        blamed = _ranks(seen.stuck)
+    elif cause is None:
+        return tuple(seen.answers[rank] for rank in range(seen.world_size))
+    else:
+        silent, blamed = {}, f"rank {cause.rank}"
+    return tuple(
+        silent.get(rank) or _beside(rank, f"{blamed} failed", Status.LOST, seen)
+        for rank in range(seen.world_size)
+    )
+
+
+def after_timeout(seen: Seen, timeout_s: float) -> tuple[Answer, ...]:
+    """An answer for each rank of a point whose time is up.
+
+    Those that answer once they are told to stop had only waited for others, and so had those whose
+    stack ends in a collective, if there is another.
+    """
+    late = [rank for rank in range(seen.world_size) if rank not in seen.finished]
+    blamed = hanging(seen) or late
+    waiting = [rank for rank in late if rank not in blamed]
+    facts = []
+    if len(blamed) > 1:
+        facts.append(f"{_ranks(blamed)} gave none")
+    if waiting:
+        facts.append(f"{_ranks(waiting)} waited in a collective")
+    if seen.finished:
+        facts.append(f"{_ranks(sorted(seen.finished))} had finished")
+    message = f"no answer within measure.timeout_s = {timeout_s:g} s"
+    answers: list[Answer] = []
+    for rank in range(seen.world_size):
+        if rank in blamed:
+            text = "; ".join([message + _at(rank, seen), *facts])
+            answers.append(_failed(rank, Status.TIMEOUT, "Timeout", text, seen))
+        else:
+            reason = f"waited for {_ranks(blamed)}"
+            answers.append(_beside(rank, reason, Status.TIMEOUT, seen))
+    return tuple(answers)
+
+
+def place_of(log_tail: str) -> _Place | None:
+    """Where the main thread was when its time was up, from what faulthandler wrote to the log."""
+    # Of several threads the main one stands last.
+    _, thread, frames = log_tail.rpartition("(most recent call first):")
+    matches = [match for line in frames.splitlines() if (match := _FRAME.match(line))]
+    if not (thread and matches):
+        return None
+    told = next((match for match in matches if _is_of_workload(match["path"])), matches[0])
+    inner = matches[0]["path"]
+    return _Place(
+        text=f"{PurePath(told['path']).name}:{told['line']} in {told['function']}",
+        is_in_collective="/torch/distributed/" in inner or "/torch/autograd/" in inner,
+    )
+
+
+def _beside(rank: int, reason: str, status: Status, seen: Seen) -> Answer:
+    """Of a rank that did not begin it; its own failure stays, and so do samples in full."""
+    answer = seen.answers.get(rank)
+    if answer is None:
+        text = f"{reason}, and this rank did not stop{_at(rank, seen)}"
+        return _failed(rank, status, _PEER_FAILED, text, seen)
+    if isinstance(answer, Failure):
+        # A process that dies when it is told to stop dies of that.
+        is_own = answer.error_type != "WorkerDied" or rank in seen.finished
+        if is_own and not _is_loss_of_peer(answer):
+            return answer
+    elif rank in seen.finished:
+        return answer
+    return _failed(rank, status, _PEER_FAILED, reason, seen)
+
+
+def _silent(rank: int, seen: Seen) -> Failure:
+    text = f"no answer, and the others lost the connection to it{_at(rank, seen)}"
+    return _failed(rank, Status.LOST, "NoAnswer", text, seen)
+
+
+def _failed(rank: int, status: Status, error_type: str, message: str, seen: Seen) -> Failure:
+    answer = seen.answers.get(rank)
+    return Failure(
+        rank=rank,
+        status=status,
+        error_type=error_type,
+        message=message,
+        detail=answer.detail if isinstance(answer, Failure) else seen.log_tails.get(rank, ""),
+        keeps_worker=answer is not None and answer.keeps_worker,
+    )
+
+
+def _is_loss_of_peer(failure: Failure) -> bool:
+    told = any(words in failure.message for words in _LOSS_WORDS)
+    return failure.error_type in _LOSS_TYPES or (failure.error_type == "RuntimeError" and told)
+
+
+def _waits(rank: int, seen: Seen) -> bool:
+    place = place_of(seen.log_tails.get(rank, ""))
+    return place is not None and place.is_in_collective
+
+
+def _at(rank: int, seen: Seen) -> str:
+    if rank in seen.answers:
+        return ""
+    place = place_of(seen.log_tails.get(rank, ""))
+    return f", at {place.text}" if place else ""
+
+
+def _is_of_workload(path: str) -> bool:
+    return "/raybench/workloads/" in path or "/lib/python3" not in path
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """`rank 1`, `ranks 1, 2 and 5`."""
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"

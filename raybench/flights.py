@@ -1,0 +1,111 @@
+"""The points that run now, each on a thread of its own, and what ran beside them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from queue import Empty, SimpleQueue
+
+from raybench.cluster import Cluster
+from raybench.outcomes import answered
+from raybench.records import Answer, Device, Record, Task
+from raybench.scheduler import Turn
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """An attempt that runs now. neighbours: point_ids beside it; a dict keeps their order."""
+
+    turn: Turn
+    devices: tuple[Device, ...]
+    started_at: datetime
+    neighbours: dict[str, None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Landing:
+    index: int
+    outcome: tuple[Answer, ...] | BaseException
+    duration_s: float
+
+
+class Flights:
+    """Starts attempts on a cluster and gives back their records, one after the other."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._flights: dict[int, Flight] = {}
+        self._by_node: defaultdict[str, dict[int, None]] = defaultdict(dict)
+        self._landings: SimpleQueue[_Landing] = SimpleQueue()
+
+    @property
+    def are_none(self) -> bool:
+        """Whether nothing runs."""
+        return not self._flights
+
+    @property
+    def now(self) -> Iterable[Flight]:
+        """Those that run, in the order of their starts."""
+        return self._flights.values()
+
+    def launch(
+        self, turn: Turn, task: Task, seats: Sequence[int], devices: tuple[Device, ...]
+    ) -> None:
+        """Run the attempt on the workers of these seats."""
+        flight = Flight(turn=turn, devices=devices, started_at=datetime.now(UTC))
+        self._note_neighbours(flight)
+        self._flights[turn.index] = flight
+        # A daemon: a cluster that is stuck must not keep the process from ending.
+        threading.Thread(
+            target=self._fly,
+            args=(turn.index, task, seats),
+            name=f"point {turn.point.point_id}",
+            daemon=True,
+        ).start()
+
+    def landed(self, timeout_s: float | None) -> tuple[Turn, Record] | None:
+        """The next attempt that ends, and its record; None when none does in time.
+
+        Raises what `Cluster.run` raised; that attempt counts as running then.
+        """
+        try:
+            landing = self._landings.get(timeout=timeout_s)
+        except Empty:
+            return None
+        if isinstance(landing.outcome, BaseException):
+            raise landing.outcome
+        flight = self._flights.pop(landing.index)
+        for device in flight.devices:
+            self._by_node[device.node_id].pop(landing.index, None)
+        record = answered(
+            flight.turn,
+            landing.outcome,
+            flight.devices,
+            started_at=flight.started_at,
+            duration_s=landing.duration_s,
+            neighbours=tuple(flight.neighbours),
+        )
+        return flight.turn, record
+
+    def _fly(self, index: int, task: Task, seats: Sequence[int]) -> None:
+        started_s = time.perf_counter()
+        outcome: tuple[Answer, ...] | BaseException
+        try:
+            outcome = self._cluster.run(task, seats)
+        except BaseException as error:
+            # It is raised again on the thread that waits.
+            outcome = error
+        duration_s = time.perf_counter() - started_s
+        self._landings.put(_Landing(index=index, outcome=outcome, duration_s=duration_s))
+
+    def _note_neighbours(self, flight: Flight) -> None:
+        for node_id in {device.node_id: None for device in flight.devices}:
+            for index in self._by_node[node_id]:
+                other = self._flights[index]
+                other.neighbours[flight.turn.point.point_id] = None
+                flight.neighbours[other.turn.point.point_id] = None
+            self._by_node[node_id][flight.turn.index] = None

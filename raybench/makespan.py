@@ -1,0 +1,97 @@
+"""How long a plan takes on an idle cluster, and how long at least. Pure: a clock that is counted.
+
+The decisions are those of `raybench.scheduler`; only the durations are given instead of measured.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from math import ceil
+
+from raybench.cluster.ranks import Isolation, Strategy
+from raybench.plan import Plan
+from raybench.point import Point
+from raybench.records import Device
+from raybench.scheduler import Assign, Schedule, Turn
+
+
+def makespan_s(
+    plan: Plan,
+    duration_s: Callable[[Point], float],
+    devices: Sequence[Device],
+    isolation: Isolation,
+    strategy: Strategy,
+) -> float:
+    """From the first start to the last end, in seconds; points that do not fit take no time.
+
+    duration_s: of each point, which the schedule learns only when the point ends.
+    """
+    turns = [Turn(index=i, point=point, attempt=1) for i, point in enumerate(plan.points)]
+    schedule = Schedule(turns, strategy, isolation)
+    schedule.see(devices, len(devices), frozenset(), 0)
+    now_s = 0.0
+    tie = itertools.count()
+    running: list[tuple[float, int, Turn]] = []
+    while True:
+        while (decision := schedule.next()) is not None:
+            if isinstance(decision, Assign):
+                end_s = now_s + duration_s(decision.turn.point)
+                heapq.heappush(running, (end_s, next(tie), decision.turn))
+        if not running:
+            return now_s
+        now_s, _, turn = heapq.heappop(running)
+        schedule.ended(turn)
+
+
+def at_least_s(
+    plan: Plan,
+    duration_s: Callable[[Point], float],
+    devices: int,
+    nodes: int,
+    isolation: Isolation,
+) -> float:
+    """What no order can beat, on `nodes` equal nodes of together so many devices, in seconds.
+
+    The largest of: the work of all points over what the cluster has; the longest point; the sum of
+    the points of which no two have room beside each other. Work is counted in devices, with
+    isolation `node` in whole nodes. Graham 1969, doi:10.1137/0117039, for one machine a job.
+    """
+    units = {"cluster": 1, "node": nodes, "device": devices}[isolation]
+    work = []
+    for point in plan.points:
+        if point.world_size <= devices:
+            needed = {
+                "cluster": 1,
+                "node": ceil(point.world_size * nodes / devices),
+                "device": point.world_size,
+            }[isolation]
+            work.append((needed, duration_s(point)))
+    return max(
+        sum(needed * seconds for needed, seconds in work) / units,
+        max((seconds for _, seconds in work), default=0.0),
+        sum(seconds for needed, seconds in work if 2 * needed > units),
+    )
+
+
+def imagined_devices(devices: int, nodes: int) -> tuple[Device, ...]:
+    """Devices that nobody has, shared evenly by so many nodes, to plan with."""
+    per_node = devices // nodes
+    return tuple(
+        Device(
+            kind="cuda",
+            node_id=f"{node:08d}",
+            host=f"node {node}",
+            address=f"{node:08d}",
+            index=index,
+            uuid=f"{node}/{index}",
+            name="imagined",
+            process_id=0,
+            cpu_count=0,
+            niceness=0,
+            omp_num_threads=1,
+        )
+        for node in range(nodes)
+        for index in range(per_node)
+    )

@@ -1,0 +1,90 @@
+"""From what the ranks of a point answered to its record. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from raybench.records import Answer, Device, Failure, Measurement, Record, Status
+from raybench.scheduler import Turn
+
+# What most likely made a point fail, when its ranks fail in different ways: the peers of a dead
+# rank report broken connections, and those of a slow one nothing at all.
+_CAUSES_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
+
+
+def unmeasured(
+    turn: Turn,
+    status: Status,
+    error_type: str,
+    reason: str,
+    *,
+    started_at: datetime,
+    neighbours: tuple[str, ...] = (),
+) -> Record:
+    """The record of an attempt that no rank has answered."""
+    return Record(
+        point=turn.point,
+        attempt=turn.attempt,
+        status=status,
+        started_at=started_at,
+        duration_s=(datetime.now(UTC) - started_at).total_seconds(),
+        error_type=error_type,
+        error_message=reason,
+        neighbours=neighbours,
+    )
+
+
+def answered(
+    turn: Turn,
+    answers: Sequence[Answer],
+    devices: tuple[Device, ...],
+    *,
+    started_at: datetime,
+    duration_s: float,
+    neighbours: tuple[str, ...],
+) -> Record:
+    """All measurements, or none: a rank whose peer failed may have measured garbage."""
+    failure = _cause(answers)
+    measurements = [answer for answer in answers if isinstance(answer, Measurement)]
+    return Record(
+        point=turn.point,
+        attempt=turn.attempt,
+        status=failure.status if failure else Status.OK,
+        started_at=started_at,
+        duration_s=duration_s,
+        devices=devices,
+        measurements=() if failure else tuple(measurements),
+        error_type=failure.error_type if failure else None,
+        error_message=_explained(failure, devices) if failure else None,
+        error_rank=failure.rank if failure else None,
+        error_detail=(failure.detail or None) if failure else None,
+        neighbours=neighbours,
+        warnings=() if failure else _warnings(measurements, devices),
+    )
+
+
+def _cause(answers: Sequence[Answer]) -> Failure | None:
+    failures = [answer for answer in answers if isinstance(answer, Failure)]
+    own = [failure for failure in failures if failure.error_type != "PeerFailed"]
+    candidates = own or failures
+    return min(candidates, key=lambda failure: _CAUSES_FIRST.index(failure.status), default=None)
+
+
+def _explained(failure: Failure, devices: Sequence[Device]) -> str:
+    device = devices[failure.rank]
+    return f"rank {failure.rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
+
+
+def _warnings(measurements: Sequence[Measurement], devices: Sequence[Device]) -> tuple[str, ...]:
+    told = [warning for measurement in measurements for warning in measurement.warnings]
+    return tuple(dict.fromkeys([*told, *_crowding(devices)]))
+
+
+def _crowding(devices: Sequence[Device]) -> Iterator[str]:
+    """CPU workers are devices only as long as each has a core of its own."""
+    cores = {device.node_id: device.cpu_count for device in devices if device.kind == "cpu"}
+    for node_id, count in cores.items():
+        workers = sum(device.node_id == node_id for device in devices)
+        if workers > count:
+            yield f"{workers} CPU workers share {count} cores of one node"

@@ -1,0 +1,101 @@
+"""The largest batch that fits into memory, where a run has found it. Pure, over the rows of
+`raybench.analysis.scaling`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raybench.analysis.scaling import setting, setting_order
+from raybench.batch_search import is_found
+from raybench.report import wording
+
+Row = Mapping[str, Any]
+
+_SETTINGS = ("workload", "precision", "cuda_graph", "world_size")
+TITLE = "Largest batch that fits, per device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatch:
+    """What a search came to.
+
+    settings: those that tell its series from the others. ran_out: the smallest batch size that
+    does not fit. peak_mem_allocated_bytes: of the largest batch that fits, on the rank that needs
+    most; None on a CPU.
+    """
+
+    settings: Mapping[str, Any]
+    batch_size: int
+    ran_out: int
+    peak_mem_allocated_bytes: int | None
+
+
+def largest_batches(rows: Sequence[Row]) -> tuple[LargestBatch, ...]:
+    """One per series in which a batch ran out of memory just above one that is ok.
+
+    A list of batch sizes in a job leaves a wider gap: there, the largest is not known.
+    """
+    series: dict[tuple[str, ...], list[Row]] = {}
+    names = settings_of_series(rows)
+    for row in rows:
+        if row["scaling"] == "weak":
+            series.setdefault(tuple(str(setting(row, name)) for name in names), []).append(row)
+    found = [_largest(members, names) for members in series.values()]
+    known = [one for one in found if one is not None]
+    return tuple(sorted(known, key=lambda one: [setting_order(v) for v in one.settings.values()]))
+
+
+def settings_of_series(rows: Sequence[Row]) -> list[str]:
+    """The settings but for the batch that vary; precision and world_size always."""
+    names = dict.fromkeys([*_SETTINGS, *(name for row in rows for name in row["params"])])
+    return [
+        name
+        for name in names
+        if name in ("precision", "world_size") or len({str(setting(row, name)) for row in rows}) > 1
+    ]
+
+
+def _largest(rows: Sequence[Row], names: Sequence[str]) -> LargestBatch | None:
+    ran_out = min((int(r["batch_size"]) for r in rows if r["status"] == "oom"), default=None)
+    if ran_out is None:
+        return None
+    fits = [row for row in rows if row["status"] == "ok" and row["batch_size"] < ran_out]
+    if not fits:
+        return None
+    row = max(fits, key=lambda row: row["batch_size"])
+    if not is_found(int(row["batch_size"]), ran_out):
+        return None
+    peak = row["peak_mem_allocated_bytes"]
+    return LargestBatch(
+        settings={name: setting(row, name) for name in names},
+        batch_size=int(row["batch_size"]),
+        ran_out=ran_out,
+        peak_mem_allocated_bytes=int(peak) if wording.known(peak) else None,
+    )
+
+
+def said(found: Sequence[LargestBatch], ranks: str) -> tuple[tuple[str, str], ...]:
+    """(the series, its largest batch) as the formats list it."""
+    return tuple((label(one.settings, ranks), _told(one)) for one in found)
+
+
+def label(settings: Mapping[str, Any], ranks: str) -> str:
+    """`bf16, 1 GPU`; other settings with their names."""
+    one_rank = ranks.removesuffix("s")
+    words = {
+        "workload": lambda value: wording.plain(value),
+        "precision": lambda value: wording.plain(value),
+        "world_size": lambda value: f"{value} {one_rank if value == 1 else ranks}",
+    }
+    return ", ".join(
+        words[name](value) if name in words else f"{name}={wording.setting(name, value)}"
+        for name, value in settings.items()
+    )
+
+
+def _told(one: LargestBatch) -> str:
+    peak = one.peak_mem_allocated_bytes
+    memory = "" if peak is None else f" ({wording.gib(peak)} GiB)"
+    return f"{one.batch_size:,}{memory}; {one.ran_out:,} runs out of memory"

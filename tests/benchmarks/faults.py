@@ -1,0 +1,203 @@
+"""What each fault costs a sweep: the row it leaves, and the time to the next point.
+
+    python -m tests.benchmarks.faults [--device cpu|cuda] [--world-size 3]
+        [--only processes,imports,nodes,driver] [-o FILE.json] [--markdown FILE.md]
+
+Every fault is a real one, through a real `raybench sweep`: a point that works, the faulty point, a
+point that works. The workload writes down when it strikes. "Next point" is from there to the start
+of the next attempt, "next step" to the end of its first step on the last rank; where the deadline
+of the point (measure.timeout_s) ends it, both are from that deadline. "Kept" are the processes of
+the other ranks that went on with the next attempt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import cluster_faults, driver_faults
+from tests.integration.fault_runs import (
+    IMPORT_ERROR,
+    IMPORT_HANG,
+    Case,
+    Outcome,
+    between_good_points,
+    marks,
+    outcomes,
+    possible,
+    rank_right,
+    rows,
+    start_sweep,
+    sweep_command,
+    title_of,
+    write_failing_import,
+    write_job,
+)
+from tests.integration.fault_workloads import CGROUP_PREFIX, memory_cgroups
+
+TIMEOUT_S = 10.0
+_MESSAGE_CHARACTERS = 90
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    options.add_argument("--world-size", type=int, default=3)
+    options.add_argument("--only", default="processes,imports,nodes,driver")
+    options.add_argument("-o", "--output", type=Path)
+    options.add_argument("--markdown", type=Path)
+    chosen = options.parse_args()
+    parts = {
+        "processes": lambda: processes(chosen.device, chosen.world_size),
+        "imports": lambda: imports(chosen.device, chosen.world_size),
+        "nodes": cluster_faults.measured,
+        "driver": driver_faults.measured,
+    }
+    found: list[dict[str, Any]] = []
+    for name in chosen.only.split(","):
+        found += parts[name]()
+        text = json.dumps({"machine": machine(chosen.device), "faults": found}, indent=2)
+        if chosen.output:
+            chosen.output.write_text(text + "\n")
+        print(table(found), flush=True)
+        if chosen.markdown:
+            chosen.markdown.write_text(table(found))
+
+
+def machine(device: str) -> dict[str, object]:
+    import ray
+    import torch
+
+    name = torch.cuda.get_device_name(0) if device == "cuda" else platform.machine()
+    return {
+        "device": f"{torch.cuda.device_count()} x {name}" if device == "cuda" else f"CPU, {name}",
+        "cores": os.cpu_count(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "ray": ray.__version__,
+    }
+
+
+def processes(device: str, world_size: int) -> list[dict[str, Any]]:
+    """All faults of ranks in one sweep."""
+    cases = possible(device)
+    with tempfile.TemporaryDirectory(prefix="faults") as name:
+        folder = Path(name)
+        write_job(folder, between_good_points(cases), world_size, timeout_s=TIMEOUT_S)
+        swept(folder, device)
+        numbered = {2 * place + 1: case for place, case in enumerate(cases)}
+        remove_cgroups()
+        return told(folder, numbered)
+
+
+def imports(device: str, world_size: int) -> list[dict[str, Any]]:
+    """Imports that fail once, so that the next point of the same sweep can show what is left."""
+    found = []
+    for case in (IMPORT_ERROR, IMPORT_HANG):
+        with tempfile.TemporaryDirectory(prefix="faults") as name:
+            folder = Path(name)
+            kind = write_failing_import(folder, case)
+            points = [("none", 0), ("none", 0)]
+            write_job(folder, points, world_size, kind=kind, timeout_s=TIMEOUT_S)
+            swept(folder, device)
+            found += told(folder, {0: case})
+    return found
+
+
+def swept(folder: Path, device: str) -> None:
+    process = start_sweep(sweep_command(folder, "--device", device), folder)
+    _, said = process.communicate()
+    print(said, flush=True)
+    if process.returncode != 1:
+        print(f"THE SWEEP ENDED WITH {process.returncode}, NOT 1", flush=True)
+
+
+def told(folder: Path, cases: dict[int, Case]) -> list[dict[str, Any]]:
+    """One entry per faulty point: its first attempt, and the worst time of all attempts."""
+    written = rows(folder)
+    good = [row for row in written if row["number"] not in cases]
+    wrong = sum(row["status"] != "ok" for row in good)
+    pids = {pid for each in marks(folder) for pid in (each["pid"], each.get("child", 0)) if pid}
+    left = {pid: title for pid in pids if (title := title_of(pid)) and is_ours(title)}
+    found = []
+    for number, case in cases.items():
+        attempts = [each for each in outcomes(folder, cases, TIMEOUT_S) if each.number == number]
+        found.append(entry(case, attempts) | {"other_points_wrong": wrong, "left": left})
+    return found
+
+
+def is_ours(title: str) -> bool:
+    return title.startswith(("ray::", "sleep 3602"))
+
+
+def entry(case: Case, attempts: Sequence[Outcome]) -> dict[str, Any]:
+    first = attempts[0]
+    next_row_s = max((each.next_row_s for each in attempts if each.next_row_s), default=None)
+    right = all(each.status in case.wanted for each in attempts)
+    in_time = next_row_s is not None and next_row_s <= case.limit_s
+    return {
+        "fault": case.what,
+        "statuses": [each.status for each in attempts],
+        "error_type": first.error_type,
+        "message": first.message,
+        "detail": first.detail,
+        "rank_right": rank_right(case, first),
+        "from": "deadline" if first.after_deadline else "fault",
+        "next_row_s": [each.next_row_s for each in attempts],
+        "next_step_s": [each.next_step_s for each in attempts],
+        "limit_s": case.limit_s,
+        "kept": [each.kept for each in attempts],
+        "as_wanted": right and in_time,
+    }
+
+
+def remove_cgroups() -> None:
+    if found := memory_cgroups():
+        for group in found[0].glob(f"{CGROUP_PREFIX}*"):
+            group.rmdir()
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    head = "| fault | status | error_type | message | rank named | next point s | next step s | "
+    lines = [f"{head}limit s | kept | as wanted |", "|" + "---|" * 10]
+    for each in found:
+        cells = [
+            each["fault"],
+            ", ".join(each["statuses"]),
+            each.get("error_type") or "",
+            shortened(each.get("message") or ""),
+            {True: "yes", False: "NO", None: ""}[each.get("rank_right")],
+            time_to_next(each),
+            seconds(each.get("next_step_s", [])),
+            f"{each['limit_s']:g}" if each.get("limit_s") else "",
+            ", ".join(f"{kept[0]}/{kept[1]}" for kept in each.get("kept", []) if kept),
+            "yes" if each["as_wanted"] else "NO",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n\n\\* from the deadline of the point\n"
+
+
+def time_to_next(each: dict[str, Any]) -> str:
+    if "end_s" in each:
+        return f"ended {each['end_s']:.1f}, gone {seconds([each['gone_s']])}"
+    return seconds(each["next_row_s"]) + ("*" if each["from"] == "deadline" else "")
+
+
+def shortened(message: str) -> str:
+    line = message.replace("|", "/").splitlines()[0] if message else ""
+    return line if len(line) <= _MESSAGE_CHARACTERS else f"{line[:_MESSAGE_CHARACTERS]}…"
+
+
+def seconds(values: Sequence[float | None]) -> str:
+    return ", ".join("-" if value is None else f"{value:.1f}" for value in values)
+
+
+if __name__ == "__main__":
+    main()

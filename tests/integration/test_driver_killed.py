@@ -1,0 +1,40 @@
+"""SIGKILL of the driver: a real process, a real signal, and the run that goes on after it.
+
+`tests/benchmarks/killed_driver.py` does the same at ten moments.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.driver_kills import KilledSweep
+
+POINTS = 8
+
+
+def test_after_each_sigkill_the_tables_are_whole_and_at_the_end_each_point_is_there_once(
+    tmp_path: Path,
+) -> None:
+    seed = random.randrange(1000)
+    print("seed", seed)
+    chance = random.Random(seed)
+    sweep = KilledSweep(tmp_path, POINTS)
+    for _ in range(2):
+        print(sweep.killed(chance))
+    with sweep.started() as process:
+        sweep.wait_for(process, rows=0)
+        second = subprocess.run(sweep.command, capture_output=True, text=True, timeout=60)
+        process.kill()
+    assert second.returncode == 2
+    assert "is being written by another sweep" in second.stderr
+    listed = subprocess.run(
+        [sys.executable, "-m", "raybench", "list", "--results", str(sweep.results)],
+        capture_output=True,
+        text=True,
+    )
+    assert " interrupted " in listed.stdout
+    sweep.finish()
+    sweep.check_each_point_once(POINTS)

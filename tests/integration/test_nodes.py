@@ -1,0 +1,163 @@
+"""Nodes of a real Ray cluster that are killed, freeze, come late and come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from raybench.cluster.ray_cluster import RayCluster
+from raybench.cluster.ray_connection import connect
+from raybench.job import Measure
+from raybench.point import Point, Precision
+from raybench.records import Failure, Measurement, Status, Task
+
+FAULTY = "tests.integration.probe_workloads:Faulty"
+NODE_S = 20.0
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+@pytest.fixture(scope="module")
+def head():
+    """A Ray cluster of one node with two CPU slots, to which a test adds a node of its own."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 0})
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture
+def node(head):
+    """A second node with two slots."""
+    added = head.add_node(num_cpus=2, num_gpus=0)
+    yield added
+    for process in family(raylet_of(added)):
+        os.kill(process, signal.SIGKILL)
+    head.remove_node(added, allow_graceful=False)
+
+
+@pytest.fixture
+def told() -> list[str]:
+    """The lines for the user."""
+    return []
+
+
+@pytest.fixture
+def cluster(head, node, told) -> Iterator[RayCluster]:
+    """Two workers on each of two nodes."""
+    joined = RayCluster(connect(head.address, "cpu", wanted=4), told.append)
+    joined.start(4, "pack")
+    yield joined
+    joined.close()
+
+
+def raylet_of(node) -> int:
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def family(process: int) -> list[int]:
+    """The process, if it is there, and its children."""
+    children = Path(f"/proc/{process}/task/{process}/children")
+    return [process, *map(int, children.read_text().split())] if children.exists() else []
+
+
+def freeze(raylet: int) -> None:
+    for process in family(raylet):
+        os.kill(process, signal.SIGSTOP)
+
+
+def run(cluster: RayCluster, seats: tuple[int, ...], fault: str = "none"):
+    point = Point(
+        workload=FAULTY,
+        params={"fault": fault, "faulty_rank": 0},
+        world_size=len(seats),
+        precision=Precision.FP32,
+        batch_size=8,
+        global_batch_size=8 * len(seats),
+        scaling="weak",
+    )
+    settings = Measure(warmup=2, iterations=4, timeout_s=90.0, breakdown=False)
+    return cluster.run(Task(point=point, settings=settings), seats)
+
+
+def are_measured(answers) -> bool:
+    return all(isinstance(answer, Measurement) for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("fault", "harm"),
+    [
+        ("raylet killed", lambda raylet: os.kill(raylet, signal.SIGKILL)),
+        ("node frozen", freeze),
+    ],
+)
+def test_a_lost_node_costs_its_seats_and_the_others_go_on(
+    cluster, node, told, fault: str, harm: Callable[[int], None]
+):
+    assert are_measured(run(cluster, (0, 1, 2, 3)))
+    here = {
+        seat for seat in range(4) if cluster.devices[seat].process_id in family(raylet_of(node))
+    }
+    assert len(here) == 2
+    left = tuple(sorted({0, 1, 2, 3} - here))
+    harmed_s: list[float] = []
+
+    def strike() -> None:
+        harmed_s.append(time.monotonic())
+        harm(raylet_of(node))
+
+    threading.Timer(3.0, strike).start()
+    answers = run(cluster, (0, 1, 2, 3), "hang")
+    ended_s = time.monotonic() - harmed_s[0]
+    lost = [answers[seat] for seat in sorted(here)]
+    assert all(isinstance(answer, Failure) for answer in answers)
+    assert {(one.status, one.error_type) for one in lost} == {(Status.LOST, "NodeLost")}
+    assert lost[0].message == f"node {cluster.devices[min(here)].host} does not answer"
+    assert cluster.lost == here
+    assert are_measured(run(cluster, left))
+    spent_s = time.monotonic() - harmed_s[0]
+    print(f"{fault}: point ended {ended_s:.1f} s after, next point done {spent_s:.1f} s after")
+    assert spent_s < NODE_S
+    assert told == [f"{lost[0].message}: 2 workers are lost"]
+    assert [type(answer) for answer in run(cluster, (0, 1, 2, 3))] == [Failure] * 4
+
+
+def test_a_node_that_comes_late_gets_workers_and_a_frozen_one_that_answers_again_too(head, told):
+    cluster = RayCluster(connect(head.address, "cpu", wanted=4, wait_s=120), told.append)
+    node = None
+    try:
+        cluster.start(4, "pack")
+        assert (len(cluster.devices), cluster.coming, cluster.capacity) == (2, 2, 4)
+        assert are_measured(run(cluster, (0, 1)))
+        cluster.refresh(0.0)
+        assert cluster.coming == 2
+        node = head.add_node(num_cpus=2, num_gpus=0)
+        started_s = time.monotonic()
+        while cluster.coming and time.monotonic() < started_s + 60:
+            cluster.refresh(1.0)
+        print(f"a late node's workers are there {time.monotonic() - started_s:.1f} s later")
+        assert (len(cluster.devices), cluster.coming) == (4, 0)
+        assert are_measured(run(cluster, (0, 1, 2, 3)))
+        freeze(raylet_of(node))
+        while not cluster.lost:
+            cluster.refresh(0.0)
+            time.sleep(0.5)
+        assert cluster.lost == {2, 3}
+        for process in family(raylet_of(node)):
+            os.kill(process, signal.SIGCONT)
+        started_s = time.monotonic()
+        while len(cluster.devices) < 6 and time.monotonic() < started_s + 60:
+            cluster.refresh(1.0)
+        assert are_measured(run(cluster, (0, 1, 4, 5)))
+    finally:
+        cluster.close()
+        if node is not None:
+            head.remove_node(node, allow_graceful=False)
+    print("\n".join(told))

@@ -1,0 +1,145 @@
+"""Whatever ends the driver or a worker, nothing that they started is left 15 s later."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+JOB = """\
+version: 1
+name: brood
+workload: {{kind: "tests.integration.brood_workloads:Brood", folder: {folder}}}
+matrix: {{world_size: 2}}
+baseline: {{world_size: 2}}
+measure: {{timeout_s: 600}}
+"""
+# In the environment of all that a driver starts, so that the tests find it.
+_FAMILY = "RAYBENCH_TEST_FAMILY"
+
+
+@contextmanager
+def hanging_sweep(
+    folder: Path, *options: str, terminal: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver whose two workers hang, and have children; it leads a session of its own."""
+    job = folder / "job.yaml"
+    job.write_text(JOB.format(folder=folder))
+    command = [sys.executable, "-m", "raybench", "sweep", str(job), "-o", str(folder / "results")]
+    with (folder / "stderr").open("wb") as stderr:
+        driver = subprocess.Popen(
+            [*command, "--device", "cpu", *options],
+            env={**os.environ, _FAMILY: str(folder)},
+            stdin=terminal,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+            preexec_fn=_take_terminal if terminal is not None else None,
+        )
+    with driver:
+        try:
+            wait_for(lambda: len(list(folder.glob("?.json"))) == 2, within_s=60)
+            yield driver
+        finally:
+            driver.kill()
+
+
+def _take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def broods(folder: Path) -> dict[int, list[int]]:
+    """Rank -> its worker and the children of that."""
+    return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)}
+
+
+def lives(process_id: int) -> bool:
+    try:
+        stat = Path(f"/proc/{process_id}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def descendants(process_id: int) -> set[int]:
+    """Ray's processes, and what has not lost its parent."""
+    found, todo = set(), [process_id]
+    while todo:
+        for path in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
+            children = set(map(int, path.read_text().split())) - found
+            found |= children
+            todo += children
+    return found
+
+
+def family(folder: Path) -> list[int]:
+    """What lives of all that was started with the environment of this test's driver."""
+    sign = f"{_FAMILY}={folder}".encode()
+    return [pid for pid, found in environments().items() if sign in found and lives(pid)]
+
+
+def environments() -> Mapping[int, list[bytes]]:
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            found[int(path.parent.name)] = path.read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended, or is another user's
+    return found
+
+
+def wait_for(holds: Callable[[], bool], within_s: float) -> float:
+    started_s = time.monotonic()
+    while not holds():
+        assert time.monotonic() - started_s < within_s
+        time.sleep(0.1)
+    return time.monotonic() - started_s
+
+
+def test_a_killed_driver_leaves_nothing_of_its_private_ray(tmp_path: Path) -> None:
+    with hanging_sweep(tmp_path, "--address", "local") as driver:
+        assert len(family(tmp_path)) > 8, "Ray's processes, two workers and their children"
+        first, second = broods(tmp_path).values()
+        rays = descendants(driver.pid)
+        driver.kill()
+        driver.wait()
+        took_s = wait_for(lambda: not any(map(lives, first + second)), 15)
+        all_took_s = took_s + wait_for(
+            lambda: not family(tmp_path) and not any(map(lives, rays)), 15 - took_s
+        )
+    print(f"gone after the driver's SIGKILL: workers {took_s:.1f} s, all {all_took_s:.1f} s")
+
+
+def test_a_closed_terminal_leaves_nothing(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    with hanging_sweep(tmp_path, "--address", "local", terminal=theirs) as driver:
+        rays = descendants(driver.pid)
+        os.close(theirs)
+        os.close(ours)
+        took_s = wait_for(lambda: driver.poll() is not None and not family(tmp_path), 15)
+        took_s += wait_for(lambda: not any(map(lives, rays)), 15 - took_s)
+    print(f"gone after the terminal was closed: {took_s:.1f} s")
+
+
+def test_a_killed_worker_or_driver_leaves_nothing_on_a_cluster(
+    tmp_path: Path, three_nodes: str
+) -> None:
+    with hanging_sweep(tmp_path, "--address", three_nodes) as driver:
+        first, second = broods(tmp_path).values()
+        os.kill(first[0], signal.SIGKILL)
+        child_s = wait_for(lambda: not any(map(lives, first)), 3)
+        assert driver.poll() is None
+        driver.kill()
+        driver.wait()
+        took_s = wait_for(lambda: not any(map(lives, second)), 15)
+    print(f"gone: children of a killed worker {child_s:.1f} s; after the driver's {took_s:.1f} s")

@@ -1,0 +1,306 @@
+"""What strangers can do to raybench: on its ports, with a job file, and with their results."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raybench import cli
+from raybench.errors import ResultsError
+from raybench.records import Status
+from raybench.store import RunStore, hold_run
+from tests.unit.builders import (
+    make_device,
+    make_failed,
+    make_measure,
+    make_point,
+    make_record,
+    make_run,
+)
+
+RAYBENCH = [sys.executable, "-m", "raybench"]
+JOB = """\
+version: 1
+name: {name}
+workload: {workload}
+matrix: {{world_size: 1, batch_size: 4}}
+"""
+# Markup of a terminal (7 and 8 bits), of HTML, of Markdown and of rich; a line that goes on, one
+# that is drawn from right to left, and one that ends where no editor sees it.
+CONTROLS = "\x1b]0;title\x07\x1b[31m\x9b31m\x00\x08\r\u202egpj.exe\u2028"
+FORBIDDEN = {letter for letter in CONTROLS if not letter.isprintable()}
+EVIL = f"[red]boo[/red] | a <script>alert(1)</script> `x` ![i](//h/p.png) @you {CONTROLS}\nlast"
+
+
+class Called:
+    """What a command answered."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], returncode: object) -> None:
+        self.returncode = returncode
+        self.stdout, self.stderr = capsys.readouterr()
+
+
+Run = Callable[..., Called]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """A command, in this process: a new one each would take a minute."""
+
+    def called(*arguments: object) -> Called:
+        monkeypatch.setattr(sys, "argv", ["raybench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return Called(capsys, stopped.value.code)
+
+    return called
+
+
+def job(folder: Path, workload: str = "{kind: mlp}", name: str = "small") -> Path:
+    path = folder / "job.yaml"
+    path.write_text(JOB.format(workload=workload, name=name), encoding="utf-8")
+    return path
+
+
+def listening(family: set[int]) -> dict[str, int]:
+    """Address -> how many TCP sockets of these processes listen on it."""
+    inodes = set()
+    for pid in family:
+        for entry in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                found = re.fullmatch(r"socket:\[(\d+)\]", str(entry.readlink()))
+            except OSError:
+                continue  # it was closed meanwhile
+            inodes |= {found[1]} if found else set()
+    counts: dict[str, int] = {}
+    for table, size in (("tcp", 4), ("tcp6", 16)):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            cells = line.split()
+            if cells[3] == "0A" and cells[9] in inodes:
+                address = _address(cells[1].split(":")[0], size)
+                counts[address] = counts.get(address, 0) + 1
+    return counts
+
+
+def _address(digits: str, size: int) -> str:
+    """The kernel writes words of four bytes, each the wrong way round."""
+    words = [bytes.fromhex(digits[at : at + 8])[::-1] for at in range(0, 2 * size, 8)]
+    return socket.inet_ntop(socket.AF_INET if size == 4 else socket.AF_INET6, b"".join(words))
+
+
+def descendants(root: int) -> set[int]:
+    found, todo = {root}, [root]
+    while todo:
+        for path in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
+            children = set(map(int, path.read_text().split())) - found
+            found |= children
+            todo += children
+    return found
+
+
+def test_a_private_ray_and_its_rendezvous_listen_on_loopback_alone_and_ask_for_a_token(
+    tmp_path: Path,
+) -> None:
+    text = (
+        "version: 1\nname: long\nworkload: {kind: mlp, hidden: 8}\n"
+        "matrix: {world_size: 2, batch_size: 1}\nbaseline: {world_size: 2}\n"
+        "measure: {iterations: 1000000, timeout_s: 600}\n"
+    )
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    command = [*RAYBENCH, "sweep", str(path), "-o", str(tmp_path / "r"), "--address", "local"]
+    with subprocess.Popen(
+        [*command, "--device", "cpu"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as driver:
+        try:
+            family = _when_measuring(driver.pid)
+            found = listening(family)
+            asked = _ask_without_token(family)
+        finally:
+            driver.kill()
+    assert sum(found.values()) >= 5, "Ray's servers, the store and gloo"
+    assert set(found) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, found
+    assert "RAY_AUTH_TOKEN" in asked
+
+
+def _when_measuring(driver: int) -> set[int]:
+    """All processes of a driver, once its two workers are in a point."""
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        family = descendants(driver)
+        titles = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family]
+        if sum(title.startswith(b"ray::_Seat.run") for title in titles) == 2:
+            time.sleep(1)
+            return descendants(driver)
+        time.sleep(0.2)
+    raise AssertionError("no point was started")
+
+
+def _ask_without_token(family: set[int]) -> str:
+    """What Ray's head says to a process of this host that has no token."""
+    words = [w for pid in family for w in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    [head] = {word.decode()[14:] for word in words if word.startswith(b"--gcs-address=")}
+    ask = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+    asked = subprocess.run(
+        [sys.executable, "-c", ask, head],
+        env={"PATH": "/usr/bin:/bin", "RAY_AUTH_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return asked.stderr
+
+
+HOSTILE_WORKLOADS = {
+    "a tag that calls": "!!python/object/apply:os.system [touch pwned]",
+    "a tag that makes an object": "!!python/object/new:subprocess.Popen [[touch, pwned]]",
+    "a tag deeper down": "{kind: mlp, hidden: !!python/name:os.system x}",
+    "a function": "{kind: 'os:system', command: touch pwned}",
+    "a class that would be a process": "{kind: 'subprocess:Popen', args: touch pwned}",
+    "a function of a function": "{kind: 'os:system.__call__'}",
+    "a path": "{kind: '/tmp/evil:Evil'}",
+    "a folder above": "{kind: '../evil:Evil'}",
+    "code": '{kind: \'__import__("os").system("touch pwned"):X\'}',
+}
+
+
+@pytest.mark.parametrize("workload", HOSTILE_WORKLOADS.values(), ids=HOSTILE_WORKLOADS.keys())
+def test_a_job_file_calls_and_makes_nothing_but_a_workload(
+    workload: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = job(tmp_path, workload)
+    monkeypatch.chdir(tmp_path)
+    done = run("plan", path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "workload" in done.stderr
+    assert not Path("pwned").exists()
+
+
+NAMES = ["../x", "/tmp/x", "a/b", "..", ".x", "a\\0b", "a\\nb", "x" * 10_000, "\u202ename", "nämé"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=[name[:8] for name in NAMES])
+def test_a_name_of_a_job_cannot_be_a_path(name: str, tmp_path: Path, run: Run) -> None:
+    done = run("plan", job(tmp_path, name=f'"{name}"'))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert ": name: " in done.stderr
+    assert len(done.stderr) < 500
+
+
+@pytest.mark.parametrize("run_id", ["../../x", "/tmp/x", "a\0b", "a\nb", "x\u202ey", "latest", ""])
+def test_a_run_of_others_cannot_be_gone_on_with_outside_of_its_folder(
+    run_id: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ResultsError, match="run_id: must be"), hold_run(tmp_path / "r", run_id):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["points", "points/run-a", "traces/run-a", "runs/run-a/.driver"])
+def test_a_link_in_results_does_not_lead_a_sweep_out_of_them(place: str, tmp_path: Path) -> None:
+    elsewhere, root = tmp_path / "elsewhere", tmp_path / "results"
+    elsewhere.mkdir()
+    (root / place).parent.mkdir(parents=True)
+    target = elsewhere / "new" if place.endswith(".driver") else elsewhere
+    (root / place).symlink_to(target)
+    with pytest.raises(ResultsError, match="leads out of"), hold_run(root, "run-a"):
+        pass
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_results_folder_may_itself_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "results").symlink_to(tmp_path / "disk")
+    with hold_run(tmp_path / "results", "run-a"):
+        assert (tmp_path / "disk" / "runs" / "run-a").is_dir()
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results in which every text that others can choose is hostile."""
+    root = tmp_path_factory.mktemp("hostile") / "results"
+    told = make_run(
+        "run-a", job_name=EVIL, job_text=EVIL, cluster=EVIL, host=EVIL, tags={EVIL: EVIL}
+    )
+    store = RunStore.create(root, told, make_measure())
+    device = make_device(0, name=EVIL, host=EVIL, node_id=EVIL, driver_version=EVIL)
+    store.write_devices([device])
+    params = {"hidden": EVIL, "grad_accumulation": 1}
+    for index, size in enumerate((1, 2, 4)):
+        point = make_point(world_size=size, params=params, workload=f"w:{EVIL}")
+        devices = (device,) * size
+        record = make_record(point, step_ms=8.0 + index, devices=devices)
+        if size == 4:
+            record = make_failed(
+                point, status=Status.ERROR, devices=devices, error_type=EVIL, error_message=EVIL
+            )
+        store.write_record(index, record)
+    return root
+
+
+COMMANDS = {
+    "list": ["list"],
+    "list, for programs": ["list", "--json"],
+    "show": ["show", "run-a"],
+    "show a point": ["show", "run-a", "POINT"],
+    "show, for programs": ["show", "run-a", "--json"],
+    "report": ["report", "run-a"],
+    "md": ["report", "run-a", "--format", "md"],
+    "json": ["report", "run-a", "--format", "json"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
+def test_texts_of_others_control_no_terminal(command: list[str], hostile: Path, run: Run) -> None:
+    [failed] = (hostile / "points" / "run-a").glob("00002-*")
+    words = [failed.name.split("-")[1] if word == "POINT" else word for word in command]
+    done = run(*words, "--results", hostile)
+    assert done.returncode in (0, 1), done.stderr
+    assert "boo" in done.stdout or command in (["list"], ["show", "run-a"])
+    shown = set(done.stdout + done.stderr)
+    assert not shown & FORBIDDEN
+    if "json" in command or "--json" in command:
+        json.loads(done.stdout)
+
+
+def test_markdown_of_others_texts_has_no_markup_of_theirs(hostile: Path, run: Run) -> None:
+    text = run("report", "run-a", "--format", "md", "--results", hostile).stdout
+    # What is escaped is text, and so is everything in a code span.
+    prose = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", re.sub(r"\\.", "", text))
+    for markup in ("<script", "![", "[i]", "@you"):
+        assert markup in EVIL
+        assert markup not in prose
+
+
+def test_a_chart_of_others_texts_is_a_picture_and_no_program(
+    hostile: Path, tmp_path: Path, run: Run
+) -> None:
+    from xml.etree import ElementTree
+
+    chart = tmp_path / "chart.svg"
+    done = run("report", "run-a", "--chart", chart, "--results", hostile)
+    assert done.returncode in (0, 1), done.stderr
+    text = chart.read_text(encoding="utf-8")
+    assert not set(text) & FORBIDDEN
+    names = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(text).iter()}
+    assert "text" in names
+    assert not names & {"script", "a", "image", "foreignObject", "iframe"}
+
+
+def test_no_pickle_is_read() -> None:
+    sources = Path(__file__).parents[2].glob("raybench/**/*.py")
+    loads = re.compile(
+        r"\b(pickle|cloudpickle|marshal|shelve|dill)\b.*\bload|read_pickle|torch\.load"
+    )
+    found = [path.name for path in sources if loads.search(path.read_text(encoding="utf-8"))]
+    assert found == []

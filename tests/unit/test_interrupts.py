@@ -1,0 +1,133 @@
+"""Ctrl-C and SIGTERM: real signals, in processes of their own where they end the process."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from rich.console import Console
+
+from raybench.cli.interrupts import Interrupts
+
+
+@pytest.fixture(autouse=True)
+def _usual_signals() -> Iterator[None]:
+    usual = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, usual)
+
+
+def tell(number: int = signal.SIGINT) -> None:
+    os.kill(os.getpid(), number)
+
+
+def entered() -> Interrupts:
+    return Interrupts(Console(file=io.StringIO()))
+
+
+def told_before_points(reached: list[str]) -> None:
+    with entered():
+        tell()
+        reached.append("went on")
+
+
+def told_twice_while_points_run(reached: list[str]) -> None:
+    with entered() as interrupts, interrupts.points_run():
+        reached.append(f"stopping: {interrupts.stopping}")
+        tell()
+        reached.append(f"stopping: {interrupts.stopping}")
+        tell()
+        reached.append("went on")
+
+
+def terminated_while_points_run(reached: list[str]) -> None:
+    with entered() as interrupts, interrupts.points_run():
+        tell(signal.SIGTERM)
+        reached.append("went on")
+
+
+def told_again_while_rows_are_written(reached: list[str]) -> None:
+    with entered():
+        try:
+            tell()
+        finally:
+            tell()
+            reached.append("written")
+
+
+def told_once_while_held_back(reached: list[str]) -> None:
+    with entered() as interrupts, interrupts.held_back(math.inf):
+        tell()
+        reached.append("the end")
+
+
+def told_twice_while_held_back(reached: list[str]) -> None:
+    with entered() as interrupts, interrupts.held_back(math.inf):
+        tell()
+        reached.append("after the first")
+        tell()
+        reached.append("after the second")
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (told_before_points, []),
+        (told_twice_while_points_run, ["stopping: False", "stopping: True"]),
+        (terminated_while_points_run, []),
+        (told_again_while_rows_are_written, ["written"]),
+        (told_once_while_held_back, ["the end"]),
+        (told_twice_while_held_back, ["after the first"]),
+    ],
+)
+def test_what_asks_to_stop_now_raises_once_and_nothing_else_does(
+    block: Callable[[list[str]], None], expected: list[str]
+) -> None:
+    reached: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        block(reached)
+    assert reached == expected
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# A mutex that is locked twice: native code that no signal gets out of.
+STUCK = """
+import ctypes, sys
+from rich.console import Console
+from raybench.cli.interrupts import Interrupts
+with Interrupts(Console(stderr=True)) as interrupts, interrupts.points_run():
+    interrupts.in_flight = int(sys.argv[1])
+    interrupts.farewell = lambda: print("go on", flush=True)
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    print("in native code", flush=True)
+    libc.pthread_mutex_lock(mutex)
+"""
+
+
+def test_the_second_ctrl_c_works_within_2_s_while_the_main_thread_is_stuck() -> None:
+    command = [sys.executable, "-c", STUCK, "3"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        told_s = time.monotonic()
+        said, stopping = process.communicate(timeout=30)
+        took_s = time.monotonic() - told_s
+    assert process.returncode == 130
+    assert said == "go on\n"
+    assert stopping == ("finishing the 3 points in flight, then stopping; Ctrl-C again stops now\n")
+    assert took_s < 2.5

@@ -1,0 +1,159 @@
+"""The watcher of a worker, with a shell or a Python in the part of the worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from raybench.cluster import leash
+
+# What a worker of Ray is to its raylet: a child that leads a group of its own.
+RAYLET = """
+    import subprocess, sys
+    subprocess.Popen([sys.executable, "-c", sys.argv[1]], process_group=0).wait()
+"""
+WORKER = """
+    import multiprocessing, os, subprocess, time
+    from raybench.cluster import leash
+    leash.hold_worker()
+    {starts}
+    print("started", os.getpid(), flush=True)
+    {then}
+"""
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux 5.3")
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+    value = f"test-{time.monotonic_ns()}"
+    monkeypatch.setenv(leash.MARK, value)
+    return value
+
+
+@contextmanager
+def raylet_and_worker(starts: str, then: str = "time.sleep(60)") -> Iterator[tuple[int, int]]:
+    """Process ids of a worker and of what stands for its raylet."""
+    worker = textwrap.dedent(WORKER).format(starts=starts, then=then)
+    command = [sys.executable, "-c", textwrap.dedent(RAYLET), worker]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as raylet:
+        assert raylet.stdout is not None
+        word, pid = raylet.stdout.readline().split()
+        assert word == "started"
+        try:
+            yield raylet.pid, int(pid)
+        finally:
+            raylet.kill()
+
+
+def marked(mark: str) -> set[int]:
+    return {pid for pid in leash._parents() if leash._is_marked(pid, mark)} - {os.getpid()}
+
+
+def watchers(mark: str) -> list[int]:
+    """The watchers that were started for workers with this mark."""
+    return [pid for pid in leash._parents() if mark.encode() in leash._read(pid, "cmdline")]
+
+
+def seconds_until(holds: Callable[[], bool], within_s: float) -> float:
+    started_s = time.monotonic()
+    while not holds():
+        assert time.monotonic() - started_s < within_s
+        time.sleep(0.02)
+    return time.monotonic() - started_s
+
+
+ORPHANS = {
+    "a child": 'subprocess.Popen(["sleep", "60"])',
+    "a child in a session of its own": 'subprocess.Popen(["sleep", "60"], start_new_session=True)',
+    "a grandchild whose parent has gone": 'subprocess.run(["sh", "-c", "sleep 60 &"])',
+    "a daemon": 'subprocess.run(["sh", "-c", "setsid sleep 60 &"])',
+    "a fork": "os.fork() or time.sleep(60)",
+    "a fork in a session of its own": "os.fork() or (os.setsid(), time.sleep(60))",
+    "one without the mark": 'subprocess.Popen(["sleep", "60"], env={})',
+}
+
+
+@pytest.mark.parametrize("starts", ORPHANS.values(), ids=ORPHANS.keys())
+def test_what_a_killed_worker_started_is_gone_within_a_second(starts: str, mark: str) -> None:
+    with raylet_and_worker(starts) as (_, worker):
+        left = {*leash._left_behind(mark, worker)} - {worker}
+        assert left
+        os.kill(worker, signal.SIGKILL)
+        seconds_until(lambda: not left & leash._parents().keys(), within_s=3)
+
+
+def test_the_children_of_a_worker_that_ends_by_itself_are_gone_too(mark: str) -> None:
+    with raylet_and_worker(ORPHANS["a daemon"], then="") as _:
+        seconds_until(lambda: not marked(mark), within_s=3)
+
+
+def test_a_worker_that_hangs_ends_when_its_raylet_has_been_gone_for_five_seconds(mark: str) -> None:
+    with raylet_and_worker(ORPHANS["a daemon"]) as (raylet, worker):
+        os.kill(raylet, signal.SIGKILL)
+        took_s = seconds_until(lambda: worker not in leash._parents(), within_s=10)
+        assert took_s > 3, "a worker that ends by itself must have time to do so"
+        seconds_until(lambda: not marked(mark), within_s=3)
+
+
+def test_the_watcher_ends_when_its_worker_does(mark: str) -> None:
+    with raylet_and_worker("pass") as (_, worker):
+        assert len(watchers(mark)) == 1
+        os.kill(worker, signal.SIGKILL)
+        seconds_until(lambda: not watchers(mark), within_s=3)
+
+
+def test_the_watcher_is_no_child_no_member_and_small(mark: str) -> None:
+    with raylet_and_worker("pass") as (raylet, worker):
+        (watcher,) = watchers(mark)
+        state, parent, group = leash._stat(watcher)[:3]
+        assert state == "S"
+        assert int(parent) not in (raylet, worker)
+        assert int(group) != worker
+        assert not Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
+        resident = Path(f"/proc/{watcher}/statm").read_text().split()[1]
+        assert int(resident) * os.sysconf("SC_PAGE_SIZE") < 12 * 2**20
+        assert Path(f"/proc/{watcher}/fd/2").readlink() == Path(os.devnull)
+
+
+def test_nothing_of_other_workers_is_touched(mark: str) -> None:
+    other = {**os.environ, leash.MARK: f"{mark}-other"}
+    with subprocess.Popen(["sleep", "60"], env=other, start_new_session=True) as neighbour:
+        with raylet_and_worker(ORPHANS["a daemon"]) as (_, worker):
+            os.kill(worker, signal.SIGKILL)
+            seconds_until(lambda: not marked(mark), within_s=3)
+        assert neighbour.poll() is None
+        neighbour.kill()
+
+
+def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver() -> None:
+    driver = """
+        import os, subprocess, time
+        from raybench.cluster import leash
+        with leash.held_children():
+            print(os.environ[leash.MARK], flush=True)
+            subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL)
+        assert leash.MARK not in os.environ
+        later = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+        print(later.pid, flush=True)
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(driver)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        mark, later = process.stdout.readline().strip(), int(process.stdout.readline())
+        assert len(marked(mark)) == 1
+        process.kill()
+        assert seconds_until(lambda: not marked(mark), within_s=10) > 3
+        assert later in leash._parents(), "what else the driver started is no business of ours"
+        os.kill(later, signal.SIGKILL)
+        seconds_until(lambda: not watchers(mark), within_s=3)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+
+from raybench.cluster.verdicts import Seen, after_failure, after_timeout, own_failure, place_of
+from raybench.records import Failure, Measurement, Status
+
+IN_A_COLLECTIVE = """Timeout (0:00:03)!
+Thread 0x1 (most recent call first):
+  File "/home/me/.venv/lib/python3.11/threading.py", line 327 in wait
+
+Thread 0x2 (most recent call first):
+  File "/home/me/.venv/lib/python3.11/site-packages/torch/distributed/x.py", line 3 in all_reduce
+  File "/home/me/net.py", line 45 in step
+"""
+IN_A_LOOP = """Thread 0x2 (most recent call first):
+  File "/home/me/net.py", line 60 in spin
+  File "/home/me/net.py", line 45 in step
+"""
+
+
+def failed(rank: int, error_type: str, message: str = "", *, keeps: bool = True) -> Failure:
+    return Failure(
+        rank=rank, status=Status.ERROR, error_type=error_type, message=message, keeps_worker=keeps
+    )
+
+
+def measured(rank: int) -> Measurement:
+    return Measurement(rank=rank, repetitions=(), items_per_step=1, setup_s=0.0)
+
+
+def seen(*answers, world_size=3, finished=(), tails=None) -> Seen:
+    return Seen(
+        world_size=world_size,
+        answers={answer.rank: answer for answer in answers},
+        finished=frozenset(finished),
+        log_tails=tails or {},
+    )
+
+
+LOSS = "pair.cc:553] Connection closed by peer [10.0.0.1]:41195"
+
+
+def test_a_broken_connection_that_is_told_first_is_not_the_cause():
+    echo, cause = failed(0, "RuntimeError", LOSS), failed(1, "ValueError", "no")
+    assert own_failure([echo, cause]) is cause
+    assert own_failure([echo]) is None
+
+
+def test_the_ranks_beside_a_failure_name_it_and_keep_their_processes():
+    told = after_failure(
+        seen(failed(0, "RuntimeError", LOSS), failed(1, "ValueError", "no"), measured(2))
+    )
+    assert [answer.error_type for answer in told] == ["PeerFailed", "ValueError", "PeerFailed"]
+    assert told[0].message == "rank 1 failed"
+    assert all(answer.keeps_worker for answer in told)
+
+
+def test_a_rank_that_does_not_stop_costs_its_process():
+    told = after_failure(seen(failed(1, "ValueError"), world_size=2, tails={0: IN_A_LOOP}))
+    assert told[0].message == "rank 1 failed, and this rank did not stop, at net.py:60 in spin"
+    assert not told[0].keeps_worker
+
+
+def test_samples_that_came_before_the_failure_are_left_as_they_are():
+    done = measured(0)
+    told = after_failure(seen(done, failed(1, "ValueError"), world_size=2, finished={0, 1}))
+    assert told[0] is done
+
+
+def test_a_process_that_dies_of_the_abort_is_not_the_cause():
+    died = failed(0, "WorkerDied", keeps=False)
+    told = after_failure(seen(failed(1, "ValueError"), died, world_size=2, finished={1}))
+    assert (told[0].error_type, told[0].keeps_worker) == ("PeerFailed", False)
+
+
+def test_a_rank_to_which_all_others_lost_the_connection_is_blamed():
+    told = after_failure(seen(failed(0, "RuntimeError", LOSS), failed(2, "DistBackendError")))
+    assert [answer.error_type for answer in told] == ["PeerFailed", "NoAnswer", "PeerFailed"]
+    assert told[0].message == "rank 1 failed"
+    assert told[1].status is Status.LOST
+
+
+def test_broken_connections_of_all_ranks_are_told_as_they_are():
+    answers = [failed(rank, "DistBackendError", "NCCL error") for rank in range(2)]
+    assert after_failure(seen(*answers, world_size=2)) == tuple(answers)
+
+
+def test_those_that_waited_in_a_collective_are_not_blamed_for_a_hang():
+    tails = {0: IN_A_COLLECTIVE, 1: IN_A_LOOP}
+    told = after_timeout(seen(measured(2), finished={2}, tails=tails), 3.0)
+    assert told[0].message == "waited for rank 1, and this rank did not stop, at net.py:45 in step"
+    assert told[1].message == (
+        "no answer within measure.timeout_s = 3 s, at net.py:60 in spin; "
+        "rank 0 waited in a collective; rank 2 had finished"
+    )
+    assert [getattr(answer, "error_type", "") for answer in told] == ["PeerFailed", "Timeout", ""]
+
+
+def test_ranks_that_an_abort_released_all_hung_when_none_is_stuck():
+    told = after_timeout(seen(measured(0), failed(1, "PeerFailed"), world_size=2), 3.0)
+    assert {answer.message for answer in told} == {
+        "no answer within measure.timeout_s = 3 s; ranks 0 and 1 gave none"
+    }
+    assert all(answer.keeps_worker and answer.status is Status.TIMEOUT for answer in told)
+
+
+@pytest.mark.parametrize("tail", ["", "just words", 'File "cut.py", line 3 in step'])
+def test_a_log_without_a_stack_tells_no_place(tail):
+    assert place_of(tail) is None
