@@ -8,7 +8,7 @@ CPU_CUT := --set workload.hidden=512 --set workload.layers=4 --set matrix.world_
   --set matrix.precision=fp32,bf16 --set matrix.batch_size=64,1024 --set measure.max_seconds=3
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 
-.PHONY: setup sweep test lint unit integration benchmark clean
+.PHONY: setup sweep test lint unit integration browser benchmark clean long
 setup: $(BIN)/.ready
 
 $(BIN)/.ready: pyproject.toml constraints.txt
@@ -19,6 +19,11 @@ $(BIN)/.ready: pyproject.toml constraints.txt
 	else \
 	  $(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'; \
 	fi
+	@touch $@
+
+# MLflow and W&B are only needed where their exporters are tested.
+$(BIN)/.exporters: $(BIN)/.ready
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mlflow,wandb]'
 	@touch $@
 
 sweep: setup
@@ -32,11 +37,20 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: setup
+unit: setup $(BIN)/.exporters
 	$(BIN)/pytest tests/unit
 
 integration: setup
-	$(BIN)/pytest tests/integration
+	$(BIN)/pytest -n 2 --dist loadfile -m "not long" tests/integration
+
+# The faults that take most of a minute each: late nodes, standbys, killed drivers, a small soak.
+long: setup
+	$(BIN)/pytest -m long tests/integration
+
+# The page of a report in Chromium, which must be on this machine; not part of `test`.
+browser: setup
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[browser]'
+	$(BIN)/pytest tests/browser
 
 # The cost of a point by a fresh torchrun against a sweep; minutes, not part of `test`.
 benchmark: setup

@@ -29,6 +29,14 @@ def schema(table: str) -> pa.Schema:
     return pa.schema(fields, metadata={"table": table, "schema_version": str(SCHEMA_VERSION)})
 
 
+@cache
+def row_type(table: str) -> pa.StructType:
+    """The type of a whole row of a table."""
+    import pyarrow as pa
+
+    return pa.struct(list(schema(table)))
+
+
 def _metadata(column: Column) -> dict[str, str]:
     description = {"description": column.description}
     return {"unit": column.unit, **description} if column.unit else description

@@ -9,14 +9,15 @@ statuses of its points, so it goes on when a run does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from raybench.errors import UsageError
 from raybench.job_sections import BatchSearch
 from raybench.plan import Plan, varying_settings
 from raybench.point import Point
-from raybench.records import Device, Record, Status
+from raybench.records import Record, Status
 
 # The range of the setting batch_size.
 _MOST = 2**31 - 1
@@ -76,10 +77,10 @@ def _bisected(fits: int, ran_out: int) -> Step:
     return Ended(reason="not even batch_size 1 fits")
 
 
-def check_bounded(plan: Plan, devices: Sequence[Device]) -> None:
+def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:
     """Raises UsageError where the search would fill a host's memory: a CPU has none of its own."""
     search = plan.batch_search
-    if search is None or search.max is not None or all(d.kind == "cuda" for d in devices):
+    if search is None or search.max is not None or kind == "cuda":
         return
     raise UsageError(
         "matrix.batch_size: auto on CPU workers would fill the host's memory; give a maximum, "

@@ -17,10 +17,10 @@ from pydantic import (
     TypeAdapter,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     WrapValidator,
     field_validator,
 )
-from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 
@@ -101,7 +101,10 @@ class BatchSearch(Section):
     """Batch sizes that raybench finds out: doubled until memory runs out, then bisected."""
 
     start: PositiveCount = Field(default=64, description="The first batch size.")
-    max: PositiveCount | SkipJsonSchema[None] = Field(
+    # Not by SkipJsonSchema: pydantic complains once for each member of such a union.
+    max: Annotated[
+        PositiveCount | None, WithJsonSchema(TypeAdapter(PositiveCount).json_schema())
+    ] = Field(
         default=None,
         description="No batch size above it. Needed on CPU workers, whose memory is the host's.",
     )

@@ -28,13 +28,14 @@ from raybench.records import Group, Place, Task
 _TIMEOUT_MARGIN_S = 60.0
 # A wait without end: the store counts milliseconds in 32 bits.
 _LONG = timedelta(days=7)
-_LOOK = timedelta(seconds=0.2)
+_LOOK_S = 0.02
 # The destructor of gloo's group waits for its threads without giving the GIL away, which a thread
 # whose collective has just failed still needs.
 _GLOO_QUIET_S = 0.05
 _FREE_TRIES, _FREE_WAIT_S = 20, 0.02
 # What ends that wait, as the value of `word_key`.
 BROKEN, _LEFT = "broken", "left"
+_TAKEN_DOWN = "the process group was taken down: another rank has failed"
 _c10d: Any = dist.distributed_c10d
 _world: Any = _c10d._world
 
@@ -61,7 +62,7 @@ class ProcessGroup:
         if group == self._group:
             return
         if group is not None and group == self._ended:
-            raise RuntimeError("the process group was taken down: another rank has failed")
+            raise RuntimeError(_TAKEN_DOWN)
         if self._group is not None:
             self._take_down(self._group)  # the driver has given it up
         if group is not None:
@@ -98,7 +99,11 @@ class ProcessGroup:
             world_size=place.world_size,
             timeout=timeout,
         )
-        self._ours = dist.group.WORLD
+        with self._lock:
+            if self._group != group:  # ended when there was nothing yet to take down
+                self._end()
+                raise RuntimeError(_TAKEN_DOWN)
+            self._ours = dist.group.WORLD
         align_ranks(self._device)
 
     def _meet(self, store: TCPStore, group: Group, place: Place) -> None:
@@ -106,14 +111,15 @@ class ProcessGroup:
 
         Raises RuntimeError when the group is ended before: a rank has failed on its way here.
         """
-        keys = [f"{group.name}/here/{rank}" for rank in range(place.world_size)]
-        store.set(keys[place.rank], "")
-        while True:
-            with suppress(dist.DistStoreError):  # it was not yet time
-                store.wait(keys, _LOOK)
-                return
+        all_here = f"{group.name}/all-here"
+        if store.add(f"{group.name}/here", 1) == place.world_size:
+            store.set(all_here, "")
+        # Not `wait`: when its time is up torch writes warnings to the log of the worker, and looks
+        # up host names for them, which takes seconds where there is no DNS.
+        while not store.check([all_here]):
             if self.is_broken(group):
                 raise RuntimeError("the process group was not formed: another rank has failed")
+            time.sleep(_LOOK_S)
 
     def leave(self) -> None:
         """Take down the process group. All its members must be alive and idle."""
@@ -176,7 +182,10 @@ class ProcessGroup:
         return self._device.type == "cuda"
 
     def _end_broken(self, group: Group) -> None:
-        self._broken = group
+        with self._lock:
+            if group != self._group:
+                return  # an earlier one: the thread that waited for its end woke late
+            self._broken = group
         if self._is_nccl:  # gloo's collectives raise when a peer has closed its connections
             self._take_down(group)
 
@@ -186,10 +195,13 @@ class ProcessGroup:
             if self._word is None or self._group != group:
                 return
             self._word.say(BROKEN)  # first: the others' part takes as long as this one's
-            if dist.is_initialized():
-                end = _c10d._abort_process_group if self._is_nccl else dist.destroy_process_group
-                end()
+            self._end()
             self._forget()
+
+    def _end(self) -> None:
+        if dist.is_initialized():
+            end = _c10d._abort_process_group if self._is_nccl else dist.destroy_process_group
+            end()
 
     def _forget(self) -> None:
         self._ended, self._group, self._ours, self._word = self._group, None, None, None

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from raybench import rows
-from raybench.arrow_schemas import schema
+from raybench.arrow_schemas import row_type, schema
 from raybench.errors import ResultsError
 from raybench.records import Device, DeviceSample, Record
 from raybench.run import Run
@@ -132,19 +132,26 @@ class RunStore:
             self._write_rows("telemetry", _part_name(index, record), content)
 
     def _folder(self, table: str) -> Path:
-        return self.root / table / self.run_id
+        return self.root.joinpath(table, self.run_id)
 
     def _part(self, table: str, part: str) -> Path:
-        return self._folder(table) / f"{part}.parquet"
+        return self.root.joinpath(table, self.run_id, f"{part}.parquet")
 
     def _write_rows(self, table: str, part: str, content: list[rows.Row]) -> None:
         import pyarrow as pa
 
-        self._write(table, part, pa.Table.from_pylist(content, schema=schema(table)))
+        # One conversion of whole rows: Table.from_pylist makes one for each of the 72 columns.
+        columns = pa.array(content, row_type(table)).flatten()
+        self._write(table, part, pa.Table.from_arrays(columns, schema=schema(table)))
 
     def _write(self, table: str, part: str, whole: pa.Table) -> None:
         path = self._part(table, part)
         content = _as_parquet(whole, table)
+        if not self._folder("runs").is_dir():
+            raise ResultsError(
+                f"{self.root}: the folders of run {self.run_id} are gone: they were removed or "
+                "moved meanwhile; put them back and use --resume, or start a new run"
+            )
         with _one_line(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _write_aside(content, path)

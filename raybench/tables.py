@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "counted",
+    "each_attempt",
     "find_run",
     "latest",
     "load",
@@ -40,6 +41,9 @@ __all__ = [
 
 _READERS = 4  # threads
 _BATCH = 100  # parts
+_TIMES = ("started_at", "finished_at")  # of runs, in µs
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ATTEMPT = ("point_id", "attempt")
 
 
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
@@ -80,6 +84,38 @@ def load_attempt(root: Path, table: str, run_id: str, point_id: str, attempt: in
     return frame[(frame["point_id"] == point_id) & (frame["attempt"] == attempt)]
 
 
+def each_attempt(
+    root: Path,
+    table: str,
+    run_id: str,
+    attempts: Iterable[tuple[str, int]],
+    columns: Sequence[str],
+) -> Iterator[pd.DataFrame]:
+    """The rows of each of these attempts (point_id, attempt), in turn; of some columns.
+
+    One attempt at a time is in memory, but for those that somebody has put into one part.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    whole = schema(table)
+    wanted = pa.schema([whole.field(name) for name in dict.fromkeys((*_ATTEMPT, *columns))])
+    paths = _parts(root, table, run_id)
+    own = {tuple(path.stem.split("-")[-2:]): path for path in paths}
+    # Only where somebody has put many parts into one: there a point has no part of its own.
+    attempts = list(attempts)
+    is_together = any((point_id, str(attempt)) not in own for point_id, attempt in attempts)
+    together = _read_parts(paths, table, wanted) if is_together else wanted.empty_table()
+    for point_id, attempt in attempts:
+        path = own.get((point_id, str(attempt)))
+        found = together if path is None else _read_part(path, table, wanted)
+        is_mine = pc.and_(
+            pc.equal(found["point_id"], point_id), pc.equal(found["attempt"], attempt)
+        )
+        frame: pd.DataFrame = found.filter(is_mine).select(list(columns)).to_pandas()
+        yield frame
+
+
 def traces(root: Path, run_id: str, point_id: str, attempt: int) -> list[Path]:
     """The traces of a profiled attempt at a point, by rank; empty where there are none."""
     name = f"*-{point_id}-{attempt}-rank*.json.gz"
@@ -104,14 +140,14 @@ def _read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Tabl
 
     def read(some: Sequence[Path]) -> pa.Table:
         parts = [_read_part(path, table, wanted) for path in some]
-        return pa.concat_tables([wanted.empty_table(), *parts]).combine_chunks()
+        return pa.concat_tables([_no_rows(wanted), *parts]).combine_chunks()
 
     # A part takes longer to open than to read, so they are read side by side; and a table of one
     # row takes a hundred times the memory of the row, so they are put together early.
     batches = [paths[first : first + _BATCH] for first in range(0, len(paths), _BATCH)]
     with ThreadPoolExecutor(_READERS) as readers:
         whole = list(readers.map(read, batches))
-    return pa.concat_tables([wanted.empty_table(), *whole]).combine_chunks()
+    return pa.concat_tables([_no_rows(wanted), *whole]).combine_chunks()
 
 
 def _read_part(path: Path, table: str, wanted: pa.Schema) -> pa.Table:
@@ -120,17 +156,25 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> pa.Table:
 
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
-            metadata = file.schema_arrow.metadata or {}
+            # Not schema_arrow, which makes the schema anew.
+            metadata = file.metadata.metadata or {}
             is_ours = metadata.get(b"table") == table.encode() and b"schema_version" in metadata
             part = file.read(columns=wanted.names, use_threads=False) if is_ours else None
     except FileNotFoundError:
         # Removed since the folder was listed: a driver drops what a killed one left.
-        return wanted.empty_table()
+        return _no_rows(wanted)
     except (pa.ArrowException, OSError) as error:
         raise ResultsError(f"{path}: {_unreadable(error)}; remove or restore it") from error
     if part is None:
         raise ResultsError(f"{path}: not a part of the table {table}; move it elsewhere")
     return _as_today(part, path, table, wanted)
+
+
+def _no_rows(wanted: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    # Not empty_table, which imports pandas: `list` shall not wait for that.
+    return pa.Table.from_batches([], schema=wanted)
 
 
 def _unreadable(error: Exception) -> str:
@@ -140,11 +184,11 @@ def _unreadable(error: Exception) -> str:
 
 
 def _as_today(part: pa.Table, path: Path, table: str, wanted: pa.Schema) -> pa.Table:
-    """The part with today's columns: older parts lack some."""
+    """The part with today's columns, units and descriptions apart: older parts lack some."""
     import pyarrow as pa
 
     if part.schema.equals(wanted, check_metadata=False):
-        return pa.Table.from_arrays(part.columns, schema=wanted)
+        return part
     try:
         columns = [
             part[field.name].cast(field.type)
@@ -205,8 +249,16 @@ def counted(run: Run, statuses: Mapping[str, Status]) -> Run:
 
 
 def _run_rows(root: Path, run_id: str | None = None) -> list[dict[str, Any]]:
+    import pyarrow as pa
+
     table = read_table(root, "runs", run_id)
-    content: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
+    # As numbers: pyarrow imports pandas to make a datetime, and `list` shall not wait for that.
+    plain = pa.schema([f.with_type(pa.int64()) if f.name in _TIMES else f for f in table.schema])
+    content: list[dict[str, Any]] = table.cast(plain).to_pylist(maps_as_pydicts="strict")
+    for row in content:
+        for name in _TIMES:
+            if row[name] is not None:
+                row[name] = _EPOCH + timedelta(microseconds=row[name])
     return content
 
 

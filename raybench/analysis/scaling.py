@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
+from raybench.analysis.losses import LOSSES, lost_shares
+from raybench.analysis.ratios import ratio_range
 from raybench.point import Precision, Scalar
 from raybench.rows import text
 
@@ -19,9 +21,18 @@ _DERIVED = {
     "series": "int64",
     "is_baseline": "bool",
     "speed_up": "float64",
+    "speed_up_low": "float64",
+    "speed_up_high": "float64",
     "efficiency": "float64",
+    "efficiency_low": "float64",
+    "efficiency_high": "float64",
+    **dict.fromkeys(LOSSES, "float64"),
+    "serial_fraction": "float64",
+    "memory_ratio": "float64",
+    "samples_per_joule": "float64",
     "why": "object",
 }
+_UNKNOWN = dict.fromkeys(name for name, kind in _DERIVED.items() if kind == "float64")
 
 
 def scaling(points: pd.DataFrame, baseline: Mapping[str, Scalar]) -> pd.DataFrame:
@@ -31,10 +42,21 @@ def scaling(points: pd.DataFrame, baseline: Mapping[str, Scalar]) -> pd.DataFram
     baseline: settings of the baseline points; a series is all points that are equal in every
     other setting (weak: batch_size, strong: global_batch_size; weak and strong apart).
 
-    Columns besides those of `points`: batch (of the scaling kind; None where the workload takes
-    none), series (counts from 0), is_baseline, speed_up = throughput / that of the baseline point,
-    efficiency = speed_up / (world_size / that of the baseline point), only where the baseline
-    names world_size, and why: the reason for which an ok point with a throughput has no speed-up.
+    Columns besides those of `points`, null where they are not known:
+
+    * batch: of the scaling kind; None where the workload takes none.
+    * series: counts from 0. is_baseline.
+    * speed_up: throughput / that of the baseline point.
+    * efficiency: speed_up / (world_size / that of the baseline point), where the baseline names
+      world_size.
+    * *_low, *_high: their 95 % intervals, see `ratio_range`.
+    * lost_*: what of the step is lost against efficiency 1, and to what, see `lost_shares`.
+    * serial_fraction: in strong scaling, (1 / speed_up - 1 / p) / (1 - 1 / p) with p times the
+      devices: A. H. Karp, H. P. Flatt, "Measuring parallel processor performance",
+      Communications of the ACM 33(5), 1990. It holds all that is lost, not serial code alone.
+    * memory_ratio: peak_mem_allocated_bytes / that of the baseline point.
+    * samples_per_joule: of all devices, in the timed iterations: samples/s per watt.
+    * why: the reason for which an ok point with a throughput has no speed-up.
     """
     latest = latest_attempts(points)
     rows: list[dict[str, Any]] = [
@@ -42,13 +64,14 @@ def scaling(points: pd.DataFrame, baseline: Mapping[str, Scalar]) -> pd.DataFram
     ]
     series: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        row["batch"] = _batch(row)
+        row |= _UNKNOWN | {"batch": _batch(row), "samples_per_joule": _samples_per_joule(row)}
         row["is_baseline"] = bool(baseline) and all(
             _same(setting(row, name), value) for name, value in baseline.items()
         )
         series.setdefault(_series_key(row, baseline), []).append(row)
     for number, members in enumerate(series.values()):
         _compare(number, members, baseline)
+    _add_intervals(series.values())
     return _frame(rows, [*latest.columns, *_DERIVED])
 
 
@@ -94,16 +117,65 @@ def _series_key(row: Mapping[str, Any], baseline: Mapping[str, Scalar]) -> tuple
 def _compare(
     number: int, members: Sequence[dict[str, Any]], baseline: Mapping[str, Scalar]
 ) -> None:
-    """Fill in the derived columns of one series."""
-    base = next((row for row in members if row["is_baseline"]), None)
+    """Fill in the derived columns of one series, but for the intervals."""
+    base = _base(members)
     for row in members:
         why = _why_not(row, base, baseline)
-        row |= {"series": number, "speed_up": None, "efficiency": None, "why": why}
+        row |= {"series": number, "why": why}
         if why is not None or base is None or not _has_throughput(row):
             continue
         row["speed_up"] = row["throughput"] / base["throughput"]
+        row["memory_ratio"] = _memory_ratio(row, base)
         if "world_size" in baseline:
-            row["efficiency"] = row["speed_up"] / (row["world_size"] / base["world_size"])
+            row |= _scaled(row, base)
+
+
+def _scaled(row: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """What a speed-up over the number of devices comes to."""
+    devices = row["world_size"] / base["world_size"]
+    speed_up = row["speed_up"]
+    efficiency = speed_up / devices
+    is_serial = row["scaling"] == "strong" and devices > 1
+    return {
+        "efficiency": efficiency,
+        **lost_shares(row, base, efficiency),
+        "serial_fraction": (1 / speed_up - 1 / devices) / (1 - 1 / devices) if is_serial else None,
+    }
+
+
+def _memory_ratio(row: Mapping[str, Any], base: Mapping[str, Any]) -> float | None:
+    taken, of_base = (r["peak_mem_allocated_bytes"] for r in (row, base))
+    return None if pd.isna(taken) or pd.isna(of_base) or not of_base else taken / of_base
+
+
+def _base(members: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    return next((row for row in members if row["is_baseline"]), None)
+
+
+def _add_intervals(series: Iterable[Sequence[dict[str, Any]]]) -> None:
+    """Intervals of what has a speed-up; the baseline's own is 1 by definition."""
+    compared = [
+        (row, base)
+        for members in series
+        if (base := _base(members)) is not None
+        for row in members
+        if row["speed_up"] is not None
+    ]
+    for row, base in compared:
+        around = (1.0, 1.0) if row is base else ratio_range(base, row)
+        for name in ("speed_up", "efficiency"):
+            if around is not None and row[name] is not None:
+                low, high = around
+                row |= {f"{name}_low": row[name] * low, f"{name}_high": row[name] * high}
+
+
+def _samples_per_joule(row: Mapping[str, Any]) -> float | None:
+    names = ("throughput", "step_ms_p50", "step_ms_mean", "inner_iterations", "energy_j")
+    if row["status"] != "ok" or any(pd.isna(row[name]) for name in names):
+        return None
+    samples_per_step = row["throughput"] * row["step_ms_p50"] / 1000
+    steps = row["iterations"] * row["inner_iterations"]
+    return float(samples_per_step * steps / row["energy_j"]) if row["energy_j"] > 0 else None
 
 
 def _why_not(
@@ -121,7 +193,18 @@ def _why_not(
         return f"baseline point ended {base['status']}"
     if base["device_name"] != row["device_name"]:
         return f"baseline point ran on another device: {base['device_name']}"
-    return None if _has_throughput(base) else "baseline point has no throughput"
+    return _why_no_base(base) if _has_throughput(base) else "baseline point has no throughput"
+
+
+def _why_no_base(base: Mapping[str, Any]) -> str | None:
+    """Why nothing can be compared with an ok point. What is not known (null) is no reason."""
+    if not pd.isna(base["throttled"]) and base["throttled"]:
+        reasons = base["throttle_reasons"]
+        told = "" if reasons is None or not len(reasons) else f" ({', '.join(reasons)})"
+        return f"clocks were held down at the baseline point{told}"
+    if not pd.isna(base["stable"]) and not base["stable"]:
+        return "baseline point is unsteady"
+    return None
 
 
 def _has_throughput(row: Mapping[str, Any]) -> bool:

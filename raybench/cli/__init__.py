@@ -12,6 +12,7 @@ import sys
 import traceback
 
 import click
+from click.shell_completion import CompletionItem
 
 from raybench.errors import RaybenchError
 from raybench.version import __version__
@@ -23,6 +24,9 @@ COMMANDS = {
     "report": "raybench.cli.results",
     "list": "raybench.cli.results",
     "show": "raybench.cli.results",
+    "compare": "raybench.cli.compare",
+    "history": "raybench.cli.history",
+    "export": "raybench.cli.export",
     "doctor": "raybench.cli.doctor",
     "workloads": "raybench.cli.jobs",
     "schema": "raybench.cli.jobs",
@@ -44,6 +48,11 @@ class _LateGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names alone: to tell what each does, click would import them all."""
+        names = [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
+
 
 @click.group(cls=_LateGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="raybench %(version)s")
@@ -51,12 +60,22 @@ def raybench() -> None:
     """Sweep a GPU benchmark over batch sizes, world sizes and precisions, on Ray."""
 
 
+def _tell(error: click.ClickException) -> None:
+    """A mistake in the command in one line; without click's usage, which hides it."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None or isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return
+    told = " ".join(error.format_message().split()).removesuffix(".")
+    click.echo(f"{told}; see: {context.command_path} --help", err=True)
+
+
 def main() -> None:
     """Run the command line; every error becomes one exit code here."""
     try:
         code = raybench.main(standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        _tell(error)
         code = error.exit_code
     except SystemExit:
         # click's, where what reads stdout has left (`--help | head`): it has what it wanted.

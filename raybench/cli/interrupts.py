@@ -39,7 +39,7 @@ class Interrupts:
 
     def __init__(self, console: Console) -> None:
         self.in_flight = 0
-        self.farewell: Callable[[], None] = lambda: None
+        self.farewell: Callable[[], None] = lambda: say(console, "interrupted")
         self._console = console
         self._points_run = False
         self._asked = 0  # signals so far
@@ -97,7 +97,8 @@ class Interrupts:
     def held_back(self, most_s: float = _NOTICE_S) -> Iterator[None]:
         """Raise after the block what is due in it; a second one that is due goes through at once.
 
-        most_s: the process may be ended when the block has not come to its end by then.
+        most_s: the process may be ended when the block has not come to its end by then. With inf
+        a second one waits too, and the process is ended soon after it.
         """
         self._holds_s.append(most_s)
         try:
@@ -111,7 +112,7 @@ class Interrupts:
         self._raise_if_due()
 
     def _raise_if_due(self) -> None:
-        is_held = bool(self._holds_s) and self._due < 2
+        is_held = math.inf in self._holds_s or (bool(self._holds_s) and self._due < 2)
         if self._due and not self._raised and not is_held:
             self._raised = True
             self._deadline_s = time.monotonic() + _CLOSE_S
@@ -147,6 +148,8 @@ class Interrupts:
                 told = True
                 self._tell_stopping()
             if time.monotonic() > self._deadline_s:
+                # A spinner or a progress bar has hidden it.
+                self._console.show_cursor()
                 self.farewell()
                 os._exit(_INTERRUPTED)
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -28,6 +29,14 @@ def write_result(text: str) -> None:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
     except OSError as error:
         raise ResultsError(f"stdout: cannot be written: {error.strerror}") from error
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """The result in a file. Raises ResultsError when it cannot be written."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def color() -> bool:
@@ -64,7 +73,8 @@ def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         table.add_column(column, overflow="fold", no_wrap=is_whole)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console = Console(width=COLUMNS_OF_TABLES)
+    # With NO_COLOR rich would still print bold.
+    console = Console(width=COLUMNS_OF_TABLES, color_system="auto" if color() else None)
     with console.capture() as capture:
         console.print(table)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"

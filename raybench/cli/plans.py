@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from raybench.plan import Plan
 
 SCHEMA_VERSION = 1  # of the JSON object that `plan` prints
+# Each is an object of the imagined cluster: ten times as many take half a minute.
+_MOST_DEVICES = 100_000
 
 
 def load_plan(
@@ -68,7 +70,7 @@ def print_plan(
 )
 @click.option(
     "--devices",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=_MOST_DEVICES),
     help="Tell the makespans for so many devices; without it those of the largest point.",
 )
 @click.option(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
     """Run the points on a cluster; the run as it ended. Raises ClusterError and ResultsError."""
+    from raybench.batch_search import check_bounded
     from raybench.cluster.ray_cluster import RayCluster
     from raybench.cluster.ray_connection import connect
     from raybench.sweep import SweepSettings
@@ -42,8 +43,9 @@ def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
         with console.status("connecting to Ray"), interrupts.held_back(math.inf):
             connection = connect(where.address, where.device, wanted, where.wait_s)
             cluster = RayCluster(connection, tell=lambda line: say(console, line))
-            at_the_end.callback(cluster.close)
+            at_the_end.enter_context(_closed(cluster, interrupts))
             interrupts.take_signals()
+        check_bounded(start.plan, connection.kind)
         say(console, f"{cluster.description}; run {start.run.run_id} in {where.output}")
         workers = _workers_wanted(job, start, cluster)
         start = replace(start, run=replace(start.run, cluster=cluster.description))
@@ -56,6 +58,19 @@ def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
             profiled=where.profiled,
         )
         return recorded(settings, cluster, workers, RunRows(start, store, console), interrupts)
+
+
+@contextmanager
+def _closed(cluster: Cluster, interrupts: Interrupts) -> Iterator[None]:
+    """Close the cluster at the end; whom that takes too long is told what is kept."""
+    try:
+        yield
+    finally:
+        try:
+            cluster.close()
+        except KeyboardInterrupt:
+            interrupts.farewell()
+            raise
 
 
 def _workers_wanted(job: Job, start: Start, cluster: Cluster) -> int:
@@ -122,7 +137,7 @@ def _swept(
     settings: SweepSettings, cluster: Cluster, rows: RunRows, interrupts: Interrupts
 ) -> None:
     """The loop over the points, with its progress."""
-    from raybench.batch_search import BatchSearches, check_bounded
+    from raybench.batch_search import BatchSearches
     from raybench.cli.progress import make_progress
     from raybench.sweep import sweep
 
@@ -131,7 +146,6 @@ def _swept(
             rows.keep_record(index, record, cluster)
 
     start = rows.start
-    check_bounded(start.plan, cluster.devices)
     searches = BatchSearches(start.plan, start.kept)
     events = sweep(
         start.plan,

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.output import color, width, write_result
+from raybench.cli.completion import complete_point, complete_run
+from raybench.cli.github import append_to_summary
+from raybench.cli.output import color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
@@ -25,15 +27,15 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 
 
 @click.command("report", short_help="Report how a run scales.")
-@click.argument("run", default="latest")
+@click.argument("run", default="latest", shell_complete=complete_run)
 @_results_option
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(["terminal", "md", "json"]),
+    type=click.Choice(["terminal", "md", "html", "json"]),
     default="terminal",
     show_default=True,
-    help="For a terminal, for a pull request, or for another program.",
+    help="For a terminal, a pull request, a browser (one page, with charts) or another program.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file.")
 @click.option(
@@ -43,8 +45,13 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
     help="Also draw speed-up against ideal; of collectives the bandwidth over the size, of a "
     "search for the largest batch the memory over the batch size.",
 )
+@click.option(
+    "--github",
+    is_flag=True,
+    help="With --format md: append it to $GITHUB_STEP_SUMMARY instead of printing it.",
+)
 def report_command(
-    run: str, results: Path, kind: str, output: Path | None, chart: Path | None
+    run: str, results: Path, kind: str, output: Path | None, chart: Path | None, github: bool
 ) -> None:
     """How RUN scales: step time, speed-up and efficiency against the baseline.
 
@@ -52,14 +59,21 @@ def report_command(
     """
     if chart is not None and chart.suffix.lower() not in (".svg", ".png"):
         raise UsageError(f"--chart: must end in .svg or .png, got {chart}")
+    if github and kind != "md":
+        raise UsageError(f"--github: goes with --format md only, got --format {kind}")
     summary = load_summary(results, run)
-    text = _format(summary, kind, colored=output is None and color())
+    if kind == "html":
+        text = _page(results, run, summary)
+    else:
+        text = _format(summary, kind, colored=output is None and color())
     if chart is not None:
         _draw(summary, chart)
-    if output is None:
+    if github:
+        append_to_summary(text)
+    if output is not None:
+        write_file(output, text.encode())
+    elif not github:
         write_result(text)
-    else:
-        _write(output, text.encode())
 
 
 def print_report(results: Path, run_id: str, kind: str) -> None:
@@ -88,6 +102,14 @@ def _format(summary: Summary, kind: str, *, colored: bool) -> str:
     return terminal.format_report(summary, width=width(), color=colored)
 
 
+def _page(results: Path, run: str, summary: Summary) -> str:
+    from raybench import tables
+    from raybench.cli.page import format_page
+
+    root, _ = tables.find_run(results, run)
+    return format_page(root, summary)
+
+
 def _draw(summary: Summary, path: Path) -> None:
     from raybench.report import charts
     from raybench.report.bandwidth_chart import bandwidth_chart, has_bandwidths
@@ -99,7 +121,7 @@ def _draw(summary: Summary, path: Path) -> None:
     elif has_largest_batches(summary):
         draw = memory_chart
     spec = draw(summary)
-    _write(path, charts.render(spec, path.suffix.lower().removeprefix(".")))
+    write_file(path, charts.render(spec, path.suffix.lower().removeprefix(".")))
 
 
 @click.command("list", short_help="List all runs in the results.")
@@ -108,22 +130,23 @@ def _draw(summary: Summary, path: Path) -> None:
 def list_command(results: Path, as_json: bool) -> None:
     """All runs in the results, the newest last."""
     from raybench import tables
-    from raybench.report import as_json as json_report
-    from raybench.report import terminal
+    from raybench.report.runs import format_runs
 
     runs = tables.read_runs(results)
     if as_json:
+        from raybench.report import as_json as json_report
+
         text = json_report.format_runs(runs)
     elif runs:
-        text = terminal.format_runs(runs, width=width(), color=color())
+        text = format_runs(runs, width=width(), color=color())
     else:
         raise ResultsError(f"{results}: no runs yet; `raybench sweep JOB` makes one")
     write_result(text)
 
 
 @click.command("show", short_help="Show the points of a run, or all about one point.")
-@click.argument("run")
-@click.argument("point", required=False)
+@click.argument("run", shell_complete=complete_run)
+@click.argument("point", required=False, shell_complete=complete_point)
 @_results_option
 @_json_option
 def show_command(run: str, point: str | None, results: Path, as_json: bool) -> None:
@@ -166,6 +189,7 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
     from raybench.analysis.device_states import device_states
     from raybench.analysis.modules import slowest_modules
     from raybench.analysis.ranks import rank_steps
+    from raybench.analysis.step_times import step_times
     from raybench.report.as_json import records
     from raybench.report.points import PointDetails
 
@@ -186,11 +210,5 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
         states=device_states(telemetry, row["started_at"], row["duration_s"]),
         traces=[str(path) for path in tables.traces(results, run_id, point_id, row["attempt"])],
         attempts=attempts,
+        steps_ms=step_times(samples),
     )
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error

@@ -45,6 +45,7 @@ class RunRows:
         self._ended = dict(start.ended)
         self._known = set(start.devices)
         self._run = start.run
+        self._is_told = False
 
     def keep_devices(self, devices: Sequence[Device]) -> None:
         """Write the devices that the run has no row of. Raises ClusterError for other models."""
@@ -85,7 +86,10 @@ class RunRows:
         return run
 
     def tell_kept(self, what: str) -> None:
-        """Say what there is of a run that was cut short, and how to go on with it."""
+        """Say once what there is of a run that was cut short, and how to go on with it."""
+        if self._is_told:
+            return
+        self._is_told = True
         text = f"{what} before any point finished"
         # All but those that were cut short.
         if finished := sum(status is not Status.CANCELLED for status in self._ended.values()):
@@ -94,5 +98,6 @@ class RunRows:
                 f"{what}: {finished} finished {points} kept; "
                 f"see: raybench report {self.store.run_id} --results {self.store.root}"
             )
-        for line in (f"go on with: {self.start.resume_command}", text):
-            say(self.console, line)
+        if self.left:
+            say(self.console, f"go on with: {self.start.resume_command}")
+        say(self.console, text)

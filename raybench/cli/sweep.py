@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 from click.core import ParameterSource
 
-from raybench.cli.recording import carried_out
-from raybench.cli.resume import (
-    clear_leftovers,
-    nothing_left,
-    plan_of_run,
-    resumed_start,
-    run_to_resume,
-)
-from raybench.cli.start import Start, Where
-from raybench.cli.stderr import make_console, say
+from raybench.cli.completion import complete_run
 from raybench.environment import git_commit, measured_variables, package_versions
 from raybench.errors import UsageError
 from raybench.run import Run, RunStatus
@@ -32,6 +23,7 @@ from raybench.run import Run, RunStatus
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from raybench.cli.start import Start, Where
     from raybench.job import Job
     from raybench.plan import Plan
 
@@ -96,6 +88,7 @@ _REPEATED = (
     "--resume",
     "resumed",
     metavar="RUN",
+    shell_complete=complete_run,
     help="Go on with RUN of the output folder: run the points that it has not finished, and "
     "those that were lost.",
 )
@@ -138,12 +131,16 @@ def sweep_command(
     raybench sweep jobs/ddp_scaling.yaml --address auto --tag driver=580.159
     raybench sweep jobs/ddp_scaling.yaml --device cpu --set matrix.world_size=1,2
     raybench sweep jobs/ddp_scaling.yaml --resume latest
-    raybench sweep jobs/ddp_scaling.yaml --profile "world_size == 4 and precision == 'bf16'"
+    raybench sweep jobs/ddp_scaling.yaml --profile "world_size == 4"
 
     Exit code: 0 all points ok or skipped, 1 a point failed, 2 a mistake in the job or the command,
     3 no cluster or none that fits, 130 interrupted.
     """
+    # Here, so that neither --help nor the Tab key waits for them.
     from raybench.cli.plans import load_plan, print_plan
+    from raybench.cli.resume import clear_leftovers, plan_of_run, resumed_start, run_to_resume
+    from raybench.cli.start import Where
+    from raybench.cli.stderr import make_console
     from raybench.store import check_writable, hold_run
 
     given_tags = _tags(tags)
@@ -179,7 +176,10 @@ def sweep_command(
 
 def _run(job: Job, start: Start, where: Where, console: Console, as_json: bool) -> int:
     """Carry the run out, print its report; the exit code."""
+    from raybench.cli.recording import carried_out
     from raybench.cli.results import print_report
+    from raybench.cli.resume import nothing_left
+    from raybench.cli.stderr import say
 
     for warning in start.plan.warnings:
         say(console, f"{warning} (warning)")
@@ -210,6 +210,8 @@ def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
 
 
 def _new_start(ctx: click.Context, job: Job, plan: Plan, tags: dict[str, str]) -> Start:
+    from raybench.cli.start import Start
+
     run = _new_run(job, plan, tags)
     return Start(
         run=run,

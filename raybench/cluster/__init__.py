@@ -10,9 +10,11 @@ from raybench.cluster.ranks import Strategy
 from raybench.records import Answer, Device, DeviceSample, Task
 
 # Ray reads these when it is imported, and this package is imported before it. The uv hook would
-# build a new environment for every worker (ray#59639); the others keep Ray's own lines off the
-# user's terminal.
+# build a new environment for every worker (ray#59639). A thread that still asks after
+# `ray.shutdown` would start a second Ray, on the host's outside address. The others keep Ray's own
+# lines off the user's terminal.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

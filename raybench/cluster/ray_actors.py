@@ -5,7 +5,9 @@ A seat per device, an agent per node, and one store.
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,19 +31,31 @@ _FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
 
 
 class _Seat:
-    """A Worker, and what only Ray can tell it."""
+    """A Worker, and what only Ray can tell it. It has no device before `sit`."""
 
-    def __init__(self, kind: DeviceKind, search_path: str) -> None:
+    def __init__(self, search_path: str) -> None:
         if search_path not in sys.path:
             sys.path.insert(0, search_path)
         leash.hold_worker()
+        gc.disable()  # the collections in between are a sixth of the time of these imports
         from raybench.cluster.rendezvous import choose_interface
-        from raybench.worker import Worker
+        from raybench.worker import load
 
         choose_interface(_address())
-        self._worker = Worker(kind, _assigned_index() if kind == "cuda" else 0)
+        load()
+        gc.enable()
 
-    def identity(self) -> Device:
+    def is_loaded(self) -> bool:
+        """Shows that this process has done all that can be done without a device."""
+        return True
+
+    def sit(self, kind: DeviceKind, index: int | None = None) -> Device:
+        """Take this device, or the one that Ray assigned, and say which it is."""
+        from raybench.worker import Worker
+
+        if index is None:
+            index = _assigned_index() if kind == "cuda" else 0
+        self._worker = Worker(kind, index)
         node_id = ray.get_runtime_context().get_node_id()
         return self._worker.identity(node_id=node_id, address=_address())
 
@@ -50,6 +64,10 @@ class _Seat:
 
     def leave(self) -> None:
         self._worker.leave()
+
+    def end(self) -> None:
+        """End this process where Ray's head is gone, which `ray.kill` would ask."""
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _Store:
@@ -110,17 +128,26 @@ class _Agent:
 
 
 def start_seat(kind: DeviceKind, placement: PlacementGroup, bundle: int) -> Any:
-    """A new worker on the device of this bundle."""
+    """A new worker that Ray gives the device of this bundle."""
     there = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle)
+    return _seat(there, num_gpus=int(kind == "cuda"), num_cpus=int(kind == "cpu"))
+
+
+def start_standby(node_id: str) -> Any:
+    """A new worker on this node that Ray gives no device."""
+    return _seat(NodeAffinitySchedulingStrategy(node_id, soft=False), num_gpus=0, num_cpus=0)
+
+
+def _seat(there: Any, *, num_gpus: int, num_cpus: int) -> Any:
     options = {
-        "num_gpus": 1 if kind == "cuda" else 0,
-        "num_cpus": 0 if kind == "cuda" else 1,
+        "num_gpus": num_gpus,
+        "num_cpus": num_cpus,
         "max_restarts": 0,
         "max_task_retries": 0,
         "scheduling_strategy": there,
         "runtime_env": {"env_vars": _worker_environment() | {leash.MARK: leash.new_mark()}},
     }
-    return ray.remote(_Seat).options(**options).remote(kind, str(Path.cwd()))
+    return ray.remote(_Seat).options(**options).remote(str(Path.cwd()))
 
 
 def start_store() -> Any:
@@ -135,7 +162,13 @@ def start_agent(node_id: str) -> Any:
 
 def _on_node(actor: type, node_id: str) -> Any:
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    options = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": there}
+    options = {
+        "num_cpus": 0,
+        "max_restarts": 0,
+        "scheduling_strategy": there,
+        # Ray's nice 15 lets a busy node look like a dead one.
+        "runtime_env": {"env_vars": {"RAY_worker_niceness": "0"}},
+    }
     return ray.remote(actor).options(**options).remote()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ _ANSWER_TIMEOUT_S = 0.5
 _KILL_TIMEOUT_S = 1.0
 _START_TIMEOUT_S = 30.0
 # Without an answer for so long, a node is frozen or cut off. Ray takes up to a minute to say so.
-_SILENCE_S = 6.0
+_SILENCE_S = 8.0
 # A new agent's process has to start first, on a node that may be starting its workers.
 _STARTING_S = 60.0
 # A node whose raylet has ended refuses connections; one that is frozen or cut off does not.
@@ -30,6 +30,8 @@ _CONNECT_TIMEOUT_S = 0.1
 # stopped itself, or had no reason to look.
 _LONGEST_LOOK_S = 1.5
 _POLL_S = 0.1
+# Hundreds of points may be looked after at once.
+_LOOK_EVERY_S = 0.25
 # Less than any CUDA context has, more than the driver keeps for itself.
 _FREE_WITHIN_BYTES = 256 * 1024**2
 
@@ -58,6 +60,8 @@ class NodeAgents:
     def __init__(self, head: Head) -> None:
         self._head = head
         self._nodes: dict[str, _Node] = {}
+        self._silent: frozenset[str] = frozenset()
+        self._looked_s = -_LOOK_EVERY_S
         # Several points may run, and ask, at once.
         self._lock = threading.Lock()
 
@@ -80,27 +84,33 @@ class NodeAgents:
         self.start(by_node)
         with self._lock:
             for node_id, here in by_node.items():
-                self._nodes[node_id].devices += here
-                self._nodes[node_id].agent.sample.remote(tuple(here))
+                node = self._nodes[node_id]
+                # A node that thawed still samples what its lost workers had.
+                watched = {device.uuid for device in node.devices}
+                new = [device for device in here if device.uuid not in watched]
+                node.devices += new
+                node.agent.sample.remote(tuple(new))
 
     def silent_nodes(self) -> frozenset[str]:
         """Node ids of those whose agent does not answer, or that Ray says are dead.
 
-        Costs a millisecond. Ask about once a second while something is waited for. Raises
-        ClusterError when the head of the cluster is gone.
+        Costs milliseconds, four times a second at most. Ask about once a second while something is
+        waited for. Raises ClusterError when the head of the cluster is gone.
         """
         self._head.check()
-        now_s = time.monotonic()
         with self._lock:
-            return frozenset(
-                node_id for node_id, node in self._nodes.items() if _is_silent(node, now_s)
-            )
+            now_s = time.monotonic()
+            if now_s > self._looked_s + _LOOK_EVERY_S:
+                self._looked_s = now_s
+                known = self._nodes.items()
+                self._silent = frozenset(one for one, node in known if _is_silent(node, now_s))
+            return self._silent
 
     def has_ended(self, node_id: str) -> bool:
         """Whether Ray on this node is known to have ended. Takes 0.1 s at most."""
         with self._lock:
             node = self._nodes.get(node_id)
-        return node is not None and _refuses(node.raylet)
+        return node is not None and _has_ended(node, asks_ray=True)
 
     def kill(self, devices: Sequence[Device]) -> None:
         """SIGKILL the processes of the workers that own these devices.
@@ -114,12 +124,18 @@ class NodeAgents:
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=_KILL_TIMEOUT_S)
 
-    def log_tail(self, device: Device) -> str:
-        """The last lines that this device's worker wrote; "" when they cannot be had now."""
-        for agent, _ in self._by_agent([device]):
-            tail = _answer(agent.log_tail.remote(device.process_id))
-            return str(tail or "")
-        return ""
+    def log_tails(self, devices: Mapping[int, Device]) -> dict[int, str]:
+        """The last lines that the worker of each wrote; "" where they cannot be had now."""
+        agents = self._agents()
+        asked = {
+            key: agents[device.node_id].log_tail.remote(device.process_id)
+            for key, device in devices.items()
+            if device.node_id in agents
+        }
+        tails = _answers(list(asked.values()))
+        return dict.fromkeys(devices, "") | {
+            key: str(tail or "") for key, tail in zip(asked, tails, strict=True)
+        }
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
         """Wait until these GPUs, whose workers are gone, have their memory back.
@@ -145,16 +161,18 @@ class NodeAgents:
         """
         with self._lock:
             nodes = [node for node in self._nodes.values() if node.devices]
+            nodes = [node for node in nodes if node.node_id not in self._silent]
             for node in nodes:
                 node.samples = node.samples or node.agent.drain.remote()
-            refs = [node.samples for node in nodes]
-            if not refs:
-                return ()
-            done, _ = ray.wait(refs, num_returns=len(refs), timeout=_ANSWER_TIMEOUT_S)
-            for node in nodes:
-                if node.samples in done:
-                    node.samples = None
-        return tuple(sample for ref in done for sample in _answer(ref) or ())
+            asked = {node.samples: node for node in nodes}
+        if not asked:
+            return ()
+        # Without the lock: points that run look at their nodes meanwhile.
+        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_TIMEOUT_S)
+        with self._lock:
+            for ref in done:
+                asked[ref].samples = None
+        return tuple(sample for said in _answers(done) for sample in said or ())
 
     def stop(self) -> None:
         """Let the agents go."""
@@ -163,9 +181,12 @@ class NodeAgents:
                 ray.kill(node.agent, no_restart=True)
             self._nodes = {}
 
-    def _by_agent(self, devices: Sequence[Device]) -> list[tuple[Any, list[Device]]]:
+    def _agents(self) -> dict[str, Any]:
         with self._lock:
-            agents = {node_id: node.agent for node_id, node in self._nodes.items()}
+            return {node_id: node.agent for node_id, node in self._nodes.items()}
+
+    def _by_agent(self, devices: Sequence[Device]) -> list[tuple[Any, list[Device]]]:
+        agents = self._agents()
         node_ids = {device.node_id for device in devices} & agents.keys()
         return [
             (agents[node_id], [device for device in devices if device.node_id == node_id])
@@ -179,9 +200,10 @@ class NodeAgents:
             (here, agent.grown_memory_bytes.remote([device.uuid for device in here]))
             for agent, here in self._by_agent(gpus)
         ]
+        answers = _answers([ref for _, ref in asked])
         found = [
-            (device, (_answer(ref) or {}).get(device.uuid, 0))
-            for here, ref in asked
+            (device, (grown or {}).get(device.uuid, 0))
+            for (here, _), grown in zip(asked, answers, strict=True)
             for device in here
         ]
         return [(device, size) for device, size in found if size > _FREE_WITHIN_BYTES]
@@ -207,13 +229,21 @@ def _is_silent(node: _Node, now_s: float) -> bool:
     if done and _is_answered(node.ping):
         node.silence_s, node.patience_s = 0.0, _SILENCE_S
         node.ping = node.agent.answer.remote()
-    elif (done or _REFUSAL_AFTER_S < node.silence_s <= node.patience_s) and _refuses(node.raylet):
-        node.patience_s = 0.0
-    elif done and node.silence_s < node.patience_s:
-        node.agent, node.samples, node.patience_s = start_agent(node.node_id), None, _STARTING_S
-        node.agent.sample.remote(tuple(node.devices))
-        node.ping = node.agent.answer.remote()
+    elif node.silence_s <= node.patience_s:
+        if (done or node.silence_s > _REFUSAL_AFTER_S) and _has_ended(node, asks_ray=bool(done)):
+            node.patience_s = 0.0
+        elif done:
+            node.agent, node.samples, node.patience_s = start_agent(node.node_id), None, _STARTING_S
+            node.agent.sample.remote(tuple(node.devices))
+            node.ping = node.agent.answer.remote()
     return node.silence_s > node.patience_s
+
+
+def _has_ended(node: _Node, *, asks_ray: bool) -> bool:
+    """Ray's own word comes late, but it comes for a host that is off, too."""
+    return _refuses(node.raylet) or (
+        asks_ray and any(one["NodeID"] == node.node_id and not one["Alive"] for one in nodes())
+    )
 
 
 def _is_answered(ping: Any) -> bool:
@@ -234,9 +264,16 @@ def _refuses(raylet: tuple[str, int]) -> bool:
     return False
 
 
-def _answer(ref: Any) -> Any:
-    """What the agent says; None when it is gone or slow."""
+def _answers(refs: Sequence[Any]) -> list[Any]:
+    """What each agent says, waiting as long as for one; None from those that are gone or slow."""
+    if not refs:
+        return []
+    done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=_ANSWER_TIMEOUT_S)
+    return [_said(ref) if ref in done else None for ref in refs]
+
+
+def _said(ref: Any) -> Any:
     try:
-        return ray.get(ref, timeout=_ANSWER_TIMEOUT_S)
+        return ray.get(ref)
     except ray.exceptions.RayError:
         return None

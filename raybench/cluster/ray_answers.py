@@ -69,6 +69,21 @@ def cause_of_death(told: str, log_tail: str) -> str:
     return f"died: {told.strip().splitlines()[0]}"
 
 
+def why_no_start(error: Exception) -> str:
+    """Why there is no worker, in a line for the user, from what Ray raised."""
+    text = str(error).strip()
+    node = re.search(r"\bip=([^,)]+)", text)
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = f"{type(error.cause).__name__}: {first_line(error.cause)}"
+    elif "creation task" in text:
+        # What a constructor raised stands last, below Ray's own traceback.
+        cause = text.splitlines()[-1].strip()
+    else:
+        cause = first_line(error)
+    hint = "; install the same packages on every node" if "ModuleNotFoundError" in cause else ""
+    return f"a worker could not start{f' on {node[1]}' if node else ''}: {cause}{hint}"
+
+
 def all_done(refs: Sequence[Any], timeout_s: float) -> bool:
     """Whether all of them ended in time, and without an error."""
     done, late = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import ray
 
@@ -14,6 +13,8 @@ from raybench.cluster.ray_connection import Connection, Head
 from raybench.cluster.ray_groups import ProcessGroups
 from raybench.cluster.ray_recovery import settle
 from raybench.cluster.ray_seats import Seats
+from raybench.cluster.ray_standbys import Standbys
+from raybench.cluster.verdicts import with_losses
 from raybench.records import Answer, Device, DeviceSample, Failure, Status, Task
 
 
@@ -21,13 +22,21 @@ class RayCluster:
     """A Ray cluster and the workers that raybench has on it.
 
     tell: gets a line for the user when workers are waited for, come late or are lost.
+    standby_on_cpus: as Standbys' on_cpus.
     """
 
-    def __init__(self, connection: Connection, tell: Callable[[str], None] = lambda _: None):
+    def __init__(
+        self,
+        connection: Connection,
+        tell: Callable[[str], None] = lambda _: None,
+        *,
+        standby_on_cpus: bool = False,
+    ) -> None:
         self._connection = connection
         self._head = Head(connection.head)
         self._agents = NodeAgents(self._head)
-        self._seats = Seats(connection, self._agents, tell)
+        self._standbys = Standbys(on_cpus=standby_on_cpus)
+        self._seats = Seats(connection, self._agents, self._standbys, tell)
         self._groups = ProcessGroups(self._seats)
 
     @property
@@ -63,6 +72,7 @@ class RayCluster:
         self._seats.lose(self._agents.silent_nodes())
         if task.settings.fresh_workers and any(self._seats[seat].is_used for seat in chosen):
             self._groups.leave(chosen)
+            self._head.check(afresh=True)
             self._seats.replace(chosen)
         group = self._groups.join(chosen)
         if any(self._seats[seat].lost_because for seat in chosen):
@@ -78,6 +88,7 @@ class RayCluster:
         if outcome.group_is_gone:
             self._groups.forget(chosen)
         if outcome.unfit:
+            self._head.check(afresh=True)
             self._seats.replace([chosen[rank] for rank in sorted(outcome.unfit)])
         return self._with_losses(outcome.answers, chosen)
 
@@ -89,6 +100,7 @@ class RayCluster:
         if self._head.is_gone:
             # Ray would wait for it for a minute; the agents need no head.
             self._agents.kill(self._seats.devices)
+            self._standbys.close_without_head()
         else:
             self._agents.stop()
             self._groups.close()
@@ -110,11 +122,4 @@ class RayCluster:
         return self._with_losses(tuple(waited), seats)
 
     def _with_losses(self, answers: Sequence[Answer], seats: Sequence[int]) -> tuple[Answer, ...]:
-        """A rank that failed with its node or device says so: a dead process is how it showed."""
-        reasons = [self._seats[seat].lost_because for seat in seats]
-        return tuple(
-            replace(answer, status=Status.LOST, error_type="NodeLost", message=reason)
-            if reason and isinstance(answer, Failure)
-            else answer
-            for answer, reason in zip(answers, reasons, strict=True)
-        )
+        return with_losses(answers, [self._seats[seat].lost_because for seat in seats])

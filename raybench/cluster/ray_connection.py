@@ -35,9 +35,10 @@ _QUIET: dict[str, Any] = {
 }
 _CONNECT_TIMEOUT_S = 5.0
 _ASK_TIMEOUT_S = 15.0
-_HEAD_TIMEOUT_S = 0.5
+# Longer than the second after which TCP sends again what was lost on the way.
+_HEAD_TIMEOUT_S = 2.0
 _ASK_HEAD_EVERY_S = 1.0
-_MISSED_AT_MOST = 2
+_ASK_AGAIN_S = 1.0
 _ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 
 
@@ -64,24 +65,32 @@ class Head:
         host, _, port = address.rpartition(":")
         self._address = (host.strip("[]"), int(port))
         self._lock = threading.Lock()
-        self._asked_s = 0.0
-        self._missed = 0
+        self._asked_s = -_ASK_HEAD_EVERY_S
+        self._is_gone = False
 
     @property
     def is_gone(self) -> bool:
         """It did not answer twice in a row. Asks at most once a second."""
-        with self._lock:
-            now_s = time.monotonic()
-            if self._missed < _MISSED_AT_MOST and now_s > self._asked_s + _ASK_HEAD_EVERY_S:
-                self._asked_s = now_s
-                self._missed = 0 if self._listens() else self._missed + 1
-            return self._missed >= _MISSED_AT_MOST
+        return self._asked(_ASK_HEAD_EVERY_S)
 
-    def check(self) -> None:
-        """Raises ClusterError when it is gone."""
-        if self.is_gone:
+    def check(self, *, afresh: bool = False) -> None:
+        """Raises ClusterError when it is gone.
+
+        afresh: ask now. Ray ends this process when it asks a dead head to start or kill an actor.
+        """
+        if self._asked(0.0 if afresh else _ASK_HEAD_EVERY_S):
             host, port = self._address
             raise ClusterError(f"the head of the Ray cluster at {host}:{port} is gone")
+
+    def _asked(self, every_s: float) -> bool:
+        with self._lock:
+            if not self._is_gone and time.monotonic() >= self._asked_s + every_s:
+                self._is_gone = not self._listens()
+                if self._is_gone:
+                    time.sleep(_ASK_AGAIN_S)
+                    self._is_gone = not self._listens()
+                self._asked_s = time.monotonic()
+            return self._is_gone
 
     def _listens(self) -> bool:
         try:

@@ -61,8 +61,9 @@ class ProcessGroups:
 
     def tell_abort(self, group: Group) -> None:
         """Wake what waits in the members to abort the group."""
-        if self._store is not None:
-            self._store.tell_abort.remote(group)
+        store = self._store  # another thread may find that it died
+        if store is not None:
+            store.tell_abort.remote(group)
 
     def close(self) -> None:
         """Let the store go."""

@@ -5,9 +5,11 @@ One group for all would come whole or not at all, and would be thrown into disor
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 
 import ray
 import ray._private.state
@@ -16,6 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from raybench.cluster.ranks import Strategy
 from raybench.cluster.ray_connection import DeviceKind, nodes
+from raybench.records import Device
 
 # A bundle on devices that were free a moment ago is there in milliseconds, or not at all.
 _PLACE_TIMEOUT_S = 2.0
@@ -29,6 +32,17 @@ class Slot:
     node_id: str
     placement: PlacementGroup
     bundle: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Seat:
+    """A worker and where it is held. lost_because: empty as long as it can be used."""
+
+    slot: Slot
+    actor: Any
+    device: Device
+    is_used: bool = False
+    lost_because: str = ""
 
 
 def resource(kind: DeviceKind) -> str:
@@ -77,8 +91,9 @@ def place(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
         for node, count in wanted.items()
     }
     slots = []
+    deadline_s = time.monotonic() + _PLACE_TIMEOUT_S
     for node, placement in asked.items():
-        if placement.wait(_PLACE_TIMEOUT_S):
+        if placement.wait(max(0.0, deadline_s - time.monotonic())):
             slots += [
                 Slot(node_id=node, placement=placement, bundle=bundle)
                 for bundle in range(wanted[node])

@@ -115,11 +115,15 @@ class _Ranks:
             self._look_at_nodes()
 
     def seen(self, finished: frozenset[int]) -> Seen:
-        for rank in self._waiting.values():
-            self._log_tails[rank] = self._agents.log_tail(self._devices[rank])
+        died = [rank for rank, answer in self.answers.items() if _is_death(answer)]
+        asked = {rank: self._devices[rank] for rank in (*self._waiting.values(), *died)}
+        self._log_tails |= self._agents.log_tails(asked)
         return Seen(
             world_size=len(self._devices),
-            answers={rank: self._explained(answer) for rank, answer in self.answers.items()},
+            answers={
+                rank: _explained(answer, self._log_tails.get(rank, ""))
+                for rank, answer in self.answers.items()
+            },
             finished=finished,
             log_tails=self._log_tails,
         )
@@ -144,20 +148,6 @@ class _Ranks:
             for answer in answers
         )
 
-    def _explained(self, answer: Answer) -> Answer:
-        """With the end of its log, if it is that of a process that died."""
-        if not isinstance(answer, Failure) or answer.error_type not in (
-            "WorkerDied",
-            "HostOutOfMemory",
-        ):
-            return answer
-        tail = self._agents.log_tail(self._devices[answer.rank])
-        explained = replace(answer, detail=tail or answer.detail)
-        if answer.error_type == "WorkerDied":
-            message = f"the worker process {cause_of_death(answer.detail, tail)}"
-            explained = replace(explained, message=message)
-        return explained
-
     def _look_at_nodes(self) -> None:
         """A rank on a node that does not answer is lost."""
         if time.monotonic() - self._looked_s < _LOOK_AT_NODES_S:
@@ -168,6 +158,22 @@ class _Ranks:
             if self._devices[rank].node_id in silent:
                 del self._waiting[ref]
                 self.answers[rank] = node_lost(rank, self._devices[rank])
+
+
+def _explained(answer: Answer, log_tail: str) -> Answer:
+    """With the end of its log, if it is that of a process that died."""
+    if not (isinstance(answer, Failure) and _is_death(answer)):
+        return answer
+    explained = replace(answer, detail=log_tail or answer.detail)
+    if answer.error_type == "WorkerDied":
+        message = f"the worker process {cause_of_death(answer.detail, log_tail)}"
+        explained = replace(explained, message=message)
+    return explained
+
+
+def _is_death(answer: Answer) -> bool:
+    deaths = ("WorkerDied", "HostOutOfMemory")
+    return isinstance(answer, Failure) and answer.error_type in deaths
 
 
 def _is_lost_node(answer: Answer) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import Counter
@@ -17,8 +16,10 @@ from raybench.cluster import ranks
 from raybench.cluster.ranks import Strategy
 from raybench.cluster.ray_actors import start_seat
 from raybench.cluster.ray_agents import NodeAgents
-from raybench.cluster.ray_connection import Connection, first_line
+from raybench.cluster.ray_answers import why_no_start
+from raybench.cluster.ray_connection import Connection, DeviceKind
 from raybench.cluster.ray_placement import (
+    Seat,
     Slot,
     ask_autoscaler,
     free_devices,
@@ -26,11 +27,12 @@ from raybench.cluster.ray_placement import (
     resource,
     shares,
 )
+from raybench.cluster.ray_replacement import START_TIMEOUT_S, Replacement
+from raybench.cluster.ray_standbys import Standbys
 from raybench.environment import package_versions
 from raybench.errors import ClusterError
 from raybench.records import Device
 
-_START_TIMEOUT_S = 180.0
 # How long the others are waited for when the first worker is there.
 _SLOW_START_S = 20.0
 # Devices that the last sweep has let go of are free a moment later.
@@ -41,17 +43,6 @@ _POLL_S = 0.25
 _LOOK_S = 1.0
 
 
-@dataclass(slots=True, kw_only=True)
-class Seat:
-    """A worker and where it is held. lost_because: empty as long as it can be used."""
-
-    slot: Slot
-    actor: Any
-    device: Device
-    is_used: bool = False
-    lost_because: str = ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Start:
     """A worker that was started and has not said yet which device it has."""
@@ -59,6 +50,7 @@ class _Start:
     slot: Slot
     actor: Any
     identity: Any
+    since_s: float
 
 
 class Seats:
@@ -68,10 +60,15 @@ class Seats:
     """
 
     def __init__(
-        self, connection: Connection, agents: NodeAgents, tell: Callable[[str], None]
+        self,
+        connection: Connection,
+        agents: NodeAgents,
+        standbys: Standbys,
+        tell: Callable[[str], None],
     ) -> None:
         self._connection = connection
         self._agents = agents
+        self._standbys = standbys
         self._tell = tell
         self._seats: list[Seat] = []
         self._starting: list[_Start] = []
@@ -117,6 +114,7 @@ class Seats:
         self._agents.watch([came[position].device for position in order])
         with self._lock:
             self._seats = [came[position] for position in order]
+        self._keep_standbys()
         if self.coming:
             self._tell(f"{len(came)} of {count} workers are there, up to {self.coming} may come")
 
@@ -130,27 +128,15 @@ class Seats:
 
     def replace(self, numbers: Collection[int]) -> None:
         """New processes on the same devices; a seat that cannot have one is lost."""
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
-        waiting: dict[Any, int] = {}
-        self.lose(self._agents.silent_nodes())
-        for number in numbers:
-            seat = self._seats[number]
-            if seat.lost_because:
-                continue
-            ray.kill(seat.actor, no_restart=True)
-            seat.actor = start_seat(self._connection.kind, seat.slot.placement, seat.slot.bundle)
-            seat.is_used = False
-            waiting[seat.actor.identity.remote()] = number
-        while waiting and time.monotonic() < deadline_s:
-            for ref in ray.wait(list(waiting), num_returns=1, timeout=_LOOK_S)[0]:
-                self._renew(self._seats[waiting.pop(ref)], ref)
-            self.lose(self._agents.silent_nodes())
-            waiting = {r: n for r, n in waiting.items() if not self._seats[n].lost_because}
-        for number in waiting.values():
-            self._lose_seat(self._seats[number], f"no new process in {_START_TIMEOUT_S:.0f} s")
+        kind, lose = self._connection.kind, self.lose
+        Replacement(kind, self._agents, self._standbys, lose, self._lose_seat).run(
+            [self._seats[number] for number in numbers]
+        )
+        self._keep_standbys()
 
     def lose(self, node_ids: Collection[str]) -> None:
         """Give up what is on these nodes."""
+        self._standbys.lose(node_ids)
         with self._lock:
             gone = [seat for seat in self._seats if seat.slot.node_id in node_ids]
             gone = [seat for seat in gone if not seat.lost_because]
@@ -164,6 +150,7 @@ class Seats:
 
     def close(self) -> None:
         """Let go of all workers and of their devices."""
+        self._standbys.close()
         with self._lock:
             _let_go([*self._seats, *self._starting])
             self._seats, self._starting = [], []
@@ -192,13 +179,18 @@ class Seats:
         free = {node: n for node, n in free_devices(kind).items() if node not in barred}
         slots = place(kind, shares(free, self._missing, self._strategy))
         self._agents.start(slot.node_id for slot in slots)
-        for slot in slots:
-            actor = start_seat(kind, slot.placement, slot.bundle)
-            self._starting.append(_Start(slot=slot, actor=actor, identity=actor.identity.remote()))
+        started = [_started(kind, slot) for slot in slots]
+        with self._lock:
+            self._starting += started
+
+    def _keep_standbys(self) -> None:
+        with self._lock:
+            used = [seat.device for seat in self._seats if not seat.lost_because]
+        self._standbys.keep(used)
 
     def _first_answers(self) -> list[Seat]:
         """The workers that are there in time. Raises ClusterError when one cannot start."""
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        deadline_s = time.monotonic() + START_TIMEOUT_S
         came: list[Seat] = []
         while self._starting and time.monotonic() < deadline_s:
             refs = [start.identity for start in self._starting]
@@ -207,25 +199,38 @@ class Seats:
                 try:
                     came.append(_seat(start))
                 except ray.exceptions.RayError as error:
-                    raise ClusterError(_why_no_start(error)) from None
+                    raise ClusterError(why_no_start(error)) from None
                 self._starting.remove(start)
                 deadline_s = min(deadline_s, time.monotonic() + _SLOW_START_S)
         if not came:
-            raise ClusterError(f"no worker started within {_START_TIMEOUT_S:.0f} s")
+            raise ClusterError(f"no worker started within {START_TIMEOUT_S:.0f} s")
         return came
 
     def _took_in(self) -> bool:
         """Whether a worker came: one that was starting, on a device that has become free."""
+        now_s = time.monotonic()
+        if self._missing and now_s > self._looked_s + _LOOK_S:
+            self._looked_s = now_s
+            self._start_missing()  # it may wait for a node, and points must not wait with it
         with self._lock:
-            now_s = time.monotonic()
-            if self._missing and now_s > self._looked_s + _LOOK_S:
-                self._looked_s = now_s
-                self._start_missing()
             refs = [start.identity for start in self._starting]
             done = ray.wait(refs, num_returns=len(refs), timeout=0)[0] if refs else []
             came = [start for start in self._starting if start.identity in done]
             self._starting = [start for start in self._starting if start not in came]
+            self._drop_late(now_s)
             return any([self._take_in(start) for start in came])
+
+    def _drop_late(self, now_s: float) -> None:
+        """A process that never comes up must not be waited for till the end of the run."""
+        late = [start for start in self._starting if now_s > start.since_s + START_TIMEOUT_S]
+        self._starting = [start for start in self._starting if start not in late]
+        for start in late:
+            self._refuse(start, f"its process did not start within {START_TIMEOUT_S:.0f} s")
+
+    def _refuse(self, start: _Start, reason: str) -> None:
+        self._refused.add(start.slot.node_id)
+        ray.kill(start.actor, no_restart=True)
+        self._tell(f"a worker that came late is left out: {reason}")
 
     def _take_in(self, start: _Start) -> bool:
         """A worker that came late; one that cannot be used costs its node, not the run."""
@@ -233,30 +238,30 @@ class Seats:
             seat = _seat(start)
             check_devices([*(s.device for s in self._seats if not s.lost_because), seat.device])
         except (ray.exceptions.RayError, ClusterError) as error:
-            self._refused.add(start.slot.node_id)
-            ray.kill(start.actor, no_restart=True)
-            reason = str(error) if isinstance(error, ClusterError) else _why_no_start(error)
-            self._tell(f"a worker that came late is left out: {reason}")
+            self._refuse(
+                start, str(error) if isinstance(error, ClusterError) else why_no_start(error)
+            )
             return False
         self._agents.watch([seat.device])
         self._seats.append(seat)
+        self._keep_standbys()
         now = len(self._seats) - len(self.lost)
         self._tell(f"a worker came on {seat.device.host}: {now} of {self._count} are there")
         return True
 
-    def _renew(self, seat: Seat, identity: Any) -> None:
-        try:
-            seat.device = ray.get(identity)
-        except ray.exceptions.RayError as error:
-            if self._agents.has_ended(seat.slot.node_id):
-                self.lose({seat.slot.node_id})
-            else:
-                self._lose_seat(seat, _why_no_start(error))
-
     def _lose_seat(self, seat: Seat, reason: str) -> None:
         device = seat.device
-        seat.lost_because = f"{device.kind}:{device.index} on {device.host} is lost: {reason}"
+        with self._lock:
+            if seat.lost_because:
+                return
+            seat.lost_because = f"{device.kind}:{device.index} on {device.host} is lost: {reason}"
         self._tell(seat.lost_because)
+
+
+def _started(kind: DeviceKind, slot: Slot) -> _Start:
+    actor = start_seat(kind, slot.placement, slot.bundle)
+    identity = actor.sit.remote(kind)
+    return _Start(slot=slot, actor=actor, identity=identity, since_s=time.monotonic())
 
 
 def _let_go(held: Sequence[Seat | _Start]) -> None:
@@ -268,15 +273,6 @@ def _let_go(held: Sequence[Seat | _Start]) -> None:
 
 def _seat(start: _Start) -> Seat:
     return Seat(slot=start.slot, actor=start.actor, device=ray.get(start.identity))
-
-
-def _why_no_start(error: Exception) -> str:
-    text = str(error).strip()
-    node = re.search(r"\bip=([^,)]+)", text)
-    # What a constructor raised stands last, below Ray's own traceback.
-    cause = text.splitlines()[-1].strip() if "creation task" in text else first_line(error)
-    hint = "; install the same packages on every node" if "ModuleNotFoundError" in cause else ""
-    return f"a worker could not start{f' on {node[1]}' if node else ''}: {cause}{hint}"
 
 
 def check_devices(devices: Sequence[Device]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from raybench.records import Answer, Failure, Status
@@ -103,6 +103,21 @@ def after_timeout(seen: Seen, timeout_s: float) -> tuple[Answer, ...]:
             reason = f"waited for {_ranks(blamed)}"
             answers.append(_beside(rank, reason, Status.TIMEOUT, seen))
     return tuple(answers)
+
+
+def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answer, ...]:
+    """A rank that failed with its node or device says so: a dead process is how it showed.
+
+    What the rank itself said of its failure stays, also when it took the device along.
+    reasons: why each rank's seat is lost; "" where it is not.
+    """
+    unsaid = (Status.LOST, Status.TIMEOUT)
+    return tuple(
+        replace(answer, status=Status.LOST, error_type="NodeLost", message=reason)
+        if reason and isinstance(answer, Failure) and answer.status in unsaid
+        else answer
+        for answer, reason in zip(answers, reasons, strict=True)
+    )
 
 
 def place_of(log_tail: str) -> _Place | None:

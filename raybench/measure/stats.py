@@ -83,7 +83,7 @@ def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
 
     repeats: the samples of each repeat, in the order in which they were taken. Blocks of the
     moving-block bootstrap stay within a repeat. The percentile interval around the median is
-    widened for what blocks of this length cannot see, see `_widening`, and cut to the range of
+    widened for what blocks of this length cannot see, see `widening`, and cut to the range of
     the samples. The draw is seeded: equal samples give equal intervals.
     """
     import numpy as np
@@ -92,11 +92,11 @@ def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
     values = np.concatenate(series)
     if values.size < MIN_SAMPLES:
         return None
-    phi = _cautious_phi(series)
+    phi = cautious_phi(series)
     block = min(block_length(values.size, phi), *(len(samples) for samples in series))
     median = float(np.median(values))
     low, high = np.quantile(_resampled_medians(series, block), [1 - _TWO_SIDED_95, _TWO_SIDED_95])
-    factor = _widening(values.size, block, phi)
+    factor = widening(values.size, block, phi)
     return Interval(
         low=max(float(values.min()), median - factor * (median - float(low))),
         high=min(float(values.max()), median + factor * (float(high) - median)),
@@ -140,7 +140,7 @@ def _centred_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return ranks - (len(values) + 1) / 2
 
 
-def _cautious_phi(repeats: Sequence[ArrayLike]) -> float:
+def cautious_phi(repeats: Sequence[ArrayLike]) -> float:
     """Lag-1 autocorrelation without its bias, plus two standard errors: few samples hide it.
 
     Bias -(1 + 4 phi) / n: F. H. C. Marriott and J. A. Pope, Biometrika 41, 1954. Standard error
@@ -154,7 +154,7 @@ def _cautious_phi(repeats: Sequence[ArrayLike]) -> float:
     return min(max(phi + (1 + 4 * phi) / count + _CAUTION * error, 0.0), _MAX_PHI)
 
 
-def _widening(count: int, block: int, phi: float) -> float:
+def widening(count: int, block: int, phi: float) -> float:
     """What the bootstrap's spread of the median is multiplied by.
 
     First, blocks of length b see the correlation R(k) at lag k only in the share 1 - k/b, and of
@@ -182,19 +182,41 @@ def student_t(degrees: float) -> float:
 
 
 def _resampled_medians(repeats: Sequence[NDArray[np.float64]], block: int) -> NDArray[np.float64]:
+    """Medians of RESAMPLES draws of blocks.
+
+    The samples' places in their order are drawn in their stead: whole numbers of two or four bytes
+    are gathered and sorted several times as fast, and the median is the same.
+    """
     import numpy as np
 
     rng = np.random.default_rng(_SEED)
-    blocks = np.concatenate([np.lib.stride_tricks.sliding_window_view(r, block) for r in repeats])
-    count = sum(len(samples) for samples in repeats)
+    ordered, places = _ordered(np.concatenate(repeats))
+    series = np.split(places, np.cumsum([len(samples) for samples in repeats])[:-1])
+    blocks = np.concatenate([np.lib.stride_tricks.sliding_window_view(s, block) for s in series])
+    count = len(ordered)
     drawn = -(-count // block)
     at_once = max(1, _CHUNK_VALUES // count)
     medians: list[NDArray[np.float64]] = []
     for first in range(0, RESAMPLES, at_once):
         rows = min(at_once, RESAMPLES - first)
         starts = rng.integers(0, len(blocks), size=(rows, drawn))
-        medians.append(np.median(blocks[starts].reshape(rows, -1)[:, :count], axis=1))
+        resampled = np.sort(blocks.take(starts, axis=0).reshape(rows, -1)[:, :count], axis=1)
+        lower, upper = resampled[:, (count - 1) // 2], resampled[:, count // 2]
+        medians.append((ordered[lower] + ordered[upper]) / 2)
     return np.concatenate(medians)
+
+
+def _ordered(
+    values: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.unsignedinteger]]:
+    """The values from the smallest on, and the place of each among them."""
+    import numpy as np
+
+    order = np.argsort(values)
+    dtype: type[np.unsignedinteger] = np.uint16 if len(values) <= 2**16 else np.uint32
+    places: NDArray[np.unsignedinteger] = np.empty(len(values), dtype)
+    places[order] = np.arange(len(values))
+    return values[order], places
 
 
 def repeat_std(repeats: Sequence[Sequence[float]]) -> float | None:

@@ -22,12 +22,13 @@ _INTEGERS = {
 
 
 def format_report(summary: Summary) -> str:
-    """run, machine, lost_nodes, points (all columns, speed_up, efficiency and why), failures,
-    warnings.
+    """run, machine, lead, lost_nodes, points (all columns and those of
+    `raybench.analysis.scaling`), largest_batches, failures, warnings.
     """
     return format_object(
         run=asdict(summary.run),
         machine=summary.machine,
+        lead=summary.lead,
         lost_nodes=list(summary.lost_nodes),
         points=records(summary.scaling),
         largest_batches=[asdict(one) for one in summary.largest_batches],
@@ -68,6 +69,11 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
         {str(name): _integer(str(name), value) for name, value in row.items()}
         for row in frame.to_dict("records")
     ]
+
+
+def plain_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """As `records`, of values that JSON can hold: null is None, times are ISO 8601."""
+    return [_jsonable(row) for row in records(frame)]
 
 
 def _integer(name: str, value: Any) -> Any:

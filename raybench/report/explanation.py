@@ -17,7 +17,7 @@ _RATES = {
     "GEMM": "GEMM: TFLOP/s over those of large matrix products on the same device.",
 }
 _PARTS = {
-    "compute": "Compute: the device's work, the optimizer apart.",
+    "compute": "Compute: the device's work, DDP's on the gradients included, the optimizer apart.",
     "optim": "Optim: the optimizer.",
     "data": "Data: the host waits for the next batch.",
     "gap": "Gap: the device is idle, waiting for the host.",
@@ -54,7 +54,7 @@ def _step_meanings(baseline: Mapping[str, Any], ranks: str) -> dict[str, str]:
         "step": f"Step: {_STEP}",
         "samples/s": f"Samples/s: all {ranks} together.",
         "speed-up": "Speed-up: samples/s over those of the baseline "
-        f"({wording.settings(baseline)}).",
+        f"({wording.settings(baseline)}), ± half its 95 % interval within this run.",
         "efficiency": f"Efficiency: speed-up over the ratio of {ranks}.",
         "GiB": "GiB: peak memory allocated on one device.",
         **_RATES,

@@ -6,9 +6,10 @@ Pure, over the rows of `raybench.analysis.scaling`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import setting, setting_order
 from raybench.doubts import is_slowed_by_one_rank
 from raybench.report import wording
@@ -16,6 +17,15 @@ from raybench.report import wording
 _SETTINGS = ("workload", "scaling", "precision", "cuda_graph", "batch", "world_size")
 # The values of these speak for themselves; those of other settings come with their names.
 _WITHOUT_NAME = ("workload", "precision")
+
+CAUSES = {
+    "lost_comm": "exposed communication",
+    "lost_compute": "slower compute",
+    "lost_wait": "waiting for a rank",
+    "lost_data": "waiting for data",
+    "lost_host": "waiting for the host",
+    "lost_unexplained": "unexplained",
+}
 
 # Less than this share of a step in every point is not worth a line.
 _LEAST_SHARE = 0.01
@@ -28,10 +38,9 @@ def findings(
 ) -> tuple[tuple[str, str], ...]:
     """(what is compared with the baseline, its speed-ups), in the order of what is compared."""
     compared: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if wording.known(row["speed_up"]) and not row["is_baseline"]:
-            compared.setdefault(tuple(setting(row, name) for name in baseline), []).append(row)
-    varying = _varying([row for members in compared.values() for row in members], baseline)
+    for row in compared_rows(rows):
+        compared.setdefault(tuple(setting(row, name) for name in baseline), []).append(row)
+    varying = varying_settings([row for members in compared.values() for row in members], baseline)
     ordered = sorted(compared, key=lambda values: [setting_order(value) for value in values])
     return tuple(
         (_label(dict(zip(baseline, values, strict=True)), ranks), _range(compared[values], varying))
@@ -42,53 +51,75 @@ def findings(
 def losses(
     rows: Sequence[Row], baseline: Mapping[str, Any], ranks: str
 ) -> tuple[tuple[str, str], ...]:
-    """(the most ranks, what their steps lose to communication, waiting and the host), from the
-    parts that were measured; empty where the baseline does not name world_size.
+    """(the most ranks, the shares of their steps that are lost, by cause); empty where no cause
+    was measured, and where the baseline does not name world_size.
     """
-    if "world_size" not in baseline:
+    found = with_most_ranks(rows) if "world_size" in baseline else []
+    if not any(has_causes(row) for row in found):
         return ()
-    bases = {row["series"]: row for row in rows if row["is_baseline"]}
-    compared = [r for r in rows if wording.known(r["speed_up"]) and not r["is_baseline"]]
+    whom = _whom(found)
+    spans = ((name, _span([row[name] for row in found])) for name in LOSSES)
+    told = [
+        f"{span} {whom if name == 'lost_wait' else CAUSES[name]}" for name, span in spans if span
+    ]
+    return ((f"{found[0]['world_size']} {ranks}", ", ".join(told)),) if told else ()
+
+
+def with_most_ranks(rows: Sequence[Row]) -> list[Row]:
+    """What is compared on the largest number of ranks."""
+    compared = compared_rows(rows)
     most = max((row["world_size"] for row in compared), default=0)
-    pairs = [(row, bases[row["series"]]) for row in compared if row["world_size"] == most]
-    parts = (
-        ("exposed communication", [_share(row["comm_exposed_ms"], row) for row, _ in pairs]),
-        (_whom(pairs), [_share(row["wait_ms"], row) for row, _ in pairs]),
-        ("waiting for the host", [_growth("host_gap_ms", row, base) for row, base in pairs]),
-        ("waiting for data", [_growth("data_ms", row, base) for row, base in pairs]),
+    return [row for row in compared if row["world_size"] == most]
+
+
+def compared_rows(rows: Sequence[Row]) -> list[Row]:
+    """What has a speed-up, but for the baseline points."""
+    return [r for r in rows if wording.known(r["speed_up"]) and not r["is_baseline"]]
+
+
+def has_causes(row: Row) -> bool:
+    """Whether anything is known of what the step is lost to."""
+    return any(wording.known(row[name]) for name in LOSSES[:-1])
+
+
+def ranks_words(count: int, ranks: str) -> str:
+    """`1 GPU`, `4 GPUs`."""
+    return f"{count} {ranks.removesuffix('s') if count == 1 else ranks}"
+
+
+def settings_words(row: Row, names: Sequence[str], ranks: str) -> str:
+    """Settings for a sentence: `fp32, batch 1024, 4 GPUs, preset=350m`."""
+    words: dict[str, Callable[[Any], str]] = {
+        "workload": wording.plain,
+        "precision": wording.plain,
+        "batch": lambda value: f"batch {value}",
+        "world_size": lambda value: ranks_words(value, ranks),
+    }
+    return ", ".join(
+        words[name](setting(row, name))
+        if name in words
+        else f"{wording.heading(name)}={wording.setting(name, setting(row, name))}"
+        for name in names
     )
-    told = [f"{span} {name}" for name, shares in parts if (span := _span(shares))]
-    return ((f"{most} {ranks}", ", ".join(told)),) if told else ()
 
 
-def _whom(pairs: Sequence[tuple[Row, Row]]) -> str:
-    slowest = {row["slowest_rank"] for row, _ in pairs if is_slowed_by_one_rank(row)}
-    return f"waiting for rank {slowest.pop():.0f}" if len(slowest) == 1 else "waiting for a rank"
+def _whom(rows: Sequence[Row]) -> str:
+    slowest = {row["slowest_rank"] for row in rows if is_slowed_by_one_rank(row)}
+    return f"waiting for rank {slowest.pop():.0f}" if len(slowest) == 1 else CAUSES["lost_wait"]
 
 
-def _share(part_ms: float, row: Row) -> float | None:
-    return part_ms / row["step_ms_p50"] if wording.known(part_ms) else None
-
-
-def _growth(name: str, row: Row, base: Row) -> float | None:
-    """What a part takes more of the step than in the baseline point."""
-    if not wording.known(row[name]) or not wording.known(base[name]):
-        return None
-    return _share(row[name] - base[name], row)
-
-
-def _span(shares: Sequence[float | None]) -> str:
-    known = [share for share in shares if share is not None]
-    if not known or max(known) < _LEAST_SHARE:
+def _span(shares: Sequence[float]) -> str:
+    known = [share for share in shares if wording.known(share)]
+    if not known or max(map(abs, known)) < _LEAST_SHARE:
         return ""
-    least, most = (wording.percent(max(0.0, choose(known))) for choose in (min, max))
+    least, most = (wording.percent(choose(known)) for choose in (min, max))
     return most if least == most else f"{least} to {most}"
 
 
-def _varying(rows: Sequence[Row], baseline: Mapping[str, Any]) -> list[str]:
-    """The settings that tell one series from another."""
+def varying_settings(rows: Sequence[Row], but: Collection[str]) -> list[str]:
+    """The settings, but for some, in which the rows differ."""
     params = dict.fromkeys(name for row in rows for name in row["params"])
-    names = [name for name in (*_SETTINGS, *params) if name not in baseline]
+    names = [name for name in (*_SETTINGS, *params) if name not in but]
     return [name for name in names if len({str(setting(row, name)) for row in rows}) > 1]
 
 
@@ -100,14 +131,34 @@ def _label(settings: Mapping[str, Any], ranks: str) -> str:
 
 def _range(rows: Sequence[Row], varying: Sequence[str]) -> str:
     least, most = (choose(rows, key=lambda row: row["speed_up"]) for choose in (min, max))
-    if len(rows) == 1:
-        return _speed_up(most, varying)
-    return f"{_speed_up(least, varying)} to {_speed_up(most, varying)}"
+    told = [_speed_up(least, varying), _speed_up(most, varying)]
+    return (told[1] if len(rows) == 1 else " to ".join(told)) + memory_range(rows)
+
+
+def memory_range(rows: Sequence[Row]) -> str:
+    """`; 71.8% to 96.3% of its memory`, where it is not the number of ranks that is compared."""
+    known = [row["memory_ratio"] for row in rows if wording.known(row["memory_ratio"])]
+    if not known or any(wording.known(row["efficiency"]) for row in rows):
+        return ""
+    least, most = wording.percent(min(known)), wording.percent(max(known))
+    return f"; {least if least == most else f'{least} to {most}'} of the memory"
+
+
+def plus_minus(row: Row) -> float | None:
+    """Half of the interval of a speed-up, over it; None where it is not known."""
+    low, high = row["speed_up_low"], row["speed_up_high"]
+    return (high - low) / 2 / row["speed_up"] if wording.known(low) else None
 
 
 def _speed_up(row: Row, varying: Sequence[str]) -> str:
-    efficiency = wording.percent(row["efficiency"])
-    told = wording.ratio(row["speed_up"]) + (f", {efficiency}" if efficiency else "")
+    sure = plus_minus(row)
+    efficiency, serial = wording.percent(row["efficiency"]), row["serial_fraction"]
+    told = (
+        wording.ratio(row["speed_up"])
+        + ("" if sure is None else f" {wording.half_width(sure)}")
+        + (f", {efficiency}" if efficiency else "")
+        + (f", serial fraction {wording.percent(serial)}" if wording.known(serial) else "")
+    )
     where = " ".join(
         wording.plain(setting(row, name))
         if name in _WITHOUT_NAME

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from raybench.report import largest_batches, wording
+from raybench.report import best, largest_batches, wording
 from raybench.report.said import Said, in_short, some
-from raybench.report.summary import Summary
+from raybench.report.summary import OVER_FP32, Summary
 from raybench.report.tables import Table
 
 # What Markdown or HTML could take for markup, anywhere in a line.
@@ -20,6 +20,7 @@ def format_report(summary: Summary) -> str:
     run = summary.run
     blocks = [
         f"## {escape(run.job_name)}",
+        *([f"**{escape(wording.sentence(summary.lead))}**"] if summary.lead else []),
         f"Run {code(run.run_id)}, {wording.when(run.started_at)}, {wording.course(run)}; "
         f"{summary.counts}.  \n{escape(summary.machine)}.  \n"
         + escape(wording.versions(summary.versions)),
@@ -68,6 +69,8 @@ def _findings(summary: Summary) -> list[str]:
         *_listed(largest_batches.TITLE, largest),
         *_listed(wording.over(baseline), summary.findings),
         *_listed(wording.lost(baseline), summary.losses),
+        *_listed(best.TITLE, summary.best),
+        *_listed(wording.over(OVER_FP32), summary.precision),
     ]
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from rich.console import RenderableType
+from rich.table import Table
 
 from raybench.analysis.scaling import setting
 from raybench.report import wording
 from raybench.report.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, rendered, whole
+from raybench.report.histogram import histogram
 
 Row = Mapping[str, Any]
 
@@ -37,8 +40,8 @@ _APART = ("methods", "error_detail")
 class PointDetails:
     """The latest attempt at a point, and the rows of all attempts at it, in order.
 
-    row: of `points`. ranks, modules, states: as the functions of raybench.analysis give them, for
-    modules that were profiled and devices that were sampled. traces: paths.
+    row: of `points`. steps_ms, ranks, modules, states: as the functions of raybench.analysis give
+    them, for modules that were profiled and devices that were sampled. traces: paths.
     """
 
     row: Row
@@ -47,32 +50,46 @@ class PointDetails:
     states: pd.DataFrame
     traces: Sequence[str]
     attempts: Sequence[Row] = ()
+    steps_ms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
 
 def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = False) -> str:
     """The points of one run: the settings that vary among them, and what was measured."""
+    if points.empty:
+        return rendered([line("No point has been finished yet.")], width, color)
     rows = [{str(k): v for k, v in row.items()} for row in points.to_dict("records")]
     names = varying_settings(rows)
     rates = [name for name in _RATES if any(wording.known(row[name]) for row in rows)]
     step, step_cell = wording.step_column(rows)
-    columns = [
-        Column("point"),
-        *(Column(wording.heading(name), folds_to=SETTING_CHARS) for name in names),
-        Column("status"),
-        Column(step, side="right"),
-        *(Column(_RATES[name], side="right") for name in rates[:1]),
-    ]
-    cells = [
-        [
-            row["point_id"],
-            *(wording.setting(name, setting(row, name)) for name in names),
-            wording.STATUS_WORDS[row["status"]],
-            step_cell(row),
-            *(wording.number(row[name]) for name in rates[:1]),
-        ]
-        for row in rows
-    ]
-    return rendered([grid(columns, cells)], width, color)
+    columns = {
+        Column("point"): [row["point_id"] for row in rows],
+        **{
+            Column(wording.heading(name), folds_to=SETTING_CHARS): [
+                wording.setting(name, setting(row, name)) for row in rows
+            ]
+            for name in names
+        },
+        Column("status"): [wording.STATUS_WORDS[row["status"]] for row in rows],
+        Column(step, side="right"): [step_cell(row) for row in rows],
+        **{
+            Column(_RATES[name], side="right"): [wording.number(row[name]) for row in rows]
+            for name in rates[:1]
+        },
+    }
+    return rendered([_fitting(columns, width)], width, color)
+
+
+def _fitting(columns: Mapping[Column, Sequence[str]], width: int) -> Table:
+    """Where there is no room, without the rate, then without a status that is ok everywhere."""
+    rates = [column for column in columns if column.name in _RATES.values()]
+    statuses = [c for c, cells in columns.items() if c.name == "status" and {*cells} == {"ok"}]
+    shown = dict(columns)
+    for dropped in ([], rates, statuses):
+        shown = {column: cells for column, cells in shown.items() if column not in dropped}
+        table = grid(list(shown), list(zip(*shown.values(), strict=True)))
+        if (table.min_width or 0) <= width:
+            break
+    return table
 
 
 def varying_settings(rows: Sequence[Row]) -> list[str]:
@@ -101,7 +118,8 @@ def format_point(
     methods = point.row["methods"]
     if isinstance(methods, Mapping) and methods:
         parts += [line(""), line("How it was got", "bold"), pairs(_methods(methods))]
-    for table in (_ranks(point.ranks), _states(point.states), _modules(point.modules)):
+    spread = histogram(point.steps_ms)
+    for table in (spread, _ranks(point.ranks), _states(point.states), _modules(point.modules)):
         parts += [line(""), *table] if table else []
     if point.traces:
         parts += [line(""), line("Traces, for ui.perfetto.dev", "bold"), *map(whole, point.traces)]

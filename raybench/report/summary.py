@@ -9,16 +9,21 @@ from typing import Any
 
 import pandas as pd
 
+from raybench.analysis.best import best_settings
 from raybench.analysis.scaling import batch_column, scaling
 from raybench.report import wording
+from raybench.report.best import bests
 from raybench.report.explanation import explain
 from raybench.report.findings import findings, losses
 from raybench.report.largest_batches import LargestBatch, largest_batches
+from raybench.report.lead import lead
 from raybench.report.said import Said, failures, lost_nodes, said_once
 from raybench.report.tables import Layout, Table, make_tables
 from raybench.run import Run
 
 Row = dict[str, Any]
+
+OVER_FP32 = {"precision": "fp32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +32,12 @@ class Summary:
 
     versions: software of the driver, and of the devices where they tell more.
     lost_nodes: hosts that were lost during an attempt, also where the point was measured later.
+    lead: one sentence, what the run found; empty where nothing was measured.
     shared: the workload's parameters that are the same in all points.
     findings: what is compared with the baseline, and its speed-ups in short.
     losses: on how many ranks, and what their steps lose to not being alone.
+    best: on how many ranks, and the precision and batch with the most samples/s or per watt.
+    precision: what is gained over fp32, where the findings do not say it already.
     largest_batches: where the run has searched for them.
     ranks: what a rank runs on.
     explanation: paragraphs.
@@ -42,8 +50,11 @@ class Summary:
     lost_nodes: tuple[str, ...]
     shared: Mapping[str, str]
     counts: str
+    lead: str
     findings: tuple[tuple[str, str], ...]
     losses: tuple[tuple[str, str], ...]
+    best: tuple[tuple[str, str], ...]
+    precision: tuple[tuple[str, str], ...]
     largest_batches: tuple[LargestBatch, ...]
     ranks: str
     tables: tuple[Table, ...]
@@ -57,7 +68,7 @@ class Summary:
 def summarize(run: Run, devices: pd.DataFrame, points: pd.DataFrame) -> Summary:
     """The report of one run: its rows of `devices` and `points`, as `raybench.load` gives them."""
     frame = scaling(points, run.baseline)
-    rows: list[Row] = [{str(k): v for k, v in row.items()} for row in frame.to_dict("records")]
+    rows = _rows(frame)
     ranks = ranks_word(rows if devices.empty else [{"device_type": devices["kind"].iloc[0]}])
     shared = _shared(rows)
     has_throughput = _has_throughput(rows)
@@ -65,6 +76,7 @@ def summarize(run: Run, devices: pd.DataFrame, points: pd.DataFrame) -> Summary:
         shared=shared, compared=tuple(run.baseline), ranks=ranks, has_throughput=has_throughput
     )
     tables = make_tables(rows, layout)
+    largest = largest_batches(rows)
     return Summary(
         run=run,
         machine=_machine(run, devices),
@@ -72,9 +84,12 @@ def summarize(run: Run, devices: pd.DataFrame, points: pd.DataFrame) -> Summary:
         lost_nodes=lost_nodes(zip(points["error_type"], points["error_host"], strict=True)),
         shared=shared,
         counts=wording.counts(run, [row["status"] for row in rows]),
+        lead=lead(rows, run.baseline, ranks, largest),
         findings=findings(rows, run.baseline, ranks),
         losses=losses(rows, run.baseline, ranks),
-        largest_batches=largest_batches(rows),
+        best=bests(_rows(best_settings(frame)), rows, ranks),
+        precision=_precision(run, points, ranks),
+        largest_batches=largest,
         ranks=ranks,
         tables=tables,
         failures=failures(rows),
@@ -83,6 +98,16 @@ def summarize(run: Run, devices: pd.DataFrame, points: pd.DataFrame) -> Summary:
         explanation=explain(tables, run.baseline, ranks),
         scaling=frame,
     )
+
+
+def _rows(frame: pd.DataFrame) -> list[Row]:
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _precision(run: Run, points: pd.DataFrame, ranks: str) -> tuple[tuple[str, str], ...]:
+    if dict(run.baseline) == OVER_FP32:
+        return ()
+    return findings(_rows(scaling(points, OVER_FP32)), OVER_FP32, ranks)
 
 
 def ranks_word(rows: Iterable[Row]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.table import Table as RichTable
 
-from raybench.report import largest_batches, wording
+from raybench.report import best, largest_batches, wording
 from raybench.report.console import (
     SETTING_CHARS,
     WIDTH,
@@ -19,12 +19,8 @@ from raybench.report.console import (
     rendered,
 )
 from raybench.report.said import Said, in_short, some
-from raybench.report.summary import Summary
+from raybench.report.summary import OVER_FP32, Summary
 from raybench.report.tables import Table
-from raybench.run import Run, RunStatus
-
-# A run's id is not folded below this, so that it can be copied.
-_RUN_ID_CHARS = 36
 
 
 def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) -> str:
@@ -32,6 +28,7 @@ def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) 
     run = summary.run
     parts: list[RenderableType] = [
         line(wording.title(run), "bold"),
+        *([line(wording.sentence(summary.lead), "bold"), line("")] if summary.lead else []),
         line(summary.machine),
         line(f"{wording.when(run.started_at)}, {wording.course(run)}; {summary.counts}"),
         *([line(f"nodes lost: {some(summary.lost_nodes)}")] if summary.lost_nodes else []),
@@ -57,6 +54,8 @@ def _findings(summary: Summary) -> list[RenderableType]:
         (largest_batches.TITLE, largest_batches.said(summary.largest_batches, summary.ranks)),
         (wording.over(baseline), summary.findings),
         (wording.lost(baseline), summary.losses),
+        (best.TITLE, summary.best),
+        (wording.over(OVER_FP32), summary.precision),
     )
     parts: list[RenderableType] = []
     for title, lines in found:
@@ -96,21 +95,3 @@ def _said(title: str, all_said: Sequence[Said]) -> list[RenderableType]:
     lines: list[RenderableType] = [hanging(lead, text) for lead, text in told]
     lines += [line(more)] if more else []
     return [line(""), line(title, "bold"), *lines]
-
-
-def format_runs(runs: Sequence[Run], *, width: int = WIDTH, color: bool = False) -> str:
-    """All runs, the newest last. What has been done of a run is known when it has ended."""
-    columns = [
-        Column("run", folds_to=_RUN_ID_CHARS),
-        Column("status"),
-        *(Column(name, side="right") for name in ("ok", "failed", "skipped", "took")),
-    ]
-    rows = []
-    for run in runs:
-        ended = run.status is not RunStatus.RUNNING
-        done = (run.points_ok, run.points_failed, run.points_skipped) if ended else ("", "", "")
-        # Compact: at 80 columns the run_id needs the room.
-        took = wording.lasted(run).replace(" min", "m").replace(" h", "h").replace(" s", "s")
-        cells = (run.run_id, run.status.value, *done, took)
-        rows.append([wording.plain(cell) for cell in cells])
-    return rendered([grid(columns, rows)], width, color)

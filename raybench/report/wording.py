@@ -114,10 +114,12 @@ def _precision(row: Mapping[str, Any]) -> str:
     value, low, high = (row[f"step_ms_{name}"] for name in ("p50", "ci_low", "ci_high"))
     if not known(value) or not known(low) or not known(high):
         return ""
-    half_width = (high - low) / 2 / value
-    if half_width > 1:
-        return " ±>100%"
-    return f" ±{half_width:.{1 if half_width >= 0.01 else 2}%}"
+    return " " + half_width((high - low) / 2 / value)
+
+
+def half_width(share: float) -> str:
+    """Half of an interval, relative."""
+    return "±>100%" if share > 1 else f"±{share:.{1 if share >= 0.01 else 2}%}"
 
 
 def part_ms(value: float, step_ms: float = 1.0) -> str:
@@ -179,6 +181,12 @@ def lasted(run: Run) -> str:
     hours, minutes = divmod(minutes, 60)
     parts = ((hours, "h"), (minutes, "min"), (seconds, "s"))
     return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0 s"
+
+
+def sentence(text: str) -> str:
+    """With a capital letter and a full stop; a name that begins it stays as it is written."""
+    is_word = text.partition(" ")[0].isalpha()
+    return (text[:1].upper() + text[1:] if is_word else text) + "."
 
 
 def title(run: Run) -> str:

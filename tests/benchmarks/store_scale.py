@@ -58,7 +58,8 @@ def main() -> None:
     for name in results[0]:
         print(f"{name:24}" + "".join(f"{result[name]:>10.4g}" for result in results))
     if chosen.output:
-        chosen.output.write_text(json.dumps({"cpus": os.cpu_count(), "sizes": results}) + "\n")
+        cpus = len(os.sched_getaffinity(0))
+        chosen.output.write_text(json.dumps({"cpus": cpus, "sizes": results}) + "\n")
 
 
 def measured(points: int) -> dict[str, float]:
@@ -68,6 +69,7 @@ def measured(points: int) -> dict[str, float]:
             arguments[0]: process("-m", "raybench", *arguments, "--results", folder)
             for arguments in (["list"], ["report"], ["show", RUN_ID])
         }
+        load = os.getloadavg()[0]  # ours is about 1 of it: more, and others slowed us down
         size_bytes = sum(path.stat().st_size for path in Path(folder).rglob("*.parquet"))
     return {
         "points": points,
@@ -75,6 +77,7 @@ def measured(points: int) -> dict[str, float]:
         "write_and_load_s": costs["write"].time_s + costs["load"].time_s,
         **{f"{name}_mib": cost.memory_mib for name, cost in costs.items()},
         "files_mib": size_bytes / 2**20,
+        "load_1min": load,
     }
 
 

@@ -68,7 +68,9 @@ def two_workers(three_nodes: str) -> Iterator[RayCluster]:
 
 
 def test_the_same_step_is_timed_by_torchrun_and_by_fresh_workers(two_workers: RayCluster) -> None:
-    step = parity.Step(name="tiny", params={"hidden": 32, "layers": 2}, batch_size=8, margin=0.05)
+    step = parity.Step(
+        name="tiny", params={"hidden": 32, "layers": 2}, batch_size=8, iterations=50, margin=0.05
+    )
     host = two_workers.devices[0].host
     seats = parity.local_seats(two_workers.devices, host)
     before = {device.process_id for device in two_workers.devices}
@@ -83,7 +85,7 @@ def test_the_same_step_is_timed_by_torchrun_and_by_fresh_workers(two_workers: Ra
 
 
 def test_a_step_that_cannot_be_built_is_told_with_its_exception(two_workers: RayCluster) -> None:
-    step = parity.Step(name="none", params={"hiddenn": 1}, batch_size=1, margin=0.05)
+    step = parity.Step(name="none", params={"hiddenn": 1}, batch_size=1, iterations=1, margin=0.05)
     done = parity.compare(two_workers, (0, 1), step, 2, lambda _: None)
     assert done.error.startswith("torchrun: TypeError: ")
     assert "hiddenn" in done.error

@@ -10,11 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.integration.driver_kills import KilledSweep
 
 POINTS = 8
 
 
+@pytest.mark.long
 def test_after_each_sigkill_the_tables_are_whole_and_at_the_end_each_point_is_there_once(
     tmp_path: Path,
 ) -> None:

@@ -24,7 +24,7 @@ from tests.integration.fault_runs import (
 
 TIMEOUT_S = 4.0
 # The limits are of a machine that does nothing else; the benchmark holds them.
-SLACK_S = 10.0
+SLACK_S = 25.0
 QUICK = [case for case in CASES if case.fault in ("raise", "kill", "stop", "mismatch", "hold_gil")]
 CHOSEN = [case for case in QUICK if case.rank == 1]
 NUMBERED = {0: IMPORT_ERROR} | {2 * place + 2: case for place, case in enumerate(CHOSEN)}
@@ -82,6 +82,7 @@ def test_no_process_of_the_sweep_is_left(folder):
     assert not [title for title in titles if title.startswith("ray::")]
 
 
+@pytest.mark.long
 def test_forty_points_with_seeded_faults_on_any_free_devices_are_all_there(tmp_path):
     found = soaked(tmp_path, points=40, seed=1, isolation="device")
     assert found["checks"] == dict.fromkeys(found["checks"], True), found

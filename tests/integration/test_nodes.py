@@ -129,6 +129,7 @@ def test_a_lost_node_costs_its_seats_and_the_others_go_on(
     assert [type(answer) for answer in run(cluster, (0, 1, 2, 3))] == [Failure] * 4
 
 
+@pytest.mark.long
 def test_a_node_that_comes_late_gets_workers_and_a_frozen_one_that_answers_again_too(head, told):
     cluster = RayCluster(connect(head.address, "cpu", wanted=4, wait_s=120), told.append)
     node = None

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 JOB = """\
 version: 1
 name: brood
@@ -114,12 +116,15 @@ def test_a_killed_driver_leaves_nothing_of_its_private_ray(tmp_path: Path) -> No
         driver.kill()
         driver.wait()
         took_s = wait_for(lambda: not any(map(lives, first + second)), 15)
+        # Ray's own agents write their title over their environment, by which they are found; those
+        # that are missed end by themselves after a minute. They hold no device.
         all_took_s = took_s + wait_for(
-            lambda: not family(tmp_path) and not any(map(lives, rays)), 15 - took_s
+            lambda: not family(tmp_path) and not any(map(lives, rays)), 90
         )
     print(f"gone after the driver's SIGKILL: workers {took_s:.1f} s, all {all_took_s:.1f} s")
 
 
+@pytest.mark.long
 def test_a_closed_terminal_leaves_nothing(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     with hanging_sweep(tmp_path, "--address", "local", terminal=theirs) as driver:

@@ -161,7 +161,7 @@ def test_a_failure_of_a_lone_rank_keeps_its_process(cluster):
 
 def test_no_worker_at_all_is_one_clear_error(cluster, monkeypatch):
     monkeypatch.setattr(ray_seats, "_FIRST_DEVICE_TIMEOUT_S", 2.0)
-    others = ray_seats.Seats(cluster._connection, cluster._agents, print)
+    others = ray_seats.Seats(cluster._connection, cluster._agents, cluster._seats._standbys, print)
     with pytest.raises(ClusterError, match="no CPU could be had from the cluster in 2 s: others"):
         others.start(1, "pack")
 

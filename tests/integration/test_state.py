@@ -61,13 +61,18 @@ def test_a_mess_that_can_be_undone_is_not_seen_by_the_next_point(cluster, tmp_pa
 @pytest.mark.parametrize(
     ("mess", "phrase"), [("thread", "1 running thread ("), ("child", "1 child process (sleep)")]
 )
-def test_what_cannot_be_undone_is_told_and_costs_the_processes(cluster, tmp_path, mess, phrase):
+def test_what_cannot_be_undone_is_told_and_costs_the_process_in_which_it_is(
+    cluster, tmp_path, mess, phrase
+):
     before, messy = run(cluster, tmp_path, mess)
     assert messy[0].warnings == ()
     (warning,) = messy[1].warnings
     assert warning.startswith(f"the workload left {phrase}")
     assert " behind: the next point gets new processes" in warning
-    assert {one["pid"] for one in before}.isdisjoint(d.process_id for d in cluster.devices)
+    assert [one["pid"] == d.process_id for one, d in zip(before, cluster.devices, strict=True)] == [
+        True,
+        False,
+    ]
     after, clean = run(cluster, tmp_path)
     assert [one["pid"] for one in after] == [d.process_id for d in cluster.devices]
     assert [one.warnings for one in clean] == [(), ()]

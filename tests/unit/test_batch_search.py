@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import START, make_device
+from builders import START
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ from raybench.batch_search import (
     with_probes,
 )
 from raybench.cli import raybench as command_line
-from raybench.errors import UsageError
+from raybench.errors import JobError, UsageError
 from raybench.job import load_job
 from raybench.plan import Plan, make_plan
 from raybench.point import Point
@@ -186,12 +186,18 @@ def test_without_a_search_nothing_follows(tmp_path: Path) -> None:
 
 
 def test_a_host_is_not_filled_for_want_of_a_maximum(tmp_path: Path, two_series: Plan) -> None:
-    cpu, gpu = make_device(kind="cpu"), make_device()
-    check_bounded(two_series, [gpu])
+    check_bounded(two_series, "cuda")
     with pytest.raises(UsageError, match=r"batch_size: auto on CPU .* give a maximum.* max: 128"):
-        check_bounded(two_series, [cpu])
-    check_bounded(plan_of(tmp_path, "batch_size: {max: 128}"), [cpu])
-    check_bounded(plan_of(tmp_path, "batch_size: 128"), [cpu])
+        check_bounded(two_series, "cpu")
+    check_bounded(plan_of(tmp_path, "batch_size: {max: 128}"), "cpu")
+    check_bounded(plan_of(tmp_path, "batch_size: 128"), "cpu")
+
+
+def test_a_maximum_that_is_no_number_is_told_once(tmp_path: Path) -> None:
+    with pytest.raises(JobError) as told:
+        plan_of(tmp_path, "batch_size: {max: abc}")
+    assert str(told.value).endswith("matrix.batch_size.max: must be an integer, given 'abc'")
+    assert len(str(told.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(

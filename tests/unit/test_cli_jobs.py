@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import jsonschema
 import pytest
 from click.testing import CliRunner
@@ -74,6 +75,11 @@ def test_plan_tells_the_makespan_of_each_isolation() -> None:
 def test_nodes_that_cannot_share_the_devices_are_refused() -> None:
     with pytest.raises(UsageError, match=r"^--nodes 2: 3 devices cannot be shared evenly; give"):
         run("plan", "job.yaml", "--devices", "3", "--nodes", "2")
+
+
+def test_more_devices_than_can_be_imagined_are_refused() -> None:
+    with pytest.raises(click.BadParameter, match="1000000000 is not in the range"):
+        run("plan", "job.yaml", "--devices", "1000000000")
 
 
 def test_plan_takes_overrides_and_a_filter() -> None:

@@ -76,6 +76,15 @@ def test_report_writes_its_formats_to_files(raybench, tmp_path: Path) -> None:  
     assert json.loads(raybench("report", "--format", "json").out)["run"]["run_id"] == "run-new"
 
 
+def test_report_writes_a_page_with_the_samples_of_its_points(raybench, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    done = raybench("report", "--format", "html", "-o", tmp_path / "page.html")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    page = (tmp_path / "page.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "<code>run-new</code>" in page
+    assert 'id="spread"' in page
+
+
 def test_report_draws_the_chart(raybench, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     assert raybench("report", "--chart", tmp_path / "a.svg").code == 0
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
@@ -89,7 +98,7 @@ def test_report_draws_the_chart(raybench, tmp_path: Path) -> None:  # type: igno
         (["report", "--chart", "a.pdf"], "--chart: must end in .svg or .png, got a.pdf"),
         (["report", "-o", "no/such/folder/a.md"], "cannot be written: No such file"),
         (["show", "run-new", "zzz"], "no point 'zzz'"),
-        (["report", "--format", "html"], "'html' is not one of"),
+        (["report", "--format", "pdf"], "'pdf' is not one of"),
     ],
 )
 def test_a_user_s_mistake_is_one_line_and_exit_2(raybench, arguments, message) -> None:  # type: ignore[no-untyped-def]
@@ -124,6 +133,81 @@ def test_without_results_list_says_how_to_make_some(
     assert "no runs yet; `raybench sweep JOB` makes one" in done.err
     done = call(monkeypatch, capsys, "list", "--results", tmp_path, "--json")
     assert (done.code, json.loads(done.out)["runs"]) == (0, [])
+
+
+def test_show_draws_the_step_times_of_a_point(
+    results: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    written = RunStore.create(tmp_path, make_run("run-long"), make_measure())
+    written.write_record(0, make_record(count=50))
+    written.write_record(1, make_record(make_point(world_size=2), count=3))
+    texts = [
+        call(
+            monkeypatch, capsys, "show", "run-long", make_point(world_size=n).point_id,
+            "--results", tmp_path,
+        ).out
+        for n in (1, 2)
+    ]  # fmt: skip
+    title = "Step times, per iteration of the slowest rank"
+    assert [title in text for text in texts] == [True, False]
+    assert "█" * 40 in texts[0]
+
+
+def test_report_appends_its_markdown_to_the_summary_of_a_step(
+    raybench,  # type: ignore[no-untyped-def]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    done = raybench("report", "--format", "md", "--github")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert summary.read_text() == "before\n" + raybench("report", "--format", "md").out
+    summary.write_text("x" * 2**20)
+    done = raybench("report", "--format", "md", "--github")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "GitHub shows summaries of up to 1 MiB" in done.err
+    assert summary.stat().st_size == 2**20
+
+
+def test_the_summary_of_a_step_needs_markdown_and_a_step(
+    raybench,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    for arguments, message in (
+        (["--github"], "--github: goes with --format md only, got --format terminal"),
+        (["--github", "--format", "md"], "--github: GITHUB_STEP_SUMMARY is not set"),
+    ):
+        done = raybench("report", *arguments)
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+        assert done.err.startswith(message)
+
+
+def test_show_leaves_out_what_has_no_room() -> None:
+    from raybench.cli.results import load_summary
+    from raybench.report.points import format_points
+
+    points = load_summary(Path(__file__).parents[2] / "results", "collectives").scaling
+    for columns, heads in ((120, ["status", "busbw"]), (90, ["status"]), (80, [])):
+        lines = format_points(points, width=columns).splitlines()
+        assert max(map(len, lines)) <= columns
+        assert [head for head in ("status", "busbw") if head in lines[0]] == heads
+
+
+def test_list_imports_no_pandas(results: Path) -> None:
+    code = (
+        "import sys; from raybench import cli; sys.argv[1:] = ['list', '--results', sys.argv[1]]\n"
+        "try: cli.main()\n"
+        "finally: print('pandas' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(results)]
+    told = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    assert (len(told), told[-1]) == (4, "False")
 
 
 def test_show_lists_the_points_of_a_run(raybench) -> None:  # type: ignore[no-untyped-def]

@@ -20,14 +20,14 @@ from fakes import make_cluster, make_device, make_measurement
 from rich.console import Console
 
 from raybench import cli
-from raybench.cli import sweep as command
 from raybench.cli.interrupts import Interrupts
 from raybench.cli.progress import LineProgress
-from raybench.cli.recording import recorded
+from raybench.cli.recording import _closed, recorded
 from raybench.cli.run_rows import RunRows
 from raybench.cli.start import Start
 from raybench.cluster import Cluster
-from raybench.errors import ClusterError, ResultsError
+from raybench.cluster.ray_connection import Connection
+from raybench.errors import ClusterError, ResultsError, UsageError
 from raybench.job import Job, load_job
 from raybench.plan import make_plan
 from raybench.point import Point
@@ -52,6 +52,14 @@ class NoWorkers:
 
     def start(self, count: int, strategy: str) -> None:
         raise self._error
+
+
+class SlowToClose:
+    """A cluster whose end is too slow for the user."""
+
+    def close(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(30)
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +191,47 @@ def test_ctrl_c_in_the_last_point_interrupts_nothing(sweeping, tmp_path: Path) -
     assert GO_ON not in said
 
 
+def test_an_end_that_takes_too_long_is_told_where_the_whole_run_is(
+    tmp_path: Path, job: Job
+) -> None:
+    run = make_run("run-a")
+    store = RunStore.create(tmp_path / "results", run, make_measure())
+    start = Start(
+        run=run,
+        plan=make_plan(job),
+        attempts={},
+        ended={point.point_id: Status.OK for point in make_plan(job).points},
+        is_resumed=True,
+        resume_command="raybench sweep job.yaml --resume run-a",
+    )
+    cluster, console = SlowToClose(), Console(file=io.StringIO(), width=200)
+    rows = RunRows(start, store, console)
+    with Interrupts(console) as interrupts:
+        interrupts.farewell = lambda: rows.tell_kept("ended at once")
+        with pytest.raises(KeyboardInterrupt), _closed(cluster, interrupts):
+            pass
+    rows.tell_kept("told again")
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == (
+        "ended at once: 2 finished points are kept; "
+        f"see: raybench report run-a --results {store.root}\n"
+    )
+
+
+def test_a_search_without_a_maximum_leaves_no_run_on_cpu_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: auto}\n")
+    cpus = Connection(where="here", head="127.0.0.1:1", kind="cpu", capacity=2)
+    monkeypatch.setattr("raybench.cluster.ray_connection.connect", lambda *_: cpus)
+    monkeypatch.setattr("raybench.cluster.ray_cluster.ray.shutdown", lambda: None)
+    argv = ["raybench", "sweep", str(path), "-o", str(tmp_path / "results")]
+    with pytest.raises(UsageError, match="auto on CPU workers"):
+        cli.raybench.main(argv[1:], standalone_mode=False)
+    assert not (tmp_path / "results" / "runs").exists()
+
+
 def test_a_disk_that_is_full_is_told_once_and_what_is_written_stays(
     sweeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +253,7 @@ def test_a_disk_that_is_full_is_told_once_and_what_is_written_stays(
 def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
     tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "carried_out", lambda *_: pytest.fail("went on"))
+    monkeypatch.setattr("raybench.cli.recording.carried_out", lambda *_: pytest.fail("went on"))
     (tmp_path / "file").touch()
     argv = ["raybench", "sweep", str(tmp_path / "job.yaml"), "-o", str(tmp_path / "file")]
     monkeypatch.setattr("sys.argv", argv)
@@ -212,6 +261,30 @@ def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
         cli.main()
     assert stopped.value.code == 2
     assert capsys.readouterr().err.endswith("file is not a folder; choose another folder\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["sweep"], "Missing argument 'JOB'; see: raybench sweep --help\n"),
+        (["swep"], "No such command 'swep'; see: raybench --help\n"),
+        (
+            ["plan", "job.yaml", "--nodes", "0"],
+            "Invalid value for '--nodes': 0 is not in the range x>=1; see: raybench plan --help\n",
+        ),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_line(
+    words: list[str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["raybench", *words])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == told
 
 
 def test_a_reader_of_the_help_that_has_left_is_no_error() -> None:
@@ -289,7 +362,7 @@ def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
             starts.append(start)
             return counted(start.run, start.ended)
 
-        monkeypatch.setattr(command, "carried_out", carried_out)
+        monkeypatch.setattr("raybench.cli.recording.carried_out", carried_out)
         path = str(tmp_path / "job.yaml")
         argv = ["raybench", "sweep", path, "-o", str(results), "--resume", "run-a", *options]
         monkeypatch.setattr("sys.argv", argv)

@@ -69,11 +69,18 @@ def told_once_while_held_back(reached: list[str]) -> None:
 
 
 def told_twice_while_held_back(reached: list[str]) -> None:
-    with entered() as interrupts, interrupts.held_back(math.inf):
+    with entered() as interrupts, interrupts.held_back():
         tell()
         reached.append("after the first")
         tell()
         reached.append("after the second")
+
+
+def told_twice_while_held_back_for_good(reached: list[str]) -> None:
+    with entered() as interrupts, interrupts.held_back(math.inf):
+        tell()
+        tell()
+        reached.append("the end")
 
 
 @pytest.mark.parametrize(
@@ -85,6 +92,7 @@ def told_twice_while_held_back(reached: list[str]) -> None:
         (told_again_while_rows_are_written, ["written"]),
         (told_once_while_held_back, ["the end"]),
         (told_twice_while_held_back, ["after the first"]),
+        (told_twice_while_held_back_for_good, ["the end"]),
     ],
 )
 def test_what_asks_to_stop_now_raises_once_and_nothing_else_does(
@@ -130,4 +138,35 @@ def test_the_second_ctrl_c_works_within_2_s_while_the_main_thread_is_stuck() -> 
     assert process.returncode == 130
     assert said == "go on\n"
     assert stopping == ("finishing the 3 points in flight, then stopping; Ctrl-C again stops now\n")
+    assert took_s < 2.5
+
+
+# As in `ray.init`: interrupted, it would crash the process at its exit.
+HELD_BACK = """
+import math, time
+from rich.console import Console
+from raybench.cli.interrupts import Interrupts
+console = Console(stderr=True, force_terminal=True)
+with Interrupts(console) as interrupts, interrupts.held_back(math.inf):
+    console.show_cursor(False)
+    print("held", flush=True)
+    for _ in range(300):
+        time.sleep(0.1)
+"""
+
+
+def test_the_second_ctrl_c_ends_the_process_where_nothing_may_be_raised() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD_BACK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        told_s = time.monotonic()
+        _, said = process.communicate(timeout=30)
+        took_s = time.monotonic() - told_s
+    assert process.returncode == 130
+    assert said == "\x1b[?25l\x1b[?25hinterrupted\n"
     assert took_s < 2.5

@@ -23,7 +23,7 @@ from builders import (
 from raybench import rows
 from raybench.point import Point, Precision
 from raybench.records import Breakdown, Record, Status
-from raybench.report import as_json, markdown, terminal, wording
+from raybench.report import as_json, markdown, runs, terminal, wording
 from raybench.report.points import PointDetails, format_point, format_points
 from raybench.report.summary import Summary, summarize
 from raybench.report.tables import Table
@@ -191,8 +191,10 @@ def test_the_report_says_first_how_far_the_speed_up_goes_and_for_which_settings(
     text = terminal.format_report(report(sweep()))
     title, two, four, blank = text[text.index("Speed-up and") :].splitlines()[:4]
     assert title == "Speed-up and efficiency over world_size=1"
-    assert re.fullmatch(r"2 GPUs  1\.6\d, 80\.\d% \((bf16|fp32)\) to 1\.6\d, 80\.\d% \(.*\)", two)
-    assert re.fullmatch(r"4 GPUs  2\.6\d, 66\.\d% \(bf16\)", four)
+    assert re.fullmatch(
+        r"2 GPUs  1\.60 ±0\.\d+%, 80\.\d% \(bf16\) to 1\.60 ±0\.\d+%, 80\.\d% \(.*\)", two
+    )
+    assert re.fullmatch(r"4 GPUs  2\.6\d ±0\.\d+%, 66\.\d% \(bf16\)", four)
     assert blank == ""
     assert "**Speed-up and efficiency over world\\_size=1**" in markdown.format_report(
         report(sweep())
@@ -203,7 +205,11 @@ def test_findings_over_another_baseline_name_what_is_compared() -> None:
     summary = report(sweep(), make_run("run-a", baseline={"precision": "fp32"}))
     [(what, found)] = summary.findings
     assert what == "precision=bf16"
-    assert re.fullmatch(r"1\.\d\d \(world_size=\d\) to 1\.\d\d \(world_size=\d\)", found)
+    assert re.fullmatch(
+        r"1\.\d\d ±0\.\d+% \(world_size=\d\) to 1\.\d\d ±0\.\d+% \(world_size=\d\); "
+        r"100\.0% of the memory",
+        found,
+    )
     assert "Speed-up over precision=fp32\n" in terminal.format_report(summary)
 
 
@@ -218,7 +224,7 @@ def test_a_narrow_terminal_gets_all_figures_and_whole_run_ids() -> None:
     assert "…" not in text
     assert re.search(r"^fp32 +64 +1 +8\.\d+ ±0\.\d\d% +[\d,]+ +1\.00 +100\.0%", text, re.MULTILINE)
     run = make_run("ddp_scaling-20260821-101112-abcd")
-    assert run.run_id in terminal.format_runs([run], width=40)
+    assert run.run_id in runs.format_runs([run], width=40)
     assert "±" in format_points(points_of(sweep()), width=40)
 
 
@@ -232,6 +238,7 @@ def test_a_run_without_points_is_reported() -> None:
     summary = report([], device_count=0)
     assert "No point has been finished yet." in terminal.format_report(summary)
     assert "No point has been finished yet." in markdown.format_report(summary)
+    assert format_points(points_of([])) == "No point has been finished yet.\n"
     assert json.loads(as_json.format_report(summary))["points"] == []
     assert summary.machine == "private Ray on this host, 4 GPUs"
 
@@ -278,7 +285,7 @@ def test_no_text_from_results_controls_the_terminal_whatever_its_column() -> Non
         as_json.format_point(details),
         format_point(details, units("points")),
         format_points(points),
-        terminal.format_runs([replace(run, run_id=evil)]),
+        runs.format_runs([replace(run, run_id=evil)]),
     )
     for text in texts:
         assert all(line.isprintable() for line in text.split("\n"))
@@ -458,7 +465,7 @@ def test_a_tiny_speed_up_keeps_two_digits(value: float, text: str) -> None:
 def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does_not_know() -> None:
     long = make_run("a" * 64 + "-20260821-101112-abcd")
     running = make_run("run-b", status=RunStatus.RUNNING, finished_at=None)
-    text = terminal.format_runs([long, running])
+    text = runs.format_runs([long, running])
     assert max(len(line) for line in text.splitlines()) <= 80
     assert text.splitlines()[-1].split() == ["run-b", "running", "unfinished"]
 
@@ -507,10 +514,11 @@ def test_what_the_steps_lose_is_told_for_the_most_ranks_and_the_slow_rank_is_nam
     [(what, lost)] = summary.losses
     assert what == "4 GPUs"
     assert lost == (
-        "20.0% exposed communication, 10.0% waiting for rank 3, 9.0% waiting for the host"
+        "10.0% exposed communication, 10.0% waiting for rank 3, 9.0% waiting for the host, "
+        "-9.0% unexplained"
     )
     text = terminal.format_report(summary)
-    assert "Share of the step that is lost, against world_size=1\n4 GPUs  20.0% exposed" in text
+    assert "Share of the step that is lost, against world_size=1\n4 GPUs  10.0% exposed" in text
     assert "1 x rank 3 is slower: the others wait 1 ms of 10 ms" in text
     assert max(len(line) for line in text.splitlines()) <= 80
 

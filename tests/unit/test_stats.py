@@ -56,6 +56,22 @@ def test_the_interval_is_the_same_each_time_and_does_not_touch_the_global_seed()
     assert np.random.get_state()[1].tolist() == before
 
 
+@pytest.mark.parametrize("counts", [(30,), (31,), (7, 24, 10), (70_000,)])
+def test_places_are_drawn_in_place_of_samples_and_the_medians_are_bit_for_bit_the_same(
+    counts: tuple[int, ...],
+) -> None:
+    series = [np.random.default_rng(1).gamma(9.0, size=n).round(2) for n in counts]
+    count, block = sum(counts), 5
+    drawn = -(-count // block)
+    blocks = np.concatenate([np.lib.stride_tricks.sliding_window_view(s, block) for s in series])
+    rng = np.random.default_rng(stats._SEED)
+    # Only as many as are resampled at once.
+    rows = min(stats.RESAMPLES, max(1, stats._CHUNK_VALUES // count))
+    starts = rng.integers(0, len(blocks), size=(rows, drawn))
+    expected = np.median(blocks[starts].reshape(rows, -1)[:, :count], axis=1)
+    assert np.array_equal(stats._resampled_medians(series, block)[:rows], expected)
+
+
 def test_below_five_samples_there_is_no_interval() -> None:
     assert stats.median_interval([[1.0] * 2, [1.0] * 2]) is None
     assert stats.median_interval([[1.0] * 2, [1.0] * 3]) == stats.Interval(low=1.0, high=1.0)

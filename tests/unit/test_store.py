@@ -262,6 +262,15 @@ def test_a_run_id_that_is_no_plain_name_is_refused(tmp_path: Path, run_id: str) 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_whose_folders_were_taken_away_is_not_begun_anew(results: Path) -> None:
+    store = RunStore(root=results, run_id="run-old", measure=make_measure())
+    results.rename(results.with_name("elsewhere"))
+    with pytest.raises(ResultsError, match="the folders of run run-old are gone") as told:
+        store.write_record(2, make_record())
+    assert "\n" not in str(told.value)
+    assert not results.exists()
+
+
 def test_a_run_is_never_written_over(results: Path) -> None:
     with pytest.raises(ResultsError, match="run run-old is already there"):
         RunStore.create(results, make_run("run-old"), make_measure())

@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from raybench.cluster.verdicts import Seen, after_failure, after_timeout, own_failure, place_of
+from raybench.cluster.verdicts import (
+    Seen,
+    after_failure,
+    after_timeout,
+    own_failure,
+    place_of,
+    with_losses,
+)
 from raybench.records import Failure, Measurement, Status
 
 IN_A_COLLECTIVE = """Timeout (0:00:03)!
@@ -108,3 +115,15 @@ def test_ranks_that_an_abort_released_all_hung_when_none_is_stuck():
 @pytest.mark.parametrize("tail", ["", "just words", 'File "cut.py", line 3 in step'])
 def test_a_log_without_a_stack_tells_no_place(tail):
     assert place_of(tail) is None
+
+
+def test_a_lost_node_is_the_reason_of_a_dead_process_but_not_of_what_a_rank_said_itself():
+    died = Failure(rank=0, status=Status.LOST, error_type="WorkerDied", message="died")
+    ran_out = Failure(rank=1, status=Status.OOM, error_type="OutOfMemoryError", message="asked")
+    told = with_losses([died, ran_out, measured(2)], ["node a is gone"] * 3)
+    assert [getattr(answer, "error_type", "") for answer in told] == [
+        "NodeLost",
+        "OutOfMemoryError",
+        "",
+    ]
+    assert told[0].message == "node a is gone"

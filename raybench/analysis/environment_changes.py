@@ -1,0 +1,92 @@
+"""What two runs were made with, and where that differs. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from raybench.run import Run
+
+NONE = "none"
+
+# Column of `devices` -> what it is called. Not what changes from start to start by itself.
+_DEVICE_FACTS = {
+    "driver_version": "driver",
+    "power_cap_w": "power cap W",
+    "sm_clock_max_mhz": "highest SM clock MHz",
+    "memory_clock_mhz": "memory clock MHz",
+    "topology": "topology",
+    "pcie_link_max": "PCIe link",
+    "mig_mode": "MIG",
+    "persistence_mode": "persistence mode",
+    "memory_bytes": "memory bytes",
+    "cpu_count": "CPU cores",
+    "omp_num_threads": "OMP threads",
+    "niceness": "niceness",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is not as it was: its values in the two runs, `none` where one has none."""
+
+    name: str
+    base: str
+    new: str
+
+
+def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
+    """What can change a number, by name. devices: the rows of the run in the table `devices`.
+
+    Where devices differ among themselves, their values stand beside each other.
+    """
+    found = {
+        "job file": run.job_sha256[:12],
+        "git commit": run.git_commit or NONE,
+        "devices": _counted(devices["name"]) if len(devices) else NONE,
+        "nodes": str(devices["node_id"].nunique()),
+        "hosts": _joined(devices["host"]),
+        "device UUIDs": _joined(devices["uuid"]),
+    }
+    found |= {name: _joined(devices[column]) for column, name in _DEVICE_FACTS.items()}
+    for name, version in _merged(run.versions, devices["versions"]).items():
+        found[name] = version
+    for name, value in _merged(run.environment, devices["environment"]).items():
+        found[f"variable {name}"] = value
+    return {name: value for name, value in found.items() if value != NONE}
+
+
+def changes(base: dict[str, str], new: dict[str, str]) -> tuple[Change, ...]:
+    """The facts that differ, in the order of `facts`."""
+    return tuple(
+        Change(name=name, base=base.get(name, NONE), new=new.get(name, NONE))
+        for name in dict.fromkeys([*base, *new])
+        if base.get(name) != new.get(name)
+    )
+
+
+def _merged(of_driver: Any, of_workers: pd.Series) -> dict[str, str]:
+    """Versions or variables: the driver's, and those of the workers where these tell more."""
+    seen: dict[str, list[Any]] = {}
+    for one in of_workers:
+        for name, value in dict(one or {}).items():
+            seen.setdefault(name, []).append(value)
+    return dict(of_driver) | {name: _joined(values) for name, values in seen.items()}
+
+
+def _joined(values: Iterable[Any]) -> str:
+    known = {_text(value) for value in values if not pd.isna(value)}
+    return ", ".join(sorted(known)) or NONE
+
+
+def _text(value: Any) -> str:
+    # An integer column with nulls holds floats.
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _counted(names: pd.Series) -> str:
+    return ", ".join(f"{count} x {name}" for name, count in sorted(Counter(names).items()))

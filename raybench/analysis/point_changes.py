@@ -1,0 +1,103 @@
+"""What else is not as it was at a point that two runs measured: parts of its step, clocks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pandas as pd
+
+from raybench.analysis.scaling import latest_attempts
+
+_PARTS = {
+    "compute_ms": "compute",
+    "optimizer_ms": "optimizer",
+    "comm_exposed_ms": "exposed communication",
+    "wait_ms": "waiting for a rank",
+    "data_ms": "waiting for data",
+    "host_gap_ms": "device idle",
+}
+_STATES = {"throttled": "throttled", "host_bound": "host-bound"}
+# A part is told where it explains at least this share of the change of the step.
+_LEAST_SHARE = 0.25
+# Clocks move by a few steps of 15 MHz from run to run.
+_LEAST_CLOCK = 0.02
+_BUSY_PCT = 50
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointChange:
+    """Two values of a point; unit: empty where there is none."""
+
+    name: str
+    base: float | bool
+    new: float | bool
+    unit: str = ""
+
+
+def point_changes(base: Row, new: Row) -> tuple[PointChange, ...]:
+    """The parts of the step that moved the way the step did, the largest first, then states.
+
+    base, new: rows of `points` of one point, with `clock_mhz` of `with_clocks` where it is known.
+    """
+    step = new["step_ms_p50"] - base["step_ms_p50"]
+    parts = [
+        PointChange(name=name, base=base[column], new=new[column], unit="ms")
+        for column, name in _PARTS.items()
+        if abs(step) > 0 and (new[column] - base[column]) / step >= _LEAST_SHARE
+    ]
+    parts.sort(key=lambda part: -abs(part.new - part.base))
+    states = [
+        PointChange(name=name, base=bool(base[column]), new=bool(new[column]))
+        for column, name in _STATES.items()
+        if _known(base[column]) and _known(new[column]) and base[column] != new[column]
+    ]
+    return (*parts, *states, *_clock(base.get("clock_mhz"), new.get("clock_mhz")))
+
+
+def all_point_changes(base: pd.DataFrame, new: pd.DataFrame) -> dict[str, tuple[PointChange, ...]]:
+    """point_id -> `point_changes` of the points whose latest attempt is ok in both runs."""
+    of_base, of_new = (
+        {str(row["point_id"]): row for row in _rows(latest_attempts(points))}
+        for points in (base, new)
+    )
+    return {
+        point_id: point_changes(of_base[point_id], row)
+        for point_id, row in of_new.items()
+        if point_id in of_base and row["status"] == of_base[point_id]["status"] == "ok"
+    }
+
+
+def with_clocks(points: pd.DataFrame, telemetry: pd.DataFrame) -> pd.DataFrame:
+    """The latest attempts with clock_mhz: the median SM clock of busy devices meanwhile.
+
+    points, telemetry: rows of these tables of one run. NaN where no sample was taken in time.
+    """
+    latest = latest_attempts(points)
+    busy = telemetry[telemetry["gpu_utilization_pct"] >= _BUSY_PCT]
+    clocks = [
+        busy.loc[
+            (busy["time"] >= start) & (busy["time"] <= start + timedelta(seconds=seconds)),
+            "sm_clock_mhz",
+        ].median()
+        for start, seconds in zip(latest["started_at"], latest["duration_s"], strict=True)
+    ]
+    return latest.assign(clock_mhz=clocks)
+
+
+def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _clock(base: Any, new: Any) -> tuple[PointChange, ...]:
+    if not _known(base) or not _known(new) or abs(new / base - 1) < _LEAST_CLOCK:
+        return ()
+    return (PointChange(name="SM clock", base=float(base), new=float(new), unit="MHz"),)
+
+
+def _known(value: Any) -> bool:
+    return value is not None and value == value

@@ -1,0 +1,51 @@
+"""How the step times of one point are spread: over its iterations and over its ranks. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+_NS_PER_MS = 1e6
+
+# What `step_times` and `rank_by_iteration` need of the table `samples`.
+SAMPLE_COLUMNS = ("repeat", "rank", "iteration", "is_warmup", "step_ns")
+
+
+def step_times(samples: pd.DataFrame) -> NDArray[np.float64]:
+    """The step times in milliseconds, in the order they were taken: per iteration the slowest rank.
+
+    samples: rows of the table `samples` of one attempt at one point. Warm-up is left out.
+    """
+    timed = samples[~samples["is_warmup"].astype(bool)]
+    slowest = timed.groupby(["repeat", "iteration"])["step_ns"].max()
+    found: NDArray[np.float64] = slowest.to_numpy(np.float64) / _NS_PER_MS
+    return found
+
+
+def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
+    """Timed samples as ranks (index) by iterations, at most `columns` of them, in milliseconds.
+
+    samples: as for `step_times`. Where there are more iterations, a column stands for several that
+    follow each other and holds, for each rank, the one that is farthest from the point's median:
+    a single slow step stays visible. A column is named by the first iteration it stands for, all
+    repeats counted on.
+    """
+    timed = samples[~samples["is_warmup"].astype(bool)]
+    wide = timed.pivot_table(index="rank", columns=["repeat", "iteration"], values="step_ns")
+    times_ms = wide.to_numpy(np.float64) / _NS_PER_MS
+    if not times_ms.size:
+        return pd.DataFrame()
+    median = np.nanmedian(times_ms)
+    firsts = np.unique(np.linspace(0, times_ms.shape[1], columns, endpoint=False).astype(int))
+    bins = np.split(times_ms, firsts[1:], axis=1)
+    farthest = [_farthest(part, median) for part in bins]
+    return pd.DataFrame(np.column_stack(farthest), index=wide.index, columns=firsts)
+
+
+def _farthest(times_ms: NDArray[np.float64], middle: float) -> NDArray[np.float64]:
+    """Of each row the value farthest from `middle`."""
+    distances = np.nan_to_num(np.abs(times_ms - middle), nan=-1.0)
+    places = distances.argmax(axis=1)[:, np.newaxis]
+    found: NDArray[np.float64] = np.take_along_axis(times_ms, places, axis=1)[:, 0]
+    return found

@@ -1,0 +1,171 @@
+"""`raybench compare`: what changed between two runs, and whether that is more than chance."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from raybench.cli.completion import complete_run
+from raybench.cli.output import color, width, write_result
+from raybench.errors import ResultsError, UsageError
+
+if TYPE_CHECKING:
+    from raybench.analysis.compare import Measured
+    from raybench.report.comparison import Comparison
+    from raybench.run import Run
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*%?")
+_MOST = 1.0
+
+
+def share(_: click.Context, option: click.Parameter, text: str) -> float:
+    """The value of an option such as 5% or 0.05, as a share."""
+    if _NUMBER.fullmatch(text.strip()):
+        value = float(text.rstrip("% ")) / (100 if "%" in text else 1)
+        if value < _MOST:
+            return value
+    raise UsageError(
+        f"{option.opts[0]}: must be from 0% up to 100%, as in 5% or 0.05, got {text!r}"
+    )
+
+
+@click.command("compare", short_help="Compare two runs, point by point.")
+@click.argument("base", shell_complete=complete_run)
+@click.argument("new", shell_complete=complete_run)
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    help="The folder that holds the result tables.",
+)
+@click.option(
+    "--threshold",
+    callback=share,
+    default="1.5%",
+    show_default=True,
+    help="Changes of the step time up to this are none.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["regression"]),
+    help="Exit with 1 where a point is slower, or was measured and fails now.",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["terminal", "md", "json"]),
+    default="terminal",
+    show_default=True,
+    help="For a terminal, for a pull request, or for another program.",
+)
+def compare_command(
+    base: str, new: str, results: Path, threshold: float, fail_on: str | None, kind: str
+) -> int:
+    """What changed from the run BASE to the run NEW, and whether that is more than chance.
+
+    BASE and NEW are as RUN of `raybench report`, or a tag as in driver=580: the newest run that
+    has it. Other runs of the same job in the same environment tell how much starts differ.
+    """
+    comparison = load_comparison(results, base, new, threshold)
+    write_result(_format(comparison, kind))
+    if fail_on is None:
+        return 0
+    if not comparison.compared and not comparison.broken:
+        raise ResultsError("--fail-on regression: no point was measured in both runs")
+    if comparison.obstacles:
+        why = "; ".join(comparison.obstacles)
+        raise ResultsError(f"--fail-on regression: the runs are not comparable: {why}")
+    return 1 if comparison.is_regression else 0
+
+
+def load_comparison(results: Path, base: str, new: str, threshold: float) -> Comparison:
+    """Read both runs and compare them. Raises ResultsError where one is not there."""
+    from raybench.analysis.compare import compare
+    from raybench.analysis.environment_changes import changes
+    from raybench.analysis.point_changes import all_point_changes
+    from raybench.report.comparison import Comparison
+
+    places = [find_tagged(results, text) for text in (base, new)]
+    if len({(root.resolve(), run_id) for root, run_id in places}) == 1:
+        raise ResultsError(f"{base} and {new} are the same run: {places[0][1]}")
+    taken = {run_id for _, run_id in places}
+    read = [_Side(root, run_id, taken) for root, run_id in places]
+    sides = [side.measured() for side in read]
+    return Comparison(
+        base=read[0].run,
+        new=read[1].run,
+        threshold=threshold,
+        frame=compare(sides[0], sides[1], threshold=threshold),
+        changes=changes(read[0].facts, read[1].facts),
+        beside=all_point_changes(sides[0].points, sides[1].points),
+        again=(len(read[0].again), len(read[1].again)),
+    )
+
+
+def find_tagged(results: Path, text: str) -> tuple[Path, str]:
+    """The results folder and run_id of a run, or of the newest run with a tag NAME=VALUE."""
+    from raybench import tables
+
+    name, equals, value = text.partition("=")
+    if not equals or Path(text).exists():
+        return tables.find_run(results, text)
+    runs = tables.read_runs(results)
+    tagged = [run.run_id for run in runs if run.tags.get(name) == value]
+    if not tagged:
+        known = sorted({f"{k}={v}" for run in runs for k, v in run.tags.items()})
+        there = f"there are: {', '.join(known[:5])}" if known else "no run has tags"
+        raise ResultsError(f"{results}: no run with the tag {text!r}; {there}")
+    return results, tagged[-1]
+
+
+class _Side:
+    """One of the two runs, read. again: the runs that differ from it in nothing but their start."""
+
+    def __init__(self, root: Path, run_id: str, taken: set[str]) -> None:
+        from raybench import tables
+        from raybench.analysis.environment_changes import facts
+
+        runs = {run.run_id: run for run in tables.read_runs(root)}
+        self.root, self.run = root, runs[run_id]
+        self.facts = facts(self.run, tables.load(root, "devices", run_id))
+        alike = [
+            run
+            for run in runs.values()
+            if run.run_id not in taken and run.job_sha256 == self.run.job_sha256
+        ]
+        self.again = [run for run in alike if self._is_alike(run)]
+
+    def _is_alike(self, run: Run) -> bool:
+        from raybench import tables
+        from raybench.analysis.environment_changes import facts
+
+        return facts(run, tables.load(self.root, "devices", run.run_id)) == self.facts
+
+    def measured(self) -> Measured:
+        from raybench import tables
+        from raybench.analysis.compare import Measured
+        from raybench.analysis.point_changes import with_clocks
+        from raybench.analysis.ratios import STEP_COLUMNS
+
+        run_id = self.run.run_id
+        samples = tables.read_table(self.root, "samples", run_id, STEP_COLUMNS)
+        telemetry = tables.load(self.root, "telemetry", run_id)
+        return Measured(
+            points=with_clocks(tables.load(self.root, "points", run_id), telemetry),
+            samples=samples.to_pandas(),
+            again=[tables.load(self.root, "points", run.run_id) for run in self.again],
+        )
+
+
+def _format(comparison: Comparison, kind: str) -> str:
+    from raybench.report import compare_text
+
+    if kind == "md":
+        return compare_text.format_markdown(comparison)
+    if kind == "json":
+        return compare_text.format_json(comparison)
+    return compare_text.format_terminal(comparison, width=width(), color=color())

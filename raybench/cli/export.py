@@ -1,0 +1,102 @@
+"""`raybench export`: the points of a run in the forms that other programs read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from raybench.cli.completion import complete_run
+from raybench.cli.output import write_file, write_result
+from raybench.errors import UsageError
+
+if TYPE_CHECKING:
+    from raybench.report.summary import Summary
+
+_FORMATS = ("csv", "json", "junit", "github-action-benchmark")
+
+
+@click.command("export", short_help="Write the points of a run for other programs.")
+@click.argument("run", default="latest", shell_complete=complete_run)
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    help="The folder that holds the result tables.",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(_FORMATS),
+    help="For spreadsheets, for other programs, for CI that shows tests, or for the action that "
+    "draws step times over commits.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file.")
+@click.option(
+    "--to",
+    "tracker",
+    type=click.Choice(["mlflow", "wandb"]),
+    help="Write to MLflow or Weights & Biases instead, where their own variables say "
+    "(MLFLOW_TRACKING_URI, WANDB_MODE); needs raybench[mlflow] or raybench[wandb].",
+)
+def export_command(
+    run: str, results: Path, kind: str | None, output: Path | None, tracker: str | None
+) -> None:
+    """The latest attempt at each point of RUN, with speed-up and efficiency, for other programs.
+
+    RUN is as for `raybench report`.
+
+    \b
+    raybench export --format csv -o points.csv
+    raybench export latest --format junit -o junit.xml
+    MLFLOW_TRACKING_URI=http://mlflow:5000 raybench export RUN --to mlflow
+    """
+    from raybench.cli.results import load_summary
+
+    if (kind is None) == (tracker is None):
+        raise UsageError(f"give --format {'|'.join(_FORMATS)}, or --to mlflow|wandb")
+    if tracker and output:
+        raise UsageError(f"-o: goes with --format only; --to {tracker} writes no file")
+    summary = load_summary(results, run)
+    if tracker:
+        click.echo(_tracked(summary, tracker))
+        return
+    text = _as_json(summary, results, run) if kind == "json" else _formatted(summary, kind)
+    if output is None:
+        write_result(text)
+    else:
+        write_file(output, text.encode())
+
+
+def _formatted(summary: Summary, kind: str | None) -> str:
+    if kind == "csv":
+        from raybench.report.export_csv import export_csv
+
+        return export_csv(summary)
+    if kind == "junit":
+        from raybench.report.export_junit import export_junit
+
+        return export_junit(summary)
+    from raybench.report.export_github_benchmark import export_github_benchmark
+
+    return export_github_benchmark(summary)
+
+
+def _as_json(summary: Summary, results: Path, run: str) -> str:
+    from raybench import tables
+    from raybench.report.export_json import export_json
+
+    root, _ = tables.find_run(results, run)
+    return export_json(summary, tables.load(root, "devices", summary.run.run_id))
+
+
+def _tracked(summary: Summary, tracker: str) -> str:
+    if tracker == "mlflow":
+        from raybench.report.export_mlflow import to_mlflow
+
+        return to_mlflow(summary)
+    from raybench.report.export_wandb import to_wandb
+
+    return to_wandb(summary)

@@ -1,0 +1,183 @@
+"""`raybench history`: the step time of points over many runs, and where it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from raybench.cli.compare import share
+from raybench.cli.output import color, width, write_file, write_result
+from raybench.errors import ResultsError, UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from raybench.analysis.environment_changes import Change
+    from raybench.point import Point, Scalar
+
+
+@click.command("history", short_help="Show how points changed over many runs.")
+@click.option("--point", metavar="POINT_ID", help="This point alone; a unique prefix will do.")
+@click.option("--filter", "expression", metavar="EXPR", help="Only points for which this is true.")
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    help="The folder that holds the result tables.",
+)
+@click.option(
+    "--threshold",
+    callback=share,
+    default="1.5%",
+    show_default=True,
+    help="Steps up to this are none.",
+)
+@click.option(
+    "--chart",
+    type=click.Path(path_type=Path),
+    metavar="FILE.svg|.png",
+    help="Also draw the step time over time.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def history_command(
+    point: str | None,
+    expression: str | None,
+    results: Path,
+    threshold: float,
+    chart: Path | None,
+    as_json: bool,
+) -> None:
+    """How the step time of each point went over all runs, and where it changed its level.
+
+    Runs on other devices, or on another number of nodes, are apart from each other. A step that
+    one run alone shows may be undone by the next one.
+    """
+    from raybench.analysis.history import history
+
+    if chart is not None and chart.suffix.lower() not in (".svg", ".png"):
+        raise UsageError(f"--chart: must end in .svg or .png, got {chart}")
+    frame = history(_points(results, point, expression), threshold=threshold)
+    if frame.empty:
+        raise ResultsError(f"{results}: no run has measured such a point")
+    if chart is not None:
+        _draw(frame, chart)
+    write_result(_format(frame, results, as_json))
+
+
+def _points(results: Path, prefix: str | None, expression: str | None) -> pd.DataFrame:
+    """The rows of `points` that are asked for."""
+    from raybench import tables
+    from raybench.analysis.history import POINT_COLUMNS
+
+    table = tables.read_table(results, "points", None, POINT_COLUMNS)
+    points: pd.DataFrame = table.to_pandas(maps_as_pydicts="strict")
+    if points.empty:
+        raise ResultsError(f"{results}: no points yet; `raybench sweep JOB` measures some")
+    if prefix is not None:
+        ids = list(dict.fromkeys(points["point_id"]))
+        point_id = tables.pick(prefix, ids, kind="point", where=str(results))
+        points = points[points["point_id"] == point_id]
+    return points if expression is None else _filtered(points, expression)
+
+
+def _filtered(points: pd.DataFrame, expression: str) -> pd.DataFrame:
+    """The points for which the expression is true; those that lack one of its names are not.
+
+    Raises UsageError when that leaves none.
+    """
+    from raybench.select import select_points
+
+    alike: dict[tuple[str, ...], dict[int, tuple[Point, str]]] = {}
+    for row in points.drop_duplicates("point_id").to_dict("records"):
+        point = _point(row)
+        alike.setdefault(tuple(point.settings), {})[id(point)] = point, row["point_id"]
+    kept: set[str] = set()
+    errors: list[UsageError] = []
+    for group in alike.values():
+        try:
+            chosen = select_points([point for point, _ in group.values()], expression)
+        except UsageError as error:
+            errors.append(error)
+        else:
+            kept.update(group[id(point)][1] for point in chosen)
+    if not kept:
+        raise errors[0]
+    return points[points["point_id"].isin(kept)]
+
+
+def _point(row: Mapping[Any, Any]) -> Point:
+    """The point of a row of `points`."""
+    from raybench.point import Point, Precision
+
+    return Point(
+        workload=row["workload"],
+        params={name: _scalar(value) for name, value in row["params"].items()},
+        world_size=int(row["world_size"]),
+        precision=Precision(row["precision"]),
+        cuda_graph=bool(row["cuda_graph"]) if row["cuda_graph"] == row["cuda_graph"] else False,
+        batch_size=_whole(row["batch_size"]),
+        global_batch_size=_whole(row["global_batch_size"]),
+        scaling=row["scaling"],
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None or value != value else int(value)
+
+
+def _scalar(text: str) -> Scalar:
+    """A setting, of which the tables hold the text."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _causes(frame: pd.DataFrame, results: Path) -> dict[tuple[str, str], Sequence[Change]]:
+    """(point_id, run_id) of each step -> what changed since the run before."""
+    from raybench.analysis.environment_changes import changes
+
+    before = frame.groupby(["point_id", "machine"])["run_id"].shift()
+    steps = frame.assign(before=before)[frame["step"].notna()]
+    ids = set(steps["run_id"]) | set(steps["before"])
+    known = _facts(results, ids) if ids else {}
+    return {
+        (row["point_id"], row["run_id"]): changes(known[row["before"]], known[row["run_id"]])
+        for row in steps.to_dict("records")
+        if row["before"] in known and row["run_id"] in known
+    }
+
+
+def _facts(results: Path, ids: Collection[str]) -> dict[str, dict[str, str]]:
+    from raybench import tables
+    from raybench.analysis.environment_changes import facts
+
+    return {
+        run.run_id: facts(run, tables.load(results, "devices", run.run_id))
+        for run in tables.read_runs(results)
+        if run.run_id in ids
+    }
+
+
+def _format(frame: pd.DataFrame, results: Path, as_json: bool) -> str:
+    from raybench.report import as_json as json_report
+    from raybench.report.history_text import format_history
+
+    if as_json:
+        return json_report.format_object(points=json_report.records(frame))
+    return format_history(frame, _causes(frame, results), width=width(), color=color())
+
+
+def _draw(frame: pd.DataFrame, path: Path) -> None:
+    from raybench.report.charts import render
+    from raybench.report.history_chart import history_chart
+
+    write_file(path, render(history_chart(frame), path.suffix.lower().removeprefix(".")))

@@ -1,0 +1,55 @@
+"""What the page of `raybench report --format html` needs of the results folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from raybench.report.html_series import Row
+    from raybench.report.html_steps import PointSteps
+    from raybench.report.summary import Summary
+
+
+def format_page(root: Path, summary: Summary) -> str:
+    """The page of the run that `summary` reports, which is in the results folder `root`."""
+    from raybench import tables
+    from raybench.report import html_page
+    from raybench.report.html_steps import heat_points, spread_points
+    from raybench.report.html_telemetry import TELEMETRY_COLUMNS
+
+    run_id = summary.run.run_id
+    rows = html_page.rows_of(summary)
+    telemetry = tables.read_table(root, "telemetry", run_id, TELEMETRY_COLUMNS)
+    return html_page.format_page(
+        html_page.PageData(
+            summary=summary,
+            devices=tables.load(root, "devices", run_id),
+            telemetry=telemetry.to_pandas(),
+            steps=_steps(root, run_id, spread_points(rows), heat_points(rows)),
+        )
+    )
+
+
+def _steps(
+    root: Path, run_id: str, spread: Sequence[Row], by_rank: Sequence[Row]
+) -> list[PointSteps]:
+    """The samples of these points, one after the other: all of a run may not fit into memory."""
+    from raybench import tables
+    from raybench.analysis.step_times import SAMPLE_COLUMNS, rank_by_iteration, step_times
+    from raybench.report.html_steps import PointSteps, columns_of_a_map
+
+    mapped = {row["point_id"] for row in by_rank}
+    rows = list({row["point_id"]: row for row in (*spread, *by_rank)}.values())
+    attempts = [(str(row["point_id"]), int(row["attempt"])) for row in rows]
+    columns = columns_of_a_map(by_rank)
+    read = tables.each_attempt(root, "samples", run_id, attempts, SAMPLE_COLUMNS)
+    return [
+        PointSteps(
+            row=row,
+            times_ms=step_times(samples),
+            by_rank=rank_by_iteration(samples, columns) if row["point_id"] in mapped else None,
+        )
+        for row, samples in zip(rows, read, strict=True)
+    ]

@@ -1,0 +1,255 @@
+"""What is said of two runs that are compared, whatever the format. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR
+from raybench.analysis.environment_changes import Change
+from raybench.analysis.point_changes import PointChange
+from raybench.analysis.scaling import setting, setting_order
+from raybench.report import wording
+from raybench.report.points import varying_settings
+from raybench.run import Run
+
+Row = dict[str, Any]
+
+_ORDER = (SLOWER, FASTER, UNCLEAR, SAME)
+_FAILED = ("oom", "error", "timeout", "lost")
+_NAMES = ("precision", "cuda_graph", "world_size")
+# A variable may hold a long list; JSON has all of it.
+_MOST_CHARS = 60
+_MOST_ROWS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two runs, compared.
+
+    frame: as `raybench.analysis.compare.compare` gives it. changes: of the environment.
+    beside: point_id -> what else changed there. again: how many other runs of the same job in the
+    same environment each of the two has.
+    """
+
+    base: Run
+    new: Run
+    threshold: float
+    frame: pd.DataFrame
+    changes: Sequence[Change]
+    beside: Mapping[str, Sequence[PointChange]]
+    again: tuple[int, int]
+
+    @property
+    def rows(self) -> list[Row]:
+        """One for each point: what got worse first, and what changed most of it first."""
+        rows = [{str(k): v for k, v in row.items()} for row in self.frame.to_dict("records")]
+        return sorted(rows, key=_urgency)
+
+    @property
+    def compared(self) -> list[Row]:
+        """The points that have a step time in both runs."""
+        return [row for row in self.rows if wording.known(row["verdict"])]
+
+    @property
+    def verdicts(self) -> Counter[str]:
+        """How many points have each verdict."""
+        return Counter(row["verdict"] for row in self.compared)
+
+    @property
+    def broken(self) -> list[Row]:
+        """The points that were measured before and fail now."""
+        return [r for r in self.rows if r["status_base"] == "ok" and r["status_new"] in _FAILED]
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether a point is slower, or fails now."""
+        return bool(self.verdicts[SLOWER] or self.broken)
+
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Why pairs of points are no experiment on one thing; empty where all of them are."""
+        return tuple(
+            dict.fromkeys(
+                wording.plain(row["why"])
+                for row in self.compared
+                if wording.known(row["why"]) and row["why"].startswith("other ")
+            )
+        )
+
+
+def _urgency(row: Row) -> tuple[Any, ...]:
+    verdict = row["verdict"]
+    place = _ORDER.index(verdict) if verdict in _ORDER else len(_ORDER)
+    size = (
+        -abs(row["ratio"] - 1) if place < _ORDER.index(SAME) and wording.known(row["ratio"]) else 0
+    )
+    return (place, size, *(setting_order(setting(row, name)) for name in (*_NAMES, _batch(row))))
+
+
+def _batch(row: Row) -> str:
+    return "global_batch_size" if row["scaling"] == "strong" else "batch_size"
+
+
+def headline(comparison: Comparison) -> str:
+    """The answer in a sentence."""
+    rows, verdicts = comparison.compared, comparison.verdicts
+    if not rows:
+        return "No point was measured in both runs."
+    told = [
+        f"{verdicts[name]} {name}{_span([row for row in rows if row['verdict'] == name])}"
+        for name in (SLOWER, FASTER, SAME, UNCLEAR)
+        if verdicts[name] or name == SLOWER
+    ]
+    noun = "point" if len(rows) == 1 else "points"
+    broken = f"; {len(comparison.broken)} fail now" if comparison.broken else ""
+    middle = percent(float(np.median([row["ratio"] for row in rows])) - 1)
+    median = f"; the median change is {middle}" if len(rows) > 1 else ""
+    return f"Of {len(rows)} {noun}: {', '.join(told)}{broken}{median}."
+
+
+def _span(rows: Sequence[Row]) -> str:
+    """By how much points are slower or faster."""
+    if not rows or rows[0]["verdict"] not in (SLOWER, FASTER):
+        return ""
+    sizes = [abs(row["ratio"] - 1) for row in rows]
+    least, most = f"{min(sizes):.1%}", f"{max(sizes):.1%}"
+    return f" (by {least})" if least == most else f" (by {least} to {most})"
+
+
+def percent(relative: float) -> str:
+    """A change with its sign."""
+    return f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}" if wording.known(relative) else ""
+
+
+def shown(comparison: Comparison) -> tuple[list[Row], int]:
+    """The points that have step times in both runs, and how many of the same ones are left out."""
+    rows = comparison.compared
+    told = sum(row["verdict"] != SAME for row in rows)
+    most = max(told, _MOST_ROWS)
+    return rows[:most], max(0, len(rows) - most)
+
+
+def table(comparison: Comparison) -> tuple[list[str], int, list[list[str]]]:
+    """Columns, how many of them are settings, and cells, of the points in `shown`."""
+    rows, _ = shown(comparison)
+    names = varying_settings(comparison.compared)
+    is_short = any(wording.is_short(row["base_ms"]) for row in rows)
+    time = wording.duration if is_short else wording.number
+    unit = "" if is_short else " ms"
+    columns = [*map(wording.heading, names), f"base{unit}", f"new{unit}", "change", "floor"]
+    cells = [
+        [
+            *(wording.setting(name, setting(row, name)) for name in names),
+            time(row["base_ms"]),
+            time(row["new_ms"]),
+            _change(row),
+            f"{row['noise_floor']:.1%}" if wording.known(row["noise_floor"]) else "",
+            row["verdict"],
+        ]
+        for row in rows
+    ]
+    return [*columns, "verdict"], len(names), cells
+
+
+def _change(row: Row) -> str:
+    """The change and half its interval."""
+    low, high = row["ratio_low"], row["ratio_high"]
+    half = f" ±{(high - low) / 2:.{1 if high - low >= 0.02 else 2}%}" if wording.known(low) else ""
+    return percent(row["ratio"] - 1) + half
+
+
+def label(row: Row, names: Sequence[str]) -> str:
+    """A point by the settings that tell it from the others."""
+    told = {wording.heading(name): wording.setting(name, setting(row, name)) for name in names}
+    return wording.settings(told) or row["point_id"]
+
+
+def beside(comparison: Comparison) -> list[tuple[str, str]]:
+    """(point, what its verdict lacks and what else changed there), where it is not the same."""
+    rows = comparison.compared
+    names = varying_settings(rows)
+    found = []
+    for row in rows:
+        told = [*([row["why"]] if wording.known(row["why"]) else [])]
+        if row["verdict"] != SAME:
+            told += [_point_change(one) for one in comparison.beside.get(row["point_id"], ())]
+            if told:
+                found.append((label(row, names), "; ".join(map(wording.plain, told))))
+    return found
+
+
+def _point_change(one: PointChange) -> str:
+    if isinstance(one.base, bool):
+        return f"{one.name} {'now' if one.new else 'before'}, not {'before' if one.new else 'now'}"
+    before, now = (wording.number(value, 3) for value in (one.base, one.new))
+    return f"{one.name} {before} -> {now} {one.unit}"
+
+
+def unpaired(comparison: Comparison) -> list[tuple[str, str]]:
+    """(point, how it ended in each run) of the points without a step time in one of them."""
+    rows = [row for row in comparison.rows if not wording.known(row["verdict"])]
+    names = varying_settings(comparison.rows)
+    statuses = [tuple(_status(row[f"status_{side}"]) for side in ("base", "new")) for row in rows]
+    return [
+        (label(row, names), f"base: {before}; new: {now}")
+        for row, (before, now) in zip(rows, statuses, strict=True)
+    ]
+
+
+def _status(status: Any) -> str:
+    return wording.STATUS_WORDS[status] if wording.known(status) else "not in the run"
+
+
+def environment(comparison: Comparison) -> list[tuple[str, str]]:
+    """(what, its values before and now) of everything that changed around the points."""
+    return [
+        (wording.plain(one.name), f"{_shortened(one.base)} -> {_shortened(one.new)}")
+        for one in comparison.changes
+    ]
+
+
+def _shortened(value: str) -> str:
+    return wording.shortened(wording.plain(value), _MOST_CHARS)
+
+
+def explanation(comparison: Comparison) -> list[str]:
+    """How the verdicts were made, and where the noise floor is from."""
+    sources = Counter(
+        row["noise_from"] for row in comparison.compared if wording.known(row["noise_from"])
+    )
+    return [
+        "change: of the median step time (slowest rank), ± half its 95% interval within these two "
+        "runs. floor: what 19 of 20 pairs of runs differ by when nothing changed. slower, faster: "
+        f"by more than {_threshold(comparison)}, interval apart from 0, and too large to be chance "
+        "between starts (at most 2% of such verdicts are, over all points). same: interval within "
+        "the threshold or the floor.",
+        *(
+            f"The floor of {count} points is {_source(comparison, name)}."
+            for name, count in sources.items()
+        ),
+    ]
+
+
+def _threshold(comparison: Comparison) -> str:
+    return f"{100 * comparison.threshold:g}%"
+
+
+def _source(comparison: Comparison, name: str) -> str:
+    if name == "A/A runs":
+        base, new = comparison.again
+        return (
+            "from other runs of the same job in the same environment "
+            f"({base} beside base, {new} beside new), drawn towards the documented one"
+        )
+    if name == "repeats":
+        return "from the repeats in the runs, which know little of what another start changes"
+    return (
+        "the documented one: there are no other runs of the same job in the same environment, and "
+        "no repeats. Run the job again, as base and as new, to have it measured"
+    )

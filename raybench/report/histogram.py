@@ -1,0 +1,71 @@
+"""How the step times of one point are spread, as bars of text."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import RenderableType
+
+from raybench.report import wording
+from raybench.report.console import Column, grid, line
+
+Times = NDArray[np.float64]
+
+# Fewer say nothing that their minimum, median and maximum do not say.
+_LEAST = 8
+_MOST_BARS = 12
+_BAR_CHARS = 40
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+# A few steps that are far slower than the rest would leave one bar for all others.
+_FAR_QUARTILES = 4.0
+
+
+def histogram(times_ms: Times) -> list[RenderableType]:
+    """A bar for each of at most 12 equal ranges of step times; empty for fewer than 8 times, and
+    where all are the same.
+
+    Times beyond the third quartile by four times the distance of the quartiles share the last bar.
+    """
+    if len(times_ms) < _LEAST or times_ms.min() == times_ms.max():
+        return []
+    is_short = wording.is_short(float(np.median(times_ms)))
+    times = times_ms * 1000 if is_short else times_ms
+    edges, counts = _bars(times)
+    longest = counts.max()
+    digits = _decimals(float(edges[1] - edges[0]))
+    rows = [
+        [f"{edge:,.{digits}f}", str(count), _bar(count / longest)]
+        for edge, count in zip(edges, counts, strict=True)
+    ]
+    columns = [
+        Column("from µs" if is_short else "from ms", side="right"),
+        Column("steps", side="right"),
+        Column(""),
+    ]
+    return [line("Step times, per iteration of the slowest rank", "bold"), grid(columns, rows)]
+
+
+def _bars(times: Times) -> tuple[Times, NDArray[np.int64]]:
+    """The lower ends of the ranges, and how many times are in each."""
+    first, third = np.percentile(times, [25, 75])
+    limit = third + _FAR_QUARTILES * (third - first) if third > first else times.max()
+    near = times[times <= limit]
+    bars = min(_MOST_BARS, math.ceil(2 * math.sqrt(len(times))))
+    counts, edges = np.histogram(near, bins=bars)
+    far = len(times) - len(near)
+    if far:
+        return np.append(edges[:-1], times[times > limit].min()), np.append(counts, far)
+    return edges[:-1], counts
+
+
+def _decimals(step: float) -> int:
+    """So many that the ends of neighbouring ranges differ."""
+    return max(0, 1 - math.floor(math.log10(step)))
+
+
+def _bar(share: float) -> str:
+    """Never empty where there is anything."""
+    eighths = math.ceil(share * _BAR_CHARS * 8)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()

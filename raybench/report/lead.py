@@ -1,0 +1,218 @@
+"""The sentence that a report leads with: what the run found, in short. Pure, over the rows of
+`raybench.analysis.scaling`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raybench.analysis.losses import LOSSES
+from raybench.analysis.scaling import setting, setting_order
+from raybench.report import largest_batches, wording
+from raybench.report.findings import (
+    CAUSES,
+    compared_rows,
+    has_causes,
+    memory_range,
+    plus_minus,
+    settings_words,
+    varying_settings,
+    with_most_ranks,
+)
+from raybench.report.largest_batches import LargestBatch
+from raybench.report.tables import marks
+
+Row = Mapping[str, Any]
+
+# A speed-up that is less sure than this says so.
+_UNSURE = 0.01
+# What is lost of a step that is hardly worth a sentence.
+_LEAST_LOSS = 0.01
+_DOUBTS = {
+    "u": "unsteady",
+    "h": "host-bound",
+    "t": "throttled",
+    "s": "slowed by one rank",
+    "n": "not alone",
+}
+
+
+def lead(
+    rows: Sequence[Row],
+    baseline: Mapping[str, Any],
+    ranks: str,
+    largest: Sequence[LargestBatch] = (),
+) -> str:
+    """One sentence; empty where nothing was measured."""
+    measured = [row for row in rows if row["status"] == "ok"]
+    compared = compared_rows(rows)
+    if largest:
+        return _largest(largest, ranks)
+    if compared:
+        tell = _scaling if "world_size" in baseline else _against
+        return "; ".join(filter(None, (tell(compared, baseline, ranks), _refused(rows))))
+    told = (_why_not(rows, baseline), _most_samples(measured, ranks) or _rates(measured, ranks))
+    return "; ".join(filter(None, told))
+
+
+def _scaling(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -> str:
+    """`3.48x on 4 GPUs, 87.0% (fp32, batch 1024); 77% of the loss is exposed communication`."""
+    rows = with_most_ranks(compared)
+    names = varying_settings(rows, baseline) or ("precision", "batch")
+    best, worst = (choose(rows, key=lambda row: row["speed_up"]) for choose in (max, min))
+    on = f" on {rows[0]['world_size']} {ranks}"
+    if len(rows) == 1:
+        told = _speed_up(best, names, on)
+    else:
+        told = f"at best {_speed_up(best, names, on)}, at worst {_speed_up(worst, names)}"
+    return "; ".join(filter(None, (told, _lost(rows))))
+
+
+def _speed_up(row: Row, names: Sequence[str], on: str = "") -> str:
+    speed_up, efficiency = wording.ratio(row["speed_up"]), wording.percent(row["efficiency"])
+    return f"{speed_up}x{_unsure(row)}{on}, {efficiency} ({_where(row, names)})"
+
+
+def _unsure(row: Row) -> str:
+    """How unsure a speed-up is, if it is."""
+    sure = plus_minus(row)
+    return "" if sure is None or sure < _UNSURE else f" {wording.half_width(sure)}"
+
+
+def _where(row: Row, names: Sequence[str], ranks: str = "") -> str:
+    """The settings of a point, and what makes its number doubtful."""
+    doubts = [_DOUBTS[mark] for mark in marks(dict(row))]
+    return ", ".join(filter(None, (settings_words(row, names, ranks), *doubts)))
+
+
+def _lost(rows: Sequence[Row]) -> str:
+    """What takes the largest part of the loss."""
+    losing = [row for row in rows if row["efficiency"] < 1 - _LEAST_LOSS and not _may_be_ideal(row)]
+    if not losing:
+        return ""
+    if not all(has_causes(row) for row in losing):
+        return "what the rest is lost to was not measured"
+    causes = [max(LOSSES, key=lambda name: _known(row[name])) for row in losing]
+    cause, count = Counter(causes).most_common(1)[0]
+    if count < len(losing):
+        return f"{CAUSES[cause]} is the largest loss in {count} of {len(losing)} settings"
+    shares = [min(1.0, row[cause] / (1 - row["efficiency"])) for row in losing]
+    least, most = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    return f"{most if least == most else f'{least} to {most}'} of the loss is {CAUSES[cause]}"
+
+
+def _may_be_ideal(row: Row) -> bool:
+    return wording.known(row["efficiency_high"]) and row["efficiency_high"] >= 1
+
+
+def _known(value: Any) -> float:
+    return float(value) if wording.known(value) else 0.0
+
+
+def _refused(rows: Sequence[Row]) -> str:
+    """How many points would have been compared, and why they are not."""
+    others = [row for row in rows if row["status"] == "ok" and not row["is_baseline"]]
+    reasons = [wording.plain(row["why"]) for row in others if wording.known(row["why"])]
+    if not reasons:
+        return ""
+    are = "is" if len(reasons) == 1 else "are"
+    told = f"{len(reasons)} of {len(others)} points {are} not compared"
+    return f"{told}: {reasons[0]}" if len(set(reasons)) == 1 else told
+
+
+def _against(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -> str:
+    """`bf16 is 4.19 to 6.83 times as fast as fp32, with 71.8% to 96.3% of the memory`."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in compared:
+        groups.setdefault(tuple(str(setting(row, name)) for name in baseline), []).append(row)
+    rows = max(groups.values(), key=lambda group: max(row["speed_up"] for row in group))
+    ends = [choose(rows, key=lambda row: row["speed_up"]) for choose in (min, max)]
+    least, most = (wording.ratio(row["speed_up"]) + _unsure(row) for row in ends)
+    names = varying_settings(rows, baseline) if len(rows) > 1 else ("precision", "batch")
+    names = [name for name in names if name not in baseline]
+    where = f" ({_where(rows[0], names)})" if len(rows) == 1 else ""
+    return (
+        f"{settings_words(rows[0], tuple(baseline), ranks)} is "
+        f"{most if least == most else f'{least} to {most}'} times as fast as "
+        f"{_named(baseline)}{where}" + memory_range(rows).replace("; ", ", with ")
+    )
+
+
+def _named(baseline: Mapping[str, Any]) -> str:
+    alone = tuple(baseline) == ("precision",)
+    return wording.plain(baseline["precision"]) if alone else wording.settings(baseline)
+
+
+def _why_not(rows: Sequence[Row], baseline: Mapping[str, Any]) -> str:
+    """Why nothing is compared, where something was to be."""
+    others = [r for r in rows if r["status"] == "ok" and not r["is_baseline"]]
+    reasons = Counter(wording.plain(row["why"]) for row in others if wording.known(row["why"]))
+    if not baseline or not reasons:
+        return ""
+    return f"no speed-up: {reasons.most_common(1)[0][0]}"
+
+
+def _most_samples(measured: Sequence[Row], ranks: str) -> str:
+    """`at most 585,826 samples/s (bf16, batch 1024, 4 GPUs)`."""
+    known = [row for row in measured if wording.known(row["throughput"])]
+    if not known:
+        return ""
+    most = max(known, key=lambda row: row["throughput"])
+    varying = varying_settings(known, ("workload", "world_size", "precision", "batch"))
+    names = ("precision", "batch", "world_size", *varying)
+    return f"at most {wording.number(most['throughput'])} samples/s ({_where(most, names, ranks)})"
+
+
+def _rates(measured: Sequence[Row], ranks: str) -> str:
+    """The bandwidths of the largest messages, or the most operations per second."""
+    for name, what in (("busbw_gb_s", "bus bandwidth"), ("memory_gb_s", "memory bandwidth")):
+        known = [row for row in measured if wording.known(row[name])]
+        if known:
+            return _bandwidth(known, name, what, ranks)
+    known = [row for row in measured if wording.known(row["achieved_tflops_per_device"])]
+    return _operations(known) if known else ""
+
+
+def _bandwidth(rows: Sequence[Row], name: str, what: str, ranks: str) -> str:
+    """`bus bandwidth with 1 GiB on 4 GPUs: 324.9 GB/s (all_gather) to 356.7 GB/s (sendrecv)`."""
+    most = max(row["world_size"] for row in rows)
+    sizes = [key for key in rows[0]["params"] if key.endswith("_bytes")]
+    chosen = [row for row in rows if row["world_size"] == most]
+    for size in sizes:
+        largest = max(setting_order(setting(row, size)) for row in chosen)
+        chosen = [row for row in chosen if setting_order(setting(row, size)) == largest]
+    names = varying_settings(chosen, ("world_size",))
+    ends = [choose(chosen, key=lambda row: row[name]) for choose in (min, max)]
+    told = [
+        f"{wording.number(row[name])} GB/s"
+        + (f" ({where})" if (where := _values(row, names)) else "")
+        for row in ends
+    ]
+    having = "".join(f" with {wording.setting(size, setting(chosen[0], size))}" for size in sizes)
+    on = settings_words(chosen[0], ("world_size",), ranks)
+    return f"{what}{having} on {on}: " + (told[0] if len(chosen) == 1 else " to ".join(told))
+
+
+def _values(row: Row, names: Sequence[str]) -> str:
+    return ", ".join(wording.setting(name, setting(row, name)) for name in names)
+
+
+def _operations(rows: Sequence[Row]) -> str:
+    """`at most 793.8 TFLOP/s, 80.2% of the datasheet's peak (bf16, k=4096, m=4096, n=4096)`."""
+    best = max(rows, key=lambda row: row["achieved_tflops_per_device"])
+    share = wording.percent(best["mfu_pct"] / 100) if wording.known(best["mfu_pct"]) else ""
+    of_peak = f", {share} of the datasheet's peak" if share else ""
+    where = _where(best, varying_settings(rows, ()))
+    return f"at most {wording.number(best['achieved_tflops_per_device'])} TFLOP/s{of_peak}" + (
+        f" ({where})" if where else ""
+    )
+
+
+def _largest(found: Sequence[LargestBatch], ranks: str) -> str:
+    """`the largest batch that fits is 192 per device (bf16, 1 GPU)`."""
+    ends = [choose(found, key=lambda one: one.batch_size) for choose in (min, max)]
+    told = [f"{one.batch_size:,} ({largest_batches.label(one.settings, ranks)})" for one in ends]
+    return "the largest batch per device that fits is " + (
+        told[0] if len(found) == 1 else " to ".join(told)
+    )

@@ -1,0 +1,156 @@
+"""How often `raybench compare` is wrong where nothing changed, and finds what did, in simulation.
+
+    python tests/benchmarks/compare_power.py [--runs 200] [--processes 2] [-o FILE.json]
+
+Two runs of 36 points: step times with AR(1) noise of 1 % (lag-1 autocorrelation `phi`) and 1 % of
+outliers. Each start of a point has a level of its own, with a standard deviation of 0 or of 0.38 %
+(which gives the median difference of 0.36 % of the A/A pair on H200s), or with heavy tails
+(Student's t with 3 degrees of freedom and the same median). Then none, one or all points become 3 %
+slower. With `again: 2` either run has two more of the same job, from which the floor is measured.
+
+comparisons_with_a_false_verdict: share of the comparisons, of whole runs, in which a point that did
+not change is called faster or slower. false: share of such points. found: share of the changed
+points that are called slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from raybench.analysis.compare import FASTER, SLOWER, Measured, compare
+
+SCENE = ("again", "phi", "starts", "changed")
+POINTS = 36
+# What the adaptive measuring takes at this noise, see docs/benchmarks/simulated-noise.json.
+SAMPLES = {0.0: 31, 0.5: 54, 0.8: 127}
+STEP_MS = 5.0
+NOISE = 0.01
+START_SD = 0.0038
+CHANGE = 0.03
+STARTS = ("none", "normal", "heavy tails")
+# The median of |t| with 3 degrees of freedom over that of |z|.
+_HEAVY = 0.765 / 0.674
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--runs", type=int, default=200)
+    options.add_argument("--processes", type=int, default=2)
+    options.add_argument("-o", "--output", type=Path)
+    chosen = options.parse_args()
+    rows = []
+    scenes = [
+        *product((0, 2), (0.5,), STARTS, (0, 1, POINTS)),
+        *product((0,), (0.0, 0.8), ("none",), (0, POINTS)),
+    ]
+    with ProcessPoolExecutor(chosen.processes) as pool:
+        answers = pool.map(simulated, *zip(*[(chosen.runs, *s) for s in scenes], strict=True))
+        for scene, answer in zip(scenes, answers, strict=True):
+            rows.append(dict(zip(SCENE, scene, strict=True)) | answer)
+            print(rows[-1], flush=True)
+    if chosen.output:
+        content = {"runs": chosen.runs, "points": POINTS, "change": CHANGE, "rows": rows}
+        chosen.output.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def simulated(runs: int, again: int, phi: float, starts: str, changed: int) -> dict[str, Any]:
+    """Shares of false and found verdicts over `runs` comparisons."""
+    rng = np.random.default_rng(7)
+    whole = [verdicts(rng, again, phi, starts, changed) for _ in range(runs)]
+    wrong = np.array([(found[changed:] != "").sum() for found in whole])
+    hits = np.array([(found[:changed] == SLOWER).sum() for found in whole])
+    unchanged = POINTS - changed
+    return {
+        "comparisons_with_a_false_verdict": round(float((wrong > 0).mean()), 4),
+        "false": round(float(wrong.sum()) / (runs * unchanged), 5) if unchanged else None,
+        "found": round(float(hits.sum()) / (runs * changed), 4) if changed else None,
+    }
+
+
+def verdicts(
+    rng: np.random.Generator, again: int, phi: float, starts: str, changed: int
+) -> NDArray[np.str_]:
+    """Of each point; empty for one that is called the same or unclear."""
+    slower = np.where(np.arange(POINTS) < changed, 1 + CHANGE, 1.0)
+    base, new = (
+        Measured(
+            points=points(),
+            samples=samples(rng, level * start_levels(rng, starts), phi),
+            again=[medians(rng, level * start_levels(rng, starts), phi) for _ in range(again)],
+        )
+        for level in (np.ones(POINTS), slower)
+    )
+    frame = compare(base, new).set_index("point_id").loc[names()]
+    return np.where(frame["verdict"].isin([SLOWER, FASTER]), frame["verdict"], "").astype(str)
+
+
+def names() -> list[str]:
+    return [f"{point:012d}" for point in range(POINTS)]
+
+
+def points() -> pd.DataFrame:
+    """Rows of `points` with the columns that a comparison reads."""
+    same = {
+        **{"run_id": "run", "attempt": 1, "status": "ok", "workload": "simulated", "params": {}},
+        **{"scaling": "weak", "precision": "bf16", "cuda_graph": False, "world_size": 1},
+        **{"batch_size": 1, "global_batch_size": 1, "grad_accumulation": 1, "host_bound": False},
+        **{"device_type": "cuda", "device_name": "simulated", "node_count": 1},
+    }
+    return pd.DataFrame([{**same, "point_id": name} for name in names()])
+
+
+def medians(rng: np.random.Generator, levels: NDArray[np.float64], phi: float) -> pd.DataFrame:
+    """Rows of `points` of one more run."""
+    middle = STEP_MS * np.median(series(rng, levels, phi), axis=1)
+    return points().assign(step_ms_p50=middle, run_id=f"again-{rng.integers(2**32)}")
+
+
+def samples(rng: np.random.Generator, levels: NDArray[np.float64], phi: float) -> pd.DataFrame:
+    """Rows of `samples`, one rank."""
+    count = SAMPLES[phi]
+    steps_ns = STEP_MS * 1e6 * series(rng, levels, phi).ravel()
+    return pd.DataFrame(
+        {
+            "run_id": "run",
+            "point_id": np.repeat(names(), count),
+            "attempt": 1,
+            "repeat": 0,
+            "iteration": np.tile(np.arange(count), POINTS),
+            "is_warmup": False,
+            "step_ns": steps_ns.astype(np.int64),
+        }
+    )
+
+
+def series(
+    rng: np.random.Generator, levels: Sequence[float] | NDArray[np.float64], phi: float
+) -> NDArray[np.float64]:
+    """Points x samples: AR(1) noise about the levels, 1 % of the samples up to twice as long."""
+    noise = rng.standard_normal((POINTS, SAMPLES[phi]))
+    for place in range(1, SAMPLES[phi]):
+        noise[:, place] = phi * noise[:, place - 1] + np.sqrt(1 - phi**2) * noise[:, place]
+    outliers = np.where(rng.random(noise.shape) < 0.01, 1 + rng.random(noise.shape), 1.0)
+    return np.asarray(levels)[:, np.newaxis] * (1 + NOISE * noise) * outliers
+
+
+def start_levels(rng: np.random.Generator, starts: str) -> NDArray[np.float64]:
+    """What each point's start makes of its step time."""
+    if starts == "none":
+        return np.ones(POINTS)
+    if starts == "normal":
+        return 1 + START_SD * rng.standard_normal(POINTS)
+    return 1 + START_SD / _HEAVY * rng.standard_t(3, POINTS)
+
+
+if __name__ == "__main__":
+    main()

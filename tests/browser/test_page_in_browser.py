@@ -1,0 +1,195 @@
+"""The page in a real browser: `make browser`, which needs Chromium on this machine.
+
+RAYBENCH_CHROMIUM names its program where it is not on the PATH under a usual name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+ROOT = Path(__file__).parents[2]
+RUNS = ("ddp_scaling", "collectives", "largest_batch", "memory_bandwidth")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+WIDE, PHONE = (1280, 900), (360, 740)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    program = os.environ.get("RAYBENCH_CHROMIUM") or next(
+        filter(None, map(shutil.which, NAMES)), ""
+    )
+    assert program, "no Chromium: install one, or set RAYBENCH_CHROMIUM to its program"
+    with sync_playwright() as playwright:
+        # Chromium's own sandbox does not start for root, as in containers.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        opened = playwright.chromium.launch(executable_path=program, args=arguments)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="session", params=RUNS)
+def page_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a committed run, made by the command."""
+    [run_id, *_] = sorted(path.name for path in (ROOT / "results/runs").glob(f"{request.param}-*"))
+    path = tmp_path_factory.mktemp("pages") / f"{request.param}.html"
+    command = [sys.executable, "-m", "raybench", "report", run_id, "--format", "html", "-o", path]
+    subprocess.run([*command, "--results", ROOT / "results"], check=True)
+    return path
+
+
+@pytest.fixture
+def outside() -> Iterator[tuple[str, list[str]]]:
+    """The address of a server, and the paths that it was asked for."""
+    reached: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            reached.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", reached
+        server.shutdown()
+        thread.join()
+
+
+class Opened:
+    """A page, and what the browser said and asked for meanwhile."""
+
+    def __init__(self, browser: Browser, path: Path, size: tuple[int, int], theme: str) -> None:
+        width, height = size
+        self.context: BrowserContext = browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme=theme,  # type: ignore[arg-type]
+        )
+        self.page: Page = self.context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(path.as_uri())
+
+    def color(self, selector: str, name: str) -> str:
+        script = "([s, n]) => getComputedStyle(document.querySelector(s))[n]"
+        return str(self.page.evaluate(script, [selector, name]))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_it_opens_without_an_error_without_a_request_and_without_scrolling_sideways(
+    browser: Browser, page_path: Path, size: tuple[int, int], theme: str
+) -> None:
+    opened = Opened(browser, page_path, size, theme)
+    opened.page.screenshot(full_page=True)
+    assert opened.said == []
+    assert opened.asked == [page_path.as_uri()]
+    assert opened.page.evaluate("document.documentElement.scrollWidth") == size[0]
+    charts = opened.page.locator("svg.chart")
+    assert charts.count() > 0
+    for place in range(charts.count()):
+        box = charts.nth(place).bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= size[0]
+        assert box["height"] > 50
+    opened.context.close()
+
+
+def test_the_theme_follows_the_reader_and_the_button_and_reaches_the_charts(
+    browser: Browser, page_path: Path
+) -> None:
+    light, dark = (Opened(browser, page_path, WIDE, theme) for theme in ("light", "dark"))
+    assert light.color("body", "backgroundColor") == "rgb(255, 255, 255)"
+    assert dark.color("body", "backgroundColor") == "rgb(20, 23, 28)"
+    of_text = "svg.chart text"
+    assert light.color(of_text, "fill") != dark.color(of_text, "fill")
+    wanted = dark.color(of_text, "fill")
+    light.page.click("#theme")
+    assert light.color("body", "backgroundColor") == "rgb(20, 23, 28)"
+    assert light.color(of_text, "fill") == wanted
+    light.page.click("#theme")
+    assert light.color("body", "backgroundColor") == "rgb(255, 255, 255)"
+    for opened in (light, dark):
+        assert opened.said == []
+        opened.context.close()
+
+
+def test_a_mark_that_is_pointed_at_tells_what_it_stands_for(
+    browser: Browser, page_path: Path
+) -> None:
+    opened = Opened(browser, page_path, WIDE, "light")
+    tip = opened.page.locator("#tip")
+    assert not tip.is_visible()
+    for section in opened.page.locator("section:has(svg.chart)").all():
+        mark = section.locator("svg.chart [aria-label]").last
+        mark.evaluate("mark => mark.scrollIntoView({block: 'center'})")
+        # A tip goes when the page scrolls, which is told with the next frame.
+        opened.page.evaluate("() => new Promise(done => setTimeout(done, 100))")
+        box = mark.bounding_box()
+        assert box is not None
+        opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        assert tip.is_visible()
+        assert tip.text_content() in section.locator("svg.chart [aria-label]").evaluate_all(
+            "marks => marks.map(mark => mark.getAttribute('aria-label'))"
+        )
+        assert len((tip.text_content() or "").splitlines()) > 1
+    opened.page.keyboard.press("Escape")
+    assert not tip.is_visible()
+    assert opened.said == []
+    opened.context.close()
+
+
+def test_tables_open_and_have_a_line_for_each_point(browser: Browser, page_path: Path) -> None:
+    opened = Opened(browser, page_path, PHONE, "light")
+    folded = opened.page.locator("main details")
+    assert folded.count() > 2
+    for place in range(folded.count()):
+        folded.nth(place).locator("summary").click()
+        assert folded.nth(place).locator("table, pre").first.is_visible()
+    assert opened.page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
+    opened.context.close()
+
+
+def test_without_scripts_the_charts_the_tables_and_both_themes_are_there(
+    browser: Browser, page_path: Path
+) -> None:
+    context = browser.new_context(java_script_enabled=False, color_scheme="dark")
+    page = context.new_page()
+    page.goto(page_path.as_uri())
+    assert page.locator("svg.chart").first.is_visible()
+    assert not page.locator("#theme").is_visible()
+    assert not page.locator("#tip").is_visible()
+    context.close()
+
+
+def test_a_script_that_got_into_the_page_would_not_run(
+    browser: Browser, page_path: Path, tmp_path: Path, outside: tuple[str, list[str]]
+) -> None:
+    harmed = tmp_path / "harmed.html"
+    text = page_path.read_text()
+    address, reached = outside
+    harm = f"<script>document.title = 'harmed'</script><img src='{address}/x.png'>"
+    harmed.write_text(text.replace("<main>", f"<main>{harm}"))
+    opened = Opened(browser, harmed, WIDE, "light")
+    assert opened.page.title() != "harmed"
+    # The browser tells of the request that it then blocks.
+    assert opened.asked == [harmed.as_uri(), f"{address}/x.png"]
+    assert reached == []
+    assert any("Content Security Policy" in line for line in opened.said)
+    opened.context.close()

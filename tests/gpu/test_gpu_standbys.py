@@ -1,0 +1,68 @@
+"""A standby beside GPUs holds nothing of them, and takes the GPU of a worker that was killed."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import ray
+import torch
+
+from raybench.cluster.ray_cluster import RayCluster
+from raybench.cluster.ray_connection import connect
+from raybench.job import Measure
+from raybench.point import Point, Precision
+from raybench.records import Answer, Failure, Task
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+def run(cluster: RayCluster, **params: str | int) -> tuple[Answer, ...]:
+    point = Point(
+        workload="tests.gpu.gpu_workloads:GpuProbe",
+        params=params,
+        world_size=2,
+        precision=Precision.BF16,
+        batch_size=8,
+        global_batch_size=16,
+        scaling="weak",
+    )
+    settings = Measure(warmup=3, iterations=20, timeout_s=60.0)
+    return cluster.run(Task(point=point, settings=settings), (0, 1))
+
+
+def failures(answers: tuple[Answer, ...]) -> list[str]:
+    return [answer.detail or answer.message for answer in answers if isinstance(answer, Failure)]
+
+
+def test_a_standby_has_no_cuda_context_and_takes_the_gpu_of_a_killed_worker(capsys):
+    cluster = RayCluster(connect("local", "cuda", wanted=2))
+    try:
+        cluster.start(2, "pack")
+        before = cluster.devices[1]
+        (standby,) = cluster._seats._standbys._by_node.values()
+        asked = standby.actor.__ray_call__.remote(
+            lambda _: (os.getpid(), torch.cuda.is_initialized())
+        )
+        process_id, has_context = ray.get(asked)
+        assert not has_context
+        assert failures(run(cluster)) == []
+        started_s = time.monotonic()
+        assert isinstance(run(cluster, fault="kill")[1], Failure)
+        took_s = time.monotonic() - started_s
+        after = cluster.devices[1]
+        with capsys.disabled():
+            print(f"\nkilled: next point started after {took_s:.2f} s, {after.process_id=}")
+        assert after.process_id == process_id
+        assert (after.uuid, after.index) == (before.uuid, before.index)
+        assert after.environment == before.environment
+        assert after.other_processes == before.other_processes
+        assert failures(run(cluster)) == []
+        assert took_s < 6
+    finally:
+        cluster.close()

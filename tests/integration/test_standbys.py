@@ -1,0 +1,166 @@
+"""A standby takes the seat of a worker that died; what Ray keeps for us meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+import ray
+from ray.util.placement_group import remove_placement_group
+
+from raybench.cluster import leash
+from raybench.cluster.ray_actors import _assigned_index, start_seat, start_standby
+from raybench.cluster.ray_cluster import RayCluster
+from raybench.cluster.ray_connection import connect
+from raybench.cluster.ray_placement import free_devices, place
+from raybench.job import Measure
+from raybench.point import Point, Precision
+from raybench.records import Answer, Failure, Task
+
+FAILING = "tests.integration.recovery_workloads:Failing"
+# Beside other work; a new worker takes four seconds on an idle machine.
+QUICK_S = 3.0
+DRIVER = """\
+import os, sys, time
+import ray
+from raybench.cluster.ray_cluster import RayCluster
+from raybench.cluster.ray_connection import connect
+cluster = RayCluster(connect(sys.argv[1], "cpu", wanted=1), standby_on_cpus=True)
+cluster.start(1, "pack")
+(standby,) = cluster._seats._standbys._by_node.values()
+print(ray.get(standby.actor.__ray_call__.remote(lambda _: os.getpid())), flush=True)
+time.sleep(600)
+"""
+
+pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark.long]
+
+
+@pytest.fixture
+def cluster(three_nodes: str) -> Iterator[RayCluster]:
+    joined = RayCluster(connect(three_nodes, "cpu", wanted=3), standby_on_cpus=True)
+    joined.start(3, "pack")
+    yield joined
+    joined.close()
+
+
+def run(cluster: RayCluster, fault: str = "none") -> tuple[Answer, ...]:
+    point = Point(
+        workload=FAILING,
+        params={"fault": fault},
+        world_size=3,
+        precision=Precision.FP32,
+        batch_size=8,
+        global_batch_size=24,
+        scaling="weak",
+    )
+    settings = Measure(warmup=2, iterations=4, timeout_s=60)
+    return cluster.run(Task(point=point, settings=settings), (0, 1, 2))
+
+
+def failures(answers: tuple[Answer, ...]) -> list[str]:
+    return [answer.detail or answer.message for answer in answers if isinstance(answer, Failure)]
+
+
+def process_id(actor) -> int:
+    return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+
+
+def standby_processes(cluster: RayCluster) -> dict[str, int]:
+    """Node id -> the process of its standby, which is loaded when this returns."""
+    standbys = cluster._seats._standbys._by_node
+    return {node_id: process_id(standby.actor) for node_id, standby in standbys.items()}
+
+
+def wait_until_gone(process: int, within_s: float) -> float:
+    started_s = time.monotonic()
+    while leash._parents().get(process) is not None:
+        assert time.monotonic() < started_s + within_s
+        time.sleep(0.1)
+    return time.monotonic() - started_s
+
+
+def test_a_killed_rank_is_replaced_by_the_standby_of_its_node_and_by_a_new_worker_without(cluster):
+    assert failures(run(cluster)) == []
+    before = cluster.devices
+    standbys = standby_processes(cluster)
+    assert standbys.keys() == {device.node_id for device in before}
+    started_s = time.monotonic()
+    assert isinstance(run(cluster, "kill")[1], Failure)
+    quick_s = time.monotonic() - started_s
+    after = cluster.devices
+    assert after[1].process_id == standbys[before[1].node_id]
+    assert (after[0], after[2]) == (before[0], before[2])
+    assert after[1].environment == before[1].environment
+    assert (after[1].niceness, after[1].omp_num_threads) == (0, before[1].omp_num_threads)
+    assert failures(run(cluster)) == []
+
+    dead = standby_processes(cluster)[before[1].node_id]
+    assert dead != after[1].process_id
+    os.kill(dead, signal.SIGKILL)
+    wait_until_gone(dead, 5)
+    started_s = time.monotonic()
+    assert isinstance(run(cluster, "kill")[1], Failure)
+    slow_s = time.monotonic() - started_s
+    print(f"next point starts {quick_s:.1f} s after with a standby, {slow_s:.1f} s without")
+    assert cluster.devices[1].process_id not in (dead, after[1].process_id)
+    assert failures(run(cluster)) == []
+    assert quick_s < QUICK_S < slow_s
+
+    left = standby_processes(cluster).values()
+    assert len(left) == len(standbys)
+    cluster.close()
+    for process in left:
+        wait_until_gone(process, 10)
+
+
+def test_a_standby_ends_with_its_driver(three_nodes: str):
+    command = [sys.executable, "-c", DRIVER, three_nodes]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        try:
+            assert driver.stdout is not None
+            standby = int(driver.stdout.readline())
+            assert standby in leash._parents()
+        finally:
+            driver.kill()
+        print(f"gone {wait_until_gone(standby, 15):.1f} s after the driver's SIGKILL")
+
+
+def test_ray_keeps_the_gpu_of_a_dead_worker_for_us_and_a_standby_sees_what_workers_see():
+    from ray.cluster_utils import Cluster
+
+    host = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 2})
+    try:
+        connect(host.address, "cuda", wanted=2)
+        (node_id,) = free_devices("cuda")
+        slots = place("cuda", {node_id: 2})
+        seats = [start_seat("cuda", slot.placement, slot.bundle) for slot in slots]
+        standby = start_standby(node_id)
+        first, second = (facts(seat) for seat in seats)
+        assert {first[1], second[1]} == {0, 1}
+        assert environment(standby) == first[0]
+        for seat in seats:
+            ray.kill(seat)
+            time.sleep(1)
+        # Nobody else can have them, and a new worker gets the one that was there.
+        assert free_devices("cuda") == {}
+        for slot, (_, index) in zip(reversed(slots), (second, first), strict=True):
+            assert facts(start_seat("cuda", slot.placement, slot.bundle))[1] == index
+        remove_placement_group(slots[0].placement)
+    finally:
+        ray.shutdown()
+        host.shutdown()
+
+
+def facts(seat) -> tuple[dict[str, str], int]:
+    """Its environment, and the index of the GPU that it would take."""
+    return environment(seat), ray.get(seat.__ray_call__.remote(lambda _: _assigned_index()))
+
+
+def environment(seat) -> dict[str, str]:
+    found = ray.get(seat.__ray_call__.remote(lambda _: dict(os.environ)))
+    return {name: value for name, value in found.items() if name != leash.MARK}

@@ -1,0 +1,377 @@
+"""Comparisons of runs whose difference is known."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from builders import (
+    START,
+    make_device,
+    make_failed,
+    make_measure,
+    make_measurement,
+    make_point,
+    make_record,
+    make_run,
+)
+
+from raybench import cli, tables
+from raybench.analysis.compare import Measured, compare
+from raybench.analysis.environment_changes import changes, facts
+from raybench.analysis.history import find_steps, history
+from raybench.analysis.point_changes import point_changes
+from raybench.analysis.start_noise import LOOSE, TYPICAL, documented, updated
+from raybench.records import Device, Record
+from raybench.store import RunStore
+
+RANKS = (1, 2, 4)
+
+
+def record(world_size: int = 1, factor: float = 1.0, seed: int = 0, **changes: Any) -> Record:
+    """8 ms and noise of 0.2 %, by 40 samples."""
+    rng = np.random.default_rng([world_size, seed])
+    steps = 8e6 * factor * (1 + 2e-3 * rng.standard_normal(40))
+    settings: dict[str, Any] = {
+        "measurements": tuple(make_measurement(rank, [steps]) for rank in range(world_size)),
+        **changes,
+    }
+    return make_record(make_point(world_size=world_size), **settings)
+
+
+def write(
+    root: Path,
+    run_id: str,
+    records: Sequence[Record],
+    devices: Sequence[Device] = (make_device(0), make_device(1)),
+    **changes: Any,
+) -> None:
+    written = RunStore.create(root, make_run(run_id, **changes), make_measure())
+    written.write_devices(devices)
+    for place, one in enumerate(records):
+        written.write_record(place, one)
+
+
+def measured(root: Path, run_id: str, again: Sequence[str] = ()) -> Measured:
+    return Measured(
+        points=tables.load(root, "points", run_id),
+        samples=tables.load(root, "samples", run_id),
+        again=[tables.load(root, "points", other) for other in again],
+    )
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """`base` twice; `new` is 5 % slower on 2 ranks and 5 % faster on 4, with another driver."""
+    root = tmp_path / "results"
+    hour, day = START + timedelta(hours=1), START + timedelta(days=1)
+    write(root, "base", [record(ranks, seed=1) for ranks in RANKS])
+    twins = [record(ranks, seed=2, started_at=hour) for ranks in RANKS]
+    write(root, "twin", twins, started_at=hour)
+    factors = {1: 1.0, 2: 1.05, 4: 0.95}
+    write(
+        root,
+        "new",
+        [record(ranks, factors[ranks], seed=3, started_at=day) for ranks in RANKS],
+        [make_device(0, driver_version="590.2"), make_device(1, driver_version="590.2")],
+        started_at=day,
+        tags={"driver": "590"},
+    )
+    return root
+
+
+def verdicts(frame: pd.DataFrame) -> dict[int, str]:
+    return dict(zip(frame["world_size"], frame["verdict"], strict=True))
+
+
+def test_a_change_is_told_from_none(results: Path) -> None:
+    frame = compare(measured(results, "base"), measured(results, "new"))
+    assert verdicts(frame) == {1: "same", 2: "slower", 4: "faster"}
+    slower = frame.set_index("world_size").loc[2]
+    assert slower["ratio"] == pytest.approx(1.05, rel=2e-3)
+    assert slower["ratio_low"] < 1.05 < slower["ratio_high"]
+    assert slower["ratio_high"] - slower["ratio_low"] < 0.004
+    assert list(frame["noise_from"]) == ["documented"] * 3
+
+
+def test_two_runs_of_the_same_are_the_same(results: Path) -> None:
+    frame = compare(measured(results, "base"), measured(results, "twin"))
+    assert set(frame["verdict"]) == {"same"}
+    assert frame["p_value"].min() > 0.05
+
+
+def test_the_two_runs_change_places_without_changing_what_is_said(results: Path) -> None:
+    there = compare(measured(results, "base"), measured(results, "new"))
+    back = compare(measured(results, "new"), measured(results, "base"))
+    assert verdicts(back) == {1: "same", 2: "faster", 4: "slower"}
+    assert np.allclose(there["ratio"] * back["ratio"], 1)
+
+
+def test_changes_up_to_the_threshold_are_none(results: Path) -> None:
+    frame = compare(measured(results, "base"), measured(results, "new"), threshold=0.06)
+    assert set(frame["verdict"]) == {"same"}
+
+
+def test_the_slowest_rank_is_compared_and_warm_up_is_not(tmp_path: Path) -> None:
+    even = tuple(make_measurement(rank, [[8_000_000] * 20]) for rank in range(2))
+    odd = (even[0], make_measurement(1, [[9_000_000] * 20], warmup=9))
+    write(tmp_path, "a", [record(2, measurements=even)])
+    write(tmp_path, "b", [record(2, measurements=odd)])
+    row = compare(measured(tmp_path, "a"), measured(tmp_path, "b")).iloc[0]
+    assert (row["base_ms"], row["new_ms"], row["verdict"]) == (8.0, 9.0, "slower")
+
+
+def test_one_small_change_among_many_points_may_be_chance(tmp_path: Path) -> None:
+    points = [make_point(batch_size=2**place) for place in range(40)]
+
+    def records(seed: int, factor: float) -> list[Record]:
+        made = [record(1, factor if not n else 1.0, seed=seed + n) for n in range(40)]
+        return [
+            make_record(point, measurements=one.measurements)
+            for point, one in zip(points, made, strict=True)
+        ]
+
+    write(tmp_path, "a", records(100, 1.0))
+    write(tmp_path, "b", records(200, 1.022))
+    many = compare(measured(tmp_path, "a"), measured(tmp_path, "b"))
+    assert many["verdict"].iloc[0] == "unclear"
+    assert "of 40 points" in many["why"].iloc[0]
+    one = [
+        Measured(points=side.points.iloc[:1], samples=side.samples)
+        for side in (measured(tmp_path, "a"), measured(tmp_path, "b"))
+    ]
+    assert compare(*one)["verdict"].iloc[0] == "slower"
+
+
+def test_noisy_runs_of_the_same_job_raise_the_floor(results: Path) -> None:
+    for number, factor in enumerate((0.96, 1.05, 1.0)):
+        write(results, f"noisy{number}", [record(r, factor, seed=number) for r in RANKS])
+    again = [f"noisy{number}" for number in range(3)]
+    frame = compare(measured(results, "base", again), measured(results, "new"))
+    assert set(frame["noise_from"]) == {"A/A runs"}
+    assert frame["noise_floor"].min() > 0.05
+    assert "slower" not in set(frame["verdict"])
+
+
+def test_repeats_tell_of_noise_where_no_other_run_does(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    levels = (8e6, 8.6e6, 8.3e6, 7.8e6)
+    for run_id, factor in (("a", 1.0), ("b", 1.03)):
+        repeats = [factor * level * (1 + 1e-3 * rng.standard_normal(30)) for level in levels]
+        write(tmp_path, run_id, [record(1, measurements=(make_measurement(0, repeats),))])
+    row = compare(measured(tmp_path, "a"), measured(tmp_path, "b")).iloc[0]
+    assert row["noise_from"] == "repeats"
+    assert row["ratio_low"] < 1 < row["ratio_high"]
+    assert row["verdict"] == "unclear"
+
+
+def test_points_of_one_run_alone_and_failed_ones_have_no_verdict(tmp_path: Path) -> None:
+    write(tmp_path, "a", [record(1), record(2)])
+    write(tmp_path, "b", [make_failed(make_point(world_size=1)), record(4)])
+    frame = compare(measured(tmp_path, "a"), measured(tmp_path, "b")).set_index("world_size")
+    assert frame["verdict"].isna().all()
+    assert (frame.loc[1, "status_base"], frame.loc[1, "status_new"]) == ("ok", "oom")
+    assert pd.isna(frame.loc[2, "status_new"])
+    assert pd.isna(frame.loc[4, "status_base"])
+
+
+def test_runs_without_points_compare_to_nothing(results: Path) -> None:
+    none = measured(results, "base")
+    none = Measured(points=none.points.iloc[:0], samples=none.samples.iloc[:0])
+    assert compare(none, none).empty
+
+
+def test_few_samples_are_unclear(tmp_path: Path) -> None:
+    few = (make_measurement(0, [[8_000_000] * 4]),)
+    write(tmp_path, "a", [record(1, measurements=few)])
+    write(tmp_path, "b", [record(1, 1.5)])
+    row = compare(measured(tmp_path, "a"), measured(tmp_path, "b")).iloc[0]
+    assert (row["verdict"], row["why"]) == ("unclear", "fewer than 5 samples")
+
+
+def test_documented_noise_is_wider_where_the_host_is_waited_for() -> None:
+    steady = {"precision": "bf16", "host_bound": False}
+    assert documented([steady, steady]).floor == pytest.approx(TYPICAL)
+    for loose in ({"precision": "fp16", "host_bound": None}, steady | {"host_bound": True}):
+        assert documented([steady, loose]).floor == pytest.approx(LOOSE)
+
+
+def test_what_was_seen_of_the_noise_outweighs_what_is_documented() -> None:
+    prior = documented([{"precision": "bf16", "host_bound": False}])
+    assert updated(prior, [[8.0], []], 0.0, "A/A runs") is prior
+    quiet = updated(prior, [[8.0] * 40], 0.0, "A/A runs")
+    loud = updated(prior, [[8.0, 8.8] * 20], 0.0, "A/A runs")
+    assert quiet.floor < TYPICAL / 2
+    assert 0.1 < loud.floor < 0.2
+    unsure = updated(prior, [[8.0, 8.8] * 20], 0.05**2, "A/A runs")
+    assert unsure.floor < loud.floor / 2
+
+
+def test_environments_are_told_apart_by_what_differs(results: Path) -> None:
+    runs = {run.run_id: run for run in tables.read_runs(results)}
+    found = {name: facts(run, tables.load(results, "devices", name)) for name, run in runs.items()}
+    assert changes(found["base"], found["twin"]) == ()
+    assert [(c.name, c.base, c.new) for c in changes(found["base"], found["new"])] == [
+        ("driver", "580.1", "590.2")
+    ]
+
+
+def test_variables_and_commits_are_among_what_changed(tmp_path: Path) -> None:
+    write(tmp_path, "a", [])
+    device = make_device(0, environment={"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring"})
+    write(tmp_path, "b", [], [device, make_device(1)], git_commit="b" * 40)
+    runs = {run.run_id: run for run in tables.read_runs(tmp_path)}
+    a, b = (facts(runs[name], tables.load(tmp_path, "devices", name)) for name in ("a", "b"))
+    assert [(c.name, c.base, c.new) for c in changes(a, b)] == [
+        ("git commit", "a" * 40, "b" * 40),
+        ("variable NCCL_ALGO", "none", "Ring"),
+    ]
+
+
+def test_the_part_that_moved_with_the_step_is_named() -> None:
+    names = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "wait_ms", "data_ms", "host_gap_ms")
+    base = dict.fromkeys(names, 1.0) | {"step_ms_p50": 8.0, "throttled": False, "host_bound": None}
+    new = base | {"step_ms_p50": 9.0, "comm_exposed_ms": 1.9, "compute_ms": 0.5, "throttled": True}
+    found = point_changes({**base, "clock_mhz": 1980.0}, {**new, "clock_mhz": 1410.0})
+    assert [one.name for one in found] == ["exposed communication", "throttled", "SM clock"]
+
+
+def test_levels_change_where_steps_are_and_nowhere_else() -> None:
+    rng = np.random.default_rng(5)
+    flat = 0.002 * rng.standard_normal(30)
+    assert find_steps(flat, 0.003, 10, 0.015) == []
+    stepped = flat + np.repeat([0.0, 0.04, -0.03], 10)
+    assert find_steps(stepped, 0.003, 10, 0.015) == [10, 20]
+    assert find_steps(stepped, 0.003, 10, 0.2) == []
+    assert find_steps(flat[:1], 0.003, 10, 0.015) == []
+
+
+def test_a_history_keeps_other_devices_apart(tmp_path: Path) -> None:
+    for day in range(6):
+        device = make_device(0, name="NVIDIA H200" if day < 3 else "NVIDIA B200")
+        one = record(1, 1.0 if day < 3 else 0.5, seed=day, devices=(device,))
+        write(tmp_path, f"run{day}", [one], [device], started_at=START + timedelta(days=day))
+    frame = history(tables.load(tmp_path, "points"))
+    assert list(frame["machine"]) == [0, 0, 0, 1, 1, 1]
+    assert frame["step"].isna().all()
+
+
+def call(monkeypatch, capsys, *arguments: object) -> tuple[int, str, str]:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(sys, "argv", ["raybench", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return (stopped.value.code, *capsys.readouterr())  # type: ignore[return-value]
+
+
+@pytest.fixture
+def raybench(results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    return lambda *arguments: call(monkeypatch, capsys, *arguments, "--results", results)
+
+
+def test_compare_says_what_is_slower_and_what_changed(raybench) -> None:  # type: ignore[no-untyped-def]
+    code, out, err = raybench("compare", "base", "driver=590")
+    assert (code, err) == (0, "")
+    told = r"1 slower \(by (4\.9|5\..)%\), 1 faster \(by (4\.9|5\..)%\), 1 same"
+    assert re.search(told, " ".join(out.split()))
+    assert "driver  580.1 -> 590.2" in out
+    assert "1 beside base, 0 beside new" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_regression_fails_where_that_is_asked_for(raybench) -> None:  # type: ignore[no-untyped-def]
+    assert raybench("compare", "base", "new", "--fail-on", "regression")[0] == 1
+    assert (
+        raybench("compare", "base", "new", "--fail-on", "regression", "--threshold", "9%")[0] == 0
+    )
+    assert raybench("compare", "base", "twin", "--fail-on", "regression")[0] == 0
+
+
+def test_a_point_that_fails_now_is_a_regression(results: Path, raybench) -> None:  # type: ignore[no-untyped-def]
+    write(results, "broken", [record(1), make_failed(make_point(world_size=2))])
+    code, out, _ = raybench("compare", "base", "broken", "--fail-on", "regression")
+    assert code == 1
+    assert "1 fail now" in out
+    assert "base: ok; new: out of memory" in out
+
+
+def test_other_devices_are_said_loudly_and_no_gate(results: Path, raybench) -> None:  # type: ignore[no-untyped-def]
+    other = make_device(0, name="NVIDIA B200")
+    write(results, "other", [record(1, 1.5, devices=(other,))], [other])
+    code, out, _ = raybench("compare", "base", "other")
+    assert code == 0
+    assert "NOT COMPARABLE: other device: NVIDIA H200, then NVIDIA B200" in " ".join(out.split())
+    code, _, err = raybench("compare", "base", "other", "--fail-on", "regression")
+    assert code == 2
+    assert "not comparable: other device" in err
+    assert err.count("\n") == 1
+
+
+def test_compare_as_markdown_and_json(raybench) -> None:  # type: ignore[no-untyped-def]
+    text = raybench("compare", "base", "new", "--format", "md")[1]
+    assert "| slower |" in text
+    content = json.loads(raybench("compare", "base", "new", "--format", "json")[1])
+    assert content["verdicts"] == {"slower": 1, "faster": 1, "same": 1}
+    assert content["comparable"] is True
+    assert {point["world_size"] for point in content["points"]} == {1, 2, 4}
+    assert content["changes"] == [{"name": "driver", "base": "580.1", "new": "590.2"}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["base", "base"], "are the same run"),
+        (["base", "nothing"], "no run 'nothing'"),
+        (["base", "driver=1"], "no run with the tag 'driver=1'; there are: driver=590"),
+        (["base", "new", "--threshold", "x"], "--threshold: must be from 0% up to 100%"),
+        (["base", "new", "--threshold", "150%"], "--threshold: must be from 0% up to 100%"),
+    ],
+)
+def test_a_mistake_in_a_comparison_is_one_line(raybench, arguments, message) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = raybench("compare", *arguments)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_history_marks_the_step_and_what_changed(raybench, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    code, out, err = raybench("history", "--chart", tmp_path / "a.svg")
+    assert (code, err) == (0, "")
+    assert "3 points over 3 runs: 2 steps." in out
+    assert "driver 580.1 -> 590.2" in out
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+
+
+def test_history_of_one_point_shows_its_runs(raybench) -> None:  # type: ignore[no-untyped-def]
+    out = raybench("history", "--filter", "world_size == 2")[1]
+    assert [line.split()[2] for line in out.splitlines() if "2026-08" in line][:3] == [
+        "base",
+        "twin",
+        "new",
+    ]
+    point_id = make_point(world_size=2).point_id
+    content = json.loads(raybench("history", "--point", point_id[:6], "--json")[1])
+    assert [point["run_id"] for point in content["points"]] == ["base", "twin", "new"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--filter", "world_size > 9"], "keeps none of the 3 points"),
+        (["--filter", "hiddn > 9"], "hiddn"),
+        (["--point", "zzz"], "no point 'zzz'"),
+        (["--chart", "a.pdf"], "--chart: must end in .svg or .png"),
+    ],
+)
+def test_a_mistake_in_a_history_is_one_line(raybench, arguments, message) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = raybench("history", *arguments)
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1

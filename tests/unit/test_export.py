@@ -1,0 +1,237 @@
+"""Exports are read back by what is to read them: csv, json, an XML parser, MLflow and W&B."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pandas as pd
+import pytest
+from builders import make_device, make_failed, make_measure, make_point, make_record, make_run
+
+from raybench import cli, tables
+from raybench.cli.results import load_summary
+from raybench.errors import ResultsError
+from raybench.records import Status
+from raybench.report.export_csv import export_csv
+from raybench.report.export_github_benchmark import export_github_benchmark
+from raybench.report.export_json import export_json
+from raybench.report.export_junit import export_junit
+from raybench.report.summary import Summary
+from raybench.run import RunStatus
+from raybench.store import RunStore
+
+REPOSITORY = Path(__file__).parents[2]
+HOSTILE = 'a "b" <c> & ]]> \x1b[31m\x00 ünï\n=1+1,2'
+RUN_ID = "run-of-three"
+
+
+def stored(root: Path, **changes: object) -> Summary:
+    """A run with a point that is ok, one that failed with a hostile message, one not run."""
+    store = RunStore.create(root, make_run(RUN_ID, **changes), make_measure())
+    store.write_devices([make_device(index) for index in range(2)])
+    store.write_record(0, make_record())
+    store.write_record(
+        1,
+        make_failed(
+            make_point(world_size=2),
+            error_message=HOSTILE,
+            error_detail=f"Traceback\n  {HOSTILE}",
+        ),
+    )
+    skipped = make_point(world_size=4)
+    store.write_record(2, make_failed(skipped, status=Status.SKIPPED, error_message="too few"))
+    return load_summary(root, RUN_ID)
+
+
+@pytest.fixture
+def summary(tmp_path: Path) -> Summary:
+    return stored(tmp_path / "results", status=RunStatus.FAILED)
+
+
+def test_csv_has_a_line_per_point_that_reads_back(summary):
+    rows = list(csv.DictReader(io.StringIO(export_csv(summary))))
+    assert [row["status"] for row in rows] == ["ok", "oom", "skipped"]
+    assert [row["params.hidden"] for row in rows] == ["4096"] * 3
+    assert rows[0]["speed_up"] == "1.0"
+    assert rows[1]["speed_up"] == ""
+    assert rows[0]["is_baseline"] == "true"
+    assert rows[1]["error_message"] == 'a "b" <c> & ]]> \ufffd[31m\ufffd ünï\n=1+1,2'
+    assert float(rows[0]["step_ms_p50"]) == summary.scaling["step_ms_p50"][0]
+
+
+def test_csv_of_a_committed_run_is_its_table_for_pandas():
+    summary = load_summary(REPOSITORY / "results", "collectives")
+    read = pd.read_csv(io.StringIO(export_csv(summary)))
+    for name in ("point_id", "step_ms_p50", "busbw_gb_s", "world_size"):
+        pd.testing.assert_series_equal(read[name], summary.scaling[name], check_dtype=False)
+
+
+def test_json_has_units_devices_and_all_columns(summary, tmp_path):
+    devices = tables.load(tmp_path / "results", "devices", RUN_ID)
+    content = json.loads(export_json(summary, devices))
+    assert content["run"]["run_id"] == RUN_ID
+    assert content["units"]["step_ms_p50"] == "ms"
+    assert [device["uuid"] for device in content["devices"]] == ["GPU-0", "GPU-1"]
+    assert [point["efficiency"] for point in content["points"]] == [1.0, None, None]
+
+
+def test_junit_counts_and_tells_what_failed(summary):
+    (suite,) = ET.fromstring(export_junit(summary))
+    counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
+    assert counts == {"tests": "3", "failures": "0", "errors": "1", "skipped": "1"}
+    ok, oom, skipped = suite.findall("testcase")
+    assert [child.tag for child in ok] == ["properties"]
+    assert len({case.get("name") for case in (ok, oom, skipped)}) == 3
+    error = oom.find("error")
+    assert 'a "b" <c> & ]]>' in error.get("message")
+    assert error.text.startswith("Traceback\n  a")
+    assert "\x1b" not in error.text
+    assert skipped.find("skipped").get("message") == "too few"
+    figures = {p.get("name"): p.get("value") for p in ok.iter("property")}
+    assert figures["iterations"] == "6"
+    assert float(figures["step_ms_p50"]) == summary.scaling["step_ms_p50"][0]
+
+
+def test_in_a_search_for_the_largest_batch_out_of_memory_is_no_error(tmp_path):
+    (suite,) = ET.fromstring(export_junit(stored(tmp_path, status=RunStatus.OK)))
+    assert suite.get("errors") == "0"
+    assert suite.findall("testcase")[1].find("error") is None
+
+
+def test_github_benchmark_has_the_same_name_for_the_same_point_in_every_run(summary, tmp_path):
+    (entry,) = json.loads(export_github_benchmark(summary))
+    assert entry["unit"] == "ms"
+    assert entry["value"] == summary.scaling["step_ms_p50"][0]
+    low, high = (summary.scaling[f"step_ms_ci_{end}"][0] for end in ("low", "high"))
+    assert float(entry["range"].removeprefix("± ")) == pytest.approx((high - low) / 2, rel=1e-3)
+    # Alone in its run, nothing varies: the name must not depend on that.
+    store = RunStore.create(tmp_path / "lone", make_run("lone"), make_measure())
+    store.write_record(0, make_record())
+    (lone,) = json.loads(export_github_benchmark(load_summary(tmp_path / "lone", "lone")))
+    assert lone["name"] == entry["name"]
+
+
+def test_github_benchmark_names_no_two_points_of_a_committed_run_alike():
+    for run_id in ("ddp_scaling", "collectives", "gemm", "transformer", "mixed", "ddp_linear"):
+        entries = json.loads(export_github_benchmark(load_summary(REPOSITORY / "results", run_id)))
+        assert len({entry["name"] for entry in entries}) == len(entries) > 1
+
+
+def test_github_benchmark_of_nothing_is_refused(tmp_path):
+    store = RunStore.create(tmp_path, make_run("none"), make_measure())
+    store.write_record(0, make_failed())
+    with pytest.raises(ResultsError, match="no point is ok"):
+        export_github_benchmark(load_summary(tmp_path, "none"))
+
+
+@pytest.fixture
+def called(tmp_path, monkeypatch, capsys):
+    """`raybench export` in this process: its exit code, stdout and stderr."""
+
+    def call(*arguments: str) -> tuple[object, str, str]:
+        words = ["raybench", "export", *arguments, "--results", str(tmp_path / "results")]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return stopped.value.code, *capsys.readouterr()
+
+    return call
+
+
+def export(results: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`raybench export` as a process of its own: what it imports warns of many things."""
+    command = [sys.executable, "-m", "raybench", "export", *arguments, "--results", str(results)]
+    return subprocess.run(
+        command, env=os.environ | variables, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_mlflow_gets_a_run_with_a_run_for_each_point(summary, tmp_path):
+    offline = {
+        "MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(),
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+    }
+    done = export(tmp_path / "results", "--to", "mlflow", **offline)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "experiment ddp_scaling" in done.stdout
+    read = (
+        "import json; from mlflow import MlflowClient as C; c = C();"
+        "e = c.get_experiment_by_name('ddp_scaling').experiment_id;"
+        "print(json.dumps([[r.info.status, r.data.params, r.data.metrics, r.data.tags]"
+        " for r in c.search_runs([e])]))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", read], env=os.environ | offline, capture_output=True, text=True
+    )
+    runs = {tags.get("status", "run"): (end, params, figures) for end, params, figures, tags in
+            json.loads(told.stdout)}  # fmt: skip
+    assert {name: end for name, (end, _, _) in runs.items()} == {
+        "run": "FAILED",
+        "ok": "FINISHED",
+        "oom": "FAILED",
+        "skipped": "KILLED",
+    }
+    _, params, figures = runs["ok"]
+    assert (params["hidden"], params["world_size"], params["precision"]) == ("4096", "1", "fp32")
+    assert figures["step_ms_p50"] == summary.scaling["step_ms_p50"][0]
+    assert "speed_up" not in runs["oom"][2]
+    again = export(tmp_path / "results", "--to", "mlflow", **offline)
+    assert again.returncode == 2
+    assert "has run-of-three already" in again.stderr
+    assert again.stderr.count("\n") == 1
+
+
+def test_a_server_that_cannot_be_reached_is_one_line(summary, tmp_path):
+    nowhere = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    done = export(tmp_path / "results", "--to", "mlflow", **nowhere)
+    assert done.returncode == 2
+    assert done.stderr.startswith("--to mlflow: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_wandb_gets_a_run_for_each_point_offline(summary, tmp_path):
+    folders = ("WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
+    offline = {"WANDB_MODE": "offline", **dict.fromkeys(folders, str(tmp_path))}
+    done = export(tmp_path / "results", "--to", "wandb", **offline)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "project ddp_scaling, group run-of-three: 3 runs" in done.stdout
+    found = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert len(found) == 3
+    point_id = summary.scaling["point_id"][0]
+    mine = next(path for path in found if point_id in path.name)
+    written = mine.read_bytes()
+    for text in (b"step_ms_p50", b"run-of-three", b"NVIDIA H200", b"4096"):
+        assert text in written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give --format csv|json|junit|github-action-benchmark, or --to mlflow|wandb"),
+        (["--format", "csv", "--to", "wandb"], "give --format csv"),
+        (["--to", "wandb", "-o", "x"], "-o: goes with --format only"),
+        (["--format", "csv", "-o", "no/such/x.csv"], "no/such/x.csv: cannot be written"),
+        (["nothing", "--format", "csv"], "no run 'nothing'"),
+    ],
+)
+def test_a_user_s_mistake_in_export_is_one_line(summary, called, arguments, message):
+    code, out, err = called(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "junit", "github-action-benchmark"])
+def test_a_file_holds_what_is_printed(summary, tmp_path, called, kind):
+    code, out, _ = called("--format", kind)
+    assert (code, len(out) > 100) == (0, True)
+    target = tmp_path / "exported"
+    assert called("--format", kind, "-o", str(target)) == (0, "", "")
+    assert target.read_text() == out

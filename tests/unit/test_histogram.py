@@ -1,0 +1,64 @@
+"""The bars of a point's step times: every time is in one, and far ones do not flatten the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raybench.report.console import rendered
+from raybench.report.histogram import histogram
+
+
+def bars(times_ms, width=80):
+    """Lower end, count and length of each bar."""
+    lines = rendered(histogram(np.asarray(times_ms, float)), width, color=False).splitlines()[2:]
+    cells = [line.split() for line in lines]
+    return [(float(c[0].replace(",", "")), int(c[1]), len([*c, ""][2])) for c in cells]
+
+
+@given(st.lists(st.floats(0.2, 1e5), min_size=8, max_size=300))
+def test_every_step_is_counted_once_and_no_two_bars_begin_alike(times):
+    if min(times) == max(times):
+        return
+    found = bars(times)
+    assert sum(count for _, count, _ in found) == len(times)
+    assert all(bool(count) == bool(length) for _, count, length in found)
+    assert len(found) <= 13
+
+
+def test_one_step_that_is_far_slower_leaves_the_others_their_bars():
+    rng = np.random.default_rng(1)
+    times = [*rng.normal(5.0, 0.05, 99), 500.0]
+    *near, (low, count, _) = bars(times)
+    assert (low, count) == (500.0, 1)
+    assert len([n for _, n, _ in near if n]) > 5
+
+
+def test_the_longest_bar_is_as_long_as_it_may_be_and_lengths_follow_counts():
+    found = bars([1.0] * 30 + [2.0] * 15 + [3.0])
+    by_count = {count: length for _, count, length in found if count}
+    assert by_count == {30: 40, 15: 20, 1: 2}
+
+
+def test_neighbouring_ranges_of_nearly_equal_times_are_told_apart():
+    lows = [low for low, _, _ in bars(100 + 1e-4 * np.arange(30))]
+    assert len(set(lows)) == len(lows)
+
+
+@pytest.mark.parametrize("times", [[], [1.0] * 7, [2.0] * 50])
+def test_of_few_or_equal_times_there_are_none(times):
+    assert histogram(np.asarray(times)) == []
+
+
+def test_short_times_are_in_microseconds():
+    text = rendered(histogram(np.linspace(0.01, 0.02, 20)), 80, color=False)
+    assert "from µs" in text
+    assert "10.0" in text
+
+
+def test_the_lines_fit_80_columns():
+    rng = np.random.default_rng(2)
+    text = rendered(histogram(rng.normal(1e5, 1, 500)), 80, color=False)
+    assert max(map(len, text.splitlines())) <= 80

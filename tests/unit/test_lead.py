@@ -1,0 +1,163 @@
+"""The sentence that a report leads with, of every committed run and of runs that lack something."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from builders import make_failed, make_measure, make_measurement, make_point, make_record
+
+from raybench import rows
+from raybench.analysis.best import best_settings
+from raybench.analysis.scaling import scaling
+from raybench.cli.results import load_summary
+from raybench.point import Precision
+from raybench.records import Record
+from raybench.report.best import bests
+from raybench.report.lead import lead
+from raybench.schemas import TABLES
+
+RESULTS = Path(__file__).parents[2] / "results"
+# Each was compared with the tables of its report; without what is said of how sure it is.
+LEADS = {
+    "collectives-20261121-113112-4db3": "bus bandwidth with 1 GiB on 4 GPUs: "
+    "324.9 GB/s (all_gather) to 359.5 GB/s (broadcast)",
+    "ddp_scaling-20261121-132844-4b9a": "at best 3.48x on 4 GPUs, 87.0% (fp32, batch 1024), "
+    "at worst 2.29x, 57.2% (tf32, batch 64); 67% to 77% of the loss is exposed communication; "
+    "6 of 24 points are not compared: clocks were held down at the baseline point (power_cap)",
+    "ddp_linear-20261120-194439-364b": "at best 3.26x on 4 GPUs, 81.5% "
+    "(data=dataloader, num_workers=2, pin_memory=true), at worst 2.44x, 61.1% "
+    "(data=device, num_workers=0, pin_memory=false); what the rest is lost to was not measured",
+    "gemm-20261121-113145-0e78": "at most 793.8 TFLOP/s, 80.2% of the datasheet's peak "
+    "(bf16, k=4096, m=4096, n=4096)",
+    "grad_accumulation-20261120-194523-581f": "at best 3.84x on 4 GPUs, 96.0% "
+    "(grad_accumulation=8), at worst 3.28x, 81.9% (grad_accumulation=1); "
+    "what the rest is lost to was not measured",
+    "largest_batch-20261121-140535-ca3a": "activation_checkpointing=true is 0.76 times as fast as "
+    "activation_checkpointing=false (bf16, batch 8), with 70.1% of the memory; "
+    "4 of 5 points are not compared: clocks were held down at the baseline point (power_cap)",
+    "mixed_precision-20261120-194746-9b7e": "bf16 is 4.19 to 6.83 times as fast as fp32, "
+    "with 71.8% to 83.6% of the memory",
+    "transformer_scaling-20261120-194601-5550": "at best 3.76x on 4 GPUs, 94.1% "
+    "(batch 32, preset=350m), at worst 3.61x, 90.3% (batch 8, preset=350m); "
+    "what the rest is lost to was not measured",
+    "memory_bandwidth-20261121-113219-de97": "memory bandwidth with 4 GiB on 1 GPU: "
+    "4,261 GB/s (scale) to 4,372 GB/s (triad)",
+}
+
+
+@pytest.mark.parametrize("run_id", [p.name for p in (RESULTS / "points").iterdir() if p.is_dir()])
+def test_the_lead_of_a_committed_run_is_what_its_tables_say(run_id: str) -> None:
+    told = load_summary(RESULTS, run_id).lead
+    assert re.sub(r" ±[\d.]+%", "", told) == LEADS[run_id]
+
+
+def point_rows(records: list[Record], baseline: dict[str, object]) -> list[dict[str, object]]:
+    return frame(records, baseline).to_dict("records")  # type: ignore[return-value]
+
+
+def frame(records: list[Record], baseline: dict[str, object], **columns: object) -> pd.DataFrame:
+    content = [rows.point_row("run-a", r, make_measure()) | columns for r in records]
+    return scaling(
+        pd.DataFrame(content, columns=[column.name for column in TABLES["points"]]),
+        baseline,  # type: ignore[arg-type]
+    )
+
+
+def said(records: list[Record], baseline: dict[str, object]) -> str:
+    return lead(point_rows(records, baseline), baseline, "GPUs")
+
+
+def ran(world_size: int, step_ms: float, precision: Precision = Precision.FP32) -> Record:
+    point = make_point(world_size=world_size, precision=precision)
+    ranks = tuple(
+        make_measurement(rank, [[round(step_ms * 1e6)] * 6], items_per_step=64)
+        for rank in range(world_size)
+    )
+    return make_record(point, measurements=ranks)
+
+
+def test_one_series_is_told_without_best_and_worst() -> None:
+    assert said([ran(1, 8.0), ran(2, 9.0), ran(4, 10.0)], {"world_size": 1}) == (
+        "3.20x on 4 GPUs, 80.0% (fp32, batch 64); what the rest is lost to was not measured"
+    )
+
+
+def test_nothing_is_said_of_a_loss_that_is_none() -> None:
+    found = said([ran(1, 8.0), ran(2, 8.02)], {"world_size": 1})
+    assert found == "2.00x on 2 GPUs, 99.8% (fp32, batch 64)"
+
+
+def test_without_a_baseline_point_it_says_why_and_what_is_left() -> None:
+    assert said([make_failed(make_point()), ran(2, 8.0)], {"world_size": 1}) == (
+        "no speed-up: baseline point ended oom; at most 16,000 samples/s (fp32, batch 64, 2 GPUs)"
+    )
+
+
+def test_another_baseline_is_told_as_times_as_fast() -> None:
+    records = [ran(1, 8.0), ran(1, 4.0, Precision.BF16), ran(1, 5.0, Precision.TF32)]
+    assert said(records, {"precision": "fp32"}) == (
+        "bf16 is 2.00 times as fast as fp32 (batch 64), with 100.0% of the memory"
+    )
+
+
+def test_a_run_without_an_ok_point_leads_with_nothing() -> None:
+    assert said([make_failed()], {"world_size": 1}) == ""
+    assert said([], {}) == ""
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "why"),
+    [
+        ("throttled", True, "clocks were held down at the baseline point"),
+        ("stable", False, "baseline point is unsteady"),
+    ],
+)
+def test_a_doubtful_baseline_gives_no_figure_and_says_why(
+    column: str, value: bool, why: str
+) -> None:
+    found = frame([ran(1, 8.0), ran(2, 9.0)], {"world_size": 1}, **{column: value})
+    assert found["speed_up"].isna().all()
+    assert found["lost_unexplained"].isna().all()
+    assert set(found["why"]) == {why}
+
+
+def test_the_serial_fraction_is_of_strong_scaling_alone() -> None:
+    points = [
+        make_point(scaling="strong", world_size=n, batch_size=64 // n, global_batch_size=64)
+        for n in (1, 4)
+    ]
+    records = [
+        make_record(
+            point,
+            measurements=tuple(
+                make_measurement(r, [[ms * 1_000_000] * 6], items_per_step=point.batch_size)
+                for r in range(point.world_size)
+            ),
+        )
+        for point, ms in zip(points, (8, 4), strict=True)
+    ]
+    # Speed-up 2 on 4 devices: (1/2 - 1/4) / (1 - 1/4).
+    assert frame(records, {"world_size": 1})["serial_fraction"].iloc[1] == pytest.approx(1 / 3)
+    weak = frame([ran(1, 8.0), ran(4, 10.0)], {"world_size": 1})
+    assert weak["serial_fraction"].isna().all()
+
+
+def test_the_best_settings_name_a_rival_that_cannot_be_told_apart() -> None:
+    found = frame([ran(1, 8.0), ran(1, 4.0, Precision.BF16), ran(2, 8.0)], {"world_size": 1})
+    [best] = best_settings(found).to_dict("records")
+    assert (best["precision"], best["batch"], best["world_size"]) == ("bf16", 64, 1)
+    assert (best["value"], best["rival_point_id"]) == (16_000, None)
+    found["step_ms_ci_low"], found["step_ms_ci_high"] = 1.0, 20.0
+    [best] = best_settings(found).to_dict("records")
+    told = bests([best], found.to_dict("records"), "GPUs")  # type: ignore[arg-type]
+    assert told == (("1 GPU", "bf16, batch 64: 16,000 samples/s; fp32, batch 64 may be as good"),)
+
+
+def test_samples_per_joule_are_those_of_all_timed_steps() -> None:
+    found = frame([ran(1, 8.0), ran(1, 4.0, Precision.BF16)], {"world_size": 1}, energy_j=12.0)
+    # Six steps of 64 samples.
+    assert found["samples_per_joule"].tolist() == pytest.approx([32.0, 32.0])
+    assert set(best_settings(found)["by"]) == {"throughput", "samples_per_joule"}

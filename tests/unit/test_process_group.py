@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from raybench.cluster.rendezvous import StoreHost
+from raybench.job import Measure
+from raybench.process_group import ProcessGroup
+from raybench.records import Group, Place, Task
+from tests.unit.fakes import make_point
+
+ALONE = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
+TASK = Task(point=make_point(), settings=Measure(warmup=1, iterations=1))
+
+
+@pytest.fixture
+def groups() -> Iterator[list[Group]]:
+    host = StoreHost("127.0.0.1")
+    address, port = host.endpoint()
+    yield [
+        Group(name=f"group-{number}", store_address=address, store_port=port) for number in range(2)
+    ]
+    del host
+
+
+@pytest.fixture
+def ours() -> Iterator[ProcessGroup]:
+    made = ProcessGroup(torch.device("cpu"))
+    yield made
+    made.leave()
+
+
+def test_the_end_of_an_earlier_group_that_is_heard_late_does_not_hide_that_of_the_present_one(
+    ours, groups
+):
+    for group in groups:
+        ours.join(TASK, ALONE, group)
+    ours._end_broken(groups[1])
+    ours._end_broken(groups[0])
+    assert ours.is_broken(groups[1])
+
+
+def test_a_group_that_is_ended_while_it_is_formed_is_not_in_the_way_of_the_next(
+    ours, groups, monkeypatch
+):
+    def form(*given, **named) -> None:
+        ours._take_down(groups[0])
+        usual(*given, **named)
+
+    usual = dist.init_process_group
+    monkeypatch.setattr(dist, "init_process_group", form)
+    with pytest.raises(RuntimeError, match="another rank has failed"):
+        ours.join(TASK, ALONE, groups[0])
+    assert not dist.is_initialized()
+    monkeypatch.undo()
+    ours.join(TASK, ALONE, groups[1])
+    assert dist.is_initialized()

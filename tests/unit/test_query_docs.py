@@ -1,0 +1,97 @@
+"""The recipes of docs/query.md run on the committed results, print what it shows, and agree."""
+
+from __future__ import annotations
+
+import io
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas as pd
+import polars as pl
+import pytest
+
+from raybench.analysis.scaling import scaling
+from raybench.tables import load
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE = (REPOSITORY / "docs" / "query.md").read_text()
+TOOLS = ("pandas", "DuckDB", "Polars")
+# Recipe -> what tells its rows apart.
+RECIPES = {
+    "efficiency": ["precision", "batch_size", "world_size"],
+    "slowest": ["point_id"],
+    "memory": ["checkpointing", "batch_size"],
+    "power": ["point_id"],
+}
+
+
+def blocks(tool: str) -> list[tuple[str, str]]:
+    """Language and text of the code blocks of one section."""
+    section = PAGE.split(f"\n## {tool}\n")[1].split("\n## ")[0]
+    return re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL)
+
+
+def executed(tool: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """What the recipes of a tool leave, and pairs of what one prints and what the page shows."""
+    left: dict[str, Any] = {}
+    compared: list[tuple[str, str]] = []
+    printed = io.StringIO()
+    for language, text in blocks(tool):
+        if language == "text":
+            compared.append((printed.getvalue(), text))
+            continue
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            exec(compile(text, f"docs/query.md: {tool}", "exec"), left)
+    return left, compared
+
+
+def as_frame(found: Any, keys: list[str]) -> pd.DataFrame:
+    """The same for all three: sorted by keys, columns in one order."""
+    if isinstance(found, pl.DataFrame):
+        found = pd.DataFrame(found.to_dict(as_series=False))
+    elif isinstance(found, duckdb.DuckDBPyRelation):
+        found = pd.DataFrame(found.fetchall(), columns=found.columns)
+    return found.sort_values(keys)[sorted(found.columns)].reset_index(drop=True)
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(REPOSITORY)
+        return {tool: executed(tool)[0] for tool in TOOLS}
+
+
+def test_what_the_page_shows_is_what_its_recipes_print(monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    _, compared = executed("pandas")
+    assert len(compared) == len(RECIPES)
+    for printed, shown in compared:
+        assert printed == shown
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("tool", TOOLS[1:])
+def test_all_tools_find_the_same(found, tool, recipe):
+    keys = RECIPES[recipe]
+    wanted, mine = (as_frame(found[name][recipe], keys) for name in ("pandas", tool))
+    assert len(wanted) > 3
+    pd.testing.assert_frame_equal(mine, wanted, check_dtype=False, rtol=1e-9)
+
+
+def test_the_efficiency_of_the_recipe_is_that_of_the_report_where_it_gives_one(found):
+    mine = as_frame(found["pandas"]["efficiency"], RECIPES["efficiency"])
+    points = load(REPOSITORY / "results", "points", found["pandas"]["run"])
+    reported = scaling(points, {"world_size": 1}).sort_values(RECIPES["efficiency"])
+    told = reported["efficiency"].reset_index(drop=True)
+    assert told.notna().sum() >= 12
+    pd.testing.assert_series_equal(mine["efficiency"].where(told.notna()), told, rtol=1e-9)
+
+
+def test_a_query_over_all_runs_reads_every_version_of_the_tables(found):
+    runs = [row[0] for row in found["DuckDB"]["best"].fetchall()]
+    for name in ("ddp_linear", "ddp_scaling", "largest_batch"):
+        assert any(run.startswith(name) for run in runs)

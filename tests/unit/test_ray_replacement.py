@@ -1,0 +1,152 @@
+"""How a seat gets its next process, with Ray's calls replaced by a record of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+from builders import make_device
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from raybench.cluster import ray_replacement, ray_standbys
+from raybench.cluster.ray_placement import Seat, Slot
+from raybench.cluster.ray_replacement import Replacement
+from raybench.cluster.ray_standbys import Standbys, nodes_with_room
+
+GPU = replace(
+    make_device(), kind="cuda", node_id="n", index=1, uuid="GPU-1", process_id=10, cpu_count=8
+)
+SAME = replace(GPU, process_id=11)
+OTHER = replace(GPU, process_id=12, uuid="GPU-0")
+
+
+@dataclass(eq=False)
+class Ref:
+    answer: object
+
+
+class Actor:
+    """Answers `sit` with a device, an exception, or never (None)."""
+
+    def __init__(self, name: str, answer: object, calls: list[str]) -> None:
+        self.name, self._answer, self._calls = name, answer, calls
+        self.sit = SimpleNamespace(remote=self._sit)
+
+    def _sit(self, kind: str, index: int) -> Ref:
+        self._calls.append(f"{self.name} takes {kind}:{index}")
+        return Ref(self._answer)
+
+
+@pytest.fixture
+def calls() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def replaced(monkeypatch, calls):
+    """Replaces the process of one seat; gives the seat back."""
+
+    def run(standby: object, fresh: object) -> Seat:
+        def get(ref):
+            if isinstance(ref.answer, Exception):
+                raise ref.answer
+            return ref.answer
+
+        def wait(refs, **_):
+            return [ref for ref in refs if ref.answer is not None], []
+
+        fake = SimpleNamespace(
+            kill=lambda actor, **_: calls.append(f"kill {actor.name}"),
+            wait=wait,
+            get=get,
+            exceptions=ray_replacement.ray.exceptions,
+        )
+        monkeypatch.setattr(ray_replacement, "ray", fake)
+        monkeypatch.setattr(ray_replacement, "_STANDBY_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(ray_replacement, "start_seat", lambda *_: Actor("new", fresh, calls))
+        agents = SimpleNamespace(
+            silent_nodes=frozenset,
+            has_ended=lambda _: False,
+            kill=lambda _: calls.append("sigkill"),
+            wait_until_free=lambda *_: calls.append("wait until free"),
+        )
+        standbys = SimpleNamespace(
+            take=lambda _: Actor("standby", standby, calls) if standby is not False else None
+        )
+        slot = Slot(node_id="n", placement=None, bundle=0)
+        seat = Seat(slot=slot, actor=Actor("old", None, calls), device=GPU, is_used=True)
+
+        def lose_seat(seat: Seat, reason: str) -> None:
+            seat.lost_because = reason
+
+        Replacement("cuda", agents, standbys, lambda _: None, lose_seat).run([seat])
+        return seat
+
+    return run
+
+
+def test_a_standby_takes_the_device_after_the_old_process_has_given_it_back(replaced, calls):
+    seat = replaced(standby=SAME, fresh=None)
+    assert (seat.device, seat.is_used, seat.lost_because) == (SAME, False, "")
+    assert calls == ["kill old", "sigkill", "wait until free", "standby takes cuda:1"]
+
+
+@pytest.mark.parametrize(
+    "standby", [RayActorError(), OTHER, None], ids=["dead", "another GPU", "stuck"]
+)
+def test_a_standby_that_is_no_good_is_killed_and_a_new_worker_tried(replaced, calls, standby):
+    seat = replaced(standby=standby, fresh=SAME)
+    assert (seat.device, seat.lost_because) == (SAME, "")
+    assert calls[-3:] == ["standby takes cuda:1", "kill standby", "new takes cuda:1"]
+
+
+def test_without_a_standby_a_new_worker_is_started(replaced, calls):
+    assert replaced(standby=False, fresh=SAME).device == SAME
+    assert calls[-1] == "new takes cuda:1"
+
+
+def test_a_seat_whose_index_is_another_gpu_now_is_lost(replaced, calls):
+    seat = replaced(standby=False, fresh=OTHER)
+    assert seat.lost_because == "cuda:1 is GPU-0 now"
+    assert seat.device == GPU
+    assert calls[-1] == "kill new"
+
+
+def test_only_gpu_nodes_with_four_cores_for_each_device_have_a_standby():
+    def on(node_id: str, kind: str, cores: int):
+        return replace(GPU, node_id=node_id, kind=kind, cpu_count=cores)
+
+    devices = [on("wide", "cuda", 8)] * 2 + [on("narrow", "cuda", 7)] * 2 + [on("cpus", "cpu", 99)]
+    assert nodes_with_room(devices, on_cpus=False) == {"wide"}
+    assert nodes_with_room(devices, on_cpus=True) == {"wide", "narrow", "cpus"}
+
+
+def test_a_node_has_one_standby_until_it_is_taken_and_none_after_the_end(monkeypatch):
+    started: list[str] = []
+    killed: list[str] = []
+
+    def start(node_id: str) -> SimpleNamespace:
+        started.append(f"{node_id}{len(started)}")
+        return SimpleNamespace(name=started[-1], is_loaded=SimpleNamespace(remote=lambda: "ref"))
+
+    def get(ref, timeout):
+        raise GetTimeoutError
+
+    fake = SimpleNamespace(
+        kill=lambda actor, **_: killed.append(actor.name),
+        get=get,
+        exceptions=ray_replacement.ray.exceptions,
+    )
+    monkeypatch.setattr(ray_standbys, "ray", fake)
+    monkeypatch.setattr(ray_standbys, "start_standby", start)
+    standbys = Standbys()
+    standbys.keep([GPU])
+    standbys.keep([GPU])
+    assert started == ["n0"]
+    assert standbys.take("n").name == "n0"
+    assert standbys.take("n") is None
+    standbys.keep([GPU])
+    standbys.close()
+    standbys.keep([GPU])
+    assert (started, killed) == (["n0", "n1"], ["n1"])
