@@ -6,7 +6,6 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +15,7 @@ from raybench import rows
 from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError
 from raybench.messages import did_you_mean
+from raybench.parts import read_part, read_parts
 from raybench.records import Latest, Status
 from raybench.run import Run, RunStatus
 from raybench.schemas import TABLES, units
@@ -39,8 +39,6 @@ __all__ = [
     "units",
 ]
 
-_READERS = 4  # threads
-_BATCH = 100  # parts
 _TIMES = ("started_at", "finished_at")  # of runs, in µs
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ATTEMPT = ("point_id", "attempt")
@@ -71,7 +69,7 @@ def read_table(
         raise ResultsError(f"table: must be one of {', '.join(TABLES)}, got {table!r}{guess}")
     whole = schema(table)
     wanted = whole if columns is None else pa.schema([whole.field(name) for name in columns])
-    return _read_parts(_parts(Path(root), table, run_id), table, wanted)
+    return read_parts(_parts(Path(root), table, run_id), table, wanted)
 
 
 def load_attempt(root: Path, table: str, run_id: str, point_id: str, attempt: int) -> pd.DataFrame:
@@ -79,7 +77,7 @@ def load_attempt(root: Path, table: str, run_id: str, point_id: str, attempt: in
     paths = _parts(root, table, run_id)
     mine = [path for path in paths if path.stem.endswith(f"-{point_id}-{attempt}")]
     # Somebody may have put many parts into one.
-    read = _read_parts(mine or paths, table, schema(table))
+    read = read_parts(mine or paths, table, schema(table))
     frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict")
     return frame[(frame["point_id"] == point_id) & (frame["attempt"] == attempt)]
 
@@ -105,10 +103,10 @@ def each_attempt(
     # Only where somebody has put many parts into one: there a point has no part of its own.
     attempts = list(attempts)
     is_together = any((point_id, str(attempt)) not in own for point_id, attempt in attempts)
-    together = _read_parts(paths, table, wanted) if is_together else wanted.empty_table()
+    together = read_parts(paths, table, wanted) if is_together else wanted.empty_table()
     for point_id, attempt in attempts:
         path = own.get((point_id, str(attempt)))
-        found = together if path is None else _read_part(path, table, wanted)
+        found = together if path is None else read_part(path, table, wanted)
         is_mine = pc.and_(
             pc.equal(found["point_id"], point_id), pc.equal(found["attempt"], attempt)
         )
@@ -133,72 +131,6 @@ def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     hidden = (".", "_")
     return [p for p in found if not any(n.startswith(hidden) for n in p.relative_to(root).parts)]
-
-
-def _read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
-    import pyarrow as pa
-
-    def read(some: Sequence[Path]) -> pa.Table:
-        parts = [_read_part(path, table, wanted) for path in some]
-        return pa.concat_tables([_no_rows(wanted), *parts]).combine_chunks()
-
-    # A part takes longer to open than to read, so they are read side by side; and a table of one
-    # row takes a hundred times the memory of the row, so they are put together early.
-    batches = [paths[first : first + _BATCH] for first in range(0, len(paths), _BATCH)]
-    with ThreadPoolExecutor(_READERS) as readers:
-        whole = list(readers.map(read, batches))
-    return pa.concat_tables([_no_rows(wanted), *whole]).combine_chunks()
-
-
-def _read_part(path: Path, table: str, wanted: pa.Schema) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path, pre_buffer=False) as file:
-            # Not schema_arrow, which makes the schema anew.
-            metadata = file.metadata.metadata or {}
-            is_ours = metadata.get(b"table") == table.encode() and b"schema_version" in metadata
-            part = file.read(columns=wanted.names, use_threads=False) if is_ours else None
-    except FileNotFoundError:
-        # Removed since the folder was listed: a driver drops what a killed one left.
-        return _no_rows(wanted)
-    except (pa.ArrowException, OSError) as error:
-        raise ResultsError(f"{path}: {_unreadable(error)}; remove or restore it") from error
-    if part is None:
-        raise ResultsError(f"{path}: not a part of the table {table}; move it elsewhere")
-    return _as_today(part, path, table, wanted)
-
-
-def _no_rows(wanted: pa.Schema) -> pa.Table:
-    import pyarrow as pa
-
-    # Not empty_table, which imports pandas: `list` shall not wait for that.
-    return pa.Table.from_batches([], schema=wanted)
-
-
-def _unreadable(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"cannot be read: {error.strerror}"
-    return "not a Parquet file, or a damaged one"
-
-
-def _as_today(part: pa.Table, path: Path, table: str, wanted: pa.Schema) -> pa.Table:
-    """The part with today's columns, units and descriptions apart: older parts lack some."""
-    import pyarrow as pa
-
-    if part.schema.equals(wanted, check_metadata=False):
-        return part
-    try:
-        columns = [
-            part[field.name].cast(field.type)
-            if field.name in part.column_names
-            else pa.nulls(part.num_rows, field.type)
-            for field in wanted
-        ]
-    except pa.ArrowException as error:
-        raise ResultsError(f"{path}: its columns are not those of {table}: {error}") from error
-    return pa.Table.from_arrays(columns, schema=wanted)
 
 
 def read_runs(root: str | Path) -> list[Run]:

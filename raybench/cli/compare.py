@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from raybench.cli.completion import complete_run
+from raybench.cli.options import results_option
 from raybench.cli.output import color, width, write_result
 from raybench.errors import ResultsError, UsageError
 
@@ -35,13 +36,7 @@ def share(_: click.Context, option: click.Parameter, text: str) -> float:
 @click.command("compare", short_help="Compare two runs, point by point.")
 @click.argument("base", shell_complete=complete_run)
 @click.argument("new", shell_complete=complete_run)
-@click.option(
-    "--results",
-    type=click.Path(path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    help="The folder that holds the result tables.",
-)
+@results_option
 @click.option(
     "--threshold",
     callback=share,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from raybench.cli.completion import complete_run
+from raybench.cli.options import results_option
 from raybench.cli.output import write_file, write_result
 from raybench.errors import UsageError
 
@@ -19,13 +20,7 @@ _FORMATS = ("csv", "json", "junit", "github-action-benchmark")
 
 @click.command("export", short_help="Write the points of a run for other programs.")
 @click.argument("run", default="latest", shell_complete=complete_run)
-@click.option(
-    "--results",
-    type=click.Path(path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    help="The folder that holds the result tables.",
-)
+@results_option
 @click.option(
     "--format",
     "kind",

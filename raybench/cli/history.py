@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raybench.cli.compare import share
+from raybench.cli.options import results_option
 from raybench.cli.output import color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
 
@@ -22,13 +23,7 @@ if TYPE_CHECKING:
 @click.command("history", short_help="Show how points changed over many runs.")
 @click.option("--point", metavar="POINT_ID", help="This point alone; a unique prefix will do.")
 @click.option("--filter", "expression", metavar="EXPR", help="Only points for which this is true.")
-@click.option(
-    "--results",
-    type=click.Path(path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    help="The folder that holds the result tables.",
-)
+@results_option
 @click.option(
     "--threshold",
     callback=share,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from raybench.cli.options import overrides_option
 from raybench.cli.output import COLUMNS_OF_TABLES, json_text, scalar_text, table_text, write_result
 
 if TYPE_CHECKING:
@@ -58,13 +59,7 @@ def print_plan(
 
 @click.command("plan", short_help="Check a job and list its points; needs no cluster.")
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a job setting; may be repeated.",
-)
+@overrides_option
 @click.option(
     "--filter", "expression", metavar="EXPR", help="Keep only the points for which EXPR holds."
 )

@@ -9,6 +9,7 @@ import click
 
 from raybench.cli.completion import complete_point, complete_run
 from raybench.cli.github import append_to_summary
+from raybench.cli.options import results_option
 from raybench.cli.output import color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
 
@@ -16,19 +17,12 @@ if TYPE_CHECKING:
     from raybench.report.points import PointDetails
     from raybench.report.summary import Summary
 
-_results_option = click.option(
-    "--results",
-    type=click.Path(path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    help="The folder that holds the result tables.",
-)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 @click.command("report", short_help="Report how a run scales.")
 @click.argument("run", default="latest", shell_complete=complete_run)
-@_results_option
+@results_option
 @click.option(
     "--format",
     "kind",
@@ -125,7 +119,7 @@ def _draw(summary: Summary, path: Path) -> None:
 
 
 @click.command("list", short_help="List all runs in the results.")
-@_results_option
+@results_option
 @_json_option
 def list_command(results: Path, as_json: bool) -> None:
     """All runs in the results, the newest last."""
@@ -147,7 +141,7 @@ def list_command(results: Path, as_json: bool) -> None:
 @click.command("show", short_help="Show the points of a run, or all about one point.")
 @click.argument("run", shell_complete=complete_run)
 @click.argument("point", required=False, shell_complete=complete_point)
-@_results_option
+@results_option
 @_json_option
 def show_command(run: str, point: str | None, results: Path, as_json: bool) -> None:
     """The points of RUN, or everything about one POINT (its id or a unique prefix).

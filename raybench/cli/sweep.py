@@ -16,13 +16,12 @@ import click
 from click.core import ParameterSource
 
 from raybench.cli.completion import complete_run
+from raybench.cli.options import overrides_option
 from raybench.environment import git_commit, measured_variables, package_versions
 from raybench.errors import UsageError
 from raybench.run import Run, RunStatus
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from raybench.cli.start import Start, Where
     from raybench.job import Job
     from raybench.plan import Plan
@@ -74,13 +73,7 @@ _REPEATED = (
     show_default=True,
     help="The folder that takes the result tables.",
 )
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a job setting; may be repeated.",
-)
+@overrides_option
 @click.option(
     "--filter", "expression", metavar="EXPR", help="Run only the points for which EXPR holds."
 )
@@ -138,10 +131,8 @@ def sweep_command(
     """
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.cli.plans import load_plan, print_plan
-    from raybench.cli.resume import clear_leftovers, plan_of_run, resumed_start, run_to_resume
     from raybench.cli.start import Where
-    from raybench.cli.stderr import make_console
-    from raybench.store import check_writable, hold_run
+    from raybench.store import check_writable
 
     given_tags = _tags(tags)
     if retry_failed and resumed is None:
@@ -149,38 +140,47 @@ def sweep_command(
     job, plan = load_plan(job_file, overrides, None if resumed else expression)
     profiled = _profiled(plan, profile_expression)
     where = Where(address=address, device=device, output=output, profiled=profiled, wait_s=wait_s)
-    console = make_console()
-    if resumed is None:
-        if dry_run:
-            print_plan(job, plan, as_json)
-            return
-        _check_kept(output)
-        check_writable(output)
-        start = _new_start(ctx, job, plan, given_tags)
-        ctx.exit(_run(job, start, where, console, as_json))
-    output, run = run_to_resume(output, resumed, job)
-    where = replace(where, output=output)
+    if resumed is not None:
+        ctx.exit(_resume(ctx, job, plan, where, given_tags))
+    if dry_run:
+        print_plan(job, plan, as_json)
+        return
+    _check_kept(output)
+    check_writable(output)
+    start = _new_start(ctx, job, plan, given_tags)
+    ctx.exit(_run(job, start, where, as_json))
+
+
+def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[str, str]) -> int:
+    """Go on with the run that `--resume` names; the exit code."""
+    from raybench.cli.plans import print_plan
+    from raybench.cli.resume import clear_leftovers, plan_of_run, resumed_start, run_to_resume
+    from raybench.store import hold_run
+
+    given = ctx.params
+    output, run = run_to_resume(where.output, given["resumed"], job)
     again = _resume_command(ctx, run.run_id, output)
     with hold_run(output, run.run_id):
-        clear_leftovers(output, run.run_id)
         plan = plan_of_run(plan, output, run.run_id)
-        chosen = _chosen(plan, expression)
+        chosen = _chosen(plan, given["expression"])
         start = resumed_start(
-            run, plan, output, chosen, again, retry_failed=retry_failed, tags=given_tags
+            run, plan, output, chosen, again, retry_failed=given["retry_failed"], tags=tags
         )
-        if dry_run and start.attempts:
-            print_plan(job, start.left, as_json)
-            return
-        ctx.exit(_run(job, start, where, console, as_json))
+        if given["dry_run"] and start.attempts:
+            print_plan(job, start.left, given["as_json"])
+            return 0
+        clear_leftovers(output, run.run_id)
+        return _run(job, start, replace(where, output=output), given["as_json"])
 
 
-def _run(job: Job, start: Start, where: Where, console: Console, as_json: bool) -> int:
+def _run(job: Job, start: Start, where: Where, as_json: bool) -> int:
     """Carry the run out, print its report; the exit code."""
     from raybench.cli.recording import carried_out
     from raybench.cli.results import print_report
     from raybench.cli.resume import nothing_left
-    from raybench.cli.stderr import say
+    from raybench.cli.stderr import make_console, say
 
+    console = make_console()
     for warning in start.plan.warnings:
         say(console, f"{warning} (warning)")
     if start.attempts:

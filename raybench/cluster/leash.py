@@ -7,8 +7,9 @@ minute.
 
 A watcher is a small Python that sleeps until the process that it watches has ended. It then kills
 all whose first environment bears the mark, for a worker also its process group, and the
-descendants of these. What it does not find is a process that was started with another
-environment, has left the group and has lost its parent.
+descendants of these. Ray's agents write their titles over their environment: those that a driver
+has started it is told by their numbers. What it does not find is another process that was
+started with another environment, has left the group and has lost its parent.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 # The variable that bears the mark: another value for each watcher.
 MARK = "RAYBENCH_MARK"
@@ -50,7 +51,9 @@ def hold_worker() -> None:
 def held_children() -> Iterator[None]:
     """What is started in this block ends soon after this process."""
     before, mark = os.environ.get(MARK), new_mark()
-    _start_watcher("children", mark)
+    told, tell = os.pipe()
+    _start_watcher("children", mark, told)
+    os.close(told)
     os.environ[MARK] = mark
     try:
         yield
@@ -58,10 +61,18 @@ def held_children() -> Iterator[None]:
         del os.environ[MARK]
         if before is not None:
             os.environ[MARK] = before
+        _tell_children(tell)
 
 
-def _start_watcher(kind: str, mark: str) -> None:
-    """Not before Linux 5.3, which has no pidfd."""
+def _tell_children(tell: int) -> None:
+    """Write which processes this one has started, and what these have, to its watcher."""
+    numbers = _with_descendants({os.getpid()}, _parents()) - {os.getpid()}
+    with open(tell, "w", encoding="ascii") as file, suppress(BrokenPipeError):
+        file.write(" ".join(map(str, numbers)))  # where there is no watcher, nobody reads
+
+
+def _start_watcher(kind: str, mark: str, told: int | None = None) -> None:
+    """Not before Linux 5.3, which has no pidfd. told: where it reads of processes."""
     # Not at the top: the watcher has no use for it.
     import subprocess
 
@@ -71,7 +82,8 @@ def _start_watcher(kind: str, mark: str) -> None:
     # In a session of its own, and without the mark: it must not find itself. Where it cannot
     # start it says why on stderr, and points can be measured all the same.
     null = subprocess.DEVNULL
-    subprocess.run(command, env={}, cwd="/", start_new_session=True, stdin=null, stdout=null)
+    stdin = null if told is None else told
+    subprocess.run(command, env={}, cwd="/", start_new_session=True, stdin=stdin, stdout=null)
 
 
 def _watch(kind: str, process: int, mark: str) -> None:
@@ -82,7 +94,9 @@ def _watch(kind: str, process: int, mark: str) -> None:
     # A child of a worker would be taken for one of the workload's, and Ray kills those.
     if os.fork():
         return
-    os.dup2(0, 2)
+    os.dup2(1, 2)
+    # Until the driver has said all, or has ended.
+    children = {(number, _began(number)) for number in map(int, sys.stdin.read().split())}
     ended, _, _ = select.select(handles, [], [])
     if is_worker and handles[0] not in ended:
         _end(handles[0])
@@ -90,6 +104,7 @@ def _watch(kind: str, process: int, mark: str) -> None:
         time.sleep(_GRACE_S)
     for _ in range(_ROUNDS):
         left = _left_behind(mark, process if is_worker else None)
+        left |= {number for number, began in children if began and _began(number) == began}
         if not left:
             return
         for number in left:
@@ -107,11 +122,12 @@ def _left_behind(mark: str, group: int | None) -> set[int]:
     """Living processes that bear the mark or are of the group, and their descendants."""
     parents = _parents()
     found = {p for p in parents if _is_marked(p, mark) or (group and _group(p) == group)}
-    grown = True
-    while grown:
-        children = {p for p, parent in parents.items() if parent in found} - found
-        found |= children
-        grown = bool(children)
+    return _with_descendants(found, parents)
+
+
+def _with_descendants(found: set[int], parents: dict[int, int]) -> set[int]:
+    while children := {p for p, parent in parents.items() if parent in found} - found:
+        found = found | children
     return found
 
 
@@ -126,6 +142,12 @@ def _parents() -> dict[int, int]:
 def _group(process: int) -> int | None:
     stat = _stat(process)
     return int(stat[2]) if stat else None
+
+
+def _began(process: int) -> str | None:
+    """When a living process began, which tells it from a later one of the same number."""
+    stat = _stat(process)
+    return stat[19] if stat and stat[0] not in "ZX" else None
 
 
 def _stat(process: int) -> list[str]:

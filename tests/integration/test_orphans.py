@@ -116,10 +116,8 @@ def test_a_killed_driver_leaves_nothing_of_its_private_ray(tmp_path: Path) -> No
         driver.kill()
         driver.wait()
         took_s = wait_for(lambda: not any(map(lives, first + second)), 15)
-        # Ray's own agents write their title over their environment, by which they are found; those
-        # that are missed end by themselves after a minute. They hold no device.
         all_took_s = took_s + wait_for(
-            lambda: not family(tmp_path) and not any(map(lives, rays)), 90
+            lambda: not family(tmp_path) and not any(map(lives, rays)), 30 - took_s
         )
     print(f"gone after the driver's SIGKILL: workers {took_s:.1f} s, all {all_took_s:.1f} s")
 
