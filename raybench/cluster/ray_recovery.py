@@ -52,20 +52,20 @@ def settle(
     ranks.collect(task_timeout_s, enough=ranks.has_failed)
     if ranks.has_succeeded():
         return Outcome(answers=ranks.in_order(), unfit=frozenset(), group_is_gone=False)
-    is_timeout = not ranks.has_failed()
+    is_timeout = not ranks.has_failed() and len(ranks.answers) < len(refs)
     if not is_timeout:
         ranks.collect(_GRACE_S, enough=ranks.has_cause)
     finished = frozenset(ranks.answers)
     if group is not None:
         tell_abort(group)
-    # A rank whose time is up is writing where it is.
-    ranks.collect(_WRITE_S if is_timeout else _GRACE_S, enough=lambda: False)
-    if is_timeout and len(finished) < len(refs):
-        # What ends the wait of a gloo collective is the end of the process that it waits for.
-        # Nothing else unblocks it, where NCCL's abort lets go of all that wait for each other.
-        seen = ranks.seen(finished)
-        ranks.kill(verdicts.hanging(seen) if devices[0].kind == "cpu" else verdicts.culprits(seen))
+    # NCCL's abort lets go of all that wait for each other. What ends the wait of a gloo collective
+    # is the end of the process that it waits for, and a rank whose time is up writes where it is.
+    by_killing = is_timeout and devices[0].kind == "cpu"
+    ranks.collect(_WRITE_S if by_killing else _GRACE_S, enough=lambda: False)
+    if by_killing:
+        ranks.kill(verdicts.hanging(ranks.seen(finished)))
         ranks.collect(_GRACE_S, enough=lambda: False)
+    if is_timeout:
         answers = verdicts.after_timeout(ranks.seen(finished), task_timeout_s)
     else:
         answers = verdicts.after_failure(ranks.seen(finished))

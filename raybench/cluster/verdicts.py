@@ -51,14 +51,9 @@ def own_failure(answers: Collection[Answer]) -> Failure | None:
     return next((failure for failure in failures if not _is_loss_of_peer(failure)), None)
 
 
-def culprits(seen: Seen) -> list[int]:
-    """The stuck ranks that do not wait for others in a collective."""
-    return [rank for rank in seen.stuck if not _waits(rank, seen)]
-
-
 def hanging(seen: Seen) -> list[int]:
-    """The culprits, or all that are stuck where all of them wait."""
-    return culprits(seen) or seen.stuck
+    """The stuck ranks that do not wait for others in a collective; all, where all of them wait."""
+    return [rank for rank in seen.stuck if not _waits(rank, seen)] or seen.stuck
 
 
 def after_failure(seen: Seen) -> tuple[Answer, ...]:

@@ -84,7 +84,15 @@ def row_of(cluster: RayCluster, workload: str = "mlp", **settings: Any) -> dict[
 @two_devices
 @pytest.mark.parametrize("slow_rank", [0, 1])
 def test_a_slow_rank_is_named_with_its_delay(cluster: RayCluster, slow_rank: int) -> None:
-    row = row_of(cluster, SLOWED, world_size=2, slow_rank=slow_rank, delay_ms=DELAY_MS)
+    # Large enough that the other rank waits for nothing else: a slow host takes 4 ms for the step.
+    row = row_of(
+        cluster,
+        SLOWED,
+        world_size=2,
+        batch_size=16384,
+        slow_rank=slow_rank,
+        delay_ms=DELAY_MS,
+    )
     assert row["slowest_rank"] == slow_rank
     assert row["wait_ms"] == pytest.approx(DELAY_MS, rel=0.2)
     assert row["comm_ms"] < DELAY_MS / 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from statistics import median
 
 import pytest
 import ray
@@ -12,6 +13,7 @@ import torch
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
 from raybench.job import Measure
+from raybench.measure.stats import slowest_rank_step_ns
 from raybench.point import Point, Precision
 from raybench.records import Answer, Failure, Task
 
@@ -66,3 +68,40 @@ def test_a_standby_has_no_cuda_context_and_takes_the_gpu_of_a_killed_worker(caps
         assert took_s < 6
     finally:
         cluster.close()
+
+
+def test_the_start_of_a_standby_does_not_show_in_the_steps(capsys):
+    cluster = RayCluster(connect("local", "cuda", wanted=2))
+    try:
+        cluster.start(2, "pack")
+        step_ms(cluster)
+        times_ms: dict[str, list[float]] = {"starting": [], "idle": []}
+        for _ in range(2):
+            run(cluster, fault="kill")  # takes the standby: a new one starts
+            (standby,) = cluster._seats._standbys._by_node.values()
+            while not ray.wait([standby.is_loaded], timeout=0)[0]:
+                times_ms["starting"].append(step_ms(cluster))
+            times_ms["idle"] += [step_ms(cluster) for _ in range(3)]
+        with capsys.disabled():
+            print(f"\nsteps beside a standby that starts, and beside none, ms: {times_ms}")
+        ratio = median(times_ms["starting"]) / median(times_ms["idle"])
+        assert ratio == pytest.approx(1, abs=0.01)
+    finally:
+        cluster.close()
+
+
+def step_ms(cluster: RayCluster) -> float:
+    """The median of a GPU-bound step of some 20 ms, over the slowest rank's times."""
+    point = Point(
+        workload="mlp",
+        params={"hidden": 4096, "layers": 8},
+        world_size=2,
+        precision=Precision.BF16,
+        batch_size=4096,
+        global_batch_size=8192,
+        scaling="weak",
+    )
+    settings = Measure(warmup=5, iterations=60, breakdown=False)
+    answers = cluster.run(Task(point=point, settings=settings), (0, 1))
+    assert failures(answers) == []
+    return slowest_rank_step_ns(answers) / 1e6
