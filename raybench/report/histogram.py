@@ -17,6 +17,8 @@ Times = NDArray[np.float64]
 _LEAST = 8
 _MOST_BARS = 12
 _BAR_CHARS = 40
+# Of the largest time; nearer ones leave no room for ranges between them.
+_SAME = 1e-6
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 # A few steps that are far slower than the rest would leave one bar for all others.
 _FAR_QUARTILES = 4.0
@@ -24,11 +26,11 @@ _FAR_QUARTILES = 4.0
 
 def histogram(times_ms: Times) -> list[RenderableType]:
     """A bar for each of at most 12 equal ranges of step times; empty for fewer than 8 times, and
-    where all are the same.
+    where all are the same, to a millionth.
 
     Times beyond the third quartile by four times the distance of the quartiles share the last bar.
     """
-    if len(times_ms) < _LEAST or times_ms.min() == times_ms.max():
+    if len(times_ms) < _LEAST or np.ptp(times_ms) <= _SAME * times_ms.max():
         return []
     is_short = wording.is_short(float(np.median(times_ms)))
     times = times_ms * 1000 if is_short else times_ms

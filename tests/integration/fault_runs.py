@@ -151,7 +151,8 @@ def sweep_command(folder: Path, *options: str, address: str = "local") -> list[s
 def environment(folder: Path) -> dict[str, str]:
     """Workers find the tests' workloads from the repository, and generated ones in the folder."""
     kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    return {**kept, "PYTHONPATH": f"{folder}:{REPOSITORY}"}
+    path = [str(folder), str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**kept, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def start_sweep(command: Sequence[str], folder: Path) -> subprocess.Popen[str]:
