@@ -11,8 +11,9 @@ from typing import Any
 
 import ray
 
+from raybench.cluster.lifelines import Lifelines
 from raybench.cluster.ray_actors import start_agent
-from raybench.cluster.ray_connection import Head, nodes
+from raybench.cluster.ray_connection import nodes
 from raybench.records import Device, DeviceSample
 
 # An agent answers in a millisecond; a node that does not is not waited for.
@@ -57,8 +58,8 @@ class _Node:
 class NodeAgents:
     """An agent on each node that has workers. What goes wrong with one costs its help, no more."""
 
-    def __init__(self, head: Head) -> None:
-        self._head = head
+    def __init__(self, lifelines: Lifelines) -> None:
+        self._lifelines = lifelines
         self._nodes: dict[str, _Node] = {}
         self._silent: frozenset[str] = frozenset()
         self._looked_s = -_LOOK_EVERY_S
@@ -95,9 +96,9 @@ class NodeAgents:
         """Node ids of those whose agent does not answer, or that Ray says are dead.
 
         Costs milliseconds, four times a second at most. Ask about once a second while something is
-        waited for. Raises ClusterError when the head of the cluster is gone.
+        waited for. Raises ClusterError when the head of the cluster is gone, or this host's Ray.
         """
-        self._head.check()
+        self._lifelines.check()
         with self._lock:
             now_s = time.monotonic()
             if now_s > self._looked_s + _LOOK_EVERY_S:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import ray
 
 from raybench.cluster import ranks
+from raybench.cluster.lifelines import Lifelines
 from raybench.cluster.ranks import Strategy
 from raybench.cluster.ray_agents import NodeAgents
-from raybench.cluster.ray_connection import Connection, Head
+from raybench.cluster.ray_connection import Connection
 from raybench.cluster.ray_groups import ProcessGroups
 from raybench.cluster.ray_recovery import settle
 from raybench.cluster.ray_seats import Seats
@@ -33,11 +34,13 @@ class RayCluster:
         standby_on_cpus: bool = False,
     ) -> None:
         self._connection = connection
-        self._head = Head(connection.head)
-        self._agents = NodeAgents(self._head)
+        self._lifelines = Lifelines(
+            {"the head of the Ray cluster": connection.head, "this host's Ray": connection.raylet}
+        )
+        self._agents = NodeAgents(self._lifelines)
         self._standbys = Standbys(on_cpus=standby_on_cpus)
         self._seats = Seats(connection, self._agents, self._standbys, tell)
-        self._groups = ProcessGroups(self._seats)
+        self._groups = ProcessGroups(self._seats, self._lifelines)
 
     @property
     def description(self) -> str:
@@ -72,7 +75,7 @@ class RayCluster:
         self._seats.lose(self._agents.silent_nodes())
         if task.settings.fresh_workers and any(self._seats[seat].is_used for seat in chosen):
             self._groups.leave(chosen)
-            self._head.check(afresh=True)
+            self._lifelines.check(afresh=True)
             self._seats.replace(chosen)
         group = self._groups.join(chosen)
         if any(self._seats[seat].lost_because for seat in chosen):
@@ -88,7 +91,7 @@ class RayCluster:
         if outcome.group_is_gone:
             self._groups.forget(chosen)
         if outcome.unfit:
-            self._head.check(afresh=True)
+            self._lifelines.check(afresh=True)
             self._seats.replace([chosen[rank] for rank in sorted(outcome.unfit)])
         return self._with_losses(outcome.answers, chosen)
 
@@ -97,8 +100,8 @@ class RayCluster:
 
     def close(self) -> None:
         """Kill the actors and let go of Ray; a private cluster ends with it."""
-        if self._head.is_gone:
-            # Ray would wait for it for a minute; the agents need no head.
+        if self._lifelines.is_cut:
+            # Ray would wait for a minute; the agents need no head.
             self._agents.kill(self._seats.devices)
             self._standbys.close_without_head()
         else:

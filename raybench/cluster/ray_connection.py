@@ -7,8 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,10 +33,6 @@ _QUIET: dict[str, Any] = {
 }
 _CONNECT_TIMEOUT_S = 5.0
 _ASK_TIMEOUT_S = 15.0
-# Longer than the second after which TCP sends again what was lost on the way.
-_HEAD_TIMEOUT_S = 2.0
-_ASK_HEAD_EVERY_S = 1.0
-_ASK_AGAIN_S = 1.0
 _ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 
 
@@ -46,58 +40,17 @@ _ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sy
 class Connection:
     """A cluster that this process has joined.
 
-    where: which one, for the user. head: HOST:PORT of its head. capacity: devices of `kind` on
+    where: which one, for the user. head, raylet: HOST:PORT of its head, and of Ray on this host.
+    capacity: devices of `kind` on
     all its nodes, or those wanted where nodes are waited for. wait_s: how long these may take.
     """
 
     where: str
     head: str
+    raylet: str
     kind: DeviceKind
     capacity: int
     wait_s: float = 0.0
-
-
-class Head:
-    """Whether the head of the cluster still listens. Ray would find out in a minute, and then
-    end this process."""
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._address = (host.strip("[]"), int(port))
-        self._lock = threading.Lock()
-        self._asked_s = -_ASK_HEAD_EVERY_S
-        self._is_gone = False
-
-    @property
-    def is_gone(self) -> bool:
-        """It did not answer twice in a row. Asks at most once a second."""
-        return self._asked(_ASK_HEAD_EVERY_S)
-
-    def check(self, *, afresh: bool = False) -> None:
-        """Raises ClusterError when it is gone.
-
-        afresh: ask now. Ray ends this process when it asks a dead head to start or kill an actor.
-        """
-        if self._asked(0.0 if afresh else _ASK_HEAD_EVERY_S):
-            host, port = self._address
-            raise ClusterError(f"the head of the Ray cluster at {host}:{port} is gone")
-
-    def _asked(self, every_s: float) -> bool:
-        with self._lock:
-            if not self._is_gone and time.monotonic() >= self._asked_s + every_s:
-                self._is_gone = not self._listens()
-                if self._is_gone:
-                    time.sleep(_ASK_AGAIN_S)
-                    self._is_gone = not self._listens()
-                self._asked_s = time.monotonic()
-            return self._is_gone
-
-    def _listens(self) -> bool:
-        try:
-            socket.create_connection(self._address, _HEAD_TIMEOUT_S).close()
-        except OSError:
-            return False
-        return True
 
 
 def connect(
@@ -130,8 +83,14 @@ def connect(
         raise
     if wait_s:
         capacity = max(capacity, wanted)
-    head = ray.get_runtime_context().gcs_address
-    return Connection(where=where, head=head, kind=kind, capacity=capacity, wait_s=wait_s)
+    return Connection(
+        where=where,
+        head=ray.get_runtime_context().gcs_address,
+        raylet=_raylet(),
+        kind=kind,
+        capacity=capacity,
+        wait_s=wait_s,
+    )
 
 
 def _join_this_hosts(device: str, wanted: int) -> str:
@@ -245,6 +204,12 @@ def _start_private(device: str, wanted: int) -> str:
 def nodes() -> list[dict[str, Any]]:
     """What Ray knows of each node, the dead ones included."""
     return list(ray.nodes())  # type: ignore[no-untyped-call]
+
+
+def _raylet() -> str:
+    here = ray.get_runtime_context().get_node_id()
+    (node,) = (one for one in nodes() if one["NodeID"] == here)
+    return f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
 
 
 def _drop(*_: object, **__: object) -> None:

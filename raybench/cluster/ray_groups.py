@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 
+from raybench.cluster.lifelines import Lifelines
 from raybench.cluster.ray_actors import start_store
 from raybench.cluster.ray_answers import all_done
 from raybench.cluster.ray_seats import Seats
@@ -16,6 +18,7 @@ from raybench.errors import ClusterError
 from raybench.records import Group
 
 _START_TIMEOUT_S = 60.0
+_LOOK_S = 0.5
 # An idle group goes in milliseconds; other points wait for it, so a stuck one must not take long.
 _LEAVE_TIMEOUT_S = 10.0
 
@@ -23,8 +26,9 @@ _LEAVE_TIMEOUT_S = 10.0
 class ProcessGroups:
     """Who is in which group, and the store in which a new one meets."""
 
-    def __init__(self, seats: Seats) -> None:
+    def __init__(self, seats: Seats, lifelines: Lifelines) -> None:
         self._seats = seats
+        self._lifelines = lifelines
         self._groups: dict[tuple[int, ...], Group] = {}
         self._store: Any = None
         self._epochs = itertools.count()
@@ -95,13 +99,21 @@ class ProcessGroups:
             if self._store is None:
                 self._store = start_store()
             try:
-                endpoint: tuple[str, int] = ray.get(
-                    self._store.endpoint.remote(), timeout=_START_TIMEOUT_S
-                )
+                endpoint: tuple[str, int] = ray.get(self._answered(self._store.endpoint.remote()))
             except ray.exceptions.RayActorError:
                 self._store = None
-            except ray.exceptions.RayError as error:
-                raise ClusterError(f"the rendezvous store does not answer: {error}") from None
             else:
                 return endpoint
         raise ClusterError("the rendezvous store died as soon as it was started")
+
+    def _answered(self, ref: Any) -> Any:
+        """Wait for it, as long as there is a Ray that could start the store."""
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while not ray.wait([ref], timeout=_LOOK_S)[0]:
+            self._lifelines.check()
+            if time.monotonic() > deadline_s:
+                raise ClusterError(
+                    f"the rendezvous store does not answer: no process for it in "
+                    f"{_START_TIMEOUT_S:g} s; see `ray status`"
+                )
+        return ref

@@ -16,7 +16,7 @@ from typing import Any
 import raybench
 from raybench.schemas import TABLES
 from tests.benchmarks.cluster_faults import Harm, ended_entry
-from tests.integration.fault_runs import rows, start_sweep, sweep_command, write_job
+from tests.integration.fault_runs import descendants, rows, start_sweep, sweep_command, write_job
 from tests.integration.harm import Waiting, harmed_sweep
 
 _GONE_S = 15.0
@@ -32,6 +32,7 @@ def measured() -> list[dict[str, Any]]:
         harmed("SIGINT twice", told(signal.SIGINT, signal.SIGINT), cancelled, 130, stay_s=None),
         harmed("SIGTERM", told(signal.SIGTERM), cancelled, 130, stay_s=None),
         harmed("SIGKILL of the driver", told(signal.SIGKILL), ["ok"], -9, stay_s=None),
+        harmed("raylet of a private Ray killed", kill_raylet, ["ok", "lost"], 3, stay_s=None),
     ]
     if os.geteuid() != 0:
         print("disk full, results read-only: not made, only root may mount")
@@ -52,6 +53,18 @@ def told(*signals: int) -> Callable[[Path], Harm]:
             process.send_signal(number)
 
     return lambda _: harm
+
+
+def kill_raylet(_: Path) -> Harm:
+    def harm(process: subprocess.Popen[str], __: Waiting) -> None:
+        (raylet,) = (pid for pid, title in descendants(process.pid).items() if is_raylet(title))
+        os.kill(raylet, signal.SIGKILL)
+
+    return harm
+
+
+def is_raylet(title: str) -> bool:
+    return title.split()[0].endswith("/raylet")
 
 
 def fill(folder: Path) -> Harm:

@@ -1,4 +1,4 @@
-"""SIGKILL of the driver: a real process, a real signal, and the run that goes on after it.
+"""SIGKILL of the driver, or of its Ray: real processes and signals, and the run goes on after it.
 
 `tests/benchmarks/killed_driver.py` does the same at ten moments.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks import driver_faults
 from tests.integration.driver_kills import KilledSweep
 
 POINTS = 8
@@ -41,3 +42,16 @@ def test_after_each_sigkill_the_tables_are_whole_and_at_the_end_each_point_is_th
     assert " interrupted " in listed.stdout
     sweep.finish()
     sweep.check_each_point_once(POINTS)
+
+
+@pytest.mark.long
+def test_when_its_own_raylet_is_killed_a_sweep_ends_in_seconds_and_can_be_resumed() -> None:
+    found = driver_faults.harmed(
+        "raylet of a private Ray killed",
+        driver_faults.kill_raylet,
+        wanted=["ok", "lost"],
+        code=3,
+        stay_s=None,
+    )
+    assert found["as_wanted"], found
+    assert found["end_s"] < 20

@@ -17,8 +17,8 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raybench.cluster.lifelines import Lifelines
 from raybench.cluster.ray_agents import NodeAgents
-from raybench.cluster.ray_connection import Head
 from tests.unit.fakes import make_device
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -44,7 +44,7 @@ def agents_without_nvml(three_nodes) -> Iterator[NodeAgents]:
 def _agents(address: str, variables: dict[str, str]) -> Iterator[NodeAgents]:
     ray.init(address=address, runtime_env={"env_vars": variables}, log_to_driver=False)
     try:
-        started = NodeAgents(Head(address))
+        started = NodeAgents(Lifelines({"the head": address}))
         started.watch(devices())
         yield started
         started.stop()
