@@ -38,12 +38,12 @@ lint: setup
 	$(BIN)/lint-imports
 
 unit: setup $(BIN)/.exporters
-	$(BIN)/pytest tests/unit
+	$(BIN)/pytest -n 2 tests/unit
 
 integration: setup
 	$(BIN)/pytest -n 2 --dist loadfile -m "not long" tests/integration
 
-# The faults that take most of a minute each: late nodes, standbys, killed drivers, a small soak.
+# What takes most of a minute each: frozen and late nodes, standbys, killed drivers, a small soak.
 long: setup
 	$(BIN)/pytest -m long tests/integration
 

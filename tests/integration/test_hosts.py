@@ -59,7 +59,7 @@ def write_job(folder: Path, strategy: str = "spread", world_sizes: str = "[1, 2,
 @pytest.mark.parametrize(
     ("strategy", "driver", "address", "workers_of_hosts", "node_counts"),
     [
-        ("spread", 0, "auto", [1, 1, 1], [1, 2, 3]),
+        pytest.param("spread", 0, "auto", [1, 1, 1], [1, 2, 3], marks=pytest.mark.long),
         ("pack", 1, "10.99.0.10:6379", [1, 2], [1, 1, 2]),
     ],
 )

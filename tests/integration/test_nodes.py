@@ -95,7 +95,7 @@ def are_measured(answers) -> bool:
     ("fault", "harm"),
     [
         ("raylet killed", lambda raylet: os.kill(raylet, signal.SIGKILL)),
-        ("node frozen", freeze),
+        pytest.param("node frozen", freeze, marks=pytest.mark.long),
     ],
 )
 def test_a_lost_node_costs_its_seats_and_the_others_go_on(

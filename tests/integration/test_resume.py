@@ -130,7 +130,12 @@ def make_writable(results: Path) -> None:
     ("harm", "undo", "reason"),
     [
         (fill, make_room, "No space left on device; make room there|File too large; .*"),
-        (make_read_only, make_writable, "(Read-only file system|Permission denied); .*"),
+        pytest.param(
+            make_read_only,
+            make_writable,
+            "(Read-only file system|Permission denied); .*",
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["full", "read-only"],
 )

@@ -126,6 +126,7 @@ def test_the_results_can_be_browsed(swept, command):
     assert "small" in done.stdout or "fp32" in done.stdout
 
 
+@pytest.mark.long
 def test_a_killed_rank_costs_its_point_only_and_exit_1(tmp_path):
     job = write_job(
         tmp_path,
@@ -208,6 +209,7 @@ def test_an_interrupt_while_ray_starts_is_exit_130_without_a_crash(tmp_path):
         assert "Traceback" not in stderr
 
 
+@pytest.mark.long
 def test_two_sweeps_into_one_folder_at_the_same_time_are_both_whole(tmp_path):
     job = write_job(tmp_path, MLP_JOB)
     results = tmp_path / "results"
