@@ -109,7 +109,7 @@ def _points(series: Sequence[list[Row]], names: Sequence[str]) -> RenderableType
         *(Column(wording.heading(name), folds_to=SETTING_CHARS) for name in names),
         *([Column("device", folds_to=SETTING_CHARS)] if machines else []),
         *(Column(name, side="right") for name in ("runs", "last ms", "change")),
-        Column("step time"),
+        Column("by run"),
     ]
     cells = [
         [

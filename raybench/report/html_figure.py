@@ -132,6 +132,8 @@ CONFIG: Spec = {
         "tickColor": "var(--axis)",
         "labelLimit": 150,
         "labelOverlap": True,
+        # Nothing is neither `+0%` nor `0k`.
+        "labelExpr": "datum.value === 0 ? replace(datum.label, /[+kM]/, '') : datum.label",
         "labelSeparation": 4,
         "aria": False,
     },

@@ -84,10 +84,10 @@ def _figures(data: PageData) -> list[Figure]:
         efficiency_figure(rows, summary),
         throughput_figure(rows, summary),
         memory_figure(rows, summary, data.devices),
+        *rate_figures(rows, summary),
         spread_figure(data.steps, rows, summary),
         parts_figure(rows, summary),
         heat_figure(data.steps, summary),
-        *rate_figures(rows, summary),
         telemetry_figure(data.telemetry, summary.run.started_at),
     ]
     return [one for one in found if one is not None]

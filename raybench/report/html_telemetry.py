@@ -31,6 +31,8 @@ _SHOWN = {
 # What is read of the table `telemetry`.
 TELEMETRY_COLUMNS = ("node_id", "index", "time", *_SHOWN)
 _MOST_TIMES = 60
+# A run that stood still for longer, as until it was resumed, is drawn without that time.
+_LONGEST_GAP_S = 60.0
 
 
 def telemetry_figure(telemetry: pd.DataFrame, start: datetime) -> Figure | None:
@@ -39,16 +41,17 @@ def telemetry_figure(telemetry: pd.DataFrame, start: datetime) -> Figure | None:
     if known["time"].nunique() < 2:
         return None
     named = known.assign(device=_names(known), second=_seconds(known, start))
+    left_out_s = _leave_gaps_out(named)
     width_s = max(1e-9, (named["second"].max() - named["second"].min()) / _MOST_TIMES)
     named["second"] = (named["second"] / width_s).round() * width_s
-    means = named.groupby(["device", "second"], sort=True)[list(_SHOWN)].mean().reset_index()
+    by_time = named.groupby(["device", "part", "second"], sort=True)
+    means = by_time[list(_SHOWN)].mean().reset_index()
     lines, drawn = _lines(means)
     used = [name for name in _SHOWN if drawn[name].notna().any()]
     return Figure(
         anchor="telemetry",
         title="Devices over time",
-        note="As NVML tells it, by one process on each node; seconds since the run began."
-        + ("" if len(lines) == means["device"].nunique() else " There are too many to draw each."),
+        note=_note(left_out_s, is_each=len(lines) == means["device"].nunique()),
         legend=legend(lines, points=False),
         panels=[
             Panel(title=f"{_SHOWN[name][0]}, {_SHOWN[name][1]}", spec=_spec(drawn, lines, name))
@@ -58,6 +61,14 @@ def telemetry_figure(telemetry: pd.DataFrame, start: datetime) -> Figure | None:
         rows=_cells(named, used),
         texts=1,
     )
+
+
+def _note(left_out_s: float, *, is_each: bool) -> str:
+    """What is to be known to read the charts. is_each: whether each device has its line."""
+    gap = f", without {wording.long_time(left_out_s)} in which nothing was sampled"
+    more = "" if is_each else " There are too many to draw each."
+    when = f"seconds since the run began{gap if left_out_s else ''}."
+    return f"As NVML tells it, by one process on each node; {when}{more}"
 
 
 def _names(telemetry: pd.DataFrame) -> pd.Series:
@@ -73,12 +84,24 @@ def _seconds(telemetry: pd.DataFrame, start: datetime) -> pd.Series:
     return (telemetry["time"] - pd.Timestamp(start)).dt.total_seconds()
 
 
+def _leave_gaps_out(named: pd.DataFrame) -> float:
+    """Close the long gaps in `second`, and number the parts between them; the seconds left out."""
+    times = np.unique(named["second"])
+    # Also from the start of the run to its first sample.
+    gaps_s = np.diff(times, prepend=min(0.0, times[0]))
+    closed_s = np.where(gaps_s > _LONGEST_GAP_S, gaps_s, 0.0)
+    place = np.searchsorted(times, named["second"])
+    named["part"] = np.cumsum(closed_s > 0)[place]
+    named["second"] -= np.cumsum(closed_s)[place]
+    return float(closed_s.sum())
+
+
 def _lines(means: pd.DataFrame) -> tuple[list[str], pd.DataFrame]:
     """A line for each device; of many devices the least, the median and the most of them."""
     devices = list(dict.fromkeys(means["device"]))
     if len(devices) <= MOST_LINES:
         return devices, means
-    by_time = means.drop(columns="device").groupby("second")
+    by_time = means.drop(columns="device").groupby(["part", "second"])
     words = {f"least of {len(devices)}": 0.0, "median": 0.5, f"most of {len(devices)}": 1.0}
     parts = [by_time.quantile(q).reset_index().assign(device=word) for word, q in words.items()]
     return list(words), pd.concat(parts)
@@ -87,8 +110,10 @@ def _lines(means: pd.DataFrame) -> tuple[list[str], pd.DataFrame]:
 def _spec(drawn: pd.DataFrame, lines: Sequence[str], name: str) -> Spec:
     known = drawn[drawn[name].notna()]
     values: list[Value] = [
-        {"x": round(float(second), 2), "y": round(float(value), 1), "line": line}
-        for line, second, value in zip(known["device"], known["second"], known[name], strict=True)
+        {"x": round(float(second), 2), "y": round(float(value), 1), "line": line, "part": int(part)}
+        for line, part, second, value in zip(
+            *(known[column] for column in ("device", "part", "second", name)), strict=True
+        )
     ]
     x = linear_axis("x", "seconds", scale={"zero": True, "nice": False}, axis={"format": "~s"})
     # Clocks differ by little, and from zero on their fall would not be seen.
@@ -98,7 +123,12 @@ def _spec(drawn: pd.DataFrame, lines: Sequence[str], name: str) -> Spec:
         [
             {
                 "mark": {"type": "line", "strokeWidth": 1.5, "aria": False},
-                "encoding": {"x": x, "y": y, "color": by_line(lines, "color")},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "color": by_line(lines, "color"),
+                    "detail": {"field": "part", "type": "nominal"},
+                },
             },
             _told_layer(values, _SHOWN[name][1]),
         ],

@@ -11,7 +11,8 @@ from raybench.report import wording
 
 # Points that differ in these alone say the same. The rank that a sentence begins with is none of
 # them: rank 1 and rank 3 are not "rank 1 to 3".
-_FIGURES = re.compile(r"(?<!\d)(?<!^rank )\d+(?:[.,]\d+)*")
+_FIGURES = re.compile(r"(?<!\d)(?<!^rank )\d+(?:[.,]\d+)*(?: (?:[KMGT]iB|bytes)\b)?")
+_BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _MOST_HOSTS = 4
 _MOST_LINES = 20
 _MOST_CHARS = 300
@@ -113,10 +114,17 @@ def _ranges(texts: Sequence[str]) -> str:
 
 def _range(figures: Sequence[str]) -> str:
     ordered = sorted(dict.fromkeys(figures), key=_size)
-    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
+    if len(ordered) == 1:
+        return ordered[0]
+    lowest, highest = ordered[0], ordered[-1]
+    if lowest.partition(" ")[2] == highest.partition(" ")[2]:
+        lowest = lowest.partition(" ")[0]
+    return f"{lowest} to {highest}"
 
 
 def _size(figure: str) -> list[float]:
-    """A number's size; an address or a version counts part by part."""
-    digits = figure.replace(",", "")
-    return [float(part) for part in (digits.split(".") if digits.count(".") > 1 else [digits])]
+    """A number's size, in bytes where it has such a unit; an address or a version counts part by
+    part."""
+    digits, _, unit = figure.replace(",", "").partition(" ")
+    parts = digits.split(".") if digits.count(".") > 1 else [digits]
+    return [float(part) * _BYTES.get(unit, 1) for part in parts]

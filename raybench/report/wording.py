@@ -176,8 +176,12 @@ def lasted(run: Run) -> str:
     """How long a run took."""
     if run.finished_at is None:
         return "unfinished"
-    seconds = round((run.finished_at - run.started_at).total_seconds())
-    minutes, seconds = divmod(seconds, 60)
+    return long_time((run.finished_at - run.started_at).total_seconds())
+
+
+def long_time(total_s: float) -> str:
+    """Seconds with the hours and minutes in them."""
+    minutes, seconds = divmod(round(total_s), 60)
     hours, minutes = divmod(minutes, 60)
     parts = ((hours, "h"), (minutes, "min"), (seconds, "s"))
     return " ".join(f"{count} {unit}" for count, unit in parts if count) or "0 s"

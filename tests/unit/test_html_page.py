@@ -304,6 +304,18 @@ def test_step_times_are_those_of_the_slowest_rank_without_warm_up() -> None:
     assert step_times(found).tolist() == [2.0, 3.0]
 
 
+def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry() -> None:
+    before, after = telemetry(), telemetry()
+    after["time"] += pd.Timedelta(hours=2)
+    figure = known(telemetry_figure(pd.concat([before, after]), START))
+    assert figure.note.endswith("began, without 1 h 59 min 11 s in which nothing was sampled.")
+    values = figure.panels[0].spec["data"]["values"]
+    assert max(value["x"] for value in values) < 100
+    # No line is drawn across the gap.
+    assert {value["part"] for value in values} == {0, 1}
+    assert figure.panels[0].spec["layer"][0]["encoding"]["detail"]["field"] == "part"
+
+
 def test_telemetry_without_a_value_is_left_out_and_many_devices_are_told_in_short() -> None:
     figure = known(telemetry_figure(telemetry(), START))
     assert [panel.title for panel in figure.panels] == [

@@ -100,6 +100,16 @@ def test_reasons_that_differ_in_figures_only_are_said_once_with_their_count() ->
     assert (said.count, said.text) == (3, "out of memory: tried 1.5 to 12.5 GiB")
 
 
+def test_reasons_that_differ_in_the_units_of_their_figures_are_said_once_too() -> None:
+    sizes = ("600.00 MiB", "2.50 GiB", "8 bytes")
+    failed = [
+        make_failed(make_point(batch_size=n), error_message=f"tried {size}")
+        for n, size in enumerate(sizes, start=1)
+    ]
+    [said] = report(failed).failures
+    assert (said.count, said.text) == (3, "out of memory: tried 8 bytes to 2.50 GiB")
+
+
 def lost_on(host: str, batch_size: int) -> Record:
     """A point that the loss of rank 1's node ended, as the sweep says it."""
     devices = (make_device(0), make_device(1, host=host, node_id=host))

@@ -1,0 +1,147 @@
+"""The reports that docs/README.md shows are those of the committed tables, and what they lead with
+is true: it is worked out again here, from the Parquet files alone.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from raybench.cli.page import format_page
+from raybench.cli.results import load_summary
+from raybench.report import charts, markdown
+from raybench.report.bandwidth_chart import bandwidth_chart
+from raybench.report.memory_chart import memory_chart
+
+REPOSITORY = Path(__file__).parents[2]
+RESULTS = REPOSITORY / "results"
+LIST = REPOSITORY / "docs" / "README.md"
+REPORTS = REPOSITORY / "docs" / "examples" / "reports"
+RUNS = {
+    run_id.partition("-")[0]: run_id
+    for run_id in re.findall(r"^\| `([a-z_]+-\d{8}-\d{6}-[0-9a-f]{4})`", LIST.read_text(), re.M)
+}
+CHARTS = {
+    "ddp_scaling": (charts.speed_up_chart, LIST.parent / "ddp_scaling.svg"),
+    "collectives": (bandwidth_chart, REPORTS / "collectives.svg"),
+    "largest_batch": (memory_chart, REPORTS / "largest_batch.svg"),
+}
+PAGE = REPORTS / "ddp_scaling.html"
+AGAIN = "make it again with the commands in docs/README.md"
+
+
+def points(job: str) -> pd.DataFrame:
+    """The last attempt at each point, without raybench."""
+    rows = pd.read_parquet(RESULTS / "points" / RUNS[job])
+    return rows.sort_values("attempt").drop_duplicates("point_id", keep="last")
+
+
+def lead(job: str) -> str:
+    """The sentence that the committed report leads with."""
+    line = (REPORTS / f"{job}.md").read_text().splitlines()[2]
+    return re.sub(r"\\(.)", r"\1", line.strip("*"))
+
+
+def visible(page: str) -> str:
+    """The words of a page outside its charts, one blank between them."""
+    for element in ("style", "script", "svg"):
+        page = re.sub(rf"<{element}\b.*?</{element}>", "", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+def marks(svg: str) -> list[str]:
+    """What the points and lines of a chart stand for, wherever its fonts put them."""
+    return sorted(
+        f"{element.get('aria-roledescription')} {element.get('aria-label')}"
+        for element in ElementTree.fromstring(svg).iter()
+        if element.get("aria-label")
+    )
+
+
+@pytest.mark.parametrize("job", ["ddp_scaling", "collectives", "largest_batch", "gemm"])
+def test_the_committed_markdown_is_what_the_tables_say_today(job: str) -> None:
+    today = markdown.format_report(load_summary(RESULTS, RUNS[job]))
+    assert (REPORTS / f"{job}.md").read_text() == today, AGAIN
+
+
+@pytest.mark.parametrize("job", CHARTS)
+def test_the_committed_charts_show_what_the_tables_say_today(job: str) -> None:
+    draw, path = CHARTS[job]
+    today = charts.render(draw(load_summary(RESULTS, RUNS[job])), "svg").decode()
+    found = marks(path.read_text())
+    assert len(found) > 10
+    assert found == marks(today), AGAIN
+
+
+def test_the_committed_page_says_what_the_tables_say_today() -> None:
+    committed = PAGE.read_text()
+    today = format_page(RESULTS, load_summary(RESULTS, RUNS["ddp_scaling"]))
+    assert lead("ddp_scaling") in visible(committed)
+    assert visible(committed) == visible(today), AGAIN
+    assert committed.count("<svg") == today.count("<svg"), AGAIN
+
+
+def test_the_committed_page_needs_nothing_beside_itself() -> None:
+    page = PAGE.read_text()
+    assert "default-src 'none'" in page
+    # Namespaces of SVG are names that nobody fetches.
+    assert re.findall(r"https?:", re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)) == []
+    assert re.findall(r"(?:src|href)=(?![\"']?#)|@import|url\((?!#)", page) == []
+    assert sum(path.stat().st_size for path in REPORTS.iterdir()) < 2_000_000
+
+
+def test_the_scaling_report_leads_with_the_best_the_worst_and_the_share_of_communication() -> None:
+    key = ["precision", "batch_size"]
+    rows = points("ddp_scaling")
+    alone = rows[rows.world_size == 1].set_index(key)[["throughput", "step_ms_p50", "throttled"]]
+    several = rows[rows.world_size > 1].join(alone.add_suffix("_alone"), on=key)
+    compared = several[~several.throttled_alone.astype(bool)]
+    four = compared[compared.world_size == 4].assign(
+        speed_up=lambda one: one.throughput / one.throughput_alone,
+        share=lambda one: one.comm_exposed_ms / (one.step_ms_p50 - one.step_ms_p50_alone),
+    )
+    best, worst = four.loc[four.speed_up.idxmax()], four.loc[four.speed_up.idxmin()]
+    told = lead("ddp_scaling")
+    for row, start in ((best, "At best"), (worst, "at worst")):
+        on = " on 4 GPUs" if start == "At best" else ""
+        setting = f"({row.precision}, batch {row.batch_size:.0f})"
+        assert f"{start} {row.speed_up:.2f}x{on}, {row.speed_up / 4:.1%} {setting}" in told
+    share = f"{four.share.min():.0%} to {four.share.max():.0%}"
+    assert f"{share} of the loss is exposed communication" in told
+    left_out = len(several) - len(compared)
+    assert f"{left_out} of {len(several)} points are not compared: clocks were held down" in told
+
+
+def test_the_collectives_report_leads_with_the_bandwidths_of_the_largest_messages() -> None:
+    rows = points("collectives")
+    params = pd.DataFrame(rows.params.map(dict).tolist(), index=rows.index)
+    is_largest = (params.size_bytes.astype(int) == 2**30) & (rows.world_size == 4)
+    reached = rows.busbw_gb_s[is_largest]
+    low, high = reached.idxmin(), reached.idxmax()
+    assert params.size_bytes.astype(int).max() == 2**30
+    assert lead("collectives") == (
+        f"Bus bandwidth with 1 GiB on 4 GPUs: {reached[low]:.1f} GB/s ({params.operation[low]}) to "
+        f"{reached[high]:.1f} GB/s ({params.operation[high]})."
+    )
+
+
+def test_the_search_leads_with_batches_that_ran_below_others_that_did_not() -> None:
+    rows = points("largest_batch")
+    recomputes = rows.params.map(lambda params: dict(params)["activation_checkpointing"])
+    for flag, is_ok in recomputes.groupby(recomputes).groups.items():
+        tried = rows.loc[is_ok].set_index("batch_size").status
+        largest = tried[tried == "ok"].index.max()
+        assert tried[largest + 1] == "oom"
+        assert f"{largest} (bf16, 1 GPU, activation_checkpointing={flag})" in lead("largest_batch")
+
+
+def test_the_products_lead_with_the_fastest_one() -> None:
+    rows = points("gemm")
+    best = rows.loc[rows.achieved_tflops_per_device.idxmax()]
+    reached = f"At most {best.achieved_tflops_per_device:.1f} TFLOP/s, {best.mfu_pct:.1f}%"
+    assert lead("gemm").startswith(f"{reached} of the datasheet's peak ({best.precision}, ")
