@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from raybench.messages import KeyPath, Problem, dotted, unknown
+from raybench.messages import KeyPath, Problem, did_you_mean, dotted, unknown
 from raybench.point import BATCH_SIZES, RUN_SETTINGS
 from raybench.registry import Setting
 
@@ -97,6 +97,8 @@ def _check_value(setting: Setting, path: KeyPath, value: object) -> Iterator[Pro
     complaint = setting.complaint(value)
     if complaint is not None and setting.name in BATCH_SIZES and value == "auto":
         complaint = "auto is for matrix alone, as its whole value: batch_size: auto"
+    elif complaint is not None and path[:2] == ("matrix", "batch_size") and isinstance(value, str):
+        complaint += did_you_mean(value.lower(), ["auto"])
     if complaint is not None:
         yield Problem(path=path, message=complaint)
 

@@ -125,7 +125,8 @@ def _override(source: YamlSource, text: str) -> str | None:
     tree = _parse_value(value)
     if tree.problems or tree.data is None:
         problem = tree.problems[0] if tree.problems else Problem(message="no value given")
-        given = f", given {shown(value)}" if value.strip() else ""
+        is_told = not value.strip() or ", given " in problem.message
+        given = "" if is_told else f", given {shown(value)}"
         return f"{_label(text)}: {dotted((*path, *problem.path))}: {problem.message}{given}"
     container = source.data
     for depth, name in enumerate(path[:-1], start=1):

@@ -62,12 +62,19 @@ def raybench() -> None:
 
 def _tell(error: click.ClickException) -> None:
     """A mistake in the command in one line; without click's usage, which hides it."""
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    if context is None or isinstance(error, click.exceptions.NoArgsIsHelpError):
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return
+    context = error.ctx if isinstance(error, click.UsageError) else None
     told = " ".join(error.format_message().split()).removesuffix(".")
-    click.echo(f"{told}; see: {context.command_path} --help", err=True)
+    _complain(told if context is None else f"{told}; see: {context.command_path} --help")
+
+
+def _complain(text: str) -> None:
+    """Each line on stderr. What it holds of a job or a path does not control the terminal."""
+    from raybench.report.wording import printable
+
+    click.echo("\n".join(map(printable, text.split("\n"))), err=True)
 
 
 def main() -> None:
@@ -86,7 +93,7 @@ def main() -> None:
         click.echo("interrupted", err=True)
         code = 130
     except RaybenchError as error:
-        click.echo(str(error), err=True)
+        _complain(str(error))
         code = error.exit_code
     except Exception:
         traceback.print_exc()

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from raybench.cli.output import COLUMNS_OF_TABLES, json_text, scalar_text, table_text, write_result
+from raybench.report.wording import printable
 
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 
@@ -37,7 +38,8 @@ def init_command(file: Path) -> None:
         raise UsageError(message) from error
     except OSError as error:
         raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
-    write_result(f"{file}: written; look at its points with: raybench plan {file}\n")
+    told = printable(f"{file}: written; look at its points with: raybench plan {file}")
+    write_result(f"{told}\n")
 
 
 @click.command("workloads", short_help="List what can be timed, and with which parameters.")

@@ -51,9 +51,11 @@ def width() -> int:
 
 def scalar_text(value: object) -> str:
     """A value as a job file writes it."""
-    return (
-        str(value).lower() if isinstance(value, bool) else str("none" if value is None else value)
-    )
+    from raybench.report.wording import printable
+
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else printable(str(value))
 
 
 def json_text(value: object) -> str:

@@ -11,6 +11,7 @@ import click
 
 from raybench.cli.options import overrides_option
 from raybench.cli.output import COLUMNS_OF_TABLES, json_text, scalar_text, table_text, write_result
+from raybench.report.wording import printable
 
 if TYPE_CHECKING:
     from raybench.cluster.ranks import Isolation
@@ -49,7 +50,7 @@ def print_plan(
 ) -> None:
     """The plan on stdout, its warnings on stderr. devices, nodes: what the makespans are for."""
     for warning in plan.warnings:
-        click.echo(f"{warning} (warning)", err=True)
+        click.echo(printable(f"{warning} (warning)"), err=True)
     makespans = _makespans(job, plan, devices, nodes)
     if as_json:
         write_result(json_text(plan_as_json(job, plan, makespans)))

@@ -208,5 +208,5 @@ def _shown(point: Point, name: str) -> str:
     label = {"world_size": "ws", "batch_size": "batch", "global_batch_size": "global batch"}
     # A precision or a preset speaks for itself; a number does not.
     if isinstance(value, str):
-        return value
+        return wording.plain(value)
     return f"{label.get(name, wording.heading(name))} {wording.setting(name, value)}"

@@ -91,11 +91,15 @@ class RunRows:
             return
         self._is_told = True
         text = f"{what} before any point finished"
-        # All but those that were cut short.
-        if finished := sum(status is not Status.CANCELLED for status in self._ended.values()):
-            points = "point is" if finished == 1 else "points are"
+        # Points that were cut short are run again when the run goes on.
+        cut_short = (Status.CANCELLED, Status.LOST)
+        ended = [status for status in self._ended.values() if status not in cut_short]
+        if ended:
+            points = "point is" if len(ended) == 1 else "points are"
+            failed = sum(status in (Status.OOM, Status.ERROR, Status.TIMEOUT) for status in ended)
             text = (
-                f"{what}: {finished} finished {points} kept; "
+                f"{what}: {len(ended)} finished {points} kept"
+                f"{f', {failed} of them failed' if failed else ''}; "
                 f"see: raybench report {self.store.run_id} --results {self.store.root}"
             )
         if self.left:

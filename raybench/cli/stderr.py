@@ -6,6 +6,8 @@ import os
 
 from rich.console import Console
 
+from raybench.report.wording import printable
+
 
 class _Stderr(Console):
     """A reader that has left (`2>&1 | head`) does not end a sweep: the rows are what counts."""
@@ -23,4 +25,4 @@ def make_console() -> Console:
 
 def say(console: Console, text: str) -> None:
     """One line as it is: neither wrapped nor coloured, so that it can be copied."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from raybench.job import Job
     from raybench.plan import Plan
 
+_LONGEST_WAIT_S = 1_000_000.0
 _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
 # The options that a command to resume must have again.
 _REPEATED = (
@@ -37,6 +38,13 @@ _REPEATED = (
     "profile_expression",
     "wait_s",
 )
+
+
+def _checked_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float:
+    # Nothing is above or below NaN: it fails this test, and passes that of click's ranges.
+    if not 0 <= wait_s <= _LONGEST_WAIT_S:
+        raise UsageError(f"--wait {wait_s:g}: must be from 0 to {_LONGEST_WAIT_S:,.0f} seconds")
+    return wait_s
 
 
 @click.command("sweep", short_help="Run a job on a cluster and report how it scales.")
@@ -59,8 +67,9 @@ _REPEATED = (
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0),
-    default=0,
+    type=float,
+    callback=_checked_wait,
+    default=0.0,
     metavar="SECONDS",
     help="How late nodes may come, as where a cluster scales itself up; points that fit run "
     "meanwhile.",

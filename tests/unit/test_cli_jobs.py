@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 
 import raybench
 from raybench import registry
+from raybench.cli import main
 from raybench.cli import raybench as command_line
 from raybench.errors import JobError, UsageError
 from raybench.job import Job, job_schema
@@ -54,6 +55,52 @@ def test_plan_shows_what_varies_as_a_table_and_the_rest_once() -> None:
     assert "4 points; the largest needs 2 devices" in lines
     assert "at most 80 s of iterations: 4 points x 1 repeat x 20 s budget" in lines
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "{}.yaml"),
+        ("plan", "job.yaml", "--set", "{}=1"),
+        ("plan", "job.yaml", "{}"),
+        ("report", "--results", "{}"),
+        ("list", "--results", "{}"),
+        ("sweep", "job.yaml", "--tag", "{}"),
+        ("workloads", "{}"),
+        ("init", "missing/{}.yaml"),
+        ("{}",),
+    ],
+    ids=" ".join,
+)
+def test_no_mistake_brings_control_characters_of_its_names_to_the_terminal(
+    arguments: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    harm = "a\x1b]0;owned\x07\x1b[31m\r\u202eb"
+    monkeypatch.setattr("sys.argv", ["raybench", *(word.format(harm) for word in arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith("\n")
+    assert all(line.isprintable() for line in err.splitlines())
+    assert "owned" in err
+
+
+def test_plan_shows_no_control_character_of_a_value() -> None:
+    Path("own.py").write_text(
+        "class Own:\n"
+        "    items_per_step = 1\n"
+        "    def __init__(self, context, *, note: str = 'x'): ...\n"
+        "    def step(self): ...\n"
+    )
+    Path("own.yaml").write_text(
+        JOB.replace("{kind: mlp, hidden: 64}", '{kind: "own:Own", note: "a\\e[31mb"}')
+    )
+    text = run("plan", "own.yaml")
+    assert "note=a\ufffd[31mb" in text
 
 
 def test_plan_tells_the_makespan_of_each_isolation() -> None:

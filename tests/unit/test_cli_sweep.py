@@ -218,6 +218,43 @@ def test_an_end_that_takes_too_long_is_told_where_the_whole_run_is(
     )
 
 
+def test_points_that_are_run_again_are_not_kept_and_those_that_failed_are_told(
+    tmp_path: Path, job: Job
+) -> None:
+    statuses = [Status.OK, Status.OOM, Status.LOST, Status.CANCELLED]
+    store = RunStore.create(tmp_path / "results", make_run("run-a"), make_measure())
+    start = Start(
+        run=make_run("run-a"),
+        plan=make_plan(job),
+        attempts={},
+        ended={str(number): status for number, status in enumerate(statuses)},
+        is_resumed=True,
+        resume_command="",
+    )
+    console = Console(file=io.StringIO(), width=200)
+    RunRows(start, store, console).tell_kept("stopped")
+    assert isinstance(console.file, io.StringIO)
+    told = "stopped: 2 finished points are kept, 1 of them failed; see: raybench report run-a "
+    assert console.file.getvalue().startswith(told)
+
+
+@pytest.mark.parametrize("given", ["nan", "inf", "-1", "1e9"])
+def test_a_wait_that_no_clock_can_keep_is_refused(
+    tmp_path: Path,
+    job: Job,
+    given: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["raybench", "sweep", str(tmp_path / "job.yaml"), "--dry-run", "--wait", given]
+    monkeypatch.setattr("sys.argv", argv)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    told = f"--wait {float(given):g}: must be from 0 to 1,000,000 seconds\n"
+    assert capsys.readouterr() == ("", told)
+
+
 def test_a_search_without_a_maximum_leaves_no_run_on_cpu_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,11 @@ MALFORMED: list[tuple[str, str, str]] = [
         "4:23: matrix.batch_size[0]: must be an integer, given '64'",
     ),
     (
+        "another case of auto",
+        HEAD + "matrix: {batch_size: Auto}\n",
+        "4:22: matrix.batch_size[0]: must be an integer, given 'Auto'; did you mean 'auto'?",
+    ),
+    (
         "list for a mapping",
         HEAD + "matrix: [1]\n",
         "4:9: matrix: must be a mapping of keys to values, given a list",

@@ -56,6 +56,7 @@ def test_an_override_can_make_a_new_section_and_the_last_one_wins(file: Path) ->
         ("name.x=3", "name is not a mapping"),
         ("matrix.batch_size=[1", "matrix.batch_size: not YAML"),
         ("matrix.batch_size=", "matrix.batch_size: no value given"),
+        (f"a={2**64}", f"a: an integer must fit into 64 bits, given '{2**64}'"),
         ("measure.warmup={min:5}", "measure.warmup.'min:5': no value given"),
         ("matrix.batch_size=.nan", "must be finite"),
         ("matrix.batch_size=*a", "aliases"),
