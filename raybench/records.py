@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from raybench.job import Measure
 from raybench.point import Point
+
+if TYPE_CHECKING:
+    from raybench.job import Measure
 
 
 class Status(StrEnum):

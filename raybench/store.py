@@ -252,10 +252,11 @@ def _as_parquet(whole: pa.Table, table: str) -> pa.Buffer:
 def _parquet_options(table: str) -> dict[str, Any]:
     """How parts stay small. Dictionaries and statistics cost more than they save at this size.
 
-    A part of `points` is one row: compressing values of a few bytes makes them longer.
+    A part of `points` or `runs` is one row: compressing values of a few bytes makes them longer,
+    and reading them again takes twice as long.
     """
     options: dict[str, Any] = {"use_dictionary": False, "write_statistics": False}
-    if table == "points":
+    if table in ("points", "runs"):
         return options | {"compression": "none"}
     options |= {"compression": "zstd", "compression_level": 9}
     if table == "samples":

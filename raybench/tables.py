@@ -33,6 +33,7 @@ __all__ = [
     "load",
     "load_attempt",
     "pick",
+    "read_run",
     "read_runs",
     "read_table",
     "traces",
@@ -140,6 +141,12 @@ def read_runs(root: str | Path) -> list[Run]:
     return [_as_it_stands(Path(root), run) for run in found]
 
 
+def read_run(root: str | Path, run_id: str) -> Run:
+    """One run, as in `read_runs`. run_id: the whole id of a run that is there."""
+    [row] = _run_rows(Path(root), run_id)
+    return _as_it_stands(Path(root), rows.run_from_row(row))
+
+
 def _as_it_stands(root: Path, run: Run) -> Run:
     # Not every network file system tells of locks that another host holds.
     is_here = run.status is RunStatus.RUNNING and run.host == socket.gethostname()
@@ -180,18 +187,30 @@ def counted(run: Run, statuses: Mapping[str, Status]) -> Run:
     return replace(run, status=status, points_ok=ok, points_skipped=skipped, points_failed=failed)
 
 
-def _run_rows(root: Path, run_id: str | None = None) -> list[dict[str, Any]]:
+def _run_rows(
+    root: Path, run_id: str | None = None, columns: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
     import pyarrow as pa
 
-    table = read_table(root, "runs", run_id)
-    # As numbers: pyarrow imports pandas to make a datetime, and `list` shall not wait for that.
-    plain = pa.schema([f.with_type(pa.int64()) if f.name in _TIMES else f for f in table.schema])
-    content: list[dict[str, Any]] = table.cast(plain).to_pylist(maps_as_pydicts="strict")
+    table = read_table(root, "runs", run_id, columns)
+    times = [name for name in _TIMES if name in table.column_names]
+    # As numbers: pyarrow imports pandas to make a datetime, and pyarrow.compute to cast, and `list`
+    # shall not wait for either.
+    for name in times:
+        numbers = table[name].combine_chunks().view(pa.int64())
+        table = table.set_column(table.column_names.index(name), name, numbers)
+    content: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
     for row in content:
-        for name in _TIMES:
+        for name in times:
             if row[name] is not None:
                 row[name] = _EPOCH + timedelta(microseconds=row[name])
     return content
+
+
+def _run_ids(root: Path) -> list[str]:
+    """Ids of all runs, oldest first: what tells more of a run takes longer to read."""
+    found = _run_rows(root, columns=["run_id", "started_at"])
+    return [row["run_id"] for row in sorted(found, key=lambda r: (r["started_at"], r["run_id"]))]
 
 
 def find_run(root: str | Path, text: str) -> tuple[Path, str]:
@@ -203,7 +222,7 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
     path = Path(text)
     if os.sep in text and path.is_dir() and path.resolve().parent.name in TABLES:
         root, text = path.resolve().parents[1], path.resolve().name
-    ids = [run.run_id for run in read_runs(root)]
+    ids = _run_ids(Path(root))
     if not ids:
         raise ResultsError(f"{root}: no runs yet; `raybench sweep JOB` makes one")
     if text == LATEST:

@@ -5,10 +5,12 @@ each the median over iterations of the slowest rank, with a 95 % interval from r
 and blocks of iterations. The interval speaks of these two starts of the processes only. So the
 change is tested against what two starts of the same thing differ by, the noise floor of
 `raybench.analysis.start_noise`: p_value is the chance to see such a change where there is none.
-Among many points some p-values are small by chance; q_value is the p-value after Y. Benjamini and
-Y. Hochberg, "Controlling the false discovery rate", J. R. Stat. Soc. B 57(1), 1995: of the points
-called faster or slower, no more than FALSE_DISCOVERIES are so by chance on average. Where nothing
-changed at all, that is also the chance of one false verdict among all points.
+Where other runs of the same job are known, it is of the difference of their means.
+
+Among many points some p-values are small by chance; q_value puts that right
+(`raybench.analysis.false_discoveries`): of the points called faster or slower, no more than
+FALSE_DISCOVERIES are so by chance on average. Where nothing changed at all, that is also the chance
+of one false verdict among all points.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from raybench.analysis.false_discoveries import false_discovery_rates
 from raybench.analysis.ratios import slowest_rank_steps
 from raybench.analysis.resampling import Series, log_median_errors
 from raybench.analysis.scaling import latest_attempts
-from raybench.analysis.start_noise import StartNoise, documented, updated
+from raybench.analysis.start_noise import StartNoise, documented, raised, updated, widened
 from raybench.measure.stats import MIN_SAMPLES
 
 THRESHOLD = 0.015
@@ -36,7 +39,15 @@ _BATCH = ("batch_size", "global_batch_size", "grad_accumulation")
 # A pair that differs here is another experiment, not a change of the same one.
 _WORLD = {"device_type": "device", "device_name": "device", "node_count": "nodes"}
 _BASE_SEED, _NEW_SEED = 1, 2
+_RUNS = "A/A runs"
 _NS_PER_MS = 1e6
+# What `compare` needs of the table `points`.
+POINT_COLUMNS = (
+    *("run_id", "point_id", "attempt", "status", "step_ms_p50", "host_bound"),
+    *_SETTINGS,
+    *_BATCH,
+    *_WORLD,
+)
 _COLUMNS = {
     **dict.fromkeys(("base_ms", "new_ms", "ratio", "ratio_low", "ratio_high"), "float64"),
     **dict.fromkeys(("noise_floor", "p_value", "q_value"), "float64"),
@@ -49,14 +60,37 @@ Row = dict[str, Any]
 class Measured:
     """One run, as `raybench.load` gives it.
 
-    points, samples: its rows of these tables; of `samples` STEP_COLUMNS of
-    `raybench.analysis.ratios` are enough.
-    again: the same table of each other run that differs from this one in nothing but its start.
+    points, samples: its rows of these tables; of `points` POINT_COLUMNS are enough, of `samples`
+    STEP_COLUMNS of `raybench.analysis.ratios`.
+    again: the same table of each other run that differs from this one in nothing but its start; one
+    that stands on both sides tells of the noise, not of the change.
     """
 
     points: pd.DataFrame
     samples: pd.DataFrame
     again: Sequence[pd.DataFrame] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Change:
+    """A point that is tested.
+
+    row: what is said of it. size: the logarithm of the ratio of the means of all runs; spread: its
+    standard deviation over that of a pair. errors: of the pair, as resampled. runs: groups of step
+    times that differ by starts. noise: as documented, or wider by repeats, until all are tested.
+    """
+
+    row: Row
+    size: float
+    spread: float
+    errors: Series
+    runs: Sequence[Sequence[float]]
+    noise: StartNoise
+
+    @property
+    def within(self) -> float:
+        """Variance of the logarithm of one run's median, as resampled."""
+        return float(self.errors.var()) / 2
 
 
 def compare(base: Measured, new: Measured, *, threshold: float = THRESHOLD) -> pd.DataFrame:
@@ -65,23 +99,24 @@ def compare(base: Measured, new: Measured, *, threshold: float = THRESHOLD) -> p
     Columns: point_id; the settings; status_base and status_new (null where a run has no row);
     base_ms and new_ms, the step times; ratio = new / base; ratio_low and ratio_high, its 95 %
     interval; noise_floor, the relative change that 19 of 20 A/A pairs stay below, and noise_from,
-    where that was got; p_value, q_value; verdict and why.
+    where that was got; p_value and q_value, of the means of all runs; verdict and why.
 
     verdict: `slower` (or `faster`) where all three say so: the interval lies above (below) 1, the
     change is more than `threshold`, and q_value is at most FALSE_DISCOVERIES. `same` where the
-    interval lies within the threshold or the noise floor, whichever is wider. `unclear` where
-    neither holds; `why` says what is missing. Null where a run has no step time of the point.
+    interval lies within the threshold or the noise floor, whichever is wider; what repeats or the
+    scatter of points add to the floor does not count here. `unclear` where neither holds; `why`
+    says what is missing. Null where a run has no step time of the point.
     """
     rows = list(_pairs(latest_attempts(base.points), latest_attempts(new.points)))
     steps = [_step_times(measured) for measured in (base, new)]
-    again = [_step_times_again(measured) for measured in (base, new)]
-    for row in rows:
-        _measure(row, [of_run.get(row["point_id"], []) for of_run in steps], again)
-    tested = [row for row in rows if not math.isnan(row["p_value"])]
-    adjusted = _false_discovery_rates([row["p_value"] for row in tested])
-    for row, q_value in zip(tested, adjusted, strict=True):
-        row["q_value"] = q_value
-        row["verdict"], row["why"] = _verdict(row, threshold, len(tested))
+    again = _step_times_again(base.again, new.again)
+    measured = [
+        _measured(row, [of_run.get(row["point_id"], []) for of_run in steps], again) for row in rows
+    ]
+    tested = [change for change in measured if change is not None]
+    _test(tested)
+    for change in tested:
+        change.row["verdict"], change.row["why"] = _verdict(change, threshold, len(tested))
     names = ["point_id", *_SETTINGS, *_BATCH, "status_base", "status_new", *_COLUMNS]
     return pd.DataFrame(rows, columns=names).astype(_COLUMNS)
 
@@ -118,41 +153,60 @@ def _step_times(measured: Measured) -> dict[str, list[Series]]:
     return found
 
 
-def _step_times_again(measured: Measured) -> dict[str, list[float]]:
-    """point_id -> its step time in each of the other runs."""
-    if not measured.again:
+def _step_times_again(
+    base: Sequence[pd.DataFrame], new: Sequence[pd.DataFrame]
+) -> list[dict[str, list[float]]]:
+    """point_id -> its step time in other runs like base, like new, and like both."""
+    base_ids, new_ids = (_run_ids(frames) for frames in (base, new))
+    return [
+        _medians([one for one in base if not _run_ids([one]) & new_ids]),
+        _medians([one for one in new if not _run_ids([one]) & base_ids]),
+        _medians([one for one in base if _run_ids([one]) & new_ids]),
+    ]
+
+
+def _run_ids(frames: Sequence[pd.DataFrame]) -> set[str]:
+    return {str(run_id) for frame in frames for run_id in frame["run_id"]}
+
+
+def _medians(frames: Sequence[pd.DataFrame]) -> dict[str, list[float]]:
+    if not frames:
         return {}
-    latest = latest_attempts(pd.concat(measured.again))
+    latest = latest_attempts(pd.concat(frames))
     known = latest[(latest["status"] == "ok") & latest["step_ms_p50"].notna()]
     return {str(name): list(times) for name, times in known.groupby("point_id")["step_ms_p50"]}
 
 
-def _measure(
+def _measured(
     row: Row, steps: Sequence[list[Series]], again: Sequence[Mapping[str, list[float]]]
-) -> None:
-    """Fill in what is known before all points are looked at together."""
+) -> _Change | None:
+    """Fill in what is known before all points are looked at together; None: nothing to test."""
     if not all(steps):
-        return
+        return None
     base_ms, new_ms = (float(np.median(np.concatenate(repeats))) for repeats in steps)
     row |= {"base_ms": base_ms, "new_ms": new_ms, "ratio": new_ms / base_ms}
     row["verdict"] = UNCLEAR
     if other := _other_world(row["pair"]):
         row["why"] = other
-        return
+        return None
     if min(sum(map(len, repeats)) for repeats in steps) < MIN_SAMPLES:
         row["why"] = f"fewer than {MIN_SAMPLES} samples"
-        return
+        return None
     of_base = log_median_errors(steps[0], _BASE_SEED, steps[1])
     errors = log_median_errors(steps[1], _NEW_SEED, steps[0]) - of_base
     low, high = np.quantile(errors, [0.025, 0.975])
-    noise = _noise(row, steps, again, float(errors.var()) / 2)
-    row |= {
-        "ratio_low": row["ratio"] * math.exp(low),
-        "ratio_high": row["ratio"] * math.exp(high),
-        "noise_floor": noise.floor,
-        "noise_from": noise.source,
-        "p_value": _p_value(math.log(row["ratio"]), errors, noise),
-    }
+    row["ratio_low"], row["ratio_high"] = (row["ratio"] * math.exp(end) for end in (low, high))
+    like_base, like_new, like_both = (of_run.get(row["point_id"], []) for of_run in again)
+    runs = [[*like_base, base_ms], [*like_new, new_ms]]
+    means = [float(np.log(times).mean()) for times in runs]
+    return _Change(
+        row=row,
+        size=means[1] - means[0],
+        spread=math.sqrt((1 / len(runs[0]) + 1 / len(runs[1])) / 2),
+        errors=errors,
+        runs=[*runs, like_both],
+        noise=_noise(row["pair"], steps),
+    )
 
 
 def _other_world(pair: Sequence[Row]) -> str | None:
@@ -165,56 +219,64 @@ def _other_world(pair: Sequence[Row]) -> str | None:
     return None
 
 
-def _noise(
-    row: Row,
-    steps: Sequence[list[Series]],
-    again: Sequence[Mapping[str, list[float]]],
-    within: float,
-) -> StartNoise:
-    """From runs of the same job where there are any, else from repeats, else as documented.
+def _noise(pair: Sequence[Row], steps: Sequence[list[Series]]) -> StartNoise:
+    """Without other runs: as documented, or wider by repeats.
 
-    within: variance of the logarithm of one run's median, as resampled.
+    Repeats share their processes: that they agree tells nothing of other starts.
     """
-    prior = documented(row["pair"])
-    runs = [
-        [*of_run.get(row["point_id"], []), row[name]]
-        for of_run, name in zip(again, ("base_ms", "new_ms"), strict=True)
-    ]
-    found = updated(prior, runs, within, "A/A runs")
-    if found is not prior:
-        return found
+    prior = documented(pair)
     repeats = [[float(np.median(samples)) for samples in of_run] for of_run in steps]
-    return updated(prior, repeats, 0.0, "repeats")
+    return max(prior, updated(prior, repeats, 0.0, "repeats"), key=lambda noise: noise.floor)
 
 
-def _p_value(change: float, errors: Series, noise: StartNoise) -> float:
-    """P(|error + noise of two starts| >= |change|): errors as resampled, the noise as Student's t.
+def _test(changes: Sequence[_Change]) -> None:
+    """Fill in what is known from all points together."""
+    again = [change for change in changes if any(len(group) > 1 for group in change.runs)]
+    priors = raised(
+        [documented(change.row["pair"]) for change in again],
+        [change.runs for change in again],
+        [change.within for change in again],
+    )
+    for change, prior in zip(again, priors, strict=True):
+        change.noise = updated(prior, change.runs, change.within, _RUNS)
+    once = [change for change in changes if change.noise.source != _RUNS]
+    wide = widened(
+        [change.noise for change in once],
+        [change.size for change in once],
+        [float(change.errors.std()) for change in once],
+    )
+    for change, noise in zip(once, wide, strict=True):
+        change.noise = noise
+    p_values = [_p_value(change) for change in changes]
+    for change, p, q in zip(
+        changes, p_values, false_discovery_rates(p_values, FALSE_DISCOVERIES), strict=True
+    ):
+        change.row |= {"p_value": p, "q_value": q}
+        change.row |= {"noise_floor": change.noise.floor, "noise_from": change.noise.source}
 
-    change: the logarithm of the ratio. The mean over the resampled errors of the exact tails.
+
+def _p_value(change: _Change) -> float:
+    """P(|error + noise of starts| >= |size|): errors as resampled, the noise as Student's t.
+
+    The mean over the resampled errors of the exact tails.
     """
     from scipy.special import stdtr
 
-    scale = noise.sd_of_change
-    above = stdtr(noise.degrees, (errors - abs(change)) / scale)
-    below = stdtr(noise.degrees, (-errors - abs(change)) / scale)
+    size, scale = abs(change.size) / change.spread, change.noise.sd_of_change
+    above = stdtr(change.noise.degrees, (change.errors - size) / scale)
+    below = stdtr(change.noise.degrees, (-change.errors - size) / scale)
     return min(1.0, float((above + below).mean()))
 
 
-def _false_discovery_rates(p_values: Sequence[float]) -> list[float]:
-    if not p_values:
-        return []
-    from scipy.stats import false_discovery_control
-
-    return [float(value) for value in false_discovery_control(p_values, method="bh")]
-
-
-def _verdict(row: Row, threshold: float, count: int) -> tuple[str, str | None]:
-    """The verdict of a tested row, and what an unclear one lacks."""
+def _verdict(tested: _Change, threshold: float, count: int) -> tuple[str, str | None]:
+    """The verdict, and what an unclear one lacks."""
+    row = tested.row
     change, low, high = (row[name] - 1 for name in ("ratio", "ratio_low", "ratio_high"))
-    tolerated = max(threshold, row["noise_floor"])
-    is_apart = low > 0 or high < 0
+    is_apart = (low > 0 or high < 0) and change * tested.size > 0
     if is_apart and abs(change) > threshold and row["q_value"] <= FALSE_DISCOVERIES:
         return (SLOWER if change > 0 else FASTER), None
+    known = tested.noise if tested.noise.source == _RUNS else documented(row["pair"])
+    tolerated = max(threshold, known.floor)
     if -tolerated <= low and high <= tolerated:
         return SAME, None
     if abs(change) <= threshold or not is_apart:

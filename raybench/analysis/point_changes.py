@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from raybench.analysis.scaling import latest_attempts
@@ -25,6 +25,13 @@ _LEAST_SHARE = 0.25
 # Clocks move by a few steps of 15 MHz from run to run.
 _LEAST_CLOCK = 0.02
 _BUSY_PCT = 50
+# What this module needs of the tables `points` and `telemetry`.
+POINT_COLUMNS = (
+    *("run_id", "point_id", "attempt", "status", "started_at", "duration_s", "step_ms_p50"),
+    *_PARTS,
+    *_STATES,
+)
+CLOCK_COLUMNS = ("time", "gpu_utilization_pct", "sm_clock_mhz")
 
 Row = Mapping[str, Any]
 
@@ -75,18 +82,22 @@ def all_point_changes(base: pd.DataFrame, new: pd.DataFrame) -> dict[str, tuple[
 def with_clocks(points: pd.DataFrame, telemetry: pd.DataFrame) -> pd.DataFrame:
     """The latest attempts with clock_mhz: the median SM clock of busy devices meanwhile.
 
-    points, telemetry: rows of these tables of one run. NaN where no sample was taken in time.
+    points, telemetry: rows of these tables of one run; of `telemetry` CLOCK_COLUMNS are enough.
+    NaN where no sample was taken in time.
     """
     latest = latest_attempts(points)
-    busy = telemetry[telemetry["gpu_utilization_pct"] >= _BUSY_PCT]
-    clocks = [
-        busy.loc[
-            (busy["time"] >= start) & (busy["time"] <= start + timedelta(seconds=seconds)),
-            "sm_clock_mhz",
-        ].median()
-        for start, seconds in zip(latest["started_at"], latest["duration_s"], strict=True)
+    is_busy = telemetry["gpu_utilization_pct"] >= _BUSY_PCT
+    busy = telemetry[is_busy & telemetry["sm_clock_mhz"].notna()].sort_values("time")
+    clocks = busy["sm_clock_mhz"].to_numpy(np.float64)
+    until = latest["started_at"] + pd.to_timedelta(latest["duration_s"], unit="s")
+    until = until.dt.as_unit(busy["time"].dt.unit)
+    firsts = busy["time"].searchsorted(latest["started_at"], side="left")
+    lasts = busy["time"].searchsorted(until, side="right")
+    medians = [
+        float(np.median(clocks[first:last])) if first < last else np.nan
+        for first, last in zip(firsts, lasts, strict=True)
     ]
-    return latest.assign(clock_mhz=clocks)
+    return latest.assign(clock_mhz=medians)
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

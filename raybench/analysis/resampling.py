@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from raybench.measure.stats import RESAMPLES, block_length, cautious_phi, widening
+from raybench.measure.stats import RESAMPLES, block_length, cautious_phi, in_order, widening
 
 Series = NDArray[np.float64]
 
@@ -37,12 +37,16 @@ def log_median_errors(repeats: Sequence[Series], seed: int, alike: Sequence[Seri
 
 
 def _resampled_medians(repeats: Sequence[Series], block: int, seed: int) -> Series:
+    """Medians of RESAMPLES draws. Places among the samples are drawn, as `measure.stats` does."""
     rng = np.random.default_rng(seed)
-    views = [np.lib.stride_tricks.sliding_window_view(samples, block) for samples in repeats]
+    ordered, places = in_order(np.concatenate(repeats))
+    series = np.split(places, np.cumsum([len(samples) for samples in repeats])[:-1])
+    views = [np.lib.stride_tricks.sliding_window_view(samples, block) for samples in series]
     blocks, sizes = np.concatenate(views), np.array([len(view) for view in views])
     firsts = np.cumsum(sizes) - sizes
     count = len(repeats)
     size = sum(len(samples) for samples in repeats) // count
+    lower, upper = (size * count - 1) // 2, size * count // 2
     at_once = max(1, _CHUNK_VALUES // (size * count))
     medians = []
     for first in range(0, RESAMPLES, at_once):
@@ -50,6 +54,7 @@ def _resampled_medians(repeats: Sequence[Series], block: int, seed: int) -> Seri
         drawn = rng.integers(0, count, size=(rows, count, 1))
         within = rng.random((rows, count, -(-size // block)))
         starts = firsts[drawn] + (within * sizes[drawn]).astype(np.int64)
-        resampled = blocks[starts].reshape(rows, count, -1)[:, :, :size]
-        medians.append(np.median(resampled.reshape(rows, -1), axis=1))
+        resampled = blocks.take(starts, axis=0).reshape(rows, count, -1)[:, :, :size]
+        found = np.sort(resampled.reshape(rows, -1), axis=1)
+        medians.append((ordered[found[:, lower]] + ordered[found[:, upper]]) / 2)
     return np.concatenate(medians)

@@ -2,17 +2,19 @@
 
 An interval from the samples of a run speaks of one start of its processes. What another start would
 have changed (which clocks and links it met, how memory was laid out) is seen only where the same
-job was run again, so it is estimated from such runs, or from the repeats in a run. Few of them
-tell little: their variance is drawn towards a documented one that counts as PRIOR_DEGREES degrees
-of freedom (G. K. Smyth, "Linear models and empirical Bayes methods for assessing differential
-expression in microarray experiments", Stat. Appl. Genet. Mol. Biol. 3(1), 2004).
+job was run again, so it is estimated from such runs. Few of them tell little: their variance is
+drawn towards a documented one that counts as PRIOR_DEGREES degrees of freedom (G. K. Smyth,
+"Linear models and empirical Bayes methods for assessing differential expression in microarray
+experiments", Stat. Appl. Genet. Mol. Biol. 3(1), 2004). Without such runs the repeats in a run, and
+the scatter of the points of the two runs, may show that this machine is noisier than documented,
+never that it is quieter.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,15 +27,20 @@ from raybench.measure.stats import student_t
 # the median and by up to 2.7 %.
 TYPICAL = 0.01
 LOOSE = 0.03
-# Tails as heavy as those of the A/A pair.
-PRIOR_DEGREES = 5.0
+# One pair of runs on one machine tells little of the tails, and nothing of other machines. With 5,
+# a fifth of the comparisons of 36 points with heavy-tailed starts had a false verdict.
+PRIOR_DEGREES = 3.0
+# One point alone does not show how wide the noise of all is.
+_MIN_POINTS = 2
+# The median of |z|, normal: half of all changes are larger than that many standard deviations.
+_MEDIAN = 0.674
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartNoise:
     """sd: of the logarithm of one run's step time. degrees: of freedom of that estimate.
 
-    source: where it was got: "A/A runs", "repeats" or "documented".
+    source: where it was got: "A/A runs", "repeats", "points" (their scatter) or "documented".
     """
 
     sd: float
@@ -67,12 +74,60 @@ def updated(
     groups: step times in any unit; within a group they differ by starts, and by how unsure each
     is. within: variance of the latter, of the logarithm of one step time; it is no noise of starts.
     """
-    told = [np.log(group) for group in groups if len(group) > 1]
-    degrees = sum(len(group) - 1 for group in told)
+    variance, degrees = _seen(groups, within)
     if not degrees:
         return prior
-    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in told)
-    squares = max(0.0, squares - degrees * within)
     whole = prior.degrees + degrees
-    variance = (prior.degrees * prior.sd**2 + squares) / whole
+    variance = (prior.degrees * prior.sd**2 + degrees * variance) / whole
     return StartNoise(sd=math.sqrt(variance), degrees=whole, source=source)
+
+
+def _seen(groups: Sequence[Sequence[float]], within: float) -> tuple[float, int]:
+    """The variance of the noise of starts, and its degrees of freedom."""
+    told = [np.log(group) for group in groups if len(group) > 1]
+    degrees = sum(len(group) - 1 for group in told)
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in told)
+    return (max(0.0, squares / degrees - within), degrees) if degrees else (0.0, 0)
+
+
+def raised(
+    priors: Sequence[StartNoise],
+    groups: Sequence[Sequence[Sequence[float]]],
+    withins: Sequence[float],
+) -> list[StartNoise]:
+    """The priors of all points, wider where what was seen of most of them is.
+
+    groups, withins: for each point as in `updated`. A few runs of a point may be alike by chance,
+    and then a prior that is too narrow for this machine would be believed.
+    """
+    from scipy.special import gammaincinv
+
+    factors = []
+    for prior, of_point, within in zip(priors, groups, withins, strict=True):
+        variance, degrees = _seen(of_point, within)
+        if degrees:
+            median = 2 * gammaincinv(degrees / 2, 0.5) / degrees
+            factors.append(math.sqrt(variance / median) / prior.sd)
+    factor = float(np.median(factors)) if len(factors) >= _MIN_POINTS else 1.0
+    return [replace(prior, sd=max(1.0, factor) * prior.sd) for prior in priors]
+
+
+def widened(
+    noises: Sequence[StartNoise], changes: Sequence[float], errors: Sequence[float]
+) -> list[StartNoise]:
+    """The noise of each point where the points of one pair of runs scatter more than it says.
+
+    changes: logarithms of the ratios of the two runs. errors: the standard deviation of each by
+    its samples alone. What is real mostly moves points one way, and then those that moved the
+    other way still show the noise. So each way tells a factor, and the smaller one counts.
+    """
+    moved = np.asarray(changes)
+    beyond = (moved / _MEDIAN) ** 2 - np.asarray(errors) ** 2
+    factors = np.sqrt(np.maximum(0, beyond)) / [noise.sd_of_change for noise in noises]
+    ways = [factors[moved > 0], factors[moved < 0]]
+    if min(map(len, ways)) < _MIN_POINTS:
+        return list(noises)
+    factor = float(min(map(np.median, ways)))
+    if factor <= 1:
+        return list(noises)
+    return [replace(noise, sd=factor * noise.sd, source="points") for noise in noises]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from raybench.cli.output import color, width, write_result
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from raybench.analysis.compare import Measured
     from raybench.report.comparison import Comparison
     from raybench.run import Run
@@ -63,7 +66,8 @@ def compare_command(
     """What changed from the run BASE to the run NEW, and whether that is more than chance.
 
     BASE and NEW are as RUN of `raybench report`, or a tag as in driver=580: the newest run that
-    has it. Other runs of the same job in the same environment tell how much starts differ.
+    has it. Other runs of the same job in the same environment (and with that tag) tell how much
+    starts differ, and are compared too.
     """
     comparison = load_comparison(results, base, new, threshold)
     write_result(_format(comparison, kind))
@@ -88,7 +92,10 @@ def load_comparison(results: Path, base: str, new: str, threshold: float) -> Com
     if len({(root.resolve(), run_id) for root, run_id in places}) == 1:
         raise ResultsError(f"{base} and {new} are the same run: {places[0][1]}")
     taken = {run_id for _, run_id in places}
-    read = [_Side(root, run_id, taken) for root, run_id in places]
+    read = [
+        _Side(root, run_id, taken, _tag(text))
+        for text, (root, run_id) in zip((base, new), places, strict=True)
+    ]
     sides = [side.measured() for side in read]
     return Comparison(
         base=read[0].run,
@@ -105,11 +112,11 @@ def find_tagged(results: Path, text: str) -> tuple[Path, str]:
     """The results folder and run_id of a run, or of the newest run with a tag NAME=VALUE."""
     from raybench import tables
 
-    name, equals, value = text.partition("=")
-    if not equals or Path(text).exists():
+    tag = _tag(text)
+    if tag is None:
         return tables.find_run(results, text)
     runs = tables.read_runs(results)
-    tagged = [run.run_id for run in runs if run.tags.get(name) == value]
+    tagged = [run.run_id for run in runs if tag in run.tags.items()]
     if not tagged:
         known = sorted({f"{k}={v}" for run in runs for k, v in run.tags.items()})
         there = f"there are: {', '.join(known[:5])}" if known else "no run has tags"
@@ -117,10 +124,21 @@ def find_tagged(results: Path, text: str) -> tuple[Path, str]:
     return results, tagged[-1]
 
 
-class _Side:
-    """One of the two runs, read. again: the runs that differ from it in nothing but their start."""
+def _tag(text: str) -> tuple[str, str] | None:
+    name, equals, value = text.partition("=")
+    return (name, value) if equals and not Path(text).exists() else None
 
-    def __init__(self, root: Path, run_id: str, taken: set[str]) -> None:
+
+class _Side:
+    """One of the two runs, read. again: the runs that differ from it in nothing but their start.
+
+    tag: by which it was chosen, if any. It may stand for what the tables do not tell, so the others
+    must have it too.
+    """
+
+    def __init__(
+        self, root: Path, run_id: str, taken: set[str], tag: tuple[str, str] | None
+    ) -> None:
         from raybench import tables
         from raybench.analysis.environment_changes import facts
 
@@ -130,7 +148,9 @@ class _Side:
         alike = [
             run
             for run in runs.values()
-            if run.run_id not in taken and run.job_sha256 == self.run.job_sha256
+            if run.run_id not in taken
+            and run.job_sha256 == self.run.job_sha256
+            and (tag is None or tag in run.tags.items())
         ]
         self.again = [run for run in alike if self._is_alike(run)]
 
@@ -141,19 +161,24 @@ class _Side:
         return facts(run, tables.load(self.root, "devices", run.run_id)) == self.facts
 
     def measured(self) -> Measured:
-        from raybench import tables
-        from raybench.analysis.compare import Measured
-        from raybench.analysis.point_changes import with_clocks
+        from raybench.analysis import compare, point_changes
         from raybench.analysis.ratios import STEP_COLUMNS
 
-        run_id = self.run.run_id
-        samples = tables.read_table(self.root, "samples", run_id, STEP_COLUMNS)
-        telemetry = tables.load(self.root, "telemetry", run_id)
-        return Measured(
-            points=with_clocks(tables.load(self.root, "points", run_id), telemetry),
-            samples=samples.to_pandas(),
-            again=[tables.load(self.root, "points", run.run_id) for run in self.again],
+        columns = dict.fromkeys((*compare.POINT_COLUMNS, *point_changes.POINT_COLUMNS))
+        points = self._read("points", self.run, tuple(columns))
+        telemetry = self._read("telemetry", self.run, point_changes.CLOCK_COLUMNS)
+        return compare.Measured(
+            points=point_changes.with_clocks(points, telemetry),
+            samples=self._read("samples", self.run, STEP_COLUMNS),
+            again=[self._read("points", run, compare.POINT_COLUMNS) for run in self.again],
         )
+
+    def _read(self, table: str, run: Run, columns: Sequence[str]) -> pd.DataFrame:
+        from raybench import tables
+
+        read = tables.read_table(self.root, table, run.run_id, columns)
+        frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict")
+        return frame
 
 
 def _format(comparison: Comparison, kind: str) -> str:

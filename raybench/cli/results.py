@@ -81,7 +81,7 @@ def load_summary(results: Path, run: str) -> Summary:
     from raybench.report.summary import summarize
 
     root, run_id = tables.find_run(results, run)
-    found = next(known for known in tables.read_runs(root) if known.run_id == run_id)
+    found = tables.read_run(root, run_id)
     devices, points = (tables.load(root, table, run_id) for table in ("devices", "points"))
     return summarize(found, devices, points)
 

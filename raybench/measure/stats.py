@@ -190,7 +190,7 @@ def _resampled_medians(repeats: Sequence[NDArray[np.float64]], block: int) -> ND
     import numpy as np
 
     rng = np.random.default_rng(_SEED)
-    ordered, places = _ordered(np.concatenate(repeats))
+    ordered, places = in_order(np.concatenate(repeats))
     series = np.split(places, np.cumsum([len(samples) for samples in repeats])[:-1])
     blocks = np.concatenate([np.lib.stride_tricks.sliding_window_view(s, block) for s in series])
     count = len(ordered)
@@ -206,7 +206,7 @@ def _resampled_medians(repeats: Sequence[NDArray[np.float64]], block: int) -> ND
     return np.concatenate(medians)
 
 
-def _ordered(
+def in_order(
     values: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.unsignedinteger]]:
     """The values from the smallest on, and the place of each among them."""

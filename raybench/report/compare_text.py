@@ -24,6 +24,7 @@ def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool =
         pairs([("base", _run(comparison.base)), ("new", _run(comparison.new))]),
         line(""),
         line(said.headline(comparison), "bold"),
+        *(line(text, "yellow") for text in _advice(comparison)),
         *(line(_loud(why), "bold red") for why in comparison.obstacles),
     ]
     parts += _pairs("What changed around the points", said.environment(comparison), _SAME_AROUND)
@@ -35,6 +36,10 @@ def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool =
     for paragraph in said.explanation(comparison):
         parts += [line(""), line(paragraph, "dim")]
     return rendered(parts, width, color)
+
+
+def _advice(comparison: Comparison) -> list[str]:
+    return [text] if (text := said.advice(comparison)) else []
 
 
 _SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variables, commit"
@@ -67,28 +72,27 @@ def _table(comparison: Comparison) -> RenderableType:
         Column(
             name,
             folds_to=SETTING_CHARS if place < settings else None,
-            side="right" if place < len(names) - 1 else "left",
+            side="right" if settings <= place < len(names) - 1 else "left",
         )
         for place, name in enumerate(names)
     ]
-    table = grid(columns, cells)
-    for row, verdict in zip(table.rows, (cell[-1] for cell in cells), strict=True):
-        row.style = _STYLES.get(verdict, "")
-    return table
+    return grid(columns, cells, [_STYLES.get(cell[-1], "") for cell in cells])
 
 
 def format_markdown(comparison: Comparison) -> str:
     """The comparison, to be read in a pull request."""
-    names, _, cells = said.table(comparison)
+    names, settings, cells = said.table(comparison)
     blocks = [
         f"## {escape(comparison.new.job_name)}: {code(comparison.new.run_id)} against "
         f"{code(comparison.base.run_id)}",
         f"**{escape(said.headline(comparison))}**",
+        *map(escape, _advice(comparison)),
         *(f"> **{escape(_loud(why))}**" for why in comparison.obstacles),
         *_listed("What changed around the points", said.environment(comparison), _SAME_AROUND),
     ]
     if cells:
-        aligned = ["---:"] * (len(names) - 1) + [":---"]
+        numbers = len(names) - 1 - settings
+        aligned = [*[":---"] * settings, *["---:"] * numbers, ":---"]
         rows = [[escape(cell) for cell in row] for row in [names, *cells]]
         lines = [rows[0], aligned, *rows[1:]]
         blocks.append("\n".join("| " + " | ".join(row) + " |" for row in lines))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ _MOST_CHARS = 60
 _MOST_ROWS = 60
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: it keeps its rows
 class Comparison:
     """Two runs, compared.
 
@@ -45,13 +46,13 @@ class Comparison:
     beside: Mapping[str, Sequence[PointChange]]
     again: tuple[int, int]
 
-    @property
+    @cached_property
     def rows(self) -> list[Row]:
         """One for each point: what got worse first, and what changed most of it first."""
         rows = [{str(k): v for k, v in row.items()} for row in self.frame.to_dict("records")]
         return sorted(rows, key=_urgency)
 
-    @property
+    @cached_property
     def compared(self) -> list[Row]:
         """The points that have a step time in both runs."""
         return [row for row in self.rows if wording.known(row["verdict"])]
@@ -113,6 +114,22 @@ def headline(comparison: Comparison) -> str:
     return f"Of {len(rows)} {noun}: {', '.join(told)}{broken}{median}."
 
 
+def advice(comparison: Comparison) -> str:
+    """What to do about changes that may be chance; empty where there are none."""
+    doubtful = sum(
+        abs(row["ratio"] - 1) > comparison.threshold
+        for row in comparison.compared
+        if row["verdict"] == UNCLEAR and wording.known(row["p_value"])
+    )
+    if not doubtful:
+        return ""
+    what = "1 point" if doubtful == 1 else f"{doubtful} points"
+    return (
+        f"{what} changed by more than {_threshold(comparison)}, and that may be chance. To make "
+        "sure, run the job twice more as base and twice more as new, and compare again."
+    )
+
+
 def _span(rows: Sequence[Row]) -> str:
     """By how much points are slower or faster."""
     if not rows or rows[0]["verdict"] not in (SLOWER, FASTER):
@@ -160,7 +177,7 @@ def table(comparison: Comparison) -> tuple[list[str], int, list[list[str]]]:
 def _change(row: Row) -> str:
     """The change and half its interval."""
     low, high = row["ratio_low"], row["ratio_high"]
-    half = f" ±{(high - low) / 2:.{1 if high - low >= 0.02 else 2}%}" if wording.known(low) else ""
+    half = f" {wording.half_width((high - low) / 2)}" if wording.known(low) else ""
     return percent(row["ratio"] - 1) + half
 
 
@@ -248,8 +265,7 @@ def _source(comparison: Comparison, name: str) -> str:
             f"({base} beside base, {new} beside new), drawn towards the documented one"
         )
     if name == "repeats":
-        return "from the repeats in the runs, which know little of what another start changes"
-    return (
-        "the documented one: there are no other runs of the same job in the same environment, and "
-        "no repeats. Run the job again, as base and as new, to have it measured"
-    )
+        return "from the repeats in the runs, which differ by more than is documented for starts"
+    if name == "points":
+        return "wider than the documented one: the points of these two runs scatter by more"
+    return "the documented one: there are no other runs of the same job in the same environment"

@@ -5,10 +5,12 @@ character of it controls the terminal.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -39,8 +41,13 @@ def whole(text: str) -> Text:
     return Text(printable(text), no_wrap=True)
 
 
-def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
-    """A table whose figures are never cut: its `min_width` is what it must have."""
+def grid(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()
+) -> Table:
+    """A table whose figures are never cut: its `min_width` is what it must have.
+
+    styles: of each row; none where they are all plain.
+    """
     longest = [max(map(len, cells)) for cells in zip([c.name for c in columns], *rows, strict=True)]
     least = [
         min(size, column.folds_to or size) for column, size in zip(columns, longest, strict=True)
@@ -60,9 +67,27 @@ def grid(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
             no_wrap=column.folds_to is None,
             min_width=size,
         )
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+    lines = [[printable(cell) for cell in row] for row in rows]
+    for style, block in _in_blocks(lines, styles or [""] * len(lines), least):
+        table.add_row(*(Text("\n".join(cells)) for cells in zip(*block, strict=True)), style=style)
     return table
+
+
+def _in_blocks(
+    lines: Sequence[list[str]], styles: Sequence[str], least: Sequence[int]
+) -> Iterator[tuple[str, list[list[str]]]]:
+    """(style, lines): those that follow each other in one style and are never folded, together.
+
+    As one row of the table they look the same, and are drawn several times as fast.
+    """
+
+    def kind(styled: tuple[str, list[str]]) -> tuple[str, bool]:
+        fits = (cell_len(cell) <= size for cell, size in zip(styled[1], least, strict=True))
+        return styled[0], all(fits)
+
+    for (style, is_whole), found in groupby(zip(styles, lines, strict=True), kind):
+        block = [line for _, line in found]
+        yield from [(style, block)] if is_whole else [(style, [line]) for line in block]
 
 
 def pairs(lines: Iterable[tuple[str, str]], side: Literal["left", "right"] = "left") -> Table:

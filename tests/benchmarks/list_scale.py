@@ -23,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from builders import START, make_measure, make_record, make_run
+from machine import machine
 
 from raybench.run import RunStatus
 from raybench.store import RunStore
@@ -40,7 +41,8 @@ def main() -> None:
     for name in sizes[0]:
         print(f"{name:24}" + "".join(f"{size[name]:>10.4g}" for size in sizes))
     if chosen.output:
-        chosen.output.write_text(json.dumps({"cpus": os.cpu_count(), "sizes": sizes}) + "\n")
+        content = {"machine": machine(), "sizes": sizes}
+        chosen.output.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def measured(runs: int, times: int) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
     python tests/benchmarks/page_scale.py [--points 10 100 1000] [--format html md] [-o FILE.json]
 
+Two cores of a larger machine: `taskset -c 2,3 python ...`.
+
 The measurements are made up: 10,000 samples for each point, on 1 to 8 ranks, four precisions,
 eight batch sizes, eight widths, an hour of telemetry of eight devices, and every twentieth point
 out of memory. The rows, their statistics and their files are as in a real run.
@@ -12,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import tempfile
 from dataclasses import replace
 from datetime import timedelta
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from machine import machine
 from store_scale import RUN_ID, START, Cost, process, record, run
 
 from raybench.arrow_schemas import schema
@@ -36,7 +38,7 @@ WORLD_SIZES = (1, 2, 4, 8)
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--points", type=int, nargs="+", default=[10, 100, 1000])
-    options.add_argument("--format", nargs="+", default=["html", "terminal"])
+    options.add_argument("--format", nargs="+", default=["html", "terminal", "md"])
     options.add_argument("--keep", type=Path, help="write the last page here")
     options.add_argument("-o", "--output", type=Path)
     chosen = options.parse_args()
@@ -44,12 +46,12 @@ def main() -> None:
     for name in results[0]:
         print(f"{name:24}" + "".join(f"{result[name]:>12.4g}" for result in results))
     if chosen.output:
-        content = {"cpus": os.cpu_count(), "samples_per_point": SAMPLES, "sizes": results}
-        chosen.output.write_text(json.dumps(content) + "\n")
+        content = {"machine": machine(), "samples_per_point": SAMPLES, "sizes": results}
+        chosen.output.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def measured(points: int, formats: list[str], keep: Path | None) -> dict[str, float]:
-    """Seconds and memory of the whole process for each format, and the size of the page."""
+    """Seconds and memory of the whole process for each format, and the size of what it wrote."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), points)
         page = keep or Path(folder) / "page"

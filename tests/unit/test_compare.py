@@ -29,7 +29,7 @@ from raybench.analysis.compare import Measured, compare
 from raybench.analysis.environment_changes import changes, facts
 from raybench.analysis.history import find_steps, history
 from raybench.analysis.point_changes import point_changes
-from raybench.analysis.start_noise import LOOSE, TYPICAL, documented, updated
+from raybench.analysis.start_noise import LOOSE, TYPICAL, documented, raised, updated, widened
 from raybench.records import Device, Record
 from raybench.store import RunStore
 
@@ -151,6 +151,33 @@ def test_one_small_change_among_many_points_may_be_chance(tmp_path: Path) -> Non
     assert compare(*one)["verdict"].iloc[0] == "slower"
 
 
+def test_more_runs_of_either_side_find_one_small_change_among_many_points(tmp_path: Path) -> None:
+    def records(seed: int, factor: float) -> list[Record]:
+        made = [record(1, factor if not n else 1.0, seed=seed + n) for n in range(20)]
+        return [
+            make_record(make_point(batch_size=2**n), measurements=one.measurements)
+            for n, one in enumerate(made)
+        ]
+
+    for number in range(3):
+        write(tmp_path, f"a{number}", records(100 * number, 1.0))
+        write(tmp_path, f"b{number}", records(50 + 100 * number, 1.03))
+    alone = compare(measured(tmp_path, "a0"), measured(tmp_path, "b0"))
+    assert alone["verdict"].value_counts().to_dict() == {"same": 19, "unclear": 1}
+    more = [measured(tmp_path, f"{side}0", [f"{side}1", f"{side}2"]) for side in "ab"]
+    found = compare(*more)
+    assert set(found["noise_from"]) == {"A/A runs"}
+    assert list(found["verdict"]) == ["slower"] + ["same"] * 19
+
+
+def test_a_run_that_is_like_both_tells_of_the_noise_and_not_of_the_change(results: Path) -> None:
+    sides = [measured(results, name, ["twin"]) for name in ("base", "new")]
+    shared = compare(*sides).set_index("world_size").loc[2]
+    alone = compare(measured(results, "base"), measured(results, "new")).set_index("world_size")
+    assert shared["noise_from"] == "documented"
+    assert shared["p_value"] == alone.loc[2, "p_value"]
+
+
 def test_noisy_runs_of_the_same_job_raise_the_floor(results: Path) -> None:
     for number, factor in enumerate((0.96, 1.05, 1.0)):
         write(results, f"noisy{number}", [record(r, factor, seed=number) for r in RANKS])
@@ -171,6 +198,16 @@ def test_repeats_tell_of_noise_where_no_other_run_does(tmp_path: Path) -> None:
     assert row["noise_from"] == "repeats"
     assert row["ratio_low"] < 1 < row["ratio_high"]
     assert row["verdict"] == "unclear"
+
+
+def test_repeats_that_agree_tell_nothing_of_other_starts(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    for run_id in ("a", "b"):
+        repeats = [8e6 * (1 + 1e-3 * rng.standard_normal(30)) for _ in range(5)]
+        write(tmp_path, run_id, [record(1, measurements=(make_measurement(0, repeats),))])
+    row = compare(measured(tmp_path, "a"), measured(tmp_path, "b")).iloc[0]
+    assert row["noise_from"] == "documented"
+    assert row["noise_floor"] == pytest.approx(TYPICAL)
 
 
 def test_points_of_one_run_alone_and_failed_ones_have_no_verdict(tmp_path: Path) -> None:
@@ -213,6 +250,48 @@ def test_what_was_seen_of_the_noise_outweighs_what_is_documented() -> None:
     assert 0.1 < loud.floor < 0.2
     unsure = updated(prior, [[8.0, 8.8] * 20], 0.05**2, "A/A runs")
     assert unsure.floor < loud.floor / 2
+
+
+def test_runs_that_differ_at_most_points_are_believed_at_all() -> None:
+    prior = documented([{"precision": "bf16", "host_bound": False}])
+    loud, alike = [[8.0, 8.6, 8.2]], [[8.0, 8.0, 8.0]]
+    wide = raised([prior] * 3, [loud, loud, alike], [0.0] * 3)
+    assert wide[2].floor > 3 * TYPICAL
+    assert wide[2].degrees == prior.degrees
+    assert raised([prior] * 3, [loud, alike, alike], [0.0] * 3) == [prior] * 3
+    assert raised([prior], [loud], [0.0]) == [prior]
+    assert raised([prior] * 2, [[[8.0]], [[8.0]]], [0.0] * 2) == [prior] * 2
+
+
+def test_points_that_scatter_widen_the_noise_and_a_change_of_many_does_not() -> None:
+    noises = [documented([{"precision": "bf16", "host_bound": False}])] * 40
+    rng = np.random.default_rng(8)
+    loud = 0.03 * np.abs(rng.standard_normal(40)) * np.where(np.arange(40) % 2, -1, 1)
+    unsure = [0.001] * 40
+    wide = widened(noises, list(loud), unsure)
+    assert {noise.source for noise in wide} == {"points"}
+    assert 0.04 < wide[0].floor < 0.15
+    quiet = 0.001 * rng.standard_normal(40)
+    half = quiet + np.where(np.arange(40) < 20, 0.05, 0.0)
+    for moved in (quiet, quiet + 0.05, half, loud[:3]):
+        count = len(moved)
+        assert widened(noises[:count], list(moved), unsure[:count]) == noises[:count]
+    assert widened([], [], []) == []
+
+
+def test_two_runs_on_a_noisy_machine_are_unclear(tmp_path: Path) -> None:
+    rng = np.random.default_rng(9)
+    points = [make_point(batch_size=2**place) for place in range(30)]
+    for run_id in ("a", "b"):
+        levels = 1 + 0.03 * rng.standard_normal(30)
+        made = [record(1, level, seed=place) for place, level in enumerate(levels)]
+        pairs = zip(points, made, strict=True)
+        write(tmp_path, run_id, [make_record(p, measurements=one.measurements) for p, one in pairs])
+    frame = compare(measured(tmp_path, "a"), measured(tmp_path, "b"))
+    assert set(frame["noise_from"]) == {"points"}
+    assert set(frame["verdict"]) == {"same", "unclear"}
+    changes = frame.loc[frame["verdict"] == "same", "ratio"] - 1
+    assert changes.abs().max() < 0.015
 
 
 def test_environments_are_told_apart_by_what_differs(results: Path) -> None:
@@ -284,6 +363,28 @@ def test_compare_says_what_is_slower_and_what_changed(raybench) -> None:  # type
     assert "driver  580.1 -> 590.2" in out
     assert "1 beside base, 0 beside new" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_changes_that_may_be_chance_are_to_be_measured_again(results: Path, raybench) -> None:  # type: ignore[no-untyped-def]
+    assert "may be chance" not in raybench("compare", "base", "new")[1]
+    many = [make_point(batch_size=2**place) for place in range(20)]
+    for run_id, factor in (("a", 1.0), ("b", 1.03)):
+        rows = [record(1, factor if not n else 1.0, seed=n) for n in range(20)]
+        pairs = zip(many, rows, strict=True)
+        write(results, run_id, [make_record(p, measurements=one.measurements) for p, one in pairs])
+    told = "1 point changed by more than 1.5%, and that may be chance. To make sure, run the job"
+    assert told in " ".join(raybench("compare", "a", "b")[1].split())
+    assert told in raybench("compare", "a", "b", "--format", "md")[1]
+
+
+def test_runs_chosen_by_a_tag_are_joined_by_those_that_have_it(results: Path, raybench) -> None:  # type: ignore[no-untyped-def]
+    for number, kind in enumerate(("on", "off", "on", "off", "off")):
+        records = [record(1, 1.03 if kind == "on" else 1.0, seed=number)]
+        write(results, f"{kind}{number}", records, tags={"fans": kind})
+    told = json.loads(raybench("compare", "fans=off", "fans=on", "--format", "json")[1])
+    assert told["runs_again"] == {"base": 2, "new": 1}
+    assert told["verdicts"] == {"slower": 1}
+    assert told["points"][0]["noise_from"] == "A/A runs"
 
 
 def test_a_regression_fails_where_that_is_asked_for(raybench) -> None:  # type: ignore[no-untyped-def]

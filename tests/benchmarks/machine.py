@@ -1,0 +1,31 @@
+"""What a benchmark of reading and reporting ran on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+_PACKAGES = ("pyarrow", "pandas", "numpy", "pydantic", "click", "rich")
+
+
+def machine() -> dict[str, object]:
+    """The processor, how many of its cores this process may use, its load now, and versions.
+
+    load_1min: the benchmark itself is about 1 of it; more, and others slowed it down.
+    """
+    named = [line for line in _cpu_lines() if line.startswith("model name")]
+    return {
+        "processor": named[0].partition(":")[2].strip() if named else platform.machine(),
+        "cores_used": len(os.sched_getaffinity(0)),
+        "cores": os.cpu_count(),
+        "load_1min": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in _PACKAGES},
+    }
+
+
+def _cpu_lines() -> list[str]:
+    file = Path("/proc/cpuinfo")
+    return file.read_text().splitlines() if file.exists() else []

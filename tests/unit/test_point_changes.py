@@ -1,0 +1,45 @@
+"""The clock at which a point ran, from the telemetry of the time in which it ran."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from raybench.analysis.point_changes import with_clocks
+
+START = pd.Timestamp("2026-11-21 10:00:00.000001", tz="UTC")
+
+
+def points(*spans):
+    return pd.DataFrame(
+        {
+            "run_id": "run",
+            "point_id": [f"p{number}" for number in range(len(spans))],
+            "attempt": 1,
+            "started_at": pd.Series([START + pd.Timedelta(since, "s") for since, _ in spans]),
+            "duration_s": [duration for _, duration in spans],
+        }
+    ).astype({"started_at": "datetime64[us, UTC]"})
+
+
+def telemetry(*samples):
+    times = pd.Series([START + pd.Timedelta(since, "s") for since, _, _ in samples])
+    return pd.DataFrame(
+        {
+            "time": times.astype("datetime64[us, UTC]"),
+            "sm_clock_mhz": [clock for _, clock, _ in samples],
+            "gpu_utilization_pct": [busy for _, _, busy in samples],
+        }
+    )
+
+
+def test_the_clock_is_the_median_of_busy_samples_between_start_and_end():
+    samples = telemetry((1, 1980, 90), (2, 1410, 90), (3, 345, 0), (2.5, 1500, 99), (9, 1000, 99))
+    clocks = with_clocks(points((0, 3.0)), samples)["clock_mhz"]
+    assert clocks.tolist() == [1500.0]
+
+
+def test_a_point_without_a_sample_has_no_clock_and_durations_need_not_be_whole_microseconds():
+    clocks = with_clocks(points((0, 1 / 3), (1, 1.23456789)), telemetry((2, 1980, 90)))["clock_mhz"]
+    assert np.isnan(clocks[0])
+    assert clocks[1] == 1980.0
