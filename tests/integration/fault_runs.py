@@ -195,7 +195,8 @@ class Outcome:
 
     next_row_s, next_step_s: from the fault, or from the deadline if that ended the attempt, to the
     start of the next attempt and to the end of its first step on the last rank.
-    kept: other ranks whose process went on to the next attempt, of how many there were.
+    kept: other ranks whose process went on to the next attempt, as whatever rank, of how many there
+    were.
     """
 
     number: int
@@ -255,7 +256,7 @@ def _outcome(
         after_deadline=after_deadline,
         next_row_s=_seconds(from_ns, later["start_ns"] if later else None),
         next_step_s=_seconds(from_ns, max(steps_ns, default=None)),
-        kept=(sum(first[r] == second.get(r) for r in others), len(others)) if later else None,
+        kept=(sum(first[r] in second.values() for r in others), len(others)) if later else None,
     )
 
 
