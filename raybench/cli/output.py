@@ -65,18 +65,8 @@ def json_text(value: object) -> str:
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns of text, at most 80 characters wide, plain where it is piped."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from raybench.report.console import SETTING_CHARS, Column, grid, rendered
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        is_whole = column in ("parameter", "point_id")
-        table.add_column(column, overflow="fold", no_wrap=is_whole)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    # With NO_COLOR rich would still print bold.
-    console = Console(width=COLUMNS_OF_TABLES, color_system="auto" if color() else None)
-    with console.capture() as capture:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+    whole = ("parameter", "point_id")
+    shown = [Column(name, None if name in whole else SETTING_CHARS) for name in columns]
+    return rendered([grid(shown, rows)], COLUMNS_OF_TABLES, color())
