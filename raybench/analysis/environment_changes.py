@@ -50,7 +50,8 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
         "devices": _counted(devices["name"]) if len(devices) else NONE,
         "nodes": str(devices["node_id"].nunique()),
         "hosts": _joined(devices["host"]),
-        "device UUIDs": _joined(devices["uuid"]),
+        # Of a CPU worker it names a process, which is another one in each run.
+        "device UUIDs": _joined(devices.loc[devices["kind"] != "cpu", "uuid"]),
     }
     found |= {name: _joined(devices[column]) for column, name in _DEVICE_FACTS.items()}
     for name, version in _merged(run.versions, devices["versions"]).items():

@@ -315,6 +315,17 @@ def test_variables_and_commits_are_among_what_changed(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("kind", "told"), [("cuda", ["device UUIDs"]), ("cpu", [])])
+def test_another_gpu_is_a_change_and_another_process_on_the_cpu_is_none(
+    tmp_path: Path, kind: str, told: list[str]
+) -> None:
+    for run_id in ("a", "b"):
+        write(tmp_path, run_id, [], [make_device(0, kind=kind, uuid=f"of-{run_id}")])
+    runs = {run.run_id: run for run in tables.read_runs(tmp_path)}
+    a, b = (facts(runs[name], tables.load(tmp_path, "devices", name)) for name in ("a", "b"))
+    assert [change.name for change in changes(a, b)] == told
+
+
 def test_the_part_that_moved_with_the_step_is_named() -> None:
     names = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "wait_ms", "data_ms", "host_gap_ms")
     base = dict.fromkeys(names, 1.0) | {"step_ms_p50": 8.0, "throttled": False, "host_bound": None}
