@@ -43,9 +43,9 @@ unit: setup $(BIN)/.exporters
 integration: setup
 	$(BIN)/pytest -n 2 --dist loadfile -m "not long" tests/integration
 
-# What takes most of a minute each: frozen and late nodes, standbys, killed drivers, a small soak.
+# Variants, and what takes most of a minute each: late nodes, standbys, killed drivers, a small soak.
 long: setup
-	$(BIN)/pytest -m long tests/integration
+	$(BIN)/pytest -n 2 --dist loadfile -m long tests/integration
 
 # The page of a report in Chromium, which must be on this machine; not part of `test`.
 browser: setup

@@ -81,6 +81,7 @@ def test_the_report_tells_the_largest_batches(searched):
     assert [found["batch_size"] for found in told["largest_batches"]] == [21, 10]
 
 
+@pytest.mark.long
 def test_a_run_that_lost_its_last_points_finds_the_same_batches_when_it_goes_on(searched):
     _, folder = searched
     whole = points_of(folder)

@@ -59,7 +59,7 @@ def measured(cluster: RayCluster, *, profile: bool = False, **params: Any) -> di
     return rows.point_row("run-a", record, settings)
 
 
-@pytest.mark.parametrize("slow_rank", [0, 1])
+@pytest.mark.parametrize("slow_rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_slow_rank_is_named_with_its_delay(cluster: RayCluster, slow_rank: int) -> None:
     row = measured(cluster, slow_rank=slow_rank, delay_ms=DELAY_MS)
     assert row["slowest_rank"] == slow_rank

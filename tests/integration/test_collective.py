@@ -79,6 +79,7 @@ def test_a_cuda_graph_on_cpus_is_skipped_and_one_rank_is_an_error(
     assert len(by_type) == 2
 
 
+@pytest.mark.long
 def test_memory_bandwidth_is_that_of_one_device_whatever_the_rank_count(tmp_path: Path) -> None:
     done, points = sweep(tmp_path, MEMORY)
     assert (done.returncode, set(points["status"])) == (0, {"ok"})

@@ -40,6 +40,7 @@ def test_a_sound_cluster_ends_with_0_and_a_crippling_variable_is_found_on_its_wo
     assert done.stderr.splitlines()[0] == "connecting to Ray"
 
 
+@pytest.mark.long
 def test_workers_that_cannot_talk_to_each_other_fail_with_the_reason() -> None:
     done = doctor("--address", "local", GLOO_SOCKET_IFNAME="nowhere0")
     assert done.returncode == 1, done.stdout + done.stderr

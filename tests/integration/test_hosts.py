@@ -161,6 +161,7 @@ cluster.close()
 """
 
 
+@pytest.mark.long
 def test_a_private_ray_is_this_hosts_own_and_takes_the_place_of_a_dead_cluster(lone):
     address_file = Path(lone.environment["RAY_TMPDIR"]) / "ray" / "ray_current_cluster"
     lone.run(["sh", "-c", f"mkdir {address_file.parent}; echo 10.99.0.10:6379 > {address_file}"])

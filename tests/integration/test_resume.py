@@ -53,6 +53,7 @@ def statuses(folder: Path) -> list[str]:
     return list(pd.read_parquet(folder / "results" / "points")["status"])
 
 
+@pytest.mark.long
 def test_sigterm_keeps_what_finished_and_the_command_it_prints_does_the_rest(
     tmp_path: Path,
 ) -> None:

@@ -17,6 +17,7 @@ from raybench import cli
 from raybench.errors import ResultsError
 from raybench.records import Status
 from raybench.store import RunStore, hold_run
+from tests.integration.fault_runs import descendants
 from tests.unit.builders import (
     make_device,
     make_failed,
@@ -96,14 +97,8 @@ def _address(digits: str, size: int) -> str:
     return socket.inet_ntop(socket.AF_INET if size == 4 else socket.AF_INET6, b"".join(words))
 
 
-def descendants(root: int) -> set[int]:
-    found, todo = {root}, [root]
-    while todo:
-        for path in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
-            children = set(map(int, path.read_text().split())) - found
-            found |= children
-            todo += children
-    return found
+def family_of(driver: int) -> set[int]:
+    return {driver, *descendants(driver)}
 
 
 def test_a_private_ray_and_its_rendezvous_listen_on_loopback_alone_and_ask_for_a_token(
@@ -135,18 +130,26 @@ def _when_measuring(driver: int) -> set[int]:
     """All processes of a driver, once its two workers are in a point."""
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
-        family = descendants(driver)
-        titles = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family]
+        family = family_of(driver)
+        titles = [_command_line(pid) for pid in family]
         if sum(title.startswith(b"ray::_Seat.run") for title in titles) == 2:
             time.sleep(1)
-            return descendants(driver)
+            return family_of(driver)
         time.sleep(0.2)
     raise AssertionError("no point was started")
 
 
+def _command_line(process_id: int) -> bytes:
+    """Empty for a process that has ended meanwhile, as those that Ray starts and stops."""
+    try:
+        return Path(f"/proc/{process_id}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 def _ask_without_token(family: set[int]) -> str:
     """What Ray's head says to a process of this host that has no token."""
-    words = [w for pid in family for w in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    words = [w for pid in family for w in _command_line(pid).split(b"\0")]
     [head] = {word.decode()[14:] for word in words if word.startswith(b"--gcs-address=")}
     ask = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
     asked = subprocess.run(

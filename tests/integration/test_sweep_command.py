@@ -152,7 +152,10 @@ def test_a_killed_rank_costs_its_point_only_and_exit_1(tmp_path):
     assert set(samples["point_id"]) == set(points[points["status"] == "ok"]["point_id"])
 
 
-@pytest.mark.parametrize("told", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM,)])
+@pytest.mark.parametrize(
+    "told",
+    [pytest.param((signal.SIGINT, signal.SIGINT), marks=pytest.mark.long), (signal.SIGTERM,)],
+)
 def test_stopping_now_keeps_what_finished_and_exits_with_130(tmp_path, told):
     job = write_job(
         tmp_path,
