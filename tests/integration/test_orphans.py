@@ -57,6 +57,8 @@ def _take_terminal() -> None:
     import fcntl
     import termios
 
+    # As in a shell, also where the tests run under nohup.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
