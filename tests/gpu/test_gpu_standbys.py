@@ -75,17 +75,19 @@ def test_the_start_of_a_standby_does_not_show_in_the_steps(capsys):
     try:
         cluster.start(2, "pack")
         step_ms(cluster)
-        times_ms: dict[str, list[float]] = {"starting": [], "idle": []}
+        ratios = []
         for _ in range(2):
             run(cluster, fault="kill")  # takes the standby: a new one starts
             (standby,) = cluster._seats._standbys._by_node.values()
+            starting = []
             while not ray.wait([standby.is_loaded], timeout=0)[0]:
-                times_ms["starting"].append(step_ms(cluster))
-            times_ms["idle"] += [step_ms(cluster) for _ in range(3)]
-        with capsys.disabled():
-            print(f"\nsteps beside a standby that starts, and beside none, ms: {times_ms}")
-        ratio = median(times_ms["starting"]) / median(times_ms["idle"])
-        assert ratio == pytest.approx(1, abs=0.01)
+                starting.append(step_ms(cluster))
+            idle = [step_ms(cluster) for _ in range(3)]
+            # Of the same processes: those of the next round may differ by 2 %.
+            ratios.append(median(starting) / median(idle))
+            with capsys.disabled():
+                print(f"\nsteps beside a standby that starts, and beside none: {starting} {idle}")
+        assert ratios == pytest.approx([1, 1], abs=0.01)
     finally:
         cluster.close()
 
