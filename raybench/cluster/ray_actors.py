@@ -28,6 +28,13 @@ from raybench.records import Answer, Device, DeviceSample, Group, Place, Task
 
 # Not CUDA_: those say which devices and which files this host has.
 _FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
+# Over sockets NCCL notices a dead peer by itself, and torch's watchdog of the survivors then waits
+# for 60 s, writes what it has recorded, and ends the process. Without these three it only notes it.
+_SURVIVE_A_PEER = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
 
 
 class _Seat:
@@ -190,6 +197,7 @@ def _assigned_index() -> int:
 def _worker_environment() -> dict[str, str]:
     """What makes an actor's process like one of torchrun's."""
     return {
+        **_SURVIVE_A_PEER,
         # As srun does: a variable set for the sweep is meant for the workers, on every node.
         **{
             name: value

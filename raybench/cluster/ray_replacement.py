@@ -60,7 +60,7 @@ class Replacement:
         seats = [seat for seat in seats if not seat.lost_because]
         self._end(seats)
         for seat in seats:
-            self._begin(seat, self._standbys.take(seat.slot.node_id))
+            self._begin(seat)
         while self._coming:
             for ref in ray.wait(list(self._coming), num_returns=1, timeout=_LOOK_S)[0]:
                 self._arrived(self._coming.pop(ref), ref)
@@ -75,7 +75,8 @@ class Replacement:
         self._agents.kill(devices)
         self._agents.wait_until_free(devices, _FREE_TIMEOUT_S)
 
-    def _begin(self, seat: Seat, standby: Any = None) -> None:
+    def _begin(self, seat: Seat) -> None:
+        standby = self._standbys.take(seat.slot.node_id)
         is_standby = standby is not None
         seat.actor = standby or start_seat(self._kind, seat.slot.placement, seat.slot.bundle)
         seat.is_used = False
@@ -108,7 +109,7 @@ class Replacement:
                 self._failed(coming, f"no new process in {START_TIMEOUT_S:.0f} s")
 
     def _failed(self, coming: _Coming, reason: str) -> None:
-        """After a standby a new worker is tried, after that nothing."""
+        """After a standby the next is tried, after the last a new worker, after that nothing."""
         ray.kill(coming.seat.actor, no_restart=True)
         if self._agents.has_ended(coming.seat.slot.node_id):
             self._lose_nodes({coming.seat.slot.node_id})

@@ -1,4 +1,4 @@
-"""One process more on each node with GPUs: loaded, without a device, ready to replace a worker.
+"""Spare processes on nodes with GPUs: loaded, without a device, ready to replace a worker.
 
 Most of a worker's start is Ray's process and the imports of torch. A standby has done both, and
 has no CUDA context and no memory on a GPU. Workers see all GPUs of their node, so it can take any
@@ -6,12 +6,13 @@ of them; Ray keeps the GPU of the worker that is gone for our placement group.
 
 Starting one keeps a core busy for some seconds while points are measured. So there are standbys
 only where at least four cores belong to each of our devices, and none where CPUs are measured.
+There are two of them, because what is lost is tried once more at once, and may be lost again.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from raybench.cluster.ray_actors import start_standby
 from raybench.records import Device
 
 _CORES_PER_DEVICE = 4
+_AT_MOST = 2
 _END_TIMEOUT_S = 1.0
 
 
@@ -32,48 +34,46 @@ class _Standby:
 
 
 class Standbys:
-    """At most one on each node. on_cpus: also where they disturb what is measured, for tests."""
+    """At most two on each node. on_cpus: also where they disturb what is measured, for tests."""
 
     def __init__(self, *, on_cpus: bool = False) -> None:
         self._on_cpus = on_cpus
-        self._by_node: dict[str, _Standby] = {}
+        self._by_node: defaultdict[str, list[_Standby]] = defaultdict(list)
         self._is_closed = False
         self._lock = threading.Lock()
 
     def keep(self, devices: Sequence[Device]) -> None:
-        """Start one on each node of these devices that can bear it and has none. Does not wait.
+        """Start what is missing on each node of these devices that can bear it. Does not wait.
 
         devices: all that this run has on these nodes.
         """
         with self._lock:
             if self._is_closed:
                 return
-            for node_id in nodes_with_room(devices, on_cpus=self._on_cpus) - self._by_node.keys():
-                actor = start_standby(node_id)
-                self._by_node[node_id] = _Standby(actor=actor, is_loaded=actor.is_loaded.remote())
+            for node_id, count in wanted(devices, on_cpus=self._on_cpus).items():
+                there = self._by_node[node_id]
+                there += [_started(node_id) for _ in range(count - len(there))]
 
     def take(self, node_id: str) -> Any:
         """The actor on this node, which is no standby any more; None where there is none.
 
-        It may still be loading: it is ahead of a new one all the same.
+        One that is loaded goes first. One that is loading is ahead of a new one all the same.
         """
         with self._lock:
-            standby = self._by_node.pop(node_id, None)
-        if standby is None:
-            return None
-        try:
-            ray.get(standby.is_loaded, timeout=0)
-        except ray.exceptions.GetTimeoutError:
-            return standby.actor
-        except ray.exceptions.RayError:
-            return None  # it could not start; a new worker will say why
-        return standby.actor
+            there = self._by_node[node_id]
+            there.sort(key=_is_ready, reverse=True)
+            while there:
+                standby = there.pop(0)
+                if _can_start(standby):
+                    return standby.actor
+        return None
 
     def lose(self, node_ids: Collection[str]) -> None:
         """Give up those on these nodes."""
         with self._lock:
             for node_id in self._by_node.keys() & set(node_ids):
-                ray.kill(self._by_node.pop(node_id).actor, no_restart=True)
+                for standby in self._by_node.pop(node_id):
+                    ray.kill(standby.actor, no_restart=True)
 
     def close(self) -> None:
         """Let them go; no other is started."""
@@ -89,18 +89,40 @@ class Standbys:
     def _closed(self) -> list[_Standby]:
         with self._lock:
             self._is_closed = True
-            standbys, self._by_node = list(self._by_node.values()), {}
+            standbys = [standby for there in self._by_node.values() for standby in there]
+            self._by_node.clear()
         return standbys
 
 
-def nodes_with_room(devices: Sequence[Device], *, on_cpus: bool) -> set[str]:
-    """Node ids of those on which a standby can start while points are measured. Pure."""
+def wanted(devices: Sequence[Device], *, on_cpus: bool) -> dict[str, int]:
+    """Node id -> standbys, where they can start while points are measured. Pure."""
     counts = Counter(device.node_id for device in devices)
     return {
-        device.node_id
+        device.node_id: min(counts[device.node_id], _AT_MOST)
         for device in devices
         if on_cpus
         or (
             device.kind == "cuda" and device.cpu_count >= _CORES_PER_DEVICE * counts[device.node_id]
         )
     }
+
+
+def _started(node_id: str) -> _Standby:
+    actor = start_standby(node_id)
+    return _Standby(actor=actor, is_loaded=actor.is_loaded.remote())
+
+
+def _is_ready(standby: _Standby) -> bool:
+    """Whether it has loaded, or failed to."""
+    return bool(ray.wait([standby.is_loaded], timeout=0)[0])
+
+
+def _can_start(standby: _Standby) -> bool:
+    """False when it has failed to; where all have, a new worker will say why."""
+    try:
+        ray.get(standby.is_loaded, timeout=0)
+    except ray.exceptions.GetTimeoutError:
+        return True
+    except ray.exceptions.RayError:
+        return False
+    return True

@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from raybench.cluster import ray_replacement, ray_standbys
 from raybench.cluster.ray_placement import Seat, Slot
 from raybench.cluster.ray_replacement import Replacement
-from raybench.cluster.ray_standbys import Standbys, nodes_with_room
+from raybench.cluster.ray_standbys import Standbys, wanted
 
 GPU = replace(
     make_device(), kind="cuda", node_id="n", index=1, uuid="GPU-1", process_id=10, cpu_count=8
@@ -45,9 +45,12 @@ def calls() -> list[str]:
 
 @pytest.fixture
 def replaced(monkeypatch, calls):
-    """Replaces the process of one seat; gives the seat back."""
+    """Replaces the process of one seat; gives the seat back.
 
-    def run(standby: object, fresh: object) -> Seat:
+    spares: what each standby of its node answers. fresh: what a new worker answers.
+    """
+
+    def run(*spares: object, fresh: object) -> Seat:
         def get(ref):
             if isinstance(ref.answer, Exception):
                 raise ref.answer
@@ -71,9 +74,8 @@ def replaced(monkeypatch, calls):
             kill=lambda _: calls.append("sigkill"),
             wait_until_free=lambda *_: calls.append("wait until free"),
         )
-        standbys = SimpleNamespace(
-            take=lambda _: Actor("standby", standby, calls) if standby is not False else None
-        )
+        left = [Actor("standby", answer, calls) for answer in spares]
+        standbys = SimpleNamespace(take=lambda _: left.pop(0) if left else None)
         slot = Slot(node_id="n", placement=None, bundle=0)
         seat = Seat(slot=slot, actor=Actor("old", None, calls), device=GPU, is_used=True)
 
@@ -87,7 +89,7 @@ def replaced(monkeypatch, calls):
 
 
 def test_a_standby_takes_the_device_after_the_old_process_has_given_it_back(replaced, calls):
-    seat = replaced(standby=SAME, fresh=None)
+    seat = replaced(SAME, fresh=None)
     assert (seat.device, seat.is_used, seat.lost_because) == (SAME, False, "")
     assert calls == ["kill old", "sigkill", "wait until free", "standby takes cuda:1"]
 
@@ -95,58 +97,90 @@ def test_a_standby_takes_the_device_after_the_old_process_has_given_it_back(repl
 @pytest.mark.parametrize(
     "standby", [RayActorError(), OTHER, None], ids=["dead", "another GPU", "stuck"]
 )
-def test_a_standby_that_is_no_good_is_killed_and_a_new_worker_tried(replaced, calls, standby):
-    seat = replaced(standby=standby, fresh=SAME)
+def test_a_standby_that_is_no_good_is_killed_and_the_next_or_a_new_worker_tried(
+    replaced, calls, standby
+):
+    seat = replaced(standby, standby, fresh=SAME)
     assert (seat.device, seat.lost_because) == (SAME, "")
-    assert calls[-3:] == ["standby takes cuda:1", "kill standby", "new takes cuda:1"]
+    assert calls[-5:] == ["standby takes cuda:1", "kill standby"] * 2 + ["new takes cuda:1"]
+    calls.clear()
+    assert replaced(standby, SAME, fresh=None).device == SAME
+    assert calls[-1] == "standby takes cuda:1"
 
 
 def test_without_a_standby_a_new_worker_is_started(replaced, calls):
-    assert replaced(standby=False, fresh=SAME).device == SAME
+    assert replaced(fresh=SAME).device == SAME
     assert calls[-1] == "new takes cuda:1"
 
 
 def test_a_seat_whose_index_is_another_gpu_now_is_lost(replaced, calls):
-    seat = replaced(standby=False, fresh=OTHER)
+    seat = replaced(fresh=OTHER)
     assert seat.lost_because == "cuda:1 is GPU-0 now"
     assert seat.device == GPU
     assert calls[-1] == "kill new"
 
 
-def test_only_gpu_nodes_with_four_cores_for_each_device_have_a_standby():
+def test_gpu_nodes_with_four_cores_for_each_device_have_two_standbys_at_most_one_for_each_device():
     def on(node_id: str, kind: str, cores: int):
         return replace(GPU, node_id=node_id, kind=kind, cpu_count=cores)
 
-    devices = [on("wide", "cuda", 8)] * 2 + [on("narrow", "cuda", 7)] * 2 + [on("cpus", "cpu", 99)]
-    assert nodes_with_room(devices, on_cpus=False) == {"wide"}
-    assert nodes_with_room(devices, on_cpus=True) == {"wide", "narrow", "cpus"}
+    devices = [on("wide", "cuda", 12)] * 3 + [on("narrow", "cuda", 7)] * 2 + [on("lone", "cuda", 4)]
+    devices += [on("cpus", "cpu", 99)]
+    assert wanted(devices, on_cpus=False) == {"wide": 2, "lone": 1}
+    assert wanted(devices, on_cpus=True) == {"wide": 2, "narrow": 2, "lone": 1, "cpus": 1}
 
 
-def test_a_node_has_one_standby_until_it_is_taken_and_none_after_the_end(monkeypatch):
-    started: list[str] = []
+@pytest.fixture
+def started(monkeypatch):
+    """Replaces the start of standbys; their numbers by what `is_loaded` is, and those killed."""
+    begun: list[str] = []
+    loaded: dict[str, object] = {}
     killed: list[str] = []
 
     def start(node_id: str) -> SimpleNamespace:
-        started.append(f"{node_id}{len(started)}")
-        return SimpleNamespace(name=started[-1], is_loaded=SimpleNamespace(remote=lambda: "ref"))
+        name = f"{node_id}{len(begun)}"
+        begun.append(name)
+        return SimpleNamespace(name=name, is_loaded=SimpleNamespace(remote=lambda: name))
 
-    def get(ref, timeout):
-        raise GetTimeoutError
+    def get(name: str, timeout: float) -> object:
+        answer = loaded.get(name, GetTimeoutError())
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     fake = SimpleNamespace(
         kill=lambda actor, **_: killed.append(actor.name),
+        wait=lambda names, **_: ([name for name in names if name in loaded], []),
         get=get,
         exceptions=ray_replacement.ray.exceptions,
     )
     monkeypatch.setattr(ray_standbys, "ray", fake)
     monkeypatch.setattr(ray_standbys, "start_standby", start)
+    return SimpleNamespace(begun=begun, loaded=loaded, killed=killed)
+
+
+def test_a_node_has_its_standbys_until_they_are_taken_and_none_after_the_end(started):
     standbys = Standbys()
-    standbys.keep([GPU])
-    standbys.keep([GPU])
-    assert started == ["n0"]
+    standbys.keep([GPU, GPU])
+    standbys.keep([GPU, GPU])
+    assert started.begun == ["n0", "n1"]
     assert standbys.take("n").name == "n0"
+    standbys.keep([GPU, GPU])
+    assert started.begun == ["n0", "n1", "n2"]
+    assert [standbys.take("n").name for _ in range(2)] == ["n1", "n2"]
     assert standbys.take("n") is None
     standbys.keep([GPU])
     standbys.close()
     standbys.keep([GPU])
-    assert (started, killed) == (["n0", "n1"], ["n1"])
+    assert (started.begun[3:], started.killed) == (["n3"], ["n3"])
+
+
+def test_a_standby_that_is_loaded_is_taken_first_and_a_dead_one_never(started):
+    standbys = Standbys()
+    standbys.keep([GPU, GPU])
+    started.loaded["n1"] = True
+    assert [standbys.take("n").name for _ in range(2)] == ["n1", "n0"]
+    standbys.keep([GPU, GPU])
+    started.loaded["n2"] = RayActorError()
+    assert standbys.take("n").name == "n3"
+    assert standbys.take("n") is None
