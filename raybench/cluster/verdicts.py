@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
+from typing import Literal
 
 from raybench.records import Answer, Failure, Status
 
@@ -39,10 +40,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """A line of code. is_in_collective: it is torch's, and may wait for other ranks."""
+    """A line of code. waits_for: what it is in, where that may wait for other ranks."""
 
     text: str
-    is_in_collective: bool
+    waits_for: Literal["nothing", "device", "collective"]
 
 
 def own_failure(answers: Collection[Answer]) -> Failure | None:
@@ -52,8 +53,15 @@ def own_failure(answers: Collection[Answer]) -> Failure | None:
 
 
 def hanging(seen: Seen) -> list[int]:
-    """The stuck ranks that do not wait for others in a collective; all, where all of them wait."""
-    return [rank for rank in seen.stuck if not _waits(rank, seen)] or seen.stuck
+    """The stuck ranks that do not wait for others; all, where all of them may.
+
+    A device may be busy with a collective, or with an endless kernel of its own.
+    """
+    waiting = {rank: _waits_for(rank, seen) for rank in seen.stuck}
+    for innocent in ({"device", "collective"}, {"collective"}):
+        if guilty := [rank for rank, what in waiting.items() if what not in innocent]:
+            return guilty
+    return seen.stuck
 
 
 def after_failure(seen: Seen) -> tuple[Answer, ...]:
@@ -76,7 +84,7 @@ def after_timeout(seen: Seen, timeout_s: float) -> tuple[Answer, ...]:
     """An answer for each rank of a point whose time is up.
 
     Those that answer once they are told to stop had only waited for others, and so had those whose
-    stack ends in a collective, if there is another.
+    stack ends in a collective or in a wait for the device, if there is another.
     """
     late = [rank for rank in range(seen.world_size) if rank not in seen.finished]
     blamed = hanging(seen) or late
@@ -84,8 +92,9 @@ def after_timeout(seen: Seen, timeout_s: float) -> tuple[Answer, ...]:
     facts = []
     if len(blamed) > 1:
         facts.append(f"{_ranks(blamed)} gave none")
-    if waiting:
-        facts.append(f"{_ranks(waiting)} waited in a collective")
+    for what, where in (("collective", "in a collective"), ("device", "for the device")):
+        if those := [rank for rank in waiting if _waited_for(rank, seen) == what]:
+            facts.append(f"{_ranks(those)} waited {where}")
     if seen.finished:
         facts.append(f"{_ranks(sorted(seen.finished))} had finished")
     message = f"no answer within measure.timeout_s = {timeout_s:g} s"
@@ -123,10 +132,9 @@ def place_of(log_tail: str) -> _Place | None:
     if not (thread and matches):
         return None
     told = next((match for match in matches if _is_of_workload(match["path"])), matches[0])
-    inner = matches[0]["path"]
     return _Place(
         text=f"{PurePath(told['path']).name}:{told['line']} in {told['function']}",
-        is_in_collective="/torch/distributed/" in inner or "/torch/autograd/" in inner,
+        waits_for=_what_waits(matches[0]),
     )
 
 
@@ -168,9 +176,21 @@ def _is_loss_of_peer(failure: Failure) -> bool:
     return failure.error_type in _LOSS_TYPES or (failure.error_type == "RuntimeError" and told)
 
 
-def _waits(rank: int, seen: Seen) -> bool:
+def _waits_for(rank: int, seen: Seen) -> str:
     place = place_of(seen.log_tails.get(rank, ""))
-    return place is not None and place.is_in_collective
+    return place.waits_for if place else "nothing"
+
+
+def _waited_for(rank: int, seen: Seen) -> str:
+    """As _waits_for; one that came back when it was told to stop was in a collective."""
+    return "collective" if rank in seen.answers else _waits_for(rank, seen)
+
+
+def _what_waits(frame: re.Match[str]) -> Literal["nothing", "device", "collective"]:
+    path = frame["path"]
+    if "/torch/distributed/" in path or "/torch/autograd/" in path:
+        return "collective"
+    return "device" if "/torch/cuda/" in path and frame["function"] == "synchronize" else "nothing"
 
 
 def _at(rank: int, seen: Seen) -> str:

@@ -25,6 +25,11 @@ IN_A_LOOP = """Thread 0x2 (most recent call first):
   File "/home/me/net.py", line 45 in step
 """
 
+IN_A_SYNC = """Thread 0x2 (most recent call first):
+  File "/home/me/.venv/lib/python3.11/site-packages/torch/cuda/__init__.py", line 9 in synchronize
+  File "/home/me/net.py", line 70 in step
+"""
+
 
 def failed(rank: int, error_type: str, message: str = "", *, keeps: bool = True) -> Failure:
     return Failure(
@@ -102,6 +107,21 @@ def test_those_that_waited_in_a_collective_are_not_blamed_for_a_hang():
         "rank 0 waited in a collective; rank 2 had finished"
     )
     assert [getattr(answer, "error_type", "") for answer in told] == ["PeerFailed", "Timeout", ""]
+
+
+def test_those_that_waited_for_their_device_are_blamed_for_a_hang_only_where_no_other_did_nothing():
+    told = after_timeout(seen(world_size=2, tails={0: IN_A_SYNC, 1: IN_A_LOOP}), 3.0)
+    assert [answer.error_type for answer in told] == ["PeerFailed", "Timeout"]
+    assert told[0].message == "waited for rank 1, and this rank did not stop, at net.py:70 in step"
+    assert told[1].message.endswith("at net.py:60 in spin; rank 0 waited for the device")
+    # A process that was stopped writes nothing.
+    told = after_timeout(seen(world_size=2, tails={0: IN_A_SYNC}), 3.0)
+    assert [answer.error_type for answer in told] == ["PeerFailed", "Timeout"]
+    # Its own kernel is endless.
+    told = after_timeout(seen(world_size=2, tails={0: IN_A_COLLECTIVE, 1: IN_A_SYNC}), 3.0)
+    assert [answer.error_type for answer in told] == ["PeerFailed", "Timeout"]
+    told = after_timeout(seen(world_size=2, tails={0: IN_A_SYNC, 1: IN_A_SYNC}), 3.0)
+    assert [answer.error_type for answer in told] == ["Timeout", "Timeout"]
 
 
 def test_ranks_that_an_abort_released_all_hung_when_none_is_stuck():
