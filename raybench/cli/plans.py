@@ -105,17 +105,20 @@ class _Makespans:
 
 
 def _makespans(job: Job, plan: Plan, devices: int | None, nodes: int) -> _Makespans | None:
-    """None where batch sizes are searched. Raises UsageError for nodes that cannot be equal."""
+    """None where batch sizes are searched, or nothing is left of a run.
+
+    Raises UsageError for nodes that cannot be equal.
+    """
     from raybench.errors import UsageError
     from raybench.makespan import imagined_devices, makespan_s
 
-    devices = devices or max(point.world_size for point in plan.points)
+    devices = devices or _devices_needed(plan)
     if devices % nodes:
         raise UsageError(
             f"--nodes {nodes}: {_counted(devices, 'device')} cannot be shared evenly; "
             "give --devices a multiple of --nodes"
         )
-    if plan.batch_search:
+    if plan.batch_search or not plan.points:
         return None
     point_s, strategy = _point_at_most_s(job), job.placement.strategy
     there = imagined_devices(devices, nodes)
@@ -138,7 +141,7 @@ def plan_as_json(job: Job, plan: Plan, makespans: _Makespans | None) -> dict[str
         "workload": job.workload.kind,
         "points": [{"point_id": point.point_id, **point.settings} for point in plan.points],
         "batch_search": plan.batch_search and plan.batch_search.model_dump(),
-        "devices_needed": max(point.world_size for point in plan.points),
+        "devices_needed": _devices_needed(plan),
         "time_at_most_s": time_at_most_s(job, plan),
         "makespan_at_most_s": makespans
         and {"devices": makespans.devices, "nodes": makespans.nodes, **makespans.at_most_s},
@@ -152,6 +155,10 @@ def time_at_most_s(job: Job, plan: Plan) -> float | None:
     None where batch sizes are searched: nobody knows how many points that takes.
     """
     return None if plan.batch_search else len(plan.points) * _point_at_most_s(job)
+
+
+def _devices_needed(plan: Plan) -> int:
+    return max((point.world_size for point in plan.points), default=0)
 
 
 def _point_at_most_s(job: Job) -> float:
@@ -196,7 +203,7 @@ def _searched(search: BatchSearch) -> str:
 
 def _needs(job: Job, plan: Plan) -> str:
     measure, count = job.measure, len(plan.points)
-    devices = max(point.world_size for point in plan.points)
+    devices = _devices_needed(plan)
     if plan.batch_search:
         return (
             f"{count} series; the largest needs {_counted(devices, 'device')}\n"

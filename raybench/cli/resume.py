@@ -94,14 +94,18 @@ def resumed_start(
     )
 
 
-def nothing_left(start: Start, root: Path, measure: Measure, console: Console) -> Run:
-    """Say so; the run as its rows have it. A driver that died may not have written its end."""
-    from raybench.store import RunStore
-
+def say_nothing_left(start: Start, console: Console) -> None:
+    """That the run has nothing left to do, and what could be tried again."""
     text = f"run {start.run.run_id}: nothing to do; the points that failed: --retry-failed"
     if not any(_is_failure(status) for status in start.ended.values()):
         text = f"run {start.run.run_id}: nothing to do"
     say(console, text)
+
+
+def end_of_run(start: Start, root: Path, measure: Measure) -> Run:
+    """The run as its rows have it; written, where a driver that died has not."""
+    from raybench.store import RunStore
+
     stored = _stored(root, start.run.run_id)
     ended = ended_run(stored, start.plan, start.ended)
     is_whole = len(start.ended) == stored.points_total

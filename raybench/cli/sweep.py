@@ -163,7 +163,14 @@ def sweep_command(
 def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[str, str]) -> int:
     """Go on with the run that `--resume` names; the exit code."""
     from raybench.cli.plans import print_plan
-    from raybench.cli.resume import clear_leftovers, plan_of_run, resumed_start, run_to_resume
+    from raybench.cli.resume import (
+        clear_leftovers,
+        plan_of_run,
+        resumed_start,
+        run_to_resume,
+        say_nothing_left,
+    )
+    from raybench.cli.stderr import make_console
     from raybench.store import hold_run
 
     given = ctx.params
@@ -175,8 +182,11 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[s
         start = resumed_start(
             run, plan, output, chosen, again, retry_failed=given["retry_failed"], tags=tags
         )
-        if given["dry_run"] and start.attempts:
-            print_plan(job, start.left, given["as_json"])
+        if given["dry_run"]:
+            if not start.attempts:
+                say_nothing_left(start, make_console())
+            if start.attempts or given["as_json"]:
+                print_plan(job, start.left, given["as_json"])
             return 0
         clear_leftovers(output, run.run_id)
         return _run(job, start, replace(where, output=output), given["as_json"])
@@ -186,7 +196,7 @@ def _run(job: Job, start: Start, where: Where, as_json: bool) -> int:
     """Carry the run out, print its report; the exit code."""
     from raybench.cli.recording import carried_out
     from raybench.cli.results import print_report
-    from raybench.cli.resume import nothing_left
+    from raybench.cli.resume import end_of_run, say_nothing_left
     from raybench.cli.stderr import make_console, say
 
     console = make_console()
@@ -195,7 +205,8 @@ def _run(job: Job, start: Start, where: Where, as_json: bool) -> int:
     if start.attempts:
         run = carried_out(job, start, where, console)
     else:
-        run = nothing_left(start, where.output, job.measure, console)
+        say_nothing_left(start, console)
+        run = end_of_run(start, where.output, job.measure)
     if as_json or run.points_ok + run.points_failed + run.points_skipped:
         print_report(where.output, run.run_id, "json" if as_json else "terminal")
     return _EXIT_CODES[run.status]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shlex
 import signal
@@ -460,6 +461,17 @@ def test_a_run_without_points_left_says_so_and_exits_by_its_rows(
     said = capsys.readouterr()
     assert "run run-a: nothing to do; the points that failed: --retry-failed" in said.err
     assert "run-a" in said.out
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_dry_run_without_points_left_says_so_and_prints_no_report(
+    resume, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    assert resume(Status.OOM, "--filter", "batch_size == 1", "--dry-run", *options) is None
+    assert resume.code == 0
+    said = capsys.readouterr()
+    assert said.err == "run run-a: nothing to do; the points that failed: --retry-failed\n"
+    assert (json.loads(said.out)["points"] == []) if options else (said.out == "")
 
 
 def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(
