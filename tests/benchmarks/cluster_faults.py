@@ -173,7 +173,6 @@ def entry(case: Case, folder: Path, ended: Ended, on_victim: Sequence[int]) -> d
         "statuses": [each.status for each in attempts],
         "error_type": first.error_type,
         "message": first.message,
-        "detail": first.detail,
         "rank_right": named,
         "from": "deadline" if first.after_deadline else "fault",
         "next_row_s": [each.next_row_s for each in attempts],

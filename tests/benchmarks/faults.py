@@ -1,7 +1,8 @@
 """What each fault costs a sweep: the row it leaves, and the time to the next point.
 
     python -m tests.benchmarks.faults [--device cpu|cuda] [--world-size 3]
-        [--only processes,imports,nodes,driver] [-o FILE.json] [--markdown FILE.md]
+        [--only processes,imports,nodes,driver] [--faults kill,exit,...]
+        [-o FILE.json] [--markdown FILE.md]
 
 Every fault is a real one, through a real `raybench sweep`: a point that works, the faulty point, a
 point that works. The workload writes down when it strikes. "Next point" is from there to the start
@@ -42,6 +43,8 @@ from tests.integration.fault_runs import (
 from tests.integration.fault_workloads import CGROUP_PREFIX, memory_cgroups
 
 TIMEOUT_S = 10.0
+# With GPUs each node has two processes ready, and new ones 10 s later; without there are none.
+_REST_S = {"cpu": 0.0, "cuda": 8.0}
 _MESSAGE_CHARACTERS = 90
 
 
@@ -50,11 +53,12 @@ def main() -> None:
     options.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options.add_argument("--world-size", type=int, default=3)
     options.add_argument("--only", default="processes,imports,nodes,driver")
+    options.add_argument("--faults", help="of `processes`, by their names; all")
     options.add_argument("-o", "--output", type=Path)
     options.add_argument("--markdown", type=Path)
     chosen = options.parse_args()
     parts = {
-        "processes": lambda: processes(chosen.device, chosen.world_size),
+        "processes": lambda: processes(chosen.device, chosen.world_size, chosen.faults),
         "imports": lambda: imports(chosen.device, chosen.world_size),
         "nodes": cluster_faults.measured,
         "driver": driver_faults.measured,
@@ -85,12 +89,13 @@ def machine(device: str) -> dict[str, object]:
     }
 
 
-def processes(device: str, world_size: int) -> list[dict[str, Any]]:
-    """All faults of ranks in one sweep."""
-    cases = possible(device)
+def processes(device: str, world_size: int, names: str | None) -> list[dict[str, Any]]:
+    """All faults of ranks in one sweep, or those named."""
+    cases = [case for case in possible(device) if not names or case.fault in names.split(",")]
     with tempfile.TemporaryDirectory(prefix="faults") as name:
         folder = Path(name)
-        write_job(folder, between_good_points(cases), world_size, timeout_s=TIMEOUT_S)
+        points = between_good_points(cases)
+        write_job(folder, points, world_size, timeout_s=TIMEOUT_S, rest_s=_REST_S[device])
         swept(folder, device)
         numbered = {2 * place + 1: case for place, case in enumerate(cases)}
         remove_cgroups()
@@ -147,7 +152,6 @@ def entry(case: Case, attempts: Sequence[Outcome]) -> dict[str, Any]:
         "statuses": [each.status for each in attempts],
         "error_type": first.error_type,
         "message": first.message,
-        "detail": first.detail,
         "rank_right": rank_right(case, first),
         "from": "deadline" if first.after_deadline else "fault",
         "next_row_s": [each.next_row_s for each in attempts],

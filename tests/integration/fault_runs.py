@@ -22,6 +22,7 @@ RAYBENCH = [sys.executable, "-m", "raybench"]
 FAULTY = "tests.integration.fault_workloads:Faulty"
 # All ranks wait in a communication: no row can tell whose is the wrong one.
 _NOBODYS_FAULT = ("mismatch", "skip")
+_STEPS = 6
 _ANSWERED_S, _KILLED_S, _HUNG_S = 2.0, 6.0, 3.0
 
 
@@ -91,9 +92,13 @@ def write_job(
     *,
     kind: str = FAULTY,
     timeout_s: float = 10.0,
+    rest_s: float = 0.0,
     more: str = "",
 ) -> Path:
-    """A job of one point for each fault and rank; `number` is the point's place in it."""
+    """A job of one point for each fault and rank; `number` is the point's place in it.
+
+    rest_s: the least that a good point takes.
+    """
     if isinstance(world_sizes, int):
         world_sizes = [world_sizes] * len(faults)
     axis = {
@@ -101,13 +106,14 @@ def write_job(
         "world_size": list(world_sizes),
         "fault": [fault for fault, _ in faults],
         "faulty_rank": [rank for _, rank in faults],
+        "pause_s": [0.0 if fault != "none" else rest_s / _STEPS for fault, _ in faults],
     }
     job = folder / "job.yaml"
     job.write_text(
         "version: 1\nname: faults\n"
         f"workload: {{kind: '{kind}', folder: '{folder}'}}\n"
         f"matrix: {{batch_size: 1}}\nzip: [{json.dumps(axis)}]\n"
-        "measure: {warmup: 2, iterations: 4, max_seconds: 5.0, "
+        f"measure: {{warmup: 2, iterations: {_STEPS - 2}, max_seconds: {5.0 + rest_s}, "
         f"timeout_s: {timeout_s}, breakdown: false}}\n{more}"
     )
     return job
@@ -205,7 +211,6 @@ class Outcome:
     error_type: str | None
     message: str | None
     error_rank: int | None
-    detail: str | None
     after_deadline: bool
     next_row_s: float | None
     next_step_s: float | None
@@ -252,7 +257,6 @@ def _outcome(
         error_type=row["error_type"],
         message=row["error_message"],
         error_rank=row.get("error_rank"),
-        detail=row.get("error_detail"),
         after_deadline=after_deadline,
         next_row_s=_seconds(from_ns, later["start_ns"] if later else None),
         next_step_s=_seconds(from_ns, max(steps_ns, default=None)),

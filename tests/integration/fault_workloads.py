@@ -92,10 +92,9 @@ class Faulty:
 
     def step(self) -> None:
         self._steps += 1
-        if self._pause_s:
-            time.sleep(self._pause_s)
         if self._steps == 1:
             self._mark("step")
+        time.sleep(self._pause_s)
         if self._steps == self._faulty_step and self._fault != "none":
             if self._fault == "skip":
                 self._mark("fault")
