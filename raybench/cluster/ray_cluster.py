@@ -65,6 +65,8 @@ class RayCluster:
 
     def start(self, count: int, strategy: Strategy) -> None:
         """Place workers on the devices that can be had and learn which these are."""
+        if count > 1:
+            self._groups.start()
         self._seats.start(count, strategy)
 
     def refresh(self, timeout_s: float) -> None:
@@ -86,13 +88,22 @@ class RayCluster:
             self._seats[seat].is_used = True
             refs.append(self._seats[seat].actor.run.remote(task, place, group))
         outcome = settle(
-            refs, devices, group, task.settings.timeout_s, self._groups.tell_abort, self._agents
+            refs,
+            devices,
+            group,
+            task.settings,
+            self._groups.tell_abort,
+            self._agents,
+            self._prepare,
         )
         if outcome.group_is_gone:
             self._groups.forget(chosen)
         if outcome.unfit:
             self._lifelines.check(afresh=True)
             self._seats.replace([chosen[rank] for rank in sorted(outcome.unfit)])
+        if outcome.was_late:
+            self._lifelines.check(afresh=True)
+            self._standbys.calm(devices)
         return self._with_losses(outcome.answers, chosen)
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
@@ -109,6 +120,10 @@ class RayCluster:
             self._groups.close()
             self._seats.close()
         ray.shutdown()
+
+    def _prepare(self, devices: Sequence[Device]) -> None:
+        self._lifelines.check(afresh=True)
+        self._standbys.prepare(devices)
 
     def _not_run(self, seats: Sequence[int]) -> tuple[Answer, ...]:
         """For a point of which a seat was lost before it began."""

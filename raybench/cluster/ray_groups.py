@@ -34,6 +34,10 @@ class ProcessGroups:
         self._epochs = itertools.count()
         self._lock = threading.Lock()
 
+    def start(self) -> None:
+        """Start the store, which takes as long as a worker. Does not wait."""
+        self._store = start_store()
+
     def join(self, seats: tuple[int, ...]) -> Group | None:
         """The group of exactly these seats, None for one alone; what they were in is left.
 

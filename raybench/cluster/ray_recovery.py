@@ -13,6 +13,7 @@ from raybench.cluster import verdicts
 from raybench.cluster.ray_agents import NodeAgents
 from raybench.cluster.ray_answers import answer_of, cause_of_death, node_lost
 from raybench.cluster.verdicts import Seen
+from raybench.job_sections import Measure
 from raybench.records import Answer, Device, Failure, Group
 
 # NCCL's abort takes half a second; a rank that does not answer in this time is stuck.
@@ -21,37 +22,49 @@ _WRITE_S = 0.3
 _LOOK_AT_NODES_S = 1.0
 # The driver takes back the memory of a process that ended within a second.
 _FREE_TIMEOUT_S = 10.0
+# Of a process that could replace one.
+_START_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """answers: one per rank. unfit: ranks whose processes are dead, and must be replaced.
 
-    group_is_gone: the process group of the point cannot serve another.
+    group_is_gone: the process group of the point cannot serve another. was_late: as when_late_s.
     """
 
     answers: tuple[Answer, ...]
     unfit: frozenset[int]
     group_is_gone: bool
+    was_late: bool
 
 
 def settle(
     refs: Sequence[Any],
     devices: Sequence[Device],
     group: Group | None,
-    task_timeout_s: float,
+    settings: Measure,
     tell_abort: Callable[[Group], None],
     agents: NodeAgents,
+    prepare: Callable[[Sequence[Device]], None],
 ) -> Outcome:
     """Collect the answers; after a failure, or when the time is up, end the point on all ranks.
 
     Ranks that come out of it fit keep their processes; the others' are killed, and the memory of
     their devices is free when this returns, or a failure says that it is not.
+    prepare: called when the point is late, so that what will replace these can start meanwhile.
     """
     ranks = _Ranks(refs, devices, agents)
-    ranks.collect(task_timeout_s, enough=ranks.has_failed)
+    late_s = when_late_s(settings)
+    ranks.collect(late_s, enough=ranks.has_failed)
+    was_late = not ranks.has_failed() and len(ranks.answers) < len(refs)
+    if was_late:
+        prepare(devices)
+        ranks.collect(settings.timeout_s - late_s, enough=ranks.has_failed)
     if ranks.has_succeeded():
-        return Outcome(answers=ranks.in_order(), unfit=frozenset(), group_is_gone=False)
+        return Outcome(
+            answers=ranks.in_order(), unfit=frozenset(), group_is_gone=False, was_late=was_late
+        )
     is_timeout = not ranks.has_failed() and len(ranks.answers) < len(refs)
     if not is_timeout:
         ranks.collect(_GRACE_S, enough=ranks.has_cause)
@@ -66,12 +79,21 @@ def settle(
         ranks.kill(verdicts.hanging(ranks.seen(finished)))
         ranks.collect(_GRACE_S, enough=lambda: False)
     if is_timeout:
-        answers = verdicts.after_timeout(ranks.seen(finished), task_timeout_s)
+        answers = verdicts.after_timeout(ranks.seen(finished), settings.timeout_s)
     else:
         answers = verdicts.after_failure(ranks.seen(finished))
     unfit = frozenset(answer.rank for answer in answers if not answer.keeps_worker)
     answers = ranks.end(answers, unfit)
-    return Outcome(answers=answers, unfit=unfit, group_is_gone=group is not None)
+    return Outcome(answers=answers, unfit=unfit, group_is_gone=group is not None, was_late=was_late)
+
+
+def when_late_s(settings: Measure) -> float:
+    """When a point is late: soon its time is up, and it should have measured what it may.
+
+    The start of other processes disturbs no measurement then, but that of a point that is no good.
+    """
+    budget_s = settings.repeats * settings.max_seconds
+    return min(settings.timeout_s, max(budget_s, settings.timeout_s - _START_S))
 
 
 class _Ranks:

@@ -7,13 +7,16 @@ of them; Ray keeps the GPU of the worker that is gone for our placement group.
 Starting one keeps a core busy for some seconds while points are measured. So there are standbys
 only where at least four cores belong to each of our devices, and none where CPUs are measured.
 There are two of them, because what is lost is tried once more at once, and may be lost again.
+
+On every node some are started for a point that is late: most of its measuring should be over, and
+soon its processes may have to be replaced.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,17 +27,21 @@ from raybench.records import Device
 
 _CORES_PER_DEVICE = 4
 _AT_MOST = 2
+_AT_MOST_WHEN_LATE = 4
 _END_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Standby:
+    """is_for_late: it was started for a point that is late, where others may be disturbed."""
+
     actor: Any
     is_loaded: Any
+    is_for_late: bool
 
 
 class Standbys:
-    """At most two on each node. on_cpus: also where they disturb what is measured, for tests."""
+    """At most two on each node, or four. on_cpus: also where they disturb, for tests."""
 
     def __init__(self, *, on_cpus: bool = False) -> None:
         self._on_cpus = on_cpus
@@ -48,11 +55,24 @@ class Standbys:
         devices: all that this run has on these nodes.
         """
         with self._lock:
-            if self._is_closed:
-                return
-            for node_id, count in wanted(devices, on_cpus=self._on_cpus).items():
+            self._start_missing(wanted(devices, on_cpus=self._on_cpus), is_for_late=False)
+
+    def prepare(self, devices: Sequence[Device]) -> None:
+        """As `keep`, for devices whose point is late: one for each, and no more than four."""
+        counts = Counter(device.node_id for device in devices)
+        most = {node_id: min(count, _AT_MOST_WHEN_LATE) for node_id, count in counts.items()}
+        with self._lock:
+            self._start_missing(most, is_for_late=True)
+
+    def calm(self, devices: Sequence[Device]) -> None:
+        """The late point of these devices has ended: what still loads would disturb the next."""
+        with self._lock:
+            for node_id in {device.node_id for device in devices} & self._by_node.keys():
                 there = self._by_node[node_id]
-                there += [_started(node_id) for _ in range(count - len(there))]
+                loading = [each for each in there if each.is_for_late and not _is_ready(each)]
+                self._by_node[node_id] = [each for each in there if each not in loading]
+                for standby in loading:
+                    ray.kill(standby.actor, no_restart=True)
 
     def take(self, node_id: str) -> Any:
         """The actor on this node, which is no standby any more; None where there is none.
@@ -86,6 +106,13 @@ class Standbys:
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=_END_TIMEOUT_S)
 
+    def _start_missing(self, counts: Mapping[str, int], *, is_for_late: bool) -> None:
+        if self._is_closed:
+            return
+        for node_id, count in counts.items():
+            there = self._by_node[node_id]
+            there += [_started(node_id, is_for_late) for _ in range(count - len(there))]
+
     def _closed(self) -> list[_Standby]:
         with self._lock:
             self._is_closed = True
@@ -107,9 +134,9 @@ def wanted(devices: Sequence[Device], *, on_cpus: bool) -> dict[str, int]:
     }
 
 
-def _started(node_id: str) -> _Standby:
+def _started(node_id: str, is_for_late: bool) -> _Standby:
     actor = start_standby(node_id)
-    return _Standby(actor=actor, is_loaded=actor.is_loaded.remote())
+    return _Standby(actor=actor, is_loaded=actor.is_loaded.remote(), is_for_late=is_for_late)
 
 
 def _is_ready(standby: _Standby) -> bool:

@@ -11,8 +11,10 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from raybench.cluster import ray_replacement, ray_standbys
 from raybench.cluster.ray_placement import Seat, Slot
+from raybench.cluster.ray_recovery import when_late_s
 from raybench.cluster.ray_replacement import Replacement
 from raybench.cluster.ray_standbys import Standbys, wanted
+from raybench.job import Measure
 
 GPU = replace(
     make_device(), kind="cuda", node_id="n", index=1, uuid="GPU-1", process_id=10, cpu_count=8
@@ -170,9 +172,44 @@ def test_a_node_has_its_standbys_until_they_are_taken_and_none_after_the_end(sta
     assert [standbys.take("n").name for _ in range(2)] == ["n1", "n2"]
     assert standbys.take("n") is None
     standbys.keep([GPU])
+    standbys.calm([GPU])
     standbys.close()
     standbys.keep([GPU])
     assert (started.begun[3:], started.killed) == (["n3"], ["n3"])
+
+
+def test_a_late_point_has_a_standby_for_each_of_its_devices_up_to_four_until_it_ends(started):
+    standbys = Standbys()
+    cpus = [replace(GPU, kind="cpu", node_id="c", index=index) for index in range(6)]
+    standbys.keep(cpus)
+    assert started.begun == []
+    standbys.prepare(cpus[:1])
+    assert started.begun == ["c0"]
+    standbys.prepare(cpus)
+    standbys.keep(cpus)
+    assert started.begun == ["c0", "c1", "c2", "c3"]
+    started.loaded.update(c1=True, c2=True)
+    standbys.calm(cpus)
+    assert started.killed == ["c0", "c3"]
+    standbys.prepare(cpus[:3])
+    standbys.close()
+    standbys.prepare(cpus)
+    assert started.begun[4:] == ["c4"]
+    assert started.killed[2:] == ["c1", "c2", "c4"]
+
+
+@pytest.mark.parametrize(
+    ("max_seconds", "timeout_s", "late_s"),
+    [(30, 300, 290), (5, 10, 5), (295, 300, 295), (400, 300, 300)],
+)
+def test_a_point_is_late_before_its_deadline_but_not_while_it_may_measure(
+    max_seconds, timeout_s, late_s
+):
+    settings = Measure(max_seconds=max_seconds, timeout_s=timeout_s)
+    assert when_late_s(settings) == late_s
+    assert when_late_s(settings.model_copy(update={"repeats": 2})) == min(
+        timeout_s, max(2 * max_seconds, timeout_s - 10)
+    )
 
 
 def test_a_standby_that_is_loaded_is_taken_first_and_a_dead_one_never(started):
