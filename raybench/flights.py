@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
@@ -14,6 +15,9 @@ from raybench.cluster import Cluster
 from raybench.outcomes import answered
 from raybench.records import Answer, Device, Record, Task
 from raybench.scheduler import Turn
+
+# More of them in one part would make readers wait for the first, and take memory together.
+_MOST_AT_ONCE = 64
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,23 +71,30 @@ class Flights:
             daemon=True,
         ).start()
 
-    def landed(self, timeout_s: float | None) -> tuple[Turn, Record] | None:
-        """The next attempt that ends, and its record; None when none does in time.
+    def landed(self, timeout_s: float | None) -> list[tuple[Turn, Record]]:
+        """The next attempt that ends, and those that have ended too; none when none does in time.
 
         Raises what `Cluster.run` raised; that attempt counts as running then.
         """
-        try:
-            landing = self._landings.get(timeout=timeout_s)
-        except Empty:
-            return None
-        if isinstance(landing.outcome, BaseException):
-            raise landing.outcome
+        ended: list[tuple[Turn, Record]] = []
+        with suppress(Empty):
+            while len(ended) < _MOST_AT_ONCE:
+                landing = self._landings.get(block=not ended, timeout=timeout_s)
+                if isinstance(landing.outcome, BaseException):
+                    if not ended:
+                        raise landing.outcome
+                    self._landings.put(landing)  # what has ended well comes first
+                    break
+                ended.append(self._record(landing, landing.outcome))
+        return ended
+
+    def _record(self, landing: _Landing, answers: tuple[Answer, ...]) -> tuple[Turn, Record]:
         flight = self._flights.pop(landing.index)
         for device in flight.devices:
             self._by_node[device.node_id].pop(landing.index, None)
         record = answered(
             flight.turn,
-            landing.outcome,
+            answers,
             flight.devices,
             started_at=flight.started_at,
             duration_s=landing.duration_s,

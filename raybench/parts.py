@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError
 
 if TYPE_CHECKING:
@@ -30,6 +31,16 @@ def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table
     with ThreadPoolExecutor(_READERS) as readers:
         whole = list(readers.map(read, batches))
     return pa.concat_tables([_no_rows(wanted), *whole]).combine_chunks()
+
+
+def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]:
+    """The attempts (point_id, attempt) that these parts have rows of; errors as `read_part`'s."""
+    import pyarrow as pa
+
+    names = ["point_id", "attempt"]
+    wanted = pa.schema([schema(table).field(name) for name in names])
+    found = read_parts(paths, table, wanted).group_by(names).aggregate([])
+    return frozenset(zip(*(found[name].to_pylist() for name in names), strict=True))
 
 
 def read_part(path: Path, table: str, wanted: pa.Schema) -> pa.Table:

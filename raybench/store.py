@@ -2,8 +2,8 @@
 
 A part is written to a dot-file beside its place and renamed, so that no reader sees half of
 one. A point's samples are written before the point: a point that is there has its samples. The
-samples of an attempt whose driver was killed between the two are there without a row; when the run
-goes on, the same attempt is made again and takes their place.
+samples of an attempt whose driver was killed between the two are there without a row, until the run
+goes on. A part has one attempt at a point, or those that ended while others were written.
 
 Nothing is synced to the disk: a part outlives its driver the moment it is renamed, but a power cut
 may leave the last ones empty. Readers name such a part; remove it, and `--resume` runs its point.
@@ -77,59 +77,59 @@ class RunStore:
         """Write devices of the run, in place of what was in this part."""
         self._write_rows("devices", part, [rows.device_row(self.run_id, d) for d in devices])
 
-    def write_record(self, index: int, record: Record) -> None:
-        """Write one attempt at a point: its samples and profiles, if there are any, then its row.
+    def write_records(self, batch: Sequence[tuple[int, Record]]) -> None:
+        """Write attempts at points: their samples and profiles, if there are any, then their rows.
 
-        index: the point's position in the plan; parts sort in this order.
+        batch: each with the point's position in the plan; parts sort in this order.
         """
-        part = _part_name(index, record)
-        self._drop_leftovers(part)
-        if record.measurements:
-            self._write_samples(part, record)
-        self._write_profiles(part, record)
-        self._write_rows("points", part, [rows.point_row(self.run_id, record, self.measure)])
+        part = _part_name(batch)
+        records = [record for _, record in batch]
+        if measured := [record for record in records if record.measurements]:
+            self._write_samples(part, measured)
+        self._write_profiles(part, batch)
+        points = [rows.point_row(self.run_id, record, self.measure) for record in records]
+        self._write_rows("points", part, points)
 
     @property
     def traces(self) -> Path:
         """The folder of the traces of profiled points, which is made with the first."""
         return self._folder("traces")
 
-    def _drop_leftovers(self, part: str) -> None:
-        """Remove what a driver that was killed left of the same attempt: it is not this one's."""
-        left = [self._part(table, part) for table in ("samples", "modules")]
-        with _one_line(self._folder("samples")):
-            if self.traces.is_dir():
-                left += self.traces.glob(f"{part}-rank*")
-            for path in left:
-                path.unlink(missing_ok=True)
-
-    def _write_samples(self, part: str, record: Record) -> None:
+    def _write_samples(self, part: str, records: Sequence[Record]) -> None:
         import pyarrow as pa
 
-        columns = rows.sample_columns(self.run_id, record)
-        self._write("samples", part, pa.table(columns, schema=schema("samples")))
+        each = [pa.table(rows.sample_columns(self.run_id, r), schema("samples")) for r in records]
+        self._write("samples", part, pa.concat_tables(each))
 
-    def _write_profiles(self, part: str, record: Record) -> None:
+    def _write_profiles(self, part: str, batch: Sequence[tuple[int, Record]]) -> None:
         """A trace per profiled rank, for Perfetto, and their times by module as a table."""
-        if any(measurement.profile for measurement in record.measurements):
+        profiles = [
+            (_part_name([(index, record)]), measurement.rank, measurement.profile)
+            for index, record in batch
+            for measurement in record.measurements
+            if measurement.profile
+        ]
+        if profiles:
             with _one_line(self.traces):
                 self.traces.mkdir(parents=True, exist_ok=True)
-        for measurement in record.measurements:
-            if measurement.profile:
-                path = self.traces / f"{part}-rank{measurement.rank}.json.gz"
-                with _one_line(path):
-                    path.write_bytes(measurement.profile.trace)
-        if modules := list(rows.module_rows(self.run_id, record)):
+        for name, rank, profile in profiles:
+            path = self.traces / f"{name}-rank{rank}.json.gz"
+            with _one_line(path):
+                path.write_bytes(profile.trace)
+        modules = [row for _, record in batch for row in rows.module_rows(self.run_id, record)]
+        if modules:
             self._write_rows("modules", part, modules)
 
-    def write_telemetry(self, index: int, record: Record, samples: Sequence[DeviceSample]) -> None:
-        """Write what was sampled of the devices until the end of this attempt, if anything was.
+    def write_telemetry(
+        self, batch: Sequence[tuple[int, Record]], samples: Sequence[DeviceSample]
+    ) -> None:
+        """Write what was sampled of the devices until these attempts ended, if anything was.
 
         Samples from between two points are in the part of the second.
         """
         if samples:
             content = [rows.telemetry_row(self.run_id, sample) for sample in samples]
-            self._write_rows("telemetry", _part_name(index, record), content)
+            self._write_rows("telemetry", _part_name(batch), content)
 
     def _folder(self, table: str) -> Path:
         return self.root.joinpath(table, self.run_id)
@@ -224,8 +224,14 @@ def has_driver(root: Path, run_id: str) -> bool | None:
     return False
 
 
-def _part_name(index: int, record: Record) -> str:
-    return f"{index:05d}-{record.point.point_id}-{record.attempt}"
+def _part_name(batch: Sequence[tuple[int, Record]]) -> str:
+    """Of one attempt at a point, by which readers find it; of several, that of the first and more.
+
+    No two parts of a run have the same first attempt.
+    """
+    index, first = batch[0]
+    name = f"{index:05d}-{first.point.point_id}-{first.attempt}"
+    return name if len(batch) == 1 else f"{name}-and-{len(batch) - 1}-more"
 
 
 def _write_aside(content: pa.Buffer, path: Path) -> None:

@@ -83,14 +83,15 @@ def sweep(
     plan: Plan,
     settings: SweepSettings,
     cluster: Cluster,
-    write: Callable[[int, Record], None],
+    write: Callable[[Sequence[tuple[int, Record]]], None],
     attempts: Mapping[str, int] | None = None,
     *,
     stopping: Callable[[], bool] = _never,
     ran_out: Sequence[Point] = (),
     follow: Callable[[Record], Sequence[Point]] = _nothing,
 ) -> Generator[Event]:
-    """Run the points; `write` gets each record before the event that tells of it.
+    """Run the points; `write` gets each record before the event that tells of it, with its index
+    and with those that end at the same time.
 
     attempts: point_id -> number of its first attempt here; other points are left out. Without it
     all are run, from 1. An index is always the point's position in the whole plan, in whatever
@@ -137,7 +138,7 @@ class _Loop:
         plan: Plan,
         settings: SweepSettings,
         cluster: Cluster,
-        write: Callable[[int, Record], None],
+        write: Callable[[Sequence[tuple[int, Record]]], None],
         stopping: Callable[[], bool],
         follow: Callable[[Record], Sequence[Point]],
         schedule: Schedule,
@@ -166,16 +167,22 @@ class _Loop:
                 yield from self._landed()
 
     def write_in_flight(self, status: Status, error_type: str, reason: str) -> None:
-        for flight in self._flights.now:
-            record = unmeasured(
-                flight.turn,
-                status,
-                error_type,
-                reason,
-                started_at=flight.started_at,
-                neighbours=tuple(flight.neighbours),
+        batch = [
+            (
+                flight.turn.index,
+                unmeasured(
+                    flight.turn,
+                    status,
+                    error_type,
+                    reason,
+                    started_at=flight.started_at,
+                    neighbours=tuple(flight.neighbours),
+                ),
             )
-            self._write(flight.turn.index, record)
+            for flight in self._flights.now
+        ]
+        if batch:
+            self._write(batch)
 
     def _look_around(self, timeout_s: float) -> None:
         cluster = self._cluster
@@ -186,7 +193,7 @@ class _Loop:
         """Start what can begin now, and write what is skipped."""
         while not self._stopping() and (decision := self._schedule.next()) is not None:
             if isinstance(decision, Skip):
-                yield from self._ended(decision.turn, _skipped(decision))
+                yield from self._ended([(decision.turn, _skipped(decision))])
             else:
                 yield from self._started(decision)
 
@@ -199,15 +206,20 @@ class _Loop:
         self._flights.launch(turn, task, decision.seats, devices)
 
     def _landed(self) -> Iterator[Event]:
-        """Wait for the next point in flight, or for workers that are coming."""
+        """Wait for the next points in flight, or for workers that are coming."""
         landed = self._flights.landed(_LOOK_AROUND_S if self._schedule.coming else None)
-        if landed is not None:
-            turn, record = landed
+        for turn, _ in landed:
             self._schedule.ended(turn)
-            yield from self._ended(turn, record)
+        yield from self._ended(landed)
 
-    def _ended(self, turn: Turn, record: Record) -> Iterator[Event]:
-        self._write(turn.index, record)
+    def _ended(self, ended: Sequence[tuple[Turn, Record]]) -> Iterator[Event]:
+        if ended:
+            self._write([(turn.index, record) for turn, record in ended])
+        for turn, record in ended:
+            yield from self._kept(turn, record)
+
+    def _kept(self, turn: Turn, record: Record) -> Iterator[Event]:
+        """What follows from a record that is written."""
         if is_tried_again(record, turn.tries) and not self._stopping():
             self._schedule.add(replace(turn, attempt=turn.attempt + 1, tries=turn.tries + 1))
             yield PointRetried(index=turn.index, record=record)

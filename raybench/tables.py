@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from raybench import rows
 from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError
 from raybench.messages import did_you_mean
-from raybench.parts import read_part, read_parts
+from raybench.parts import attempts_in, read_parts
 from raybench.records import Latest, Status
 from raybench.run import Run, RunStatus
 from raybench.schemas import TABLES, units
@@ -43,6 +45,7 @@ __all__ = [
 _TIMES = ("started_at", "finished_at")  # of runs, in µs
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ATTEMPT = ("point_id", "attempt")
+_ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 
 
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
@@ -75,10 +78,9 @@ def read_table(
 
 def load_attempt(root: Path, table: str, run_id: str, point_id: str, attempt: int) -> pd.DataFrame:
     """As `load`, the rows of one attempt at one point: of a table that has these columns."""
-    paths = _parts(root, table, run_id)
-    mine = [path for path in paths if path.stem.endswith(f"-{point_id}-{attempt}")]
-    # Somebody may have put many parts into one.
-    read = read_parts(mine or paths, table, schema(table))
+    home = _homes(root, table, run_id, [(point_id, attempt)]).get((point_id, attempt))
+    paths = _parts(root, table, run_id) if home is None else [home]
+    read = read_parts(paths, table, schema(table))
     frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict")
     return frame[(frame["point_id"] == point_id) & (frame["attempt"] == attempt)]
 
@@ -92,27 +94,46 @@ def each_attempt(
 ) -> Iterator[pd.DataFrame]:
     """The rows of each of these attempts (point_id, attempt), in turn; of some columns.
 
-    One attempt at a time is in memory, but for those that somebody has put into one part.
+    One part at a time is in memory, but for attempts that somebody has put elsewhere.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     whole = schema(table)
     wanted = pa.schema([whole.field(name) for name in dict.fromkeys((*_ATTEMPT, *columns))])
-    paths = _parts(root, table, run_id)
-    own = {tuple(path.stem.split("-")[-2:]): path for path in paths}
-    # Only where somebody has put many parts into one: there a point has no part of its own.
     attempts = list(attempts)
-    is_together = any((point_id, str(attempt)) not in own for point_id, attempt in attempts)
-    together = read_parts(paths, table, wanted) if is_together else wanted.empty_table()
+    homes = _homes(root, table, run_id, attempts)
+
+    @lru_cache(maxsize=1)
+    def rows_of(home: Path | None) -> pa.Table:
+        paths = _parts(root, table, run_id) if home is None else [home]
+        return read_parts(paths, table, wanted)
+
     for point_id, attempt in attempts:
-        path = own.get((point_id, str(attempt)))
-        found = together if path is None else read_part(path, table, wanted)
+        found = rows_of(homes.get((point_id, attempt)))
         is_mine = pc.and_(
             pc.equal(found["point_id"], point_id), pc.equal(found["attempt"], attempt)
         )
         frame: pd.DataFrame = found.filter(is_mine).select(list(columns)).to_pandas()
         yield frame
+
+
+def _homes(
+    root: Path, table: str, run_id: str, attempts: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], Path]:
+    """The parts that have these attempts, as far as names tell; somebody may have moved rows.
+
+    A part of one attempt is named after it, one of several as that of their rows in `points`.
+    """
+    paths = {path.name: path for path in _parts(root, table, run_id)}
+    named = {name: _ONE_ATTEMPT.match(name) for name in paths}
+    homes = {(one[1], int(one[2])): paths[name] for name, one in named.items() if one}
+    if not homes.keys() >= set(attempts):
+        for points in _parts(root, "points", run_id):
+            if points.name in paths and not named[points.name]:
+                together = attempts_in([points], "points")
+                homes.update(dict.fromkeys(together, paths[points.name]))
+    return homes
 
 
 def traces(root: Path, run_id: str, point_id: str, attempt: int) -> list[Path]:

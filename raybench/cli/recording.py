@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -141,9 +141,9 @@ def _swept(
     from raybench.cli.progress import make_progress
     from raybench.sweep import sweep
 
-    def write(index: int, record: Record) -> None:
+    def write(batch: Sequence[tuple[int, Record]]) -> None:
         with interrupts.held_back():
-            rows.keep_record(index, record, cluster)
+            rows.keep_records(batch, cluster)
 
     start = rows.start
     searches = BatchSearches(start.plan, start.kept)

@@ -19,7 +19,6 @@ from raybench.cli.stderr import say
 from raybench.errors import JobError, ResultsError, UsageError
 from raybench.records import Status
 from raybench.run import Run, RunStatus
-from raybench.schemas import TABLES
 
 if TYPE_CHECKING:
     from raybench.job import Job, Measure
@@ -49,13 +48,6 @@ def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
 
     latest = tables.latest(root, run_id)
     return with_probes(plan, {point_id: one.status for point_id, one in latest.items()})
-
-
-def clear_leftovers(root: Path, run_id: str) -> None:
-    """Remove the halves of parts that a killed driver left. The run must be held."""
-    for table in TABLES:
-        for path in (root / table / run_id).glob(".*.parquet.*"):
-            path.unlink(missing_ok=True)
 
 
 def resumed_start(

@@ -65,12 +65,12 @@ class RunRows:
             self.store.write_devices(list(new.values()), f"devices-{len(self._known)}")
         self._known.update(new)
 
-    def keep_record(self, index: int, record: Record, cluster: Cluster) -> None:
-        """Write an attempt at a point, with what was sampled of the devices meanwhile."""
-        self.store.write_record(index, record)
-        self._ended[record.point.point_id] = record.status
+    def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
+        """Write attempts at points, with what was sampled of the devices meanwhile."""
+        self.store.write_records(batch)
+        self._ended.update((record.point.point_id, record.status) for _, record in batch)
         self.keep_devices(cluster.devices)
-        self.store.write_telemetry(index, record, cluster.telemetry())
+        self.store.write_telemetry(batch, cluster.telemetry())
 
     def expect(self, point_id: str) -> None:
         """One more point belongs to the run."""

@@ -163,14 +163,9 @@ def sweep_command(
 def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[str, str]) -> int:
     """Go on with the run that `--resume` names; the exit code."""
     from raybench.cli.plans import print_plan
-    from raybench.cli.resume import (
-        clear_leftovers,
-        plan_of_run,
-        resumed_start,
-        run_to_resume,
-        say_nothing_left,
-    )
+    from raybench.cli.resume import plan_of_run, resumed_start, run_to_resume, say_nothing_left
     from raybench.cli.stderr import make_console
+    from raybench.leftovers import clear_leftovers
     from raybench.store import hold_run
 
     given = ctx.params

@@ -73,7 +73,7 @@ def write(root: Path, runs: int) -> None:
             host=os.uname().nodename,
         )
         store = RunStore.create(root, run, make_measure())
-        store.write_record(0, make_record())
+        store.write_records([(0, make_record())])
         if status is RunStatus.RUNNING:
             # Its driver is gone: nobody holds the lock.
             (root / "runs" / run.run_id / ".driver").touch()

@@ -80,7 +80,7 @@ def write(root: Path, points: int) -> None:
         )
         if index % 20 == 19:
             made = replace(made, status=Status.OOM, measurements=(), error_message="out of memory")
-        store.write_record(index, made)
+        store.write_records([(index, made)])
         if made.measurements:
             write_samples(root, index, made, rng)
     write_telemetry(root, rng)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
+import os
 import random
 import resource
 import sys
@@ -52,7 +53,13 @@ def main() -> None:
     chosen = options.parse_args()
     job, plan, plan_s = planned(chosen.points)
     devices = imagined_devices(8 * chosen.nodes, chosen.nodes)
-    found = {"nodes": chosen.nodes, "points": len(plan.points), "plan_s": round(plan_s, 2)}
+    cpus = len(os.sched_getaffinity(0))
+    found = {
+        "cpus": cpus,
+        "nodes": chosen.nodes,
+        "points": len(plan.points),
+        "plan_s": round(plan_s, 2),
+    }
     for isolation in ("cluster", "node", "device"):
         found[isolation] = decisions_ms(plan, devices, isolation)
     found["sweep"] = swept(job, plan, devices, chosen.store)
@@ -135,7 +142,7 @@ def writer(job: Job, folder: Path) -> Callable[..., None]:
 
     from raybench.store import RunStore
 
-    return RunStore.create(folder, make_run("scale"), job.measure).write_record
+    return RunStore.create(folder, make_run("scale"), job.measure).write_records
 
 
 def read_s(folder: Path, points: int) -> float:

@@ -100,7 +100,7 @@ def write_all(root: Path, points: int) -> None:
     templates = [record(world_size) for world_size in range(1, RANKS + 1)]
     measure = Measure(warmup=WARMUP, iterations=ITERATIONS)
     store = RunStore.create(root, run(points), measure)
-    store.write_record(0, templates[0])  # imports what it needs
+    store.write_records([(0, templates[0])])  # imports what it needs
     print_seconds(lambda: write(store, templates, points))
 
 
@@ -140,7 +140,7 @@ def write(store: RunStore, templates: Sequence[Record], points: int) -> None:
     for index in range(points):
         template = templates[index % RANKS]
         made = replace(template, point=point(index, template.point.world_size))
-        store.write_record(index, failed(made) if index % 10 == 9 else made)
+        store.write_records([(index, failed(made) if index % 10 == 9 else made)])
 
 
 def failed(made: Record) -> Record:

@@ -247,7 +247,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
             record = make_failed(
                 point, status=Status.ERROR, devices=devices, error_type=EVIL, error_message=EVIL
             )
-        store.write_record(index, record)
+        store.write_records([(index, record)])
     return root
 
 

@@ -32,9 +32,11 @@ def results(tmp_path: Path) -> Path:
         run = make_run(run_id, started_at=START - timedelta(days=2 - day))
         written = RunStore.create(root, run, make_measure())
         written.write_devices([make_device(index) for index in range(2)])
-        written.write_record(0, make_record())
-        written.write_record(1, make_record(make_point(world_size=2), step_ms=10.0))
-        written.write_record(2, make_failed(make_point(world_size=4), error_message="[b]full[/b]"))
+        written.write_records([(0, make_record())])
+        written.write_records([(1, make_record(make_point(world_size=2), step_ms=10.0))])
+        written.write_records(
+            [(2, make_failed(make_point(world_size=4), error_message="[b]full[/b]"))]
+        )
     return root
 
 
@@ -142,8 +144,8 @@ def test_show_draws_the_step_times_of_a_point(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     written = RunStore.create(tmp_path, make_run("run-long"), make_measure())
-    written.write_record(0, make_record(count=50))
-    written.write_record(1, make_record(make_point(world_size=2), count=3))
+    written.write_records([(0, make_record(count=50))])
+    written.write_records([(1, make_record(make_point(world_size=2), count=3))])
     texts = [
         call(
             monkeypatch, capsys, "show", "run-long", make_point(world_size=n).point_id,
@@ -246,7 +248,7 @@ def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(
     )
     written = RunStore(root=results, run_id="run-new", measure=make_measure())
     record = replace(record, attempt=2, measurements=(profiled,))
-    written.write_record(0, record)
+    written.write_records([(0, record)])
     clocks = [
         DeviceSample(
             node_id="node-a",
@@ -258,7 +260,7 @@ def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(
         )
         for second in (0, 1, 60)
     ]
-    written.write_telemetry(0, record, clocks)
+    written.write_telemetry([(0, record)], clocks)
     text = raybench("show", "latest", record.point.point_id).out
     assert "wait_ms  tail less the shortest" in text
     assert text.index("second  Linear") < text.index("first   Linear")
@@ -282,7 +284,7 @@ def test_how_columns_were_got_is_said_once_where_they_share_it(raybench, results
     methods = {"compute_ms": "no hook", "wait_ms": "no hook", "comm_ms": "buckets"}
     broken_down = replace(measurement, breakdown=Breakdown(methods=methods))
     written = RunStore(root=results, run_id="run-new", measure=make_measure())
-    written.write_record(0, replace(record, attempt=2, measurements=(broken_down,)))
+    written.write_records([(0, replace(record, attempt=2, measurements=(broken_down,)))])
     text = raybench("show", "latest", record.point.point_id).out
     told = text.partition("How it was got\n")[2].splitlines()[:3]
     assert [line.split(maxsplit=1) for line in told] == [
@@ -302,7 +304,7 @@ def test_show_has_all_attempts_and_the_whole_detail_as_json(raybench, results: P
     detail = "".join(f"line {n}\n" for n in range(40))
     point = make_point(world_size=4)
     again = make_failed(point, attempt=2, error_rank=3, error_detail=detail)
-    RunStore(root=results, run_id="run-new", measure=make_measure()).write_record(2, again)
+    RunStore(root=results, run_id="run-new", measure=make_measure()).write_records([(2, again)])
     text = raybench("show", "latest", point.point_id).out
     assert "line 39\n" in text
     assert "line 24\n" not in text

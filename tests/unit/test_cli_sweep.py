@@ -395,7 +395,7 @@ def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
             "run-a", job_sha256=sha, job_text=job.text, status=RunStatus.INTERRUPTED, points_total=2
         )
         store = RunStore.create(results, run, make_measure())
-        store.write_record(0, make_failed(first, status=status))
+        store.write_records([(0, make_failed(first, status=status))])
         starts: list[Start] = []
 
         def carried_out(_: Job, start: Start, *__: object) -> Run:

@@ -57,7 +57,7 @@ def write(
     written = RunStore.create(root, make_run(run_id, **changes), make_measure())
     written.write_devices(devices)
     for place, one in enumerate(records):
-        written.write_record(place, one)
+        written.write_records([(place, one)])
 
 
 def measured(root: Path, run_id: str, again: Sequence[str] = ()) -> Measured:

@@ -22,7 +22,7 @@ def results(tmp_path: Path) -> Path:
     for age, run_id in enumerate(("gemm-3", "mlp-2", "mlp-1")):
         store = RunStore.create(tmp_path / "results", make_run(run_id), make_measure())
         for index, world_size in enumerate((2, 1)):
-            store.write_record(index, make_record(make_point(world_size=world_size)))
+            store.write_records([(index, make_record(make_point(world_size=world_size)))])
         when = START.timestamp() - 60 * age
         os.utime(tmp_path / "results" / "runs" / run_id, (when, when))
     return tmp_path / "results"

@@ -36,17 +36,21 @@ def stored(root: Path, **changes: object) -> Summary:
     """A run with a point that is ok, one that failed with a hostile message, one not run."""
     store = RunStore.create(root, make_run(RUN_ID, **changes), make_measure())
     store.write_devices([make_device(index) for index in range(2)])
-    store.write_record(0, make_record())
-    store.write_record(
-        1,
-        make_failed(
-            make_point(world_size=2),
-            error_message=HOSTILE,
-            error_detail=f"Traceback\n  {HOSTILE}",
-        ),
+    store.write_records([(0, make_record())])
+    store.write_records(
+        [
+            (
+                1,
+                make_failed(
+                    make_point(world_size=2),
+                    error_message=HOSTILE,
+                    error_detail=f"Traceback\n  {HOSTILE}",
+                ),
+            )
+        ]
     )
     skipped = make_point(world_size=4)
-    store.write_record(2, make_failed(skipped, status=Status.SKIPPED, error_message="too few"))
+    store.write_records([(2, make_failed(skipped, status=Status.SKIPPED, error_message="too few"))])
     return load_summary(root, RUN_ID)
 
 
@@ -113,7 +117,7 @@ def test_github_benchmark_has_the_same_name_for_the_same_point_in_every_run(summ
     assert float(entry["range"].removeprefix("± ")) == pytest.approx((high - low) / 2, rel=1e-3)
     # Alone in its run, nothing varies: the name must not depend on that.
     store = RunStore.create(tmp_path / "lone", make_run("lone"), make_measure())
-    store.write_record(0, make_record())
+    store.write_records([(0, make_record())])
     (lone,) = json.loads(export_github_benchmark(load_summary(tmp_path / "lone", "lone")))
     assert lone["name"] == entry["name"]
 
@@ -126,7 +130,7 @@ def test_github_benchmark_names_no_two_points_of_a_committed_run_alike():
 
 def test_github_benchmark_of_nothing_is_refused(tmp_path):
     store = RunStore.create(tmp_path, make_run("none"), make_measure())
-    store.write_record(0, make_failed())
+    store.write_records([(0, make_failed())])
     with pytest.raises(ResultsError, match="no point is ok"):
         export_github_benchmark(load_summary(tmp_path, "none"))
 

@@ -200,7 +200,7 @@ def make_store(root: Path) -> RunStore:
 
 def test_traces_and_module_times_are_kept_beside_the_tables(tmp_path: Path) -> None:
     store, record = make_store(tmp_path), profiled_record(b"a trace")
-    store.write_record(3, record)
+    store.write_records([(3, record)])
     (path,) = (tmp_path / "traces" / "run-a").iterdir()
     assert path.name == f"00003-{record.point.point_id}-1-rank0.json.gz"
     assert path.read_bytes() == b"a trace"
@@ -214,7 +214,7 @@ def test_traces_and_module_times_are_kept_beside_the_tables(tmp_path: Path) -> N
 
 
 def test_the_reader_does_not_mind_the_traces(tmp_path: Path) -> None:
-    make_store(tmp_path).write_record(0, profiled_record())
+    make_store(tmp_path).write_records([(0, profiled_record())])
     assert find_run(tmp_path, "latest") == (tmp_path, "run-a")
     assert find_run(tmp_path, "run") == (tmp_path, "run-a")
     assert len(load(tmp_path, "points", "latest")) == 1
@@ -224,7 +224,7 @@ def test_the_reader_does_not_mind_the_traces(tmp_path: Path) -> None:
 
 def test_without_profiles_there_is_no_folder_for_them(tmp_path: Path) -> None:
     store = make_store(tmp_path)
-    store.write_record(0, make_record())
+    store.write_records([(0, make_record())])
     assert not store.traces.exists()
     assert load(tmp_path, "modules").empty
 

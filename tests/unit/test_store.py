@@ -41,12 +41,12 @@ def results(tmp_path: Path) -> Path:
     root = tmp_path / "results"
     old = RunStore.create(root, make_run("run-old"), make_measure())
     old.write_devices([make_device(0), make_device(1)])
-    old.write_record(0, make_record(make_point(world_size=2)))
-    old.write_record(1, make_failed())
+    old.write_records([(0, make_record(make_point(world_size=2)))])
+    old.write_records([(1, make_failed())])
     new = RunStore.create(
         root, make_run("run-new", started_at=START + timedelta(1)), make_measure()
     )
-    new.write_record(0, make_failed(status=Status.SKIPPED, devices=(), error_type=None))
+    new.write_records([(0, make_failed(status=Status.SKIPPED, devices=(), error_type=None))])
     return root
 
 
@@ -120,8 +120,8 @@ def test_the_run_is_there_before_anything_is_measured_and_is_rewritten_at_the_en
 
 def test_each_attempt_has_its_own_part(tmp_path: Path) -> None:
     written = RunStore.create(tmp_path, make_run("run-x"), make_measure())
-    written.write_record(0, make_failed())
-    written.write_record(0, make_record(attempt=2))
+    written.write_records([(0, make_failed())])
+    written.write_records([(0, make_record(attempt=2))])
     assert list(load(tmp_path, "points")["attempt"]) == [1, 2]
 
 
@@ -160,25 +160,29 @@ def test_a_point_that_is_seen_has_its_samples(
     monkeypatch.setattr(
         Path, "replace", lambda self, to: (order.append(Path(to).parts[-3]), rename(self, to))[1]
     )
-    RunStore(root=results, run_id="run-old", measure=make_measure()).write_record(7, make_record())
+    RunStore(root=results, run_id="run-old", measure=make_measure()).write_records(
+        [(7, make_record())]
+    )
     assert order == ["samples", "points"]
 
 
-def test_what_a_killed_driver_left_of_an_attempt_is_not_taken_for_the_next_driver_s(
-    results: Path,
-) -> None:
+def test_attempts_that_ended_together_share_their_parts_and_are_found_there(results: Path) -> None:
+    sizes = (4, 1, 8)
+    records = [make_record(make_point(world_size=size)) for size in sizes]
+    batch = [(5, records[0]), (6, make_failed(make_point(world_size=16))), (9, records[1])]
     store = RunStore(root=results, run_id="run-old", measure=make_measure())
-    store.write_record(5, make_record())
-    [row] = (results / "points" / "run-old").glob("00005-*")
-    row.unlink()
-    assert set(load(results, "samples", "run-old")["point_id"]) == {
-        make_record().point.point_id,
-        make_point(world_size=2).point_id,
-    }
-    store.write_record(5, make_failed())
-    assert set(load(results, "samples", "run-old")["point_id"]) == {
-        make_point(world_size=2).point_id
-    }
+    store.write_records(batch)
+    store.write_records([(7, records[2])])
+    name = f"00005-{records[0].point.point_id}-1-and-2-more.parquet"
+    for table, attempts in (("points", 3), ("samples", 2)):
+        part = pq.read_table(results / table / "run-old" / name)
+        assert len(set(part["point_id"].to_pylist())) == attempts
+    asked = [(record.point.point_id, 1) for record in reversed(records)]
+    each = list(tables.each_attempt(results, "samples", "run-old", asked, ["rank", "point_id"]))
+    for (point_id, attempt), size, found in zip(asked, reversed(sizes), each, strict=True):
+        assert set(found["point_id"]) == {point_id}
+        assert sorted(found["rank"].unique()) == list(range(size))
+        assert len(load_attempt(results, "samples", "run-old", point_id, attempt)) == len(found)
 
 
 def test_a_full_disk_leaves_no_half_part_and_is_one_line(results: Path) -> None:
@@ -191,7 +195,7 @@ def test_a_full_disk_leaves_no_half_part_and_is_one_line(results: Path) -> None:
         "store = RunStore(root=Path(sys.argv[1]), run_id='run-old', measure=make_measure())\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try:\n"
-        "    store.write_record(7, make_failed())\n"
+        "    store.write_records([(7, make_failed())])\n"
         "except ResultsError as error:\n"
         "    print(error)\n"
     )
@@ -248,7 +252,7 @@ def test_some_columns_of_a_table_are_read_alone(results: Path) -> None:
 def test_a_hundred_parts_stay_below_three_megabytes(tmp_path: Path) -> None:
     written = RunStore.create(tmp_path, make_run("run-x"), make_measure())
     record = make_record(make_point(world_size=4), count=50, error_message=None)
-    written.write_record(0, record)
+    written.write_records([(0, record)])
     assert part_of(tmp_path, "points", "run-x").stat().st_size < 22_000
     assert part_of(tmp_path, "samples", "run-x").stat().st_size < 7_500
 
@@ -266,7 +270,7 @@ def test_a_run_whose_folders_were_taken_away_is_not_begun_anew(results: Path) ->
     store = RunStore(root=results, run_id="run-old", measure=make_measure())
     results.rename(results.with_name("elsewhere"))
     with pytest.raises(ResultsError, match="the folders of run run-old are gone") as told:
-        store.write_record(2, make_record())
+        store.write_records([(2, make_record())])
     assert "\n" not in str(told.value)
     assert not results.exists()
 
@@ -288,8 +292,8 @@ def test_a_part_that_cannot_be_written_is_one_line(results: Path) -> None:
     shutil.rmtree(results / "points" / "run-old")
     (results / "points" / "run-old").write_text("a file")
     with pytest.raises(ResultsError, match=r"points/run-old/.*cannot be written: File exists"):
-        RunStore(root=results, run_id="run-old", measure=make_measure()).write_record(
-            0, make_failed()
+        RunStore(root=results, run_id="run-old", measure=make_measure()).write_records(
+            [(0, make_failed())]
         )
 
 
@@ -440,7 +444,7 @@ def test_what_is_written_is_read_back(
     shutil.rmtree(tmp_path / "results", ignore_errors=True)
     written = RunStore.create(tmp_path / "results", make_run("run-x"), make_measure())
     record = make_record(make_point(world_size=world_size), step_ms=step_ms, warnings=(message,))
-    written.write_record(0, record)
+    written.write_records([(0, record)])
     [row] = load(tmp_path / "results", "points").to_dict("records")
     assert row["point_id"] == record.point.point_id
     assert row["world_size"] == world_size
@@ -465,7 +469,7 @@ def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before() 
 
 def unfinished(root: Path, host: str) -> None:
     run = make_run("run-b", status=RunStatus.RUNNING, finished_at=None, host=host, points_ok=0)
-    RunStore.create(root, run, make_measure()).write_record(0, make_record())
+    RunStore.create(root, run, make_measure()).write_records([(0, make_record())])
 
 
 def test_a_run_is_running_while_its_driver_lives_and_interrupted_afterwards(

@@ -37,7 +37,7 @@ from raybench.sweep import (
 def run(plan, cluster, *, stop_on_error=False, isolation="cluster", **more):
     settings = settings_of(stop_on_error=stop_on_error, isolation=isolation)
     written = []
-    write = more.pop("write", lambda index, record: written.append(record))
+    write = more.pop("write", lambda batch: written.extend(record for _, record in batch))
     events = list(sweep(plan, settings, cluster, write, **more))
     return written, events
 
@@ -90,7 +90,9 @@ def test_a_record_is_written_before_its_event_is_seen():
     cluster = started(make_devices(a=1), lambda point, rank: make_measurement(rank))
     settings = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
     plan = Plan(points=(make_point(),))
-    for event in sweep(plan, settings, cluster, lambda index, record: written.append(record)):
+    for event in sweep(
+        plan, settings, cluster, lambda batch: written.extend(record for _, record in batch)
+    ):
         if isinstance(event, PointFinished):
             assert written == [event.record]
 
@@ -179,7 +181,10 @@ def test_what_ends_the_sweep_leaves_a_row_of_the_point_in_flight_and_goes_on(sto
     settings = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
     cluster = started(make_devices(a=1), script)
     events = sweep(
-        Plan(points=(make_point(),)), settings, cluster, lambda _, record: written.append(record)
+        Plan(points=(make_point(),)),
+        settings,
+        cluster,
+        lambda batch: written.extend(record for _, record in batch),
     )
     with pytest.raises(type(stop)):
         list(events)
@@ -214,7 +219,7 @@ def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole
     settings = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
     written = []
     attempts = {plan.points[1].point_id: 3}
-    list(sweep(plan, settings, cluster, lambda *args: written.append(args), attempts))
+    list(sweep(plan, settings, cluster, written.extend, attempts))
     assert [(index, one.point.batch_size, one.attempt) for index, one in written] == [(1, 2, 3)]
 
 
@@ -315,7 +320,7 @@ def in_flight(cluster, error, *, before=lambda: None, isolation="device"):
         plan_of(1, 1, 1),
         settings_of(isolation=isolation),
         cluster,
-        lambda index, record: written.append((index, record.status, record.error_message)),
+        lambda batch: written.extend((i, r.status, r.error_message) for i, r in batch),
     )
     before()
     with pytest.raises(error):
@@ -371,7 +376,7 @@ def test_a_sweep_that_is_closed_between_two_events_leaves_rows_of_what_is_in_fli
             plan_of(1, 1),
             settings_of(isolation="device"),
             started(make_devices(a=2), script),
-            lambda index, record: written.append((index, record.status)),
+            lambda batch: written.extend((index, record.status) for index, record in batch),
         )
     ) as events:
         next(events)
@@ -392,7 +397,7 @@ def test_points_that_a_record_asks_for_come_after_the_plan_with_indices_of_their
         Plan(points=(make_point(batch_size=2), make_point(batch_size=64))),
         cluster,
         follow=follow,
-        write=lambda index, record: indices.append((index, record.point.batch_size)),
+        write=lambda batch: indices.extend((i, record.point.batch_size) for i, record in batch),
     )
     assert indices == [(0, 2), (1, 64), (2, 4), (3, 8)]
     added = [event.index for event in events if isinstance(event, PointAdded)]

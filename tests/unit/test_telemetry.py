@@ -132,7 +132,7 @@ def test_the_samples_of_a_point_are_a_part_of_its_own_with_nulls_for_the_unknown
     store = RunStore.create(tmp_path, run, make_measure())
     record = make_record()
     samples = (make_sample(1, power_w=700.0, throttle_reasons=("power_cap",)), make_sample(2))
-    store.write_telemetry(7, record, samples)
+    store.write_telemetry([(7, record)], samples)
     parts = [path.name for path in (tmp_path / "telemetry" / run.run_id).iterdir()]
     assert parts == [f"00007-{record.point.point_id}-1.parquet"]
     table = load(tmp_path, "telemetry", run.run_id)
@@ -147,6 +147,6 @@ def test_the_samples_of_a_point_are_a_part_of_its_own_with_nulls_for_the_unknown
 def test_without_samples_there_is_no_part_and_the_table_reads_as_empty(tmp_path):
     run = make_run()
     store = RunStore.create(tmp_path, run, make_measure())
-    store.write_telemetry(0, make_record(), ())
+    store.write_telemetry([(0, make_record())], ())
     assert not (tmp_path / "telemetry").exists()
     assert len(load(tmp_path, "telemetry")) == 0

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from builders import make_failed, make_measure, make_point, make_record, make_run
+
+from raybench.leftovers import clear_leftovers
+from raybench.store import RunStore
+from raybench.tables import load
+
+RUN = "run-a"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    """A run with one point, whose samples are there."""
+    made = RunStore.create(tmp_path, make_run(RUN), make_measure())
+    made.write_records([(0, make_record(make_point(world_size=2)))])
+    return made
+
+
+def sampled(store: RunStore) -> set[str]:
+    return set(load(store.root, "samples", RUN)["point_id"])
+
+
+def rows_of(store: RunStore, index: int) -> Path:
+    (path,) = (store.root / "points" / RUN).glob(f"{index:05d}-*")
+    return path
+
+
+KEPT = {make_point(world_size=2).point_id}
+
+
+def test_halves_of_parts_are_removed_and_other_files_stay(store: RunStore) -> None:
+    folder = store.root / "samples" / RUN
+    (folder / ".00001-0123456789ab-1.parquet.4711").write_bytes(b"PAR1")
+    (folder / ".theirs").touch()
+    clear_leftovers(store.root, RUN)
+    assert [path.name for path in folder.glob(".*")] == [".theirs"]
+
+
+@pytest.mark.parametrize("sizes", [(4,), (4, 8)], ids=["one", "several"])
+def test_samples_of_attempts_without_a_row_are_removed(
+    store: RunStore, sizes: tuple[int, ...]
+) -> None:
+    batch = [(5 + place, make_record(make_point(world_size=n))) for place, n in enumerate(sizes)]
+    store.write_records(batch)
+    clear_leftovers(store.root, RUN)
+    assert sampled(store) == KEPT | {record.point.point_id for _, record in batch}
+    rows_of(store, 5).unlink()
+    clear_leftovers(store.root, RUN)
+    assert sampled(store) == KEPT
+    store.write_records([(5, make_failed(make_point(world_size=4)))])
+    assert sampled(store) == KEPT
+
+
+def test_samples_whose_rows_somebody_has_put_elsewhere_stay(store: RunStore) -> None:
+    rows = rows_of(store, 0)
+    rows.rename(rows.with_name("all.parquet"))
+    clear_leftovers(store.root, RUN)
+    assert sampled(store) == KEPT
+
+
+def test_traces_of_attempts_without_a_row_are_removed(store: RunStore) -> None:
+    store.traces.mkdir(parents=True)
+    kept = store.traces / f"00000-{make_point(world_size=2).point_id}-1-rank0.json.gz"
+    for name in (kept.name, kept.name.replace("-1-", "-2-"), "notes.txt"):
+        (store.traces / name).touch()
+    clear_leftovers(store.root, RUN)
+    assert sorted(path.name for path in store.traces.iterdir()) == [kept.name, "notes.txt"]
