@@ -103,7 +103,7 @@ class RayCluster:
             self._seats.replace([chosen[rank] for rank in sorted(outcome.unfit)])
         if outcome.was_late:
             self._lifelines.check(afresh=True)
-            self._standbys.calm(devices)
+            self._standbys.dismiss(devices)
         return self._with_losses(outcome.answers, chosen)
 
     def telemetry(self) -> tuple[DeviceSample, ...]:

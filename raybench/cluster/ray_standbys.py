@@ -33,7 +33,7 @@ _END_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Standby:
-    """is_for_late: it was started for a point that is late, where others may be disturbed."""
+    """is_for_late: it was started for a point that is late, and would disturb the next."""
 
     actor: Any
     is_loaded: Any
@@ -64,15 +64,15 @@ class Standbys:
         with self._lock:
             self._start_missing(most, is_for_late=True)
 
-    def calm(self, devices: Sequence[Device]) -> None:
-        """The late point of these devices has ended: what still loads would disturb the next."""
+    def dismiss(self, devices: Sequence[Device]) -> None:
+        """The late point of these devices has ended: let go of what was started for it."""
         with self._lock:
             for node_id in {device.node_id for device in devices} & self._by_node.keys():
                 there = self._by_node[node_id]
-                loading = [each for each in there if each.is_for_late and not _is_ready(each)]
-                self._by_node[node_id] = [each for each in there if each not in loading]
-                for standby in loading:
-                    ray.kill(standby.actor, no_restart=True)
+                self._by_node[node_id] = [each for each in there if not each.is_for_late]
+                for standby in there:
+                    if standby.is_for_late:
+                        ray.kill(standby.actor, no_restart=True)
 
     def take(self, node_id: str) -> Any:
         """The actor on this node, which is no standby any more; None where there is none.
