@@ -100,7 +100,7 @@ class KilledSweep:
         assert list(found["attempt"]) == [1] * points
         assert found["point_id"].is_unique
         samples = pd.read_parquet(self.results / "samples")
-        # What a killed attempt left is replaced by that of the attempt that counts.
+        # What a killed attempt left is removed when the run goes on, and made again.
         counts = samples[~samples["is_warmup"]].groupby("point_id")["iteration"].nunique()
         iterations = found.set_index("point_id")["iterations"]
         assert counts.to_dict() == iterations.to_dict()
