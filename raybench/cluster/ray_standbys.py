@@ -111,7 +111,9 @@ class Standbys:
             return
         for node_id, count in counts.items():
             there = self._by_node[node_id]
-            there += [_started(node_id, is_for_late) for _ in range(count - len(there))]
+            # Those of a late point are let go with it.
+            staying = [each for each in there if is_for_late or not each.is_for_late]
+            there += [_started(node_id, is_for_late) for _ in range(count - len(staying))]
 
     def _closed(self) -> list[_Standby]:
         with self._lock:

@@ -198,6 +198,19 @@ def test_a_late_point_has_a_standby_for_each_of_its_devices_up_to_four_until_it_
     assert len(started.begun) == 4
 
 
+def test_when_a_late_point_has_ended_its_nodes_have_as_many_standbys_as_before(started):
+    standbys, gpus = Standbys(), [replace(GPU, cpu_count=32)] * 8
+    standbys.keep(gpus)
+    standbys.prepare(gpus)
+    assert started.begun == ["n0", "n1", "n2", "n3"]
+    started.loaded.update(n0=True, n1=True)
+    assert {standbys.take("n").name for _ in range(2)} == {"n0", "n1"}
+    standbys.keep(gpus)
+    standbys.dismiss(gpus)
+    assert started.killed == ["n2", "n3"]
+    assert [standbys.take("n").name for _ in range(2)] == ["n4", "n5"]
+
+
 @pytest.mark.parametrize(
     ("max_seconds", "timeout_s", "late_s"),
     [(30, 300, 290), (5, 10, 5), (295, 300, 295), (400, 300, 300)],
