@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 
 from raybench.parts import attempts_in
 from raybench.schemas import TABLES
 
-Known = Callable[[], frozenset[tuple[str, int]]]
+_Attempts = frozenset[tuple[str, int]]
 
 
 def clear_leftovers(root: Path, run_id: str) -> None:
@@ -20,30 +19,30 @@ def clear_leftovers(root: Path, run_id: str) -> None:
     for table in TABLES:
         for path in (root / table / run_id).glob(".*.parquet.*"):
             path.unlink(missing_ok=True)
-
-    @cache  # most runs have no such part, and need not be read
-    def known() -> frozenset[tuple[str, int]]:
-        return attempts_in(_parts(root, "points", run_id), "points")
-
-    without_rows = _parts_without_rows(root, run_id, known)
-    for path in [*without_rows, *_traces_without_rows(root, run_id, known)]:
-        path.unlink(missing_ok=True)
+    doubtful = {**dict(_parts_without_twins(root, run_id)), **dict(_traces(root, run_id))}
+    if doubtful:
+        known = attempts_in(_parts(root, "points", run_id), "points")
+        for path, attempts in doubtful.items():
+            if not attempts & known:
+                path.unlink(missing_ok=True)
 
 
-def _parts_without_rows(root: Path, run_id: str, known: Known) -> Iterator[Path]:
-    """Parts none of whose attempts has a row: somebody may have put many parts into one."""
-    with_rows = {path.name for path in _parts(root, "points", run_id)}
+def _parts_without_twins(root: Path, run_id: str) -> Iterator[tuple[Path, _Attempts]]:
+    """Parts that have none of the same name in `points`, with their attempts.
+
+    Their rows may be in another part: somebody may have put many into one.
+    """
+    twins = {path.name for path in _parts(root, "points", run_id)}
     for table in ("samples", "modules"):
         for path in _parts(root, table, run_id):
-            if path.name not in with_rows and not known() & attempts_in([path], table):
-                yield path
+            if path.name not in twins:
+                yield path, attempts_in([path], table)
 
 
-def _traces_without_rows(root: Path, run_id: str, known: Known) -> Iterator[Path]:
+def _traces(root: Path, run_id: str) -> Iterator[tuple[Path, _Attempts]]:
     for path in (root / "traces" / run_id).glob("*-*-*-rank*.json.gz"):
         _, point_id, attempt, _ = path.name.split("-", 3)
-        if (point_id, int(attempt)) not in known():
-            yield path
+        yield path, frozenset({(point_id, int(attempt))})
 
 
 def _parts(root: Path, table: str, run_id: str) -> list[Path]:

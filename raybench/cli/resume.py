@@ -16,7 +16,7 @@ from raybench import tables
 from raybench.cli.run_rows import ended_run
 from raybench.cli.start import DeviceKey, Start, device_key
 from raybench.cli.stderr import say
-from raybench.errors import JobError, ResultsError, UsageError
+from raybench.errors import JobError, UsageError
 from raybench.records import Status
 from raybench.run import Run, RunStatus
 
@@ -33,7 +33,7 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
     Raises ResultsError when there is none, UsageError when `job` means something else by now.
     """
     root, run_id = tables.find_run(output, text)
-    run = _stored(root, run_id)
+    run = tables.read_run(root, run_id)
     if run.job_sha256 != job.meaning_sha256:
         raise UsageError(
             f"--resume {run_id}: the job is not the one of that run: {_difference(run, job)}; "
@@ -68,7 +68,7 @@ def resumed_start(
     left = attempts_left(plan, latest, retry_failed=retry_failed)
     return Start(
         run=replace(
-            _stored(root, run.run_id),
+            tables.read_run(root, run.run_id),
             status=RunStatus.RUNNING,
             finished_at=None,
             # A run that was filtered has more points when it goes on without the filter.
@@ -98,7 +98,7 @@ def end_of_run(start: Start, root: Path, measure: Measure) -> Run:
     """The run as its rows have it; written, where a driver that died has not."""
     from raybench.store import RunStore
 
-    stored = _stored(root, start.run.run_id)
+    stored = tables.read_run(root, start.run.run_id)
     ended = ended_run(stored, start.plan, start.ended)
     is_whole = len(start.ended) == stored.points_total
     if is_whole and stored.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
@@ -109,13 +109,6 @@ def end_of_run(start: Start, root: Path, measure: Measure) -> Run:
 
 def _is_failure(status: Status) -> bool:
     return status not in (Status.OK, Status.SKIPPED, Status.CANCELLED)
-
-
-def _stored(root: Path, run_id: str) -> Run:
-    found = [run for run in tables.read_runs(root) if run.run_id == run_id]
-    if not found:
-        raise ResultsError(f"{root}: run {run_id} has no row in runs; start a new run")
-    return found[0]
 
 
 def _devices(root: Path, run_id: str) -> dict[DeviceKey, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -13,8 +13,10 @@ from raybench.cluster import verdicts
 from raybench.cluster.ray_agents import NodeAgents
 from raybench.cluster.ray_answers import answer_of, cause_of_death, node_lost
 from raybench.cluster.verdicts import Seen
-from raybench.job_sections import Measure
 from raybench.records import Answer, Device, Failure, Group
+
+if TYPE_CHECKING:
+    from raybench.job import Measure
 
 # NCCL's abort takes half a second; a rank that does not answer in this time is stuck.
 _GRACE_S = 1.5

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.integration.fault_cases import Case
 from tests.integration.fault_runs import (
-    Case,
     descendants,
     outcomes,
     rows,

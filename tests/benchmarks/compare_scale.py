@@ -9,12 +9,11 @@ every tenth point failed. The rows, their statistics and their files are as in a
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from machine import machine
+from sizes import tell_sizes
 from store_scale import ITERATIONS, RANKS, WARMUP, process, record, run, write
 
 from raybench.job import Measure
@@ -30,11 +29,7 @@ def main() -> None:
     options.add_argument("-o", "--output", type=Path)
     chosen = options.parse_args()
     sizes = [measured(count, chosen.times) for count in chosen.points]
-    for name in sizes[0]:
-        print(f"{name:24}" + "".join(f"{size[name]:>12.4g}" for size in sizes))
-    if chosen.output:
-        content = {"machine": machine(), "iterations": ITERATIONS, "sizes": sizes}
-        chosen.output.write_text(json.dumps(content, indent=2) + "\n")
+    tell_sizes(sizes, chosen.output, iterations=ITERATIONS)
 
 
 def measured(points: int, times: int) -> dict[str, float]:

@@ -23,15 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import cluster_faults, driver_faults
-from tests.integration.fault_runs import (
+from tests.integration.fault_cases import (
     IMPORT_ERROR,
     IMPORT_HANG,
     Case,
-    Outcome,
     between_good_points,
+    possible,
+)
+from tests.integration.fault_runs import (
+    Outcome,
     marks,
     outcomes,
-    possible,
     rank_right,
     rows,
     start_sweep,

@@ -9,7 +9,6 @@ was killed: `list` then looks at its points.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -23,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from builders import START, make_measure, make_record, make_run
-from machine import machine
+from sizes import tell_sizes
 
 from raybench.run import RunStatus
 from raybench.store import RunStore
@@ -38,11 +37,7 @@ def main() -> None:
     options.add_argument("-o", "--output", type=Path)
     chosen = options.parse_args()
     sizes = [measured(count, chosen.times) for count in chosen.runs]
-    for name in sizes[0]:
-        print(f"{name:24}" + "".join(f"{size[name]:>10.4g}" for size in sizes))
-    if chosen.output:
-        content = {"machine": machine(), "sizes": sizes}
-        chosen.output.write_text(json.dumps(content, indent=2) + "\n")
+    tell_sizes(sizes, chosen.output)
 
 
 def measured(runs: int, times: int) -> dict[str, float]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import tempfile
 from dataclasses import replace
 from datetime import timedelta
@@ -22,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from machine import machine
+from sizes import tell_sizes
 from store_scale import RUN_ID, START, Cost, process, record, run
 
 from raybench.arrow_schemas import schema
@@ -43,11 +42,7 @@ def main() -> None:
     options.add_argument("-o", "--output", type=Path)
     chosen = options.parse_args()
     results = [measured(count, chosen.format, chosen.keep) for count in chosen.points]
-    for name in results[0]:
-        print(f"{name:24}" + "".join(f"{result[name]:>12.4g}" for result in results))
-    if chosen.output:
-        content = {"machine": machine(), "samples_per_point": SAMPLES, "sizes": results}
-        chosen.output.write_text(json.dumps(content, indent=2) + "\n")
+    tell_sizes(results, chosen.output, samples_per_point=SAMPLES)
 
 
 def measured(points: int, formats: list[str], keep: Path | None) -> dict[str, float]:

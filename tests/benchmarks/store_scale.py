@@ -9,7 +9,6 @@ every tenth point failed. The rows, their statistics and their files are as in a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sizes import tell_sizes
 
 import raybench
 from raybench.job import Measure
@@ -55,11 +55,7 @@ def main() -> None:
         STEPS[step](Path(folder), int(points))
         return
     results = [measured(count) for count in chosen.points]
-    for name in results[0]:
-        print(f"{name:24}" + "".join(f"{result[name]:>10.4g}" for result in results))
-    if chosen.output:
-        cpus = len(os.sched_getaffinity(0))
-        chosen.output.write_text(json.dumps({"cpus": cpus, "sizes": results}) + "\n")
+    tell_sizes(results, chosen.output)
 
 
 def measured(points: int) -> dict[str, float]:

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.soak import soaked
+from tests.integration.fault_cases import CASES, IMPORT_ERROR
 from tests.integration.fault_runs import (
-    CASES,
-    IMPORT_ERROR,
     Outcome,
     marks,
     outcomes,

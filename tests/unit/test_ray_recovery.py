@@ -1,0 +1,66 @@
+"""When what may replace a point's processes is started, with Ray's calls replaced by fakes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from fakes import make_devices, make_measurement
+
+from raybench.cluster import ray_recovery
+from raybench.cluster.ray_cluster import RayCluster
+from raybench.job import Measure
+
+SETTINGS = Measure(max_seconds=0.1, timeout_s=0.3)
+(CPU,) = make_devices(a=1)
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """Settles a point of one rank, whose answer is there at once or never."""
+
+    def settle(answer: object) -> tuple[ray_recovery.Outcome, list[str]]:
+        calls: list[str] = []
+
+        def wait(refs, num_returns, timeout):
+            if answer is None:
+                ray_recovery.time.sleep(timeout)
+            return (refs, []) if answer else ([], refs)
+
+        monkeypatch.setattr(ray_recovery, "ray", SimpleNamespace(wait=wait))
+        monkeypatch.setattr(ray_recovery, "answer_of", lambda *_: answer)
+        monkeypatch.setattr(ray_recovery, "_GRACE_S", 0.05)
+        agents = SimpleNamespace(
+            silent_nodes=frozenset,
+            log_tails=lambda _: {},
+            kill=lambda _: calls.append("kill"),
+            wait_until_free=lambda *_: (),
+        )
+        outcome = ray_recovery.settle(
+            ["ref"], [CPU], None, SETTINGS, print, agents, lambda _: calls.append("prepare")
+        )
+        return outcome, calls
+
+    return settle
+
+
+def test_processes_are_prepared_before_those_of_a_late_point_are_killed(settled):
+    outcome, calls = settled(None)
+    assert calls[:2] == ["prepare", "kill"]
+    assert calls.count("prepare") == 1
+    assert (outcome.was_late, outcome.unfit) == (True, {0})
+
+
+def test_nothing_is_prepared_for_a_point_that_ends_in_time(settled):
+    outcome, calls = settled(make_measurement())
+    assert (outcome.was_late, outcome.unfit, calls) == (False, frozenset(), [])
+
+
+@pytest.mark.parametrize(("count", "begun"), [(2, ["store", "workers"]), (1, ["workers"])])
+def test_the_store_starts_before_the_workers_where_points_can_have_a_group(count, begun):
+    calls: list[str] = []
+    cluster = object.__new__(RayCluster)
+    cluster._groups = SimpleNamespace(start=lambda: calls.append("store"))
+    cluster._seats = SimpleNamespace(start=lambda *_: calls.append("workers"))
+    cluster.start(count, "pack")
+    assert calls == begun
