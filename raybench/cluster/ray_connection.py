@@ -179,7 +179,7 @@ def _no_token(given: str) -> ClusterError:
 
 
 def _start_private(device: str, wanted: int) -> str:
-    slots = min(wanted, max(_LOCAL_CPU_WORKERS, os.cpu_count() or 1))
+    at_most = max(_LOCAL_CPU_WORKERS, os.cpu_count() or 1)
     # Whoever reaches Ray's ports can run code. Ray listens on loopback alone when that is its
     # node's address, but takes 127.0.0.1 for this host's outside address while it believes that
     # other nodes may come, which it does on Linux.
@@ -189,16 +189,30 @@ def _start_private(device: str, wanted: int) -> str:
         with leash.held_children():
             ray.init(
                 address="local",
-                num_cpus=slots,
+                num_cpus=min(wanted, at_most),
                 num_gpus=0 if device == "cpu" else None,
                 include_dashboard=False,
                 object_store_memory=_PRIVATE_OBJECT_STORE_BYTES,
                 _node_ip_address="127.0.0.1",
+                _system_config=_quick_start(at_most),
                 **_QUIET,
             )
     finally:
         constants.ENABLE_RAY_CLUSTER = others_may_come
     return "private Ray on this host"
+
+
+def _quick_start(at_once: int) -> dict[str, Any]:
+    """Let Ray start so many processes at once, and none that we have no use for.
+
+    It would start no more at a time than it was told of CPUs, which are the workers wanted: their
+    agent, store and standbys would wait in line. And first it would start one for each CPU, which
+    cannot become a worker, as it has not the environment of one.
+    """
+    return {
+        "worker_maximum_startup_concurrency": at_once,
+        "prestart_worker_first_driver": False,
+    }
 
 
 def nodes() -> list[dict[str, Any]]:
