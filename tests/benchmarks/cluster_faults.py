@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,9 @@ def on_nodes(what: str, harm_raylet: Callable[[int], None]) -> dict[str, Any]:
             on_victim.extend(rank for rank, each in waiting.items() if each["ppid"] == victim)
             harm_raylet(victim)
 
-        return node_entry(what, folder, cluster.address, harm, on_victim)
+        found = node_entry(what, folder, cluster.address, harm, on_victim)
+        thaw(victim)  # or it would outlive its cluster
+        return found
 
 
 def node_entry(
@@ -99,6 +101,12 @@ def node_entry(
 def freeze(raylet: int) -> None:
     for process in (raylet, *descendants(raylet)):
         os.kill(process, signal.SIGSTOP)
+
+
+def thaw(raylet: int) -> None:
+    for process in (raylet, *descendants(raylet)):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGCONT)
 
 
 def store_killed() -> dict[str, Any]:
