@@ -7,7 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -243,3 +244,12 @@ def title_of(process_id: int) -> str | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return words.replace(b"\0", b" ").decode(errors="replace").strip() or None
+
+
+def wait_for(holds: Callable[[], bool], within_s: float) -> float:
+    """Until this holds; how long that took."""
+    started_s = time.monotonic()
+    while not holds():
+        assert time.monotonic() - started_s < within_s
+        time.sleep(0.1)
+    return time.monotonic() - started_s

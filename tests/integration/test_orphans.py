@@ -8,12 +8,13 @@ import pty
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.integration.fault_runs import wait_for
 
 JOB = """\
 version: 1
@@ -100,14 +101,6 @@ def environments() -> Mapping[int, list[bytes]]:
         except OSError:
             continue  # it has ended, or is another user's
     return found
-
-
-def wait_for(holds: Callable[[], bool], within_s: float) -> float:
-    started_s = time.monotonic()
-    while not holds():
-        assert time.monotonic() - started_s < within_s
-        time.sleep(0.1)
-    return time.monotonic() - started_s
 
 
 def test_a_killed_driver_leaves_nothing_of_its_private_ray(tmp_path: Path) -> None:

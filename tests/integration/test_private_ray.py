@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import ray
 
 from raybench.cluster.ray_actors import start_standby
 from raybench.cluster.ray_connection import connect
-from tests.integration.fault_runs import descendants
+from tests.integration.fault_runs import descendants, wait_for
 
 _STUCK = """\
 import pathlib, time
@@ -33,20 +32,13 @@ class Nothing:
     pass
 
 
-def wait_for(path: Path) -> None:
-    deadline_s = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 def test_a_process_that_does_not_come_up_keeps_no_other_waiting_and_none_comes_unasked(
     node_id: str, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(_STUCK)
     environment = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
     _stuck = ray.remote(Nothing).options(num_cpus=0, runtime_env=environment).remote()
-    wait_for(tmp_path / "begun")
+    wait_for((tmp_path / "begun").exists, within_s=30)
     standbys = [start_standby(node_id) for _ in range(2)]
     assert ray.get([standby.is_loaded.remote() for standby in standbys], timeout=60) == [True, True]
     titles = descendants(os.getpid()).values()

@@ -22,6 +22,7 @@ from raybench.cluster.ray_placement import free_devices, place
 from raybench.job import Measure
 from raybench.point import Point, Precision
 from raybench.records import Answer, Failure, Task
+from tests.integration.fault_runs import wait_for
 
 FAILING = "tests.integration.recovery_workloads:Failing"
 # Beside other work; a new worker takes four seconds on an idle machine.
@@ -81,11 +82,7 @@ def standby_processes(cluster: RayCluster) -> dict[str, set[int]]:
 
 
 def wait_until_gone(process: int, within_s: float) -> float:
-    started_s = time.monotonic()
-    while leash._parents().get(process) is not None:
-        assert time.monotonic() < started_s + within_s
-        time.sleep(0.1)
-    return time.monotonic() - started_s
+    return wait_for(lambda: leash._parents().get(process) is None, within_s)
 
 
 def test_a_killed_rank_is_replaced_by_the_standby_of_its_node_and_by_a_new_worker_without(cluster):

@@ -9,6 +9,7 @@ from fakes import make_devices, make_measurement
 
 from raybench.cluster import ray_recovery
 from raybench.cluster.ray_cluster import RayCluster
+from raybench.cluster.ray_recovery import when_late_s
 from raybench.job import Measure
 
 SETTINGS = Measure(max_seconds=0.1, timeout_s=0.3)
@@ -54,6 +55,20 @@ def test_processes_are_prepared_before_those_of_a_late_point_are_killed(settled)
 def test_nothing_is_prepared_for_a_point_that_ends_in_time(settled):
     outcome, calls = settled(make_measurement())
     assert (outcome.was_late, outcome.unfit, calls) == (False, frozenset(), [])
+
+
+@pytest.mark.parametrize(
+    ("max_seconds", "timeout_s", "late_s"),
+    [(30, 300, 290), (5, 10, 5), (295, 300, 295), (400, 300, 300)],
+)
+def test_a_point_is_late_before_its_deadline_but_not_while_it_may_measure(
+    max_seconds, timeout_s, late_s
+):
+    settings = Measure(max_seconds=max_seconds, timeout_s=timeout_s)
+    assert when_late_s(settings) == late_s
+    assert when_late_s(settings.model_copy(update={"repeats": 2})) == min(
+        timeout_s, max(2 * max_seconds, timeout_s - 10)
+    )
 
 
 @pytest.mark.parametrize(("count", "begun"), [(2, ["store", "workers"]), (1, ["workers"])])
