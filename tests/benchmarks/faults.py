@@ -1,7 +1,7 @@
 """What each fault costs a sweep: the row it leaves, and the time to the next point.
 
     python -m tests.benchmarks.faults [--device cpu|cuda] [--world-size 3]
-        [--only processes,imports,nodes,driver] [--faults kill,exit,...]
+        [--only processes imports nodes driver] [--faults kill exit ...]
         [-o FILE.json] [--markdown FILE.md]
 
 Every fault is a real one, through a real `raybench sweep`: a point that works, the faulty point, a
@@ -24,6 +24,8 @@ from typing import Any
 
 from tests.benchmarks import cluster_faults, driver_faults
 from tests.integration.fault_cases import (
+    CASES,
+    CUDA_CASES,
     IMPORT_ERROR,
     IMPORT_HANG,
     Case,
@@ -48,14 +50,16 @@ TIMEOUT_S = 10.0
 # With GPUs each node has two processes ready, and new ones 10 s later; without there are none.
 _REST_S = {"cpu": 0.0, "cuda": 8.0}
 _MESSAGE_CHARACTERS = 90
+_PARTS = ("processes", "imports", "nodes", "driver")
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options.add_argument("--world-size", type=int, default=3)
-    options.add_argument("--only", default="processes,imports,nodes,driver")
-    options.add_argument("--faults", help="of `processes`, by their names; all")
+    options.add_argument("--only", nargs="+", choices=_PARTS, default=_PARTS)
+    names = sorted({case.fault for case in (*CASES, *CUDA_CASES)})
+    options.add_argument("--faults", nargs="+", choices=names, help="of `processes`; default: all")
     options.add_argument("-o", "--output", type=Path)
     options.add_argument("--markdown", type=Path)
     chosen = options.parse_args()
@@ -66,7 +70,7 @@ def main() -> None:
         "driver": driver_faults.measured,
     }
     found: list[dict[str, Any]] = []
-    for name in chosen.only.split(","):
+    for name in chosen.only:
         found += parts[name]()
         text = json.dumps({"machine": machine(chosen.device), "faults": found}, indent=2)
         if chosen.output:
@@ -91,9 +95,9 @@ def machine(device: str) -> dict[str, object]:
     }
 
 
-def processes(device: str, world_size: int, names: str | None) -> list[dict[str, Any]]:
+def processes(device: str, world_size: int, names: list[str] | None) -> list[dict[str, Any]]:
     """All faults of ranks in one sweep, or those named."""
-    cases = [case for case in possible(device) if not names or case.fault in names.split(",")]
+    cases = [case for case in possible(device) if not names or case.fault in names]
     with tempfile.TemporaryDirectory(prefix="faults") as name:
         folder = Path(name)
         points = between_good_points(cases)
