@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,10 +20,10 @@ time.sleep(600)
 
 
 @pytest.fixture
-def node_id() -> Iterator[str]:
-    """Of a private Ray that was told of one CPU."""
+def raylet() -> Iterator[int]:
+    """The process of a private Ray that was told of one CPU."""
     connect("local", "cpu", wanted=1)
-    yield ray.get_runtime_context().get_node_id()
+    yield ray._private.worker._global_node.all_processes["raylet"][0].process.pid
     ray.shutdown()
 
 
@@ -33,14 +32,15 @@ class Nothing:
 
 
 def test_a_process_that_does_not_come_up_keeps_no_other_waiting_and_none_comes_unasked(
-    node_id: str, tmp_path: Path
+    raylet: int, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(_STUCK)
     environment = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
     _stuck = ray.remote(Nothing).options(num_cpus=0, runtime_env=environment).remote()
     wait_for((tmp_path / "begun").exists, within_s=30)
+    node_id = ray.get_runtime_context().get_node_id()
     standbys = [start_standby(node_id) for _ in range(2)]
     assert ray.get([standby.is_loaded.remote() for standby in standbys], timeout=60) == [True, True]
-    titles = descendants(os.getpid()).values()
+    titles = descendants(raylet).values()
     assert sum(title.startswith("ray::_Seat") for title in titles) == 2
     assert [title for title in titles if title.startswith("ray::IDLE")] == []
