@@ -1,6 +1,6 @@
 """SIGKILL of the driver, or of its Ray: real processes and signals, and the run goes on after it.
 
-`tests/benchmarks/killed_driver.py` does the same at ten moments.
+`benchmarks/killed_driver.py` does the same at ten moments.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import driver_faults
+from benchmarks import driver_faults
 from tests.integration.driver_kills import KilledSweep
 
 POINTS = 8

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.soak import soaked
+from benchmarks.soak import soaked
 from tests.integration.fault_cases import CASES, IMPORT_ERROR
 from tests.integration.fault_runs import (
     Outcome,

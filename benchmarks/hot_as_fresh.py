@@ -1,7 +1,7 @@
 """Does a point measure the same first, after fifty others, and in new processes? And what does
 collecting the evidence cost the timed steps?
 
-    python tests/benchmarks/hot_as_fresh.py [--device cpu|cuda] [--world-size 2] [--rounds 3]
+    python benchmarks/hot_as_fresh.py [--device cpu|cuda] [--world-size 2] [--rounds 3]
         [-o FILE.json]
 
 In each round, on a new cluster of workers: every step first; then fifty other points of other

@@ -1,6 +1,6 @@
 """What the tables of a big run cost: written as a sweep does, read back, listed and reported.
 
-    python tests/benchmarks/store_scale.py [--points 10 100 1000 10000] [-o FILE.json]
+    python benchmarks/store_scale.py [--points 10 100 1000 10000] [-o FILE.json]
 
 The measurements are made up: points of 1 to 8 ranks, 5 warm-up and 30 timed iterations on each,
 every tenth point failed. The rows, their statistics and their files are as in a real run.

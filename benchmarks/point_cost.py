@@ -1,6 +1,6 @@
 """What a point costs beyond its own iterations: a fresh torchrun each, against one sweep.
 
-    python tests/benchmarks/point_cost.py [--device cpu|cuda] [--points 20] [-o FILE.json]
+    python benchmarks/point_cost.py [--device cpu|cuda] [--points 20] [-o FILE.json]
 
 The same points (world_size 2, an MLP, another batch size each) are run both ways on this machine:
 20 times `raybench.doctor.bare_step` by torchrun, and once `raybench sweep`. From the wall time of

@@ -1,6 +1,6 @@
 """How right the median is and how honest its interval, over simulated step times.
 
-    python tests/benchmarks/simulated_noise.py [--runs 1000] [-o FILE.json]
+    python benchmarks/simulated_noise.py [--runs 1000] [-o FILE.json]
 
 The simulation of tests/unit/test_stopping.py with more runs: AR(1) noise, a warm-up hump that
 decays over 8 iterations, 1 % of outliers, the whole procedure with its default settings.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 
 from test_stopping import outcomes
 

@@ -1,6 +1,6 @@
 """Where does a step that waits for Python lose time: in an actor, in a fresh process, in the loop?
 
-    python tests/benchmarks/python_bound.py [--device cpu|cuda] [--world-size 2] [--rounds 5]
+    python benchmarks/python_bound.py [--device cpu|cuda] [--world-size 2] [--rounds 5]
         [-o FILE.json]
 
 The Python-bound step of `raybench doctor --parity`, measured in turn

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import raybench
+from benchmarks.cluster_faults import Harm, ended_entry
 from raybench.schemas import TABLES
-from tests.benchmarks.cluster_faults import Harm, ended_entry
 from tests.integration.fault_runs import descendants, rows, start_sweep, sweep_command, write_job
 from tests.integration.harm import Waiting, harmed_sweep
 

@@ -1,6 +1,6 @@
 """What the page of a big run costs: `raybench report --format html` as a process of its own.
 
-    python tests/benchmarks/page_scale.py [--points 10 100 1000] [--format html md] [-o FILE.json]
+    python benchmarks/page_scale.py [--points 10 100 1000] [--format html md] [-o FILE.json]
 
 Two cores of a larger machine: `taskset -c 2,3 python ...`.
 

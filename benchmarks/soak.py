@@ -1,6 +1,6 @@
 """Hundreds of points, a seeded fault in every tenth: is every row there, and does nothing leak?
 
-    python -m tests.benchmarks.soak [--points 500] [--seed 0] [--isolation cluster] [-o FILE.json]
+    python -m benchmarks.soak [--points 500] [--seed 0] [--isolation cluster] [-o FILE.json]
 
 One `raybench sweep` on four CPU workers, with points of 1, 2, 3 and 4 ranks. Of the driver its
 resident memory and its open files are read after every ten points, and the processes below it. The

@@ -1,6 +1,6 @@
 """A/A: does the same job, run twice, show differences that are none?
 
-    python tests/benchmarks/same_twice.py RUN RUN [--results DIR] [-o FILE.json]
+    python benchmarks/same_twice.py RUN RUN [--results DIR] [-o FILE.json]
 
 For each point that is ok in both runs: the ratio of the step times, whether the 95 % intervals of
 the medians overlap, and whether somebody who calls a change of more than 2 % with intervals apart

@@ -1,6 +1,6 @@
 """How `raybench list` and the completion of run ids grow with the runs in a results folder.
 
-    python tests/benchmarks/list_scale.py [--runs 10 100 1000] [-o FILE.json]
+    python benchmarks/list_scale.py [--runs 10 100 1000] [-o FILE.json]
 
 Seconds of a whole process, the median of `--times` calls. Each run has one point; every hundredth
 was killed: `list` then looks at its points.
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 
 from builders import START, make_measure, make_record, make_run
 from sizes import tell_sizes

@@ -1,6 +1,6 @@
 """The driver of a sweep, killed by SIGKILL at random moments and resumed after each.
 
-    python -m tests.benchmarks.killed_driver [--kills 10] [--points 40] [--seed N] [-o FILE.json]
+    python -m benchmarks.killed_driver [--kills 10] [--points 40] [--seed N] [-o FILE.json]
 
 Real processes on CPU workers. After each kill every table is read by pandas and by raybench, and
 the run must be shown as interrupted; at the end each point must be ok exactly once. It prints at

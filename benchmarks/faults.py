@@ -1,6 +1,6 @@
 """What each fault costs a sweep: the row it leaves, and the time to the next point.
 
-    python -m tests.benchmarks.faults [--device cpu|cuda] [--world-size 3]
+    python -m benchmarks.faults [--device cpu|cuda] [--world-size 3]
         [--only processes imports nodes driver] [--faults kill exit ...]
         [-o FILE.json] [--markdown FILE.md]
 
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import cluster_faults, driver_faults
+from benchmarks import cluster_faults, driver_faults
 from tests.integration.fault_cases import (
     CASES,
     CUDA_CASES,

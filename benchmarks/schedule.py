@@ -1,6 +1,6 @@
 """What planning and deciding cost on 1,000 nodes x 8 devices with 10,000 points.
 
-    python tests/benchmarks/schedule.py [--nodes 1000] [--points 10000] [--store DIR] [-o FILE.json]
+    python benchmarks/schedule.py [--nodes 1000] [--points 10000] [--store DIR] [-o FILE.json]
 
 Simulated: the devices are made up, and the in-process cluster answers at once. Planning is from
 the job file to the points. A decision is one call of `Schedule.next`, and what tells it of the end
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 
 from fakes import make_cluster, make_measurement
 

@@ -1,6 +1,6 @@
 """How often `raybench compare` is wrong where nothing changed, and finds what did, in simulation.
 
-    python tests/benchmarks/compare_power.py [--runs 200] [--processes 2] [-o FILE.json]
+    python benchmarks/compare_power.py [--runs 200] [--processes 2] [-o FILE.json]
 
 Two runs of 36 points or of one: step times with AR(1) noise of 1 % (`phi`: lag-1 correlation), and
 1 % of outliers. Each start of a point has a level of its own, with a standard deviation of 0 or of

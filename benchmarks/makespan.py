@@ -1,6 +1,6 @@
 """How near to the lower bound a mixed plan ends on 8 workers, and the cost of one at a time.
 
-    python tests/benchmarks/makespan.py [--points 64] [--plans 50] [-o FILE.json]
+    python benchmarks/makespan.py [--points 64] [--plans 50] [-o FILE.json]
 
 Two ways: by a counted clock over many plans (`raybench.makespan`, the decisions of a real sweep),
 and by real sweeps on the in-process cluster whose points are threads that sleep, 50 ms at the
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 
 from fakes import make_cluster, make_measurement, make_point
 
