@@ -24,7 +24,7 @@ THRESHOLD = 0.02
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("runs", nargs=2)
-    options.add_argument("--results", default="results")
+    options.add_argument("--results", default="results/examples")
     options.add_argument("-o", "--output", type=Path)
     chosen = options.parse_args()
     first, second = (measured(chosen.results, run) for run in chosen.runs)

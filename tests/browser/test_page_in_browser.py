@@ -40,10 +40,12 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session", params=RUNS)
 def page_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a committed run, made by the command."""
-    [run_id, *_] = sorted(path.name for path in (ROOT / "results/runs").glob(f"{request.param}-*"))
+    [run_id, *_] = sorted(
+        path.name for path in (ROOT / "results/examples/runs").glob(f"{request.param}-*")
+    )
     path = tmp_path_factory.mktemp("pages") / f"{request.param}.html"
     command = [sys.executable, "-m", "raybench", "report", run_id, "--format", "html", "-o", path]
-    subprocess.run([*command, "--results", ROOT / "results"], check=True)
+    subprocess.run([*command, "--results", ROOT / "results/examples"], check=True)
     return path
 
 

@@ -19,7 +19,7 @@ from raybench.report.bandwidth_chart import bandwidth_chart
 from raybench.report.memory_chart import memory_chart
 
 REPOSITORY = Path(__file__).parents[2]
-RESULTS = REPOSITORY / "results"
+RESULTS = REPOSITORY / "results" / "examples"
 LIST = REPOSITORY / "docs" / "README.md"
 REPORTS = REPOSITORY / "docs" / "examples" / "reports"
 RUNS = {

@@ -71,7 +71,7 @@ def test_csv_has_a_line_per_point_that_reads_back(summary):
 
 
 def test_csv_of_a_committed_run_is_its_table_for_pandas():
-    summary = load_summary(REPOSITORY / "results", "collectives")
+    summary = load_summary(REPOSITORY / "results" / "examples", "collectives")
     read = pd.read_csv(io.StringIO(export_csv(summary)))
     for name in ("point_id", "step_ms_p50", "busbw_gb_s", "world_size"):
         pd.testing.assert_series_equal(read[name], summary.scaling[name], check_dtype=False)
@@ -124,7 +124,9 @@ def test_github_benchmark_has_the_same_name_for_the_same_point_in_every_run(summ
 
 def test_github_benchmark_names_no_two_points_of_a_committed_run_alike():
     for run_id in ("ddp_scaling", "collectives", "gemm", "transformer", "mixed", "ddp_linear"):
-        entries = json.loads(export_github_benchmark(load_summary(REPOSITORY / "results", run_id)))
+        entries = json.loads(
+            export_github_benchmark(load_summary(REPOSITORY / "results" / "examples", run_id))
+        )
         assert len({entry["name"] for entry in entries}) == len(entries) > 1
 
 

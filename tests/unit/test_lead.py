@@ -19,7 +19,7 @@ from raybench.report.best import bests
 from raybench.report.lead import lead
 from raybench.schemas import TABLES
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[2] / "results" / "examples"
 # Each was compared with the tables of its report; without what is said of how sure it is.
 LEADS = {
     "collectives-20261121-113112-4db3": "bus bandwidth with 1 GiB on 4 GPUs: "

@@ -84,7 +84,7 @@ def test_all_tools_find_the_same(found, tool, recipe):
 
 def test_the_efficiency_of_the_recipe_is_that_of_the_report_where_it_gives_one(found):
     mine = as_frame(found["pandas"]["efficiency"], RECIPES["efficiency"])
-    points = load(REPOSITORY / "results", "points", found["pandas"]["run"])
+    points = load(REPOSITORY / "results" / "examples", "points", found["pandas"]["run"])
     reported = scaling(points, {"world_size": 1}).sort_values(RECIPES["efficiency"])
     told = reported["efficiency"].reset_index(drop=True)
     assert told.notna().sum() >= 12

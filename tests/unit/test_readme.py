@@ -29,7 +29,9 @@ def test_every_link_to_a_file_leads_to_one(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_run_that_is_named_is_committed(page):
     for run_id in RUN_ID.findall(page.read_text()):
-        assert list((REPOSITORY / "results" / "points" / run_id).glob("*.parquet")), run_id
+        assert list((REPOSITORY / "results" / "examples" / "points" / run_id).glob("*.parquet")), (
+            run_id
+        )
 
 
 def test_the_table_of_the_readme_is_that_of_its_run():
@@ -38,7 +40,7 @@ def test_the_table_of_the_readme_is_that_of_its_run():
 
     text = (REPOSITORY / "README.md").read_text()
     run_id = next(run for run in RUN_ID.findall(text) if run.startswith("ddp_scaling-"))
-    reported = format_report(load_summary(REPOSITORY / "results", run_id)).splitlines()
+    reported = format_report(load_summary(REPOSITORY / "results" / "examples", run_id)).splitlines()
     shown = [line for line in text.split("## How to read it")[0].splitlines() if line[:2] == "| "]
     assert len(shown) > 3
     assert [line for line in shown if line not in reported] == []
@@ -48,7 +50,7 @@ def test_the_table_of_the_readme_is_that_of_its_run():
 def test_every_job_of_the_repository_loads_and_was_run(path):
     job = load_job(path)
     planned = {point.point_id for point in make_plan(job).points}
-    runs = list((REPOSITORY / "results" / "points").glob(f"{job.name}-*"))
+    runs = list((REPOSITORY / "results" / "examples" / "points").glob(f"{job.name}-*"))
     assert runs
     measured = {part.name.split("-")[1] for run in runs for part in run.glob("*.parquet")}
     assert planned <= measured

@@ -225,7 +225,7 @@ def test_the_rows_of_one_attempt_are_found_also_where_parts_were_put_into_one(
 
 
 def test_runs_of_an_older_schema_are_read_with_nulls() -> None:
-    committed = Path(__file__).parents[2] / "results"
+    committed = Path(__file__).parents[2] / "results" / "examples"
     [path, *_] = (committed / "points").glob("gemm-20261121-*/*.parquet")
     assert pq.read_schema(path).metadata[b"schema_version"] == b"2"
     points = load(committed, "points", path.parent.name)
