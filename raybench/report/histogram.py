@@ -28,38 +28,43 @@ def histogram(times_ms: Times) -> list[RenderableType]:
     """A bar for each of at most 12 equal ranges of step times; empty for fewer than 8 times, and
     where all are the same, to a millionth.
 
-    Times beyond the third quartile by four times the distance of the quartiles share the last bar.
+    Times beyond the third quartile by four times the distance of the quartiles share the last bar,
+    whose range is wider than the others: each range is shown with both of its ends.
     """
     if len(times_ms) < _LEAST or np.ptp(times_ms) <= _SAME * times_ms.max():
         return []
     is_short = wording.is_short(float(np.median(times_ms)))
     times = times_ms * 1000 if is_short else times_ms
-    edges, counts = _bars(times)
+    starts, ends, counts = _bars(times)
     longest = counts.max()
-    digits = _decimals(float(edges[1] - edges[0]))
+    digits = _decimals(float(ends[0] - starts[0]))
     rows = [
-        [f"{edge:,.{digits}f}", str(count), _bar(count / longest)]
-        for edge, count in zip(edges, counts, strict=True)
+        [f"{start:,.{digits}f}", f"{end:,.{digits}f}", str(count), _bar(count / longest)]
+        for start, end, count in zip(starts, ends, counts, strict=True)
     ]
+    unit = "µs" if is_short else "ms"
     columns = [
-        Column("from µs" if is_short else "from ms", side="right"),
+        *(Column(f"{word} {unit}", side="right") for word in ("from", "to")),
         Column("steps", side="right"),
         Column(""),
     ]
     return [line("Step times, per iteration of the slowest rank", "bold"), grid(columns, rows)]
 
 
-def _bars(times: Times) -> tuple[Times, NDArray[np.int64]]:
-    """The lower ends of the ranges, and how many times are in each."""
+def _bars(times: Times) -> tuple[Times, Times, NDArray[np.int64]]:
+    """The lower and upper ends of the ranges, and how many times are in each."""
     first, third = np.percentile(times, [25, 75])
     limit = third + _FAR_QUARTILES * (third - first) if third > first else times.max()
-    near = times[times <= limit]
+    near, far = times[times <= limit], times[times > limit]
     bars = min(_MOST_BARS, math.ceil(2 * math.sqrt(len(times))))
     counts, edges = np.histogram(near, bins=bars)
-    far = len(times) - len(near)
-    if far:
-        return np.append(edges[:-1], times[times > limit].min()), np.append(counts, far)
-    return edges[:-1], counts
+    if not len(far):
+        return edges[:-1], edges[1:], counts
+    return (
+        np.append(edges[:-1], far.min()),
+        np.append(edges[1:], far.max()),
+        np.append(counts, len(far)),
+    )
 
 
 def _decimals(step: float) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -12,10 +14,14 @@ from raybench.report.histogram import histogram
 
 
 def bars(times_ms, width=80):
-    """Lower end, count and length of each bar."""
+    """Lower end, upper end, count and length of each bar."""
     lines = rendered(histogram(np.asarray(times_ms, float)), width, color=False).splitlines()[2:]
     cells = [line.split() for line in lines]
-    return [(float(c[0].replace(",", "")), int(c[1]), len([*c, ""][2])) for c in cells]
+    numbers = [[float(text.replace(",", "")) for text in c[:3]] for c in cells]
+    return [
+        (low, high, int(n), len([*c, ""][3]))
+        for (low, high, n), c in zip(numbers, cells, strict=True)
+    ]
 
 
 @example([0.2] * 7 + [0.20000000000000004])
@@ -25,27 +31,35 @@ def test_every_step_is_counted_once_and_no_two_bars_begin_alike(times):
         assert histogram(np.asarray(times, float)) == []
         return
     found = bars(times)
-    assert sum(count for _, count, _ in found) == len(times)
-    assert all(bool(count) == bool(length) for _, count, length in found)
+    assert sum(count for _, _, count, _ in found) == len(times)
+    assert all(bool(count) == bool(length) for _, _, count, length in found)
     assert len(found) <= 13
 
 
 def test_one_step_that_is_far_slower_leaves_the_others_their_bars():
     rng = np.random.default_rng(1)
     times = [*rng.normal(5.0, 0.05, 99), 500.0]
-    *near, (low, count, _) = bars(times)
-    assert (low, count) == (500.0, 1)
-    assert len([n for _, n, _ in near if n]) > 5
+    *near, (low, high, count, _) = bars(times)
+    assert (low, high, count) == (500.0, 500.0, 1)
+    assert len([n for _, _, n, _ in near if n]) > 5
+
+
+def test_the_bar_of_all_far_steps_says_how_far_it_reaches():
+    *near, (low, high, count, _) = bars([*np.linspace(5.0, 5.1, 90), *np.linspace(6.0, 80.0, 10)])
+    assert (low, high, count) == (6.0, 80.0, 10)
+    assert near[-1][1] == pytest.approx(5.1)
+    # Each range ends where the next begins.
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(near))
 
 
 def test_the_longest_bar_is_as_long_as_it_may_be_and_lengths_follow_counts():
     found = bars([1.0] * 30 + [2.0] * 15 + [3.0])
-    by_count = {count: length for _, count, length in found if count}
+    by_count = {count: length for _, _, count, length in found if count}
     assert by_count == {30: 40, 15: 20, 1: 2}
 
 
 def test_neighbouring_ranges_of_nearly_equal_times_are_told_apart():
-    lows = [low for low, _, _ in bars(100 + 1e-4 * np.arange(30))]
+    lows = [low for low, *_ in bars(100 + 1e-4 * np.arange(30))]
     assert len(set(lows)) == len(lows)
 
 
