@@ -15,6 +15,18 @@ Row = Mapping[str, Any]
 
 # A rank that makes the others wait for a larger share of the step is worth a look at its device.
 SLOW_RANK_SHARE = 0.05
+# A step time that is known worse than this, to either side, is no measure for others.
+WIDEST_INTERVAL = 0.10
+# The parts come from other steps than the step time: by so much they may exceed it.
+_MOST_PARTS = 1.10
+# One after the other on the slowest rank. `wait_ms` is not among them: it is time of the fast ranks
+# and within exposed communication, or beside the slow rank's compute.
+_CONSECUTIVE_PARTS = ("compute_ms", "optimizer_ms", "host_gap_ms", "comm_exposed_ms")
+# What was got from the instrumented steps; `data_ms` counts as a part of the same picture.
+BREAKDOWN = (
+    *("local_step_ms", "compute_ms", "comm_ms", "comm_exposed_ms", "wait_ms", "data_ms"),
+    *("optimizer_ms", "host_gap_ms"),
+)
 _TRENDS = {
     steady.DRIFTING: "step time drifts: later steps differ from earlier ones",
     steady.STEPPED: "step time changes its level while it is measured",
@@ -28,12 +40,43 @@ def doubts(row: Row, record: Record, measure: Measure) -> Iterator[str]:
     """
     yield from _shortfalls(row, measure)
     yield from _unsteady(row, record)
-    yield from _held_back(row, record)
+    if reason := why_no_breakdown(row):
+        yield reason
+    else:
+        yield from _held_up(row)
+    yield from _throttled(row, record)
     if row["mfu_pct"] is not None and row["mfu_pct"] > 100:
         yield (
             f"{row['mfu_pct']:.0f}% of the device's peak is impossible: the operations or the "
             "peak are counted wrong, or the precision is not what was asked for"
         )
+
+
+def half_interval(row: Row) -> float | None:
+    """Half of the 95 % interval of the step time, over it; None where it is not known."""
+    step_ms, low, high = (_known(row[f"step_ms_{name}"]) for name in ("p50", "ci_low", "ci_high"))
+    return None if not step_ms or low is None or high is None else (high - low) / 2 / step_ms
+
+
+def is_imprecise(row: Row) -> bool:
+    """Whether the step time is known too badly to compare others with it, or to call it best."""
+    half_width = half_interval(row)
+    return half_width is not None and half_width > WIDEST_INTERVAL
+
+
+def why_no_breakdown(row: Row) -> str | None:
+    """Why the parts of a point's step are none: they exceed it. None where they may be shown.
+
+    The one rule for tables, charts, sentences and shares of losses.
+    """
+    step_ms = _known(row["step_ms_p50"])
+    longest_ms = _parts_ms(row)
+    if not step_ms or longest_ms <= _MOST_PARTS * step_ms:
+        return None
+    return (
+        f"no breakdown: the parts come to {longest_ms:.3g} ms, the step takes {step_ms:.3g} ms; "
+        "the instrumented steps were slower than the timed ones"
+    )
 
 
 def is_slowed_by_one_rank(row: Row) -> bool:
@@ -48,10 +91,8 @@ def _shortfalls(row: Row, measure: Measure) -> Iterator[str]:
     wanted = measure.iterations.min * measure.repeats
     if row["iterations"] < wanted:
         yield f"time budget: {row['iterations']} of {wanted} iterations"
-    if row["step_ms_ci_low"] is None:
-        return
-    half_width = (row["step_ms_ci_high"] - row["step_ms_ci_low"]) / 2 / row["step_ms_p50"]
-    if half_width > measure.target_ci:
+    half_width = half_interval(row)
+    if half_width is not None and half_width > measure.target_ci:
         yield (
             f"step time is known to ±{half_width:.1%} only; "
             f"the job asks for ±{measure.target_ci:.1%}"
@@ -67,18 +108,35 @@ def _unsteady(row: Row, record: Record) -> Iterator[str]:
         yield _TRENDS[row["trend"]]
 
 
-def _held_back(row: Row, record: Record) -> Iterator[str]:
-    """What made the step slower than the devices can be."""
-    step_ms = row["step_ms_p50"]
-    if row["host_bound"]:
-        yield f"host-bound: the device idles for {row['host_gap_ms']:.3g} ms of {step_ms:.3g} ms"
+def _throttled(row: Row, record: Record) -> Iterator[str]:
     if row["throttled"]:
         timed = [r.timed.throttled for m in record.measurements for r in m.repetitions]
         marks = [mark for marks in timed for mark in marks]
         reasons = ", ".join(row["throttle_reasons"]) or "reason unknown"
         yield f"clocks were held down in {sum(marks) / len(marks):.0%} of the samples: {reasons}"
+
+
+def _held_up(row: Row) -> Iterator[str]:
+    """What made the step slower than the devices can be, as the breakdown tells."""
+    step_ms = row["step_ms_p50"]
+    if row["host_bound"]:
+        yield f"host-bound: the device idles for {row['host_gap_ms']:.3g} ms of {step_ms:.3g} ms"
     if is_slowed_by_one_rank(row):
         yield (
             f"rank {row['slowest_rank']} is slower: the others wait {row['wait_ms']:.3g} ms "
             f"of {step_ms:.3g} ms"
         )
+
+
+def _parts_ms(row: Row) -> float:
+    """What the parts come to, counting no time twice; 0 where none is known."""
+    parts = [_known(row[name]) or 0.0 for name in _CONSECUTIVE_PARTS]
+    # On a GPU the host may wait for data while the device computes.
+    data_ms = (_known(row["data_ms"]) or 0.0) if row["device_type"] == "cpu" else 0.0
+    waits_ms = _known(row["wait_ms"]) or 0.0
+    return max(sum(parts) + data_ms, _known(row["local_step_ms"]) or 0.0, waits_ms)
+
+
+def _known(value: Any) -> float | None:
+    """Also None for NaN, which pandas makes of null."""
+    return None if value is None or value != value else float(value)

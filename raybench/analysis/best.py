@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from raybench.doubts import is_imprecise
+
 Row = Mapping[str, Any]
 
 _GROUP = ("run_id", "workload", "scaling", "cuda_graph", "world_size")
@@ -18,8 +20,8 @@ _SOUGHT = ("throughput", "samples_per_joule")
 def best_settings(scaled: pd.DataFrame) -> pd.DataFrame:
     """Per workload, its parameters and number of devices, the best precision and batch size.
 
-    scaled: what `raybench.analysis.scaling.scaling` gives. Steady points alone are looked at, and
-    only where there are two to choose from.
+    scaled: what `raybench.analysis.scaling.scaling` gives. Only steady points that are known well
+    enough are looked at, and only where there are two to choose from.
 
     Columns: run_id, workload, scaling, cuda_graph, world_size, params, by (throughput in
     samples/s, or samples_per_joule, where energy is known of two points), then of the best point:
@@ -27,10 +29,12 @@ def best_settings(scaled: pd.DataFrame) -> pd.DataFrame:
     where the intervals of the two step times leave open which is better (throughput only).
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in scaled.to_dict("records"):
-        if row["status"] == "ok" and (pd.isna(row["stable"]) or row["stable"]):
+    for record in scaled.to_dict("records"):
+        row = {str(name): value for name, value in record.items()}
+        is_steady = pd.isna(row["stable"]) or row["stable"]
+        if row["status"] == "ok" and is_steady and not is_imprecise(row):
             key = (*(str(row[name]) for name in _GROUP), *sorted(row["params"].items()))
-            groups.setdefault(key, []).append({str(k): v for k, v in row.items()})
+            groups.setdefault(key, []).append(row)
     found = [_best(rows, by) for rows in groups.values() for by in _SOUGHT]
     return pd.DataFrame([one for one in found if one is not None], columns=list(_COLUMNS))
 

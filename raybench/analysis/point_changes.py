@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.scaling import latest_attempts
+from raybench.doubts import BREAKDOWN, why_no_breakdown
 
 _PARTS = {
     "compute_ms": "compute",
@@ -28,7 +29,8 @@ _BUSY_PCT = 50
 # What this module needs of the tables `points` and `telemetry`.
 POINT_COLUMNS = (
     *("run_id", "point_id", "attempt", "status", "started_at", "duration_s", "step_ms_p50"),
-    *_PARTS,
+    "device_type",
+    *BREAKDOWN,
     *_STATES,
 )
 CLOCK_COLUMNS = ("time", "gpu_utilization_pct", "sm_clock_mhz")
@@ -49,12 +51,15 @@ class PointChange:
 def point_changes(base: Row, new: Row) -> tuple[PointChange, ...]:
     """The parts of the step that moved the way the step did, the largest first, then states.
 
+    No part where one of the two breakdowns contradicts its step.
+
     base, new: rows of `points` of one point, with `clock_mhz` of `with_clocks` where it is known.
     """
     step = new["step_ms_p50"] - base["step_ms_p50"]
+    is_broken_down = not (why_no_breakdown(base) or why_no_breakdown(new))
     parts = [
         PointChange(name=name, base=base[column], new=new[column], unit="ms")
-        for column, name in _PARTS.items()
+        for column, name in (_PARTS.items() if is_broken_down else ())
         if abs(step) > 0 and (new[column] - base[column]) / step >= _LEAST_SHARE
     ]
     parts.sort(key=lambda part: -abs(part.new - part.base))

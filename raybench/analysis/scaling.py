@@ -9,6 +9,13 @@ import pandas as pd
 
 from raybench.analysis.losses import LOSSES, lost_shares
 from raybench.analysis.ratios import ratio_range
+from raybench.doubts import (
+    BREAKDOWN,
+    WIDEST_INTERVAL,
+    half_interval,
+    is_imprecise,
+    why_no_breakdown,
+)
 from raybench.point import Precision, Scalar
 from raybench.rows import text
 
@@ -31,6 +38,7 @@ _DERIVED = {
     "memory_ratio": "float64",
     "samples_per_joule": "float64",
     "why": "object",
+    "why_no_breakdown": "object",
 }
 _UNKNOWN = dict.fromkeys(name for name, kind in _DERIVED.items() if kind == "float64")
 
@@ -57,6 +65,8 @@ def scaling(points: pd.DataFrame, baseline: Mapping[str, Scalar]) -> pd.DataFram
     * memory_ratio: peak_mem_allocated_bytes / that of the baseline point.
     * samples_per_joule: of all devices, in the timed iterations: samples/s per watt.
     * why: the reason for which an ok point with a throughput has no speed-up.
+    * why_no_breakdown: the reason for which the parts of the step, and what follows from them, are
+      null here though `points` has them.
     """
     latest = latest_attempts(points)
     rows: list[dict[str, Any]] = [
@@ -65,6 +75,7 @@ def scaling(points: pd.DataFrame, baseline: Mapping[str, Scalar]) -> pd.DataFram
     series: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         row |= _UNKNOWN | {"batch": _batch(row), "samples_per_joule": _samples_per_joule(row)}
+        row |= _checked_breakdown(row)
         row["is_baseline"] = bool(baseline) and all(
             _same(setting(row, name), value) for name, value in baseline.items()
         )
@@ -107,6 +118,13 @@ def setting_order(value: Any) -> tuple[int, float, str]:
     return (1, precisions.index(value), "") if value in precisions else (2, 0.0, str(value))
 
 
+def _checked_breakdown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of the breakdown, null where it contradicts the step, and the reason."""
+    reason = why_no_breakdown(row)
+    blanked = dict.fromkeys((*BREAKDOWN, "host_bound")) if reason else {}
+    return {**blanked, "why_no_breakdown": reason}
+
+
 def _series_key(row: Mapping[str, Any], baseline: Mapping[str, Scalar]) -> tuple[Any, ...]:
     names = ("run_id", *_SETTINGS, *filter(None, [batch_column(row)]))
     settings = tuple((name, str(row[name])) for name in names if name not in baseline)
@@ -138,9 +156,17 @@ def _scaled(row: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     is_serial = row["scaling"] == "strong" and devices > 1
     return {
         "efficiency": efficiency,
-        **lost_shares(row, base, efficiency),
+        **_lost_shares(row, base, efficiency),
         "serial_fraction": (1 / speed_up - 1 / devices) / (1 - 1 / devices) if is_serial else None,
     }
+
+
+def _lost_shares(
+    row: Mapping[str, Any], base: Mapping[str, Any], efficiency: float
+) -> Mapping[str, float | None]:
+    """None of them known where one of the two breakdowns contradicts its step."""
+    is_contradicted = row["why_no_breakdown"] or base["why_no_breakdown"]
+    return dict.fromkeys(LOSSES) if is_contradicted else lost_shares(row, base, efficiency)
 
 
 def _memory_ratio(row: Mapping[str, Any], base: Mapping[str, Any]) -> float | None:
@@ -204,6 +230,11 @@ def _why_no_base(base: Mapping[str, Any]) -> str | None:
         return f"clocks were held down at the baseline point{told}"
     if not pd.isna(base["stable"]) and not base["stable"]:
         return "baseline point is unsteady"
+    if is_imprecise(base):
+        return (
+            f"baseline point is known to ±{half_interval(base):.0%} only, "
+            f"worse than ±{WIDEST_INTERVAL:.0%}"
+        )
     return None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import setting, setting_order
+from raybench.doubts import is_imprecise
 from raybench.report import largest_batches, wording
 from raybench.report.findings import (
     CAUSES,
@@ -31,10 +32,12 @@ _UNSURE = 0.01
 _LEAST_LOSS = 0.01
 _DOUBTS = {
     "u": "unsteady",
+    "w": "known badly",
     "h": "host-bound",
     "t": "throttled",
     "s": "slowed by one rank",
     "n": "not alone",
+    "b": "without a breakdown",
 }
 
 
@@ -58,7 +61,8 @@ def lead(
 
 def _scaling(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -> str:
     """`3.48x on 4 GPUs, 87.0% (fp32, batch 1024); 77% of the loss is exposed communication`."""
-    rows = with_most_ranks(compared)
+    found = with_most_ranks(compared)
+    rows = _precise(found)
     names = varying_settings(rows, baseline) or ("precision", "batch")
     best, worst = (choose(rows, key=lambda row: row["speed_up"]) for choose in (max, min))
     on = f" on {rows[0]['world_size']} {ranks}"
@@ -66,7 +70,7 @@ def _scaling(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -
         told = _speed_up(best, names, on)
     else:
         told = f"at best {_speed_up(best, names, on)}, at worst {_speed_up(worst, names)}"
-    return "; ".join(filter(None, (told, _lost(rows))))
+    return "; ".join(filter(None, (told, _left_out(found), _lost(rows))))
 
 
 def _speed_up(row: Row, names: Sequence[str], on: str = "") -> str:
@@ -91,15 +95,31 @@ def _lost(rows: Sequence[Row]) -> str:
     losing = [row for row in rows if row["efficiency"] < 1 - _LEAST_LOSS and not _may_be_ideal(row)]
     if not losing:
         return ""
-    if not all(has_causes(row) for row in losing):
+    told = [row for row in losing if has_causes(row)]
+    contradicted = [row for row in losing if wording.known(row["why_no_breakdown"])]
+    if not told and contradicted:
+        return "what the rest is lost to is not known: the parts of the step exceed it"
+    if len(told) + len(contradicted) < len(losing):
         return "what the rest is lost to was not measured"
-    causes = [max(LOSSES, key=lambda name: _known(row[name])) for row in losing]
+    causes = [max(LOSSES, key=lambda name: _known(row[name])) for row in told]
     cause, count = Counter(causes).most_common(1)[0]
     if count < len(losing):
         return f"{CAUSES[cause]} is the largest loss in {count} of {len(losing)} settings"
     shares = [min(1.0, row[cause] / (1 - row["efficiency"])) for row in losing]
     least, most = f"{min(shares):.0%}", f"{max(shares):.0%}"
     return f"{most if least == most else f'{least} to {most}'} of the loss is {CAUSES[cause]}"
+
+
+def _precise(rows: Sequence[Row]) -> Sequence[Row]:
+    """Those of which a best and a worst may be told; all where none is known well enough."""
+    return [row for row in rows if not is_imprecise(row)] or rows
+
+
+def _left_out(rows: Sequence[Row]) -> str:
+    """How many points are known too badly to be the best or the worst."""
+    count = len(rows) - len(_precise(rows))
+    are = "is" if count == 1 else "are"
+    return f"{count} of {len(rows)} settings {are} left out, known worse than ±10%" if count else ""
 
 
 def _may_be_ideal(row: Row) -> bool:
@@ -126,7 +146,8 @@ def _against(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in compared:
         groups.setdefault(tuple(str(setting(row, name)) for name in baseline), []).append(row)
-    rows = max(groups.values(), key=lambda group: max(row["speed_up"] for row in group))
+    found = max(groups.values(), key=lambda group: max(row["speed_up"] for row in group))
+    rows = _precise(found)
     ends = [choose(rows, key=lambda row: row["speed_up"]) for choose in (min, max)]
     least, most = (wording.ratio(row["speed_up"]) + _unsure(row) for row in ends)
     names = varying_settings(rows, baseline) if len(rows) > 1 else ("precision", "batch")
@@ -135,7 +156,9 @@ def _against(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -
     return (
         f"{settings_words(rows[0], tuple(baseline), ranks)} is "
         f"{most if least == most else f'{least} to {most}'} times as fast as "
-        f"{_named(baseline)}{where}" + memory_range(rows).replace("; ", ", with ")
+        f"{_named(baseline)}{where}"
+        + memory_range(rows).replace("; ", ", with ")
+        + (f"; {left_out}" if (left_out := _left_out(found)) else "")
     )
 
 
@@ -158,7 +181,7 @@ def _most_samples(measured: Sequence[Row], ranks: str) -> str:
     known = [row for row in measured if wording.known(row["throughput"])]
     if not known:
         return ""
-    most = max(known, key=lambda row: row["throughput"])
+    most = max(_precise(known), key=lambda row: row["throughput"])
     varying = varying_settings(known, ("workload", "world_size", "precision", "batch"))
     names = ("precision", "batch", "world_size", *varying)
     return f"at most {wording.number(most['throughput'])} samples/s ({_where(most, names, ranks)})"
@@ -182,6 +205,7 @@ def _bandwidth(rows: Sequence[Row], name: str, what: str, ranks: str) -> str:
     for size in sizes:
         largest = max(setting_order(setting(row, size)) for row in chosen)
         chosen = [row for row in chosen if setting_order(setting(row, size)) == largest]
+    chosen = list(_precise(chosen))
     names = varying_settings(chosen, ("world_size",))
     ends = [choose(chosen, key=lambda row: row[name]) for choose in (min, max)]
     told = [
@@ -200,7 +224,7 @@ def _values(row: Row, names: Sequence[str]) -> str:
 
 def _operations(rows: Sequence[Row]) -> str:
     """`at most 793.8 TFLOP/s, 80.2% of the datasheet's peak (bf16, k=4096, m=4096, n=4096)`."""
-    best = max(rows, key=lambda row: row["achieved_tflops_per_device"])
+    best = max(_precise(rows), key=lambda row: row["achieved_tflops_per_device"])
     share = wording.percent(best["mfu_pct"] / 100) if wording.known(best["mfu_pct"]) else ""
     of_peak = f", {share} of the datasheet's peak" if share else ""
     where = _where(best, varying_settings(rows, ()))

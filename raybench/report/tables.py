@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raybench.analysis.scaling import batch_column, setting, setting_order
-from raybench.doubts import is_slowed_by_one_rank
+from raybench.doubts import is_imprecise, is_slowed_by_one_rank
 from raybench.report import wording
 
 Row = dict[str, Any]
@@ -28,12 +28,19 @@ def marks(row: Row) -> str:
     """What makes the number of a point doubtful, a letter each; wording.MARKS explains them."""
     found = {
         "u": wording.known(row["stable"]) and not row["stable"],
+        "w": is_imprecise(row),
         "h": wording.is_set(row["host_bound"]),
         "t": wording.is_set(row["throttled"]),
         "s": is_slowed_by_one_rank(row),
         "n": row["status"] == "ok" and wording.several(row["neighbours"]),
+        "b": has_no_breakdown(row),
     }
     return "".join(mark for mark, is_set in found.items() if is_set)
+
+
+def has_no_breakdown(row: Row) -> bool:
+    """Whether the parts of the step are left out because they contradict it."""
+    return wording.known(row["why_no_breakdown"])
 
 
 def _number(name: str) -> Callable[[Row], str]:
@@ -65,6 +72,7 @@ _RATES: tuple[_Column, ...] = (
     ("GEMM", _share("gemm_share_pct")),
 )
 _PARTS: tuple[_Column, ...] = (
+    (MARK_COLUMN, lambda row: "b" if has_no_breakdown(row) else ""),
     ("step", _number("step_ms_p50")),
     ("compute", _part("compute_ms")),
     ("optim", _part("optimizer_ms")),
@@ -203,7 +211,7 @@ def _step_column(rows: Sequence[Row]) -> _Column:
 
 
 def _is_broken_down(row: Row) -> bool:
-    return any(wording.known(row[name]) for name in _BROKEN_DOWN)
+    return has_no_breakdown(row) or any(wording.known(row[name]) for name in _BROKEN_DOWN)
 
 
 def _is_number(name: str, rows: Sequence[Row]) -> bool:

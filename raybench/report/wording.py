@@ -21,10 +21,12 @@ STATUS_WORDS = {
 # What the letters in the tables mean.
 MARKS = {
     "u": "unsteady, the warm-up did not settle or the step time drifts",
+    "w": "wide, the 95 % interval exceeds ±10 %",
     "h": "host-bound, the device waits for the host",
     "t": "throttled, clocks were held down",
     "s": "one rank is slower than the others",
-    "n": "another point ran on one of its nodes at the same time",
+    "n": "not alone, something else used its devices or nodes at the same time",
+    "b": "no breakdown, the parts exceed the step by more than 10 %",
 }
 _GIB = 2**30
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")

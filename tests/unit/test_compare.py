@@ -329,6 +329,7 @@ def test_another_gpu_is_a_change_and_another_process_on_the_cpu_is_none(
 def test_the_part_that_moved_with_the_step_is_named() -> None:
     names = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "wait_ms", "data_ms", "host_gap_ms")
     base = dict.fromkeys(names, 1.0) | {"step_ms_p50": 8.0, "throttled": False, "host_bound": None}
+    base |= {"device_type": "cuda", "local_step_ms": 8.0}
     new = base | {"step_ms_p50": 9.0, "comm_exposed_ms": 1.9, "compute_ms": 0.5, "throttled": True}
     found = point_changes({**base, "clock_mhz": 1980.0}, {**new, "clock_mhz": 1410.0})
     assert [one.name for one in found] == ["exposed communication", "throttled", "SM clock"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -11,10 +12,12 @@ from builders import make_failed, make_measure, make_measurement, make_point, ma
 
 from raybench import rows
 from raybench.analysis.best import best_settings
+from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import scaling
 from raybench.cli.results import load_summary
-from raybench.point import Precision
-from raybench.records import Record
+from raybench.doubts import BREAKDOWN
+from raybench.point import Precision, Scalar
+from raybench.records import Breakdown, Record
 from raybench.report.best import bests
 from raybench.report.lead import lead
 from raybench.schemas import TABLES
@@ -58,11 +61,12 @@ def point_rows(records: list[Record], baseline: dict[str, object]) -> list[dict[
 
 
 def frame(records: list[Record], baseline: dict[str, object], **columns: object) -> pd.DataFrame:
+    return scaling(table(records, **columns), baseline)  # type: ignore[arg-type]
+
+
+def table(records: list[Record], **columns: object) -> pd.DataFrame:
     content = [rows.point_row("run-a", r, make_measure()) | columns for r in records]
-    return scaling(
-        pd.DataFrame(content, columns=[column.name for column in TABLES["points"]]),
-        baseline,  # type: ignore[arg-type]
-    )
+    return pd.DataFrame(content, columns=[column.name for column in TABLES["points"]])
 
 
 def said(records: list[Record], baseline: dict[str, object]) -> str:
@@ -149,10 +153,78 @@ def test_the_best_settings_name_a_rival_that_cannot_be_told_apart() -> None:
     [best] = best_settings(found).to_dict("records")
     assert (best["precision"], best["batch"], best["world_size"]) == ("bf16", 64, 1)
     assert (best["value"], best["rival_point_id"]) == (16_000, None)
-    found["step_ms_ci_low"], found["step_ms_ci_high"] = 1.0, 20.0
-    [best] = best_settings(found).to_dict("records")
-    told = bests([best], found.to_dict("records"), "GPUs")  # type: ignore[arg-type]
+    close = frame([ran(1, 4.1), ran(1, 4.0, Precision.BF16)], {"world_size": 1})
+    close["step_ms_ci_low"] = close["step_ms_p50"] * 0.95
+    close["step_ms_ci_high"] = close["step_ms_p50"] * 1.05
+    [best] = best_settings(close).to_dict("records")
+    told = bests([best], close.to_dict("records"), "GPUs")  # type: ignore[arg-type]
     assert told == (("1 GPU", "bf16, batch 64: 16,000 samples/s; fp32, batch 64 may be as good"),)
+
+
+def known_to(share: float, record: Record) -> dict[str, object]:
+    """The row of a point whose interval is so wide to either side."""
+    [row] = table([record]).to_dict("records")
+    step_ms = float(row["step_ms_p50"])
+    ends = {"step_ms_ci_low": step_ms * (1 - share), "step_ms_ci_high": step_ms * (1 + share)}
+    return {str(name): value for name, value in row.items()} | ends
+
+
+def test_a_wide_interval_is_no_baseline() -> None:
+    base: dict[str, Scalar] = {"world_size": 1}
+    wide = pd.DataFrame([known_to(0.11, ran(1, 8.0)), known_to(0.01, ran(2, 9.0))])
+    found = scaling(wide, base)
+    assert found["speed_up"].isna().all()
+    assert set(found["why"]) == {"baseline point is known to ±11% only, worse than ±10%"}
+    enough = wide.assign(step_ms_ci_low=wide["step_ms_p50"] * 0.93)
+    assert scaling(enough, base)["speed_up"].notna().all()
+
+
+def test_a_wide_interval_is_never_the_best_and_the_lead_says_what_it_leaves_out() -> None:
+    base: dict[str, Scalar] = {"world_size": 1}
+    records = [ran(1, 8.0), ran(2, 4.0), ran(1, 8.0, Precision.BF16), ran(2, 8.0, Precision.BF16)]
+    wide = pd.DataFrame(
+        [known_to(share, r) for share, r in zip((0, 0.5, 0, 0), records, strict=True)]
+    )
+    found = scaling(wide, base)
+    told = lead(found.to_dict("records"), base, "GPUs")  # type: ignore[arg-type]
+    assert told == (
+        "2.00x on 2 GPUs, 100.0% (bf16, batch 64); 1 of 2 settings is left out, known worse than "
+        "±10%"
+    )
+    pair = found[found["world_size"] == 2]
+    assert best_settings(pair).empty
+
+
+def broken_down(world_size: int, step_ms: float, compute_ms: float) -> Record:
+    """A point whose local step took `compute_ms`."""
+    record = ran(world_size, step_ms)
+    parts = Breakdown(local_step_ms=compute_ms, device_ms=compute_ms, optimizer_ms=0.5)
+    ranks = tuple(replace(m, breakdown=parts) for m in record.measurements)
+    return replace(record, measurements=ranks)
+
+
+def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence() -> None:
+    base: dict[str, object] = {"world_size": 1}
+    found = frame([broken_down(1, 8.0, 8.0), broken_down(2, 8.9, 18.0)], base)
+    assert found["why_no_breakdown"].isna().tolist() == [True, False]
+    assert found["why_no_breakdown"].iloc[1] == (
+        "no breakdown: the parts come to 18 ms, the step takes 8.9 ms; the instrumented steps "
+        "were slower than the timed ones"
+    )
+    assert found["compute_ms"].tolist()[0] == pytest.approx(7.5)
+    point = found.iloc[1]
+    assert all(pd.isna(point[name]) for name in (*BREAKDOWN, "host_bound", *LOSSES))
+    assert lead(found.to_dict("records"), base, "GPUs") == (  # type: ignore[arg-type]
+        "1.80x on 2 GPUs, 89.9% (fp32, batch 64, without a breakdown); what the rest is lost to "
+        "is not known: the parts of the step exceed it"
+    )
+
+
+def test_a_baseline_whose_parts_exceed_its_step_explains_no_loss() -> None:
+    found = frame([broken_down(1, 8.0, 18.0), broken_down(2, 8.9, 8.9)], {"world_size": 1})
+    point = found.iloc[1]
+    assert point["compute_ms"] == pytest.approx(8.4)
+    assert all(pd.isna(point[name]) for name in LOSSES)
 
 
 def test_samples_per_joule_are_those_of_all_timed_steps() -> None:

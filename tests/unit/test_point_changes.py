@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.point_changes import with_clocks
+from raybench.analysis.point_changes import PointChange, point_changes, with_clocks
+from raybench.doubts import BREAKDOWN
 
 START = pd.Timestamp("2026-11-21 10:00:00.000001", tz="UTC")
 
@@ -43,3 +44,16 @@ def test_a_point_without_a_sample_has_no_clock_and_durations_need_not_be_whole_m
     clocks = with_clocks(points((0, 1 / 3), (1, 1.23456789)), telemetry((2, 1980, 90)))["clock_mhz"]
     assert np.isnan(clocks[0])
     assert clocks[1] == 1980.0
+
+
+def broken_down(step_ms, compute_ms):
+    nothing = dict.fromkeys((*BREAKDOWN, "throttled", "host_bound"), np.nan)
+    return {**nothing, "step_ms_p50": step_ms, "device_type": "cuda", "compute_ms": compute_ms}
+
+
+def test_a_part_is_told_unless_the_breakdown_contradicts_its_step():
+    base = broken_down(8.0, 7.0)
+    [part] = point_changes(base, broken_down(10.0, 9.0))
+    assert part == PointChange(name="compute", base=7.0, new=9.0, unit="ms")
+    assert point_changes(base, broken_down(10.0, 18.0)) == ()
+    assert point_changes(broken_down(8.0, 18.0), broken_down(10.0, 9.0)) == ()

@@ -511,6 +511,21 @@ def test_where_the_step_goes_is_a_table_of_its_own_without_the_parts_that_nobody
     ]
 
 
+def test_parts_that_exceed_the_step_are_left_blank_with_the_reason() -> None:
+    fits, exceeds = broken_down(1, 8.0), broken_down(4, 4.0)
+    summary = report([fits, exceeds])
+    scaling, parts = summary.tables
+    assert [row[scaling.columns.index("!")] for row in scaling.rows] == ["", "b"]
+    known = dict(zip(parts.columns, parts.rows[1], strict=True))
+    assert (known["!"], known["step"]) == ("b", scaling.rows[1][3].split()[0])
+    assert [known[name] for name in ("compute", "optim", "gap")] == [""] * 3
+    assert "b no breakdown, the parts exceed the step" in summary.explanation[-1]
+    assert summary.losses == ()
+    [said] = [said for said in summary.warnings if said.text.startswith("no breakdown")]
+    assert not [said for said in summary.warnings if "host-bound" in said.text]
+    assert said.count == 1
+
+
 def test_without_parts_nothing_is_said_of_instrumented_steps() -> None:
     measurement = make_measurement(0, [[8_000_000] * 6], flops_per_step=1e9)
     summary = report([make_record(make_point(), measurements=(measurement,))])
@@ -562,7 +577,7 @@ def test_a_point_that_was_not_alone_on_its_nodes_is_marked() -> None:
     table = summary.tables[0]
     place = table.columns.index("!")
     assert [row[place] for row in table.rows] == ["n", "", ""]
-    explained = "!: n another point ran on one of its nodes at the same time."
+    explained = "!: n not alone, something else used its devices or nodes at the same time."
     assert summary.explanation[-1] == explained
 
 
