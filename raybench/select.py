@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 
-from simpleeval import (  # type: ignore[import-untyped]
-    EvalWithCompoundTypes,
-    InvalidExpression,
-    NameNotDefined,
-)
+from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]
 
 from raybench.errors import UsageError
 from raybench.messages import shown, unknown
 from raybench.point import Point
 
-# Comparisons and arithmetic only: nothing in a filter can call or reach into anything.
-_REFUSED = (
-    *(ast.Attribute, ast.Call, ast.DictComp, ast.GeneratorExp, ast.ListComp),
-    # A width in a format, as in f"{1:1000000000}", takes as much memory.
-    *(ast.JoinedStr, ast.FormattedValue),
+_EXAMPLE = "world_size > 1 and precision == 'bf16'"
+_CONTAINERS = (ast.List, ast.Tuple, ast.Set)
+# All that an expression may be made of: nothing in it can call, reach into or build anything.
+_ALLOWED = (
+    *(ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare, ast.IfExp, ast.Constant, ast.Name),
+    *(ast.Subscript, ast.Slice, *_CONTAINERS),
+    *(ast.boolop, ast.unaryop, ast.operator, ast.cmpop, ast.expr_context),
 )
+_NAMES_OF_NODES = {
+    ast.Attribute: "an attribute",
+    ast.Call: "a call",
+    ast.Dict: "a mapping",
+    ast.FormattedValue: "a formatted text",
+    ast.JoinedStr: "a formatted text",
+    ast.GeneratorExp: "a comprehension",
+    ast.Lambda: "a function",
+    ast.ListComp: "a comprehension",
+}
 _MAX_CHARACTERS = 1000
 _MAX_BITS = 4096
+# Parts of the expression times points: a second or two.
+_MAX_EVALUATIONS = 10_000_000
 
 
 def select_points(
@@ -36,22 +47,77 @@ def select_points(
     if len(expression) > _MAX_CHARACTERS:
         raise UsageError(f"{option}: at most {_MAX_CHARACTERS} characters")
     label = f"{option} {expression if expression.isprintable() else shown(expression)}"
-    evaluator = EvalWithCompoundTypes(functions={})
-    for node in _REFUSED:
-        evaluator.nodes.pop(node, None)
-    evaluator.operators.update({ast.Mod: _remainder, ast.Pow: _power})
     tree = _parsed(expression, label)
-    kept = tuple(point for point in points if _holds(evaluator, tree, point, label))
+    if complaint := _complaint(tree, len(points)):
+        raise UsageError(f"{label}: {complaint}")
+    evaluator = _evaluator()
+    kept = []
+    for point in points:
+        try:
+            if _holds(evaluator, tree, point):
+                kept.append(point)
+        except NameNotDefined as error:
+            raise UsageError(f"{label}: {_unknown_name(error.name, point, points)}") from error
+        except Exception as error:
+            # The expression is the user's, and so is whatever Python says to it.
+            raise UsageError(f"{label}: {_reason(error)}") from error
     if not kept:
         raise UsageError(f"{label}: keeps none of the {len(points)} points")
-    return kept
+    return tuple(kept)
 
 
-def _remainder(left: float, right: float) -> float:
-    """simpleeval's would also format text: `'%1000000000d' % 1`."""
-    if isinstance(left, str | bytes):
-        raise TypeError("% is for numbers only")
-    return left % right
+def _parsed(expression: str, label: str) -> ast.expr:
+    try:
+        with warnings.catch_warnings():
+            # What Python remarks on, as the escape in '\d', would be printed.
+            warnings.simplefilter("ignore")
+            # Not by simpleeval, which takes statements such as `world_size = 2` and ignores them.
+            return ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # MemoryError is what Python says to parentheses nested too deep.
+        reason = getattr(error, "msg", None) or " ".join(str(error).split())
+        message = f"{label}: not an expression: {reason}; write it as in {_EXAMPLE}"
+        raise UsageError(message) from error
+
+
+def _complaint(tree: ast.expr, points: int) -> str | None:
+    """Why the expression is not evaluated at all: what it is made of, and its size."""
+    nodes = list(ast.walk(tree))
+    for node in nodes:
+        inside = ast.iter_child_nodes(node) if isinstance(node, _CONTAINERS) else ()
+        if any(isinstance(child, _CONTAINERS) for child in inside):
+            return "a list cannot hold lists"
+        if not isinstance(node, _ALLOWED):
+            what = _NAMES_OF_NODES.get(type(node), f"{type(node).__name__}")
+            return f"{what} is not allowed; compare settings, as in {_EXAMPLE}"
+    if (count := len(nodes) * points) > _MAX_EVALUATIONS:
+        return (
+            f"too long for {points:,} points: {len(nodes)} parts x points is {count:,}, at most "
+            f"{_MAX_EVALUATIONS:,}; shorten it, or the job"
+        )
+    return None
+
+
+def _evaluator() -> EvalWithCompoundTypes:
+    evaluator = EvalWithCompoundTypes(functions={})
+    for operator in (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.LShift):
+        evaluator.operators[operator] = _of_numbers(evaluator.operators[operator])
+    evaluator.operators[ast.Pow] = _of_numbers(_power)
+    return evaluator
+
+
+def _of_numbers(operate: Callable[[float, float], float]) -> Callable[[float, float], float]:
+    """simpleeval's operators also multiply lists and format texts: gigabytes from a few digits."""
+
+    def operate_on_numbers(left: float, right: float) -> float:
+        if not isinstance(left, int | float) or not isinstance(right, int | float):
+            raise TypeError("arithmetic is for numbers only")
+        result = operate(left, right)
+        if isinstance(result, int) and result.bit_length() > _MAX_BITS:
+            raise ValueError(f"the number is too large: at most {_MAX_BITS} bits")
+        return result
+
+    return operate_on_numbers
 
 
 def _power(base: float, exponent: float) -> float:
@@ -63,27 +129,26 @@ def _power(base: float, exponent: float) -> float:
     return result
 
 
-def _parsed(expression: str, label: str) -> ast.expr:
-    try:
-        # Not by simpleeval, which takes statements such as `world_size = 2` and ignores them.
-        return ast.parse(expression.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        # MemoryError is what Python says to parentheses nested too deep.
-        reason = getattr(error, "msg", None) or " ".join(str(error).split())
-        example = "world_size > 1 and precision == 'bf16'"
-        message = f"{label}: not an expression: {reason}; write it as in {example}"
-        raise UsageError(message) from error
-
-
-def _holds(evaluator: EvalWithCompoundTypes, tree: ast.expr, point: Point, label: str) -> bool:
+def _holds(evaluator: EvalWithCompoundTypes, tree: ast.expr, point: Point) -> bool:
     evaluator.names = point.settings
-    try:
-        answer = evaluator.eval("", previously_parsed=tree)
-    except NameNotDefined as error:
-        message = unknown("setting", error.name, point.settings)
-        raise UsageError(f"{label}: {message}") from error
-    except (InvalidExpression, ArithmeticError, TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"{label}: {' '.join(str(error).split())}") from error
+    answer = evaluator.eval("", previously_parsed=tree)
     if not isinstance(answer, bool):
-        raise UsageError(f"{label}: must be true or false, gives {shown(answer)}")
+        raise TypeError(f"must be true or false, gives {shown(answer)}")
     return answer
+
+
+def _unknown_name(name: str, point: Point, points: Iterable[Point]) -> str:
+    """Most often a text without its quotes: `precision == bf16`."""
+    for other in points:
+        for setting, value in other.settings.items():
+            if value == name:
+                quoted = f"{setting} == {name!r}"
+                return f"{name} is a value of {setting}, and a text needs quotes: {quoted}"
+    return unknown("setting", name, point.settings) + f"; a text needs quotes: {name!r}"
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, KeyError | RecursionError) or not text:
+        return f"{type(error).__name__}: {text}".removesuffix(": ")
+    return text
