@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from raybench import job_rules, registry
 from raybench.errors import JobError, UsageError
@@ -31,16 +31,26 @@ from raybench.job_sections import (
     WorkloadSection,
 )
 from raybench.messages import KeyPath, Problem, dotted, rule_of, unknown
-from raybench.point import Scalar
+from raybench.plan import plan_problems
+from raybench.point import RUN_SETTINGS, Scalar
 from raybench.yaml_source import YamlSource, read_source
 
 __all__ = ["Job", "Measure", "Span", "job_schema", "load_job"]
 
 
+def _one(value: object) -> object:
+    """A literal alone would take what equals it: true, and 1.0."""
+    if type(value) is not int:
+        raise PydanticCustomError("one", "must be 1")
+    return value
+
+
 class Job(Section):
     """A job file of raybench: a workload, the axes of the sweep, how to measure."""
 
-    version: Literal[1] = Field(description="Version of the job file format.")
+    version: Annotated[Literal[1], BeforeValidator(_one)] = Field(
+        description="Version of the job file format."
+    )
     name: Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = Field(
         description="Name of the job, part of every run_id."
     )
@@ -145,6 +155,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     if job is not None:
         job._source = source
         problems += _not_below(problems, _check_meaning(job, problems))
+        problems += _check_plan(job, problems)
     if job is None or problems:
         raise JobError(source.explain_all(problems))
     return job
@@ -198,11 +209,25 @@ def _sound_part(data: Mapping[str, Any], problems: Sequence[Problem]) -> dict[st
 
 def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
     """Check the job against its workload, which must be imported for that."""
+    unsound = [problem.path for problem in problems]
+    found: list[Problem] = []
     try:
         settings = registry.settings(registry.load(job.workload.kind))
     except UsageError as error:
-        return [Problem(path=("workload", "kind"), message=str(error))]
+        found.append(Problem(path=("workload", "kind"), message=str(error)))
+        # What every workload has can be checked all the same.
+        settings = {name: registry.run_setting(name) for name in RUN_SETTINGS}
+        return found + job_rules.check_run_settings(job, settings, unsound)
     job._settings = settings
-    damaged = {problem.path[0] for problem in problems}
-    is_whole = damaged.isdisjoint({"workload", "matrix", "zip", "include"})
-    return job_rules.check(job, settings, is_whole=is_whole)
+    return job_rules.check(job, settings, unsound)
+
+
+def _check_plan(job: Job, problems: Sequence[Problem]) -> list[Problem]:
+    """What is wrong with the points, said beside other problems that leave them as they are.
+
+    Without any, it is said when the plan is made.
+    """
+    shaping = {"workload", "matrix", "zip", "exclude", "include", "baseline"}
+    if not problems or any(not p.path or p.path[0] in shaping for p in problems):
+        return []
+    return plan_problems(job)

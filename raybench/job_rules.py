@@ -3,43 +3,80 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raybench.messages import KeyPath, Problem, did_you_mean, dotted, unknown
-from raybench.point import BATCH_SIZES, RUN_SETTINGS
+from raybench.messages import KeyPath, Problem, did_you_mean, dotted, shown, unknown
+from raybench.point import BATCH_SIZES, RUN_SETTINGS, Scalar
 from raybench.registry import Setting
 
 if TYPE_CHECKING:
     from raybench.job import Job
 
 MAX_POINTS = 100_000
+_LISTED_VALUES = 8
 _Settings = Mapping[str, Setting]
 
 
-def check(job: Job, settings: _Settings, *, is_whole: bool) -> list[Problem]:
+def check(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> list[Problem]:
     """All that is wrong with `job`, given the `settings` that a point of its workload has.
 
-    is_whole: whether nothing was taken out of the job for being wrong; only then can it be
-    said that something is missing.
+    unsound: paths of what was taken out of the job for being wrong; it was given all the same.
     """
     problems = [
         *_check_workload(job, settings),
         *_check_axes(job, settings),
-        *_check_repeated_axes(job),
-        *_check_zip_lengths(job),
-        *_check_search(job),
+        *_check_shape(job),
         *_check_points(job, settings),
     ]
+    damaged = {path[0] for path in unsound if path}
+    # A merge key may have given any axis.
+    is_whole = damaged.isdisjoint({"zip", "include"}) and not {
+        ("matrix",),
+        ("matrix", "<<"),
+    } & set(unsound)
     if is_whole:
-        problems += [*_check_sizes(job, settings), *_check_required(job, settings)]
-        problems += [*_check_include_is_full(job), *_check_count(job)]
+        axes = _axes_given(job, unsound)
+        fixed = {*job.workload.parameters, *_named_below("workload", unsound)}
+        problems += _check_sizes(job, settings, axes)
+        problems += _check_required(job, settings, axes, fixed)
+        problems += _check_include_is_full(job, axes)
+        problems += _check_baseline(job, settings, [*unsound, *(p.path for p in problems)])
+        problems += () if "matrix" in damaged else _check_count(job)
     return problems
+
+
+def check_run_settings(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> list[Problem]:
+    """What can be said of a job whose workload is not known: `settings` are those of all."""
+    problems = [
+        *_check_axes(job, settings, others_are_unknown=True),
+        *_check_shape(job),
+        *_check_points(job, settings, others_are_unknown=True),
+    ]
+    damaged = {path[0] for path in unsound if path}
+    if damaged.isdisjoint({"zip", "include", "matrix"}):
+        problems += _check_baseline(job, settings, [*unsound, *(p.path for p in problems)])
+    return problems
+
+
+def _check_shape(job: Job) -> Iterator[Problem]:
+    yield from _check_repeated_axes(job)
+    yield from _check_zip_lengths(job)
+    yield from _check_search(job)
 
 
 def axis_names(job: Job) -> list[str]:
     """The names of all axes, in their order."""
     return [*job.matrix, *(name for entry in job.zip for name in entry)]
+
+
+def _axes_given(job: Job, unsound: Sequence[KeyPath]) -> list[str]:
+    """The names of all axes, those with unsound values included."""
+    return list(dict.fromkeys([*axis_names(job), *_named_below("matrix", unsound)]))
+
+
+def _named_below(section: str, paths: Sequence[KeyPath]) -> list[str]:
+    return [str(path[1]) for path in paths if len(path) > 1 and path[0] == section]
 
 
 def _check_workload(job: Job, settings: _Settings) -> Iterator[Problem]:
@@ -54,8 +91,13 @@ def _check_workload(job: Job, settings: _Settings) -> Iterator[Problem]:
             yield from _check_value(settings[name], path, value)
 
 
-def _check_axes(job: Job, settings: _Settings) -> Iterator[Problem]:
-    """The keys and values of matrix, zip and exclude."""
+def _check_axes(
+    job: Job, settings: _Settings, *, others_are_unknown: bool = False
+) -> Iterator[Problem]:
+    """The keys and values of matrix, zip and exclude.
+
+    others_are_unknown: nothing can be said of a name that is not in `settings`.
+    """
     groups: list[tuple[KeyPath, Mapping[str, tuple[object, ...]], str]]
     groups = [(("matrix",), job.axes, "axis")]
     groups += [(("zip", number), entry, "axis") for number, entry in enumerate(job.zip)]
@@ -65,23 +107,26 @@ def _check_axes(job: Job, settings: _Settings) -> Iterator[Problem]:
             yield Problem(path=path, message="must not be empty")
         for name, values in group.items():
             if name not in settings:
-                yield _unknown_setting(job, settings, (*path, name), what)
+                if not others_are_unknown:
+                    yield _unknown_setting(job, settings, (*path, name), what)
                 continue
             for index, value in enumerate(values):
                 yield from _check_value(settings[name], (*path, name, index), value)
 
 
-def _check_points(job: Job, settings: _Settings) -> Iterator[Problem]:
+def _check_points(
+    job: Job, settings: _Settings, *, others_are_unknown: bool = False
+) -> Iterator[Problem]:
     """The keys and values of include and baseline."""
     groups: list[tuple[KeyPath, Mapping[str, object]]]
     groups = [(("include", number), entry) for number, entry in enumerate(job.include)]
     groups += [(("baseline",), job.baseline)]
     for path, group in groups:
         for name, value in group.items():
-            if name not in settings:
-                yield _unknown_setting(job, settings, (*path, name), "setting")
-            else:
+            if name in settings:
                 yield from _check_value(settings[name], (*path, name), value)
+            elif not others_are_unknown:
+                yield _unknown_setting(job, settings, (*path, name), "setting")
 
 
 def _unknown_setting(job: Job, known: Collection[str], path: KeyPath, what: str) -> Problem:
@@ -142,11 +187,10 @@ def _check_zip_lengths(job: Job) -> Iterator[Problem]:
             yield Problem(path=("zip", number), message=message)
 
 
-def _check_sizes(job: Job, settings: _Settings) -> Iterator[Problem]:
+def _check_sizes(job: Job, settings: _Settings, axes: Sequence[str]) -> Iterator[Problem]:
     """Exactly one of batch_size and global_batch_size, the same one everywhere."""
     if not any(name in settings for name in BATCH_SIZES):
         return
-    axes = axis_names(job)
     groups: list[tuple[KeyPath, Collection[str]]]
     groups = [(("include", number), entry) for number, entry in enumerate(job.include)]
     if axes or not groups:
@@ -164,22 +208,55 @@ def _check_sizes(job: Job, settings: _Settings) -> Iterator[Problem]:
             yield Problem(path=path, message=message)
 
 
-def _check_required(job: Job, settings: _Settings) -> Iterator[Problem]:
-    given = {*job.workload.parameters, *axis_names(job)}
+def _check_required(
+    job: Job, settings: _Settings, axes: Sequence[str], fixed: Collection[str]
+) -> Iterator[Problem]:
     for setting in settings.values():
         in_all = bool(job.include) and all(setting.name in entry for entry in job.include)
-        is_given = setting.name in given or (in_all and not axis_names(job))
+        is_given = setting.name in {*fixed, *axes} or (in_all and not axes)
         if setting.is_required and not is_given:
             path = ("workload", setting.name)
             yield Problem(path=path, at_key=True, message="required, but not given")
 
 
-def _check_include_is_full(job: Job) -> Iterator[Problem]:
+def _check_include_is_full(job: Job, axes: Sequence[str]) -> Iterator[Problem]:
     for number, entry in enumerate(job.include):
-        missing = [n for n in axis_names(job) if n not in entry and n not in BATCH_SIZES]
+        missing = [n for n in axes if n not in entry and n not in BATCH_SIZES]
         if missing:
             message = f"must give every axis of the job, lacks {', '.join(missing)}"
             yield Problem(path=("include", number), message=message)
+
+
+def _check_baseline(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> Iterator[Problem]:
+    """Each setting of a baseline that the job gives is one that some point has."""
+    unsure = {key for path in unsound for key in path}
+    if "baseline" not in job.model_fields_set:
+        return
+    for name, value in job.baseline.items():
+        known = _values_given(job, settings, name) if name in settings else []
+        if name in unsure or not known or settings[name].accept(value) in known:
+            continue
+        have = ", ".join(map(shown, known[:_LISTED_VALUES]))
+        more = ", ..." if len(known) > _LISTED_VALUES else ""
+        message = f"no point has {name} {shown(value)}; the points have {have}{more}"
+        yield Problem(path=("baseline", name), message=message)
+
+
+def _values_given(job: Job, settings: _Settings, name: str) -> list[Scalar]:
+    """The values that the points have of a setting, in the order given; none where it is derived
+    or searched.
+    """
+    if name == "batch_size" and job.batch_search is not None:
+        return []
+    given: list[object] = [
+        *job.axes.get(name, ()),
+        *(value for entry in job.zip for value in entry.get(name, ())),
+    ]
+    if not given and (axis_names(job) or not job.include):
+        given += [job.workload.parameters.get(name, settings[name].default)]
+    given += [entry[name] for entry in job.include if name in entry]
+    accept = settings[name].accept
+    return list(dict.fromkeys(accept(value) for value in given if value is not None))
 
 
 def _check_count(job: Job) -> Iterator[Problem]:

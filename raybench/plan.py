@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from raybench.messages import KeyPath, Problem
+from raybench.messages import KeyPath, Problem, shown
 from raybench.point import BATCH_SIZES, RUN_SETTINGS, Point, Precision, Scalar
 
 if TYPE_CHECKING:
@@ -56,11 +56,37 @@ class _Candidate:
 _Choice = tuple[tuple[str, Scalar, KeyPath], ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Worked:
+    """What the axes of a job come to: points by their ids, what is wrong, what is remarkable."""
+
+    points: Mapping[str, Point]
+    problems: Sequence[Problem]
+    remarks: Sequence[Problem]
+
+
 def make_plan(job: Job) -> Plan:
     """The points of `job` in their order: the product of its axes, then the included ones.
 
-    Raises JobError when a global batch size does not divide, or no point is left.
+    Raises JobError when a global batch size does not divide, no point is left, or none has the
+    baseline that the job gives.
     """
+    worked = _work_out(job)
+    if worked.problems:
+        raise job.error(worked.problems)
+    return Plan(
+        points=tuple(worked.points.values()),
+        warnings=tuple(map(job.explain, worked.remarks)),
+        batch_search=job.batch_search,
+    )
+
+
+def plan_problems(job: Job) -> list[Problem]:
+    """Why `make_plan` would refuse the job."""
+    return list(_work_out(job).problems)
+
+
+def _work_out(job: Job) -> _Worked:
     excludes = _Excludes(job)
     product = [candidate for candidate in _product(job) if not excludes.match(candidate.values)]
     candidates = [*product, *_included(job)]
@@ -77,17 +103,19 @@ def make_plan(job: Job) -> Plan:
             points[point.point_id] = point
     if not candidates:
         problems[()] = Problem(path=("exclude",), message="leaves no point to run")
-    if problems:
-        raise job.error(list(problems.values()))
-    remarks = [
-        *excludes.remarks(),
-        *_duplicate_remarks(duplicates),
-        *_remarks(job, points.values()),
-    ]
-    return Plan(
-        points=tuple(points.values()),
-        warnings=tuple(map(job.explain, remarks)),
-        batch_search=job.batch_search,
+    baseline = _baseline_remark(job, points.values()) if points else None
+    is_given = "baseline" in job.model_fields_set
+    if baseline and is_given:
+        problems[baseline.path] = baseline
+    return _Worked(
+        points=points,
+        problems=list(problems.values()),
+        remarks=[
+            *excludes.remarks(),
+            *_duplicate_remarks(duplicates),
+            *([baseline] if baseline and not is_given else []),
+            *_budget_remarks(job),
+        ],
     )
 
 
@@ -225,14 +253,24 @@ def _duplicate_remarks(duplicates: Mapping[KeyPath, int]) -> list[Problem]:
     ]
 
 
-def _remarks(job: Job, points: Collection[Point]) -> list[Problem]:
-    remarks = []
+def _baseline_remark(job: Job, points: Collection[Point]) -> Problem | None:
+    """That no point has the settings of the baseline, and which of them come nearest."""
     baseline = {name: job.settings[name].accept(value) for name, value in job.baseline.items()}
-    if not any(baseline.items() <= point.settings.items() for point in points):
-        message = "no point of the plan has these settings, so the report shows no speed-up"
-        remarks.append(Problem(path=("baseline",), message=message))
+    nearest = max(points, key=lambda point: len(baseline.items() & point.settings.items()))
+    if baseline.items() <= nearest.settings.items():
+        return None
+    wanted = ", ".join(f"{name}: {shown(value)}" for name, value in baseline.items())
+    have = ", ".join(f"{name}: {shown(nearest.settings.get(name))}" for name in baseline)
+    message = (
+        f"no point has {{{wanted}}}, so there is no speed-up; the nearest has {{{have}}}; "
+        "baseline: {} compares nothing"
+    )
+    return Problem(path=("baseline",), message=message)
+
+
+def _budget_remarks(job: Job) -> list[Problem]:
     budget_s = job.measure.repeats * job.measure.max_seconds
-    if job.measure.timeout_s <= budget_s:
-        message = f"a slow point is stopped before its budget of {budget_s:g} s is used"
-        remarks.append(Problem(path=("measure", "timeout_s"), message=message))
-    return remarks
+    if job.measure.timeout_s > budget_s:
+        return []
+    message = f"a slow point is stopped before its budget of {budget_s:g} s is used"
+    return [Problem(path=("measure", "timeout_s"), message=message)]

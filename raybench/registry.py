@@ -12,6 +12,7 @@ import re
 import sys
 import typing
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,7 +126,9 @@ def _import(name: str) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        return importlib.import_module(name)
+        # What the module prints is no part of a result, as of `plan --json`.
+        with redirect_stdout(sys.stderr):
+            return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         # A user's module may raise anything at all while it is imported.
         reason = " ".join(str(error).split())
@@ -172,12 +175,14 @@ def settings(workload_class: type) -> dict[str, Setting]:
     Raises UsageError as `parameters`.
     """
     absent = () if getattr(workload_class, "takes_batch_size", True) else BATCH_SIZES
-    run_settings = [
-        _setting(name, annotation, default, is_required=False, description=description)
-        for name, (annotation, default, description) in _RUN_SETTINGS.items()
-        if name not in absent
-    ]
+    run_settings = [run_setting(name) for name in _RUN_SETTINGS if name not in absent]
     return {setting.name: setting for setting in (*run_settings, *parameters(workload_class))}
+
+
+def run_setting(name: str) -> Setting:
+    """A setting that does not depend on the workload: one of `point.RUN_SETTINGS`."""
+    annotation, default, description = _RUN_SETTINGS[name]
+    return _setting(name, annotation, default, is_required=False, description=description)
 
 
 def _parameter(class_name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> Setting:

@@ -13,6 +13,7 @@ from raybench.yaml_tree import Tree, parse_tree, position_after
 
 MAX_FILE_BYTES = 100_000  # far above any real job; the parser needs seconds for more
 _LABEL_CHARACTERS = 60
+_MOST_LINES = 50
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,14 +40,15 @@ class YamlSource:
         return f"{self.name}:{line}:{column}: {subject}{problem.message}"
 
     def explain_all(self, problems: Iterable[Problem]) -> str:
-        """One line per problem, in the order of the file, overrides last."""
+        """One line per problem, in the order of the file, overrides last; the rest is counted."""
 
         def order(problem: Problem) -> tuple[bool, Position]:
             return self._override_of(problem) is not None, self._position(problem)
 
-        return "\n".join(
-            dict.fromkeys(self.explain(problem) for problem in sorted(problems, key=order))
-        )
+        lines = list(dict.fromkeys(map(self.explain, sorted(problems, key=order))))
+        if len(lines) > _MOST_LINES:
+            lines[_MOST_LINES:] = [f"{self.name}: and {len(lines) - _MOST_LINES:,} more"]
+        return "\n".join(lines)
 
     def _override_of(self, problem: Problem) -> str | None:
         if problem.position is not None:
@@ -99,6 +101,9 @@ def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
 
 def _read_text(path: Path) -> str:
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            # To read it could wait without end, and a resumed run reads the file again.
+            raise JobError(f"{path}:1:1: a job is a regular file; save it to one first")
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:

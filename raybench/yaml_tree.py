@@ -24,6 +24,29 @@ _NULL, _BOOL, _INT, _FLOAT = (
 )
 
 
+# How a message of the parser begins -> what to do.
+_SYNTAX = {
+    "found character '\\t'": "a tab cannot indent; use spaces",
+    "expected ',' or '}'": "expected ',' or '}'; does the mapping from line {line} end?",
+    "expected ',' or ']'": "expected ',' or ']'; does the list from line {line} end?",
+    "expected <block end>": "the line does not go on with what is above it; "
+    "is it indented as its neighbours, are all brackets and quotes closed?",
+    "mapping values are not allowed here": "a ':' cannot stand here; "
+    "is the line indented as its neighbours, or does a text with ': ' lack its quotes?",
+    "could not find expected ':'": "a key without its ':'; write key: value",
+    "expected the node content": "a value is expected here",
+    "sequence entries are not allowed here": "a '-' of a list cannot stand here; "
+    "put it on a line of its own",
+    "mapping keys are not allowed here": "a '?' cannot stand here",
+    "found unexpected end of stream": "the file ends inside a quoted text; close the quotes",
+    "found unexpected document separator": "'---' or '...' inside a quoted text; close the quotes",
+    "expected '<document start>'": "one mapping only; is this line indented as its neighbours?",
+    "found character": "this character cannot begin a value; put the text into quotes",
+    "expected alphabetic or numeric character": "an anchor (&) or alias (*) without a name; "
+    "put the text into quotes",
+}
+
+
 @dataclass(slots=True, kw_only=True)
 class Tree:
     """What a YAML text says, as dicts, lists and scalars, and where each of them stands.
@@ -61,6 +84,7 @@ def parse_tree(text: str) -> Tree:
 
 def _syntax_problem(error: Exception, text: str) -> Problem:
     position = (1, 1)
+    start = 1
     reason = str(error)
     if isinstance(error, ReaderError):
         position = position_after(text[: error.position])
@@ -68,10 +92,21 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
     elif isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         position = (mark.line + 1, mark.column + 1) if mark else position
+        start = error.context_mark.line + 1 if error.context_mark else start
         reason = str(error.problem or error.context)
-    if reason.startswith("found character '\\t'"):
-        reason = "a tab cannot indent; use spaces"
-    return Problem(position=position, message=f"not YAML: {' '.join(reason.split())}")
+    reason = _in_plain_words(" ".join(reason.split()), start)
+    return Problem(position=position, message=f"not YAML: {reason}")
+
+
+def _in_plain_words(reason: str, line: int) -> str:
+    """What the parser says, without the names of its tokens. line: where it began to look."""
+    known = (
+        text.replace("{line}", str(line))
+        for start, text in _SYNTAX.items()
+        if reason.startswith(start)
+    )
+    # The rest are of escapes, tags and directives, and name characters alone.
+    return next(known, reason)
 
 
 class _ReadingEndsError(Exception):
@@ -204,7 +239,8 @@ class _TreeBuilder:
             # Python refuses to read thousands of digits; "0x_" is no number either.
             return 0, f"not an integer that can be read: {text}"
         if abs(number) > _INT64_MAX:
-            return number, f"an integer must fit into 64 bits, given {text}"
+            # Not the number: Python refuses to write one of thousands of digits into a message.
+            return 0, f"an integer must fit into 64 bits, given {text}"
         return number, None
 
     def _check_decoration(self, path: KeyPath, event: Any) -> None:

@@ -48,6 +48,16 @@ class _LateGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """click tells the nearest option, but not the nearest command."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from raybench.messages import unknown
+
+            raise click.UsageError(unknown("command", args[0], COMMANDS), ctx)
+        return super().resolve_command(ctx, args)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names alone: to tell what each does, click would import them all."""
         names = [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete)]
@@ -67,13 +77,19 @@ def _tell(error: click.ClickException) -> None:
         return
     context = error.ctx if isinstance(error, click.UsageError) else None
     told = " ".join(error.format_message().split()).removesuffix(".")
-    _complain(told if context is None else f"{told}; see: {context.command_path} --help")
+    # Who is told the name that was meant needs no help.
+    if context is not None and not told.endswith("?"):
+        told += f"; see: {context.command_path} --help"
+    _complain(told)
 
 
 def _complain(text: str) -> None:
     """Each line on stderr. What it holds of a job or a path does not control the terminal."""
+    from raybench.cli.typed import program
     from raybench.report.wording import printable
 
+    # What a message says in backticks is to be typed.
+    text = text.replace("`raybench ", f"`{program()} ")
     click.echo("\n".join(map(printable, text.split("\n"))), err=True)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from raybench.cli.output import COLUMNS_OF_TABLES, json_text, scalar_text, table_text, write_result
+from raybench.cli.typed import command, program
 from raybench.report.wording import printable
 
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
@@ -38,7 +39,7 @@ def init_command(file: Path) -> None:
         raise UsageError(message) from error
     except OSError as error:
         raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
-    told = printable(f"{file}: written; look at its points with: raybench plan {file}")
+    told = printable(f"{file}: written; look at its points with: {command('plan', str(file))}")
     write_result(f"{told}\n")
 
 
@@ -56,7 +57,7 @@ def workloads_command(name: str | None, as_json: bool) -> None:
     elif name is None:
         table = table_text(["name", "what is timed"], [[d["name"], d["doc"]] for d in described])
         write_result(
-            f"{table}\nParameters: raybench workloads NAME. Your own: package.module:Class.\n"
+            f"{table}\nParameters: {program()} workloads NAME. Your own: package.module:Class.\n"
         )
     else:
         title = click.wrap_text(f"{name}: {described[0]['doc']}", COLUMNS_OF_TABLES)

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from raybench.cli.start import Start, device_key
 from raybench.cli.stderr import say
+from raybench.cli.typed import command
 from raybench.errors import ClusterError
 from raybench.records import Device, Record, Status
 from raybench.run import Run, RunStatus
@@ -91,17 +92,20 @@ class RunRows:
             return
         self._is_told = True
         text = f"{what} before any point finished"
-        # Points that were cut short are run again when the run goes on.
-        cut_short = (Status.CANCELLED, Status.LOST)
-        ended = [status for status in self._ended.values() if status not in cut_short]
-        if ended:
-            points = "point is" if len(ended) == 1 else "points are"
-            failed = sum(status in (Status.OOM, Status.ERROR, Status.TIMEOUT) for status in ended)
-            text = (
-                f"{what}: {len(ended)} finished {points} kept"
-                f"{f', {failed} of them failed' if failed else ''}; "
-                f"see: raybench report {self.store.run_id} --results {self.store.root}"
-            )
+        # As `raybench list` counts them: a point that was cut short is not finished.
+        run = counted(self._run, self._ended)
+        if count := run.points_ok + run.points_failed + run.points_skipped:
+            points = "point is" if count == 1 else "points are"
+            text = f"{what}: {count} finished {points} kept{_how_they_ended(run)}; see: "
+            text += command("report", self.store.run_id, "--results", str(self.store.root))
         if self.left:
             say(self.console, f"go on with: {self.start.resume_command}")
         say(self.console, text)
+
+
+def _how_they_ended(run: Run) -> str:
+    """` (4 ok, 3 failed)`; empty where all are ok."""
+    told = {"ok": run.points_ok, "failed": run.points_failed, "skipped": run.points_skipped}
+    if not run.points_failed and not run.points_skipped:
+        return ""
+    return " (" + ", ".join(f"{count} {word}" for word, count in told.items() if count) + ")"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import socket
 import sys
 from dataclasses import replace
@@ -17,6 +16,7 @@ from click.core import ParameterSource
 
 from raybench.cli.completion import complete_run
 from raybench.cli.options import overrides_option
+from raybench.cli.typed import command
 from raybench.environment import git_commit, measured_variables, package_versions
 from raybench.errors import UsageError
 from raybench.run import Run, RunStatus
@@ -209,7 +209,7 @@ def _run(job: Job, start: Start, where: Where, as_json: bool) -> int:
 
 def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
     """What to type to go on with this run: the options as they were given, as far as they count."""
-    words = ["raybench", "sweep", str(ctx.params["job_file"]), "--resume", run_id]
+    words = ["sweep", str(ctx.params["job_file"]), "--resume", run_id]
     if output != Path("results"):
         words += ["-o", str(output)]
     for option in ctx.command.params:
@@ -221,7 +221,7 @@ def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
         given = ctx.params[option.name]
         for value in given if isinstance(given, tuple) else (given,):
             words += [option.opts[-1]] if value is True else [option.opts[0], str(value)]
-    return shlex.join(words)
+    return command(*words)
 
 
 def _new_start(ctx: click.Context, job: Job, plan: Plan, tags: dict[str, str]) -> Start:

@@ -219,7 +219,7 @@ def test_an_end_that_takes_too_long_is_told_where_the_whole_run_is(
     )
 
 
-def test_points_that_are_run_again_are_not_kept_and_those_that_failed_are_told(
+def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_runs(
     tmp_path: Path, job: Job
 ) -> None:
     statuses = [Status.OK, Status.OOM, Status.LOST, Status.CANCELLED]
@@ -233,9 +233,12 @@ def test_points_that_are_run_again_are_not_kept_and_those_that_failed_are_told(
         resume_command="",
     )
     console = Console(file=io.StringIO(), width=200)
-    RunRows(start, store, console).tell_kept("stopped")
+    rows = RunRows(start, store, console)
+    rows.tell_kept("stopped")
+    listed = rows.close()
+    assert (listed.points_ok, listed.points_failed) == (1, 2)
     assert isinstance(console.file, io.StringIO)
-    told = "stopped: 2 finished points are kept, 1 of them failed; see: raybench report run-a "
+    told = "stopped: 3 finished points are kept (1 ok, 2 failed); see: raybench report run-a "
     assert console.file.getvalue().startswith(told)
 
 
@@ -307,7 +310,9 @@ def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
     ("words", "told"),
     [
         (["sweep"], "Missing argument 'JOB'; see: raybench sweep --help\n"),
-        (["swep"], "No such command 'swep'; see: raybench --help\n"),
+        (["swep"], "unknown command 'swep'; did you mean 'sweep'?\n"),
+        (["repot"], "unknown command 'repot'; did you mean 'report'?\n"),
+        (["report", "--jsn"], "No such option '--jsn'; see: raybench report --help\n"),
         (
             ["plan", "job.yaml", "--nodes", "0"],
             "Invalid value for '--nodes': 0 is not in the range x>=1; see: raybench plan --help\n",
@@ -325,6 +330,36 @@ def test_a_mistake_in_the_command_is_one_line(
         cli.main()
     assert stopped.value.code == 2
     assert capsys.readouterr().err == told
+
+
+def test_a_command_to_be_typed_is_quoted_and_called_as_this_one_was(
+    tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/x/raybench/__main__.py", "init", "my job.yaml"])
+    monkeypatch.chdir(tmp_path)
+    for words, told in (
+        (["init", "my job.yaml"], "look at its points with: python -m raybench plan 'my job.yaml'"),
+        (["list"], "`python -m raybench sweep JOB` makes one"),
+    ):
+        monkeypatch.setattr("sys.argv", ["/x/raybench/__main__.py", *words])
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert told in "".join(capsys.readouterr())
+    store = RunStore.create(tmp_path / "two words", make_run("run-a"), make_measure())
+    start = Start(
+        run=make_run("run-a"),
+        plan=make_plan(job),
+        attempts={},
+        ended={"1": Status.OK},
+        is_resumed=True,
+        resume_command="",
+    )
+    console = Console(file=io.StringIO(), width=200)
+    RunRows(start, store, console).tell_kept("stopped")
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().endswith(
+        f"see: python -m raybench report run-a --results '{store.root}'\n"
+    )
 
 
 def test_a_reader_of_the_help_that_has_left_is_no_error() -> None:

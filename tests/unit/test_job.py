@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from pathlib import Path
@@ -125,7 +126,7 @@ def test_auto_is_a_text_like_any_other_for_the_parameters_of_a_workload(
 
 def test_the_meaning_changes_with_what_is_run_and_with_nothing_else() -> None:
     meaning = load(HEAD + MATRIX).meaning_sha256
-    same = ["name=other", "baseline.world_size=2", "on_error=stop"]
+    same = ["name=other", "baseline={}", "on_error=stop"]
     same += ["measure.warmup={min: 20, max: 200}", "measure.breakdown=true"]
     different = [
         "measure.warmup=11",
@@ -147,6 +148,23 @@ def test_the_meaning_changes_with_what_is_run_and_with_nothing_else() -> None:
 MALFORMED: list[tuple[str, str, str]] = [
     # name, the file, the line that must be told (or how it must begin)
     ("unknown key", HEAD + MATRIX + "matrx: {}\n", "6:1: matrx: unknown key 'matrx'; did you mean"),
+    ("version as a truth", HEAD.replace("1", "true", 1) + MATRIX, "1:10: version: must be 1, giv"),
+    ("version as a number", HEAD.replace("1", "1.0", 1) + MATRIX, "1:10: version: must be 1, give"),
+    (
+        "section as a huge number",
+        HEAD + MATRIX + "measure: 0x" + "f" * 5000 + "\n",
+        "6:10: measure: an integer must fit into 64 bits",
+    ),
+    (
+        "baseline that no point has",
+        HEAD + MATRIX + "  precision: [fp32, bf16]\nbaseline: {precision: tf32}\n",
+        "7:23: baseline.precision: no point has precision 'tf32'; the points have 'fp32', 'bf16'",
+    ),
+    (
+        "baseline with a default that no point has",
+        HEAD + MATRIX + "  world_size: [2, 4]\nbaseline: {layers: 3, world_size: 2}\n",
+        "7:20: baseline.layers: no point has layers 3; the points have 4",
+    ),
     (
         "unknown key below",
         HEAD + MATRIX + "measure: {warmpu: 3}\n",
@@ -512,6 +530,64 @@ def test_all_problems_of_a_file_come_at_once_and_in_its_order() -> None:
         "on_error",
         "measure.repeats",
     ]
+
+
+def test_a_wrong_value_does_not_put_off_what_is_wrong_beside_it() -> None:
+    lines = problems_of(
+        "version: 1\nname: x\nworkload: {kind: mlp, layers: [2]}\n"
+        "matrix:\n  precision: [{a: 1}, bf16]\n  world_size: [2, 4]\n"
+        "include: [{world_size: 8}]\n"
+        "baseline: {world_size: 1, precision: tf32}\n",
+    )
+    assert [line.split(": ")[1] for line in lines] == [
+        "workload.layers",
+        "matrix",
+        "matrix.precision[0]",
+        "include[0]",
+        "include[0]",
+        "baseline.world_size",
+    ]
+
+
+def test_an_unknown_workload_does_not_put_off_what_is_wrong_with_every_other() -> None:
+    lines = problems_of(
+        "version: 1\nname: x\nworkload: {kind: mpl, anything: 1}\n"
+        "matrix: {precision: [fp32, bfloat16], world_size: [1, 2], more: [1]}\n"
+        "zip: [{batch_size: [1, 2], more: [1]}]\n"
+        "baseline: {world_size: 3, most: 1}\nmeasure: {warmpu: 1}\n",
+    )
+    assert [line.split(": ")[1] for line in lines] == [
+        "workload.kind",
+        "matrix.precision[1]",
+        "zip[0]",
+        "zip[0].more",
+        "baseline.world_size",
+        "measure.warmpu",
+    ]
+
+
+def test_a_wrong_key_does_not_put_off_what_is_wrong_with_the_points() -> None:
+    lines = problems_of(
+        HEAD + "matrix: {world_size: [1, 3], global_batch_size: 8}\nmeasure: {warmpu: 1}\n"
+    )
+    assert [line.split(": ")[1] for line in lines] == [
+        "matrix.global_batch_size[0]",
+        "measure.warmpu",
+    ]
+
+
+def test_a_file_of_thousands_of_mistakes_is_fifty_lines_and_a_count() -> None:
+    lines = problems_of(HEAD + MATRIX + "".join(f"x{n}: 1\n" for n in range(3000)))
+    assert len(lines) == 51
+    assert lines[-1] == "job.yaml: and 2,950 more"
+
+
+def test_what_is_no_regular_file_is_refused_without_being_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/null"), Path("/dev/zero")):
+        with pytest.raises(JobError, match=r":1:1: a job is a regular file"):
+            load_job(path)
 
 
 def test_bad_bounds_do_not_hide_what_is_wrong_elsewhere() -> None:

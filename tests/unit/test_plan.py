@@ -34,8 +34,21 @@ def test_the_first_key_of_the_matrix_varies_slowest() -> None:
     made = plan(MLP + "matrix: {batch_size: [1, 2], world_size: [4, 8]}\n")
     assert columns(made, "batch_size", "world_size") == [(1, 4), (1, 8), (2, 4), (2, 8)]
     assert made.warnings == (
-        "job.yaml:1:1: baseline: no point of the plan has these settings, "
-        "so the report shows no speed-up",
+        "job.yaml:1:1: baseline: no point has {world_size: 1}, so there is no speed-up; "
+        "the nearest has {world_size: 4}; baseline: {} compares nothing",
+    )
+
+
+def test_a_baseline_that_the_job_gives_must_be_of_a_point() -> None:
+    text = MLP + "matrix: {world_size: [1, 2], precision: [fp32, bf16], batch_size: 1}\n"
+    text += "exclude: [{world_size: 1, precision: bf16}]\n"
+    assert plan(text + "baseline: {world_size: 2, precision: bf16}\n").warnings == ()
+    with pytest.raises(JobError) as caught:
+        plan(text + "baseline: {world_size: 1, precision: bf16}\n")
+    assert str(caught.value) == (
+        "job.yaml:6:11: baseline: no point has {world_size: 1, precision: 'bf16'}, so there is no "
+        "speed-up; the nearest has {world_size: 1, precision: 'fp32'}; baseline: {} compares "
+        "nothing"
     )
 
 

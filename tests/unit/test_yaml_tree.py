@@ -76,7 +76,11 @@ def test_what_a_job_may_not_say_is_a_problem_with_its_place(
     [
         ("a:\n\tb: 1\n", (2, 1), "a tab cannot indent; use spaces"),
         ("a: [1, 2", (1, 9), "expected ',' or ']'"),
-        ("a: b: c", (1, 5), "mapping values are not allowed here"),
+        ("a: {b: 1\nc: 2\n", (2, 2), "expected ',' or '}'; does the mapping from line 1 end?"),
+        ("a: b: c", (1, 5), "a ':' cannot stand here"),
+        ("a:\n  b: 1\n c: 2\n", (3, 2), "the line does not go on with what is above it"),
+        ("a: }", (1, 4), "a value is expected here"),
+        ("a:\n- 1\n-2\n", (4, 1), "a key without its ':'"),
         ("a: \x00", (1, 4), "the character '\\x00' is not allowed"),
         ("a: 1\n---\nb: 2\n", (2, 1), "one document only"),
         ("%YAML 1.1\n---\na: no\n", (2, 1), "YAML 1.2"),
@@ -94,6 +98,12 @@ def test_where_reading_must_end_there_is_one_problem(
     assert not tree.is_complete
     assert tree.problems[-1].position == position
     assert message in tree.problems[-1].message
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet=st.sampled_from("ab \n:-[]{},'\""), max_size=30))
+def test_no_message_names_a_token_of_the_parser(text: str) -> None:
+    assert not any("<" in problem.message for problem in parse_tree(text).problems)
 
 
 def test_a_billion_laughs_are_refused_before_they_are_expanded() -> None:
