@@ -15,6 +15,7 @@ from raybench.point import Point
 
 if TYPE_CHECKING:
     from raybench.job import Measure
+    from raybench.sources import Code
 
 
 class Status(StrEnum):
@@ -269,12 +270,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a worker group is asked to do: one point, and how to measure it."""
+    """What a worker group is asked to do: one point, and how to measure it.
+
+    code: what every worker must have loaded; None where any will do.
+    """
 
     point: Point
     settings: Measure
     seed: int = 0
     profile: bool = False
+    code: Code | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,14 +103,7 @@ def load(kind: str) -> type:
     A user's module is looked for as `python -m` does, the current directory first. Raises
     UsageError, in one line, when there is no such class or it is no workload.
     """
-    target = BUILTIN.get(kind, kind)
-    if ":" not in target:
-        message = unknown("workload", kind, BUILTIN)
-        own = "" if message.endswith("?") else "; or your own as package.module:Class"
-        raise UsageError(message + own)
-    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", target):
-        raise UsageError(f"a workload of your own is package.module:Class, given {kind!r}")
-    module_name, class_name = target.split(":")
+    module_name, class_name = _target(kind)
     module = _import(module_name)
     workload_class = getattr(module, class_name, None)
     if not inspect.isclass(workload_class):
@@ -119,6 +112,24 @@ def load(kind: str) -> type:
     if not callable(getattr(workload_class, "step", None)):
         raise UsageError(f"{kind} has no method step(), which does one iteration")
     return workload_class
+
+
+def module_of(kind: str) -> str:
+    """The name of the module of the workload `kind`. Raises UsageError as `load`."""
+    return _target(kind)[0]
+
+
+def _target(kind: str) -> tuple[str, str]:
+    """The module and the class of the workload."""
+    target = BUILTIN.get(kind, kind)
+    if ":" not in target:
+        message = unknown("workload", kind, BUILTIN)
+        own = "" if message.endswith("?") else "; or your own as package.module:Class"
+        raise UsageError(message + own)
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", target):
+        raise UsageError(f"a workload of your own is package.module:Class, given {kind!r}")
+    module_name, _, class_name = target.partition(":")
+    return module_name, class_name
 
 
 def _import(name: str) -> Any:

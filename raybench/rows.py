@@ -13,6 +13,7 @@ from raybench.run import Run, RunStatus
 if TYPE_CHECKING:
     from raybench.job import Measure
     from raybench.point import Scalar
+    from raybench.sources import Code
 
 Row = dict[str, Any]
 Columns = dict[str, list[Any]]
@@ -45,6 +46,9 @@ def run_row(run: Run) -> Row:
         "host": run.host,
         "versions": dict(run.versions),
         "git_commit": run.git_commit,
+        "workload_sha256": run.workload_sha256,
+        "raybench_sha256": run.raybench_sha256,
+        "workload_files": dict(run.workload_files),
         "environment": dict(run.environment),
         "tags": dict(run.tags),
     }
@@ -52,7 +56,7 @@ def run_row(run: Run) -> Row:
 
 def run_from_row(row: Mapping[str, Any]) -> Run:
     """The run of a row of `runs`; the values of its baseline come back as text."""
-    maps = ("baseline", "versions", "environment", "tags")
+    maps = ("baseline", "versions", "environment", "tags", "workload_files")
     return Run(
         **{
             **row,
@@ -112,13 +116,17 @@ def _other_parts_ns(samples: Samples) -> list[dict[str, int]]:
     return [dict(zip(others, spent, strict=True)) for spent in zip(*others.values(), strict=True)]
 
 
-def point_row(run_id: str, record: Record, measure: Measure) -> Row:
+def point_row(run_id: str, record: Record, measure: Measure, code: Code | None = None) -> Row:
     """The row of `points`; what is not known yet, or does not apply, is left out (null).
 
     measure: what the job asked for, to tell where the measurement fell short of it.
+    code: what the workers had loaded; None where nobody looked.
     Raises ValueError when ranks differ in their sample counts: our bug, never the user's.
     """
-    row = _identity(run_id, record)
+    row = _identity(run_id, record) | {
+        "workload_sha256": code.workload_sha256 if code else None,
+        "raybench_sha256": code.raybench_sha256 if code else None,
+    }
     warnings = list(record.warnings)
     if record.measurements:
         row |= numbers(record)

@@ -21,7 +21,11 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One execution of a job."""
+    """One execution of a job.
+
+    workload_sha256, workload_files, raybench_sha256: as `raybench.sources.Code`; None in a run of a
+    version that did not tell.
+    """
 
     run_id: str
     job_name: str
@@ -40,5 +44,8 @@ class Run:
     host: str
     versions: Mapping[str, str] = field(default_factory=dict)
     git_commit: str | None = None
+    workload_sha256: str | None = None
+    raybench_sha256: str | None = None
+    workload_files: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)

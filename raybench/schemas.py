@@ -9,13 +9,15 @@ History of the schema (a change of any column raises SCHEMA_VERSION and adds a l
        throttle_reasons; samples: throttled; devices: state and limits of the device; telemetry:
        memory, errors, NVLink traffic; table modules
     3  points: error_rank, error_host, error_device, error_detail, neighbours
+    4  runs: workload_sha256, raybench_sha256, workload_files; points: workload_sha256,
+       raybench_sha256
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,14 @@ _RUNS = (
     *_columns("map<string,string>", "", baseline="settings of the baseline points"),
     *_columns("string", "", cluster="where the workers ran", host="where the driver ran"),
     *_columns("map<string,string>", "", versions="software versions"),
-    *_columns("string", "", git_commit="commit of the working directory"),
+    *_columns(
+        "string",
+        "",
+        git_commit="commit of the working directory",
+        workload_sha256="of the workload's source files",
+        raybench_sha256="of raybench's files that measure",
+    ),
+    *_columns("map<string,string>", "", workload_files="SHA-256 of each source file"),
     *_columns(
         "map<string,string>",
         "",
@@ -93,6 +102,7 @@ _POINTS = (
     *_columns("double", "s", duration_s="attempt"),
     *_columns("string", "", workload="name or class"),
     *_columns("map<string,string>", "", params="parameters"),
+    *_columns("string", "", workload_sha256="its source", raybench_sha256="raybench's source"),
     *_columns(
         "string",
         "",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from raybench.job import Measure
+    from raybench.sources import Code
 
 # No separator, no leading dot: a run_id is one folder name that cannot leave the results. Not
 # all digits, or readers take it for a number.
@@ -51,16 +52,18 @@ class RunStore:
     root: Path
     run_id: str
     measure: Measure
+    code: Code | None = None
 
     @classmethod
-    def create(cls, root: Path, run: Run, measure: Measure) -> RunStore:
+    def create(cls, root: Path, run: Run, measure: Measure, code: Code | None = None) -> RunStore:
         """Make the folders of a new run and write its row.
 
         measure: what the job asks for; points that fall short of it get a warning.
+        code: what the workers load; each point tells of it.
         Raises ResultsError also when the run exists, or its id is no plain name.
         """
         _check_run_id(run.run_id)
-        store = cls(root=root, run_id=run.run_id, measure=measure)
+        store = cls(root=root, run_id=run.run_id, measure=measure, code=code)
         if store._part("runs", "run").exists():
             raise ResultsError(f"{root}: run {run.run_id} is already there; choose another run_id")
         for table in _WRITTEN:
@@ -87,7 +90,7 @@ class RunStore:
         if measured := [record for record in records if record.measurements]:
             self._write_samples(part, measured)
         self._write_profiles(part, batch)
-        points = [rows.point_row(self.run_id, record, self.measure) for record in records]
+        points = [rows.point_row(self.run_id, r, self.measure, self.code) for r in records]
         self._write_rows("points", part, points)
 
     @property

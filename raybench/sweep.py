@@ -16,6 +16,7 @@ from raybench.plan import Plan
 from raybench.point import Point
 from raybench.records import Device, Record, Status, Task
 from raybench.scheduler import Assign, Schedule, Skip, Turn, is_tried_again
+from raybench.sources import Code
 
 # How long workers that are coming are waited for before the loop looks around again.
 _LOOK_AROUND_S = 1.0
@@ -25,7 +26,7 @@ _LOOK_AROUND_S = 1.0
 class SweepSettings:
     """How every point of the run is placed and measured.
 
-    profiled: point_ids of those that are profiled too.
+    profiled: point_ids of those that are profiled too. code: what every worker must have loaded.
     """
 
     measure: Measure
@@ -33,6 +34,7 @@ class SweepSettings:
     stop_on_error: bool
     isolation: Isolation = "cluster"
     profiled: frozenset[str] = frozenset()
+    code: Code | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +204,9 @@ class _Loop:
         devices = tuple(self._cluster.devices[seat] for seat in decision.seats)
         yield PointStarted(index=turn.index, point=turn.point, devices=devices)
         profile = turn.point.point_id in settings.profiled
-        task = Task(point=turn.point, settings=settings.measure, profile=profile)
+        task = Task(
+            point=turn.point, settings=settings.measure, profile=profile, code=settings.code
+        )
         self._flights.launch(turn, task, decision.seats, devices)
 
     def _landed(self) -> Iterator[Event]:

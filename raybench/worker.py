@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import socket
 import time
 import traceback
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from raybench.point import Point, Precision
 from raybench.process_group import ProcessGroup, tell_place
 from raybench.process_state import ProcessState
 from raybench.records import Answer, Device, Failure, Group, Measurement, Place, Status, Task
+from raybench.sources import Code, code_of, differing, raybench_sha256
 from raybench.workloads import precision
 from raybench.workloads.base import Context, Workload
 
@@ -43,7 +45,7 @@ class Worker:
         self._group = ProcessGroup(self._device)
         self._flops: dict[object, Counted] = {}
         self._gemm_tflops: dict[Precision, float | None] = {}
-        self._imported: set[str] = set()
+        self._code: dict[str, Code] = {}
         self._prepare()
         self._state = ProcessState(self._device)
 
@@ -73,6 +75,7 @@ class Worker:
         try:
             self._enter_device()
             self._import(task.point.workload, place)
+            self._check_code(task)
             self._state.begin()
             answer = self._measurement(task, place, group)
         except BaseException as error:  # whatever the workload raises, whose frames hold it
@@ -111,12 +114,23 @@ class Worker:
         A module is executed once in a process: undone after its first point, its settings would
         be missing in all later ones, where a fresh process would have them.
         """
-        if workload in self._imported:
+        if workload in self._code:
             return
         tell_place(place, None)
         registry.load(workload)
         self._state = ProcessState(self._device)
-        self._imported.add(workload)
+        # Now: a file that changes later is not what this process runs.
+        self._code[workload] = code_of(registry.module_of(workload))
+
+    def _check_code(self, task: Task) -> None:
+        """Raise UsageError when this process has loaded other code than the driver."""
+        if task.code is None or (loaded := self._code[task.point.workload]) == task.code:
+            return
+        files = differing(task.code.workload, loaded.workload) or ["raybench's own"]
+        raise UsageError(
+            f"the code on {socket.gethostname()} is not that of the run: {', '.join(files)} "
+            "differs; let all nodes have the same files, and leave them alone while a sweep runs"
+        )
 
     def _measurement(self, task: Task, place: Place, group: Group | None) -> Measurement:
         started_s = time.perf_counter()
@@ -218,6 +232,8 @@ def load() -> None:
     """
     # Loads scipy, which the first decision between two blocks needs.
     stats.student_t(1.0)
+    # Of the files as they are loaded now.
+    raybench_sha256()
     _freeze()
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 from raybench.run import Run
 
 NONE = "none"
+_CODE = "code of raybench"  # told by every run since version 4 of the schema
 
 # Column of `devices` -> what it is called. Not what changes from start to start by itself.
 _DEVICE_FACTS = {
@@ -47,6 +48,9 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
     found = {
         "job file": run.job_sha256[:12],
         "git commit": run.git_commit or NONE,
+        # A file that only one of two runs has is not loaded by the other.
+        **{f"code {name}": digest[:12] for name, digest in run.workload_files.items()},
+        _CODE: (run.raybench_sha256 or NONE)[:12],
         "devices": _counted(devices["name"]) if len(devices) else NONE,
         "nodes": str(devices["node_id"].nunique()),
         "hosts": _joined(devices["host"]),
@@ -62,11 +66,12 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
 
 
 def changes(base: dict[str, str], new: dict[str, str]) -> tuple[Change, ...]:
-    """The facts that differ, in the order of `facts`."""
+    """The facts that differ, in the order of `facts`; of code only where both runs tell of it."""
+    both_tell_of_code = _CODE in base and _CODE in new
     return tuple(
         Change(name=name, base=base.get(name, NONE), new=new.get(name, NONE))
         for name in dict.fromkeys([*base, *new])
-        if base.get(name) != new.get(name)
+        if base.get(name) != new.get(name) and (both_tell_of_code or not name.startswith("code "))
     )
 
 

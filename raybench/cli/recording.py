@@ -56,6 +56,7 @@ def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
             isolation=job.placement.isolation,
             stop_on_error=job.on_error == "stop",
             profiled=where.profiled,
+            code=start.code,
         )
         return recorded(settings, cluster, workers, RunRows(start, store, console), interrupts)
 
@@ -97,12 +98,12 @@ def _opened(job: Job, start: Start, output: Path) -> Iterator[RunStore]:
 
     run = start.run
     if start.is_resumed:
-        store = RunStore(root=output, run_id=run.run_id, measure=job.measure)
+        store = RunStore(root=output, run_id=run.run_id, measure=job.measure, code=start.code)
         store.write_run(run)
         yield store
         return
     with hold_run(output, run.run_id):
-        yield RunStore.create(output, run, job.measure)
+        yield RunStore.create(output, run, job.measure, start.code)
 
 
 def recorded(

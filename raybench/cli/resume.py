@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from raybench.cli.stderr import say
 from raybench.errors import JobError, UsageError
 from raybench.records import Status
 from raybench.run import Run, RunStatus
+from raybench.sources import Code, differing
 
 if TYPE_CHECKING:
     from raybench.job import Job, Measure
@@ -42,6 +43,21 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
     return root, run
 
 
+def check_code(run: Run, code: Code) -> str | None:
+    """Raises UsageError when the program is another by now; a warning where nobody can tell."""
+    if run.raybench_sha256 is None:
+        return (
+            f"run {run.run_id} does not tell of which code its points are, so it cannot be checked "
+            "that the code is still the same"
+        )
+    if differences := list(_code_differences(run, code)):
+        raise UsageError(
+            f"--resume {run.run_id}: the code is not that of the run: {_few(differences)}; "
+            "resume it with the same code, or start a new run"
+        )
+    return None
+
+
 def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
     """The plan of the job, with the points that a search for batch sizes has added to the run."""
     from raybench.batch_search import with_probes
@@ -56,6 +72,7 @@ def resumed_start(
     root: Path,
     chosen: Collection[str],
     resume_command: str,
+    code: Code,
     *,
     retry_failed: bool,
     tags: Mapping[str, str],
@@ -79,6 +96,7 @@ def resumed_start(
         plan=plan,
         attempts={point_id: attempt for point_id, attempt in left.items() if point_id in chosen},
         ended={point_id: one.status for point_id, one in latest.items()},
+        code=code,
         devices=frozenset(devices),
         models=frozenset(devices.values()),
         is_resumed=True,
@@ -129,6 +147,20 @@ def _difference(run: Run, job: Job) -> str:
         for key in dict.fromkeys([*old, *new])
         if old.get(key) != new.get(key) and key.split(".")[0] not in ("name", "baseline")
     ]
+    return _few(differences)
+
+
+def _code_differences(run: Run, code: Code) -> Iterator[str]:
+    for name in differing(run.workload_files, code.workload):
+        if name not in run.workload_files:
+            yield f"{name} is new"
+        else:
+            yield f"{name} {'has changed' if name in code.workload else 'is gone'}"
+    if run.raybench_sha256 != code.raybench_sha256:
+        yield "raybench itself has changed"
+
+
+def _few(differences: Sequence[str]) -> str:
     more = len(differences) - _MOST_DIFFERENCES
     told = ", ".join(differences[:_MOST_DIFFERENCES])
     return f"{told} and {more} more" if more > 0 else told

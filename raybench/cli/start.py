@@ -13,6 +13,7 @@ from raybench.run import Run
 
 if TYPE_CHECKING:
     from raybench.plan import Plan
+    from raybench.sources import Code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,8 @@ class Start:
 
     plan: of the whole run. attempts: point_id -> the attempt to make; other points are left out.
     ended: point_id -> the status of its latest attempt, of the points that have a row already.
-    devices: those that the run has rows of, by `device_key`. models: the names of these.
+    code: what the workers must load. devices: those that the run has rows of, by `device_key`.
+    models: the names of these.
     resume_command: what the user types to go on with it.
     """
 
@@ -51,6 +53,7 @@ class Start:
     plan: Plan
     attempts: Mapping[str, int]
     ended: Mapping[str, Status]
+    code: Code | None = None
     devices: frozenset[DeviceKey] = frozenset()
     models: frozenset[str] = frozenset()
     is_resumed: bool

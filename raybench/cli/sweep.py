@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from raybench.cli.start import Start, Where
     from raybench.job import Job
     from raybench.plan import Plan
+    from raybench.sources import Code
 
 _LONGEST_WAIT_S = 1_000_000.0
 _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
@@ -163,19 +164,28 @@ def sweep_command(
 def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[str, str]) -> int:
     """Go on with the run that `--resume` names; the exit code."""
     from raybench.cli.plans import print_plan
-    from raybench.cli.resume import plan_of_run, resumed_start, run_to_resume, say_nothing_left
-    from raybench.cli.stderr import make_console
+    from raybench.cli.resume import (
+        check_code,
+        plan_of_run,
+        resumed_start,
+        run_to_resume,
+        say_nothing_left,
+    )
+    from raybench.cli.stderr import make_console, say
     from raybench.leftovers import clear_leftovers
     from raybench.store import hold_run
 
     given = ctx.params
     output, run = run_to_resume(where.output, given["resumed"], job)
+    code = _code(job)
+    if warning := check_code(run, code):
+        say(make_console(), f"{warning} (warning)")
     again = _resume_command(ctx, run.run_id, output)
     with hold_run(output, run.run_id):
         plan = plan_of_run(plan, output, run.run_id)
         chosen = _chosen(plan, given["expression"])
         start = resumed_start(
-            run, plan, output, chosen, again, retry_failed=given["retry_failed"], tags=tags
+            run, plan, output, chosen, again, code, retry_failed=given["retry_failed"], tags=tags
         )
         if given["dry_run"]:
             if not start.attempts:
@@ -227,9 +237,11 @@ def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
 def _new_start(ctx: click.Context, job: Job, plan: Plan, tags: dict[str, str]) -> Start:
     from raybench.cli.start import Start
 
-    run = _new_run(job, plan, tags)
+    code = _code(job)
+    run = _new_run(job, plan, tags, code)
     return Start(
         run=run,
+        code=code,
         plan=plan,
         attempts={point.point_id: 1 for point in plan.points},
         ended={},
@@ -246,7 +258,15 @@ def _chosen(plan: Plan, expression: str | None) -> frozenset[str]:
     return frozenset(point.point_id for point in points)
 
 
-def _new_run(job: Job, plan: Plan, tags: dict[str, str]) -> Run:
+def _code(job: Job) -> Code:
+    """The sources of the job's workload, which is imported, and of raybench."""
+    from raybench.registry import module_of
+    from raybench.sources import code_of
+
+    return code_of(module_of(job.workload.kind))
+
+
+def _new_run(job: Job, plan: Plan, tags: dict[str, str], code: Code) -> Run:
     now = datetime.now(UTC)
     return Run(
         run_id=f"{job.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
@@ -263,6 +283,9 @@ def _new_run(job: Job, plan: Plan, tags: dict[str, str]) -> Run:
         host=socket.gethostname(),
         versions=package_versions(),
         git_commit=git_commit(Path.cwd()),
+        workload_sha256=code.workload_sha256,
+        raybench_sha256=code.raybench_sha256,
+        workload_files=code.workload,
         environment=measured_variables(),
         tags=tags,
     )

@@ -34,6 +34,7 @@ from raybench.plan import make_plan
 from raybench.point import Point
 from raybench.records import Answer, Device, Failure, Profile, Status
 from raybench.run import Run, RunStatus
+from raybench.sources import code_of
 from raybench.store import RunStore, hold_run
 from raybench.sweep import Event, PointFinished, SweepSettings
 from raybench.tables import counted
@@ -423,12 +424,18 @@ def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
     """`raybench sweep --resume run-a` of a run that ended so; the Start that it came to."""
     results = tmp_path / "results"
     first = make_plan(job).points[0]
+    code = code_of("raybench.workloads.mlp")
 
-    def call(status: Status, *options: str) -> Start | None:
-        sha = job.meaning_sha256
-        run = make_run(
-            "run-a", job_sha256=sha, job_text=job.text, status=RunStatus.INTERRUPTED, points_total=2
-        )
+    def call(status: Status, *options: str, **of_run: object) -> Start | None:
+        settings = {
+            "job_sha256": job.meaning_sha256,
+            "job_text": job.text,
+            "status": RunStatus.INTERRUPTED,
+            "points_total": 2,
+            "workload_files": code.workload,
+            "raybench_sha256": code.raybench_sha256,
+        }
+        run = make_run("run-a", **(settings | of_run))
         store = RunStore.create(results, run, make_measure())
         store.write_records([(0, make_failed(first, status=status))])
         starts: list[Start] = []
@@ -517,6 +524,38 @@ def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(
     assert resume.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "matrix.batch_size was [1, 2], is [1, 2, 3], measure.timeout_s was " in line
+
+
+@pytest.mark.parametrize(
+    ("of_run", "told"),
+    [
+        (
+            {"workload_files": {"raybench/workloads/mlp.py": "0", "gone.py": "1"}},
+            "gone.py is gone, raybench/workloads/__init__.py is new, "
+            "raybench/workloads/base.py is new",
+        ),
+        ({"raybench_sha256": "0" * 64}, "raybench itself has changed; "),
+    ],
+)
+def test_a_program_that_is_another_by_now_is_refused_and_its_files_are_named(
+    resume, capsys: pytest.CaptureFixture[str], of_run: dict[str, object], told: str
+) -> None:
+    assert resume(Status.OK, **of_run) is None
+    assert resume.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--resume run-a: the code is not that of the run: {told}" in line
+    assert line.endswith("; resume it with the same code, or start a new run")
+
+
+def test_a_run_that_does_not_tell_of_its_code_goes_on_with_a_warning(
+    resume, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = resume(Status.OK, workload_files={}, raybench_sha256=None)
+    assert start is not None
+    assert start.run.raybench_sha256 is None  # of its points, some are of code that nobody knows
+    assert start.code.raybench_sha256
+    (line,) = capsys.readouterr().err.splitlines()[:1]
+    assert line.startswith("run run-a does not tell of which code its points are")
 
 
 def test_a_run_that_another_driver_writes_is_refused_in_one_line(

@@ -315,6 +315,19 @@ def test_variables_and_commits_are_among_what_changed(tmp_path: Path) -> None:
     ]
 
 
+def test_changed_code_is_named_by_its_file_but_not_where_one_run_tells_of_none(
+    tmp_path: Path,
+) -> None:
+    told = {"raybench_sha256": "a" * 64}
+    write(tmp_path, "old", [])
+    write(tmp_path, "a", [], **told, workload_files={"net.py": "1" * 64, "loss.py": "3" * 64})
+    write(tmp_path, "b", [], **told, workload_files={"net.py": "2" * 64, "loss.py": "3" * 64})
+    runs = {run.run_id: run for run in tables.read_runs(tmp_path)}
+    old, a, b = (facts(runs[n], tables.load(tmp_path, "devices", n)) for n in ("old", "a", "b"))
+    assert [(c.name, c.base, c.new) for c in changes(a, b)] == [("code net.py", "1" * 12, "2" * 12)]
+    assert changes(old, a) == ()
+
+
 @pytest.mark.parametrize(("kind", "told"), [("cuda", ["device UUIDs"]), ("cpu", [])])
 def test_another_gpu_is_a_change_and_another_process_on_the_cpu_is_none(
     tmp_path: Path, kind: str, told: list[str]

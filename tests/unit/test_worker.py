@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import sys
 import threading
 import time
@@ -16,11 +17,13 @@ import torch.distributed as dist
 from fakes import make_point
 from messes import MESSES, seen
 
+from raybench import registry
 from raybench.cluster.local import this_process
 from raybench.cluster.rendezvous import StoreHost
 from raybench.job import Measure
 from raybench.point import Precision
 from raybench.records import Failure, Group, Measurement, Place, Status, Task
+from raybench.sources import code_of
 from raybench.worker import Worker
 
 ALONE = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
@@ -428,6 +431,33 @@ def test_the_cluster_of_this_process_runs_a_real_point():
     assert isinstance(answer, Measurement), answer
     cluster.close()
     assert cluster.devices == ()
+
+
+def test_a_worker_that_has_loaded_other_code_measures_nothing_and_names_node_and_file(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "edited_workload_x.py"
+    module.write_text("class W:\n    def __init__(self, context): ...\n    def step(self): pass\n")
+    point = make_point(workload="edited_workload_x:W", params={})
+    registry.load(point.workload)
+    task = Task(
+        point=point,
+        settings=Measure(warmup=1, iterations=1, breakdown=False),
+        code=code_of("edited_workload_x"),
+    )
+    worker = Worker("cpu", 0)
+    assert isinstance(worker.run(task, ALONE, None), Measurement)
+    module.write_text(module.read_text() + "# edited while the sweep runs\n")
+    # This process has loaded what the driver has; one that starts now has not.
+    assert isinstance(worker.run(task, ALONE, None), Measurement)
+    answer = Worker("cpu", 0).run(task, ALONE, None)
+    assert isinstance(answer, Failure)
+    assert answer.status is Status.ERROR
+    assert answer.message.startswith(
+        f"the code on {socket.gethostname()} is not that of the run: edited_workload_x.py differs;"
+    )
+    assert answer.keeps_worker
 
 
 @pytest.mark.parametrize("value", ["many", -3, math.nan, True])

@@ -1,0 +1,174 @@
+"""The source files that a measured number comes from, and their SHA-256.
+
+Of a workload: its module, and the modules that it imports, and so on, as far as they are the
+user's own: not of the standard library, not installed in site-packages, not raybench. Imports are
+read from the text, those inside of functions too, so nothing is imported to find them. What is
+imported by a name that is computed is not seen, nor are files that are no Python modules.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+_RAYBENCH = "raybench"
+_BUILT_IN = f"{_RAYBENCH}/workloads/"
+# What shows results changes none.
+_ONLY_SHOW = ("analysis", "cli", "doctor", "report")
+_SUFFIXES = (".py", *EXTENSION_SUFFIXES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """What is measured and what measures it.
+
+    workload: the files of the workload, by their names below its top folder -> SHA-256.
+    raybench_sha256: of all of raybench that has a part in a number.
+    """
+
+    workload: Mapping[str, str] = field(default_factory=dict)
+    raybench_sha256: str
+
+    @property
+    def workload_sha256(self) -> str | None:
+        """Of all files of the workload; None where none could be found, as in an archive."""
+        return _digest(self.workload) if self.workload else None
+
+
+def code_of(module: str) -> Code:
+    """The code of the workload in this module. The module must be imported already."""
+    return Code(workload=_workload_files(module), raybench_sha256=raybench_sha256())
+
+
+def differing(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """The files that are not in both, or not the same."""
+    return sorted(name for name in {*base, *new} if base.get(name) != new.get(name))
+
+
+@cache
+def raybench_sha256() -> str:
+    """Of raybench's own files, as they were when this was first asked for."""
+    folder = Path(__file__).parent
+    files = {path.relative_to(folder): path for path in folder.rglob("*.py")}
+    return _digest(
+        {
+            name.as_posix(): _sha256(path)
+            for name, path in files.items()
+            if name.parts[0] not in _ONLY_SHOW
+        }
+    )
+
+
+def _digest(files: Mapping[str, str]) -> str:
+    listed = "".join(f"{name}\0{digest}\n" for name, digest in sorted(files.items()))
+    return hashlib.sha256(listed.encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # whoever imports it is told why it cannot be read
+
+
+def _workload_files(module: str) -> dict[str, str]:
+    own_package = module.partition(".")[0]
+    found: dict[str, str] = {}
+    seen, waiting = {module}, [module]
+    while waiting:
+        for name, path in _files_of(waiting.pop(), own_package):
+            # Of a built-in workload what is not beside it counts as raybench's.
+            if name in found or (own_package == _RAYBENCH and not name.startswith(_BUILT_IN)):
+                continue
+            content = _content(path)
+            found[name] = hashlib.sha256(content).hexdigest()
+            imported = set(_imports(content, name)) if path.suffix == ".py" else set()
+            waiting += imported - seen
+            seen |= imported
+    return found
+
+
+def _files_of(module: str, own_package: str) -> Iterator[tuple[str, Path]]:
+    """The file of a module of the user's and those of the packages it is in, by their names.
+
+    None of a module that is not the user's, and of a name that is no module.
+    """
+    top, *below = module.split(".")
+    if top != own_package and (top == _RAYBENCH or top in sys.stdlib_module_names):
+        return
+    origin, folders = _top_level(top)
+    if top != own_package and any(map(_is_installed, [*origin, *folders])):
+        return
+    yield from ((_name(top, path), path) for path in origin)
+    name = top
+    for part in below:
+        name = f"{name}/{part}"
+        files = [path for folder in folders for path in _candidates(folder / part)]
+        folders = [folder / part for folder in folders if (folder / part).is_dir()]
+        yield from ((_name(name, path), path) for path in files[:1])
+
+
+def _candidates(place: Path) -> Iterator[Path]:
+    """The files that a module may be at this place, as Python prefers them."""
+    names = [place / "__init__.py", *(place.with_name(place.name + s) for s in _SUFFIXES)]
+    yield from (path for path in names if path.is_file())
+
+
+def _name(module: str, path: Path) -> str:
+    return f"{module}/__init__.py" if path.stem == "__init__" else f"{module}{path.suffix}"
+
+
+def _top_level(name: str) -> tuple[list[Path], list[Path]]:
+    """The file of a top-level module and the folders of its package, none or some of each."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return [], []  # of a module that somebody made by hand, or whose finder fails
+    if spec is None:
+        return [], []
+    origin = Path(spec.origin) if spec.has_location and spec.origin else None
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    return [origin] if origin is not None and origin.is_file() else [], folders
+
+
+@cache
+def _installed_folders() -> tuple[Path, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple(Path(sysconfig.get_path(name)).resolve() for name in names)
+
+
+def _is_installed(path: Path) -> bool:
+    if {"site-packages", "dist-packages"} & set(path.parts):
+        return True
+    return any(path.resolve().is_relative_to(folder) for folder in _installed_folders())
+
+
+def _imports(content: bytes, file: str) -> Iterator[str]:
+    """The dotted names that a file imports, wherever in it; of `from a import b` both."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+        return  # it is not imported either, or its own error tells
+    # The module's package: of `a/b.py` and of `a/__init__.py` this is `a`.
+    package = file.split("/")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            if base:
+                yield base
+                yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")

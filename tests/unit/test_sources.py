@@ -1,0 +1,105 @@
+"""Which files a workload is made of, and when their hashes change."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raybench import registry
+from raybench.sources import code_of, differing
+
+_numbers = itertools.count()
+Write = Callable[[dict[str, str]], str]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes the files of a project, `NAME` in them being its own, and imports its main module."""
+    name = f"own_project_{next(_numbers)}"
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(files: dict[str, str]) -> str:
+        for file, text in files.items():
+            path = tmp_path / file.replace("NAME", name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace("NAME", name))
+        importlib.import_module(f"{name}.bench")
+        return f"{name}.bench"
+
+    return write
+
+
+PROJECT = {
+    "NAME/__init__.py": "",
+    "NAME/bench.py": "import NAME.nets.small\nfrom . import losses\nimport json, raybench\n",
+    "NAME/nets/small.py": "def build():\n    from NAME.nets import layers\n",
+    "NAME/nets/layers.py": "from ..losses import loss\n",
+    "NAME/losses.py": "loss = 1\n",
+    "NAME/unused.py": "x = 1\n",
+}
+
+
+def test_the_files_are_those_of_the_module_and_of_all_that_it_imports(project: Write) -> None:
+    module = project(PROJECT)
+    name = module.partition(".")[0]
+    own = ["__init__.py", "bench.py", "losses.py", "nets/layers.py", "nets/small.py"]
+    assert sorted(code_of(module).workload) == [f"{name}/{file}" for file in own]
+    assert f"{name}.nets.layers" not in sys.modules  # found without importing it
+
+
+def test_a_module_in_another_folder_counts_unless_it_is_installed(
+    project: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, module in (("src", "own_library_x"), ("site-packages", "installed_library_x")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{module}.py").write_text("")
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    imports = "import torch, own_library_x, installed_library_x\nif 0: import nothing_x\n"
+    module = project({"NAME/bench.py": imports})
+    name = module.partition(".")[0]
+    assert set(code_of(module).workload) == {f"{name}/bench.py", "own_library_x.py"}
+
+
+def test_the_hash_is_that_of_the_bytes_wherever_the_checkout_lies(
+    project: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = project(PROJECT)
+    name = module.partition(".")[0]
+    before = code_of(module)
+    shutil.copytree(tmp_path / name, tmp_path / "elsewhere" / name)
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    for known in [known for known in sys.modules if known.startswith(name)]:
+        monkeypatch.delitem(sys.modules, known)
+    importlib.invalidate_caches()
+    assert importlib.import_module(module).__file__ == str(
+        tmp_path / "elsewhere" / name / "bench.py"
+    )
+    assert code_of(module) == before
+    layers = tmp_path / "elsewhere" / name / "nets" / "layers.py"
+    layers.write_text(layers.read_text() + "# a word more\n")
+    after = code_of(module)
+    assert after.workload_sha256 != before.workload_sha256
+    assert after.raybench_sha256 == before.raybench_sha256
+    assert differing(before.workload, after.workload) == [f"{name}/nets/layers.py"]
+
+
+@pytest.mark.parametrize("kind", registry.BUILTIN)
+def test_a_built_in_workload_is_made_of_its_neighbours_and_not_of_all_of_raybench(
+    kind: str,
+) -> None:
+    registry.load(kind)
+    files = code_of(registry.module_of(kind)).workload
+    assert f"raybench/workloads/{kind}.py" in files
+    assert "raybench/workloads/base.py" in files
+    assert all(file.startswith("raybench/workloads/") for file in files)
+
+
+def test_a_module_without_a_file_has_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "made_by_hand_x", type(sys)("made_by_hand_x"))
+    assert code_of("made_by_hand_x").workload_sha256 is None
