@@ -35,9 +35,12 @@ _GLOO_QUIET_S = 0.05
 _FREE_TRIES, _FREE_WAIT_S = 20, 0.02
 # What ends that wait, as the value of `word_key`.
 BROKEN, _LEFT = "broken", "left"
-_TAKEN_DOWN = "the process group was taken down: another rank has failed"
 _c10d: Any = dist.distributed_c10d
 _world: Any = _c10d._world
+
+
+class GroupGoneError(Exception):
+    """The group cannot be joined: another rank, or the driver, has ended it."""
 
 
 class ProcessGroup:
@@ -57,12 +60,15 @@ class ProcessGroup:
         self._lock = threading.Lock()
 
     def join(self, task: Task, place: Place, group: Group | None) -> None:
-        """Form `group` if it is another than the last; tell the place as torchrun does."""
+        """Form `group` if it is another than the last; tell the place as torchrun does.
+
+        Raises GroupGoneError.
+        """
         tell_place(place, group)
         if group == self._group:
             return
         if group is not None and group == self._ended:
-            raise RuntimeError(_TAKEN_DOWN)
+            raise GroupGoneError("it was taken down")
         if self._group is not None:
             self._take_down(self._group)  # the driver has given it up
         if group is not None:
@@ -102,14 +108,14 @@ class ProcessGroup:
         with self._lock:
             if self._group != group:  # ended when there was nothing yet to take down
                 self._end()
-                raise RuntimeError(_TAKEN_DOWN)
+                raise GroupGoneError("it was ended while it was formed")
             self._ours = dist.group.WORLD
         align_ranks(self._device)
 
     def _meet(self, store: TCPStore, group: Group, place: Place) -> None:
         """Wait until all ranks are there: one that waits within torch could not be told to stop.
 
-        Raises RuntimeError when the group is ended before: a rank has failed on its way here.
+        Raises GroupGoneError when the group is ended before: a rank has failed on its way here.
         """
         all_here = f"{group.name}/all-here"
         if store.add(f"{group.name}/here", 1) == place.world_size:
@@ -118,7 +124,7 @@ class ProcessGroup:
         # up host names for them, which takes seconds where there is no DNS.
         while not store.check([all_here]):
             if self.is_broken(group):
-                raise RuntimeError("the process group was not formed: another rank has failed")
+                raise GroupGoneError("a rank has failed on its way to it")
             time.sleep(_LOOK_S)
 
     def leave(self) -> None:

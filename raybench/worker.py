@@ -10,28 +10,26 @@ import faulthandler
 import gc
 import socket
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any, Literal
 
 import torch
 
-from raybench import process_state, registry
+from raybench import failure_text, process_state, registry
 from raybench.errors import UsageError
 from raybench.measure import phases, stats
 from raybench.measure.flops import Counted, step_flops
 from raybench.measure.gemm import gemm_tflops
 from raybench.measure.identity import describe_device
 from raybench.point import Point, Precision
-from raybench.process_group import ProcessGroup, tell_place
+from raybench.process_group import GroupGoneError, ProcessGroup, tell_place
 from raybench.process_state import ProcessState
 from raybench.records import Answer, Device, Failure, Group, Measurement, Place, Status, Task
 from raybench.sources import Code, code_of, differing, raybench_sha256
 from raybench.workloads import precision
 from raybench.workloads.base import Context, Workload
 
-_DETAIL_CHARACTERS = 4000
 _STDERR = 2
 _TAKE_DOWN_TIMEOUT_S = 2.0
 _DECLARED = "declared by the workload"
@@ -78,10 +76,12 @@ class Worker:
             self._check_code(task)
             self._state.begin()
             answer = self._measurement(task, place, group)
+        except GroupGoneError:
+            answer = _peer_failed(place, keeps_worker=True)
         except BaseException as error:  # whatever the workload raises, whose frames hold it
             answer = _failure(error, place)
         if self._group.is_broken(group):
-            answer = _peer_failed(answer)
+            answer = _peer_failed(place, keeps_worker=answer.keeps_worker)
         if isinstance(answer, Failure) and not self._is_fit_after(answer):
             return replace(answer, keeps_worker=False)  # cleaning up may wait for lost peers
         try:
@@ -261,32 +261,26 @@ def _told(answer: Answer, left: tuple[str, ...]) -> Answer:
 
 def _failure(error: BaseException, place: Place) -> Failure:
     """An exception as data: it may not survive pickling, and its frames hold device memory."""
-    status = Status.OOM if _is_out_of_memory(error) else Status.ERROR
-    text = str(error).strip() or type(error).__name__
-    if isinstance(error, KeyError):
-        text = f"no such key: {text}"  # its own text is the key alone
-    notes = [note.splitlines()[0] for note in getattr(error, "__notes__", ()) if note]
-    detail = "".join(traceback.format_exception(error))[-_DETAIL_CHARACTERS:]
     # A module that cannot be imported has a reason of its own.
     cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
     return Failure(
         rank=place.rank,
-        status=status,
-        error_type=type(cause).__name__,
-        message="; ".join([text.splitlines()[0], *notes]),
-        detail=detail,
+        status=Status.OOM if _is_out_of_memory(error) else Status.ERROR,
+        error_type=failure_text.type_of(cause),
+        message=failure_text.message_of(error),
+        detail=failure_text.traceback_of(error),
         keeps_worker=not _is_cuda_error(error),
     )
 
 
-def _peer_failed(answer: Answer) -> Failure:
+def _peer_failed(place: Place, *, keeps_worker: bool) -> Failure:
     """In place of what a rank answers whose group was taken down: it may be garbage."""
     return Failure(
-        rank=answer.rank,
+        rank=place.rank,
         status=Status.LOST,
         error_type="PeerFailed",
         message="another rank failed",
-        keeps_worker=answer.keeps_worker,
+        keeps_worker=keeps_worker,
     )
 
 
@@ -295,7 +289,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return True
     # The CPU allocator, cuBLAS and NCCL have no exception class of their own for it.
     told = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in told)
+    return isinstance(error, RuntimeError) and failure_text.says(error, *told)
 
 
 def _is_cuda_error(error: BaseException) -> bool:
@@ -305,4 +299,4 @@ def _is_cuda_error(error: BaseException) -> bool:
     """
     if isinstance(error, torch.OutOfMemoryError):
         return False
-    return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
+    return isinstance(error, torch.AcceleratorError) or failure_text.says(error, "CUDA error")

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import ray
 
+from raybench import failure_text
 from raybench.cluster.ray_connection import first_line
 from raybench.records import Answer, Device, Failure, Status
 
@@ -35,13 +36,15 @@ def answer_of(ref: Any, rank: int, device: Device) -> Answer:
     except (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError) as error:
         return _death(rank, device, click.unstyle(str(error)))
     except ray.exceptions.RayError as error:
+        # What the worker raised, where it was that: Ray's own text begins with the actor's name.
+        cause = getattr(error, "cause", None) or error
         return Failure(
             rank=rank,
             status=Status.ERROR,
-            error_type=type(error).__name__,
+            error_type=failure_text.type_of(cause),
             # Ray colours what it says for a terminal.
-            message=click.unstyle(first_line(error)),
-            detail=click.unstyle(str(error)),
+            message=click.unstyle(failure_text.message_of(cause)),
+            detail=click.unstyle(failure_text.traceback_of(error)),
         )
     return answer
 
@@ -104,7 +107,7 @@ def _death(rank: int, device: Device, told: str) -> Failure:
         status=Status.LOST,
         error_type="WorkerDied",
         message=f"the worker process {cause_of_death(told, '')}",
-        detail=told,
+        detail=failure_text.cut_start(told, failure_text.DETAIL_CHARACTERS),
     )
 
 
@@ -114,5 +117,5 @@ def _killed_for_memory(rank: int, device: Device, told: str) -> Failure:
         status=Status.OOM,
         error_type="HostOutOfMemory",
         message=f"Ray's memory monitor killed the worker: {device.host} has run out of memory",
-        detail=told,
+        detail=failure_text.cut_start(told, failure_text.DETAIL_CHARACTERS),
     )

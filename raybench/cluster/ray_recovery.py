@@ -116,8 +116,12 @@ class _Ranks:
         return verdicts.own_failure(self.answers.values()) is not None
 
     def has_succeeded(self) -> bool:
-        """Whether all have answered and can go on as they are."""
-        return not self._waiting and all(answer.keeps_worker for answer in self.in_order())
+        """Whether all have answered and can go on as they are, with their process group.
+
+        A rank that fails takes the group down, also where the others have answered before.
+        """
+        answers = self.in_order()
+        return not (self._waiting or self.has_failed()) and all(a.keeps_worker for a in answers)
 
     def in_order(self) -> tuple[Answer, ...]:
         return tuple(self.answers[rank] for rank in sorted(self.answers))

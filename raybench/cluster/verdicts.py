@@ -18,6 +18,9 @@ _PEER_FAILED = "PeerFailed"
 # How the loss of a peer is told by NCCL's and by gloo's collectives.
 _LOSS_TYPES = (_PEER_FAILED, "DistBackendError", "DistNetworkError")
 _LOSS_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+# NCCL's error has one type for lost peers and for wrong calls.
+_LOST_TYPES = (_PEER_FAILED, "DistNetworkError")
+_NCCL_LOSSES = ("ncclRemoteError", "remote process exited or there was a network error")
 _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
 
@@ -71,7 +74,7 @@ def after_failure(seen: Seen) -> tuple[Answer, ...]:
         silent = {rank: _silent(rank, seen) for rank in seen.stuck}
         blamed = _ranks(seen.stuck)
     elif cause is None:
-        return tuple(seen.answers[rank] for rank in range(seen.world_size))
+        return tuple(_lost(seen.answers[rank]) for rank in range(seen.world_size))
     else:
         silent, blamed = {}, f"rank {cause.rank}"
     return tuple(
@@ -136,6 +139,17 @@ def place_of(log_tail: str) -> _Place | None:
         text=f"{PurePath(told['path']).name}:{told['line']} in {told['function']}",
         waits_for=_what_waits(matches[0]),
     )
+
+
+def _lost(answer: Answer) -> Answer:
+    """A peer that all lost, and that nobody knows why: not the point's fault, as far as is seen."""
+    if not isinstance(answer, Failure):
+        return answer
+    words = (*_LOSS_WORDS, *_NCCL_LOSSES)
+    is_lost = answer.error_type in _LOST_TYPES or any(
+        word in answer.message + answer.detail for word in words
+    )
+    return replace(answer, status=Status.LOST) if is_lost else answer
 
 
 def _beside(rank: int, reason: str, status: Status, seen: Seen) -> Answer:

@@ -20,6 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from raybench.failure_text import named
 from raybench.point import Precision, Scalar
 from raybench.workloads.base import Context, PartTimes
 
@@ -59,7 +60,7 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
         with _no_trace(context.device):
             flops = _counted(workload_class, params, on_meta)
     except Exception as error:
-        return Counted(flops=None, method=f"not counted: {_one_line(error)}")
+        return Counted(flops=None, method=f"not counted: {named(error)}")
     if not flops:
         return Counted(flops=None, method="not counted: the step has none that the counter knows")
     return Counted(flops=float(flops), method=_METHOD)
@@ -110,8 +111,3 @@ def _no_trace(device: torch.device) -> Iterator[None]:
         if torch.get_default_device() != default_device:
             # None, not "cpu": any device given installs a hook that every later call goes through.
             torch.set_default_device(None if default_device.type == "cpu" else default_device)
-
-
-def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

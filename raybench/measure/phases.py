@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raybench.errors import UsageError
+from raybench.failure_text import add_note, named
 from raybench.job import Measure
 from raybench.measure import graph, profiling
 from raybench.measure.agreement import as_rank_0_says, slowest_rank_ns
@@ -135,7 +136,7 @@ def _closed_at_the_end(workload: Workload) -> Iterator[Workload]:
         try:
             close()
         except Exception as second:
-            error.add_note(f"close() then raised {type(second).__name__}: {second}")
+            add_note(error, f"close() then raised {named(second)}")
         raise
     close()
 
@@ -276,9 +277,9 @@ def _explained(
         return {name: explain()}
     except Exception as error:
         if context.world_size > 1:
-            error.add_note(f"in the {name}, after the timed steps; {without} leaves it out")
+            add_note(error, f"in the {name}, after the timed steps; {without} leaves it out")
             raise
-        return {"warnings": (f"the {name} failed: {type(error).__name__}: {error}",)}
+        return {"warnings": (f"the {name} failed: {named(error)}",)}
 
 
 def _sizes(workload: Workload) -> dict[str, Any]:

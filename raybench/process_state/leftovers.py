@@ -99,7 +99,8 @@ def _direct_children() -> set[int]:
 
 def _command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+        # A process may give itself any bytes for a name.
+        return Path(f"/proc/{pid}/comm").read_bytes().decode(errors="replace").strip()
     except (FileNotFoundError, ProcessLookupError):
         return "ended"
 
@@ -107,7 +108,7 @@ def _command(pid: int) -> str:
 def _lives(pid: int) -> bool:
     """False for one that has ended and that nobody has waited for."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+    return stat.rpartition(b")")[2].split()[0] != b"Z"

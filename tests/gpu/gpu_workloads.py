@@ -13,7 +13,7 @@ from pydantic import Field
 
 from raybench.workloads.base import Context
 
-Fault = Literal["none", "raise", "oom", "kill", "stop", "hang", "skip"]
+Fault = Literal["none", "raise", "oom", "kill", "stop", "hang", "skip", "late"]
 
 
 class GpuProbe:
@@ -46,6 +46,9 @@ class GpuProbe:
             torch.cuda._sleep(self._cycles)
 
     def close(self) -> None:
+        if self._fault == "late":
+            time.sleep(2.0)
+            raise ValueError("not even closed")
         world_size = self._context.world_size
         expected = world_size * (world_size + 1) / 2 if world_size > 1 else 1
         if self._total.item() != expected:

@@ -142,6 +142,16 @@ def test_a_fault_of_one_rank_costs_no_other_process_and_little_time(
     assert took_s < limit_s
 
 
+def test_a_rank_that_fails_in_its_close_does_not_spoil_the_next_point(cluster):
+    before = [device.process_id for device in cluster.devices]
+    for _ in range(3):
+        answers = run(cluster, 2, fault="late")
+        assert (answers[1].status, answers[1].message) == (Status.ERROR, "not even closed")
+        assert isinstance(answers[0], Measurement) or answers[0].error_type == "PeerFailed"
+        assert failures(run(cluster, 2)) == []
+    assert [device.process_id for device in cluster.devices] == before
+
+
 def test_aborted_groups_leave_no_memory_behind(cluster, capsys):
     assert failures(run(cluster, 2)) == []
     before = [used_bytes(device) for device in cluster.devices[:2]]

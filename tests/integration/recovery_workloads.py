@@ -17,12 +17,19 @@ from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp
 
 Fault = Literal[
-    "none", "raise", "oom", "sys_exit", "kill", "segfault", "stop", "loop", "skip", "early"
+    "none", "raise", "oom", "sys_exit", "kill", "segfault", "stop", "loop", "skip", "early", "late"
 ]
+
+LATE_S = 2.0
 
 
 class Failing(Mlp):
-    """A DDP model on the ranks, of which one fails in the chosen way."""
+    """A DDP model on the ranks, of which one fails in the chosen way.
+
+    late: in close(), when the others have answered: nothing is counted for which they would wait.
+    """
+
+    flops_per_step = 1.0
 
     def __init__(
         self,
@@ -46,6 +53,11 @@ class Failing(Mlp):
         if dist.is_initialized() and not (self._fault == "skip" and self._steps == 3):
             dist.all_reduce(self._total)
 
+    def close(self) -> None:
+        if self._fault == "late":
+            time.sleep(LATE_S)
+            raise ValueError("not even closed")
+
 
 def _raise() -> None:
     raise ValueError("the workload says no")
@@ -64,6 +76,7 @@ def _spin() -> None:
 _FAULTS = {
     "none": lambda: None,
     "early": lambda: None,
+    "late": lambda: None,
     "skip": lambda: None,
     "raise": _raise,
     "oom": _oom,

@@ -87,3 +87,13 @@ def test_a_fault_of_one_rank_ends_the_point_and_costs_no_other_process(
     assert (after[1] == before[1]) == survives
     assert failures(run(cluster)) == []
     assert took_s < limit_s + SLACK_S
+
+
+def test_a_rank_that_fails_after_the_others_have_answered_does_not_spoil_the_next_point(cluster):
+    assert failures(run(cluster)) == []
+    before = process_ids(cluster)
+    for _ in range(2):
+        answers = run(cluster, fault="late")
+        assert [getattr(answer, "message", "") for answer in answers] == ["", "not even closed", ""]
+        assert failures(run(cluster)) == []
+    assert process_ids(cluster) == before

@@ -161,6 +161,19 @@ def test_a_child_process_left_running_is_told_and_an_ended_one_is_not():
         assert state.restore() == ()
 
 
+def test_a_child_process_may_give_itself_any_bytes_for_a_name():
+    rename = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'odd\\xff) Z', 0, 0, 0)"
+    script = f"{rename}; print(flush=True); sys.stdin.read()"
+    state = ProcessState(CPU)
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert state.restore() == ("1 child process (odd\ufffd) Z)",)
+        child.communicate()
+
+
 def test_what_ran_before_the_point_is_not_the_workloads():
     state = ProcessState(CPU)
     with subprocess.Popen(["sleep", "60"]) as child:

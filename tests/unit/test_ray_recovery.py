@@ -11,25 +11,29 @@ from raybench.cluster import ray_recovery
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_recovery import when_late_s
 from raybench.job import Measure
+from raybench.records import Failure, Group, Status
 
 SETTINGS = Measure(max_seconds=0.1, timeout_s=0.3)
-(CPU,) = make_devices(a=1)
+GROUP = Group(name="group-0", store_address="10.0.0.1", store_port=1)
 
 
 @pytest.fixture
 def settled(monkeypatch):
-    """Settles a point of one rank, whose answer is there at once or never."""
+    """Settles a point whose ranks' answers are there at once, in this order, or never (None)."""
 
-    def settle(answer: object) -> tuple[ray_recovery.Outcome, list[str]]:
+    def settle(
+        *answers: object, group: Group | None = None
+    ) -> tuple[ray_recovery.Outcome, list[str]]:
         calls: list[str] = []
 
         def wait(refs, num_returns, timeout):
-            if answer is None:
+            there = [ref for ref in refs if answers[ref] is not None]
+            if not there:
                 ray_recovery.time.sleep(timeout)
-            return (refs, []) if answer else ([], refs)
+            return there[:1], there[1:]
 
         monkeypatch.setattr(ray_recovery, "ray", SimpleNamespace(wait=wait))
-        monkeypatch.setattr(ray_recovery, "answer_of", lambda *_: answer)
+        monkeypatch.setattr(ray_recovery, "answer_of", lambda ref, *_: answers[ref])
         monkeypatch.setattr(ray_recovery, "_GRACE_S", 0.05)
         agents = SimpleNamespace(
             silent_nodes=frozenset,
@@ -37,8 +41,15 @@ def settled(monkeypatch):
             kill=lambda _: calls.append("kill"),
             wait_until_free=lambda *_: (),
         )
+        devices = make_devices(a=len(answers))
         outcome = ray_recovery.settle(
-            ["ref"], [CPU], None, SETTINGS, print, agents, lambda _: calls.append("prepare")
+            range(len(answers)),
+            devices,
+            group,
+            SETTINGS,
+            lambda _: calls.append("abort"),
+            agents,
+            lambda _: calls.append("prepare"),
         )
         return outcome, calls
 
@@ -50,6 +61,30 @@ def test_processes_are_prepared_before_those_of_a_late_point_are_killed(settled)
     assert calls[:2] == ["prepare", "kill"]
     assert calls.count("prepare") == 1
     assert (outcome.was_late, outcome.unfit) == (True, {0})
+
+
+@pytest.mark.parametrize("failing_rank", [0, 1])
+def test_a_group_of_which_one_rank_failed_is_given_up_whenever_the_others_answered(
+    settled, failing_rank
+):
+    answers = [make_measurement(0), make_measurement(1)]
+    answers[failing_rank] = Failure(
+        rank=failing_rank,
+        status=Status.ERROR,
+        error_type="ValueError",
+        message="not even closed",
+        keeps_worker=True,
+    )
+    outcome, calls = settled(*answers, group=GROUP)
+    assert outcome.group_is_gone
+    assert calls == ["abort"]
+    assert outcome.unfit == frozenset()
+    assert outcome.answers[failing_rank] is answers[failing_rank]
+
+
+def test_a_group_whose_ranks_all_measured_is_kept(settled):
+    outcome, calls = settled(make_measurement(0), make_measurement(1), group=GROUP)
+    assert (outcome.group_is_gone, calls) == (False, [])
 
 
 def test_nothing_is_prepared_for_a_point_that_ends_in_time(settled):

@@ -98,6 +98,22 @@ def test_broken_connections_of_all_ranks_are_told_as_they_are():
     assert after_failure(seen(*answers, world_size=2)) == tuple(answers)
 
 
+@pytest.mark.parametrize(
+    ("error_type", "message"),
+    [
+        ("PeerFailed", "another rank failed"),
+        ("DistNetworkError", "the client socket has failed"),
+        ("RuntimeError", LOSS),
+        ("DistBackendError", "NCCL error ... ncclRemoteError: a call failed"),
+    ],
+)
+def test_a_peer_that_all_ranks_lost_is_no_error_of_the_point(error_type, message):
+    answers = [failed(rank, error_type, message) for rank in range(2)]
+    told = after_failure(seen(*answers, world_size=2))
+    assert [answer.status for answer in told] == [Status.LOST] * 2
+    assert [answer.message for answer in told] == [message] * 2
+
+
 def test_those_that_waited_in_a_collective_are_not_blamed_for_a_hang():
     tails = {0: IN_A_COLLECTIVE, 1: IN_A_LOOP}
     told = after_timeout(seen(measured(2), finished={2}, tails=tails), 3.0)

@@ -507,6 +507,103 @@ def test_an_exception_whose_text_is_a_key_alone_says_what_it_is(workload):
     assert answer.message == "no such key: 'x'"
 
 
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        return 5  # type: ignore[return-value]
+
+
+def _noted(notes: object) -> Exception:
+    error = ValueError("said")
+    error.__notes__ = notes
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "error_type", "message"),
+    [
+        (Mute(), "Mute", "Mute: no message"),
+        (Wordless(), "Wordless", "Wordless: no message"),
+        (ValueError(), "ValueError", "ValueError: no message"),
+        (ValueError(" \n "), "ValueError", "ValueError: no message"),
+        (KeyError(), "KeyError", "KeyError: no message"),
+        (_noted([5, "", "a note\nof two lines"]), "ValueError", "said; a note"),
+        (_noted(5), "ValueError", "said"),
+        (type("E" * 500, (Exception,), {})("x"), f"{'E' * 174} ... [cut: 500 characters]", "x"),
+    ],
+    ids=lambda value: type(value).__name__[:20] if isinstance(value, Exception) else "",
+)
+def test_an_exception_that_cannot_say_what_it_is_costs_no_process(
+    workload, error, error_type, message
+):
+    class Raising:
+        items_per_step = flops_per_step = 1
+
+        def __init__(self, context) -> None: ...
+
+        def step(self) -> None:
+            raise error
+
+        def close(self) -> None:
+            raise Mute
+
+    worker = Worker("cpu", 0)
+    task = Task(
+        point=make_point(workload=workload(Raising), params={}),
+        settings=Measure(warmup=1, iterations=1),
+    )
+    answer = worker.run(task, ALONE, None)
+    assert isinstance(answer, Failure)
+    assert (answer.status, answer.error_type) == (Status.ERROR, error_type)
+    closing = "" if message == "said" else "; close() then raised Mute: no message"
+    assert answer.message == message + closing
+    assert answer.keeps_worker
+
+
+def test_the_text_of_an_exception_is_cut_and_says_so(workload):
+    class Verbose:
+        def __init__(self, context) -> None:
+            error = ValueError("x" * 10_000_000)
+            error.add_note("y" * 10_000_000)
+            raise error
+
+        def step(self) -> None: ...
+
+    answer = run(make_point(workload=workload(Verbose), params={}))
+    assert isinstance(answer, Failure)
+    assert len(answer.message) == 2000
+    assert answer.message.endswith("x ... [cut: 20,000,002 characters]")
+    assert len(answer.detail) == 4000
+    assert answer.detail.startswith("[cut: 20,000,")
+
+
+def test_a_group_that_another_rank_has_taken_down_is_no_error_of_the_point(workload):
+    class Fails:
+        items_per_step = flops_per_step = 1
+
+        def __init__(self, context) -> None: ...
+
+        def step(self) -> None:
+            raise ValueError("no")
+
+    address, port = (store := StoreHost("127.0.0.1")).endpoint()
+    group = Group(name="group-0", store_address=address, store_port=port)
+    settings = Measure(warmup=1, iterations=1)
+    worker = Worker("cpu", 0)
+    failing = Task(point=make_point(workload=workload(Fails), params={}), settings=settings)
+    assert isinstance(worker.run(failing, ALONE, group), Failure)
+    sound = Task(point=make_point(workload="mlp", params=MLP), settings=settings)
+    answer = worker.run(sound, ALONE, group)
+    assert isinstance(answer, Failure)
+    assert (answer.status, answer.error_type) == (Status.LOST, "PeerFailed")
+    assert answer.keeps_worker
+    del store
+
+
 def test_what_a_rank_measures_in_a_group_that_was_ended_is_dropped_and_the_worker_goes_on(workload):
     class Ended:
         items_per_step = flops_per_step = 1

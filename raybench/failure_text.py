@@ -1,0 +1,89 @@
+"""What an exception says, whatever it is: bounded, and without running into it again.
+
+A workload's exception may have a `__str__` that raises, notes that are no text, or a text of 10 MB.
+"""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import suppress
+
+# Of a message, with its notes; of the name of an exception's type; of a traceback or a log.
+MESSAGE_CHARACTERS = 2000
+TYPE_CHARACTERS = 200
+DETAIL_CHARACTERS = 4000
+_NO_MESSAGE = "no message"
+
+
+def message_of(error: BaseException) -> str:
+    """The first line of its text, and of each of its notes."""
+    text = _first_line(_text(error)) or f"{type_of(error)}: {_NO_MESSAGE}"
+    notes = (_first_line(note) for note in _notes(error))
+    return cut("; ".join([text, *filter(None, notes)]), MESSAGE_CHARACTERS)
+
+
+def named(error: BaseException) -> str:
+    """Its type and the first line of its text, for a sentence that speaks of it."""
+    text = _first_line(_text(error)) or _NO_MESSAGE
+    return cut(f"{type_of(error)}: {text}", MESSAGE_CHARACTERS)
+
+
+def type_of(error: BaseException) -> str:
+    """The name of its type."""
+    return cut(type(error).__name__, TYPE_CHARACTERS)
+
+
+def traceback_of(error: BaseException) -> str:
+    """The end of its traceback."""
+    try:
+        whole = "".join(traceback.format_exception(error))
+    except Exception as second:
+        return f"the traceback cannot be written: {type_of(second)}"
+    return cut_start(whole, DETAIL_CHARACTERS)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Give it a note, where it takes one: its `__notes__` may have been made something else."""
+    with suppress(TypeError):
+        error.add_note(note)
+
+
+def says(error: BaseException, *words: str) -> bool:
+    """Whether its text has one of these words."""
+    text = _text(error)
+    return any(word in text for word in words)
+
+
+def cut(text: str, characters: int) -> str:
+    """The beginning of a text that is too long, with a mark of what is missing."""
+    if len(text) <= characters:
+        return text
+    mark = f" ... [cut: {len(text):,} characters]"
+    return text[: characters - len(mark)] + mark
+
+
+def cut_start(text: str, characters: int) -> str:
+    """The end of a text that is too long, with a mark of what is missing."""
+    if len(text) <= characters:
+        return text
+    mark = f"[cut: {len(text):,} characters] ..."
+    return mark + text[len(mark) - characters :]
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except BaseException:
+        return ""
+    if isinstance(error, KeyError) and text:
+        return f"no such key: {text}"  # its own text is the key alone
+    return text
+
+
+def _notes(error: BaseException) -> list[str]:
+    notes = getattr(error, "__notes__", None)
+    return [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")
