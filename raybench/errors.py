@@ -8,6 +8,7 @@ RaybenchError
 
 Anything else that escapes is a bug of raybench and exits with 4.
 Every class takes one string, so that an instance survives pickling between processes.
+ResultsWarning says what of the results is left out; the commands print it as a line on stderr.
 """
 
 from __future__ import annotations
@@ -37,3 +38,7 @@ class ClusterError(RaybenchError):
     """The cluster cannot be reached or used, or no point of the plan fits it."""
 
     exit_code = 3
+
+
+class ResultsWarning(UserWarning):
+    """Part of the results is left out: a damaged run, columns of a later version."""

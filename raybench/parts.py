@@ -2,35 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raybench.arrow_schemas import schema
-from raybench.errors import ResultsError
+from raybench.errors import ResultsError, ResultsWarning
+from raybench.schemas import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 _READERS = 4  # threads
 _BATCH = 100  # parts
+_MOST_NAMED = 5
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class UnreadableParts(ResultsError):
+    """Parts that cannot be read; the text is about the first. reasons: of each, by its path."""
+
+    def __init__(self, text: str, reasons: Mapping[Path, str] | None = None) -> None:
+        super().__init__(text)
+        self.reasons = dict(reasons or {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What was read of a file. later: what a later version of raybench has put there, in words."""
+
+    path: Path
+    rows: pa.Table
+    later: str = ""
 
 
 def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
-    """The rows of all these parts, in their order. Raises ResultsError as `read_part` does."""
+    """Read the rows of all these parts, in their order.
+
+    Raises UnreadableParts where files are damaged or not parts of the table. Warns of parts that a
+    later version of raybench has written: of these the known columns are read.
+    """
     import pyarrow as pa
 
-    def read(some: Sequence[Path]) -> pa.Table:
-        parts = [read_part(path, table, wanted) for path in some]
-        return pa.concat_tables([_no_rows(wanted), *parts]).combine_chunks()
+    def read(some: Sequence[Path]) -> tuple[pa.Table, dict[Path, str], dict[Path, str]]:
+        unreadable: dict[Path, str] = {}
+        parts: list[_Part] = []
+        for path in some:
+            try:
+                parts.append(_read_part(path, table, wanted))
+            except ResultsError as error:
+                unreadable[path] = str(error)
+        rows = pa.concat_tables([_no_rows(wanted), *(part.rows for part in parts)])
+        later = {part.path: part.later for part in parts if part.later}
+        return rows.combine_chunks(), unreadable, later
 
     # A part takes longer to open than to read, so they are read side by side; and a table of one
     # row takes a hundred times the memory of the row, so they are put together early.
     batches = [paths[first : first + _BATCH] for first in range(0, len(paths), _BATCH)]
     with ThreadPoolExecutor(_READERS) as readers:
-        whole = list(readers.map(read, batches))
-    return pa.concat_tables([_no_rows(wanted), *whole]).combine_chunks()
+        found = list(readers.map(read, batches))
+    if unreadable := {path: text for _, reasons, _ in found for path, text in reasons.items()}:
+        raise UnreadableParts(next(iter(unreadable.values())), unreadable)
+    _warn_of_later(table, {path: text for _, _, later in found for path, text in later.items()})
+    return pa.concat_tables([_no_rows(wanted), *(rows for rows, _, _ in found)]).combine_chunks()
+
+
+def _warn_of_later(table: str, later: Mapping[Path, str]) -> None:
+    """Say once what several runs have in common."""
+    runs: dict[str, list[str]] = {}
+    for path, text in later.items():
+        runs.setdefault(text, []).append(path.parent.name)
+    for text, names in runs.items():
+        more = len(set(names)) - 1
+        which = f"{names[0]} and {more} more" if more else names[0]
+        warnings.warn(f"{table} of {which}: {text}", ResultsWarning, stacklevel=2)
+
+
+def plain_rows(found: pa.Table) -> list[dict[str, Any]]:
+    """Each row as a dict, times as datetimes; a time beyond the calendar is None.
+
+    As numbers first: pyarrow imports pandas to make a datetime, and pyarrow.compute to cast, and
+    `list` shall not wait for either.
+    """
+    import pyarrow as pa
+
+    times = [field.name for field in found.schema if pa.types.is_timestamp(field.type)]
+    for name in times:
+        numbers = found[name].combine_chunks().view(pa.int64())
+        found = found.set_column(found.column_names.index(name), name, numbers)
+    rows: list[dict[str, Any]] = found.to_pylist(maps_as_pydicts="strict")
+    for row in rows:
+        row |= {name: _datetime(row[name]) for name in times if row[name] is not None}
+    return rows
+
+
+def _datetime(microseconds: int) -> datetime | None:
+    try:
+        return _EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return None
 
 
 def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]:
@@ -43,7 +118,7 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
     return frozenset(zip(*(found[name].to_pylist() for name in names), strict=True))
 
 
-def read_part(path: Path, table: str, wanted: pa.Schema) -> pa.Table:
+def _read_part(path: Path, table: str, wanted: pa.Schema) -> _Part:
     """The rows of one part, with the columns that are wanted; none of one that is gone.
 
     Raises ResultsError for a file that is damaged or not a part of the table.
@@ -55,16 +130,41 @@ def read_part(path: Path, table: str, wanted: pa.Schema) -> pa.Table:
         with pq.ParquetFile(path, pre_buffer=False) as file:
             # Not schema_arrow, which makes the schema anew.
             metadata = file.metadata.metadata or {}
-            is_ours = metadata.get(b"table") == table.encode() and b"schema_version" in metadata
-            part = file.read(columns=wanted.names, use_threads=False) if is_ours else None
+            version = _version(metadata) if metadata.get(b"table") == table.encode() else None
+            part = file.read(columns=wanted.names, use_threads=False) if version else None
+            unknown = _unknown(file, table) if (version or 0) > SCHEMA_VERSION else []
     except FileNotFoundError:
         # Removed since the folder was listed: a driver drops what a killed one left.
-        return _no_rows(wanted)
+        return _Part(path=path, rows=_no_rows(wanted))
     except (pa.ArrowException, OSError) as error:
         raise ResultsError(f"{path}: {_unreadable(error)}; remove or restore it") from error
-    if part is None:
+    if version is None or part is None:
         raise ResultsError(f"{path}: not a part of the table {table}; move it elsewhere")
-    return _as_today(part, path, table, wanted)
+    rows, unfit = _as_today(part, wanted)
+    if version > SCHEMA_VERSION:
+        return _Part(path=path, rows=rows, later=_later(version, [*unknown, *unfit]))
+    if unfit:
+        name, reason = next(iter(unfit.items()))
+        raise ResultsError(f"{path}: its columns are not those of {table}: {name}: {reason}")
+    return _Part(path=path, rows=rows)
+
+
+def _version(metadata: Mapping[bytes, bytes]) -> int | None:
+    """The version of the schema that a part was written with; None where it tells none."""
+    told = metadata.get(b"schema_version", b"")
+    return int(told) if told.isdigit() and len(told) < 10 else None
+
+
+def _unknown(file: pq.ParquetFile, table: str) -> list[str]:
+    return [name for name in file.schema_arrow.names if name not in schema(table).names]
+
+
+def _later(version: int, left_out: Sequence[str]) -> str:
+    """What to say of a part that a later version has written. left_out: names of its columns."""
+    names = ", ".join(left_out[:_MOST_NAMED]) + (" ..." if len(left_out) > _MOST_NAMED else "")
+    count = f"{len(left_out)} column{'s are' if len(left_out) > 1 else ' is'}"
+    told = f"; {count} unknown here and left out: {names}" if left_out else ""
+    return f"written by a later version (schema {version}, here {SCHEMA_VERSION}){told}"
 
 
 def _no_rows(wanted: pa.Schema) -> pa.Table:
@@ -81,19 +181,22 @@ def _unreadable(error: Exception) -> str:
     return "not a Parquet file, or a damaged one"
 
 
-def _as_today(part: pa.Table, path: Path, table: str, wanted: pa.Schema) -> pa.Table:
-    """The part with today's columns, units and descriptions apart: older parts lack some."""
+def _as_today(part: pa.Table, wanted: pa.Schema) -> tuple[pa.Table, dict[str, str]]:
+    """The part with today's columns, units and descriptions apart; and why some do not fit.
+
+    A column is null where the part lacks it, as older ones do, and where it does not fit.
+    """
     import pyarrow as pa
 
     if part.schema.equals(wanted, check_metadata=False):
-        return part
-    try:
-        columns = [
-            part[field.name].cast(field.type)
-            if field.name in part.column_names
-            else pa.nulls(part.num_rows, field.type)
-            for field in wanted
-        ]
-    except pa.ArrowException as error:
-        raise ResultsError(f"{path}: its columns are not those of {table}: {error}") from error
-    return pa.Table.from_arrays(columns, schema=wanted)
+        return part, {}
+    columns, unfit = [], {}
+    for field in wanted:
+        column = pa.nulls(part.num_rows, field.type)
+        if field.name in part.column_names:
+            try:
+                column = part[field.name].cast(field.type)
+            except pa.ArrowException as error:
+                unfit[field.name] = " ".join(str(error).split())
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=wanted), unfit

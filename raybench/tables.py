@@ -5,23 +5,34 @@ from __future__ import annotations
 import os
 import re
 import socket
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raybench import rows
 from raybench.arrow_schemas import schema
-from raybench.errors import ResultsError
+from raybench.errors import ResultsError, ResultsWarning
 from raybench.messages import did_you_mean
-from raybench.parts import attempts_in, read_parts
+from raybench.parts import UnreadableParts, attempts_in, plain_rows, read_parts
 from raybench.records import Latest, Status
 from raybench.run import Run, RunStatus
+from raybench.run_names import (
+    HIDDEN,
+    check_folder,
+    find_run,
+    has_parts,
+    no_row_of,
+    pick,
+    run_folders,
+    run_ids,
+)
 from raybench.schemas import TABLES, units
-from raybench.store import LATEST, has_driver
+from raybench.store import has_driver
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,8 +53,6 @@ __all__ = [
     "units",
 ]
 
-_TIMES = ("started_at", "finished_at")  # of runs, in µs
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ATTEMPT = ("point_id", "attempt")
 _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 
@@ -52,7 +61,7 @@ def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFram
     """One table as a pandas DataFrame, of all runs or of one.
 
     root: the results folder. table: runs, points, samples, devices, telemetry or modules.
-    run_id: as `raybench report` takes it: an id, its unique prefix, `latest`, or a path.
+    run_id: as `raybench report` takes it: an id, its unique prefix, a job, `latest`, or a path.
     Columns are those of today's schema, also for parts of an older one (missing: null); maps
     are dicts. `raybench.units(table)` tells the units. Raises ResultsError for a table that
     does not exist and for a file that is not a part of it. `samples` and `modules` may hold an
@@ -73,7 +82,10 @@ def read_table(
         raise ResultsError(f"table: must be one of {', '.join(TABLES)}, got {table!r}{guess}")
     whole = schema(table)
     wanted = whole if columns is None else pa.schema([whole.field(name) for name in columns])
-    return read_parts(_parts(Path(root), table, run_id), table, wanted)
+    parts = _parts(Path(root), table, run_id)
+    if run_id:
+        return read_parts(parts, table, wanted)
+    return _read_undamaged(Path(root) / table, parts, table, wanted)
 
 
 def load_attempt(root: Path, table: str, run_id: str, point_id: str, attempt: int) -> pd.DataFrame:
@@ -144,28 +156,98 @@ def traces(root: Path, run_id: str, point_id: str, attempt: int) -> list[Path]:
 
 def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
     """All files of a table, by run and name; those that start with . or _ are not ours to read."""
-    if not root.is_dir():
-        what = "a file, not a folder" if root.exists() else "no such folder"
-        raise ResultsError(f"{root}: {what} of results; `raybench sweep JOB` makes one")
+    check_folder(root)
     if run_id and not any((root / name / run_id).is_dir() for name in TABLES):
         root, run_id = find_run(root, run_id)
     folder = root / table / run_id if run_id else root / table
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    hidden = (".", "_")
-    return [p for p in found if not any(n.startswith(hidden) for n in p.relative_to(root).parts)]
+    return list(_files(folder)) if folder.is_dir() else []
 
 
-def read_runs(root: str | Path) -> list[Run]:
-    """All runs, oldest first; one whose driver died on this host is interrupted, not running."""
-    found = [rows.run_from_row(row) for row in _run_rows(Path(root))]
+def _files(folder: Path) -> Iterator[Path]:
+    with os.scandir(folder) as entries:
+        visible = [entry for entry in entries if not entry.name.startswith(HIDDEN)]
+    for entry in sorted(visible, key=lambda entry: entry.name):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(Path(entry.path))
+        elif entry.is_file():
+            yield Path(entry.path)
+
+
+def _read_undamaged(folder: Path, paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
+    """The rows of these parts of many runs; a run with a damaged one is left out, with a warning.
+
+    folder: of the table.
+    """
+    try:
+        return read_parts(paths, table, wanted)
+    except UnreadableParts as error:
+        damaged = {_run_of(folder, path): reason for path, reason in error.reasons.items()}
+    for run_id, reason in damaged.items():
+        _warn(f"{reason}; run {run_id} is left out")
+    return read_parts([p for p in paths if _run_of(folder, p) not in damaged], table, wanted)
+
+
+def _run_of(folder: Path, path: Path) -> str:
+    return path.relative_to(folder).parts[0]
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, ResultsWarning, stacklevel=3)
+
+
+def read_runs(root: str | Path, newest: int | None = None) -> list[Run]:
+    """Read all runs, or the newest ones alone, oldest first.
+
+    A run whose driver died on this host is interrupted, not running. Warns of runs that cannot be
+    read, and leaves them out.
+    """
+    root = Path(root)
+    ids = None if newest is None else run_ids(root)[-newest:]
+    parts = _parts(root, "runs", None) if ids is None else _parts_of_runs(root, ids)
+    table = _read_undamaged(root / "runs", parts, "runs", schema("runs"))
+    found = []
+    for row in plain_rows(table):
+        try:
+            found.append(_run_from_row(row))
+        except ResultsError as error:
+            _warn(f"{root}: {error}; it is left out")
+    for run_id in _without_row(root):
+        _warn(f"{root}: {no_row_of(root, run_id)}")
     found.sort(key=lambda run: (run.started_at, run.run_id))
-    return [_as_it_stands(Path(root), run) for run in found]
+    return [_as_it_stands(root, run) for run in found]
+
+
+def _parts_of_runs(root: Path, ids: Iterable[str]) -> list[Path]:
+    return [path for run_id in ids for path in _files(root / "runs" / run_id)]
+
+
+def _without_row(root: Path) -> list[str]:
+    """Runs that have points and no part of `runs`."""
+    with_row = {name for name in run_folders(root / "runs") if has_parts(root / "runs" / name)}
+    names = [name for name in run_folders(root / "points") if name not in with_row]
+    return [name for name in names if has_parts(root / "points" / name)]
 
 
 def read_run(root: str | Path, run_id: str) -> Run:
-    """One run, as in `read_runs`. run_id: the whole id of a run that is there."""
-    [row] = _run_rows(Path(root), run_id)
-    return _as_it_stands(Path(root), rows.run_from_row(row))
+    """Read one run, as in `read_runs`. run_id: the whole id of a run that is there."""
+    return _as_it_stands(Path(root), _stored_run(Path(root), run_id))
+
+
+def _stored_run(root: Path, run_id: str) -> Run:
+    found = plain_rows(read_table(root, "runs", run_id))
+    if len(found) != 1:
+        raise ResultsError(f"{root}: run {run_id} has {len(found)} rows in `runs`, not one")
+    return _run_from_row(found[0])
+
+
+def _run_from_row(row: Mapping[str, Any]) -> Run:
+    """The run of a row, also of one that others have written. Raises ResultsError."""
+    if row["started_at"] is None:
+        raise ResultsError(f"run {row['run_id']}: started_at is no time of the calendar")
+    run = rows.run_from_row(row)
+    if run.status is RunStatus.UNKNOWN:
+        _warn(f"run {run.run_id}: status {row['status']!r} is not known here")
+    return run
 
 
 def _as_it_stands(root: Path, run: Run) -> Run:
@@ -174,29 +256,44 @@ def _as_it_stands(root: Path, run: Run) -> Run:
     if not is_here or has_driver(root, run.run_id) is not False:
         return run
     # Its driver may have come to the end after the row was read.
-    run = rows.run_from_row(_run_rows(root, run.run_id)[0])
+    run = _stored_run(root, run.run_id)
     if run.status is not RunStatus.RUNNING:
         return run
     # Its last sign of life.
     folder = root / "points" / run.run_id
     written = [path.stat().st_mtime for path in folder.glob("[!.]*.parquet")]
     ended = datetime.fromtimestamp(max(written), UTC) if written else run.started_at
-    statuses = {point_id: one.status for point_id, one in latest(root, run.run_id).items()}
+    statuses = {point_id: status for point_id, (_, status) in _last(root, run.run_id).items()}
     finished_at = max(ended, run.started_at)
     return replace(counted(run, statuses), status=RunStatus.INTERRUPTED, finished_at=finished_at)
 
 
 def latest(root: Path, run_id: str) -> dict[str, Latest]:
-    """The latest attempt at each point that has a row, by point_id."""
-    found = read_table(root, "points", run_id, ["point_id", "attempt", "status"]).to_pylist()
-    found.sort(key=lambda row: row["attempt"])
+    """The latest attempt at each point that has a row, by point_id.
+
+    Raises ResultsError for a status that this version does not know: what is left cannot be told.
+    """
+    found = _last(root, run_id)
+    known = {status.value for status in Status}
+    if strange := sorted({status for _, status in found.values()} - known):
+        raise ResultsError(
+            f"{root}: run {run_id} has points that ended {', '.join(map(repr, strange))}, which "
+            "this version does not know; use the version that measured them"
+        )
     return {
-        row["point_id"]: Latest(attempt=row["attempt"], status=Status(row["status"]))
-        for row in found
+        point_id: Latest(attempt=attempt, status=Status(status))
+        for point_id, (attempt, status) in found.items()
     }
 
 
-def counted(run: Run, statuses: Mapping[str, Status]) -> Run:
+def _last(root: Path, run_id: str) -> dict[str, tuple[int, str]]:
+    """Number and status of the latest attempt at each point."""
+    found = read_table(root, "points", run_id, ["point_id", "attempt", "status"]).to_pylist()
+    found.sort(key=lambda row: row["attempt"])
+    return {row["point_id"]: (row["attempt"], row["status"]) for row in found}
+
+
+def counted(run: Run, statuses: Mapping[str, str]) -> Run:
     """The run with the counts of its points and the status that follows from them.
 
     statuses: of the latest attempt at each point, by point_id. A cancelled one counts nowhere.
@@ -206,76 +303,3 @@ def counted(run: Run, statuses: Mapping[str, Status]) -> Run:
     failed = counts.total() - ok - skipped - counts[Status.CANCELLED]
     status = RunStatus.FAILED if failed else RunStatus.OK
     return replace(run, status=status, points_ok=ok, points_skipped=skipped, points_failed=failed)
-
-
-def _run_rows(
-    root: Path, run_id: str | None = None, columns: Sequence[str] | None = None
-) -> list[dict[str, Any]]:
-    import pyarrow as pa
-
-    table = read_table(root, "runs", run_id, columns)
-    times = [name for name in _TIMES if name in table.column_names]
-    # As numbers: pyarrow imports pandas to make a datetime, and pyarrow.compute to cast, and `list`
-    # shall not wait for either.
-    for name in times:
-        numbers = table[name].combine_chunks().view(pa.int64())
-        table = table.set_column(table.column_names.index(name), name, numbers)
-    content: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
-    for row in content:
-        for name in times:
-            if row[name] is not None:
-                row[name] = _EPOCH + timedelta(microseconds=row[name])
-    return content
-
-
-def _run_ids(root: Path) -> list[str]:
-    """Ids of all runs, oldest first: what tells more of a run takes longer to read."""
-    found = _run_rows(root, columns=["run_id", "started_at"])
-    return [row["run_id"] for row in sorted(found, key=lambda r: (r["started_at"], r["run_id"]))]
-
-
-def find_run(root: str | Path, text: str) -> tuple[Path, str]:
-    """The results folder and the run_id that `text` means.
-
-    text: an id in `root`, its unique prefix, `latest`, or the path of a run in any results folder.
-    Raises ResultsError, naming the candidates, when it means none or several.
-    """
-    path = Path(text)
-    if os.sep in text and path.is_dir() and path.resolve().parent.name in TABLES:
-        root, text = path.resolve().parents[1], path.resolve().name
-    ids = _run_ids(Path(root))
-    if not ids:
-        raise ResultsError(f"{root}: no runs yet; `raybench sweep JOB` makes one")
-    if text == LATEST:
-        return Path(root), ids[-1]
-    wanted = _run_of_path(Path(root), text) if os.sep in text else text
-    return Path(root), pick(wanted, ids, kind="run", where=str(root))
-
-
-def pick(prefix: str, ids: Sequence[str], *, kind: str, where: str) -> str:
-    """The one id that is `prefix` or starts with it. Raises ResultsError naming the candidates."""
-    if prefix in ids:
-        return prefix
-    found = [known for known in ids if prefix and known.startswith(prefix)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ResultsError(f"{where}: {kind} {prefix!r} is ambiguous: {_some(found)}")
-    guess = did_you_mean(prefix, ids) or f"; there are: {_some(ids)}"
-    raise ResultsError(f"{where}: no {kind} {prefix!r}{guess}")
-
-
-def _run_of_path(root: Path, text: str) -> str:
-    path = Path(text).resolve()
-    inside = path.relative_to(root.resolve()).parts if path.is_relative_to(root.resolve()) else ()
-    if len(inside) < 2 or inside[0] not in TABLES:
-        raise ResultsError(
-            f"{text}: not a run of {root}; give {root}/runs/RUN_ID, or the folder with --results"
-        )
-    return inside[1]
-
-
-def _some(ids: Sequence[str], most: int = 5) -> str:
-    """The last few ids: runs are in order of time, and the newest are the likeliest."""
-    shown = ", ".join(ids[-most:])
-    return f"{shown} and {len(ids) - most} more" if len(ids) > most else shown

@@ -10,11 +10,15 @@ import importlib
 import signal
 import sys
 import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from raybench.errors import RaybenchError
+from raybench.errors import RaybenchError, ResultsWarning
 from raybench.version import __version__
 
 # Name -> module that holds the command of that name; imported when it is called.
@@ -93,10 +97,30 @@ def _complain(text: str) -> None:
     click.echo("\n".join(map(printable, text.split("\n"))), err=True)
 
 
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Print what is left out of the results as a line on stderr, each once."""
+    said: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+        if not issubclass(category, ResultsWarning):
+            usual(message, category, *rest, **named)
+        elif str(message) not in said:
+            said.add(str(message))
+            _complain(" ".join(str(message).split()))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", ResultsWarning)
+        usual = warnings.showwarning
+        warnings.showwarning = show
+        yield
+
+
 def main() -> None:
     """Run the command line; every error becomes one exit code here."""
     try:
-        code = raybench.main(standalone_mode=False)
+        with _warnings_as_lines():
+            code = raybench.main(standalone_mode=False)
     except click.ClickException as error:
         _tell(error)
         code = error.exit_code

@@ -17,10 +17,12 @@ _LATEST = "latest"  # as raybench.store has it, which is slow to import
 def complete_run(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Ids of the runs in the results, the newest first; folders where a path was begun."""
-    if os.sep in incomplete:
+    """Ids of the runs in the results, the newest first, then those of folders of results inside;
+    paths where a path was begun."""
+    inside = [f"{folder}/{name}" for folder in _inside(ctx) for name in _runs(ctx, folder)]
+    names = [name for name in (_LATEST, *_runs(ctx), *inside) if name.startswith(incomplete)]
+    if os.sep in incomplete and not names:
         return [CompletionItem(incomplete, type="dir")]
-    names = [name for name in (_LATEST, *_runs(ctx)) if name.startswith(incomplete)]
     return [CompletionItem(name) for name in names]
 
 
@@ -28,24 +30,38 @@ def complete_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Ids of the points of the run that was given, in the order of the plan."""
-    given = str(ctx.params.get("run") or "")
-    runs = _runs(ctx)
+    folder, _, given = str(ctx.params.get("run") or "").rpartition(os.sep)
+    if folder not in ("", *_inside(ctx)):
+        return []
+    runs = _runs(ctx, folder)
     found = [name for name in runs if name.startswith(given)] if given != _LATEST else runs[:1]
     run_id = given if given in runs else found[0] if len(found) == 1 else None
     if run_id is None:
         return []
-    parts = sorted((_results(ctx) / "points" / run_id).glob("[!.]*-*-*.parquet"))
+    parts = sorted((_results(ctx) / folder / "points" / run_id).glob("[!.]*-*-*.parquet"))
     ids = dict.fromkeys(part.stem.split("-")[1] for part in parts)
     return [CompletionItem(point_id) for point_id in ids if point_id.startswith(incomplete)]
 
 
-def _runs(ctx: click.Context) -> list[str]:
-    folder = _results(ctx) / "runs"
+def _runs(ctx: click.Context, inside: str = "") -> list[str]:
+    """Ids of the runs in the results, or in a results folder inside them, the newest first."""
+    found = [
+        (entry.stat().st_mtime, entry.name) for entry in _folders(_results(ctx) / inside / "runs")
+    ]
+    return [name for _, name in sorted(found, reverse=True)]
+
+
+def _inside(ctx: click.Context) -> list[str]:
+    """The results folders inside the results, such as `examples`."""
+    folders = _folders(_results(ctx))
+    return sorted(entry.name for entry in folders if Path(entry.path, "runs").is_dir())
+
+
+def _folders(folder: Path) -> list[os.DirEntry[str]]:
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
-        found = [(entry.stat().st_mtime, entry.name) for entry in entries if entry.is_dir()]
-    return [name for _, name in sorted(found, reverse=True) if not name.startswith((".", "_"))]
+        return [e for e in entries if e.is_dir() and not e.name.startswith((".", "_"))]
 
 
 def _results(ctx: click.Context) -> Path:

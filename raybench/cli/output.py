@@ -46,7 +46,12 @@ def color() -> bool:
 
 def width() -> int:
     """Tables are made for 80 columns; more than 120 is hard to read."""
-    return min(shutil.get_terminal_size((80, 24)).columns, 120)
+    return min(terminal_width(), 120)
+
+
+def terminal_width() -> int:
+    """All columns there are: for a table whose lines stand each for itself."""
+    return shutil.get_terminal_size((COLUMNS_OF_TABLES, 24)).columns
 
 
 def scalar_text(value: object) -> str:

@@ -10,13 +10,19 @@ import click
 from raybench.cli.completion import complete_point, complete_run
 from raybench.cli.github import append_to_summary
 from raybench.cli.options import results_option
-from raybench.cli.output import color, width, write_file, write_result
+from raybench.cli.output import color, terminal_width, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
+from raybench.report import wording
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from raybench.report.points import PointDetails
     from raybench.report.summary import Summary
+    from raybench.run import Run
 
+# What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.
+_LISTED = 50
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -118,24 +124,73 @@ def _draw(summary: Summary, path: Path) -> None:
     write_file(path, charts.render(spec, path.suffix.lower().removeprefix(".")))
 
 
-@click.command("list", short_help="List all runs in the results.")
+@click.command("list", short_help="List the runs in the results.")
 @results_option
+@click.option(
+    "-n",
+    "--last",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"The newest N runs; {_LISTED} unless --all or --json.",
+)
+@click.option("--all", "is_all", is_flag=True, help="All runs.")
+@click.option("-l", "--long", "is_long", is_flag=True, help="Machine, tags and findings too.")
 @_json_option
-def list_command(results: Path, as_json: bool) -> None:
-    """All runs in the results, the newest last."""
+def list_command(
+    results: Path, last: int | None, is_all: bool, is_long: bool, as_json: bool
+) -> None:
+    """List the runs in the results, the newest last."""
     from raybench import tables
-    from raybench.report.runs import format_runs
+    from raybench.run_names import no_runs, run_ids
 
-    runs = tables.read_runs(results)
+    if last and is_all:
+        raise UsageError("--last and --all: give one of them")
+    newest = last or (None if is_all or as_json else _LISTED)
+    runs = tables.read_runs(results, newest)
     if as_json:
         from raybench.report import as_json as json_report
 
-        text = json_report.format_runs(runs)
-    elif runs:
-        text = format_runs(runs, width=width(), color=color())
-    else:
-        raise ResultsError(f"{results}: no runs yet; `raybench sweep JOB` makes one")
-    write_result(text)
+        write_result(json_report.format_runs(runs))
+        return
+    if not runs:
+        click.echo(no_runs(results), err=True)
+        return
+    write_result(_listed(results, runs, is_long=is_long))
+    older = 0 if last or is_all else len(run_ids(results)) - _LISTED
+    if older > 0:
+        click.echo(f"{older} older runs are not shown: --all", err=True)
+
+
+def _listed(results: Path, runs: Sequence[Run], *, is_long: bool) -> str:
+    from raybench.cli.stderr import make_console
+    from raybench.report.runs import format_runs, format_runs_long
+
+    machines = {run.run_id: _machine(results, run) for run in runs}
+    if not is_long:
+        return format_runs(runs, machines, width=terminal_width(), color=color())
+    with make_console().status(f"reading the points of {len(runs)} runs"):
+        leads = {run.run_id: _lead(results, run.run_id) for run in runs}
+    return format_runs_long(runs, machines, leads, width=width(), color=color())
+
+
+def _machine(results: Path, run: Run) -> str:
+    """What a run was measured on; read without pandas."""
+    from raybench import tables
+
+    try:
+        devices = tables.read_table(results, "devices", run.run_id, ["name", "node_id"]).to_pylist()
+    except ResultsError:
+        return run.cluster
+    names, nodes = ([device[column] for device in devices] for column in ("name", "node_id"))
+    return wording.machine(names, nodes) if devices else run.cluster
+
+
+def _lead(results: Path, run_id: str) -> str:
+    """What a run found; why that cannot be told where its tables are damaged."""
+    try:
+        return load_summary(results, run_id).lead
+    except ResultsError as error:
+        return str(error)
 
 
 @click.command("show", short_help="Show the points of a run, or all about one point.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,10 +125,7 @@ def _has_throughput(rows: Sequence[Row]) -> bool:
 def _machine(run: Run, devices: pd.DataFrame) -> str:
     if devices.empty:
         return wording.plain(run.cluster)
-    names = Counter(wording.plain(name) for name in devices["name"])
-    models = ", ".join(f"{count} x {name}" for name, count in names.items())
-    nodes = devices["node_id"].nunique()
-    return f"{models} on {nodes} {'node' if nodes == 1 else 'nodes'}"
+    return wording.machine(devices["name"], list(devices["node_id"]))
 
 
 def _versions(run: Run, devices: pd.DataFrame) -> dict[str, str]:

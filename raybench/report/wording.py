@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -175,10 +176,11 @@ def when(time: datetime) -> str:
 
 
 def lasted(run: Run) -> str:
-    """How long a run took."""
+    """How long a run took; of one whose clock was set back nobody knows."""
     if run.finished_at is None:
         return "unfinished"
-    return long_time((run.finished_at - run.started_at).total_seconds())
+    total_s = (run.finished_at - run.started_at).total_seconds()
+    return long_time(total_s) if total_s >= 0 else "unknown"
 
 
 def long_time(total_s: float) -> str:
@@ -215,6 +217,13 @@ def counts(run: Run, statuses: Sequence[str]) -> str:
     text = f"{run.points_total} {noun}: {ok} ok, {failed} failed, {skipped} skipped"
     more = ((cancelled, "cancelled"), (missing, "not run"))
     return text + "".join(f", {count} {word}" for count, word in more if count > 0)
+
+
+def machine(names: Iterable[str], nodes: Collection[str]) -> str:
+    """Devices and nodes: `4 x NVIDIA H200 on 1 node`. names, nodes: of each device."""
+    models = ", ".join(f"{count} x {plain(name)}" for name, count in Counter(names).items())
+    count = len(set(nodes))
+    return f"{models} on {count} {'node' if count == 1 else 'nodes'}"
 
 
 def versions(found: Mapping[str, str]) -> str:

@@ -110,14 +110,36 @@ def test_a_user_s_mistake_is_one_line_and_exit_2(raybench, arguments, message) -
     assert "Traceback" not in done.err
 
 
-def test_a_corrupt_file_is_one_line_that_names_it(raybench, results: Path) -> None:  # type: ignore[no-untyped-def]
-    path = results / "runs" / "run-old" / "run.parquet"
+def test_a_damaged_run_hides_itself_alone_and_is_named_in_one_line(
+    raybench,  # type: ignore[no-untyped-def]
+    results: Path,
+) -> None:
+    path = results / "runs" / "run-new" / "run.parquet"
     path.write_bytes(b"garbage")
     for command in (["report"], ["list"], ["show", "latest"]):
         done = raybench(*command)
-        assert done.code == 2
+        assert done.code == 0
+        assert "run-new" not in done.out
         assert done.err.startswith(f"{path}: not a Parquet file")
+        assert done.err.endswith("; run run-new is left out\n")
         assert done.err.count("\n") == 1
+    assert raybench("show", "run-old").err == f"{raybench('list').err}"
+    done = raybench("report", "run-new")
+    assert done.code == 2
+    assert done.err.splitlines()[-1].startswith(f"{path}: not a Parquet file")
+
+
+def test_a_run_without_its_row_is_named_with_what_to_put_back(
+    raybench,  # type: ignore[no-untyped-def]
+    results: Path,
+) -> None:
+    path = results / "runs" / "run-new" / "run.parquet"
+    path.unlink()
+    told = f"{results}: run run-new has points, but no row; put {path} back\n"
+    done = raybench("list")
+    assert (done.code, done.err) == (0, told)
+    done = raybench("report", "run-new")
+    assert (done.code, done.err) == (2, told)
 
 
 def test_list_shows_all_runs_the_newest_last(raybench) -> None:  # type: ignore[no-untyped-def]
@@ -127,14 +149,112 @@ def test_list_shows_all_runs_the_newest_last(raybench) -> None:  # type: ignore[
     assert [run["run_id"] for run in content["runs"]] == ["run-old", "run-new"]
 
 
-def test_without_results_list_says_how_to_make_some(
+@pytest.fixture
+def clone(results: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A results folder that is empty but for a folder with the runs of others."""
+    mine = results.with_name("mine")
+    mine.mkdir()
+    results.rename(mine / "examples")
+    monkeypatch.chdir(mine.parent)
+    return mine
+
+
+def test_without_runs_list_and_report_say_what_to_type(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = (
+        "mine: no runs yet; `raybench sweep JOB` makes one; mine/examples has 2: "
+        "`raybench list --results mine/examples`, `raybench report examples/RUN`\n"
+    )
+    done = call(monkeypatch, capsys, "list", "--results", "mine")
+    assert (done.code, done.out, done.err) == (0, "", told)
+    done = call(monkeypatch, capsys, "report", "--results", "mine")
+    assert (done.code, done.out, done.err) == (2, "", told)
+    done = call(monkeypatch, capsys, "list", "--results", "mine", "--json")
+    assert (done.code, json.loads(done.out)["runs"]) == (0, [])
+    done = call(monkeypatch, capsys, "list", "--results", "mine/nothing")
+    assert (done.code, done.out) == (2, "")
+
+
+def test_a_run_of_a_results_folder_inside_is_found_by_the_folder_s_name(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunStore.create(clone, make_run("mine-1"), make_measure())
+    for run in (
+        "examples/run-old",
+        "examples/latest",
+        "examples/ddp_scaling",
+        "mine/examples/run-n",
+    ):
+        done = call(monkeypatch, capsys, "show", run, "--results", "mine")
+        assert (done.code, done.err) == (0, "")
+        assert make_point().point_id in done.out
+    done = call(monkeypatch, capsys, "report", "run-old", "--results", "mine")
+    assert done.code == 2
+    assert done.err == "mine: no run 'run-old'; mine/examples has: give examples/run-old\n"
+    # The runs of others are not mine.
+    done = call(monkeypatch, capsys, "list", "--results", "mine", "--json")
+    assert [run["run_id"] for run in json.loads(done.out)["runs"]] == ["mine-1"]
+
+
+def test_the_name_of_a_job_means_its_newest_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = call(monkeypatch, capsys, "list", "--results", tmp_path)
+    days = {"ddp-20260820-101112-ffff": 0, "ddp-20260821-101112-0000": 1, "named-by-me": 2}
+    for run_id, day in days.items():
+        run = make_run(run_id, job_name="ddp", started_at=START + timedelta(days=day - 1))
+        RunStore.create(tmp_path, run, make_measure())
+    other = make_run("ddp_big-20260822-101112-0000", job_name="ddp_big")
+    RunStore.create(tmp_path, other, make_measure())
+    ask = lambda run: call(monkeypatch, capsys, "report", run, "--results", tmp_path)  # noqa: E731
+    assert ask("ddp").out.startswith("ddp  named-by-me\n")
+    assert ask("ddp_big").out.startswith(f"{other.run_id}\n")
+    assert ask("ddp-20260820").out.startswith("ddp-20260820-101112-ffff\n")
+    done = ask("dd")
     assert done.code == 2
-    assert "no runs yet; `raybench sweep JOB` makes one" in done.err
-    done = call(monkeypatch, capsys, "list", "--results", tmp_path, "--json")
-    assert (done.code, json.loads(done.out)["runs"]) == (0, [])
+    assert "run 'dd' is ambiguous: ddp-20260820-101112-ffff, ddp-20260821-101112-0000" in done.err
+    assert done.err.endswith("; give more of the id, or the name of a job for its newest run\n")
+
+
+def test_list_shows_more_where_there_is_room(
+    raybench,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for columns, heads in (
+        (60, ["run", "started, UTC", "status"]),
+        (44, ["run", "status"]),
+        (92, ["run", "started, UTC", "status", "2 x NVIDIA H200 on 1 node"]),
+        (120, ["run", "started, UTC", "status", "2 x NVIDIA H200 on 1 node", "tags", "rack=7"]),
+    ):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = raybench("list").out
+        assert max(map(len, text.splitlines())) <= columns
+        every = ("run", "started, UTC", "status", "2 x NVIDIA H200 on 1 node", "tags", "rack=7")
+        assert [head for head in every if head in text] == heads
+
+
+def test_list_has_the_newest_runs_and_says_how_many_there_are_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(52):
+        run = make_run(f"ddp-20260821-1011{number:02}-0000", started_at=START)
+        RunStore.create(tmp_path, run, make_measure())
+    ask = lambda *words: call(monkeypatch, capsys, "list", *words, "--results", tmp_path)  # noqa: E731
+    done = ask()
+    assert len(done.out.splitlines()) == 51
+    assert "ddp-20260821-101151-0000" in done.out
+    assert done.err == "2 older runs are not shown: --all\n"
+    done = ask("--all")
+    assert (len(done.out.splitlines()), done.err) == (53, "")
+    done = ask("-n", "3")
+    assert (len(done.out.splitlines()), done.err) == (4, "")
+    assert len(json.loads(ask("--json").out)["runs"]) == 52
+
+
+def test_the_long_list_tells_machine_tags_and_what_was_found(raybench) -> None:  # type: ignore[no-untyped-def]
+    text = raybench("list", "--long").out
+    assert "run-new\n  2026-08-20 10:11 UTC, " in text
+    assert "  2 x NVIDIA H200 on 1 node\n  rack=7\n  1.60x on 2 GPUs" in text
 
 
 def test_show_draws_the_step_times_of_a_point(

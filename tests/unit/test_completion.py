@@ -77,6 +77,17 @@ def test_where_there_are_no_results_only_latest_is_offered(tmp_path):
     assert offered("raybench show ", tmp_path) == [LATEST]
 
 
+def test_runs_of_a_results_folder_inside_are_offered_with_its_name(results):
+    results.rename(results.parent / "examples")
+    (results / "runs").mkdir(parents=True)
+    (results.parent / "examples").rename(results / "examples")
+    inside = [f"examples/{run_id}" for run_id in ("gemm-3", "mlp-2", "mlp-1")]
+    assert offered("raybench report ", results.parent) == [LATEST, *inside]
+    assert offered("raybench report examples/m", results.parent) == inside[1:]
+    ids = [make_point(world_size=world_size).point_id for world_size in (2, 1)]
+    assert offered("raybench show examples/gemm ", results.parent) == ids
+
+
 def test_a_path_is_completed_by_the_shell(results):
     assert offered("raybench report results/runs/", results.parent) == ["results/runs/"]
 

@@ -302,7 +302,7 @@ def test_a_corrupt_part_is_named_in_one_line(results: Path, content: bytes) -> N
     path = part_of(results, "points")
     path.write_bytes(content)
     with pytest.raises(ResultsError) as caught:
-        load(results, "points")
+        load(results, "points", "run-old")
     assert str(caught.value).startswith(f"{path}: not a Parquet file")
     assert "\n" not in str(caught.value)
 
@@ -313,17 +313,17 @@ def test_a_truncated_part_is_named_in_one_line(results: Path, cut: float) -> Non
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * cut)])
     with pytest.raises(ResultsError, match="not a Parquet file, or a damaged one"):
-        load(results, "samples")
+        load(results, "samples", "run-old")
 
 
 def test_a_foreign_parquet_file_is_named(results: Path) -> None:
     path = results / "points" / "run-old" / "foreign.parquet"
     pq.write_table(pa.table({"a": [1]}), path)
     with pytest.raises(ResultsError, match=r"foreign\.parquet: not a part of the table points"):
-        load(results, "points")
+        load(results, "points", "run-old")
     shutil.copy(part_of(results, "samples"), path)
     with pytest.raises(ResultsError, match="not a part of the table points"):
-        load(results, "points")
+        load(results, "points", "run-old")
 
 
 def test_a_part_of_an_older_schema_gets_nulls_and_one_of_a_newer_is_cut(results: Path) -> None:
@@ -343,8 +343,8 @@ def test_columns_that_no_longer_fit_are_one_line_with_the_file(results: Path) ->
     place = part.schema.get_field_index("world_size")
     wrong = part.set_column(place, "world_size", pa.array(["many"]))
     pq.write_table(wrong.replace_schema_metadata(part.schema.metadata), path)
-    with pytest.raises(ResultsError, match="its columns are not those of points"):
-        load(results, "points")
+    with pytest.raises(ResultsError, match="its columns are not those of points: world_size"):
+        load(results, "points", "run-old")
 
 
 def test_an_empty_table_has_its_columns(results: Path) -> None:
