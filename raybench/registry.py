@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import sys
 import typing
-from collections.abc import Mapping
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,9 +87,12 @@ class Setting:
     def complaint(self, value: object) -> str | None:
         """The rule that `value` breaks, or None."""
         try:
-            self.adapter.validate_python(value)
+            accepted = self.adapter.validate_python(value)
         except ValidationError as error:
             return rule_of(error.errors(include_url=False)[0])
+        if accepted is not None and not isinstance(accepted, Scalar):
+            # The type may convert: no table holds a Decimal or a Path.
+            return f"becomes a {type(accepted).__name__}, which is no int, float, bool or str"
         return None
 
     def accept(self, value: object) -> Scalar:
@@ -105,13 +109,15 @@ def load(kind: str) -> type:
     """
     module_name, class_name = _target(kind)
     module = _import(module_name)
-    workload_class = getattr(module, class_name, None)
-    if not inspect.isclass(workload_class):
-        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
-        raise UsageError(f"module {module_name!r}: {unknown('class', class_name, classes)}")
-    if not callable(getattr(workload_class, "step", None)):
-        raise UsageError(f"{kind} has no method step(), which does one iteration")
-    return workload_class
+    with _one_line(kind):
+        workload_class = getattr(module, class_name, None)
+        if not inspect.isclass(workload_class):
+            classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+            raise UsageError(f"module {module_name!r}: {unknown('class', class_name, classes)}")
+        step = getattr(workload_class, "step", None)
+        if not callable(step) or getattr(step, "__isabstractmethod__", False):
+            raise UsageError(f"{kind} has no method step(), which does one iteration")
+        return workload_class
 
 
 def module_of(kind: str) -> str:
@@ -137,14 +143,54 @@ def _import(name: str) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        # What the module prints is no part of a result, as of `plan --json`.
-        with redirect_stdout(sys.stderr):
+        with _stdout_on_stderr():
             return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         # A user's module may raise anything at all while it is imported.
+        raise UsageError(f"cannot import module {name!r}: {_cause(error)}") from error
+
+
+@contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """What a module prints is no part of a result, as of `plan --json`.
+
+    Nor is what a process prints that the module starts.
+    """
+    with redirect_stdout(sys.stderr):
+        try:
+            if sys.__stdout__ is not None:
+                sys.__stdout__.flush()
+            stdout = os.dup(1)
+            os.dup2(2, 1)
+        except OSError:
+            yield  # one of the two is closed
+            return
+        try:
+            yield
+        finally:
+            os.dup2(stdout, 1)
+            os.close(stdout)
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """A class may be anything, and raise whatever it likes when it is looked at."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what} cannot be read: {_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> str:
+    try:
         reason = " ".join(str(error).split())
-        cause = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-        raise UsageError(f"cannot import module {name!r}: {cause}") from error
+    except Exception:
+        reason = ""  # an exception is the user's code, too
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
 def parameters(workload_class: type) -> tuple[Setting, ...]:
@@ -152,6 +198,11 @@ def parameters(workload_class: type) -> tuple[Setting, ...]:
 
     Raises UsageError when they are not declared so that a job file could give them.
     """
+    with _one_line("the class of the workload"):
+        return tuple(_parameters(workload_class))
+
+
+def _parameters(workload_class: type) -> Iterator[Setting]:
     name = workload_class.__name__
     init = inspect.unwrap(workload_class.__init__)  # type: ignore[misc]
     signature = inspect.signature(init)
@@ -177,7 +228,7 @@ def parameters(workload_class: type) -> tuple[Setting, ...]:
     except Exception as error:
         # Annotations are the user's code too: an undefined name, a failing expression.
         raise UsageError(f"{name}.__init__ has a type that cannot be read: {error}") from error
-    return tuple(_parameter(name, parameter, hints) for parameter in declared)
+    yield from (_parameter(name, parameter, hints) for parameter in declared)
 
 
 def settings(workload_class: type) -> dict[str, Setting]:
@@ -249,6 +300,7 @@ def _description(annotation: Any) -> str:
     return ""
 
 
+_SCALAR_TYPES = ("integer", "number", "boolean", "string", "null")
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
@@ -259,7 +311,8 @@ def _type_in_words(schema: Mapping[str, Any]) -> str | None:
         return None if None in members else " | ".join(map(str, members))
     if "enum" in schema or "const" in schema:
         return " | ".join(repr(value) for value in schema.get("enum", [schema.get("const")]))
-    if schema.get("type") not in ("integer", "number", "boolean", "string", "null"):
+    # A format is that of what JSON has no type for: bytes, a path, a date.
+    if "format" in schema or schema.get("type") not in _SCALAR_TYPES:
         return None
     # An upper bound that only keeps a number inside its column tells a reader nothing.
     bounds = [

@@ -132,6 +132,11 @@ def test_a_workload_that_is_none_is_refused_with_the_reason(kind: str, message: 
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("assert False", "AssertionError"),
+        ("raise BaseException('odd')", "BaseException: odd"),
+        (
+            "class Mute(Exception):\n    def __str__(self): raise ValueError\nraise Mute",
+            "Mute",
+        ),
         ("def (", "SyntaxError"),
     ],
 )
@@ -150,6 +155,11 @@ def test_a_module_that_fails_to_import_is_one_line(module: Any, text: str, messa
         ("self, context, *, width=3", "parameter width has no type"),
         ("self, context, *, width: 'Nothing' = 3", "has a type that cannot be read"),
         ("self, context, *, width: list = []", "must be an int, float, bool, str or Literal"),
+        ("self, context, *, width: bytes = b'x'", "must be an int, float, bool, str or Literal"),
+        (
+            "self, context, *, width: __import__('decimal').Decimal = __import__('decimal').Decimal()",
+            "becomes a Decimal, which is no int, float, bool or str",
+        ),
         ("self, context, *, width: object = 1", "must be an int, float, bool, str or Literal"),
         ("self, context, *, width: print = 1", "must be an int, float, bool, str or Literal"),
         ("self, context, *, width: int = 'x'", "default that is not allowed: must be an integer"),
@@ -163,3 +173,23 @@ def test_parameters_that_no_job_could_give_are_refused(
     with pytest.raises(UsageError) as caught:
         registry.parameters(registry.load(f"{name}:Mine"))
     assert message in str(caught.value)
+
+
+def test_a_class_that_raises_when_it_is_looked_at_is_one_line(module: Any) -> None:
+    meta = "class Meta(type):\n    def __getattribute__(cls, name): raise RuntimeError('no')\n"
+    name = module(f"{meta}class Mine(metaclass=Meta): ...\n")
+    with pytest.raises(UsageError, match="cannot be read: RuntimeError: no"):
+        registry.load(f"{name}:Mine")
+
+
+def test_what_a_module_prints_when_it_is_imported_is_on_stderr(
+    module: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = "import os\nprint('by print')\nos.system('echo by a process')\n"
+    name = module(f"{text}class Mine:\n    def step(self): ...\n")
+    print("before")
+    registry.load(f"{name}:Mine")
+    print("after")
+    said = capfd.readouterr()
+    assert said.out == "before\nafter\n"
+    assert sorted(said.err.splitlines()) == ["by a process", "by print"]
