@@ -27,6 +27,7 @@ BREAKDOWN = (
     *("local_step_ms", "compute_ms", "comm_ms", "comm_exposed_ms", "wait_ms", "data_ms"),
     *("optimizer_ms", "host_gap_ms"),
 )
+NO_ITEMS = "no throughput: the workload does not set items_per_step"
 _TRENDS = {
     steady.DRIFTING: "step time drifts: later steps differ from earlier ones",
     steady.STEPPED: "step time changes its level while it is measured",
@@ -38,6 +39,8 @@ def doubts(row: Row, record: Record, measure: Measure) -> Iterator[str]:
 
     row: its numbers. measure: what the job asked for, to tell where the measurement falls short.
     """
+    if row["batch_size"] is not None and record.measurements[0].items_per_step is None:
+        yield NO_ITEMS
     yield from _shortfalls(row, measure)
     yield from _unsteady(row, record)
     if reason := why_no_breakdown(row):

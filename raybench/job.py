@@ -88,6 +88,7 @@ class Job(Section):
 
     _source: YamlSource = PrivateAttr()
     _settings: dict[str, registry.Setting] = PrivateAttr()
+    _remarks: list[Problem] = PrivateAttr(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -114,6 +115,11 @@ class Job(Section):
         return self._settings
 
     @property
+    def remarks(self) -> Sequence[Problem]:
+        """What the user should know of the workload, though nothing is wrong with it."""
+        return self._remarks
+
+    @property
     def meaning_sha256(self) -> str:
         """SHA-256 of all that defines what is run, overrides included; comments do not count."""
         meaning = self.model_dump(mode="json", exclude={"name", "baseline", "on_error"})
@@ -128,6 +134,11 @@ class Job(Section):
         """One error for all `problems`, a located line each."""
         return JobError(self._source.explain_all(problems))
 
+
+_NO_ITEMS = (
+    "no method of the class sets items_per_step, without which there is no throughput and no "
+    "speed-up; set it in __init__, as in self.items_per_step = context.batch_size"
+)
 
 # By dotted path: the models that refuse unknown keys.
 _MODELS: Mapping[str, type[BaseModel]] = {
@@ -212,13 +223,16 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
     unsound = [problem.path for problem in problems]
     found: list[Problem] = []
     try:
-        settings = registry.settings(registry.load(job.workload.kind))
+        workload_class = registry.load(job.workload.kind)
+        settings = registry.settings(workload_class)
     except UsageError as error:
         found.append(Problem(path=("workload", "kind"), message=str(error)))
         # What every workload has can be checked all the same.
         settings = {name: registry.run_setting(name) for name in RUN_SETTINGS}
         return found + job_rules.check_run_settings(job, settings, unsound)
     job._settings = settings
+    if registry.lacks_items(workload_class):
+        job._remarks.append(Problem(path=("workload", "kind"), message=_NO_ITEMS))
     return job_rules.check(job, settings, unsound)
 
 

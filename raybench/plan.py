@@ -111,6 +111,7 @@ def _work_out(job: Job) -> _Worked:
         points=points,
         problems=list(problems.values()),
         remarks=[
+            *job.remarks,
             *excludes.remarks(),
             *_duplicate_remarks(duplicates),
             *([baseline] if baseline and not is_given else []),

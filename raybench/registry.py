@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -239,6 +239,28 @@ def settings(workload_class: type) -> dict[str, Setting]:
     absent = () if getattr(workload_class, "takes_batch_size", True) else BATCH_SIZES
     run_settings = [run_setting(name) for name in _RUN_SETTINGS if name not in absent]
     return {setting.name: setting for setting in (*run_settings, *parameters(workload_class))}
+
+
+def lacks_items(workload_class: type) -> bool:
+    """Whether a class that takes a batch size sets no `items_per_step`, as far as its code tells.
+
+    Not a class of which another one sets it from outside.
+    """
+    if not getattr(workload_class, "takes_batch_size", True):
+        return False
+    members = [vars(each) for each in workload_class.__mro__]
+    return not any(
+        "items_per_step" in own or any(map(_names_items, own.values())) for own in members
+    )
+
+
+def _names_items(value: object) -> bool:
+    """Whether code has it among its names or its texts, in the functions inside of it too."""
+    code = value if isinstance(value, CodeType) else getattr(value, "__code__", None)
+    if not isinstance(code, CodeType):
+        return False
+    told = (*code.co_names, *code.co_consts)
+    return "items_per_step" in told or any(map(_names_items, code.co_consts))
 
 
 def run_setting(name: str) -> Setting:

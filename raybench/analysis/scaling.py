@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,6 +11,7 @@ from raybench.analysis.losses import LOSSES, lost_shares
 from raybench.analysis.ratios import ratio_range
 from raybench.doubts import (
     BREAKDOWN,
+    NO_ITEMS,
     WIDEST_INTERVAL,
     half_interval,
     is_imprecise,
@@ -209,7 +210,7 @@ def _why_not(
 ) -> str | None:
     """Why an ok point cannot be compared; None when it can, or when there is nothing to compare."""
     if not _has_throughput(row):
-        return None
+        return NO_ITEMS if baseline and _is_warned_of(row, NO_ITEMS) else None
     if not baseline:
         return "the job names no baseline"
     if base is None:
@@ -236,6 +237,10 @@ def _why_no_base(base: Mapping[str, Any]) -> str | None:
             f"worse than ±{WIDEST_INTERVAL:.0%}"
         )
     return None
+
+
+def _is_warned_of(row: Mapping[str, Any], warning: str) -> bool:
+    return isinstance(row["warnings"], Collection) and warning in list(row["warnings"])
 
 
 def _has_throughput(row: Mapping[str, Any]) -> bool:

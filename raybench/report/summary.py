@@ -93,7 +93,9 @@ def summarize(run: Run, devices: pd.DataFrame, points: pd.DataFrame) -> Summary:
         tables=tables,
         failures=failures(rows),
         without_speed_up=said_once(row["why"] for row in rows if wording.known(row["why"])),
-        warnings=said_once(text for row in rows for text in _texts(row["warnings"])),
+        warnings=said_once(
+            text for row in rows for text in _texts(row["warnings"]) if text != row["why"]
+        ),
         explanation=explain(tables, run.baseline, ranks),
         scaling=frame,
     )

@@ -157,7 +157,7 @@ def test_a_module_that_fails_to_import_is_one_line(module: Any, text: str, messa
         ("self, context, *, width: list = []", "must be an int, float, bool, str or Literal"),
         ("self, context, *, width: bytes = b'x'", "must be an int, float, bool, str or Literal"),
         (
-            "self, context, *, width: __import__('decimal').Decimal = __import__('decimal').Decimal()",
+            "self, context, *, width: D = (D := __import__('decimal').Decimal)()",
             "becomes a Decimal, which is no int, float, bool or str",
         ),
         ("self, context, *, width: object = 1", "must be an int, float, bool, str or Literal"),
@@ -193,3 +193,31 @@ def test_what_a_module_prints_when_it_is_imported_is_on_stderr(
     said = capfd.readouterr()
     assert said.out == "before\nafter\n"
     assert sorted(said.err.splitlines()) == ["by a process", "by print"]
+
+
+@pytest.mark.parametrize(
+    ("body", "lacks"),
+    [
+        ("def __init__(self, context): ...", True),
+        ("def __init__(self, context): self.items_per_step = 1", False),
+        ("def __init__(self, context): setattr(self, 'items_per_step', 1)", False),
+        (
+            "def __init__(self, context): self.late = lambda: setattr(self, 'items_per_step', 1)",
+            False,
+        ),
+        ("items_per_step = 8", False),
+        ("items_per_step = property(lambda self: 8)", False),
+        ("takes_batch_size = False", False),
+    ],
+)
+def test_a_class_that_sets_no_items_is_known_by_its_code(
+    module: Any, body: str, lacks: bool
+) -> None:
+    name = module(f"class Mine:\n    {body}\n    def step(self): ...\nclass Two(Mine): ...\n")
+    assert registry.lacks_items(registry.load(f"{name}:Mine")) is lacks
+    assert registry.lacks_items(registry.load(f"{name}:Two")) is lacks
+
+
+@pytest.mark.parametrize("name", registry.BUILTIN)
+def test_every_built_in_workload_that_takes_batches_sets_its_items(name: str) -> None:
+    assert not registry.lacks_items(registry.load(name))

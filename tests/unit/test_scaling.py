@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 from builders import (
@@ -116,6 +118,30 @@ def test_without_a_baseline_nothing_is_compared() -> None:
     found = scaling(frame([ran(1, 10.0)]), {})
     assert found["why"].tolist() == ["the job names no baseline"]
     assert not found["is_baseline"].any()
+
+
+@pytest.mark.parametrize("stored", [list, np.array], ids=["list", "array"])
+def test_a_workload_that_does_not_say_what_it_finishes_is_the_reason_for_no_speed_up(
+    stored: Callable[[list[str]], object],
+) -> None:
+    silent = [
+        make_record(
+            make_point(world_size=size),
+            measurements=tuple(
+                make_measurement(rank, [[1_000_000] * 6], items_per_step=None)
+                for rank in range(size)
+            ),
+        )
+        for size in (1, 2)
+    ]
+    points = frame(silent)
+    points["warnings"] = points["warnings"].map(stored)
+    told = "no throughput: the workload does not set items_per_step"
+    assert list(scaling(points, {"world_size": 1})["why"]) == [told, told]
+    assert list(scaling(points, {})["why"]) == [None, None]
+    collective = make_point(batch_size=None, global_batch_size=None, scaling=None)
+    (row,) = frame([replace(silent[0], point=collective)]).to_dict("records")
+    assert told not in row["warnings"]
 
 
 def test_points_without_samples_are_not_compared_and_need_no_reason() -> None:
