@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+from raybench.checked_answers import checked
 from raybench.records import Answer, Device, Failure, Measurement, Record, Status
 from raybench.scheduler import Turn
 
@@ -45,6 +46,7 @@ def answered(
     neighbours: tuple[str, ...],
 ) -> Record:
     """All measurements, or none: a rank whose peer failed may have measured garbage."""
+    answers = checked(answers)
     failure = _cause(answers)
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     return Record(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raybench.doubts import doubts
+from raybench.failure_text import named, traceback_of, type_of
 from raybench.numbers import numbers
-from raybench.records import Device, DeviceSample, Record, Samples
+from raybench.records import Device, DeviceSample, Record, Samples, Status
 from raybench.run import Run, RunStatus
 
 if TYPE_CHECKING:
@@ -81,6 +83,19 @@ def device_row(run_id: str, device: Device) -> Row:
     }
 
 
+def unwritten(record: Record, error: Exception) -> Record:
+    """In place of an attempt of which no row can be made, which is a bug of raybench's."""
+    return replace(
+        record,
+        status=Status.ERROR,
+        measurements=(),
+        warnings=(),
+        error_type=type_of(error),
+        error_message=f"raybench cannot keep what was measured, which is its bug: {named(error)}",
+        error_detail=traceback_of(error),
+    )
+
+
 def sample_columns(run_id: str, record: Record) -> Columns:
     """The rows of `samples`, by column: every iteration of every rank, warm-up included."""
     keys = {"run_id": run_id, "point_id": record.point.point_id, "attempt": record.attempt}
@@ -112,7 +127,7 @@ def _iterations(place: Row, samples: Samples) -> Mapping[str, Sequence[Any]]:
 
 def _other_parts_ns(samples: Samples) -> list[dict[str, int]]:
     """The other parts of each iteration; empty where there are none."""
-    others = {name: spent for name, spent in samples.part_ns.items() if name != "data"}
+    others = {storable(name): spent for name, spent in samples.part_ns.items() if name != "data"}
     return [dict(zip(others, spent, strict=True)) for spent in zip(*others.values(), strict=True)]
 
 
@@ -131,7 +146,7 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
     if record.measurements:
         row |= numbers(record)
         warnings += doubts(row, record, measure)
-    return row | {"warnings": [_storable(warning) for warning in warnings]}
+    return row | {"warnings": warnings}
 
 
 def _identity(run_id: str, record: Record) -> Row:
@@ -167,19 +182,25 @@ def _failure(record: Record) -> Row:
     rank = record.error_rank
     device = record.devices[rank] if rank is not None and record.devices else None
     return {
-        "error_type": _storable(record.error_type),
-        "error_message": _storable(record.error_message),
+        "error_type": record.error_type,
+        "error_message": record.error_message,
         "error_rank": rank,
         "error_host": device.host if device else None,
         "error_device": f"{device.kind}:{device.index}" if device else None,
-        "error_detail": _storable(record.error_detail),
+        "error_detail": record.error_detail,
     }
 
 
-def _storable(told: str | None) -> str | None:
-    """What a rank told, as UTF-8 can hold it: half a surrogate pair in an exception is no reason
-    to lose the row."""
-    return None if told is None else told.encode("utf-8", "replace").decode()
+def storable(value: Any) -> Any:
+    """The value with each text in it as UTF-8 can hold it: half a surrogate pair in an exception
+    or in a name is no reason to lose the row."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {storable(key): storable(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(entry) for entry in value]
+    return value
 
 
 def module_rows(run_id: str, record: Record) -> Iterator[Row]:

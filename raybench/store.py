@@ -80,32 +80,51 @@ class RunStore:
         """Write devices of the run, in place of what was in this part."""
         self._write_rows("devices", part, [rows.device_row(self.run_id, d) for d in devices])
 
-    def write_records(self, batch: Sequence[tuple[int, Record]]) -> None:
+    def write_records(self, batch: Sequence[tuple[int, Record]]) -> list[Record]:
         """Write attempts at points: their samples and profiles, if there are any, then their rows.
 
         batch: each with the point's position in the plan; parts sort in this order.
+        Return them as they were kept: one of which no row can be made is an error in its row.
         """
         part = _part_name(batch)
-        records = [record for _, record in batch]
-        if measured := [record for record in records if record.measurements]:
-            self._write_samples(part, measured)
-        self._write_profiles(part, batch)
-        points = [rows.point_row(self.run_id, r, self.measure, self.code) for r in records]
-        self._write_rows("points", part, points)
+        kept = [self._tables(record) for _, record in batch]
+        self._write_each("samples", part, [each.samples for each in kept])
+        self._write_traces([(index, e.record) for (index, _), e in zip(batch, kept, strict=True)])
+        self._write_each("modules", part, [each.modules for each in kept])
+        self._write_each("points", part, [each.point for each in kept])
+        return [each.record for each in kept]
 
     @property
     def traces(self) -> Path:
         """The folder of the traces of profiled points, which is made with the first."""
         return self._folder("traces")
 
-    def _write_samples(self, part: str, records: Sequence[Record]) -> None:
+    def _tables(self, record: Record) -> _Tables:
+        """Before anything is written: samples without a row would be of no use."""
+        try:
+            return self._tables_of(record)
+        except Exception as error:  # whatever it is, it may not cost the other points
+            return self._tables_of(rows.unwritten(record, error))
+
+    def _tables_of(self, record: Record) -> _Tables:
         import pyarrow as pa
 
-        each = [pa.table(rows.sample_columns(self.run_id, r), schema("samples")) for r in records]
-        self._write("samples", part, pa.concat_tables(each))
+        columns = rows.sample_columns(self.run_id, record)
+        return _Tables(
+            record=record,
+            samples=pa.table(columns, schema("samples")) if columns else None,
+            modules=_table("modules", list(rows.module_rows(self.run_id, record))),
+            point=_table("points", [rows.point_row(self.run_id, record, self.measure, self.code)]),
+        )
 
-    def _write_profiles(self, part: str, batch: Sequence[tuple[int, Record]]) -> None:
-        """A trace per profiled rank, for Perfetto, and their times by module as a table."""
+    def _write_each(self, table: str, part: str, contents: Sequence[pa.Table | None]) -> None:
+        import pyarrow as pa
+
+        if there_are := [content for content in contents if content is not None]:
+            self._write(table, part, pa.concat_tables(there_are))
+
+    def _write_traces(self, batch: Sequence[tuple[int, Record]]) -> None:
+        """A trace per profiled rank, for Perfetto."""
         profiles = [
             (_part_name([(index, record)]), measurement.rank, measurement.profile)
             for index, record in batch
@@ -119,9 +138,6 @@ class RunStore:
             path = self.traces / f"{name}-rank{rank}.json.gz"
             with _one_line(path):
                 path.write_bytes(profile.trace)
-        modules = [row for _, record in batch for row in rows.module_rows(self.run_id, record)]
-        if modules:
-            self._write_rows("modules", part, modules)
 
     def write_telemetry(
         self, batch: Sequence[tuple[int, Record]], samples: Sequence[DeviceSample]
@@ -141,11 +157,8 @@ class RunStore:
         return self.root.joinpath(table, self.run_id, f"{part}.parquet")
 
     def _write_rows(self, table: str, part: str, content: list[rows.Row]) -> None:
-        import pyarrow as pa
-
-        # One conversion of whole rows: Table.from_pylist makes one for each of the 72 columns.
-        columns = pa.array(content, row_type(table)).flatten()
-        self._write(table, part, pa.Table.from_arrays(columns, schema=schema(table)))
+        if (whole := _table(table, content)) is not None:
+            self._write(table, part, whole)
 
     def _write(self, table: str, part: str, whole: pa.Table) -> None:
         path = self._part(table, part)
@@ -158,6 +171,26 @@ class RunStore:
         with _one_line(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _write_aside(content, path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tables:
+    """What is kept of one attempt; None where a table has nothing of it."""
+
+    record: Record
+    samples: pa.Table | None
+    modules: pa.Table | None
+    point: pa.Table | None
+
+
+def _table(table: str, content: list[rows.Row]) -> pa.Table | None:
+    import pyarrow as pa
+
+    if not content:
+        return None
+    # One conversion of whole rows: Table.from_pylist makes one for each of the 72 columns.
+    columns = pa.array([rows.storable(row) for row in content], row_type(table)).flatten()
+    return pa.Table.from_arrays(columns, schema=schema(table))
 
 
 @contextmanager

@@ -68,8 +68,11 @@ class RunRows:
 
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
         """Write attempts at points, with what was sampled of the devices meanwhile."""
-        self.store.write_records(batch)
-        self._ended.update((record.point.point_id, record.status) for _, record in batch)
+        kept = self.store.write_records(batch)
+        self._ended.update((record.point.point_id, record.status) for record in kept)
+        for (_, measured), record in zip(batch, kept, strict=True):
+            if record is not measured:
+                say(self.console, f"point {record.point.point_id}: {record.error_message}")
         self.keep_devices(cluster.devices)
         self.store.write_telemetry(batch, cluster.telemetry())
 

@@ -7,13 +7,12 @@ and tells the others, outside the timed region, so that all run the same number 
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raybench.errors import UsageError
+from raybench.checked_answers import DECLARED, declared
 from raybench.failure_text import add_note, named
 from raybench.job import Measure
 from raybench.measure import graph, profiling
@@ -40,8 +39,6 @@ from raybench.measure.timing import (
 )
 from raybench.records import Breakdown, Profile, Repetition, Samples
 from raybench.workloads.base import Context, Workload
-
-_SIZES = ("items_per_step", "message_bytes", "busbw_factor", "memory_bytes", "flops_per_step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,12 +281,5 @@ def _explained(
 
 def _sizes(workload: Workload) -> dict[str, Any]:
     """What a step finishes, moves and computes, as the workload declares it."""
-    found = {name: getattr(workload, name, None) for name in _SIZES}
-    for name, value in found.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is not None and not (is_number and 0 <= value < math.inf):
-            raise UsageError(
-                f"workload {type(workload).__name__}: {name} must be a number from 0 on, "
-                f"given {value!r}"
-            )
-    return found
+    owner = f"workload {type(workload).__name__}"
+    return {name: declared(owner, name, getattr(workload, name, None)) for name in DECLARED}

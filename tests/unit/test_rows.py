@@ -169,9 +169,8 @@ def test_a_row_names_the_points_that_ran_beside_it() -> None:
 
 def test_half_a_surrogate_pair_in_what_a_rank_tells_does_not_lose_the_row() -> None:
     half = "bad \udc80 text"
-    row = row_of(
-        make_failed(error_type=half, error_message=half, error_detail=half, warnings=(half,))
-    )
+    failed = make_failed(error_type=half, error_message=half, error_detail=half, warnings=(half,))
+    row = rows.storable(row_of(failed))
     told = [row["error_type"], row["error_message"], row["error_detail"], *row["warnings"]]
     assert told == ["bad ? text"] * 4
 

@@ -28,7 +28,8 @@ import raybench
 from raybench import tables
 from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError
-from raybench.records import Status
+from raybench.numbers import numbers
+from raybench.records import ModuleTime, Profile, Record, Status
 from raybench.run import RunStatus
 from raybench.schemas import TABLES
 from raybench.store import RunStore, check_writable, hold_run
@@ -509,3 +510,37 @@ def test_a_run_has_one_driver_and_readers_do_not_keep_it_out(tmp_path: Path) -> 
     read_runs(tmp_path)
     with hold_run(tmp_path, "run-b"):
         pass
+
+
+def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(record: Record) -> dict[str, object]:
+        if record.point.batch_size == 1:
+            raise ArithmeticError("a bug of ours")
+        return numbers(record)
+
+    monkeypatch.setattr("raybench.rows.numbers", broken)
+    store = RunStore.create(tmp_path, make_run("run-a"), make_measure())
+    bad, good = (make_record(make_point(batch_size=size)) for size in (1, 2))
+    kept = store.write_records([(0, bad), (1, good)])
+    assert [record.status for record in kept] == [Status.ERROR, Status.OK]
+    points = load(tmp_path, "points").set_index("batch_size")
+    assert points["status"].tolist() == ["error", "ok"]
+    assert points.loc[1, "error_type"] == "ArithmeticError"
+    assert "which is its bug: ArithmeticError: a bug of ours" in points.loc[1, "error_message"]
+    assert set(load(tmp_path, "samples")["point_id"]) == {good.point.point_id}
+
+
+def test_names_that_are_no_text_for_utf8_are_kept_as_far_as_they_go(tmp_path: Path) -> None:
+    module = ModuleTime(name="a\ud800", kind="B", calls=1, forward_ms=1.0, backward_ms=None)
+    record = make_record()
+    (measurement,) = record.measurements
+    profiled = replace(measurement, profile=Profile(trace=b"", modules=(module,)))
+    store = RunStore.create(
+        tmp_path, make_run("run-a", environment={"A": "\udcff"}), make_measure()
+    )
+    store.write_devices([make_device(0, environment={"\udcff": "1"})])
+    store.write_records([(0, replace(record, measurements=(profiled,)))])
+    assert load(tmp_path, "modules")["module"].tolist() == ["a?"]
+    assert dict(load(tmp_path, "runs")["environment"].iloc[0]) == {"A": "?"}

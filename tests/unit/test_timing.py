@@ -17,7 +17,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 1_000
-        monkeypatch.setattr("time.perf_counter_ns", lambda: self.now_ns)
+        for clock in ("time.perf_counter_ns", "raybench.measure.timing.perf_counter_ns"):
+            monkeypatch.setattr(clock, lambda: self.now_ns)
 
     def spend(self, ns: int) -> None:
         self.now_ns += ns

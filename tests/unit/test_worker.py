@@ -472,7 +472,7 @@ def test_a_workload_that_declares_no_number_is_one_clear_line(workload, value):
     answer = run(make_point(workload=workload(Odd), params={}))
     assert isinstance(answer, Failure)
     assert answer.message == (
-        f"workload Odd: items_per_step must be a number from 0 on, given {value!r}"
+        f"workload Odd: items_per_step must be a number from 0 to 1e+30, given {value!r}"
     )
 
 

@@ -1,0 +1,191 @@
+"""What ranks answer, as the driver takes it in: plain values within bounds, or a Failure.
+
+A workload's code runs in the process that answers, and declares some of its numbers. What is not
+what `records.Measurement` says ends here, as the row of its point, and not in the tables.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from raybench.errors import UsageError
+from raybench.failure_text import MESSAGE_CHARACTERS, cut
+from raybench.records import Answer, Breakdown, Failure, Measurement, Profile, Samples, Status
+
+# What a workload may declare, of one step on one rank.
+DECLARED = ("items_per_step", "message_bytes", "busbw_factor", "memory_bytes", "flops_per_step")
+# Beyond what any step does; over the shortest step it is still a double.
+MOST = 1e30
+_WHOLE = ("items_per_step", "message_bytes", "memory_bytes")
+# Integers up to here are doubles too; in nanoseconds, 104 days.
+_MOST_EXACT = 2**53
+_SHOWN_CHARACTERS = 60
+
+
+def declared(owner: str, name: str, value: object) -> int | float | None:
+    """A declared number as a plain one. Raises UsageError where it is none, or out of bounds."""
+    if value is None:
+        return None
+    number = _plain(value)
+    if number is None or not 0 <= number <= MOST:
+        raise UsageError(
+            f"{owner}: {name} must be a number from 0 to {MOST:g}, given {_shown(value)}"
+        )
+    return float(number) if name not in _WHOLE or number > _MOST_EXACT else number
+
+
+def checked(answers: Sequence[Answer]) -> tuple[Answer, ...]:
+    """The answers of a point's ranks, each as it may be kept.
+
+    One that is not what it should be, or does not go with those of the other ranks, is a Failure.
+    """
+    each = [_checked(answer) for answer in answers]
+    measurements = [answer for answer in each if isinstance(answer, Measurement)]
+    if len(measurements) == len(each) and (reason := _why_not_together(measurements)):
+        return tuple(_invalid(measurement, reason) for measurement in measurements)
+    return tuple(each)
+
+
+def _checked(answer: Answer) -> Answer:
+    if isinstance(answer, Failure):
+        return replace(answer, message=cut(answer.message, MESSAGE_CHARACTERS))
+    try:
+        plain = replace(answer, **_plain_numbers(answer), warnings=_bounded(answer.warnings))
+    except UsageError as error:
+        return _invalid(answer, str(error))
+    reason = next(_problems(plain), None)
+    return plain if reason is None else _invalid(answer, reason)
+
+
+def _plain_numbers(measurement: Measurement) -> dict[str, Any]:
+    return {name: declared("the workload", name, getattr(measurement, name)) for name in DECLARED}
+
+
+def _bounded(warnings: Iterable[str]) -> tuple[str, ...]:
+    return tuple(cut(str(warning), MESSAGE_CHARACTERS) for warning in warnings)
+
+
+def _invalid(measurement: Measurement, reason: str) -> Failure:
+    return Failure(
+        rank=measurement.rank,
+        status=Status.ERROR,
+        error_type="InvalidMeasurement",
+        message=cut(reason, MESSAGE_CHARACTERS),
+        keeps_worker=measurement.keeps_worker,
+    )
+
+
+def _problems(measurement: Measurement) -> Iterator[str]:
+    """Why the measurement cannot be kept; the first reason is enough."""
+    if not measurement.repetitions:
+        yield "nothing was measured"
+    for repetition in measurement.repetitions:
+        if not repetition.timed.step_ns:
+            yield "nothing was timed"
+        for samples in (repetition.warmup, repetition.timed):
+            yield from _sample_problems(samples)
+    yield from _amount_problems(
+        setup_s=measurement.setup_s,
+        gemm_tflops=measurement.gemm_tflops,
+        energy_j=measurement.energy_j,
+        peak_mem_allocated_bytes=measurement.peak_mem_allocated_bytes,
+        peak_mem_reserved_bytes=measurement.peak_mem_reserved_bytes,
+    )
+    yield from _breakdown_problems(measurement.breakdown)
+    yield from _profile_problems(measurement.profile)
+
+
+def _sample_problems(samples: Samples) -> Iterator[str]:
+    durations = {"step": samples.step_ns, "host": samples.host_ns}
+    for part, spent_ns in samples.part_ns.items():
+        if not isinstance(part, str):
+            yield f"the name of a part must be a text, given {_shown(part)}"
+        durations[f"part {part}"] = spent_ns
+    for what, spent_ns in {"start": samples.start_ns, **durations}.items():
+        if len(spent_ns) != len(samples.step_ns):
+            yield f"{len(spent_ns)} times of {what} for {len(samples.step_ns)} steps"
+        if not _are_times(spent_ns):
+            wrong = next(ns for ns in spent_ns if not _are_times([ns]))
+            yield f"the clock of this rank gave {_shown(wrong)} ns for {cut(what, 60)}"
+
+
+def _are_times(spent_ns: Sequence[int]) -> bool:
+    if not spent_ns:
+        return True
+    are_whole = set(map(type, spent_ns)) == {int}
+    return are_whole and min(spent_ns) >= 0 and max(spent_ns) < _MOST_EXACT
+
+
+def _amount_problems(**amounts: object) -> Iterator[str]:
+    for name, value in amounts.items():
+        number = None if value is None else _plain(value)
+        if value is not None and (number is None or not 0 <= number < _MOST_EXACT):
+            yield f"{name} is {_shown(value)}"
+
+
+def _breakdown_problems(breakdown: Breakdown | None) -> Iterator[str]:
+    if breakdown is None:
+        return
+    yield from _amount_problems(
+        local_step_ms=breakdown.local_step_ms,
+        device_ms=breakdown.device_ms,
+        optimizer_ms=breakdown.optimizer_ms,
+        **{f"comm_ms[{place}]": ms for place, ms in enumerate(breakdown.comm_ms)},
+        **{f"tail_ms[{place}]": ms for place, ms in enumerate(breakdown.tail_ms)},
+    )
+
+
+def _profile_problems(profile: Profile | None) -> Iterator[str]:
+    for module in profile.modules if profile else ():
+        times = {"forward_ms": module.forward_ms, "backward_ms": module.backward_ms}
+        yield from _amount_problems(calls=module.calls, **times)
+
+
+def _why_not_together(measurements: Sequence[Measurement]) -> str | None:
+    """Why these ranks have not measured one point."""
+    shapes = {measurement.rank: _shape(measurement) for measurement in measurements}
+    if len(set(shapes.values())) > 1:
+        return "the ranks have not run the same steps: " + _listed(
+            {rank: " + ".join(map(str, shape)) for rank, shape in shapes.items()}
+        )
+    step_ns = zip(*(_timed_ns(measurement) for measurement in measurements), strict=True)
+    if statistics.median(map(max, step_ns)) == 0:
+        return "the clock stood still: the timed steps took 0 ns"
+    return None
+
+
+def _shape(measurement: Measurement) -> tuple[int, ...]:
+    return tuple(len(repetition.timed.step_ns) for repetition in measurement.repetitions)
+
+
+def _timed_ns(measurement: Measurement) -> list[int]:
+    return [ns for repetition in measurement.repetitions for ns in repetition.timed.step_ns]
+
+
+def _listed(by_rank: Mapping[int, str]) -> str:
+    return ", ".join(f"rank {rank} timed {text}" for rank, text in by_rank.items())
+
+
+def _plain(value: object) -> int | float | None:
+    """A number of Python, numpy or anybody as Python's own; None for what is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    try:
+        number = int(value) if isinstance(value, numbers.Integral) else float(value)
+        return number if isinstance(number, int) or math.isfinite(number) else None
+    except (ArithmeticError, TypeError, ValueError):
+        return None
+
+
+def _shown(value: object) -> str:
+    """On one line, and short: the digits of an integer may be too many to be written."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"what cannot be written, of type {type(value).__name__}"
+    return cut(" ".join(text.split()), _SHOWN_CHARACTERS)
