@@ -24,6 +24,8 @@ from contextlib import contextmanager, suppress
 
 # The variable that bears the mark: another value for each watcher.
 MARK = "RAYBENCH_MARK"
+# A file by which a folder says that it is to stay.
+KEPT = "kept"
 # Ray's processes end by themselves, and a worker writes its last lines to the log.
 _GRACE_S = 5.0
 # A process that is being started while the others are killed is found in the next round.
@@ -48,11 +50,14 @@ def hold_worker() -> None:
 
 
 @contextmanager
-def held_children() -> Iterator[None]:
-    """What is started in this block ends soon after this process."""
+def held_children(folder: str | os.PathLike[str] = "") -> Iterator[None]:
+    """What is started in this block ends soon after this process.
+
+    folder: theirs. It is removed then, unless there is a file KEPT in it.
+    """
     before, mark = os.environ.get(MARK), new_mark()
     told, tell = os.pipe()
-    _start_watcher("children", mark, told)
+    _start_watcher("children", mark, told, os.fspath(folder))
     os.close(told)
     os.environ[MARK] = mark
     try:
@@ -71,14 +76,14 @@ def _tell_children(tell: int) -> None:
         file.write(" ".join(map(str, numbers)))  # where there is no watcher, nobody reads
 
 
-def _start_watcher(kind: str, mark: str, told: int | None = None) -> None:
+def _start_watcher(kind: str, mark: str, told: int | None = None, folder: str = "") -> None:
     """Not before Linux 5.3, which has no pidfd. told: where it reads of processes."""
     # Not at the top: the watcher has no use for it.
     import subprocess
 
     if not hasattr(os, "pidfd_open"):
         return
-    command = [sys.executable, "-I", "-S", __file__, kind, str(os.getpid()), mark]
+    command = [sys.executable, "-I", "-S", __file__, kind, str(os.getpid()), mark, folder]
     # In a session of its own, and without the mark: it must not find itself. Where it cannot
     # start it says why on stderr, and points can be measured all the same.
     null = subprocess.DEVNULL
@@ -86,7 +91,7 @@ def _start_watcher(kind: str, mark: str, told: int | None = None) -> None:
     subprocess.run(command, env={}, cwd="/", start_new_session=True, stdin=stdin, stdout=null)
 
 
-def _watch(kind: str, process: int, mark: str) -> None:
+def _watch(kind: str, process: int, mark: str, folder: str) -> None:
     """Return when the process and all that it left behind are gone."""
     is_worker = kind == "worker"
     watched = [process, _parents()[process]] if is_worker else [process]
@@ -106,10 +111,19 @@ def _watch(kind: str, process: int, mark: str) -> None:
         left = _left_behind(mark, process if is_worker else None)
         left |= {number for number, began in children if began and _began(number) == began}
         if not left:
-            return
+            break
         for number in left:
             _kill(number)
         time.sleep(_PAUSE_S)
+    if folder and not os.path.exists(f"{folder}/{KEPT}"):  # noqa: PTH110
+        _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    # Not at the top: it would be half of a watcher's memory.
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(handle: int) -> None:
@@ -178,4 +192,4 @@ def _kill(process: int) -> None:
 
 
 if __name__ == "__main__":
-    _watch(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    _watch(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

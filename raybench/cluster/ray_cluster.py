@@ -120,6 +120,8 @@ class RayCluster:
             self._groups.close()
             self._seats.close()
         ray.shutdown()
+        if folder := self._connection.folder:
+            folder.remove()
 
     def _prepare(self, devices: Sequence[Device]) -> None:
         self._lifelines.check(afresh=True)

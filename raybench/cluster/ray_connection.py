@@ -8,24 +8,24 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import ray
-import ray._private.ray_constants
 import ray._private.worker
+from ray._common.utils import get_default_ray_temp_dir
 from ray._private.authentication.authentication_token_setup import (
     maybe_enable_token_auth_if_token_available,
 )
-from ray._private.services import find_bootstrap_address, find_node_ids
+from ray._private.services import find_node_ids
 
-from raybench.cluster import leash
+from raybench.cluster.own_clusters import find_own_cluster
+from raybench.cluster.private_folder import PrivateFolder
+from raybench.cluster.ray_private import read_settings_anew, start_private_ray
 from raybench.errors import ClusterError, UsageError
 
 DeviceKind = Literal["cuda", "cpu"]
 
-# A private CPU cluster can show a scaling from 1 to 4 workers even on a small machine.
-_LOCAL_CPU_WORKERS = 4
-_PRIVATE_OBJECT_STORE_BYTES = 256 * 1024**2
 _QUIET: dict[str, Any] = {
     "log_to_driver": False,
     "logging_level": "ERROR",
@@ -43,6 +43,7 @@ class Connection:
     where: which one, for the user. head, raylet: HOST:PORT of its head, and of Ray on this host.
     capacity: devices of `kind` on
     all its nodes, or those wanted where nodes are waited for. wait_s: how long these may take.
+    folder: that of a private Ray.
     """
 
     where: str
@@ -51,6 +52,7 @@ class Connection:
     kind: DeviceKind
     capacity: int
     wait_s: float = 0.0
+    folder: PrivateFolder | None = None
 
 
 def connect(
@@ -67,19 +69,22 @@ def connect(
     # stdout is ours. A dead worker is told in the row of its point.
     ray._private.worker.print_to_stdstream = _drop
     logging.getLogger("ray").setLevel(logging.ERROR)
-    given = f"--address {address}"
+    read_settings_anew()
+    given, folder = f"--address {address}", None
     if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
         address, given = exported, f"RAY_ADDRESS={exported}"
     if address == "local":
-        where = _start_private(device, wanted)
+        where, folder = _private(device, wanted)
     elif address == "auto":
-        where = _join_this_hosts(device, wanted)
+        where, folder = _join_this_hosts(device, wanted)
     else:
         where = _join(address, given)
     try:
         kind, capacity = _capacity(device, is_final=not wait_s)
     except ClusterError:
         ray.shutdown()
+        if folder:
+            folder.remove()
         raise
     if wait_s:
         capacity = max(capacity, wanted)
@@ -90,27 +95,30 @@ def connect(
         kind=kind,
         capacity=capacity,
         wait_s=wait_s,
+        folder=folder,
     )
 
 
-def _join_this_hosts(device: str, wanted: int) -> str:
+def _join_this_hosts(device: str, wanted: int) -> tuple[str, PrivateFolder | None]:
     """Join the cluster that `ray start` made on this host; a private one if there is none.
 
-    Not Ray's own "auto": that joins any raylet it finds, also the private one of another sweep.
+    Not Ray's own "auto": that joins any raylet it finds, also the private one of another sweep,
+    and believes whoever has written the file that it reads.
     """
-    found: str | None = find_bootstrap_address(None)
-    if found is None:
-        return _start_private(device, wanted)
-    # A head that starts where a token lies asks for it, and any private Ray leaves one. Ray uses
-    # the token unasked for a cluster of this host only, and by its own "auto" only.
-    given = f"--address auto ({found}, by `ray start` on this host)"
+    usual = Path(get_default_ray_temp_dir())  # type: ignore[no-untyped-call]
+    own = find_own_cluster(usual)
+    if not own.address:
+        return _private(device, wanted, own.unused)
+    # A head that starts where a token lies asks for it. Ray uses the token unasked for a cluster
+    # of this host only, and by its own "auto" only.
+    given = f"--address auto ({own.address}, by `ray start` on this host)"
     try:
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     except ray.exceptions.AuthenticationError:
         raise _no_token(given) from None
-    if reason := _silence(found, given):
-        return f"{_start_private(device, wanted)} (the cluster at {found} is gone: {reason})"
-    return _init(found, given)
+    if reason := _silence(own.address, given):
+        return _private(device, wanted, f"the cluster at {own.address} is gone: {reason}")
+    return _init(own.address, given), None
 
 
 def _join(address: str, given: str) -> str:
@@ -178,41 +186,9 @@ def _no_token(given: str) -> ClusterError:
     )
 
 
-def _start_private(device: str, wanted: int) -> str:
-    at_most = max(_LOCAL_CPU_WORKERS, os.cpu_count() or 1)
-    # Whoever reaches Ray's ports can run code. Ray listens on loopback alone when that is its
-    # node's address, but takes 127.0.0.1 for this host's outside address while it believes that
-    # other nodes may come, which it does on Linux.
-    constants = ray._private.ray_constants
-    others_may_come, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
-    try:
-        with leash.held_children():
-            ray.init(
-                address="local",
-                num_cpus=min(wanted, at_most),
-                num_gpus=0 if device == "cpu" else None,
-                include_dashboard=False,
-                object_store_memory=_PRIVATE_OBJECT_STORE_BYTES,
-                _node_ip_address="127.0.0.1",
-                _system_config=_quick_start(at_most),
-                **_QUIET,
-            )
-    finally:
-        constants.ENABLE_RAY_CLUSTER = others_may_come
-    return "private Ray on this host"
-
-
-def _quick_start(at_once: int) -> dict[str, Any]:
-    """Let Ray start so many processes at once, and none that we have no use for.
-
-    It would start no more at a time than it was told of CPUs, which are the workers wanted: their
-    agent, store and standbys would wait in line. And first it would start one for each CPU, which
-    cannot become a worker, as it has not the environment of one.
-    """
-    return {
-        "worker_maximum_startup_concurrency": at_once,
-        "prestart_worker_first_driver": False,
-    }
+def _private(device: str, wanted: int, because: str = "") -> tuple[str, PrivateFolder]:
+    folder = start_private_ray(device, wanted, **_QUIET)
+    return f"private Ray on this host{because and f' ({because})'}", folder
 
 
 def nodes() -> list[dict[str, Any]]:

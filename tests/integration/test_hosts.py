@@ -179,7 +179,7 @@ def test_a_private_ray_is_this_hosts_own_and_takes_the_place_of_a_dead_cluster(l
 
 
 def test_a_cluster_with_a_token_and_other_versions_is_told_in_one_line(lone, tmp_path):
-    """A token lies in ~/.ray wherever a private Ray ever ran; `ray start` then asks for it."""
+    """`ray start` asks for the token of ~/.ray/auth_token wherever there is one."""
     (tmp_path / "numpy-9.9.9.dist-info").mkdir()
     metadata = "Metadata-Version: 2.1\nName: numpy\nVersion: 9.9.9\n"
     (tmp_path / "numpy-9.9.9.dist-info" / "METADATA").write_text(metadata)

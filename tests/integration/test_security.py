@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -17,7 +21,7 @@ from raybench import cli
 from raybench.errors import ResultsError
 from raybench.records import Status
 from raybench.store import RunStore, hold_run
-from tests.integration.fault_runs import descendants
+from tests.integration.fault_runs import descendants, wait_for
 from tests.unit.builders import (
     make_device,
     make_failed,
@@ -101,29 +105,158 @@ def family_of(driver: int) -> set[int]:
     return {driver, *descendants(driver)}
 
 
-def test_a_private_ray_and_its_rendezvous_listen_on_loopback_alone_and_ask_for_a_token(
-    tmp_path: Path,
-) -> None:
-    text = (
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder as /tmp is, short enough for Ray's sockets, which pytest's own are not."""
+    with TemporaryDirectory(prefix="rb", dir="/tmp") as folder:
+        Path(folder).chmod(0o1777)
+        yield Path(folder)
+
+
+def environment(place: Path) -> dict[str, str]:
+    """Of a user whose home is below this folder, too."""
+    usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    home = place / "home"
+    home.mkdir(exist_ok=True)
+    return {**usual, "HOME": str(home), "TMPDIR": str(place)}
+
+
+def long_sweep(folder: Path) -> list[str]:
+    """A sweep whose one point, of two workers, does not end by itself."""
+    path = folder / "job.yaml"
+    path.write_text(
         "version: 1\nname: long\nworkload: {kind: mlp, hidden: 8}\n"
         "matrix: {world_size: 2, batch_size: 1}\nbaseline: {world_size: 2}\n"
         "measure: {iterations: 1000000, timeout_s: 600}\n"
     )
-    path = tmp_path / "job.yaml"
-    path.write_text(text)
-    command = [*RAYBENCH, "sweep", str(path), "-o", str(tmp_path / "r"), "--address", "local"]
+    return [*RAYBENCH, "sweep", str(path), "-o", str(folder / "r"), "--device", "cpu"]
+
+
+@contextmanager
+def measuring(command: Sequence[str], place: Path) -> Iterator[set[int]]:
+    """All processes of a driver while it measures; it is killed at the end."""
     with subprocess.Popen(
-        [*command, "--device", "cpu"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment(place)
     ) as driver:
         try:
-            family = _when_measuring(driver.pid)
-            found = listening(family)
-            asked = _ask_without_token(family)
+            yield _when_measuring(driver.pid)
         finally:
             driver.kill()
+
+
+def test_a_private_ray_listens_on_loopback_alone_with_a_token_that_nobody_else_ever_sees(
+    tmp_path: Path, place: Path
+) -> None:
+    with measuring([*long_sweep(tmp_path), "--address", "local"], place) as family:
+        found = listening(family)
+        asked = _ask_without_token(family)
+        [folder] = place.glob("raybench-*")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / "token").stat().st_mode) == 0o600
+        secret = (folder / "token").read_bytes()
+        assert not [pid for pid in family if secret in _command_line(pid)]
     assert sum(found.values()) >= 5, "Ray's servers, the store and gloo"
     assert set(found) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, found
     assert "RAY_AUTH_TOKEN" in asked
+    wait_for(lambda: not folder.exists(), within_s=15)
+    left = {path.name for path in place.rglob("*")} - {"home"}
+    assert not {name for name in left if "ray" in name or "token" in name}, left
+
+
+# It drops its rights after the imports, for which it may need those of the user who runs the tests.
+STRANGER = """\
+import os, socket, sys
+from ray._raylet import GcsClient
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+folder, process, head = sys.argv[1:]
+session = f"{folder}/r/session_latest"
+tries = {
+    "read the token": lambda: open(f"{folder}/token"),
+    "list the folder": lambda: os.listdir(folder),
+    "read the logs": lambda: os.listdir(f"{session}/logs"),
+    "replace the folder": lambda: os.rename(folder, f"{folder}-old"),
+    "replace the session": lambda: os.rename(session, f"{session}-old"),
+    "write into it": lambda: open(f"{folder}/new", "w"),
+    "talk to the store": lambda: socket.socket(socket.AF_UNIX).connect(
+        f"{session}/sockets/plasma_store"
+    ),
+    "read variables": lambda: open(f"/proc/{process}/environ").read(),
+}
+for what, attempt in tries.items():
+    try:
+        attempt()
+    except PermissionError:
+        continue
+    print(what)
+print("join", flush=True)
+GcsClient(address=head)
+print("joined")
+"""
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+
+
+@needs_root
+@pytest.mark.long
+def test_another_user_of_the_host_gets_neither_the_token_nor_the_session_nor_into_ray(
+    tmp_path: Path, place: Path
+) -> None:
+    with measuring([*long_sweep(tmp_path), "--address", "local"], place) as family:
+        [folder] = place.glob("raybench-*")
+        raylet = next(pid for pid in family if b"/raylet\0" in _command_line(pid)[:200])
+        words = [str(folder), str(raylet), _head_of(family)]
+        for variables in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64}):
+            tried = subprocess.run(
+                [sys.executable, "-c", STRANGER, *words],
+                env={"PATH": "/usr/bin:/bin", **variables},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert tried.stdout == "join\n", "each line before it is something that it could do"
+            assert "Auth" in tried.stderr
+
+
+# Listens, and writes its address to where Ray looks for the cluster of this host.
+PLANTER = """\
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+listener = socket.create_server(("127.0.0.1", 0))
+os.makedirs(sys.argv[1])
+with open(f"{sys.argv[1]}/ray_current_cluster", "w") as file:
+    file.write(f"127.0.0.1:{listener.getsockname()[1]}")
+print("planted", flush=True)
+while True:
+    print("asked by", listener.accept()[1], flush=True)
+"""
+
+
+@needs_root
+@pytest.mark.long
+def test_a_cluster_that_another_user_has_planted_is_neither_asked_nor_joined(
+    tmp_path: Path, place: Path
+) -> None:
+    variables = environment(place)
+    token = place / "home" / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("a" * 64)
+    token.chmod(0o600)
+    with subprocess.Popen(
+        [sys.executable, "-c", PLANTER, str(place / "ray")], stdout=subprocess.PIPE, text=True
+    ) as planter:
+        assert planter.stdout is not None
+        try:
+            assert planter.stdout.readline() == "planted\n"
+            command = [*RAYBENCH, "sweep", str(job(tmp_path)), "-o", str(tmp_path / "r")]
+            done = subprocess.run(
+                [*command, "--device", "cpu"], env=variables, capture_output=True, text=True
+            )
+        finally:
+            planter.kill()
+        assert planter.stdout.read() == "", "nobody has connected"
+    assert done.returncode == 0, done.stderr
+    first = done.stderr.splitlines()[0]
+    assert re.match(r"private Ray on this host \(the cluster at \S+ is another user's", first)
+    assert token.read_text() == "a" * 64
 
 
 def _when_measuring(driver: int) -> set[int]:
@@ -147,13 +280,17 @@ def _command_line(process_id: int) -> bytes:
         return b""
 
 
-def _ask_without_token(family: set[int]) -> str:
-    """What Ray's head says to a process of this host that has no token."""
+def _head_of(family: set[int]) -> str:
     words = [w for pid in family for w in _command_line(pid).split(b"\0")]
     [head] = {word.decode()[14:] for word in words if word.startswith(b"--gcs-address=")}
+    return head
+
+
+def _ask_without_token(family: set[int]) -> str:
+    """What Ray's head says to a process of this host that has no token."""
     ask = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
     asked = subprocess.run(
-        [sys.executable, "-c", ask, head],
+        [sys.executable, "-c", ask, _head_of(family)],
         env={"PATH": "/usr/bin:/bin", "RAY_AUTH_MODE": "disabled"},
         capture_output=True,
         text=True,

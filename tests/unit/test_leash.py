@@ -135,11 +135,14 @@ def test_nothing_of_other_workers_is_touched(mark: str) -> None:
         neighbour.kill()
 
 
-def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver() -> None:
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_its_folder(
+    is_kept: bool, tmp_path: Path
+) -> None:
     driver = """
-        import os, subprocess, time
+        import os, subprocess, sys, time
         from raybench.cluster import leash
-        with leash.held_children():
+        with leash.held_children(sys.argv[1]):
             print(os.environ[leash.MARK], flush=True)
             subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL)
         assert leash.MARK not in os.environ
@@ -147,13 +150,20 @@ def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver() -> N
         print(later.pid, flush=True)
         time.sleep(60)
     """
-    command = [sys.executable, "-c", textwrap.dedent(driver)]
+    folder = tmp_path / "folder"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "logs" / "one").touch()
+    if is_kept:
+        (folder / leash.KEPT).touch()
+    command = [sys.executable, "-c", textwrap.dedent(driver), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         mark, later = process.stdout.readline().strip(), int(process.stdout.readline())
         assert len(marked(mark)) == 1
+        assert folder.exists()
         process.kill()
         assert seconds_until(lambda: not marked(mark), within_s=10) > 3
         assert later in leash._parents(), "what else the driver started is no business of ours"
         os.kill(later, signal.SIGKILL)
         seconds_until(lambda: not watchers(mark), within_s=3)
+    assert (folder / "logs" / "one").exists() == is_kept

@@ -1,0 +1,134 @@
+"""Which cluster `--address auto` joins: never one that only a file speaks of."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from raybench.cluster.own_clusters import Found, find_own_cluster
+from raybench.errors import ClusterError
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
+
+
+@dataclass
+class Host:
+    """Processes and address files of a host that is only told of."""
+
+    root: Path
+    numbers: Iterator[int] = field(default_factory=lambda: iter(range(100, 200)))
+
+    @property
+    def usual(self) -> Path:
+        return self.root / "ray"
+
+    def raylet(self, head: str, folder: Path | None = None, owner: int | None = None) -> None:
+        process = self.root / "proc" / str(next(self.numbers))
+        process.mkdir(parents=True)
+        words = ["/venv/ray/core/src/ray/raylet/raylet", "--node_id=1", f"--gcs-address={head}"]
+        words += [f"--temp_dir={folder or self.usual}", "--labels={}", ""]
+        (process / "cmdline").write_bytes("\0".join(words).encode())
+        if owner is not None:
+            os.chown(process, owner, owner)
+
+    def address_file(self, text: str, folder: Path | None = None) -> Path:
+        path = (folder or self.usual) / "ray_current_cluster"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def found(self) -> Found:
+        (self.root / "proc").mkdir(exist_ok=True)
+        return find_own_cluster(self.usual, self.root / "proc")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def test_the_cluster_that_ray_start_made_here_is_found(host: Host) -> None:
+    host.raylet("192.0.2.1:6379")
+    host.address_file("192.0.2.1:6379")
+    assert host.found() == Found(address="192.0.2.1:6379")
+
+
+def test_without_a_file_none_is_found_as_for_the_private_ray_of_another_sweep(host: Host) -> None:
+    host.raylet("127.0.0.1:1234", host.root / "raybench-1")
+    assert host.found() == Found()
+
+
+def test_a_file_that_no_raylet_of_ours_bears_out_is_told_and_not_believed(host: Host) -> None:
+    host.raylet("192.0.2.1:6379")
+    host.address_file("192.0.2.66:6379")
+    told = "the cluster at 192.0.2.66:6379 is gone: no node of it runs on this host"
+    assert host.found() == Found(unused=told)
+
+
+@needs_root
+def test_a_file_and_a_raylet_of_another_user_are_told_and_not_believed(host: Host) -> None:
+    host.raylet("192.0.2.1:6379", owner=NOBODY)
+    path = host.address_file("192.0.2.1:6379")
+    assert "no node of it runs" in host.found().unused
+    os.chown(path, NOBODY, NOBODY)
+    host.raylet("192.0.2.1:6379")
+    told = host.found()
+    assert not told.address
+    assert told.unused.startswith("the cluster at 192.0.2.1:6379 is another user's")
+
+
+@pytest.mark.parametrize("text", ["", "x", "a b:1", "h:1\x1b[31m", "h:1234567", "h:1\n" * 200])
+def test_a_file_that_holds_no_address_is_as_none(host: Host, text: str) -> None:
+    host.raylet(text)
+    host.address_file(text)
+    assert host.found() == Found()
+
+
+def test_a_link_and_a_pipe_are_as_no_file(host: Host) -> None:
+    host.raylet("192.0.2.1:6379")
+    path = host.address_file("192.0.2.1:6379")
+    path.rename(host.root / "elsewhere")
+    path.symlink_to(host.root / "elsewhere")
+    assert host.found() == Found()
+    path.unlink()
+    os.mkfifo(path)
+    assert host.found() == Found()
+
+
+def test_a_head_below_another_temp_dir_is_found_where_there_is_none_in_the_usual_one(
+    host: Host,
+) -> None:
+    host.raylet("192.0.2.1:6379", host.root / "a")
+    host.address_file("192.0.2.1:6379", host.root / "a")
+    assert host.found() == Found(address="192.0.2.1:6379")
+    host.raylet("192.0.2.2:6379", host.root / "b")
+    host.address_file("192.0.2.2:6379", host.root / "b")
+    with pytest.raises(ClusterError, match=r"several Ray clusters .*\.1:6379, 192.*name one with"):
+        host.found()
+    host.raylet("192.0.2.3:6379")
+    host.address_file("192.0.2.3:6379")
+    assert host.found() == Found(address="192.0.2.3:6379")
+
+
+@needs_root
+def test_a_port_of_this_host_that_another_user_has_taken_over_is_not_joined(host: Host) -> None:
+    ours = socket.create_server(("127.0.0.1", 0))
+    os.seteuid(NOBODY)
+    try:
+        other = socket.create_server(("127.0.0.1", 0))
+    finally:
+        os.seteuid(0)
+    with ours, other:
+        for listener, is_joined in ((ours, True), (other, False)):
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+            host.raylet(address)
+            host.address_file(address)
+            found = host.found()
+            assert bool(found.address) == is_joined
+        assert found.unused == f"the cluster at {address} is gone: another user listens there"

@@ -1,0 +1,93 @@
+"""The folder of a private Ray: closed to others, with its token, and gone when it is to be."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from raybench.cluster.private_folder import make_private_folder
+from raybench.errors import ClusterError
+
+SOCKET = "session_2026-11-22_03-57-34_123456_1234567/sockets/plasma_store"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture(autouse=True)
+def no_folder_of_rays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.delenv("TMPDIR", raising=False)
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Short enough for sockets, which pytest's own are not."""
+    with TemporaryDirectory(prefix="rb", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_only_its_user_can_enter_it_and_each_has_a_token_of_its_own() -> None:
+    one, other = make_private_folder(), make_private_folder()
+    try:
+        assert (mode(one.path), mode(one.token)) == (0o700, 0o600)
+        assert len(one.token.read_text()) == 64
+        assert one.token.read_text() != other.token.read_text()
+    finally:
+        one.remove()
+        other.remove()
+    assert not one.path.exists()
+
+
+def test_a_folder_that_is_kept_for_its_logs_holds_no_token() -> None:
+    folder = make_private_folder()
+    try:
+        assert folder.keep_logs() == folder.path / "r" / "session_latest" / "logs"
+        assert not folder.token.exists()
+        assert mode(folder.path) == 0o700
+    finally:
+        folder.remove()
+
+
+def test_a_path_too_long_for_sockets_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = tmp_path / ("x" * 100)
+    far.mkdir()
+    monkeypatch.setenv("TMPDIR", str(far))
+    folder = make_private_folder()
+    folder.remove()
+    assert len(bytes(folder.rays / SOCKET)) <= 107
+    assert folder.path.parent != far
+
+
+def test_a_folder_that_others_could_rename_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, short_folder: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(short_folder))
+    made = make_private_folder()
+    assert made.path.parent == short_folder
+    short_folder.chmod(0o777)
+    other = make_private_folder()
+    other.remove()
+    assert other.path.parent != short_folder
+    short_folder.chmod(0o1777)
+    again = make_private_folder()
+    assert again.path.parent == short_folder
+
+
+def test_where_there_is_no_place_each_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    with pytest.raises(
+        ClusterError, match=r"^no folder .*/tmp: No space left .*set TMPDIR"
+    ) as told:
+        make_private_folder()
+    assert len(str(told.value).splitlines()) == 1
