@@ -41,16 +41,12 @@ def write_file(path: Path, content: bytes) -> None:
 
 def color() -> bool:
     """Whether stdout takes colours. It is None where the shell closed it (`>&-`)."""
-    return sys.stdout is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    takes_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
+    return sys.stdout is not None and sys.stdout.isatty() and not takes_none
 
 
 def width() -> int:
-    """Tables are made for 80 columns; more than 120 is hard to read."""
-    return min(terminal_width(), 120)
-
-
-def terminal_width() -> int:
-    """All columns there are: for a table whose lines stand each for itself."""
+    """That of the terminal, or what COLUMNS says; where output is piped, 80."""
     return shutil.get_terminal_size((COLUMNS_OF_TABLES, 24)).columns
 
 

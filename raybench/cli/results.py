@@ -10,7 +10,7 @@ import click
 from raybench.cli.completion import complete_point, complete_run
 from raybench.cli.github import append_to_summary
 from raybench.cli.options import results_option
-from raybench.cli.output import color, terminal_width, width, write_file, write_result
+from raybench.cli.output import color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
 from raybench.report import wording
 
@@ -167,7 +167,7 @@ def _listed(results: Path, runs: Sequence[Run], *, is_long: bool) -> str:
 
     machines = {run.run_id: _machine(results, run) for run in runs}
     if not is_long:
-        return format_runs(runs, machines, width=terminal_width(), color=color())
+        return format_runs(runs, machines, width=width(), color=color())
     with make_console().status(f"reading the points of {len(runs)} runs"):
         leads = {run.run_id: _lead(results, run.run_id) for run in runs}
     return format_runs_long(runs, machines, leads, width=width(), color=color())

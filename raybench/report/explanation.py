@@ -2,66 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from raybench.report import wording
-from raybench.report.tables import MARK_COLUMN, WHERE_IT_GOES, Table
+from raybench.report.tables import MARK_COLUMN, OF_GEMM, POINT_COLUMN, Table
 
-_STEP = "median over iterations of the slowest rank's time, ± half its 95 % interval."
+_STEP = (
+    "Step: the slowest rank's time of each iteration, its median over the iterations, "
+    "± half its 95 % interval."
+)
+_P99 = "P99: the 99th percentile of the iterations."
 _RATES = {
     "algbw GB/s": "Algbw, busbw: bytes over step time, as nccl-tests counts them.",
+    "busbw GB/s": "Algbw, busbw: bytes over step time, as nccl-tests counts them.",
     "memory GB/s": "Memory: bytes read and written over step time.",
     "TFLOP/s": "TFLOP/s: of one device.",
-    "MFU": "MFU: TFLOP/s over the datasheet's dense peak.",
-    "GEMM": "GEMM: TFLOP/s over those of large matrix products on the same device.",
+    "MFU": "MFU: TFLOP/s as a share of the datasheet's dense peak.",
+    OF_GEMM: "%GEMM: TFLOP/s as a share of what large matrix products reach on this device.",
 }
 _PARTS = {
-    "compute": "Compute: the device's work, DDP's on the gradients included, the optimizer apart.",
+    "compute": "Compute: the device's forward and backward pass, with DDP's work on gradients.",
     "optim": "Optim: the optimizer.",
     "data": "Data: the host waits for the next batch.",
-    "gap": "Gap: the device is idle, waiting for the host.",
-    "comm": "Comm: communication that computing does not hide.",
+    "idle": "Idle: the device waits for the host.",
+    "comm": "Comm: communication that does not overlap with compute.",
     "wait": "Wait: the longest that any rank waits for the slowest one.",
 }
 _PARTS_FROM = (
-    "The parts come from instrumented steps after the timed ones, each from the rank where it is "
-    "longest, so they need not add up exactly."
+    "The parts are measured in instrumented steps after the timed ones, each on the rank where it "
+    "takes longest, so their sum may differ from the step."
 )
 
 
 def explain(tables: Sequence[Table], baseline: Mapping[str, Any], ranks: str) -> tuple[str, ...]:
-    """A paragraph for each kind of table and one for the marks; what no table has is left out."""
-    parts = [table for table in tables if table.kind == WHERE_IT_GOES]
-    others = [table for table in tables if table.kind != WHERE_IT_GOES]
-    paragraphs = (
-        _meanings(_step_meanings(baseline, ranks), others),
-        _told_of_parts(parts),
-        _marks(tables),
-    )
-    return tuple(filter(None, paragraphs))
+    """A paragraph for the points, one for the parts of their steps and one for the marks.
 
-
-def _told_of_parts(tables: Sequence[Table]) -> str:
-    told = _meanings(_PARTS, tables)
-    # Without a breakdown there are rates alone, which come from the timed steps.
-    return " ".join(filter(None, (told, _meanings(_RATES, tables), _PARTS_FROM if told else "")))
-
-
-def _step_meanings(baseline: Mapping[str, Any], ranks: str) -> dict[str, str]:
-    return {
-        "step ms": f"Step ms: {_STEP}",
-        "step": f"Step: {_STEP}",
-        "samples/s": f"Samples/s: all {ranks} together.",
-        "speed-up": "Speed-up: samples/s over those of the baseline "
-        f"({wording.settings(baseline)}), ± half its 95 % interval within this run.",
-        "efficiency": f"Efficiency: speed-up over the ratio of {ranks}.",
-        "GiB": "GiB: peak memory allocated on one device.",
-        **_RATES,
-    }
-
-
-def _meanings(meanings: Mapping[str, str], tables: Sequence[Table]) -> str:
+    What no table has is left out, and nothing is said twice.
+    """
     # Besides the step there is nothing to explain in a table of failures.
     shown = {
         column
@@ -69,7 +47,27 @@ def _meanings(meanings: Mapping[str, str], tables: Sequence[Table]) -> str:
         if len(table.columns) > table.settings + 1
         for column in table.columns
     }
-    return " ".join(text for column, text in meanings.items() if column in shown)
+    parts, rates = _meanings(_PARTS, shown), _meanings(_RATES, shown)
+    points = _meanings(_of_points(baseline, ranks), shown)
+    paragraphs = [points, [*parts, *rates, _PARTS_FROM]] if parts else [[*points, *rates]]
+    return tuple(filter(None, [*map(" ".join, paragraphs), _marks(tables)]))
+
+
+def _of_points(baseline: Mapping[str, Any], ranks: str) -> dict[str, str]:
+    return {
+        **{f"step {unit.name}": _STEP for unit in wording.UNITS},
+        "samples/s": f"Samples/s: all {ranks} together.",
+        "speed-up": "Speed-up: samples/s over those of the baseline "
+        f"({wording.settings(baseline)}); its ± is that of this run alone.",
+        "efficiency": f"Efficiency: speed-up over the ratio of {ranks}.",
+        "GiB": "GiB: peak memory allocated on one device.",
+        **{f"p99 {unit.name}": _P99 for unit in wording.UNITS},
+        POINT_COLUMN: "Point: its id, for `raybench show RUN POINT`.",
+    }
+
+
+def _meanings(meanings: Mapping[str, str], shown: Collection[str]) -> list[str]:
+    return list(dict.fromkeys(text for column, text in meanings.items() if column in shown))
 
 
 def _marks(tables: Sequence[Table]) -> str:

@@ -60,7 +60,7 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
     rows = [{str(k): v for k, v in row.items()} for row in points.to_dict("records")]
     names = varying_settings(rows)
     rates = [name for name in _RATES if any(wording.known(row[name]) for row in rows)]
-    step, step_cell = wording.step_column(rows)
+    unit = wording.unit_of(rows)
     columns = {
         Column("point"): [row["point_id"] for row in rows],
         **{
@@ -70,7 +70,7 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
             for name in names
         },
         Column("status"): [wording.STATUS_WORDS[row["status"]] for row in rows],
-        Column(step, side="right"): [step_cell(row) for row in rows],
+        Column(f"step {unit.name}", side="right"): [wording.step_in(unit, row) for row in rows],
         **{
             Column(_RATES[name], side="right"): [wording.number(row[name]) for row in rows]
             for name in rates[:1]

@@ -72,7 +72,11 @@ def summarize(run: Run, devices: pd.DataFrame, points: pd.DataFrame) -> Summary:
     shared = _shared(rows)
     has_throughput = _has_throughput(rows)
     layout = Layout(
-        shared=shared, compared=tuple(run.baseline), ranks=ranks, has_throughput=has_throughput
+        shared=shared,
+        compared=tuple(run.baseline),
+        ranks=ranks,
+        has_throughput=has_throughput,
+        unit=wording.unit_of(rows),
     )
     tables = make_tables(rows, layout)
     largest = largest_batches(rows)
@@ -92,7 +96,7 @@ def summarize(run: Run, devices: pd.DataFrame, points: pd.DataFrame) -> Summary:
         ranks=ranks,
         tables=tables,
         failures=failures(rows),
-        without_speed_up=said_once(row["why"] for row in rows if wording.known(row["why"])),
+        without_speed_up=said_once(_whys(rows)),
         warnings=said_once(
             text for row in rows for text in _texts(row["warnings"]) if text != row["why"]
         ),
@@ -149,6 +153,13 @@ def _shared(rows: Sequence[Row]) -> dict[str, str]:
     same = {k: v for k, v in first.items() if all(row["params"].get(k) == v for row in rows)}
     replayed = all(wording.is_set(row["cuda_graph"]) for row in rows)
     return same | ({"cuda_graph": "true"} if replayed else {})
+
+
+def _whys(rows: Sequence[Row]) -> list[str]:
+    """Why points have no speed-up. A baseline is compared with nothing, so it does not count."""
+    without = [row for row in rows if wording.known(row["why"])]
+    others = [row for row in without if not row["is_baseline"]]
+    return [row["why"] for row in others or without]
 
 
 def _texts(warnings: Any) -> Sequence[str]:

@@ -9,7 +9,7 @@ as an operation's, make tables of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raybench.analysis.scaling import batch_column, setting, setting_order
@@ -20,8 +20,11 @@ Row = dict[str, Any]
 _Column = tuple[str, Callable[[Row], str]]
 
 _SETTINGS = ("precision", "cuda_graph", "batch", "world_size")
-WHERE_IT_GOES = "where the step goes, ms"
+WHERE_IT_GOES = "where the step goes"
 MARK_COLUMN = "!"
+OF_GEMM = "%GEMM"
+POINT_COLUMN = "point"
+_TEXTS = (MARK_COLUMN, POINT_COLUMN)
 
 
 def marks(row: Row) -> str:
@@ -47,10 +50,6 @@ def _number(name: str) -> Callable[[Row], str]:
     return lambda row: wording.number(row[name])
 
 
-def _part(name: str) -> Callable[[Row], str]:
-    return lambda row: wording.part_ms(row[name], row["step_ms_p50"])
-
-
 def _share(name: str) -> Callable[[Row], str]:
     return lambda row: wording.percent(row[name] / 100) if wording.known(row[name]) else ""
 
@@ -63,28 +62,34 @@ _SCALING: tuple[_Column, ...] = (
     ("GiB", lambda row: wording.gib(row["peak_mem_allocated_bytes"])),
 )
 _RATES: tuple[_Column, ...] = (
-    (MARK_COLUMN, marks),
+    # Its parts are not shown, so nothing is missed where they are doubtful.
+    (MARK_COLUMN, lambda row: marks(row).replace("b", "")),
     ("algbw GB/s", _number("algbw_gb_s")),
     ("busbw GB/s", _number("busbw_gb_s")),
     ("memory GB/s", _number("memory_gb_s")),
     ("TFLOP/s", _number("achieved_tflops_per_device")),
     ("MFU", _share("mfu_pct")),
-    ("GEMM", _share("gemm_share_pct")),
+    (OF_GEMM, _share("gemm_share_pct")),
 )
+_PARTS_MARK: _Column = (MARK_COLUMN, lambda row: "b" if has_no_breakdown(row) else "")
 _PARTS: tuple[_Column, ...] = (
-    (MARK_COLUMN, lambda row: "b" if has_no_breakdown(row) else ""),
-    ("step", _number("step_ms_p50")),
-    ("compute", _part("compute_ms")),
-    ("optim", _part("optimizer_ms")),
-    ("data", _part("data_ms")),
-    ("gap", _part("host_gap_ms")),
-    ("comm", _part("comm_exposed_ms")),
-    ("wait", _part("wait_ms")),
     ("MFU", _share("mfu_pct")),
-    ("GEMM", _share("gemm_share_pct")),
+    (OF_GEMM, _share("gemm_share_pct")),
     ("TFLOP/s", _number("achieved_tflops_per_device")),
 )
-_OPTIONAL = ("TFLOP/s", "GEMM")
+# Head -> column of the results; in the unit of the table.
+_TIMES = {
+    "compute": "compute_ms",
+    "optim": "optimizer_ms",
+    "data": "data_ms",
+    "idle": "host_gap_ms",
+    "comm": "comm_exposed_ms",
+    "wait": "wait_ms",
+}
+# What may be left out where there is no room, the first one first.
+_OPTIONAL_OF_SCALING = ("GiB", "efficiency", "samples/s")
+_OPTIONAL_RATES = (OF_GEMM, "algbw GB/s", "MFU")
+_OPTIONAL_PARTS = ("TFLOP/s", OF_GEMM, "MFU", "idle", "wait")
 _BROKEN_DOWN = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
 
 
@@ -97,6 +102,7 @@ class Table:
     columns: settings first, `settings` of them, then what was measured. A setting is blank
     where it and all before it are as in the row above.
     optional: columns that may be left out where there is no room, the first one first.
+    extras: head -> cells of more columns, for where there is room, the first one first.
     texts: columns that hold no numbers.
     """
 
@@ -107,7 +113,25 @@ class Table:
     settings: int
     rows: tuple[tuple[str, ...], ...]
     optional: tuple[str, ...] = ()
+    extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     texts: frozenset[str] = frozenset()
+
+    def without(self, column: str) -> Table:
+        """The table without one of its columns."""
+        place = self.columns.index(column)
+        return replace(
+            self,
+            columns=(*self.columns[:place], *self.columns[place + 1 :]),
+            rows=tuple((*row[:place], *row[place + 1 :]) for row in self.rows),
+        )
+
+    def with_column(self, column: str, cells: Sequence[str]) -> Table:
+        """The table with one more column."""
+        return replace(
+            self,
+            columns=(*self.columns, column),
+            rows=tuple((*row, cell) for row, cell in zip(self.rows, cells, strict=True)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +139,14 @@ class Layout:
     """What is the same for all tables of a report.
 
     shared: parameters that are the same in all points. compared: settings of the baseline.
-    ranks: what a rank runs on. has_throughput: whether any point has one.
+    ranks: what a rank runs on. has_throughput: whether any point has one. unit: of all times.
     """
 
     shared: Mapping[str, str]
     compared: Sequence[str]
     ranks: str
     has_throughput: bool
+    unit: wording.Unit
 
     def params_of_a_table(self, row: Row) -> dict[str, str]:
         """Parameters that make a table of their own."""
@@ -168,12 +193,17 @@ def _tables(rows: Sequence[Row], layout: Layout) -> list[Table]:
     names = layout.columns(rows)
     ordered = sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
     first = rows[0]
-    measured = _SCALING if layout.has_throughput else _RATES
-    kind = _kind(first, names, layout)
-    tables = [_table(ordered, names, layout, [_step_column(rows), *measured], kind=kind)]
-    broken_down = [row for row in ordered if _is_broken_down(row)]
-    if broken_down and layout.has_throughput:
-        tables.append(_table(broken_down, names, layout, _PARTS, kind=WHERE_IT_GOES))
+    unit, kind = layout.unit, _kind(first, names, layout)
+    if not layout.has_throughput:
+        table = _table(ordered, names, layout, [_step(unit), *_RATES], kind=kind)
+        return [replace(table, optional=_OPTIONAL_RATES, extras=_extras(ordered, unit))]
+    table = _table(ordered, names, layout, [_step(unit), *_SCALING], kind=kind)
+    tables = [replace(table, optional=_OPTIONAL_OF_SCALING, extras=_extras(ordered, unit))]
+    if broken_down := [row for row in ordered if _is_broken_down(row)]:
+        parts = [_PARTS_MARK, *_times(unit), *_PARTS]
+        kind = f"{WHERE_IT_GOES}, {unit.name}"
+        table = _table(broken_down, names, layout, parts, kind=kind)
+        tables.append(replace(table, optional=_OPTIONAL_PARTS))
     return tables
 
 
@@ -198,16 +228,40 @@ def _table(
         columns=(*(_heading(name, layout) for name in names), *(title for title, _ in kept)),
         settings=len(names),
         rows=tuple((*settings, *found) for settings, *found in cells),
-        optional=_OPTIONAL if measured is _PARTS else (),
-        texts=frozenset({*texts, MARK_COLUMN}),
+        texts=frozenset({*texts, *_TEXTS}),
     )
 
 
-def _step_column(rows: Sequence[Row]) -> _Column:
+def _step(unit: wording.Unit) -> _Column:
     """The step time, or how a point ended that has none."""
-    head, cell = wording.step_column(rows)
-    words = wording.STATUS_WORDS
-    return (head, lambda row: cell(row) if row["status"] == "ok" else words[row["status"]])
+
+    def cell(row: Row) -> str:
+        is_ok = row["status"] == "ok"
+        return wording.step_in(unit, row) if is_ok else wording.STATUS_WORDS[row["status"]]
+
+    return f"step {unit.name}", cell
+
+
+def _times(unit: wording.Unit) -> list[_Column]:
+    """The step, and its parts."""
+
+    def part(name: str) -> Callable[[Row], str]:
+        return lambda row: wording.part(row[name], unit)
+
+    step: _Column = ("step", lambda row: wording.number(row["step_ms_p50"] * unit.per_ms))
+    return [step, *((head, part(name)) for head, name in _TIMES.items())]
+
+
+def _extras(rows: Sequence[Row], unit: wording.Unit) -> dict[str, tuple[str, ...]]:
+    if not any(row["status"] == "ok" for row in rows):
+        return {}
+    return {
+        f"p99 {unit.name}": tuple(
+            wording.number(row["step_ms_p99"] * unit.per_ms) if row["status"] == "ok" else ""
+            for row in rows
+        ),
+        POINT_COLUMN: tuple(wording.plain(row["point_id"]) for row in rows),
+    }
 
 
 def _is_broken_down(row: Row) -> bool:

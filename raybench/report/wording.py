@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -33,6 +34,19 @@ _GIB = 2**30
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 # Below this a time reads better in microseconds.
 _SHORT_MS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit of time, and how many of it make a millisecond."""
+
+    name: str
+    per_ms: float
+
+
+MILLISECONDS = Unit("ms", 1.0)
+MICROSECONDS = Unit("µs", 1000.0)
+UNITS = (MILLISECONDS, MICROSECONDS)
 
 
 def known(value: Any) -> bool:
@@ -85,7 +99,7 @@ def number(value: float, digits: int = 4) -> str:
 
 def step_ms(row: Mapping[str, Any]) -> str:
     """Step time in milliseconds and half its interval, relative."""
-    return f"{number(row['step_ms_p50'])}{_precision(row)}"
+    return step_in(MILLISECONDS, row)
 
 
 def step_time(row: Mapping[str, Any]) -> str:
@@ -99,13 +113,15 @@ def duration(time_ms: float) -> str:
     return f"{number(time_ms * 1000)} µs" if is_short(time_ms) else f"{number(time_ms)} ms"
 
 
-def step_column(
-    rows: Iterable[Mapping[str, Any]],
-) -> tuple[str, Callable[[Mapping[str, Any]], str]]:
-    """Head and cells: in milliseconds, but with its unit each where some steps are very short."""
-    if any(is_short(row["step_ms_p50"]) for row in rows):
-        return "step", step_time
-    return "step ms", step_ms
+def step_in(unit: Unit, row: Mapping[str, Any]) -> str:
+    """Step time without its unit, which the column names, and half its interval, relative."""
+    return f"{number(row['step_ms_p50'] * unit.per_ms)}{_precision(row)}"
+
+
+def unit_of(rows: Iterable[Mapping[str, Any]]) -> Unit:
+    """The one unit in which all step times of some points can be read and compared."""
+    is_any_short = any(is_short(row["step_ms_p50"]) for row in rows)
+    return MICROSECONDS if is_any_short else MILLISECONDS
 
 
 def is_short(time_ms: float) -> bool:
@@ -122,13 +138,22 @@ def _precision(row: Mapping[str, Any]) -> str:
 
 def half_width(share: float) -> str:
     """Half of an interval, relative."""
-    return "±>100%" if share > 1 else f"±{share:.{1 if share >= 0.01 else 2}%}"
+    return f"±{share:.{1 if share >= 0.01 else 2}%}"
+
+
+def part(value_ms: float, unit: Unit) -> str:
+    """A part of a step: three digits, and no more than three decimals."""
+    if not known(value_ms):
+        return ""
+    value = value_ms * unit.per_ms
+    return f"{value:.3f}" if 0 < value < 1 else number(value, digits=3)
 
 
 def part_ms(value: float, step_ms: float = 1.0) -> str:
     """A part of a step: three digits, and no more than three decimals unless the step is short."""
-    is_small = known(value) and 0 < value < 1 and not is_short(step_ms)
-    return f"{value:.3f}" if is_small else number(value, digits=3)
+    if is_short(step_ms):
+        return number(value, digits=3)
+    return part(value, MILLISECONDS)
 
 
 def ratio(value: float) -> str:

@@ -315,7 +315,7 @@ def test_show_leaves_out_what_has_no_room() -> None:
     from raybench.report.points import format_points
 
     points = load_summary(Path(__file__).parents[2] / "results" / "examples", "collectives").scaling
-    for columns, heads in ((120, ["status", "busbw"]), (90, ["status"]), (80, [])):
+    for columns, heads in ((120, ["status", "busbw"]), (80, ["status"]), (74, [])):
         lines = format_points(points, width=columns).splitlines()
         assert max(map(len, lines)) <= columns
         assert [head for head in ("status", "busbw") if head in lines[0]] == heads
