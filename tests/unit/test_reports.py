@@ -235,7 +235,7 @@ def test_a_narrow_terminal_gets_all_figures_and_whole_run_ids() -> None:
     # Whole figures, or none.
     assert re.search(r"^fp32 +64 +1 +8\.\d+ ±0\.\d\d% +1\.00$", text, re.MULTILINE)
     run = make_run("ddp_scaling-20260821-101112-abcd")
-    assert run.run_id in runs.format_runs([run], width=40)
+    assert run.run_id in runs.format_runs([run], {}, width=40)
     assert "±" in format_points(points_of(sweep()), width=40)
 
 
@@ -296,7 +296,7 @@ def test_no_text_from_results_controls_the_terminal_whatever_its_column() -> Non
         as_json.format_point(details),
         format_point(details, units("points")),
         format_points(points),
-        runs.format_runs([replace(run, run_id=evil)]),
+        runs.format_runs([replace(run, run_id=evil)], {}),
     )
     for text in texts:
         assert all(line.isprintable() for line in text.split("\n"))
@@ -476,7 +476,7 @@ def test_a_tiny_speed_up_keeps_two_digits(value: float, text: str) -> None:
 def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does_not_know() -> None:
     long = make_run("a" * 64 + "-20260821-101112-abcd")
     running = make_run("run-b", status=RunStatus.RUNNING, finished_at=None)
-    text = runs.format_runs([long, running])
+    text = runs.format_runs([long, running], {})
     assert max(len(line) for line in text.splitlines()) <= 80
     assert text.splitlines()[-1].split() == ["run-b", "running", "unfinished"]
 
