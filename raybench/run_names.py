@@ -76,7 +76,7 @@ def pick(prefix: str, ids: Sequence[str], *, kind: str, where: str, way_out: str
         return found[0]
     if found:
         raise ResultsError(f"{where}: {kind} {prefix!r} is ambiguous: {_some(found)}{way_out}")
-    guess = did_you_mean(prefix, ids) or f"; there are: {_some(ids)}"
+    guess = did_you_mean(prefix, ids) or f"; there are: {_some(ids) or 'none'}"
     raise ResultsError(f"{where}: no {kind} {prefix!r}{guess}")
 
 

@@ -20,6 +20,7 @@ from raybench.errors import ResultsError, ResultsWarning
 from raybench.messages import did_you_mean
 from raybench.parts import UnreadableParts, attempts_in, plain_rows, read_parts
 from raybench.records import Latest, Status
+from raybench.row_checks import sound_points
 from raybench.run import Run, RunStatus
 from raybench.run_names import (
     HIDDEN,
@@ -53,6 +54,10 @@ __all__ = [
     "units",
 ]
 
+# Of a run, where somebody has left them out.
+_IF_MISSING: dict[str, Any] = dict.fromkeys(
+    ("job_name", "job_text", "job_sha256", "cluster", "host", "status"), ""
+) | dict.fromkeys(("points_total", "points_ok", "points_failed", "points_skipped"), 0)
 _ATTEMPT = ("point_id", "attempt")
 _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 
@@ -84,8 +89,17 @@ def read_table(
     wanted = whole if columns is None else pa.schema([whole.field(name) for name in columns])
     parts = _parts(Path(root), table, run_id)
     if run_id:
-        return read_parts(parts, table, wanted)
-    return _read_undamaged(Path(root) / table, parts, table, wanted)
+        found = read_parts(parts, table, wanted)
+    else:
+        found = _read_undamaged(Path(root) / table, parts, table, wanted)
+    return _sound(found, run_id) if table == "points" else found
+
+
+def _sound(points: pa.Table, run_id: str | None) -> pa.Table:
+    points, taken_out = sound_points(points)
+    for text in taken_out:
+        _warn(f"points{f' of {run_id}' if run_id else ''}: {text}")
+    return points
 
 
 def load_attempt(root: Path, table: str, run_id: str, point_id: str, attempt: int) -> pd.DataFrame:
@@ -244,7 +258,8 @@ def _run_from_row(row: Mapping[str, Any]) -> Run:
     """The run of a row, also of one that others have written. Raises ResultsError."""
     if row["started_at"] is None:
         raise ResultsError(f"run {row['run_id']}: started_at is no time of the calendar")
-    run = rows.run_from_row(row)
+    known = {name: _IF_MISSING.get(name) if value is None else value for name, value in row.items()}
+    run = rows.run_from_row(known)
     if run.status is RunStatus.UNKNOWN:
         _warn(f"run {run.run_id}: status {row['status']!r} is not known here")
     return run

@@ -16,7 +16,8 @@ def device_states(telemetry: pd.DataFrame, start: datetime, duration_s: float) -
     clocks, power, temperature and utilisation, and throttle_reasons (a list of all that occurred).
     Devices that did not work on the point are among them: the table does not tell which did.
     """
-    until = start + timedelta(seconds=duration_s)
+    # Nobody knows how long: then nothing was sampled meanwhile.
+    until = start if pd.isna(duration_s) else start + timedelta(seconds=duration_s)
     during = telemetry[(telemetry["time"] >= start) & (telemetry["time"] <= until)]
     return pd.DataFrame(
         [

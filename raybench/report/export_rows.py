@@ -39,7 +39,7 @@ def settings(row: Row) -> dict[str, str]:
     replayed = {"cuda_graph": "true"} if row["cuda_graph"] else {}
     fixed = {name: row[name] for name in names}
     told = {"workload": row["workload"], **row["params"], **replayed, **fixed}
-    return {name: wording.plain(value) for name, value in told.items()}
+    return {wording.plain(name): wording.plain(value) for name, value in told.items()}
 
 
 def point_name(row: Row) -> str:

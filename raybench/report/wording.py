@@ -11,15 +11,22 @@ from typing import Any
 
 from raybench.run import Run, RunStatus
 
-STATUS_WORDS = {
-    "ok": "ok",
-    "oom": "out of memory",
-    "error": "error",
-    "timeout": "timed out",
-    "lost": "worker lost",
-    "skipped": "skipped",
-    "cancelled": "cancelled",
-}
+
+class _StatusWords(dict[str, str]):
+    def __missing__(self, status: object) -> str:
+        """A status of a later version, as it stands."""
+        return plain(status)
+
+
+STATUS_WORDS = _StatusWords(
+    ok="ok",
+    oom="out of memory",
+    error="error",
+    timeout="timed out",
+    lost="worker lost",
+    skipped="skipped",
+    cancelled="cancelled",
+)
 # What the letters in the tables mean.
 MARKS = {
     "u": "unsteady, the warm-up did not settle or the step time drifts",
@@ -258,7 +265,7 @@ def versions(found: Mapping[str, str]) -> str:
 
 def settings(values: Mapping[str, Any]) -> str:
     """Settings as name=value, in the order given."""
-    return " ".join(f"{name}={plain(value)}" for name, value in values.items())
+    return " ".join(f"{plain(name)}={plain(value)}" for name, value in values.items())
 
 
 def over(baseline: Mapping[str, Any]) -> str:
