@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raybench.analysis.compare import FASTER, SLOWER, Measured, compare
+from raybench.analysis.compare import FASTER, SLOWER, Measured, Other, compare
 
 SCENE = ("points", "again", "phi", "starts", "changed")
 POINTS = 36
 # What the adaptive measuring takes at this noise, see docs/benchmarks/simulated-noise.json.
 SAMPLES = {0.0: 31, 0.5: 54, 0.8: 127}
+START = datetime(2026, 11, 1, tzinfo=UTC)
 STEP_MS = 5.0
 NOISE = 0.01
 START_SD = 0.0038
@@ -103,13 +105,14 @@ def verdicts(
     slower = np.where(np.arange(count) < changed, 1 + CHANGE, 1.0)
     base, new = (
         Measured(
-            points=points(count),
-            samples=samples(rng, level * start_levels(rng, count, starts), phi),
-            again=[
-                medians(rng, level * start_levels(rng, count, starts), phi) for _ in range(again)
+            points=points(count, name),
+            samples=samples(rng, level * start_levels(rng, count, starts), phi, name),
+            named=[
+                Other(points=medians(rng, level * start_levels(rng, count, starts), phi))
+                for _ in range(again)
             ],
         )
-        for level in (np.ones(count), slower)
+        for name, level in (("base", np.ones(count)), ("new", slower))
     )
     frame = compare(base, new).set_index("point_id").loc[names(count)]
     return np.where(frame["verdict"].isin([SLOWER, FASTER]), frame["verdict"], "").astype(str)
@@ -119,13 +122,14 @@ def names(count: int) -> list[str]:
     return [f"{point:012d}" for point in range(count)]
 
 
-def points(count: int) -> pd.DataFrame:
+def points(count: int, run_id: str = "run") -> pd.DataFrame:
     """Rows of `points` with the columns that a comparison reads."""
     same = {
-        **{"run_id": "run", "attempt": 1, "status": "ok", "workload": "simulated", "params": {}},
+        **{"run_id": run_id, "attempt": 1, "status": "ok", "workload": "simulated", "params": {}},
         **{"scaling": "weak", "precision": "bf16", "cuda_graph": False, "world_size": 1},
         **{"batch_size": 1, "global_batch_size": 1, "grad_accumulation": 1, "host_bound": False},
         **{"device_type": "cuda", "device_name": "simulated", "node_count": 1},
+        **{"started_at": START, "step_ms_ci_low": np.nan, "step_ms_ci_high": np.nan},
     }
     return pd.DataFrame([{**same, "point_id": name} for name in names(count)])
 
@@ -133,16 +137,18 @@ def points(count: int) -> pd.DataFrame:
 def medians(rng: np.random.Generator, levels: NDArray[np.float64], phi: float) -> pd.DataFrame:
     """Rows of `points` of one more run."""
     middle = STEP_MS * np.median(series(rng, levels, phi), axis=1)
-    return points(len(levels)).assign(step_ms_p50=middle, run_id=f"again-{rng.integers(2**32)}")
+    return points(len(levels), f"again-{rng.integers(2**32)}").assign(step_ms_p50=middle)
 
 
-def samples(rng: np.random.Generator, levels: NDArray[np.float64], phi: float) -> pd.DataFrame:
+def samples(
+    rng: np.random.Generator, levels: NDArray[np.float64], phi: float, run_id: str
+) -> pd.DataFrame:
     """Rows of `samples`, one rank."""
     count = SAMPLES[phi]
     steps_ns = STEP_MS * 1e6 * series(rng, levels, phi).ravel()
     return pd.DataFrame(
         {
-            "run_id": "run",
+            "run_id": run_id,
             "point_id": np.repeat(names(len(levels)), count),
             "attempt": 1,
             "repeat": 0,

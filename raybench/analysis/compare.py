@@ -1,36 +1,46 @@
 """What changed between two runs, point by point, and whether that is more than chance. Pure.
 
-`compare` pairs points by `point_id`. The change of a point is the ratio of its median step times,
-each the median over iterations of the slowest rank, with a 95 % interval from resampling repeats
-and blocks of iterations. The interval speaks of these two starts of the processes only. So the
-change is tested against what two starts of the same thing differ by, the noise floor of
-`raybench.analysis.start_noise`: p_value is the chance to see such a change where there is none.
-Where other runs of the same job are known, it is of the difference of their means.
+`compare` pairs points by `point_id`. The change of a point is the ratio of its step times; where
+several runs of a side are known (`raybench.analysis.repeats`), of their geometric means. A step
+time is the median over iterations of the slowest rank. How sure the change is follows from what two
+starts of the same thing differ by (`raybench.analysis.start_noise`), from what other devices of the
+same model differ by where the sides ran on others, and from the samples.
 
-Among many points some p-values are small by chance; q_value puts that right
-(`raybench.analysis.false_discoveries`): of the points called faster or slower, no more than
-FALSE_DISCOVERIES are so by chance on average. Where nothing changed at all, that is also the chance
-of one false verdict among all points.
+p_value is the chance to see such a change where there is none. Among many points some p-values are
+small by chance; q_value puts that right (`raybench.analysis.false_discoveries`): of the points
+called faster or slower, no more than FALSE_DISCOVERIES are so by chance on average. Where nothing
+changed at all, that is also the chance of one false verdict among all points.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from raybench.analysis.false_discoveries import false_discovery_rates
+from raybench.analysis.history import THRESHOLD
+from raybench.analysis.mean_change import MeanChange, mean_change
 from raybench.analysis.ratios import slowest_rank_steps
+from raybench.analysis.repeats import Known, Sides, Start, sides
 from raybench.analysis.resampling import Series, log_median_errors
 from raybench.analysis.scaling import latest_attempts
-from raybench.analysis.start_noise import StartNoise, documented, raised, updated, widened
+from raybench.analysis.start_noise import (
+    REPEATS,
+    RUNS,
+    StartNoise,
+    documented,
+    node_noise,
+    raised,
+    updated,
+    widened,
+)
 from raybench.measure.stats import MIN_SAMPLES
 
-THRESHOLD = 0.015
 FALSE_DISCOVERIES = 0.02
 FASTER, SLOWER, SAME, UNCLEAR = "faster", "slower", "same", "unclear"
 
@@ -39,17 +49,18 @@ _BATCH = ("batch_size", "global_batch_size", "grad_accumulation")
 # A pair that differs here is another experiment, not a change of the same one.
 _WORLD = {"device_type": "device", "device_name": "device", "node_count": "nodes"}
 _BASE_SEED, _NEW_SEED = 1, 2
-_RUNS = "A/A runs"
 _NS_PER_MS = 1e6
 # What `compare` needs of the table `points`.
 POINT_COLUMNS = (
-    *("run_id", "point_id", "attempt", "status", "step_ms_p50", "host_bound"),
+    *("run_id", "point_id", "attempt", "status", "started_at", "host_bound"),
+    *("step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),
     *_SETTINGS,
     *_BATCH,
     *_WORLD,
 )
 _COLUMNS = {
-    **dict.fromkeys(("base_ms", "new_ms", "ratio", "ratio_low", "ratio_high"), "float64"),
+    **dict.fromkeys(("base_ms", "new_ms", "base_runs", "new_runs"), "float64"),
+    **dict.fromkeys(("ratio", "ratio_low", "ratio_high", "least_seen"), "float64"),
     **dict.fromkeys(("noise_floor", "p_value", "q_value"), "float64"),
     **dict.fromkeys(("noise_from", "verdict", "why"), "object"),
 }
@@ -57,66 +68,107 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """Another run. points: its rows of that table. node: names the devices that it ran on."""
+
+    points: pd.DataFrame
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One run, as `raybench.load` gives it.
+    """One of the two runs, as `raybench.load` gives it.
 
     points, samples: its rows of these tables; of `points` POINT_COLUMNS are enough, of `samples`
-    STEP_COLUMNS of `raybench.analysis.ratios`.
-    again: the same table of each other run that differs from this one in nothing but its start; one
-    that stands on both sides tells of the noise, not of the change.
+    STEP_COLUMNS of `raybench.analysis.ratios`. node: names the devices that it ran on.
+    named: the runs that the user says to be repeats of this one; None where nothing was said.
+    alike: the runs that differ from it in nothing that the tables tell, but in start and devices
+    of the same model.
     """
 
     points: pd.DataFrame
     samples: pd.DataFrame
-    again: Sequence[pd.DataFrame] = ()
+    node: str = ""
+    named: Sequence[Other] | None = None
+    alike: Sequence[Other] = ()
 
 
 @dataclass(slots=True, kw_only=True)
 class _Change:
     """A point that is tested.
 
-    row: what is said of it. size: the logarithm of the ratio of the means of all runs; spread: its
-    standard deviation over that of a pair. errors: of the pair, as resampled. runs: groups of step
-    times that differ by starts. noise: as documented, or wider by repeats, until all are tested.
+    row: what is said of it. errors: of the logarithm of the ratio of the two named runs, as
+    resampled. starts: as documented, or wider by repeats, until all points are tested together.
     """
 
     row: Row
-    size: float
-    spread: float
+    sides: Sides
     errors: Series
-    runs: Sequence[Sequence[float]]
-    noise: StartNoise
+    starts: StartNoise
 
     @property
     def within(self) -> float:
         """Variance of the logarithm of one run's median, as resampled."""
         return float(self.errors.var()) / 2
 
+    @property
+    def groups(self) -> list[dict[str, list[float]]]:
+        """Step times by node, in groups that differ by starts and nodes only."""
+        return [_by_node(runs) for runs in (self.sides.base, self.sides.new, *self.sides.others)]
 
-def compare(base: Measured, new: Measured, *, threshold: float = THRESHOLD) -> pd.DataFrame:
+    @property
+    def runs(self) -> list[list[float]]:
+        """Groups of step times that differ by starts only."""
+        return [times for group in self.groups for times in group.values()]
+
+    @property
+    def has_runs(self) -> bool:
+        return any(sum(map(len, group.values())) > 1 for group in self.groups)
+
+    @property
+    def tested(self) -> MeanChange:
+        """The change, by the noise as it is known so far."""
+        nodes = node_noise(self.groups, self.starts, self.within)
+        return mean_change(self.sides, self.starts, nodes, self.within)
+
+
+def compare(
+    base: Measured, new: Measured, *, is_one_world: bool = False, threshold: float = THRESHOLD
+) -> pd.DataFrame:
     """One row for each point of either run, in the order of `new`, then of `base`.
 
-    Columns: point_id; the settings; status_base and status_new (null where a run has no row);
-    base_ms and new_ms, the step times; ratio = new / base; ratio_low and ratio_high, its 95 %
-    interval; noise_floor, the relative change that 19 of 20 A/A pairs stay below, and noise_from,
-    where that was got; p_value and q_value, of the means of all runs; verdict and why.
+    is_one_world: whether the tables tell no difference between the two either.
 
-    verdict: `slower` (or `faster`) where all three say so: the interval lies above (below) 1, the
-    change is more than `threshold`, and q_value is at most FALSE_DISCOVERIES. `same` where the
-    interval lies within the threshold or the noise floor, whichever is wider; what repeats or the
-    scatter of points add to the floor does not count here. `unclear` where neither holds; `why`
-    says what is missing. Null where a run has no step time of the point.
+    Columns: point_id; the settings; status_base and status_new (null where a run has no row);
+    base_ms and new_ms, the step times, and of how many runs they are the means, base_runs and
+    new_runs; ratio = new / base; ratio_low and ratio_high, its 90 % interval, starts included;
+    least_seen, the least relative change of this point alone that would have been called;
+    noise_floor, the relative change that 19 of 20 pairs of runs of the same thing stay below, and
+    noise_from, where that was got; p_value and q_value; verdict and why.
+
+    verdict: `slower` (or `faster`) where the change is more than `threshold`, and q_value is at
+    most FALSE_DISCOVERIES. `same` where the interval lies within the threshold, and the history
+    shows no step between the two runs. `unclear` where neither holds; `why` says what is missing.
+    Null where a run has no step time of the point.
     """
     rows = list(_pairs(latest_attempts(base.points), latest_attempts(new.points)))
     steps = [_step_times(measured) for measured in (base, new)]
-    again = _step_times_again(base.again, new.again)
+    others = [_others(measured) for measured in (base, new)]
     measured = [
-        _measured(row, [of_run.get(row["point_id"], []) for of_run in steps], again) for row in rows
+        _measured(
+            row,
+            [of_run.get(row["point_id"], []) for of_run in steps],
+            [
+                (one, of_run.get(row["point_id"]))
+                for one, of_run in zip((base, new), others, strict=True)
+            ],
+            is_one_world=is_one_world,
+            threshold=threshold,
+        )
+        for row in rows
     ]
     tested = [change for change in measured if change is not None]
-    _test(tested)
-    for change in tested:
-        change.row["verdict"], change.row["why"] = _verdict(change, threshold, len(tested))
+    _test(tested, threshold)
     names = ["point_id", *_SETTINGS, *_BATCH, "status_base", "status_new", *_COLUMNS]
     return pd.DataFrame(rows, columns=names).astype(_COLUMNS)
 
@@ -153,39 +205,60 @@ def _step_times(measured: Measured) -> dict[str, list[Series]]:
     return found
 
 
-def _step_times_again(
-    base: Sequence[pd.DataFrame], new: Sequence[pd.DataFrame]
-) -> list[dict[str, list[float]]]:
-    """point_id -> its step time in other runs like base, like new, and like both."""
-    base_ids, new_ids = (_run_ids(frames) for frames in (base, new))
-    return [
-        _medians([one for one in base if not _run_ids([one]) & new_ids]),
-        _medians([one for one in new if not _run_ids([one]) & base_ids]),
-        _medians([one for one in base if _run_ids([one]) & new_ids]),
-    ]
+_Others = tuple[list[Start] | None, list[Start]]
 
 
-def _run_ids(frames: Sequence[pd.DataFrame]) -> set[str]:
-    return {str(run_id) for frame in frames for run_id in frame["run_id"]}
+def _others(measured: Measured) -> dict[str, _Others]:
+    """point_id -> what is known of it from the named runs and from those that are alike."""
+    named = _starts(measured.named or ())
+    alike = _starts(measured.alike)
+    return {
+        point_id: (
+            None if measured.named is None else named.get(point_id, []),
+            alike.get(point_id, []),
+        )
+        for point_id in measured.points["point_id"].unique()
+    }
 
 
-def _medians(frames: Sequence[pd.DataFrame]) -> dict[str, list[float]]:
-    if not frames:
+def _starts(others: Sequence[Other]) -> dict[str, list[Start]]:
+    """point_id -> its step times in these runs."""
+    if not others:
         return {}
-    latest = latest_attempts(pd.concat(frames))
+    latest = latest_attempts(pd.concat([other.points for other in others]))
     known = latest[(latest["status"] == "ok") & latest["step_ms_p50"].notna()]
-    return {str(name): list(times) for name, times in known.groupby("point_id")["step_ms_p50"]}
+    nodes = {run_id: one.node for one in others for run_id in one.points["run_id"].unique()}
+    found: dict[str, list[Start]] = {}
+    for row in _records(known):
+        start = _start(row, nodes[row["run_id"]], row["step_ms_p50"])
+        found.setdefault(row["point_id"], []).append(start)
+    return found
+
+
+def _start(row: Row, node: str, time_ms: float) -> Start:
+    return Start(
+        run_id=row["run_id"],
+        node=node,
+        started_at=row["started_at"],
+        time_ms=time_ms,
+        row=row,
+    )
 
 
 def _measured(
-    row: Row, steps: Sequence[list[Series]], again: Sequence[Mapping[str, list[float]]]
+    row: Row,
+    steps: Sequence[list[Series]],
+    known: Sequence[tuple[Measured, _Others | None]],
+    *,
+    is_one_world: bool,
+    threshold: float,
 ) -> _Change | None:
     """Fill in what is known before all points are looked at together; None: nothing to test."""
     if not all(steps):
         return None
-    base_ms, new_ms = (float(np.median(np.concatenate(repeats))) for repeats in steps)
-    row |= {"base_ms": base_ms, "new_ms": new_ms, "ratio": new_ms / base_ms}
-    row["verdict"] = UNCLEAR
+    times_ms = [float(np.median(np.concatenate(repeats))) for repeats in steps]
+    row |= {"base_ms": times_ms[0], "new_ms": times_ms[1], "ratio": times_ms[1] / times_ms[0]}
+    row |= {"base_runs": 1, "new_runs": 1, "verdict": UNCLEAR}
     if other := _other_world(row["pair"]):
         row["why"] = other
         return None
@@ -194,22 +267,33 @@ def _measured(
         return None
     of_base = log_median_errors(steps[0], _BASE_SEED, steps[1])
     errors = log_median_errors(steps[1], _NEW_SEED, steps[0]) - of_base
-    low, high = np.quantile(errors, [0.025, 0.975])
-    row["ratio_low"], row["ratio_high"] = (row["ratio"] * math.exp(end) for end in (low, high))
-    like_base, like_new, like_both = (of_run.get(row["point_id"], []) for of_run in again)
-    runs = [[*like_base, base_ms], [*like_new, new_ms]]
-    means = [float(np.log(times).mean()) for times in runs]
+    base, new = (
+        _known(own, measured, time_ms, others)
+        for own, (measured, others), time_ms in zip(row["pair"], known, times_ms, strict=True)
+    )
     return _Change(
         row=row,
-        size=means[1] - means[0],
-        spread=math.sqrt((1 / len(runs[0]) + 1 / len(runs[1])) / 2),
+        sides=sides(base, new, is_one_world=is_one_world, threshold=threshold),
         errors=errors,
-        runs=[*runs, like_both],
-        noise=_noise(row["pair"], steps),
+        starts=_noise(row["pair"], steps),
     )
 
 
-def _other_world(pair: Sequence[Row]) -> str | None:
+def _known(own: Row, measured: Measured, time_ms: float, others: _Others | None) -> Known:
+    """What is known of a side; runs on other devices or numbers of nodes are no repeats of it."""
+    named, alike = others or (None, [])
+    return Known(
+        own=_start(own, measured.node, time_ms),
+        named=None if named is None else [one for one in named if _is_of_world(one.row, own)],
+        alike=[one for one in alike if _is_of_world(one.row, own)],
+    )
+
+
+def _is_of_world(row: Mapping[str, Any], own: Row) -> bool:
+    return _other_world((own, row)) is None
+
+
+def _other_world(pair: Sequence[Mapping[str, Any]]) -> str | None:
     """Why the two rows are not of the same experiment."""
     for column, what in _WORLD.items():
         base, new = (one[column] for one in pair)
@@ -226,61 +310,79 @@ def _noise(pair: Sequence[Row], steps: Sequence[list[Series]]) -> StartNoise:
     """
     prior = documented(pair)
     repeats = [[float(np.median(samples)) for samples in of_run] for of_run in steps]
-    return max(prior, updated(prior, repeats, 0.0, "repeats"), key=lambda noise: noise.floor)
+    return max(prior, updated(prior, repeats, 0.0, REPEATS), key=lambda noise: noise.floor)
 
 
-def _test(changes: Sequence[_Change]) -> None:
+def _by_node(runs: Sequence[Start]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for start in runs:
+        found.setdefault(start.node, []).append(start.time_ms)
+    return found
+
+
+def _test(changes: Sequence[_Change], threshold: float) -> None:
     """Fill in what is known from all points together."""
-    again = [change for change in changes if any(len(group) > 1 for group in change.runs)]
+    _learn_noise(changes)
+    tested = [change.tested for change in changes]
+    rates = false_discovery_rates([one.p_value for one in tested], FALSE_DISCOVERIES)
+    alone = FALSE_DISCOVERIES / max(1, len(changes))
+    for change, one, q_value in zip(changes, tested, rates, strict=True):
+        change.row |= _means(change.sides)
+        change.row |= dict(zip(("ratio_low", "ratio_high"), one.interval, strict=True))
+        change.row |= {"p_value": one.p_value, "q_value": q_value}
+        change.row |= {"least_seen": max(threshold, one.least_seen(alone))}
+        change.row |= {"noise_floor": change.starts.floor, "noise_from": change.starts.source}
+        verdict, why = _verdict(change, threshold, len(changes))
+        change.row |= {"verdict": verdict, "why": why}
+
+
+def _means(sides: Sides) -> Row:
+    base, new = (
+        float(np.exp(np.mean(np.log([start.time_ms for start in side]))))
+        for side in (sides.base, sides.new)
+    )
+    counts = {"base_runs": len(sides.base), "new_runs": len(sides.new)}
+    return {"base_ms": base, "new_ms": new, "ratio": new / base, **counts}
+
+
+def _learn_noise(changes: Sequence[_Change]) -> None:
+    """Draw what is documented towards what the runs, or else the points, show."""
+    again = [change for change in changes if change.has_runs]
     priors = raised(
         [documented(change.row["pair"]) for change in again],
         [change.runs for change in again],
         [change.within for change in again],
     )
     for change, prior in zip(again, priors, strict=True):
-        change.noise = updated(prior, change.runs, change.within, _RUNS)
-    once = [change for change in changes if change.noise.source != _RUNS]
+        known = updated(prior, change.runs, change.within, RUNS)
+        change.starts = replace(known, source=RUNS)
+    once = [change for change in changes if not change.has_runs]
     wide = widened(
-        [change.noise for change in once],
-        [change.size for change in once],
+        [change.starts for change in once],
+        [math.log(change.row["ratio"]) for change in once],
         [float(change.errors.std()) for change in once],
     )
     for change, noise in zip(once, wide, strict=True):
-        change.noise = noise
-    p_values = [_p_value(change) for change in changes]
-    for change, p, q in zip(
-        changes, p_values, false_discovery_rates(p_values, FALSE_DISCOVERIES), strict=True
-    ):
-        change.row |= {"p_value": p, "q_value": q}
-        change.row |= {"noise_floor": change.noise.floor, "noise_from": change.noise.source}
-
-
-def _p_value(change: _Change) -> float:
-    """P(|error + noise of starts| >= |size|): errors as resampled, the noise as Student's t.
-
-    The mean over the resampled errors of the exact tails.
-    """
-    from scipy.special import stdtr
-
-    size, scale = abs(change.size) / change.spread, change.noise.sd_of_change
-    above = stdtr(change.noise.degrees, (change.errors - size) / scale)
-    below = stdtr(change.noise.degrees, (-change.errors - size) / scale)
-    return min(1.0, float((above + below).mean()))
+        change.starts = noise
 
 
 def _verdict(tested: _Change, threshold: float, count: int) -> tuple[str, str | None]:
     """The verdict, and what an unclear one lacks."""
     row = tested.row
     change, low, high = (row[name] - 1 for name in ("ratio", "ratio_low", "ratio_high"))
-    is_apart = (low > 0 or high < 0) and change * tested.size > 0
-    if is_apart and abs(change) > threshold and row["q_value"] <= FALSE_DISCOVERIES:
+    if abs(change) > threshold and row["q_value"] <= FALSE_DISCOVERIES:
         return (SLOWER if change > 0 else FASTER), None
-    known = tested.noise if tested.noise.source == _RUNS else documented(row["pair"])
-    tolerated = max(threshold, known.floor)
-    if -tolerated <= low and high <= tolerated:
+    if -threshold <= low and high <= threshold and not tested.sides.is_step:
         return SAME, None
-    if abs(change) <= threshold or not is_apart:
-        return UNCLEAR, "known too loosely to be called the same"
-    if row["p_value"] <= FALSE_DISCOVERIES:
+    if abs(change) > threshold and row["p_value"] <= FALSE_DISCOVERIES:
         return UNCLEAR, f"one of {count} points may change as much by chance"
-    return UNCLEAR, "starts of the same thing may differ as much"
+    if abs(change) > threshold:
+        return UNCLEAR, f"{_what_differs(tested.sides)} may differ as much"
+    if tested.sides.is_step:
+        return UNCLEAR, "`raybench history` shows a step between the two"
+    return UNCLEAR, f"known to {low:+.1%} to {high:+.1%} only, which is not within the threshold"
+
+
+def _what_differs(sides: Sides) -> str:
+    base, new = ({start.node for start in side} for side in (sides.base, sides.new))
+    return "starts of the same thing" if base == new else "devices of this model"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,17 @@ from raybench.run import Run
 
 NONE = "none"
 _CODE = "code of raybench"  # told by every run since version 4 of the schema
+# What tells devices of one model apart, and what follows from which of them a run was given.
+_UUIDS, _HOSTS = "device UUIDs", "hosts"
+_OF_ALLOCATION = frozenset(
+    {
+        _UUIDS,
+        _HOSTS,
+        "variable CUDA_VISIBLE_DEVICES",
+        "variable NCCL_HOSTID",
+    }
+)
+_COMMIT_CHARS = 12
 
 # Column of `devices` -> what it is called. Not what changes from start to start by itself.
 _DEVICE_FACTS = {
@@ -47,15 +58,15 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
     """
     found = {
         "job file": run.job_sha256[:12],
-        "git commit": run.git_commit or NONE,
+        "git commit": _commit(run.git_commit),
         # A file that only one of two runs has is not loaded by the other.
         **{f"code {name}": digest[:12] for name, digest in run.workload_files.items()},
         _CODE: (run.raybench_sha256 or NONE)[:12],
         "devices": _counted(devices["name"]) if len(devices) else NONE,
         "nodes": str(devices["node_id"].nunique()),
-        "hosts": _joined(devices["host"]),
+        _HOSTS: _joined(devices["host"]),
         # Of a CPU worker it names a process, which is another one in each run.
-        "device UUIDs": _joined(devices.loc[devices["kind"] != "cpu", "uuid"]),
+        _UUIDS: _joined(devices.loc[devices["kind"] != "cpu", "uuid"]),
     }
     found |= {name: _joined(devices[column]) for column, name in _DEVICE_FACTS.items()}
     for name, version in _merged(run.versions, devices["versions"]).items():
@@ -65,7 +76,23 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
     return {name: value for name, value in found.items() if value != NONE}
 
 
-def changes(base: dict[str, str], new: dict[str, str]) -> tuple[Change, ...]:
+def lasting_changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
+    """The changes without those that tell devices of one model apart."""
+    return tuple(one for one in changes(base, new) if one.name not in _OF_ALLOCATION)
+
+
+def node(facts: Mapping[str, str]) -> str:
+    """What tells the devices of a run from others of the same model: UUIDs, or else hosts."""
+    return facts.get(_UUIDS) or facts.get(_HOSTS, NONE)
+
+
+def _commit(text: str | None) -> str:
+    """Short, but with what stands behind it where files were changed: `+changes`."""
+    commit, plus, changes = (text or NONE).partition("+")
+    return commit[:_COMMIT_CHARS] + plus + changes
+
+
+def changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
     """The facts that differ, in the order of `facts`; of code only where both runs tell of it."""
     both_tell_of_code = _CODE in base and _CODE in new
     return tuple(

@@ -9,7 +9,7 @@ searched.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,10 +17,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raybench.analysis.compare import THRESHOLD
 from raybench.analysis.scaling import latest_attempts
-from raybench.analysis.start_noise import documented
+from raybench.analysis.start_noise import StartNoise, documented
 
+# Smaller changes of the step time are none.
+THRESHOLD = 0.015
 # The chance that a series without a step shows one.
 FALSE_STEPS = 0.02
 # What `history` reads of the table `points`.
@@ -69,7 +70,8 @@ def history(points: pd.DataFrame, *, threshold: float = THRESHOLD) -> pd.DataFra
 
 def _levelled(series: pd.DataFrame, threshold: float) -> pd.DataFrame:
     values = np.log(series["step_ms_p50"].to_numpy(np.float64))
-    sd, degrees = _noise(series, values)
+    rows = [{str(name): value for name, value in row.items()} for row in series.to_dict("records")]
+    sd, degrees = series_noise(documented(rows), rows, values)
     firsts = [0, *find_steps(values, sd, degrees, threshold), len(values)]
     levels = [values[a:b].mean() for a, b in pairwise(firsts)]
     steps = np.full(len(values), math.nan)
@@ -111,18 +113,18 @@ def _largest_step(values: Values, sd: float, degrees: float, threshold: float) -
     return place + 1 if is_large and chance <= FALSE_STEPS else None
 
 
-def _noise(series: pd.DataFrame, values: Values) -> tuple[float, float]:
+def series_noise(
+    prior: StartNoise, rows: Sequence[Mapping[str, Any]], values: Values
+) -> tuple[float, float]:
     """Standard deviation of a run's logarithm, and degrees of freedom of that estimate.
 
-    As documented for starts, with what the intervals of the runs tell; and where there are enough
-    runs, from the differences of neighbours, of which steps spoil few.
+    rows: of `points`, in order of time. values: logarithms of their step times. As documented for
+    starts, with what the intervals of the runs tell; and where there are enough runs, from the
+    differences of neighbours, of which steps spoil few.
     """
-    rows: Sequence[dict[str, Any]] = [
-        {str(name): value for name, value in row.items()} for row in series.to_dict("records")
-    ]
-    prior = documented(rows)
-    spans = (series["step_ms_ci_high"] / series["step_ms_ci_low"]).dropna()
-    within = math.log(float(spans.median())) / 2 / _TWO_SIDED_95 if len(spans) else 0.0
+    spans = np.array([row["step_ms_ci_high"] / row["step_ms_ci_low"] for row in rows])
+    spans = spans[~np.isnan(spans)]
+    within = math.log(float(np.median(spans))) / 2 / _TWO_SIDED_95 if len(spans) else 0.0
     variance, degrees = prior.sd**2 + within**2, prior.degrees
     if len(values) < _MIN_RUNS:
         return math.sqrt(variance), degrees

@@ -8,6 +8,10 @@ drawn towards a documented one that counts as PRIOR_DEGREES degrees of freedom (
 experiments", Stat. Appl. Genet. Mol. Biol. 3(1), 2004). Without such runs the repeats in a run, and
 the scatter of the points of the two runs, may show that this machine is noisier than documented,
 never that it is quieter.
+
+Devices of one model differ too. Runs on other devices share the level of these devices, so more
+runs there do not tell it better: `node_noise` is a random effect beside that of starts
+(S. R. Searle, G. Casella, C. E. McCulloch, "Variance Components", 1992).
 """
 
 from __future__ import annotations
@@ -24,14 +28,23 @@ from raybench.measure.stats import student_t
 # What two runs of the same job differ by in 19 of 20 points. From an A/A pair on 4 H200s, see
 # docs/benchmarks/same-twice-4xh200.json: points in fp32, tf32 and bf16 differ by 0.3 % in the
 # median and one of 27 by more than 0.8 %; those in fp16, whose steps wait for the host, by 1 % in
-# the median and by up to 2.7 %.
-TYPICAL = 0.01
+# the median and by up to 2.7 %. So few points show no tails: of that median, normal starts would
+# differ by up to 1.0 %, starts with heavy tails by up to 1.5 %.
+TYPICAL = 0.014
 LOOSE = 0.03
+# Workers on CPUs share cores with whatever else runs there: two runs of one job on 2 cores that
+# others used too differed by 11 to 46 % at the worst points.
+ON_CPU = 0.25
+# Between other devices of one model. Over five clusters runs of one program varied by 8 % on
+# average (P. Sinha et al., "Not All GPUs Are Created Equal", SC 2022), which is a range.
+BETWEEN_NODES = 0.04
 # One pair of runs on one machine tells little of the tails, and nothing of other machines. With 5,
 # a fifth of the comparisons of 36 points with heavy-tailed starts had a false verdict.
 PRIOR_DEGREES = 3.0
 # One point alone does not show how wide the noise of all is.
 _MIN_POINTS = 2
+# Where a noise was got: `StartNoise.source`.
+RUNS, REPEATS, POINTS, DOCUMENTED = "runs", "repeats", "points", "documented"
 # The median of |z|, normal: half of all changes are larger than that many standard deviations.
 _MEDIAN = 0.674
 
@@ -40,7 +53,7 @@ _MEDIAN = 0.674
 class StartNoise:
     """sd: of the logarithm of one run's step time. degrees: of freedom of that estimate.
 
-    source: where it was got: "A/A runs", "repeats", "points" (their scatter) or "documented".
+    source: where it was got: RUNS, REPEATS (in a run), POINTS (their scatter) or DOCUMENTED.
     """
 
     sd: float
@@ -60,10 +73,15 @@ class StartNoise:
 
 def documented(rows: Sequence[Mapping[str, Any]]) -> StartNoise:
     """The noise without A/A runs. rows: of `points`, the attempts that are compared."""
+    if any(row["device_type"] == "cpu" for row in rows):
+        return _of_floor(ON_CPU)
     is_loose = any(row["precision"] == "fp16" or row["host_bound"] is True for row in rows)
-    floor = math.log1p(LOOSE if is_loose else TYPICAL)
-    sd = floor / student_t(PRIOR_DEGREES) / math.sqrt(2)
-    return StartNoise(sd=sd, degrees=PRIOR_DEGREES, source="documented")
+    return _of_floor(LOOSE if is_loose else TYPICAL)
+
+
+def _of_floor(floor: float) -> StartNoise:
+    sd = math.log1p(floor) / student_t(PRIOR_DEGREES) / math.sqrt(2)
+    return StartNoise(sd=sd, degrees=PRIOR_DEGREES, source=DOCUMENTED)
 
 
 def updated(
@@ -80,6 +98,31 @@ def updated(
     whole = prior.degrees + degrees
     variance = (prior.degrees * prior.sd**2 + degrees * variance) / whole
     return StartNoise(sd=math.sqrt(variance), degrees=whole, source=source)
+
+
+def node_noise(
+    groups: Sequence[Mapping[str, Sequence[float]]], starts: StartNoise, within: float
+) -> StartNoise:
+    """How far nodes of one kind lie apart, drawn towards what is documented.
+
+    groups: step times by node; between the nodes of a group nothing else differs. starts, within:
+    the variance of one run on one node, as in `updated`.
+    """
+    prior = _of_floor(BETWEEN_NODES)
+    squares, shares, degrees = 0.0, [], 0
+    for group in groups:
+        means = np.array([np.log(times).mean() for times in group.values()])
+        if len(means) > 1:
+            squares += float(((means - means.mean()) ** 2).sum())
+            degrees += len(means) - 1
+            shares += [1 / len(times) for times in group.values()]
+    if not degrees:
+        return prior
+    of_runs = (starts.sd**2 + within) * float(np.mean(shares))
+    seen = max(0.0, squares / degrees - of_runs)
+    whole = prior.degrees + degrees
+    variance = (prior.degrees * prior.sd**2 + degrees * seen) / whole
+    return StartNoise(sd=math.sqrt(variance), degrees=whole, source=RUNS)
 
 
 def _seen(groups: Sequence[Sequence[float]], within: float) -> tuple[float, int]:
@@ -130,4 +173,4 @@ def widened(
     factor = float(min(map(np.median, ways)))
     if factor <= 1:
         return list(noises)
-    return [replace(noise, sd=factor * noise.sd, source="points") for noise in noises]
+    return [replace(noise, sd=factor * noise.sd, source=POINTS) for noise in noises]

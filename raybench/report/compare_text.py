@@ -24,7 +24,8 @@ def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool =
         pairs([("base", _run(comparison.base)), ("new", _run(comparison.new))]),
         line(""),
         line(said.headline(comparison), "bold"),
-        *(line(text, "yellow") for text in _advice(comparison)),
+        *(line(text) for text in _told(comparison)),
+        *(line(text, "yellow") for text in said.advice(comparison)),
         *(line(_loud(why), "bold red") for why in comparison.obstacles),
     ]
     parts += _pairs("What changed around the points", said.environment(comparison), _SAME_AROUND)
@@ -32,14 +33,15 @@ def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool =
         parts += [line(""), _table(comparison)]
         parts += [line(left_out) for left_out in _left_out(comparison)]
     parts += _pairs("What changed beside, or is missing for a verdict", said.beside(comparison))
-    parts += _pairs("Without a step time in one of the runs", said.unpaired(comparison))
+    parts += _pairs("Failed in one of the runs", said.unpaired(comparison))
     for paragraph in said.explanation(comparison):
         parts += [line(""), line(paragraph, "dim")]
     return rendered(parts, width, color)
 
 
-def _advice(comparison: Comparison) -> list[str]:
-    return [text] if (text := said.advice(comparison)) else []
+def _told(comparison: Comparison) -> list[str]:
+    """The sentences that follow the answer."""
+    return [text for text in (said.sensitivity(comparison), said.one_sided(comparison)) if text]
 
 
 _SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variables, commit"
@@ -86,7 +88,7 @@ def format_markdown(comparison: Comparison) -> str:
         f"## {escape(comparison.new.job_name)}: {code(comparison.new.run_id)} against "
         f"{code(comparison.base.run_id)}",
         f"**{escape(said.headline(comparison))}**",
-        *map(escape, _advice(comparison)),
+        *map(escape, (*_told(comparison), *said.advice(comparison))),
         *(f"> **{escape(_loud(why))}**" for why in comparison.obstacles),
         *_listed("What changed around the points", said.environment(comparison), _SAME_AROUND),
     ]
@@ -99,7 +101,7 @@ def format_markdown(comparison: Comparison) -> str:
         blocks += _left_out(comparison)
     blocks += [
         *_listed("What changed beside, or is missing for a verdict", said.beside(comparison)),
-        *_listed("Without a step time in one of the runs", said.unpaired(comparison)),
+        *_listed("Failed in one of the runs", said.unpaired(comparison)),
         *(escape(paragraph) for paragraph in said.explanation(comparison)),
     ]
     return "\n\n".join(blocks) + "\n"
@@ -122,7 +124,7 @@ def format_json(comparison: Comparison) -> str:
         base=asdict(comparison.base),
         new=asdict(comparison.new),
         threshold=comparison.threshold,
-        runs_again={"base": comparison.again[0], "new": comparison.again[1]},
+        left_out=[asdict(one) for one in comparison.left_out],
         comparable=not comparison.obstacles,
         obstacles=list(comparison.obstacles),
         changes=[asdict(one) for one in comparison.changes],

@@ -15,6 +15,7 @@ from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.point_changes import PointChange
 from raybench.analysis.scaling import setting, setting_order
+from raybench.analysis.start_noise import DOCUMENTED, POINTS, REPEATS, RUNS
 from raybench.report import wording
 from raybench.report.points import varying_settings
 from raybench.run import Run
@@ -27,6 +28,22 @@ _NAMES = ("precision", "cuda_graph", "world_size")
 # A variable may hold a long list; JSON has all of it.
 _MOST_CHARS = 60
 _MOST_ROWS = 60
+_MOST_LEFT_OUT = 3
+_SOURCES = {
+    RUNS: "from runs of the same job in the same environment between which no step is found, or "
+    "that were named as repeats; drawn towards what is documented",
+    REPEATS: "from the repeats in the runs, which differ by more than is documented for starts",
+    POINTS: "by more than documented, as the points of these two runs scatter by more",
+    DOCUMENTED: "as documented; no other run of the same job in the same environment tells",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A run that was named as a repeat, but differs by more than its start."""
+
+    run_id: str
+    differs_in: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps its rows
@@ -34,8 +51,7 @@ class Comparison:
     """Two runs, compared.
 
     frame: as `raybench.analysis.compare.compare` gives it. changes: of the environment.
-    beside: point_id -> what else changed there. again: how many other runs of the same job in the
-    same environment each of the two has.
+    beside: point_id -> what else changed there. left_out: runs that are no repeats.
     """
 
     base: Run
@@ -44,7 +60,7 @@ class Comparison:
     frame: pd.DataFrame
     changes: Sequence[Change]
     beside: Mapping[str, Sequence[PointChange]]
-    again: tuple[int, int]
+    left_out: Sequence[LeftOut] = ()
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -107,36 +123,92 @@ def headline(comparison: Comparison) -> str:
         for name in (SLOWER, FASTER, SAME, UNCLEAR)
         if verdicts[name] or name == SLOWER
     ]
-    noun = "point" if len(rows) == 1 else "points"
     broken = f"; {len(comparison.broken)} fail now" if comparison.broken else ""
     middle = percent(float(np.median([row["ratio"] for row in rows])) - 1)
     median = f"; the median change is {middle}" if len(rows) > 1 else ""
-    return f"Of {len(rows)} {noun}: {', '.join(told)}{broken}{median}."
+    return f"Of {len(rows)} {_points(len(rows))}: {', '.join(told)}{broken}{median}."
 
 
-def advice(comparison: Comparison) -> str:
-    """What to do about changes that may be chance; empty where there are none."""
-    doubtful = sum(
-        abs(row["ratio"] - 1) > comparison.threshold
-        for row in comparison.compared
-        if row["verdict"] == UNCLEAR and wording.known(row["p_value"])
-    )
-    if not doubtful:
+def sensitivity(comparison: Comparison) -> str:
+    """The least change that could have been seen, and by how many runs."""
+    least = [row["least_seen"] for row in comparison.compared if wording.known(row["least_seen"])]
+    if not least:
         return ""
-    what = "1 point" if doubtful == 1 else f"{doubtful} points"
+    runs = " and ".join(f"{_runs(comparison, side)} of {side}" for side in ("base", "new"))
     return (
-        f"{what} changed by more than {_threshold(comparison)}, and that may be chance. To make "
-        "sure, run the job twice more as base and twice more as new, and compare again."
+        f"By {runs}, a point that alone became slower by less than {_between(least)} would not "
+        "have been called so."
     )
+
+
+def _runs(comparison: Comparison, side: str) -> str:
+    counts = {int(row[f"{side}_runs"]) for row in comparison.compared}
+    told = _between(sorted(counts), "d")
+    return f"{told} run" if counts == {1} else f"{told} runs"
+
+
+def _between(values: Sequence[float], form: str = ".1%") -> str:
+    least, most = f"{min(values):{form}}", f"{max(values):{form}}"
+    return least if least == most else f"{least} to {most}"
+
+
+def advice(comparison: Comparison) -> list[str]:
+    """What to do about points that one run a side cannot decide, and about runs left out."""
+    return [
+        *_unclear(comparison),
+        *_undocumented(comparison),
+        *(
+            f"{wording.plain(one.run_id)} is left out: it is no repeat, as it differs in "
+            f"{', '.join(map(wording.plain, one.differs_in))}."
+            for one in comparison.left_out[:_MOST_LEFT_OUT]
+        ),
+        *_more(len(comparison.left_out) - _MOST_LEFT_OUT),
+    ]
+
+
+def _more(count: int) -> list[str]:
+    return [f"{count} more runs are left out likewise."] if count > 0 else []
+
+
+def _unclear(comparison: Comparison) -> list[str]:
+    unclear = [r for r in comparison.compared if r["verdict"] == UNCLEAR and _is_tested(r)]
+    if not unclear:
+        return []
+    what = "1 point is" if len(unclear) == 1 else f"{len(unclear)} points are"
+    changed = sum(abs(row["ratio"] - 1) > comparison.threshold for row in unclear)
+    more = f", {changed} of them changed by more than {_threshold(comparison)}" if changed else ""
+    return [
+        f"{what} unclear{more}. More runs tell: sweep the job on either side until there are three "
+        "or more, each with a --tag of its side, and compare the tags."
+    ]
+
+
+def _undocumented(comparison: Comparison) -> list[str]:
+    """Verdicts on one run a side suppose a machine as quiet as the documented one."""
+    called = [
+        row
+        for row in comparison.compared
+        if row["verdict"] in (SLOWER, FASTER) and row["noise_from"] == DOCUMENTED
+    ]
+    if not called:
+        return []
+    what = "1 verdict supposes" if len(called) == 1 else f"{len(called)} verdicts suppose"
+    floor = _between([row["noise_floor"] for row in called])
+    return [
+        f"{what} that two runs of the same thing differ by {floor} here, as documented: no other "
+        "run of this job tells. On a noisier machine they may be chance."
+    ]
+
+
+def _is_tested(row: Row) -> bool:
+    return wording.known(row["p_value"])
 
 
 def _span(rows: Sequence[Row]) -> str:
     """By how much points are slower or faster."""
     if not rows or rows[0]["verdict"] not in (SLOWER, FASTER):
         return ""
-    sizes = [abs(row["ratio"] - 1) for row in rows]
-    least, most = f"{min(sizes):.1%}", f"{max(sizes):.1%}"
-    return f" (by {least})" if least == most else f" (by {least} to {most})"
+    return f" (by {_between([abs(row['ratio'] - 1) for row in rows])})"
 
 
 def percent(relative: float) -> str:
@@ -159,14 +231,14 @@ def table(comparison: Comparison) -> tuple[list[str], int, list[list[str]]]:
     is_short = any(wording.is_short(row["base_ms"]) for row in rows)
     time = wording.duration if is_short else wording.number
     unit = "" if is_short else " ms"
-    columns = [*map(wording.heading, names), f"base{unit}", f"new{unit}", "change", "floor"]
+    columns = [*map(wording.heading, names), f"base{unit}", f"new{unit}", "change", "seen from"]
     cells = [
         [
             *(wording.setting(name, setting(row, name)) for name in names),
             time(row["base_ms"]),
             time(row["new_ms"]),
             _change(row),
-            f"{row['noise_floor']:.1%}" if wording.known(row["noise_floor"]) else "",
+            f"{row['least_seen']:.1%}" if wording.known(row["least_seen"]) else "",
             row["verdict"],
         ]
         for row in rows
@@ -209,18 +281,73 @@ def _point_change(one: PointChange) -> str:
 
 
 def unpaired(comparison: Comparison) -> list[tuple[str, str]]:
-    """(point, how it ended in each run) of the points without a step time in one of them."""
+    """(point, how it ended in each run) of the points of both runs that failed in one of them."""
     rows = [row for row in comparison.rows if not wording.known(row["verdict"])]
-    names = varying_settings(comparison.rows)
-    statuses = [tuple(_status(row[f"status_{side}"]) for side in ("base", "new")) for row in rows]
+    rows = [row for row in rows if not _absent(row)]
+    names = varying_settings(rows)
     return [
-        (label(row, names), f"base: {before}; new: {now}")
-        for row, (before, now) in zip(rows, statuses, strict=True)
+        (
+            label(row, names),
+            f"base: {_status(row['status_base'])}; new: {_status(row['status_new'])}",
+        )
+        for row in rows
     ]
 
 
+def _absent(row: Row) -> str:
+    """The run that has no row of the point; empty where both have."""
+    for side in ("base", "new"):
+        if not wording.known(row[f"status_{side}"]):
+            return side
+    return ""
+
+
+def one_sided(comparison: Comparison) -> str:
+    """How many points only one of the runs has, and by what they differ; empty for none."""
+    sides = {
+        side: [row for row in comparison.rows if _absent(row) == side] for side in ("new", "base")
+    }
+    told = [
+        f"{len(rows)} {_points(len(rows))} in {run} only"
+        for run, rows in zip(("BASE", "NEW"), sides.values(), strict=True)
+        if rows
+    ]
+    if not told:
+        return ""
+    rest = [row for row in comparison.rows if not _absent(row)]
+    of_base, of_new = sides["new"] or rest, sides["base"] or rest
+    names = _apart_in(of_base, of_new)
+    noun = "they differ" if all(sides.values()) else "what tells them from the others is"
+    if not names:
+        return ", ".join(told) + "."
+    return f"{', '.join(told)}; {noun}{' in' if all(sides.values()) else ''} {', '.join(names)}."
+
+
+def _apart_in(one: Sequence[Row], other: Sequence[Row]) -> list[str]:
+    """The settings of which the two have no value in common; else those whose values differ.
+
+    Points of different workloads differ in that: their parameters are not the same ones.
+    """
+    if not one or not other:
+        return []
+    if {row["workload"] for row in one}.isdisjoint(row["workload"] for row in other):
+        return ["workload"]
+    names = varying_settings([*one, *other])
+    values = {
+        name: [{str(setting(row, name)) for row in rows} for rows in (one, other)] for name in names
+    }
+    disjoint = [name for name, (a, b) in values.items() if a.isdisjoint(b)]
+    return [
+        wording.heading(name) for name in disjoint or names if disjoint or _differ(values[name])
+    ]
+
+
+def _differ(values: Sequence[set[str]]) -> bool:
+    return values[0] != values[1]
+
+
 def _status(status: Any) -> str:
-    return wording.STATUS_WORDS[status] if wording.known(status) else "not in the run"
+    return wording.STATUS_WORDS.get(status, wording.plain(status))
 
 
 def environment(comparison: Comparison) -> list[tuple[str, str]]:
@@ -236,36 +363,27 @@ def _shortened(value: str) -> str:
 
 
 def explanation(comparison: Comparison) -> list[str]:
-    """How the verdicts were made, and where the noise floor is from."""
+    """How the verdicts were made, and where the noise is from."""
     sources = Counter(
         row["noise_from"] for row in comparison.compared if wording.known(row["noise_from"])
     )
+    threshold = _threshold(comparison)
     return [
-        "change: of the median step time (slowest rank), ± half its 95% interval within these two "
-        "runs. floor: what 19 of 20 pairs of runs differ by when nothing changed. slower, faster: "
-        f"by more than {_threshold(comparison)}, interval apart from 0, and too large to be chance "
-        "between starts (at most 2% of such verdicts are, over all points). same: interval within "
-        "the threshold or the floor.",
+        "change: of the step time (median; slowest rank; mean of the runs of a side), ± half its "
+        "90% interval over starts. seen from: the least change of that point alone that would be "
+        f"called. slower, faster: by more than {threshold}, and too large to be chance (at most 2% "
+        "of such verdicts are, over all points, if starts differ as was estimated). same: the "
+        f"interval is within {threshold}. unclear: neither.",
         *(
-            f"The floor of {count} points is {_source(comparison, name)}."
+            f"Noise of starts at {count} {_points(count)}: {_SOURCES[name]}."
             for name, count in sources.items()
         ),
     ]
 
 
+def _points(count: int) -> str:
+    return "point" if count == 1 else "points"
+
+
 def _threshold(comparison: Comparison) -> str:
     return f"{100 * comparison.threshold:g}%"
-
-
-def _source(comparison: Comparison, name: str) -> str:
-    if name == "A/A runs":
-        base, new = comparison.again
-        return (
-            "from other runs of the same job in the same environment "
-            f"({base} beside base, {new} beside new), drawn towards the documented one"
-        )
-    if name == "repeats":
-        return "from the repeats in the runs, which differ by more than is documented for starts"
-    if name == "points":
-        return "wider than the documented one: the points of these two runs scatter by more"
-    return "the documented one: there are no other runs of the same job in the same environment"

@@ -25,11 +25,19 @@ from builders import (
 )
 
 from raybench import cli, tables
-from raybench.analysis.compare import Measured, compare
+from raybench.analysis.compare import Measured, Other, compare
 from raybench.analysis.environment_changes import changes, facts
 from raybench.analysis.history import find_steps, history
 from raybench.analysis.point_changes import point_changes
-from raybench.analysis.start_noise import LOOSE, TYPICAL, documented, raised, updated, widened
+from raybench.analysis.start_noise import (
+    LOOSE,
+    ON_CPU,
+    TYPICAL,
+    documented,
+    raised,
+    updated,
+    widened,
+)
 from raybench.records import Device, Record
 from raybench.store import RunStore
 
@@ -64,7 +72,7 @@ def measured(root: Path, run_id: str, again: Sequence[str] = ()) -> Measured:
     return Measured(
         points=tables.load(root, "points", run_id),
         samples=tables.load(root, "samples", run_id),
-        again=[tables.load(root, "points", other) for other in again],
+        named=[Other(points=tables.load(root, "points", other)) for other in again] or None,
     )
 
 
@@ -98,7 +106,8 @@ def test_a_change_is_told_from_none(results: Path) -> None:
     slower = frame.set_index("world_size").loc[2]
     assert slower["ratio"] == pytest.approx(1.05, rel=2e-3)
     assert slower["ratio_low"] < 1.05 < slower["ratio_high"]
-    assert slower["ratio_high"] - slower["ratio_low"] < 0.004
+    # Its starts are in it: pairs differ by up to 1.4 % in 19 of 20, as documented.
+    assert 0.015 < slower["ratio_high"] - slower["ratio_low"] < 0.03
     assert list(frame["noise_from"]) == ["documented"] * 3
 
 
@@ -116,7 +125,7 @@ def test_the_two_runs_change_places_without_changing_what_is_said(results: Path)
 
 
 def test_changes_up_to_the_threshold_are_none(results: Path) -> None:
-    frame = compare(measured(results, "base"), measured(results, "new"), threshold=0.06)
+    frame = compare(measured(results, "base"), measured(results, "new"), threshold=0.08)
     assert set(frame["verdict"]) == {"same"}
 
 
@@ -126,7 +135,8 @@ def test_the_slowest_rank_is_compared_and_warm_up_is_not(tmp_path: Path) -> None
     write(tmp_path, "a", [record(2, measurements=even)])
     write(tmp_path, "b", [record(2, measurements=odd)])
     row = compare(measured(tmp_path, "a"), measured(tmp_path, "b")).iloc[0]
-    assert (row["base_ms"], row["new_ms"], row["verdict"]) == (8.0, 9.0, "slower")
+    assert (row["base_ms"], row["new_ms"]) == (pytest.approx(8.0), pytest.approx(9.0))
+    assert row["verdict"] == "slower"
 
 
 def test_one_small_change_among_many_points_may_be_chance(tmp_path: Path) -> None:
@@ -166,7 +176,7 @@ def test_more_runs_of_either_side_find_one_small_change_among_many_points(tmp_pa
     assert alone["verdict"].value_counts().to_dict() == {"same": 19, "unclear": 1}
     more = [measured(tmp_path, f"{side}0", [f"{side}1", f"{side}2"]) for side in "ab"]
     found = compare(*more)
-    assert set(found["noise_from"]) == {"A/A runs"}
+    assert set(found["noise_from"]) == {"runs"}
     assert list(found["verdict"]) == ["slower"] + ["same"] * 19
 
 
@@ -174,8 +184,8 @@ def test_a_run_that_is_like_both_tells_of_the_noise_and_not_of_the_change(result
     sides = [measured(results, name, ["twin"]) for name in ("base", "new")]
     shared = compare(*sides).set_index("world_size").loc[2]
     alone = compare(measured(results, "base"), measured(results, "new")).set_index("world_size")
-    assert shared["noise_from"] == "documented"
-    assert shared["p_value"] == alone.loc[2, "p_value"]
+    assert (shared["base_runs"], shared["new_runs"]) == (1, 1)
+    assert shared["ratio"] == alone.loc[2, "ratio"]
 
 
 def test_noisy_runs_of_the_same_job_raise_the_floor(results: Path) -> None:
@@ -183,7 +193,7 @@ def test_noisy_runs_of_the_same_job_raise_the_floor(results: Path) -> None:
         write(results, f"noisy{number}", [record(r, factor, seed=number) for r in RANKS])
     again = [f"noisy{number}" for number in range(3)]
     frame = compare(measured(results, "base", again), measured(results, "new"))
-    assert set(frame["noise_from"]) == {"A/A runs"}
+    assert set(frame["noise_from"]) == {"runs"}
     assert frame["noise_floor"].min() > 0.05
     assert "slower" not in set(frame["verdict"])
 
@@ -235,25 +245,26 @@ def test_few_samples_are_unclear(tmp_path: Path) -> None:
 
 
 def test_documented_noise_is_wider_where_the_host_is_waited_for() -> None:
-    steady = {"precision": "bf16", "host_bound": False}
+    steady = {"precision": "bf16", "host_bound": False, "device_type": "cuda"}
     assert documented([steady, steady]).floor == pytest.approx(TYPICAL)
-    for loose in ({"precision": "fp16", "host_bound": None}, steady | {"host_bound": True}):
+    for loose in (steady | {"precision": "fp16"}, steady | {"host_bound": True}):
         assert documented([steady, loose]).floor == pytest.approx(LOOSE)
+    assert documented([steady | {"device_type": "cpu"}]).floor == pytest.approx(ON_CPU)
 
 
 def test_what_was_seen_of_the_noise_outweighs_what_is_documented() -> None:
-    prior = documented([{"precision": "bf16", "host_bound": False}])
-    assert updated(prior, [[8.0], []], 0.0, "A/A runs") is prior
-    quiet = updated(prior, [[8.0] * 40], 0.0, "A/A runs")
-    loud = updated(prior, [[8.0, 8.8] * 20], 0.0, "A/A runs")
+    prior = documented([{"precision": "bf16", "host_bound": False, "device_type": "cuda"}])
+    assert updated(prior, [[8.0], []], 0.0, "runs") is prior
+    quiet = updated(prior, [[8.0] * 40], 0.0, "runs")
+    loud = updated(prior, [[8.0, 8.8] * 20], 0.0, "runs")
     assert quiet.floor < TYPICAL / 2
     assert 0.1 < loud.floor < 0.2
-    unsure = updated(prior, [[8.0, 8.8] * 20], 0.05**2, "A/A runs")
+    unsure = updated(prior, [[8.0, 8.8] * 20], 0.05**2, "runs")
     assert unsure.floor < loud.floor / 2
 
 
 def test_runs_that_differ_at_most_points_are_believed_at_all() -> None:
-    prior = documented([{"precision": "bf16", "host_bound": False}])
+    prior = documented([{"precision": "bf16", "host_bound": False, "device_type": "cuda"}])
     loud, alike = [[8.0, 8.6, 8.2]], [[8.0, 8.0, 8.0]]
     wide = raised([prior] * 3, [loud, loud, alike], [0.0] * 3)
     assert wide[2].floor > 3 * TYPICAL
@@ -264,7 +275,7 @@ def test_runs_that_differ_at_most_points_are_believed_at_all() -> None:
 
 
 def test_points_that_scatter_widen_the_noise_and_a_change_of_many_does_not() -> None:
-    noises = [documented([{"precision": "bf16", "host_bound": False}])] * 40
+    noises = [documented([{"precision": "bf16", "host_bound": False, "device_type": "cuda"}])] * 40
     rng = np.random.default_rng(8)
     loud = 0.03 * np.abs(rng.standard_normal(40)) * np.where(np.arange(40) % 2, -1, 1)
     unsure = [0.001] * 40
@@ -289,9 +300,7 @@ def test_two_runs_on_a_noisy_machine_are_unclear(tmp_path: Path) -> None:
         write(tmp_path, run_id, [make_record(p, measurements=one.measurements) for p, one in pairs])
     frame = compare(measured(tmp_path, "a"), measured(tmp_path, "b"))
     assert set(frame["noise_from"]) == {"points"}
-    assert set(frame["verdict"]) == {"same", "unclear"}
-    changes = frame.loc[frame["verdict"] == "same", "ratio"] - 1
-    assert changes.abs().max() < 0.015
+    assert set(frame["verdict"]) == {"unclear"}
 
 
 def test_environments_are_told_apart_by_what_differs(results: Path) -> None:
@@ -306,11 +315,11 @@ def test_environments_are_told_apart_by_what_differs(results: Path) -> None:
 def test_variables_and_commits_are_among_what_changed(tmp_path: Path) -> None:
     write(tmp_path, "a", [])
     device = make_device(0, environment={"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring"})
-    write(tmp_path, "b", [], [device, make_device(1)], git_commit="b" * 40)
+    write(tmp_path, "b", [], [device, make_device(1)], git_commit="b" * 40 + "+changes")
     runs = {run.run_id: run for run in tables.read_runs(tmp_path)}
     a, b = (facts(runs[name], tables.load(tmp_path, "devices", name)) for name in ("a", "b"))
     assert [(c.name, c.base, c.new) for c in changes(a, b)] == [
-        ("git commit", "a" * 40, "b" * 40),
+        ("git commit", "a" * 12, "b" * 12 + "+changes"),
         ("variable NCCL_ALGO", "none", "Ring"),
     ]
 
@@ -386,18 +395,18 @@ def test_compare_says_what_is_slower_and_what_changed(raybench) -> None:  # type
     told = r"1 slower \(by (4\.9|5\..)%\), 1 faster \(by (4\.9|5\..)%\), 1 same"
     assert re.search(told, " ".join(out.split()))
     assert "driver  580.1 -> 590.2" in out
-    assert "1 beside base, 0 beside new" in " ".join(out.split())
+    assert "By 2 runs of base and 1 run of new, a point that alone" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
 
 
 def test_changes_that_may_be_chance_are_to_be_measured_again(results: Path, raybench) -> None:  # type: ignore[no-untyped-def]
-    assert "may be chance" not in raybench("compare", "base", "new")[1]
+    assert "More runs tell" not in raybench("compare", "base", "twin")[1]
     many = [make_point(batch_size=2**place) for place in range(20)]
     for run_id, factor in (("a", 1.0), ("b", 1.03)):
         rows = [record(1, factor if not n else 1.0, seed=n) for n in range(20)]
         pairs = zip(many, rows, strict=True)
         write(results, run_id, [make_record(p, measurements=one.measurements) for p, one in pairs])
-    told = "1 point changed by more than 1.5%, and that may be chance. To make sure, run the job"
+    told = "1 point is unclear, 1 of them changed by more than 1.5%. More runs tell: sweep the job"
     assert told in " ".join(raybench("compare", "a", "b")[1].split())
     assert told in raybench("compare", "a", "b", "--format", "md")[1]
 
@@ -407,9 +416,9 @@ def test_runs_chosen_by_a_tag_are_joined_by_those_that_have_it(results: Path, ra
         records = [record(1, 1.03 if kind == "on" else 1.0, seed=number)]
         write(results, f"{kind}{number}", records, tags={"fans": kind})
     told = json.loads(raybench("compare", "fans=off", "fans=on", "--format", "json")[1])
-    assert told["runs_again"] == {"base": 2, "new": 1}
     assert told["verdicts"] == {"slower": 1}
-    assert told["points"][0]["noise_from"] == "A/A runs"
+    [point] = told["points"]
+    assert (point["base_runs"], point["new_runs"], point["noise_from"]) == (3, 2, "runs")
 
 
 def test_a_regression_fails_where_that_is_asked_for(raybench) -> None:  # type: ignore[no-untyped-def]

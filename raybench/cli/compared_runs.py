@@ -1,0 +1,195 @@
+"""Which runs a comparison is made of: the two that are named, their repeats, and those alike.
+
+A folder may hold ten thousand runs, so no more of them are read than are needed: the ids of
+raybench tell the order of time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raybench.errors import ResultsError
+
+if TYPE_CHECKING:
+    from raybench.run import Run
+
+_STAMPED = re.compile(r"(?P<job>.+)-(?P<stamp>\d{8}-\d{6})-[0-9a-f]{4}")
+_LATEST = "latest"
+# Runs alike around BASE and around NEW, and how many are looked at for them.
+_MOST_ALIKE, _MOST_READ = 20, 60
+# Runs before the newest one with a tag that are looked at for others with it.
+_MOST_TAGGED = 300
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: it keeps what was read
+class Found:
+    """A run in a results folder, of which what is asked for is read once."""
+
+    root: Path
+    run_id: str
+
+    @property
+    def exists(self) -> bool:
+        """Whether the run has a row: a folder of its name is not enough."""
+        return any((self.root / "runs" / self.run_id).glob("[!._]*.parquet"))
+
+    @cached_property
+    def run(self) -> Run:
+        from raybench import tables
+
+        return tables.read_run(self.root, self.run_id)
+
+    @cached_property
+    def facts(self) -> dict[str, str]:
+        from raybench import tables
+        from raybench.analysis.environment_changes import facts
+
+        return facts(self.run, tables.load(self.root, "devices", self.run_id))
+
+    @property
+    def node(self) -> str:
+        from raybench.analysis.environment_changes import node
+
+        return node(self.facts)
+
+    def has_tag(self, name: str, value: str) -> bool:
+        return self.exists and self.run.tags.get(name) == value
+
+    def is_alike(self, other: Found) -> bool:
+        """Whether the tables tell no difference but the start and the devices of one model."""
+        from raybench.analysis.environment_changes import lasting_changes
+
+        is_job = self.run.job_sha256 == other.run.job_sha256
+        return is_job and not lasting_changes(self.facts, other.facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """BASE or NEW. named: what the user named as repeats of it; None where nothing was said.
+
+    left_out: what was named so too, but is not the same.
+    """
+
+    own: Found
+    named: Sequence[Found] | None = None
+    left_out: Sequence[Found] = field(default=())
+
+
+def find_side(results: Path, text: str) -> Side:
+    """The run that `text` means and its repeats.
+
+    text: as RUN of `report`; several of these with commas, of which the newest is BASE or NEW and
+    the others are repeats; or NAME=VALUE, the newest run with that tag and the others that have it.
+    Raises ResultsError where there is none.
+    """
+    if Path(text).exists():
+        return Side(own=_find(results, text))
+    if "=" in text:
+        return _tagged(results, text)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if len(names) < 2:
+        return Side(own=_find(results, text))
+    found = {one.run_id: one for one in (_find(results, name) for name in names)}
+    *others, own = sorted(found.values(), key=lambda one: (one.run.started_at, one.run_id))
+    return Side(own=own, named=others)
+
+
+def _find(results: Path, text: str) -> Found:
+    from raybench import tables
+
+    known = _in_order(results)
+    if text == _LATEST and known and all(stamp for stamp, _ in known):
+        runs = (Found(root=results, run_id=run_id) for _, run_id in reversed(known))
+        if newest := next((run for run in runs if run.exists), None):
+            return newest
+    named = Found(root=results, run_id=text)
+    if any(run_id == text for _, run_id in known) and named.exists:
+        return named
+    root, run_id = tables.find_run(results, text)
+    return Found(root=root, run_id=run_id)
+
+
+def _tagged(results: Path, text: str) -> Side:
+    name, _, value = text.partition("=")
+    ids = _newest_first(results)
+    runs = (Found(root=results, run_id=run_id) for run_id in ids)
+    own = next((run for run in runs if run.has_tag(name, value)), None)
+    if own is None:
+        raise ResultsError(f"{results}: no run with the tag {text!r}; {_tags(results)}")
+    others = [run for run in islice(runs, _MOST_TAGGED) if run.has_tag(name, value)]
+    same = {run.run_id for run in others if run.is_alike(own)}
+    return Side(
+        own=own,
+        named=[run for run in others if run.run_id in same],
+        left_out=[run for run in others if run.run_id not in same],
+    )
+
+
+def _newest_first(results: Path) -> list[str]:
+    from raybench import tables
+
+    known = _in_order(results)
+    if all(stamp for stamp, _ in known):
+        return [run_id for _, run_id in reversed(known)]
+    rows = tables.read_table(results, "runs", None, ("run_id", "started_at")).to_pylist()
+    rows.sort(key=lambda row: (row["started_at"], row["run_id"]), reverse=True)
+    return [row["run_id"] for row in rows]
+
+
+def _tags(results: Path) -> str:
+    """What tags there are."""
+    from raybench import tables
+
+    tags = tables.read_table(results, "runs", None, ("tags",)).to_pylist(maps_as_pydicts="strict")
+    known = sorted(
+        {f"{name}={value}" for row in tags for name, value in (row["tags"] or {}).items()}
+    )
+    return f"there are: {', '.join(known[:5])}" if known else "no run has tags"
+
+
+def alike(one: Side, other: Side) -> list[Found]:
+    """The runs near to either in time that are like `one` and that nobody named."""
+    named = (*(one.named or ()), *(other.named or ()), *one.left_out, *other.left_out)
+    taken = {found.run_id for found in (one.own, other.own, *named)}
+    roots = {side.own.root.resolve(): side.own.root for side in (one, other)}
+    known = sorted((*place, str(root)) for root in roots.values() for place in _in_order(root))
+    found: list[Found] = []
+    for centre in (one.own, other.own):
+        places = [place for place, (_, run_id, _) in enumerate(known) if run_id == centre.run_id]
+        near = sorted(range(len(known)), key=lambda place: abs(place - places[0]))
+        runs = (Found(root=Path(known[place][2]), run_id=known[place][1]) for place in near)
+        new = list(islice(_alike(runs, one.own, taken), _MOST_ALIKE))
+        taken |= {run.run_id for run in new}
+        found += new
+    return found
+
+
+def _alike(near: Iterable[Found], own: Found, taken: AbstractSet[str]) -> Iterator[Found]:
+    """Those that are like `own`, of the first ones; a damaged run is none of them."""
+    candidates = (run for run in near if run.run_id not in taken and not _is_other_job(run, own))
+    for run in islice(candidates, _MOST_READ):
+        with suppress(ResultsError):
+            if run.exists and run.is_alike(own):
+                yield run
+
+
+def _is_other_job(run: Found, own: Found) -> bool:
+    """Whether the ids already tell so."""
+    jobs = [_STAMPED.fullmatch(one.run_id) for one in (run, own)]
+    return all(jobs) and len({job["job"] for job in jobs if job}) > 1
+
+
+def _in_order(root: Path) -> list[tuple[str, str]]:
+    """(start, run_id) of each run, by what its id tells; an empty start where that is nothing."""
+    folder = root / "runs"
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    matches = {name: _STAMPED.fullmatch(name) for name in names if name[0] not in "._"}
+    return sorted((match["stamp"] if match else "", name) for name, match in matches.items())
