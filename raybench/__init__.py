@@ -2,24 +2,50 @@
 
 frame = raybench.load("results", "points")     # a pandas DataFrame
 raybench.units("points")["step_ms_p50"]        # "ms"
+
+class Mine(raybench.Workload): ...             # what is timed: docs/workloads.md
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from raybench.version import __version__
 
 if TYPE_CHECKING:
-    from raybench.tables import load, units
+    from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-__all__ = ["__version__", "load", "units"]
+    from raybench.tables import load, units
+    from raybench.workloads.base import Context, Workload, WrongResultError
+    from raybench.workloads.parameters import DdpOptions
+
+__all__ = [
+    "Context",
+    "DdpOptions",
+    "Field",
+    "NonNegativeInt",
+    "PositiveFloat",
+    "PositiveInt",
+    "Workload",
+    "WrongResultError",
+    "__version__",
+    "load",
+    "units",
+]
+
+_HOMES = {
+    "raybench.tables": ("load", "units"),
+    "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),
+    "raybench.workloads.parameters": ("DdpOptions",),
+    # For the parameters of a workload.
+    "pydantic": ("Field", "NonNegativeInt", "PositiveFloat", "PositiveInt"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`load` and `units` come with the tables; without them `import raybench` stays light."""
-    if name in ("load", "units"):
-        from raybench import tables
-
-        return getattr(tables, name)
+    """Each comes with its module when it is asked for: `import raybench` stays light."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

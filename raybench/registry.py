@@ -21,6 +21,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 from typing_extensions import Doc
 
 from raybench.errors import UsageError
@@ -216,7 +218,9 @@ def _parameters(workload_class: type) -> Iterator[Setting]:
             f"{name}.__init__ must be declared as __init__(self, context, *, parameters...), "
             f"given ({', '.join(positional)})"
         )
-    declared = [p for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY]
+    declared = [
+        p for p in signature.parameters.values() if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)
+    ]
     # Only these: the type of `context` may be imported for type checkers alone.
     notes = {p.name: p.annotation for p in declared if p.annotation is not p.empty}
     try:
@@ -228,7 +232,33 @@ def _parameters(workload_class: type) -> Iterator[Setting]:
     except Exception as error:
         # Annotations are the user's code too: an undefined name, a failing expression.
         raise UsageError(f"{name}.__init__ has a type that cannot be read: {error}") from error
-    yield from (_parameter(name, parameter, hints) for parameter in declared)
+    for parameter in declared:
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            yield _parameter(name, parameter, hints)
+        else:
+            yield from _unpacked(name, parameter.name, hints.get(parameter.name))
+
+
+def _unpacked(class_name: str, name: str, annotation: Any) -> Iterator[Setting]:
+    """The parameters that `**name: Unpack[SomeTypedDict]` stands for."""
+    (options,) = typing.get_args(annotation) or (None,)
+    if not typing.is_typeddict(options):
+        raise UsageError(
+            f"{class_name}.__init__: **{name} must be declared as Unpack[...] of a TypedDict, "
+            "as in **ddp: Unpack[raybench.DdpOptions]"
+        )
+    hints = typing.get_type_hints(options, include_extras=True)
+    for option, hint in hints.items():
+        notes = getattr(hint, "__metadata__", ())
+        (default, *_) = [n.default for n in notes if isinstance(n, FieldInfo)] or [
+            PydanticUndefined
+        ]
+        parameter = inspect.Parameter(
+            option,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if default is PydanticUndefined else default,
+        )
+        yield _parameter(class_name, parameter, hints)
 
 
 def settings(workload_class: type) -> dict[str, Setting]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
@@ -19,7 +20,7 @@ from raybench.measure.timing import Timer, align_ranks, no_garbage_collection
 from raybench.records import Breakdown
 from raybench.workloads.base import Context, Workload
 
-SetHook = Callable[[object], None]
+SetHook = Callable[[Any], None]
 
 _WARMUP_STEPS = 2
 _NS_PER_MS = 1e6
@@ -35,7 +36,6 @@ _ALL = (
 )
 _GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
 _IS_COMMUNICATION = "none: the step itself is communication"
-_NO_HOOK = "unknown: the workload has no set_comm_hook (a compiled model has none)"
 _NO_BUCKETS = "unknown: DistributedDataParallel reduced no gradients"
 _ON_CPU = "none: on a CPU the host computes"
 _TOO_SLOW = "unknown: the host needs too long to queue a whole step"
@@ -52,20 +52,27 @@ def break_down(workload: Workload, timer: Timer, context: Context, steps: int) -
     """Run instrumented steps on all ranks: `steps` with timed communication, `steps` without
     communication and, on a GPU, `steps` whose work is queued beforehand; a few more to warm up.
 
-    The workload is used up: if it has peers and `set_comm_hook`, its gradients are not reduced
-    any more.
+    The workload is used up: if it has peers, its gradients are not reduced any more.
     """
     if context.cuda_graph:
         return Breakdown(methods=dict.fromkeys(_ALL, _GRAPH))
-    set_hook: SetHook | None = getattr(workload, "set_comm_hook", None)
     with no_garbage_collection():
         if context.world_size == 1:
             return _local(workload, timer, context, steps, _Communication())
-        if set_hook is None:
-            return Breakdown(methods=dict.fromkeys(_ALL, _NO_HOOK))
+        set_hook = hook_setter(workload, context)
+        if isinstance(set_hook, str):
+            return Breakdown(methods=dict.fromkeys(_ALL, set_hook))
         communication = _communication(workload, set_hook, context, steps)
         set_hook(noop_hook)
         return _local(workload, timer, context, steps, communication)
+
+
+def hook_setter(workload: Workload, context: Context) -> SetHook | str:
+    """What lets gradients go another way: the workload's own, or that of the models that the
+    context has wrapped; why there is none.
+    """
+    own: SetHook | None = getattr(workload, "set_comm_hook", None)
+    return own or context.replicas.why_no_hook() or context.replicas.set_comm_hook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,6 +100,7 @@ def measure(
         # The workload before this one, cycles included, must be gone: it would count in the peak
         # memory of this one, and may leave no room for it.
         gc.collect()
+        context.replicas.forget()
         with graph.own_stream(context), _closed_at_the_end(build()) as workload:
             built()
             found = _sizes(workload)

@@ -10,8 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, schedule
 
+from raybench.measure.breakdown import hook_setter
 from raybench.measure.module_times import module_times
 from raybench.measure.timing import align_ranks
 from raybench.records import Profile
@@ -24,13 +26,15 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
     """Run `steps` steps with timed modules, if the workload has a `model`, and then as many under
     the profiler, with the communication that the workload has by itself.
     """
-    set_hook = getattr(workload, "set_comm_hook", None)
-    if context.world_size > 1 and set_hook is not None:
+    set_hook = hook_setter(workload, context) if context.world_size > 1 else ""
+    if not isinstance(set_hook, str):
         set_hook(None)
     for _ in range(_WARMUP_STEPS):
         workload.step()
     align_ranks(context.device)
     model = getattr(workload, "model", None)
+    if isinstance(model, DistributedDataParallel):
+        model = model.module  # whose modules have the same names on one rank and on many
     modules = module_times(model, workload.step, context.device, steps) if model is not None else ()
     align_ranks(context.device)
     return Profile(trace=_trace(workload, context, steps), modules=modules)

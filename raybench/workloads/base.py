@@ -5,7 +5,9 @@ defaults. The job file is checked against them, and `raybench workloads NAME` li
 Importing the module must not need torch if `raybench plan` is to stay fast: import torch
 where the workload is built.
 
-    class Sum:
+    from raybench import Context, PositiveInt, Workload
+
+    class Sum(Workload):
         \"""Adds up a random vector on each device.\"""
 
         def __init__(self, context: Context, *, length: PositiveInt = 1024) -> None:
@@ -25,15 +27,19 @@ TF32 is already switched as the precision asks; autocast and gradient scaling ar
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from raybench.point import Precision
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+
+    from raybench.workloads.replicas import Replicas
 
 
 class WrongResultError(Exception):
@@ -65,6 +71,12 @@ class PartTimes:
         return spent_ns
 
 
+def _no_replicas() -> Replicas:
+    from raybench.workloads.replicas import Replicas
+
+    return Replicas()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """Where and how a workload is to be built.
@@ -76,6 +88,7 @@ class Context:
     cuda_graph: steps will be captured in a CUDA graph, so a step may not wait for the device, and
     an optimizer must be capturable.
     seed: the same on all ranks; add the rank where ranks must draw different data.
+    replicas: the models that `ddp` wrapped.
     """
 
     device: torch.device
@@ -87,28 +100,70 @@ class Context:
     cuda_graph: bool = False
     seed: int = 0
     parts: PartTimes = field(default_factory=PartTimes)
+    replicas: Replicas = field(default_factory=_no_replicas)
+
+    def ddp(self, model: nn.Module, **options: Any) -> nn.Module:
+        """The model under DistributedDataParallel with these options of it; alone, itself.
+
+        A model that is on the device, or has only moved there. Where it is wrapped here, raybench
+        can tell what its communication costs.
+        """
+        return self.replicas.wrap(model, self, options)
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """What a forward and backward pass runs in whose gradients are not reduced yet.
+
+        model: as `ddp` gave it.
+        """
+        return self.replicas.no_sync(model)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """What a forward pass and its loss run in: autocast for fp16 and bf16, else nothing.
+
+        Nothing on the meta device, for which torch has no autocast.
+        """
+        from raybench.workloads.precision import autocast
+
+        return autocast(self)
+
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        """Scales the gradients of fp16; in other precisions it passes everything through.
+
+        Enabled, it waits for the device once a step, to learn whether a gradient overflowed: that
+        is part of what fp16 training costs.
+        """
+        import torch
+
+        is_fp16 = self.precision is Precision.FP16 and self.device.type != "meta"
+        return torch.amp.GradScaler(self.device.type, enabled=is_fp16)
 
 
-class Workload(Protocol):
+class Workload(ABC):
     """One thing to time. The first line of the class docstring says what it is.
 
+    A class that does not inherit from this one is as good, if it has `__init__` and `step`.
     What it may have besides, each optional:
 
-    takes_batch_size: class attribute; False where batch sizes mean nothing to it. Default True.
-    items_per_step: samples (rows, sequences) that this rank finishes in one `step()`.
-    close(): called after the last step.
+    takes_batch_size: class attribute; False where batch sizes mean nothing to it.
+    items_per_step: samples (rows, sequences) that this rank finishes in one `step()`. Without it
+    there is no throughput.
+    close(): called after the last step, to end processes and threads.
     check(): called between blocks of steps, outside what is timed; raises WrongResultError when a
     step computed something wrong.
-    set_comm_hook(hook): called after the timed steps; from then on gradients go through
-    `hook(state, bucket)`, a communication hook of DistributedDataParallel, instead of all_reduce;
-    with None through all_reduce again. On all ranks, several times, world_size above 1 only. May
-    be None where it cannot be had.
-    model: the nn.Module that is trained, not wrapped, for times by layer.
+    set_comm_hook(hook): for gradients that are reduced without `Context.ddp`. Called after the
+    timed steps; from then on gradients go through `hook(state, bucket)`, a communication hook of
+    DistributedDataParallel, instead of all_reduce; with None through all_reduce again. On all
+    ranks, several times, world_size above 1 only. May be None where it cannot be had.
+    model: the nn.Module that is trained, for times by layer.
     flops_per_step: floating-point operations of one step on this rank, where counting those of
     torch's operators would not find them.
     message_bytes, busbw_factor: of a collective, as nccl-tests counts them.
     memory_bytes: what one step reads from and writes to memory.
     """
 
+    takes_batch_size: ClassVar[bool] = True
+    items_per_step: int
+
+    @abstractmethod
     def step(self) -> None:
         """Do one iteration: issue all its work; do not synchronise unless the work itself does."""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from raybench.errors import UsageError
 from raybench.point import Precision
-from raybench.workloads.base import Context, WrongResultError
+from raybench.workloads.base import Context, Workload, WrongResultError
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ Operation = Literal[
 ]
 
 
-class Collective:
+class Collective(Workload):
     """Does one collective operation: latency of small messages, bandwidth of large ones.
 
     Torch reduces and broadcasts in place only, and exchanges (all_to_all, sendrecv) out of place

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from raybench.point import Precision
-from raybench.workloads.base import Context, WrongResultError
+from raybench.workloads.base import Context, Workload, WrongResultError
 
 _DTYPES = {
     Precision.FP32: "float32",
@@ -28,7 +28,7 @@ _TOLERANCES = {
 }
 
 
-class Gemm:
+class Gemm(Workload):
     """Multiplies two matrices, (m, k) by (k, n), on each device: TFLOP/s.
 
     precision is the number format: fp32 (IEEE) and tf32 multiply float32 tensors, fp16 and bf16

@@ -53,7 +53,7 @@ class Linear(Trained):
         from torch import nn
         from torch.nn import functional
 
-        from raybench.workloads.training import Recipe, Training
+        from raybench.workloads.training import Recipe
 
         self._loader: LoaderBatches | None = None
         if data == "device":
@@ -77,11 +77,11 @@ class Linear(Trained):
             grad_accumulation=grad_accumulation,
             compile=compile,
         )
-        self.training = Training(context, recipe, lambda: nn.Linear(_FEATURES, 1), batches)
+        self.train(context, recipe, lambda: nn.Linear(_FEATURES, 1), batches)
 
     def close(self) -> None:
         """Free the model and the data, and end the loader's processes."""
-        self.training.close()
+        super().close()
         if self._loader is not None:
             self._loader.close()
 

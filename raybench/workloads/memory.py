@@ -9,7 +9,7 @@ from pydantic import Field
 
 from raybench.errors import UsageError
 from raybench.point import Precision
-from raybench.workloads.base import Context, WrongResultError
+from raybench.workloads.base import Context, Workload, WrongResultError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ _CHECKED_AT_A_TIME = 2**22
 _ROUNDINGS: Mapping[Operation, int] = {"copy": 0, "scale": 1, "add": 1, "triad": 2}
 
 
-class Memory:
+class Memory(Workload):
     """Copies, scales or adds arrays as STREAM does, on each device: memory bandwidth.
 
     copy: c = a. scale: c = 3 a. add: c = a + b. triad: c = a + 3 b. One kernel a step, without

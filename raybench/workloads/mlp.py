@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Unpack
 
 from pydantic import Field
 
 from raybench.workloads.base import Context
-from raybench.workloads.parameters import (
-    BucketCapMb,
-    Compile,
-    GradAccumulation,
-    GradientAsBucketView,
-    Optimizer,
-    StaticGraph,
-)
+from raybench.workloads.parameters import Compile, DdpOptions, GradAccumulation, Optimizer
 from raybench.workloads.trained import Trained
 
 
@@ -28,11 +21,9 @@ class Mlp(Trained):
         hidden: Annotated[int, Field(gt=0, description="Width of every layer.")] = 1024,
         layers: Annotated[int, Field(gt=0, description="Number of linear layers.")] = 4,
         optimizer: Optimizer = "adam",
-        bucket_cap_mb: BucketCapMb = 25,
-        gradient_as_bucket_view: GradientAsBucketView = False,
-        static_graph: StaticGraph = False,
         grad_accumulation: GradAccumulation = 1,
         compile: Compile = False,
+        **ddp: Unpack[DdpOptions],
     ) -> None:
         # `raybench plan` reads this signature and must not pay for importing torch.
         import torch
@@ -40,7 +31,7 @@ class Mlp(Trained):
 
         from raybench.workloads.data import random_generator, slices
         from raybench.workloads.layers import linear_stack
-        from raybench.workloads.training import DdpSettings, Recipe, Training
+        from raybench.workloads.training import Recipe
 
         recipe = Recipe(
             loss=functional.mse_loss,
@@ -48,17 +39,13 @@ class Mlp(Trained):
             learning_rate=1e-3,
             grad_accumulation=grad_accumulation,
             compile=compile,
-            ddp=DdpSettings(
-                bucket_cap_mb=bucket_cap_mb,
-                gradient_as_bucket_view=gradient_as_bucket_view,
-                static_graph=static_graph,
-            ),
+            ddp=ddp,
         )
         shape = (context.batch_size * grad_accumulation, hidden)
         generator = random_generator(context)
         inputs = torch.randn(shape, generator=generator, device=context.device)
         targets = torch.randn(shape, generator=generator, device=context.device)
-        self.training = Training(
+        self.train(
             context,
             recipe,
             lambda: linear_stack(hidden, layers),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 from pydantic import Field
 
@@ -20,16 +20,30 @@ GradAccumulation = Annotated[
 Compile = Annotated[
     bool, Field(description="Compile the model, with DDP around it; happens in the warm-up.")
 ]
-BucketCapMb = Annotated[
-    int,
-    Field(
-        gt=0,
-        description="DDP: bucket size, MiB; 25 is torch's default, which begins with 1 MiB.",
-    ),
-]
-GradientAsBucketView = Annotated[
-    bool, Field(description="DDP: gradients are views of the buckets, which saves a copy.")
-]
-StaticGraph = Annotated[
-    bool, Field(description="DDP: promise that the graph is the same in every step.")
-]
+
+
+class DdpOptions(TypedDict, total=False):
+    """Options of DistributedDataParallel as parameters: `**ddp: Unpack[DdpOptions]`.
+
+    Without effect when world_size is 1. Their defaults are torch's.
+    """
+
+    bucket_cap_mb: Annotated[
+        int,
+        Field(
+            default=25,
+            gt=0,
+            description="DDP: bucket size, MiB; 25 is torch's default, which begins with 1 MiB.",
+        ),
+    ]
+    gradient_as_bucket_view: Annotated[
+        bool,
+        Field(
+            default=False,
+            description="DDP: gradients are views of the buckets, which saves a copy.",
+        ),
+    ]
+    static_graph: Annotated[
+        bool,
+        Field(default=False, description="DDP: promise that the graph is the same in every step."),
+    ]

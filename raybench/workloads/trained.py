@@ -1,35 +1,41 @@
-"""The members that the workloads built on `Training` share. Loads no torch: `plan` reads them."""
+"""What the workloads that train have in common. Loads no torch: `plan` reads their classes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
+
+from raybench.workloads.base import Context, Workload
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from raybench.workloads.training import CommHook, Training
+    from raybench.workloads.data import Batch
+    from raybench.workloads.training import Recipe, Training
 
 
-class Trained:
-    """A workload that trains; its `__init__` makes `training`."""
+class Trained(Workload):
+    """A workload that trains a model; its `__init__` calls `train`.
+
+    model: the bare model.
+    """
 
     training: Training
+    model: nn.Module
 
-    @property
-    def items_per_step(self) -> int:
-        """Rows or sequences that this rank finishes in one step."""
-        return self.training.items_per_step
+    def train(
+        self,
+        context: Context,
+        recipe: Recipe,
+        make_model: Callable[[], nn.Module],
+        batches: Iterator[Batch],
+    ) -> None:
+        """Make the model, its optimizer and all else that a step needs."""
+        from raybench.workloads.training import Training
 
-    @property
-    def model(self) -> nn.Module:
-        """The bare model."""
-        return self.training.model
-
-    @property
-    def set_comm_hook(self) -> Callable[[CommHook | None], None] | None:
-        """Gives gradients another way than all_reduce; None where that cannot be had."""
-        return self.training.set_comm_hook
+        self.training = Training(context, recipe, make_model, batches)
+        self.model = self.training.model
+        self.items_per_step = self.training.items_per_step
 
     def step(self) -> None:
         """One optimizer step."""
@@ -37,4 +43,5 @@ class Trained:
 
     def close(self) -> None:
         """Free the model and the data."""
+        del self.model
         self.training.close()

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 from pydantic import Field
 
 from raybench.workloads.base import Context
-from raybench.workloads.parameters import (
-    BucketCapMb,
-    Compile,
-    GradAccumulation,
-    GradientAsBucketView,
-    Optimizer,
-    StaticGraph,
-)
+from raybench.workloads.parameters import Compile, DdpOptions, GradAccumulation, Optimizer
 from raybench.workloads.trained import Trained
 
 if TYPE_CHECKING:
@@ -39,15 +32,13 @@ class Transformer(Trained):
             bool, Field(description="Recompute the activations of each block in the backward pass.")
         ] = False,
         optimizer: Optimizer = "adamw",
-        bucket_cap_mb: BucketCapMb = 25,
-        gradient_as_bucket_view: GradientAsBucketView = False,
-        static_graph: StaticGraph = False,
         grad_accumulation: GradAccumulation = 1,
         compile: Compile = False,
+        **ddp: Unpack[DdpOptions],
     ) -> None:
         # `raybench plan` reads this signature and must not pay for importing torch.
         from raybench.workloads.layers import DECODER_PRESETS, Decoder, next_token_loss
-        from raybench.workloads.training import DdpSettings, Recipe, Training
+        from raybench.workloads.training import Recipe
 
         shape = DECODER_PRESETS[preset]
         # On the meta device operations are counted, and what is recomputed does not train.
@@ -58,13 +49,9 @@ class Transformer(Trained):
             learning_rate=3e-4,
             grad_accumulation=grad_accumulation,
             compile=compile,
-            ddp=DdpSettings(
-                bucket_cap_mb=bucket_cap_mb,
-                gradient_as_bucket_view=gradient_as_bucket_view,
-                static_graph=static_graph,
-            ),
+            ddp=ddp,
         )
-        self.training = Training(
+        self.train(
             context,
             recipe,
             lambda: Decoder(shape, seq_len=seq_len, checkpointing=checkpointing),

@@ -120,7 +120,10 @@ def test_optimizers_of_one_step_are_added_up_and_skipped_steps_do_not_count() ->
     ("context", "reason"),
     [
         (replace(ALONE, cuda_graph=True), "CUDA graph"),
-        (replace(ALONE, world_size=2), "no set_comm_hook"),
+        (
+            replace(ALONE, world_size=2),
+            "no model was wrapped by context.ddp(), and there is no set_comm_hook",
+        ),
     ],
 )
 def test_what_cannot_be_taken_apart_has_its_reason_and_runs_no_step(

@@ -164,6 +164,8 @@ def test_a_module_that_fails_to_import_is_one_line(module: Any, text: str, messa
         ("self, context, *, width: print = 1", "must be an int, float, bool, str or Literal"),
         ("self, context, *, width: int = 'x'", "default that is not allowed: must be an integer"),
         ("self, context, *, world_size: int = 1", "parameter world_size has a name that is"),
+        ("self, context, **options", "**options must be declared as Unpack[...] of a TypedDict"),
+        ("self, context, **options: int", "**options must be declared as Unpack[...]"),
     ],
 )
 def test_parameters_that_no_job_could_give_are_refused(
@@ -221,3 +223,26 @@ def test_a_class_that_sets_no_items_is_known_by_its_code(
 @pytest.mark.parametrize("name", registry.BUILTIN)
 def test_every_built_in_workload_that_takes_batches_sets_its_items(name: str) -> None:
     assert not registry.lacks_items(registry.load(name))
+
+
+def test_the_options_of_ddp_are_parameters_in_one_word(module: Any) -> None:
+    name = module(
+        "from __future__ import annotations\nfrom typing import Unpack\nimport raybench\n"
+        "class Mine(raybench.Workload):\n"
+        "    def __init__(self, context: raybench.Context, *, width: raybench.PositiveInt = 2,\n"
+        "                 **ddp: Unpack[raybench.DdpOptions]): ...\n"
+        "    def step(self): ...\n"
+    )
+    found = {one.name: one for one in registry.parameters(registry.load(f"{name}:Mine"))}
+    assert list(found) == ["width", "bucket_cap_mb", "gradient_as_bucket_view", "static_graph"]
+    assert (found["bucket_cap_mb"].type, found["bucket_cap_mb"].default) == ("integer > 0", 25)
+    assert not found["bucket_cap_mb"].is_required
+    assert found["static_graph"].default is False
+    assert "DDP" in found["static_graph"].description
+    assert found["bucket_cap_mb"].complaint(0) == "must be greater than 0, given 0"
+
+
+def test_a_class_that_inherits_from_workload_must_have_a_step_of_its_own(module: Any) -> None:
+    name = module("import raybench\nclass Mine(raybench.Workload):\n    def close(self): ...\n")
+    with pytest.raises(UsageError, match=r"Mine has no method step\(\)"):
+        registry.load(f"{name}:Mine")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,8 +16,10 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from raybench.measure.breakdown import break_down
 from raybench.measure.buckets import BucketMarks
@@ -39,6 +42,7 @@ CASES = (
 )
 
 
+ACCUMULATED = ("accumulated", "all options")
 REHOOKED = ("plain", "accumulated", "small buckets", "all options")
 
 
@@ -51,25 +55,19 @@ class Seen:
     all_reduces: list[int]
 
 
-def context_of(rank: int, *, batch_size: int = 8, precision: Precision = Precision.FP32) -> Context:
+def context_of(case: str, rank: int) -> Context:
     return Context(
         device=torch.device("cpu"),
         rank=rank,
         world_size=2,
         local_rank=rank,
-        batch_size=batch_size,
-        precision=precision,
-    )
-
-
-def build(case: str, rank: int) -> Mlp | Transformer:
-    accumulated = case in ("accumulated", "all options")
-    context = context_of(
-        rank,
-        batch_size=2 if accumulated else 8,
+        batch_size=2 if case in ACCUMULATED else 8,
         precision=Precision.FP16 if case == "fp16" else Precision.FP32,
     )
-    passes = 4 if accumulated else 1
+
+
+def build(case: str, context: Context) -> Mlp | Transformer:
+    passes = 4 if case in ACCUMULATED else 1
     if case == "transformer":
         return Transformer(
             context, preset="tiny", seq_len=8, static_graph=True, activation_checkpointing=True
@@ -94,9 +92,10 @@ def build(case: str, rank: int) -> Mlp | Transformer:
 
 
 def observe(case: str, rank: int) -> Seen:
-    workload = build(case, rank)
+    workload = build(case, context_of(case, rank))
     training = workload.training
-    assert training.ddp is not None
+    ddp = training.replica
+    assert isinstance(ddp, DistributedDataParallel)
     buckets: list[int] = []
     gradients: list[list[float]] = []
 
@@ -109,7 +108,7 @@ def observe(case: str, rank: int) -> Seen:
         grads = [p.grad.flatten() for p in training.model.parameters() if p.grad is not None]
         gradients.append(torch.cat(grads)[:2000].tolist())
 
-    training.ddp.register_comm_hook(dist.group.WORLD, counted)
+    ddp.register_comm_hook(dist.group.WORLD, counted)
     training.optimizer.register_step_pre_hook(note)
     for _ in range(STEPS):
         buckets.append(0)
@@ -132,11 +131,12 @@ class Rehooked:
     not_reduced: list[float]
     by_itself_again: list[float]
     buckets: list[int]
-    old_ddp_is_gone: bool
+    old_reducer_is_gone: bool
 
 
 def rehook(case: str, rank: int) -> Rehooked:
-    workload = build(case, rank)
+    context = context_of(case, rank)
+    workload = build(case, context)
     training = workload.training
     # Without updates every step sees the same parameters.
     training.optimizer.param_groups[0]["lr"] = 0.0
@@ -150,12 +150,11 @@ def rehook(case: str, rank: int) -> Rehooked:
     training.optimizer.register_step_pre_hook(note)
     marks = BucketMarks(torch.device("cpu"))
     workload.step()
-    first = weakref.ref(training.ddp)
-    set_comm_hook = workload.set_comm_hook
-    assert set_comm_hook is not None
+    first = weakref.ref(training.replica.reducer)
+    assert context.replicas.why_no_hook() is None
     buckets: list[int] = []
     for hook in (marks.hook, noop_hook, None):
-        set_comm_hook(hook)
+        context.replicas.set_comm_hook(hook)
         # Three, the last of which is as good as any: a static graph differs in the first.
         for _ in range(3):
             workload.step()
@@ -169,15 +168,57 @@ def rehook(case: str, rank: int) -> Rehooked:
         not_reduced=seen[6],
         by_itself_again=seen[9],
         buckets=buckets,
-        old_ddp_is_gone=first() is None,
+        old_reducer_is_gone=first() is None,
     )
 
 
 def broken_down(rank: int) -> Breakdown:
-    workload = build("small buckets", rank)
-    found = break_down(workload, make_timer(torch.device("cpu")), context_of(rank), 4)
+    context = context_of("small buckets", rank)
+    workload = build("small buckets", context)
+    found = break_down(workload, make_timer(torch.device("cpu")), context, 4)
     workload.close()
     return found
+
+
+class Twice:
+    """Two models, as a class of one's own has them that inherits nothing."""
+
+    def __init__(self, context: Context) -> None:
+        self.models = [context.ddp(nn.Linear(8, 8).eval()) for _ in range(2)]
+
+    def step(self) -> None:
+        for model in self.models:
+            model(torch.ones(4, 8)).sum().backward()
+        optimizer = torch.optim.SGD([p for m in self.models for p in m.parameters()], lr=0.1)
+        optimizer.step()
+
+
+def own_class(rank: int) -> Breakdown:
+    context = context_of("own", rank)
+    workload = Twice(context)
+    held = list(workload.models)
+    workload.step()
+    found = break_down(workload, make_timer(torch.device("cpu")), context, 4)  # type: ignore[arg-type]
+    # The same objects, which may be held anywhere.
+    assert all(one is other for one, other in zip(held, workload.models, strict=True))
+    assert not any(model.module.training for model in workload.models)
+    return found
+
+
+def why_no_hook(rank: int, harm: Callable[[nn.Module], object]) -> str | None:
+    context = context_of("own", rank)
+    model = context.ddp(nn.Linear(8, 8))
+    harm(model)
+    return context.replicas.why_no_hook()
+
+
+def compiled(model: nn.Module) -> None:
+    torch.compile(model, backend="eager")(torch.ones(4, 8)).sum().backward()
+
+
+def hooked(model: nn.Module) -> None:
+    assert isinstance(model, DistributedDataParallel)
+    model.register_comm_hook(None, noop_hook)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,8 +227,9 @@ class Answers:
 
     seen: dict[str, Seen]
     rehooked: dict[str, Rehooked]
-    compiled_has_hook: bool
+    why_no_hook: list[str | None]
     breakdown: Breakdown
+    own_class: Breakdown
 
 
 def run_rank(rank: int, store: str) -> Answers:
@@ -203,8 +245,9 @@ def run_rank(rank: int, store: str) -> Answers:
         return Answers(
             seen={case: observe(case, rank) for case in CASES},
             rehooked={case: rehook(case, rank) for case in REHOOKED},
-            compiled_has_hook=build("compiled", rank).set_comm_hook is not None,
+            why_no_hook=[why_no_hook(rank, harm) for harm in (compiled, hooked, str)],
             breakdown=broken_down(rank),
+            own_class=own_class(rank),
         )
     finally:
         dist.destroy_process_group()
@@ -276,15 +319,21 @@ def test_the_hook_before_is_called_no_more(case: str, answers: list[Answers]) ->
     for found in (answer.rehooked[case] for answer in answers):
         assert all(found.buckets[:3])
         assert found.buckets[3:] == [0] * 6
-        assert found.old_ddp_is_gone
+        assert found.old_reducer_is_gone
 
 
-def test_a_compiled_model_takes_no_hook(answers: list[Answers]) -> None:
-    assert [answer.compiled_has_hook for answer in answers] == [False, False]
+def test_a_compiled_model_and_one_with_a_hook_of_its_own_take_none(answers: list[Answers]) -> None:
+    for first, second, third in (answer.why_no_hook for answer in answers):
+        assert first is not None
+        assert "compiled" in first
+        assert second is not None
+        assert "hook of its own" in second
+        assert third is None
 
 
-def test_a_step_of_two_ranks_is_taken_apart(answers: list[Answers]) -> None:
-    for found in (answer.breakdown for answer in answers):
+@pytest.mark.parametrize("whose", ["breakdown", "own_class"])
+def test_a_step_of_two_ranks_is_taken_apart(whose: str, answers: list[Answers]) -> None:
+    for found in (getattr(answer, whose) for answer in answers):
         assert len(found.comm_ms) == len(found.tail_ms) == 4
         assert all(tail > 0 for tail in found.tail_ms)
         assert all(comm > 0 for comm in found.comm_ms)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import ModuleType
-from typing import get_type_hints
+from typing import Any
 
 import pytest
 import torch
 
+from raybench import registry
 from raybench.point import Precision
 from raybench.workloads.base import Context
 
@@ -38,17 +39,40 @@ def test_the_example_trains_in_every_precision(example: ModuleType, precision: P
         precision=precision,
     )
     workload = example.ConvNet(context, channels=4, image_size=8)
-    before = [parameter.detach().clone() for parameter in workload._model.parameters()]
+    before = [parameter.detach().clone() for parameter in workload.model.parameters()]
     workload.step()
-    after = list(workload._model.parameters())
+    after = list(workload.model.parameters())
     assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert workload.items_per_step == 2
 
 
 def test_the_parameters_of_the_example_can_be_read_from_its_signature(example: ModuleType) -> None:
-    hints = get_type_hints(example.ConvNet.__init__, include_extras=True)
-    assert list(hints) == ["context", "channels", "image_size", "memory_format", "return"]
+    names = [setting.name for setting in registry.parameters(example.ConvNet)]
+    own = ["channels", "image_size", "memory_format", "compile"]
+    assert names == [*own, "bucket_cap_mb", "gradient_as_bucket_view", "static_graph"]
+    assert not registry.lacks_items(example.ConvNet)
 
 
 def test_the_document_shows_the_example_as_it_is() -> None:
     assert EXAMPLE.read_text() in (DOCS / "workloads.md").read_text()
+
+
+def test_the_shortest_workload_of_the_document_runs_and_is_checked_by_its_types() -> None:
+    _, _, rest = (DOCS / "workloads.md").read_text().partition("```python\n")
+    names: dict[str, Any] = {}
+    exec(rest.partition("```")[0], names)
+    shortest = names["Attention"]
+    assert [setting.name for setting in registry.parameters(shortest)] == ["heads", "seq_len"]
+    for device in ("cpu", "meta"):
+        context = Context(
+            device=torch.device(device),
+            rank=0,
+            world_size=1,
+            local_rank=0,
+            batch_size=2,
+            precision=Precision.BF16,
+        )
+        workload = shortest(context, heads=2, seq_len=8)
+        workload.step()
+        assert workload.q.grad.shape == (2, 2, 8, 64)
+        assert workload.items_per_step == 2

@@ -99,7 +99,8 @@ def test_a_step_leaves_no_gradients_behind() -> None:
 
 
 def test_world_size_one_has_no_ddp() -> None:
-    assert small_mlp(make_context()).training.ddp is None
+    training = small_mlp(make_context()).training
+    assert training.replica is training.model
 
 
 def test_the_same_seed_gives_the_same_parameters_and_another_seed_others() -> None:

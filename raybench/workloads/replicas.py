@@ -1,0 +1,112 @@
+"""Models that DistributedDataParallel keeps alike on all ranks, and how their gradients travel."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from raybench.workloads.base import Context
+
+CommHook = Callable[[Any, GradBucket], Future[Tensor]]
+
+_TORCH_BUCKET_CAP_MB = 25
+_NO_MODEL = "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
+_COMPILED = "unknown: a compiled model would be compiled anew for another way of reducing"
+_OWN_HOOK = "unknown: the workload has a communication hook of its own"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Wrapped:
+    """How a model was wrapped. has_begun: a pass has reduced its gradients since."""
+
+    options: Mapping[str, Any]
+    has_begun: bool = False
+
+
+class Replicas:
+    """The models of one workload that were wrapped, as long as the workload has them."""
+
+    def __init__(self) -> None:
+        self._wrapped: WeakKeyDictionary[DistributedDataParallel, _Wrapped] = WeakKeyDictionary()
+        self._compiled_before = _compiled_frames()
+
+    def wrap(self, model: nn.Module, context: Context, options: Mapping[str, Any]) -> nn.Module:
+        """As Context.ddp."""
+        if context.world_size == 1 or context.device.type == "meta":
+            return model
+        on_gpu = context.device.type == "cuda"
+        settings: dict[str, Any] = {"device_ids": [context.device] if on_gpu else None, **options}
+        # Given a number, torch uses it for the first bucket too; its default begins with 1 MiB.
+        if settings.get("bucket_cap_mb") == _TORCH_BUCKET_CAP_MB:
+            del settings["bucket_cap_mb"]
+        ddp = DistributedDataParallel(model, **settings)
+        self._wrapped[ddp] = _Wrapped(options=settings)
+        return ddp
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """As Context.no_sync."""
+        if not isinstance(model, DistributedDataParallel):
+            return nullcontext()
+        wrapped = self._wrapped.get(model)
+        # With static_graph the very first backward pass records the graph and must reduce: under
+        # no_sync it fails or, worse, later passes reduce nothing (pytorch#143580, pytorch#187732).
+        if wrapped is not None and wrapped.options.get("static_graph") and not wrapped.has_begun:
+            wrapped.has_begun = True
+            return nullcontext()
+        return model.no_sync()
+
+    def why_no_hook(self) -> str | None:
+        """Why `set_comm_hook` must not be called; None where it may be."""
+        if not self._wrapped:
+            return _NO_MODEL
+        if _compiled_frames() > self._compiled_before:
+            return _COMPILED
+        if any(ddp._comm_hooks for ddp in self._wrapped):
+            return _OWN_HOOK
+        return None
+
+    def set_comm_hook(self, hook: CommHook | None) -> None:
+        """Let gradients go through the hook from now on; None: as DDP reduces them by itself.
+
+        On all ranks. DDP takes one hook in its life, so it begins another one.
+        """
+        for ddp, wrapped in list(self._wrapped.items()):
+            _wrap_anew(ddp, wrapped.options)
+            wrapped.has_begun = False
+            if hook is not None:
+                ddp.register_comm_hook(None, hook)
+
+    def forget(self) -> None:
+        """What is wrapped from now on is another workload's."""
+        self._wrapped.clear()
+        self._compiled_before = _compiled_frames()
+
+
+def _wrap_anew(ddp: DistributedDataParallel, options: Mapping[str, Any]) -> None:
+    """Make the same object anew: whoever holds it goes on with it."""
+    model, is_training = ddp.module, ddp.training
+    # All that it had must be gone first, cycles included: its buckets take as much memory as the
+    # gradients, which may lie in them, and its hooks on the parameters would reduce them too.
+    ddp.__dict__.clear()
+    for parameter in model.parameters():
+        parameter.grad = None
+    gc.collect()
+    DistributedDataParallel.__init__(ddp, model, **options)
+    ddp.training = is_training
+
+
+def _compiled_frames() -> int:
+    """How much torch.compile has compiled in this process."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    return 0 if utils is None else sum(utils.counters["frames"].values())
