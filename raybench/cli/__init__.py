@@ -7,6 +7,7 @@ and 1 where a point failed, 130 where the user interrupted.
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 import traceback
@@ -18,7 +19,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from raybench.errors import RaybenchError, ResultsWarning
+from raybench.errors import RaybenchError, UsageError, ResultsWarning
 from raybench.version import __version__
 
 # Name -> module that holds the command of that name; imported when it is called.

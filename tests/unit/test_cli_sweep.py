@@ -363,6 +363,25 @@ def test_a_command_to_be_typed_is_quoted_and_called_as_this_one_was(
     )
 
 
+@pytest.mark.parametrize(
+    ("variables", "given"),
+    [
+        ({"PYTHONUTF8": "1"}, b"k=\xfe"),
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, b"k=\xc3\xa9"),
+    ],
+)
+def test_bytes_that_are_no_text_here_are_one_line(
+    variables: dict[str, str], given: bytes, tmp_path: Path
+) -> None:
+    command = [*map(str.encode, (sys.executable, "-m", "raybench", "list", "--results")), given]
+    done = subprocess.run(
+        command, capture_output=True, cwd=tmp_path, env={**os.environ, **variables}
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"arguments must be UTF-8 and the locale too, given b'k=")
+    assert done.stderr.count(b"\n") == 1
+
+
 def test_a_reader_of_the_help_that_has_left_is_no_error() -> None:
     piped = f"{shlex.quote(sys.executable)} -m raybench --help | :"
     done = subprocess.run(
