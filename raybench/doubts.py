@@ -116,7 +116,7 @@ def _throttled(row: Row, record: Record) -> Iterator[str]:
         timed = [r.timed.throttled for m in record.measurements for r in m.repetitions]
         marks = [mark for marks in timed for mark in marks]
         reasons = ", ".join(row["throttle_reasons"]) or "reason unknown"
-        yield f"clocks were held down in {sum(marks) / len(marks):.0%} of the samples: {reasons}"
+        yield f"clocks were limited in {sum(marks) / len(marks):.0%} of the samples: {reasons}"
 
 
 def _held_up(row: Row) -> Iterator[str]:

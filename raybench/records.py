@@ -121,7 +121,7 @@ class Measurement:
     flops_per_step: floating-point operations of this rank's step.
     gemm_tflops: what this device reaches in large matrix products of the point's precision.
     energy_j: of the device during the timed phase; None where it was too short to tell.
-    throttle_reasons: why the clocks were held down in the timed phase.
+    throttle_reasons: why the clocks were limited in the timed phase.
     warnings: what this rank knows to make the number doubtful, one sentence each.
     keeps_worker: the process is as fit for the next point as a fresh one.
     """

@@ -238,7 +238,7 @@ _DEVICES = (
     *_columns("double", "W", power_cap_w="power limit", power_cap_default_w="as delivered"),
     *_columns("string", "", topology="links to the other devices"),
     *_columns("double", "degC", temperature_c="GPU temperature at the start"),
-    *_columns("list<string>", "", throttle_reasons="why clocks are held down at the start"),
+    *_columns("list<string>", "", throttle_reasons="why clocks are limited at the start"),
     *_columns("int64", "", ecc_errors="uncorrected, since the driver was loaded"),
     *_columns("bool", "", persistence_mode="driver stays loaded", mig_mode="GPU is partitioned"),
     *_columns("string", "", pcie_link="PCIe link at the start", pcie_link_max="widest PCIe link"),
@@ -279,7 +279,7 @@ _TELEMETRY = (
         nvlink_rx_bytes="received since the driver was loaded",
     ),
     *_columns("int64", "", ecc_errors="uncorrected, since the driver was loaded"),
-    *_columns("list<string>", "", throttle_reasons="why clocks are held down"),
+    *_columns("list<string>", "", throttle_reasons="why clocks are limited"),
 )
 
 _MODULES = (

@@ -228,7 +228,7 @@ def _why_no_base(base: Mapping[str, Any]) -> str | None:
     if not pd.isna(base["throttled"]) and base["throttled"]:
         reasons = base["throttle_reasons"]
         told = "" if reasons is None or not len(reasons) else f" ({', '.join(reasons)})"
-        return f"clocks were held down at the baseline point{told}"
+        return f"clocks were limited at the baseline point{told}"
     if not pd.isna(base["stable"]) and not base["stable"]:
         return "baseline point is unsteady"
     if is_imprecise(base):

@@ -117,9 +117,23 @@ def _warnings_as_lines() -> Iterator[None]:
         yield
 
 
+def _check_arguments() -> None:
+    """Refuse what is no text: neither Ray nor Arrow nor a table takes other bytes than UTF-8."""
+    for argument in sys.argv[1:]:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            given = os.fsencode(argument)
+            raise UsageError(
+                f"arguments must be UTF-8 and the locale too, given {given!r} where Python reads "
+                f"{sys.getfilesystemencoding()}; set PYTHONUTF8=1, or rename it"
+            ) from error
+
+
 def main() -> None:
     """Run the command line; every error becomes one exit code here."""
     try:
+        _check_arguments()
         with _warnings_as_lines():
             code = raybench.main(standalone_mode=False)
     except click.ClickException as error:

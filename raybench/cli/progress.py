@@ -191,7 +191,9 @@ class _Wording:
 
 
 def _reason(record: Record) -> str:
-    return wording.shortened(wording.plain(record.error_message or ""), _REASON_CHARS)
+    message = record.error_message or ""
+    told = wording.failure(record.status, record.error_type, message)
+    return wording.shortened(told, _REASON_CHARS)
 
 
 def _outcome(record: Record) -> str:

@@ -32,14 +32,14 @@ def clocks(facts: Facts) -> Check:
 
 
 def throttling(facts: Facts) -> Check:
-    """Why clocks are held down now, before any work."""
+    """Why clocks are limited now, before any work."""
     slowed = [device for device in facts.devices if _reasons(device)]
     by_hardware = any(_HARDWARE_REASONS.intersection(_reasons(device)) for device in slowed)
     return judged(
         "throttling",
         told(facts.devices, _throttling),
         slowed,
-        "clocks are held down before any work: look at cooling, power supply, caps and set clocks "
+        "clocks are limited before any work: look at cooling, power supply, caps and set clocks "
         "(nvidia-smi -q -d PERFORMANCE)",
         Verdict.FAIL if by_hardware else Verdict.WARN,
     )

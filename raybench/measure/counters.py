@@ -26,7 +26,7 @@ class Reading:
     """Counters at one moment.
 
     time_s: of a monotonic clock. energy_j: since the driver was loaded.
-    limited_s: time for which clocks were held down since then, by reason; empty where the device
+    limited_s: time for which clocks were limited since then, by reason; empty where the device
     counts none of them.
     """
 
@@ -84,7 +84,7 @@ def _limited_s(handle: Any) -> dict[str, float]:
 
 
 def throttle_reasons(before: Reading | None, after: Reading | None) -> tuple[str, ...]:
-    """Why the clocks were held down for more than 2 % of the time between two readings.
+    """Why the clocks were limited for more than 2 % of the time between two readings.
 
     Empty also where that is not known. Idling and clocks that an administrator set are no
     throttling and are not counted.

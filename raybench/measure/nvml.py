@@ -15,7 +15,7 @@ import pynvml
 # A field of `nvmlDeviceGetFieldValues`, alone or with its scope (for NVLink: the link).
 Field = int | tuple[int, int]
 
-# Why clocks are held down, by NVML's bit. These words are those of the tables.
+# Why clocks are limited, by NVML's bit. These words are those of the tables.
 _REASON_OF_BIT = {
     pynvml.nvmlClocksEventReasonGpuIdle: "idle",
     pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "app_clocks",
@@ -97,7 +97,7 @@ def field_values(handle: Any, fields: Sequence[Field]) -> dict[Field, int | floa
 
 
 def throttle_reasons(handle: Any) -> tuple[str, ...]:
-    """Why clocks are held down now; a reason that has no name yet by its bit, as in "0x800"."""
+    """Why clocks are limited now; a reason that has no name yet by its bit, as in "0x800"."""
     bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:
         # The name before driver 535.

@@ -149,7 +149,9 @@ def _attempts(attempts: Sequence[Row]) -> list[RenderableType]:
             wording.STATUS_WORDS[row["status"]],
             f"{row['started_at']:%Y-%m-%d %H:%M:%S}",
             wording.number(row["duration_s"], 3),
-            wording.plain(row["error_message"]) if wording.known(row["error_message"]) else "",
+            wording.failure(row["status"], row["error_type"], row["error_message"])
+            if wording.known(row["error_message"])
+            else "",
         ]
         for row in attempts
     ]

@@ -14,6 +14,7 @@ from raybench.report import wording
 _FIGURES = re.compile(r"(?<!\d)(?<!^rank )\d+(?:[.,]\d+)*(?: (?:[KMGT]iB|bytes)\b)?")
 _BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _MOST_HOSTS = 4
+_MOST_RANKS = 4
 _MOST_LINES = 20
 _MOST_CHARS = 300
 
@@ -87,7 +88,8 @@ def _reason(row: Row) -> str:
     if wording.known(row["error_host"]):
         place = f"rank {row['error_rank']:.0f} ({row['error_host']}, {row['error_device']}): "
         message = message.removeprefix(place)
-    return f"{wording.STATUS_WORDS[row['status']]}: {wording.plain(message)}"
+    told = wording.failure(row["status"], row["error_type"], message)
+    return f"{wording.STATUS_WORDS[row['status']]}: {told}"
 
 
 def _where(rows: Sequence[Row]) -> str:
@@ -101,8 +103,16 @@ def _where(rows: Sequence[Row]) -> str:
     )
     if len(ranks) == len(hosts) == len(devices) == 1:
         return f"rank {ranks[0]}, {hosts[0]}, {devices[0]}"
-    told = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-    return f"{told} on {some(hosts)}"
+    return f"{_one_rank_each(ranks)} on {some(hosts)}"
+
+
+def _one_rank_each(ranks: Sequence[int]) -> str:
+    """In each of these points one rank has failed, not always the same one."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > _MOST_RANKS:
+        return f"one rank each, of {ranks[0]} to {ranks[-1]},"
+    return f"one rank each, {', '.join(map(str, ranks[:-1]))} or {ranks[-1]},"
 
 
 def _ranges(texts: Sequence[str]) -> str:

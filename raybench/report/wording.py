@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,11 +33,13 @@ MARKS = {
     "u": "unsteady, the warm-up did not settle or the step time drifts",
     "w": "wide, the 95 % interval exceeds ±10 %",
     "h": "host-bound, the device waits for the host",
-    "t": "throttled, clocks were held down",
+    "t": "throttled, the clocks were limited",
     "s": "one rank is slower than the others",
     "n": "not alone, something else used its devices or nodes at the same time",
     "b": "no breakdown, the parts exceed the step by more than 10 %",
 }
+# Where a failure was, with which its message begins.
+_PLACE = re.compile(r"rank \d+ \([^()]*\): ")
 _GIB = 2**30
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 # Below this a time reads better in microseconds.
@@ -77,6 +80,17 @@ def plain_lines(text: str) -> list[str]:
     """Text from results as harmless lines, with what they are indented by."""
     lines = [line.expandtabs() for line in text.splitlines()]
     return [" " * (len(line) - len(line.lstrip(" "))) + plain(line) for line in lines]
+
+
+def failure(status: str, error_type: Any, message: str) -> str:
+    """Why a point failed; an exception with its type, as Python prints it: `SystemExit: 3`."""
+    text = plain(message)
+    place = _PLACE.match(text)
+    start = place.group() if place else ""
+    is_exception = status == "error" and known(error_type)
+    if not is_exception or text[len(start) :].startswith(str(error_type)):
+        return text
+    return f"{start}{plain(error_type)}: {text[len(start) :]}".removesuffix(": ")
 
 
 def shortened(text: str, most: int) -> str:

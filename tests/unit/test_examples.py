@@ -114,7 +114,7 @@ def test_the_scaling_report_leads_with_the_best_the_worst_and_the_share_of_commu
     share = f"{four.share.min():.0%} to {four.share.max():.0%}"
     assert f"{share} of the loss is exposed communication" in told
     left_out = len(several) - len(compared)
-    assert f"{left_out} of {len(several)} points are not compared: clocks were held down" in told
+    assert f"{left_out} of {len(several)} points are not compared: clocks were limited" in told
 
 
 def test_the_collectives_report_leads_with_the_bandwidths_of_the_largest_messages() -> None:

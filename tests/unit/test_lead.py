@@ -29,7 +29,7 @@ LEADS = {
     "324.9 GB/s (all_gather) to 359.5 GB/s (broadcast)",
     "ddp_scaling-20261121-132844-4b9a": "at best 3.48x on 4 GPUs, 87.0% (fp32, batch 1024), "
     "at worst 2.29x, 57.2% (tf32, batch 64); 67% to 77% of the loss is exposed communication; "
-    "6 of 24 points are not compared: clocks were held down at the baseline point (power_cap)",
+    "6 of 24 points are not compared: clocks were limited at the baseline point (power_cap)",
     "ddp_linear-20261120-194439-364b": "at best 3.26x on 4 GPUs, 81.5% "
     "(data=dataloader, num_workers=2, pin_memory=true), at worst 2.44x, 61.1% "
     "(data=device, num_workers=0, pin_memory=false); what the rest is lost to was not measured",
@@ -114,7 +114,7 @@ def test_a_run_without_an_ok_point_leads_with_nothing() -> None:
 @pytest.mark.parametrize(
     ("column", "value", "why"),
     [
-        ("throttled", True, "clocks were held down at the baseline point"),
+        ("throttled", True, "clocks were limited at the baseline point"),
         ("stable", False, "baseline point is unsteady"),
     ],
 )

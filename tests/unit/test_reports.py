@@ -100,6 +100,42 @@ def test_reasons_that_differ_in_figures_only_are_said_once_with_their_count() ->
     assert (said.count, said.text) == (3, "out of memory: tried 1.5 to 12.5 GiB")
 
 
+def test_an_exception_is_told_with_its_type_after_the_place_and_only_once() -> None:
+    def told(message: str, **fields: object) -> str:
+        settings = {"status": Status.ERROR, "error_message": message, **fields}
+        [said] = report([make_failed(**settings)]).failures
+        return said.text
+
+    assert told("3", error_type="SystemExit") == "error: SystemExit: 3"
+    assert told("bad things", error_type="RuntimeError") == "error: RuntimeError: bad things"
+    assert told("", error_type="RuntimeError") == "error: RuntimeError"
+    assert told("RuntimeError: no", error_type="RuntimeError") == "error: RuntimeError: no"
+    place = "rank 0 (alpha, cuda:0): "
+    assert wording.failure("error", "ValueError", f"{place}no") == f"{place}ValueError: no"
+    assert wording.failure("lost", "NodeLost", "it is gone") == "it is gone"
+
+
+def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks() -> None:
+    def failed(ranks: Sequence[int]) -> str:
+        devices = tuple(make_device(index, host="vm") for index in range(3))
+        records = [
+            make_failed(
+                make_point(world_size=3, batch_size=number + 1),
+                status=Status.ERROR,
+                devices=devices,
+                error_message=f"rank {rank} (vm, cuda:{rank}): no",
+                error_rank=rank,
+            )
+            for number, rank in enumerate(ranks)
+        ]
+        [said] = report(records).failures
+        return said.where
+
+    assert failed([1]).startswith("rank 1, ")
+    assert failed([0, 1]) == "one rank each, 0 or 1, on vm"
+    assert failed([0, 0, 2, 1]) == "one rank each, 0, 1 or 2, on vm"
+
+
 def test_reasons_that_differ_in_the_units_of_their_figures_are_said_once_too() -> None:
     sizes = ("600.00 MiB", "2.50 GiB", "8 bytes")
     failed = [
@@ -595,7 +631,7 @@ def test_a_throttled_point_is_marked_and_tells_its_reasons() -> None:
     summary = report([replace(plain, measurements=(hot,))])
     assert "t" in summary.tables[0].rows[0]
     [said] = summary.warnings
-    assert said.text == "clocks were held down in 50% of the samples: sw_power_cap"
+    assert said.text == "clocks were limited in 50% of the samples: sw_power_cap"
 
 
 def test_a_wide_table_of_parts_does_without_its_optional_columns_in_a_terminal() -> None:
