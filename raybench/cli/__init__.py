@@ -19,7 +19,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from raybench.errors import RaybenchError, UsageError, ResultsWarning
+from raybench.errors import RaybenchError, ResultsWarning, UsageError
 from raybench.version import __version__
 
 # Name -> module that holds the command of that name; imported when it is called.
