@@ -35,6 +35,7 @@ class _Landing:
     index: int
     outcome: tuple[Answer, ...] | BaseException
     duration_s: float
+    others: tuple[str, ...]
 
 
 class Flights:
@@ -99,19 +100,25 @@ class Flights:
             started_at=flight.started_at,
             duration_s=landing.duration_s,
             neighbours=tuple(flight.neighbours),
+            others=landing.others,
         )
         return flight.turn, record
 
     def _fly(self, index: int, task: Task, seats: Sequence[int]) -> None:
         started_s = time.perf_counter()
         outcome: tuple[Answer, ...] | BaseException
+        others: tuple[str, ...] = ()
         try:
+            seen = self._cluster.bystanders(seats)
             outcome = self._cluster.run(task, seats)
+            duration_s = time.perf_counter() - started_s
+            others = seen()
         except BaseException as error:
             # It is raised again on the thread that waits.
-            outcome = error
-        duration_s = time.perf_counter() - started_s
-        self._landings.put(_Landing(index=index, outcome=outcome, duration_s=duration_s))
+            outcome, duration_s = error, time.perf_counter() - started_s
+        self._landings.put(
+            _Landing(index=index, outcome=outcome, duration_s=duration_s, others=others)
+        )
 
     def _note_neighbours(self, flight: Flight) -> None:
         for node_id in {device.node_id: None for device in flight.devices}:

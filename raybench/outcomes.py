@@ -44,8 +44,12 @@ def answered(
     started_at: datetime,
     duration_s: float,
     neighbours: tuple[str, ...],
+    others: tuple[str, ...] = (),
 ) -> Record:
-    """All measurements, or none: a rank whose peer failed may have measured garbage."""
+    """All measurements, or none: a rank whose peer failed may have measured garbage.
+
+    others: who used the devices besides, other than points of this run.
+    """
     answers = checked(answers)
     failure = _cause(answers)
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
@@ -61,8 +65,8 @@ def answered(
         error_message=_explained(failure, devices) if failure else None,
         error_rank=failure.rank if failure else None,
         error_detail=(failure.detail or None) if failure else None,
-        neighbours=neighbours,
-        warnings=() if failure else _warnings(measurements, devices),
+        neighbours=(*neighbours, *others),
+        warnings=() if failure else _warnings(measurements, devices, others),
     )
 
 
@@ -78,9 +82,12 @@ def _explained(failure: Failure, devices: Sequence[Device]) -> str:
     return f"rank {failure.rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
 
 
-def _warnings(measurements: Sequence[Measurement], devices: Sequence[Device]) -> tuple[str, ...]:
+def _warnings(
+    measurements: Sequence[Measurement], devices: Sequence[Device], others: Sequence[str]
+) -> tuple[str, ...]:
     told = [warning for measurement in measurements for warning in measurement.warnings]
-    return tuple(dict.fromkeys([*told, *_crowding(devices)]))
+    not_alone = [f"not alone: {other}" for other in others]
+    return tuple(dict.fromkeys([*told, *not_alone, *_crowding(devices)]))
 
 
 def _crowding(devices: Sequence[Device]) -> Iterator[str]:

@@ -218,7 +218,8 @@ class Record:
     devices: those that ran it, in rank order; empty for a skipped point.
     error_rank: the rank that failed first, as far as one can be named. error_detail: its traceback,
     or the end of its worker's log.
-    neighbours: point_ids that ran on a node of this one at the same time.
+    neighbours: point_ids that ran on a node of this one at the same time; and in words who else
+    used its devices, other sweeps and other processes.
     warnings: those of the ranks and those the driver knows, without repeats.
     """
 

@@ -188,7 +188,12 @@ _POINTS = (
         "double", "GB/s", algbw_gb_s="nccl-tests", busbw_gb_s="nccl-tests", memory_gb_s="memory"
     ),
     *_columns("double", "J", energy_j="all devices"),
-    *_columns("list<string>", "", warnings="what to doubt", neighbours="points beside it"),
+    *_columns(
+        "list<string>",
+        "",
+        warnings="what to doubt",
+        neighbours="points, runs and processes beside it",
+    ),
 )
 
 _SAMPLES = (

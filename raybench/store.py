@@ -15,6 +15,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -71,6 +72,11 @@ class RunStore:
                 store._folder(table).mkdir(parents=True, exist_ok=True)
         store.write_run(run)
         return store
+
+    def remove(self) -> None:
+        """Remove the run, of which nothing is measured yet."""
+        for table in _WRITTEN:
+            shutil.rmtree(self._folder(table), ignore_errors=True)
 
     def write_run(self, run: Run) -> None:
         """Write the row of the run, in place of what was there."""

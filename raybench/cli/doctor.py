@@ -73,8 +73,10 @@ def doctor_command(
     """
     if starts is not None and not wants_parity:
         raise UsageError(f"--starts {starts}: is for --parity; add it, or leave --starts out")
+    from raybench.cluster.claims import Terms
     from raybench.cluster.ray_cluster import RayCluster
     from raybench.cluster.ray_connection import connect
+    from raybench.device_locks import this_process
     from raybench.doctor.text import format_json, format_text
 
     console = Console(stderr=True)
@@ -82,7 +84,9 @@ def doctor_command(
         interrupts = at_the_end.enter_context(Interrupts(console))
         with _phase(console, "connecting to Ray"), interrupts.held_back(math.inf):
             # A private Ray on CPUs gets a worker for each core.
-            cluster = RayCluster(connect(address, device, len(os.sched_getaffinity(0))))
+            connection = connect(address, device, len(os.sched_getaffinity(0)))
+            terms = Terms(holder=this_process("raybench doctor"), shared=True)
+            cluster = RayCluster(connection, terms=terms)
             at_the_end.callback(cluster.close)
             interrupts.take_signals()
         diagnosis = diagnose(cluster, (starts or _STARTS) if wants_parity else 0, console)
@@ -103,7 +107,12 @@ def diagnose(cluster: Cluster, starts: int, console: Console) -> Diagnosis:
     from raybench.doctor.text import Diagnosis
 
     refusal = _started(cluster, console)
-    facts = Facts(devices=cluster.devices, versions=package_versions(), refusal=refusal)
+    facts = Facts(
+        devices=cluster.devices,
+        versions=package_versions(),
+        refusal=refusal,
+        others=cluster.others,
+    )
     checks = [*examine(facts), *_worked(cluster, facts, console)]
     if starts and not refusal:
         checks += _parity(cluster, facts, starts, console)

@@ -15,7 +15,7 @@ from raybench.cli.interrupts import Interrupts
 from raybench.cli.run_rows import RunRows
 from raybench.cli.start import Start, Where
 from raybench.cli.stderr import say
-from raybench.errors import ClusterError, ResultsError
+from raybench.errors import ClusterError, DevicesInUse, ResultsError
 from raybench.records import Record, Status
 from raybench.run import Run, RunStatus
 
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
     """Run the points on a cluster; the run as it ended. Raises ClusterError and ResultsError."""
     from raybench.batch_search import check_bounded
+    from raybench.cluster.claims import Terms, processors_held
     from raybench.cluster.ray_cluster import RayCluster
     from raybench.cluster.ray_connection import connect
+    from raybench.device_locks import this_process
     from raybench.sweep import SweepSettings
 
     sizes = [point.world_size for point in start.left.points]
@@ -39,10 +41,17 @@ def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
     wanted = sum(sizes) if job.placement.isolation == "device" and not where.wait_s else max(sizes)
     with ExitStack() as at_the_end:
         interrupts = at_the_end.enter_context(Interrupts(console))
+        terms = Terms(
+            holder=this_process(f"run {start.run.run_id}"),
+            shared=where.shared,
+            wait_s=where.wait_s,
+        )
+        if where.is_of_this_host_alone:
+            at_the_end.enter_context(processors_held(terms, lambda line: say(console, line)))
         # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
         with console.status("connecting to Ray"), interrupts.held_back(math.inf):
             connection = connect(where.address, where.device, wanted, where.wait_s)
-            cluster = RayCluster(connection, tell=lambda line: say(console, line))
+            cluster = RayCluster(connection, tell=lambda line: say(console, line), terms=terms)
             at_the_end.enter_context(_closed(cluster, interrupts))
             interrupts.take_signals()
         check_bounded(start.plan, connection.kind)
@@ -120,6 +129,9 @@ def recorded(
     except KeyboardInterrupt:
         # The points in flight have their rows already.
         run = rows.close(RunStatus.INTERRUPTED)
+    except DevicesInUse:
+        rows.forget()
+        raise
     except BaseException:
         rows.tell_kept("stopped")
         # The first error is the one to tell, also where the disk takes no row any more.

@@ -89,6 +89,13 @@ class RunRows:
         self.store.write_run(run)
         return run
 
+    def forget(self) -> None:
+        """Leave no run where none has begun; one that was to go on can still be resumed."""
+        if self.start.is_resumed:
+            self.close(RunStatus.INTERRUPTED)
+        else:
+            self.store.remove()
+
     def tell_kept(self, what: str) -> None:
         """Say once what there is of a run that was cut short, and how to go on with it."""
         if self._is_told:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Where:
     """Where a run is carried out, where its tables go, and the point_ids to profile.
 
-    wait_s: how long the cluster may take to get the devices that the biggest point needs.
+    wait_s: how long the cluster may take to get the devices that the biggest point needs, and other
+    sweeps to let go of theirs. shared: measure beside other sweeps.
     """
 
     address: str
@@ -28,6 +29,17 @@ class Where:
     output: Path
     profiled: frozenset[str]
     wait_s: float = 0.0
+    shared: bool = False
+
+    @property
+    def is_of_this_host_alone(self) -> bool:
+        """Whether it is known, before Ray is asked, that processors of this host are measured."""
+        is_on_cpus = self.device == "cpu" or (self.device == "auto" and not _has_gpus())
+        return is_on_cpus and self.address == "local"
+
+
+def _has_gpus() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 DeviceKey = tuple[str, str, int]

@@ -38,6 +38,7 @@ _REPEATED = (
     "retry_failed",
     "profile_expression",
     "wait_s",
+    "shared",
 )
 
 
@@ -72,8 +73,13 @@ def _checked_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float
     callback=_checked_wait,
     default=0.0,
     metavar="SECONDS",
-    help="How late nodes may come, as where a cluster scales itself up; points that fit run "
-    "meanwhile.",
+    help="How long to wait for devices: for other sweeps to end that use them, and for late nodes, "
+    "as where a cluster scales itself up; points that fit run meanwhile.",
+)
+@click.option(
+    "--shared",
+    is_flag=True,
+    help="Measure beside other sweeps on the same devices; each row says who was there.",
 )
 @click.option(
     "-o",
@@ -118,6 +124,7 @@ def sweep_command(
     address: str,
     device: Literal["auto", "cuda", "cpu"],
     wait_s: float,
+    shared: bool,
     output: Path,
     overrides: tuple[str, ...],
     expression: str | None,
@@ -149,7 +156,14 @@ def sweep_command(
         raise UsageError("--retry-failed: goes with --resume RUN only")
     job, plan = load_plan(job_file, overrides, None if resumed else expression)
     profiled = _profiled(plan, profile_expression)
-    where = Where(address=address, device=device, output=output, profiled=profiled, wait_s=wait_s)
+    where = Where(
+        address=address,
+        device=device,
+        output=output,
+        profiled=profiled,
+        wait_s=wait_s,
+        shared=shared,
+    )
     if resumed is not None:
         ctx.exit(_resume(ctx, job, plan, where, given_tags))
     if dry_run:

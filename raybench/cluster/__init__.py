@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from raybench.cluster.ranks import Strategy
@@ -29,6 +29,7 @@ class Cluster(Protocol):
     late stand at the end; a seat is never taken away.
     lost: seats that cannot be used any more, because their node or their device is gone.
     coming: workers that were asked for and may still come.
+    others: other sweeps that had the devices at the start, in words.
     """
 
     @property
@@ -46,6 +47,9 @@ class Cluster(Protocol):
     @property
     def coming(self) -> int: ...
 
+    @property
+    def others(self) -> tuple[str, ...]: ...
+
     def start(self, count: int, strategy: Strategy) -> None:
         """Start `count` workers. Raises ClusterError when not one of them comes."""
 
@@ -57,6 +61,13 @@ class Cluster(Protocol):
 
         Several threads may call it at once for disjoint seats. It returns when the seats are fit
         for their next point, or lost. Raises ClusterError when the cluster itself is gone.
+        """
+
+    def bystanders(self, seats: Sequence[int]) -> Callable[[], tuple[str, ...]]:
+        """Begin to look who else uses the devices of these seats.
+
+        The call, when their point has run, tells who did meanwhile, a few words for each; neither
+        raises, nor waits long.
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:

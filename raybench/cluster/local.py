@@ -52,6 +52,10 @@ class LocalCluster:
     def coming(self) -> int:
         return 0
 
+    @property
+    def others(self) -> tuple[str, ...]:
+        return ()
+
     def refresh(self, timeout_s: float) -> None:
         """Nothing comes and goes here."""
 
@@ -66,6 +70,10 @@ class LocalCluster:
             self._workers[device.uuid].run(task, place, None)
             for device, place in zip(devices, ranks.places(devices), strict=True)
         )
+
+    def bystanders(self, seats: Sequence[int]) -> Callable[[], tuple[str, ...]]:
+        """Nobody: this process is no place to look from."""
+        return tuple
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
         """Nothing: it would have to be sampled in this process, beside what is measured."""

@@ -22,7 +22,9 @@ from ray.util.scheduling_strategies import (
 )
 
 from raybench.cluster import leash
+from raybench.cluster.bystanders import Look
 from raybench.cluster.ray_connection import DeviceKind
+from raybench.device_locks import FOLDER_VARIABLE, Claim, DeviceLocks, Holder
 from raybench.environment import measured_variables
 from raybench.records import Answer, Device, DeviceSample, Group, Place, Task
 
@@ -101,6 +103,7 @@ class _Agent:
         # Before the first worker of this run: what other processes have.
         self._used_before_bytes = used_memory_bytes()
         self._samplers: list[Any] = []
+        self._locks = DeviceLocks()
 
     def answer(self) -> None:
         """Shows that this node lives."""
@@ -110,6 +113,19 @@ class _Agent:
 
         self._samplers.append(Sampler(devices))
         self._samplers[-1].start()
+
+    def claim(self, names: Sequence[str], holder: Holder, shared: bool) -> Claim:
+        """Hold these devices of this host until this process ends."""
+        return self._locks.claim(names, holder, shared=shared)
+
+    def release(self) -> None:
+        self._locks.close()
+
+    def look(self, devices: Sequence[Device], holder: Holder) -> Look:
+        """Who else is there now."""
+        from raybench.cluster.bystanders import look
+
+        return look(devices, self._locks, holder)
 
     def drain(self) -> tuple[DeviceSample, ...]:
         return tuple(sample for sampler in self._samplers for sample in sampler.drain())
@@ -169,12 +185,19 @@ def start_agent(node_id: str) -> Any:
 
 def _on_node(actor: type, node_id: str) -> Any:
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    environment = {
+        # Ray's nice 15 lets a busy node look like a dead one.
+        "RAY_worker_niceness": "0",
+        # By which its processor time is known to be ours.
+        leash.MARK: leash.new_mark(),
+    }
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        environment[FOLDER_VARIABLE] = folder
     options = {
         "num_cpus": 0,
         "max_restarts": 0,
         "scheduling_strategy": there,
-        # Ray's nice 15 lets a busy node look like a dead one.
-        "runtime_env": {"env_vars": {"RAY_worker_niceness": "0"}},
+        "runtime_env": {"env_vars": environment},
     }
     return ray.remote(actor).options(**options).remote()
 

@@ -5,20 +5,26 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
+from raybench.cluster.bystanders import Look, lock_name, others_between
 from raybench.cluster.lifelines import Lifelines
 from raybench.cluster.ray_actors import start_agent
 from raybench.cluster.ray_connection import nodes
+from raybench.device_locks import Claim, Holder
 from raybench.records import Device, DeviceSample
 
 # An agent answers in a millisecond; a node that does not is not waited for.
 _ANSWER_TIMEOUT_S = 0.5
 _KILL_TIMEOUT_S = 1.0
+# It waits for whoever else takes a device of its host at the same time.
+_CLAIM_TIMEOUT_S = 10.0
+# On a host with thousands of processes, all busy.
+_LOOK_TIMEOUT_S = 2.0
 _START_TIMEOUT_S = 30.0
 # Without an answer for so long, a node is frozen or cut off. Ray takes up to a minute to say so.
 _SILENCE_S = 8.0
@@ -61,6 +67,7 @@ class NodeAgents:
     def __init__(self, lifelines: Lifelines) -> None:
         self._lifelines = lifelines
         self._nodes: dict[str, _Node] = {}
+        self._holder: Holder | None = None
         self._silent: frozenset[str] = frozenset()
         self._looked_s = -_LOOK_EVERY_S
         # Several points may run, and ask, at once.
@@ -104,8 +111,49 @@ class NodeAgents:
             if now_s > self._looked_s + _LOOK_EVERY_S:
                 self._looked_s = now_s
                 known = self._nodes.items()
-                self._silent = frozenset(one for one, node in known if _is_silent(node, now_s))
+                self._silent = frozenset(
+                    one for one, node in known if _is_silent(node, now_s, self._holder)
+                )
             return self._silent
+
+    def claim(
+        self, devices: Sequence[Device], holder: Holder, *, shared: bool
+    ) -> list[tuple[Device, Claim]]:
+        """As claims.Nodes."""
+        asked = [
+            (here[0], agent.claim.remote(list(map(lock_name, here)), holder, shared))
+            for agent, here in self._by_agent(devices)
+        ]
+        with self._lock:
+            self._holder = holder
+        answers = _answers([ref for _, ref in asked], _CLAIM_TIMEOUT_S)
+        silent = Claim(problem="its agent does not answer")
+        return [(first, said or silent) for (first, _), said in zip(asked, answers, strict=True)]
+
+    def release(self, devices: Sequence[Device]) -> None:
+        """As claims.Nodes."""
+        _answers([agent.release.remote() for agent, _ in self._by_agent(devices)], _CLAIM_TIMEOUT_S)
+
+    def bystanders(self, devices: Sequence[Device]) -> Callable[[], tuple[str, ...]]:
+        """As Cluster.bystanders."""
+        holder = self._holder
+        if holder is None:
+            return tuple
+        before = [
+            (here, agent.look.remote(here, holder)) for agent, here in self._by_agent(devices)
+        ]
+
+        def seen() -> tuple[str, ...]:
+            after = [agent.look.remote(here, holder) for agent, here in self._by_agent(devices)]
+            looks = _answers([*(ref for _, ref in before), *after], _LOOK_TIMEOUT_S)
+            pairs = zip(looks[: len(before)], looks[len(before) :], strict=True)
+            return tuple(
+                told
+                for (here, _), (one, two) in zip(before, pairs, strict=True)
+                for told in _others_on(here, one, two)
+            )
+
+        return seen
 
     def has_ended(self, node_id: str) -> bool:
         """Whether Ray on this node is known to have ended. Takes 0.1 s at most."""
@@ -222,7 +270,7 @@ def _started(node_id: str) -> _Node:
     )
 
 
-def _is_silent(node: _Node, now_s: float) -> bool:
+def _is_silent(node: _Node, now_s: float, holder: Holder | None) -> bool:
     """Looks at the last ping and sends the next; restarts an agent that died on a living node."""
     node.silence_s += min(now_s - node.looked_s, _LONGEST_LOOK_S)
     node.looked_s = now_s
@@ -236,6 +284,9 @@ def _is_silent(node: _Node, now_s: float) -> bool:
         elif done:
             node.agent, node.samples, node.patience_s = start_agent(node.node_id), None, _STARTING_S
             node.agent.sample.remote(tuple(node.devices))
+            if holder is not None:
+                # Who came in between is told in the rows.
+                node.agent.claim.remote(list(map(lock_name, node.devices)), holder, True)
             node.ping = node.agent.answer.remote()
     return node.silence_s > node.patience_s
 
@@ -265,11 +316,19 @@ def _refuses(raylet: tuple[str, int]) -> bool:
     return False
 
 
-def _answers(refs: Sequence[Any]) -> list[Any]:
+def _others_on(devices: Sequence[Device], before: Look | None, after: Look | None) -> Iterator[str]:
+    """Who used these devices of one node besides, as far as its agent says."""
+    if before is None or after is None:
+        yield f"who else uses {devices[0].host} is not known: its agent does not answer"
+    else:
+        yield from others_between(before, after, devices)
+
+
+def _answers(refs: Sequence[Any], timeout_s: float = _ANSWER_TIMEOUT_S) -> list[Any]:
     """What each agent says, waiting as long as for one; None from those that are gone or slow."""
     if not refs:
         return []
-    done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=_ANSWER_TIMEOUT_S)
+    done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
     return [_said(ref) if ref in done else None for ref in refs]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import ray
 
 from raybench.cluster import ranks
+from raybench.cluster.claims import Claims, Terms
 from raybench.cluster.lifelines import Lifelines
 from raybench.cluster.ranks import Strategy
 from raybench.cluster.ray_agents import NodeAgents
@@ -23,7 +24,8 @@ class RayCluster:
     """A Ray cluster and the workers that raybench has on it.
 
     tell: gets a line for the user when workers are waited for, come late or are lost.
-    standby_on_cpus: as Standbys' on_cpus.
+    standby_on_cpus: as Standbys' on_cpus. terms: on which devices are taken from other sweeps;
+    without them no device is locked, and nobody is seen beside a point.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class RayCluster:
         tell: Callable[[str], None] = lambda _: None,
         *,
         standby_on_cpus: bool = False,
+        terms: Terms | None = None,
     ) -> None:
         self._connection = connection
         self._lifelines = Lifelines(
@@ -39,7 +42,8 @@ class RayCluster:
         )
         self._agents = NodeAgents(self._lifelines)
         self._standbys = Standbys(on_cpus=standby_on_cpus)
-        self._seats = Seats(connection, self._agents, self._standbys, tell)
+        self._claims = Claims(self._agents, terms, tell)
+        self._seats = Seats(connection, self._agents, self._standbys, self._claims, tell)
         self._groups = ProcessGroups(self._seats, self._lifelines)
 
     @property
@@ -68,6 +72,13 @@ class RayCluster:
         if count > 1:
             self._groups.start()
         self._seats.start(count, strategy)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        return self._claims.others
+
+    def bystanders(self, seats: Sequence[int]) -> Callable[[], tuple[str, ...]]:
+        return self._agents.bystanders([self._seats[seat].device for seat in seats])
 
     def refresh(self, timeout_s: float) -> None:
         self._seats.refresh(timeout_s)

@@ -13,6 +13,7 @@ import ray
 from ray.util.placement_group import remove_placement_group
 
 from raybench.cluster import ranks
+from raybench.cluster.claims import Claims
 from raybench.cluster.ranks import Strategy
 from raybench.cluster.ray_actors import start_seat
 from raybench.cluster.ray_agents import NodeAgents
@@ -64,11 +65,13 @@ class Seats:
         connection: Connection,
         agents: NodeAgents,
         standbys: Standbys,
+        claims: Claims,
         tell: Callable[[str], None],
     ) -> None:
         self._connection = connection
         self._agents = agents
         self._standbys = standbys
+        self._claims = claims
         self._tell = tell
         self._seats: list[Seat] = []
         self._starting: list[_Start] = []
@@ -111,6 +114,7 @@ class Seats:
         came = self._first_answers()
         order = ranks.in_seat_order([seat.device for seat in came])
         check_devices([seat.device for seat in came])
+        self._claims.hold([seat.device for seat in came])
         self._agents.watch([came[position].device for position in order])
         with self._lock:
             self._seats = [came[position] for position in order]
@@ -237,6 +241,8 @@ class Seats:
         try:
             seat = _seat(start)
             check_devices([*(s.device for s in self._seats if not s.lost_because), seat.device])
+            if reason := self._claims.refusal([seat.device]):
+                raise ClusterError(reason)
         except (ray.exceptions.RayError, ClusterError) as error:
             self._refuse(
                 start, str(error) if isinstance(error, ClusterError) else why_no_start(error)

@@ -13,6 +13,7 @@ _ALL: tuple[_Rule, ...] = (
     worker_checks.devices,
     worker_checks.identity,
     worker_checks.versions,
+    worker_checks.other_sweeps,
     worker_checks.niceness,
     worker_checks.threads,
     worker_checks.disk,

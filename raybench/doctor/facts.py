@@ -41,12 +41,14 @@ class Facts:
     """What the checks look at.
 
     devices: those with a worker, by node and then by index. versions: of this process.
-    refusal: why raybench would measure nothing on these devices; empty when it would.
+    refusal: why raybench would measure nothing on these devices; empty when it would. others: other
+    sweeps that have the devices, in words.
     """
 
     devices: tuple[Device, ...]
     versions: Mapping[str, str] = field(default_factory=dict)
     refusal: str = ""
+    others: tuple[str, ...] = ()
 
     @property
     def is_cuda(self) -> bool:

@@ -96,6 +96,19 @@ def _version(device: Device, name: str) -> str:
     return device.versions.get(name, UNKNOWN)
 
 
+def other_sweeps(facts: Facts) -> Check:
+    """No other sweep has the devices, of whichever user."""
+    if not facts.others:
+        return Check(name="other sweeps", verdict=Verdict.OK, found="none on these devices")
+    return Check(
+        name="other sweeps",
+        verdict=Verdict.WARN,
+        found=listed(facts.others),
+        advice="both share the devices and their time: wait for its end, or measure on others; a "
+        "sweep started now is refused without --wait SECONDS or --shared",
+    )
+
+
 def niceness(facts: Facts) -> Check:
     """Workers have the priority that torchrun's processes have."""
     return judged(

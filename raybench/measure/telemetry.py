@@ -63,6 +63,21 @@ def used_memory_bytes() -> dict[str, int]:
     return {uuid: memory.used for uuid, memory in read if uuid is not None and memory is not None}
 
 
+def process_ids(uuid: str) -> set[int]:
+    """The processes that have a context on the GPU; empty where NVML does not say.
+
+    Asked between points: it may hold up the work of others for a moment.
+    """
+    handle = nvml.device(uuid)
+    kinds = (
+        pynvml.nvmlDeviceGetComputeRunningProcesses,
+        pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+    )
+    if handle is None:
+        return set()
+    return {process.pid for kind in kinds for process in nvml.ask(kind, handle) or ()}
+
+
 def _memory(handle: Any) -> Any | None:
     # The second version leaves out what the driver reserves for itself.
     return nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)

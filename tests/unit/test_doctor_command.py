@@ -93,6 +93,7 @@ class Refusing:
     """A cluster whose workers came, and were refused."""
 
     capacity, description = 2, "two on one device"
+    others = ("run first-1 of bob (process 7 on alpha)",)
 
     def __init__(self, devices: Sequence[Device], reason: str) -> None:
         self._reason, self._come = reason, tuple(devices)
@@ -107,6 +108,8 @@ def test_workers_that_share_a_device_are_examined_and_not_run() -> None:
     shared = [make_device(index=index, uuid="GPU-a") for index in range(2)]
     diagnosis = diagnose(Refusing(shared, "several workers have GPU-a"), 0, console())
     assert found(diagnosis, "identity").verdict is Verdict.FAIL
+    assert found(diagnosis, "other sweeps").verdict is Verdict.WARN
+    assert "run first-1 of bob" in found(diagnosis, "other sweeps").found
     assert found(diagnosis, "collective").found == "not run"
     assert "several workers have GPU-a" in found(diagnosis, "collective").advice
 

@@ -1,0 +1,21 @@
+"""What all tests need."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+# Tests run sweeps side by side with other tests, and beside a user's: each process of pytest has
+# its own folder of device locks. Set here, so that all that is started has it.
+_LOCKS = tempfile.mkdtemp(prefix="raybench-test-locks-")
+os.environ["RAYBENCH_LOCK_DIR"] = _LOCKS
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _locks_are_removed() -> Iterator[None]:
+    yield
+    shutil.rmtree(_LOCKS, ignore_errors=True)
