@@ -73,10 +73,10 @@ class WorkloadSection(BaseModel):
 
 
 class Span(Section):
-    """A count that raybench finds out between two bounds; equal bounds fix it."""
+    """A count that raybench chooses between two bounds; equal bounds fix it."""
 
-    min: PositiveCount = Field(description="At least so many.")
-    max: PositiveCount = Field(description="At most so many.")
+    min: PositiveCount = Field(description="Minimum.")
+    max: PositiveCount = Field(description="Maximum.")
 
     @field_validator("max")
     @classmethod
@@ -98,7 +98,7 @@ def _span(value: object) -> object:
 
 
 class BatchSearch(Section):
-    """Batch sizes that raybench finds out: doubled until memory runs out, then bisected."""
+    """Batch sizes that raybench searches: doubled until memory runs out, then bisected."""
 
     start: PositiveCount = Field(default=64, description="The first batch size.")
     # Not by SkipJsonSchema: pydantic complains once for each member of such a union.
@@ -106,7 +106,8 @@ class BatchSearch(Section):
         PositiveCount | None, WithJsonSchema(TypeAdapter(PositiveCount).json_schema())
     ] = Field(
         default=None,
-        description="No batch size above it. Needed on CPU workers, whose memory is the host's.",
+        description="The largest batch size to try. Required on CPU workers, which share the "
+        "memory of the host.",
     )
 
     @field_validator("max")
@@ -151,7 +152,7 @@ class Measure(Section):
 
     warmup: CountOrSpan = Field(
         default=Span(min=20, max=200),
-        description="Iterations before the timed ones: a count, or bounds between which warm-up "
+        description="Untimed iterations first: a count, or bounds between which the warm-up "
         "ends when the step time is steady.",
     )
     iterations: CountOrSpan = Field(
@@ -161,24 +162,25 @@ class Measure(Section):
     )
     target_ci: Annotated[float, Field(strict=True, gt=0, lt=1)] = Field(
         default=0.01,
-        description="Wanted half width of the 95 % interval of the median, relative to it.",
+        description="Target half width of the 95 % interval of the median, relative to it.",
     )
     max_seconds: Seconds = Field(
         default=20.0,
-        description="Time budget of a repeat in seconds, with its warm-up but for the first step.",
+        description="Time budget of a repeat in seconds, with its warm-up, without its first step.",
     )
     repeats: PositiveCount = Field(
-        default=1, description="How often each point is built, warmed up and timed anew."
+        default=1, description="How many times each point is built, warmed up and timed."
     )
     timeout_s: Seconds = Field(
-        default=300.0, description="A point that takes longer is stopped as hung, in seconds."
+        default=300.0,
+        description="Time limit of a point in seconds; a longer one is stopped as hung.",
     )
     breakdown: Annotated[bool, Field(strict=True)] = Field(
         default=True,
-        description="Run some more steps after the timed ones to tell where the time goes.",
+        description="Run instrumented steps after the timed ones to show where the time goes.",
     )
     fresh_workers: Annotated[bool, Field(strict=True)] = Field(
-        default=False, description="Run each point in new processes; takes seconds a point."
+        default=False, description="Run each point in new processes; adds seconds to each point."
     )
 
 
@@ -186,7 +188,7 @@ class Placement(Section):
     """Which devices work on a point."""
 
     strategy: Literal["pack", "spread"] = Field(
-        default="pack", description="pack: fill node after node. spread: over as many as possible."
+        default="pack", description="pack: as few nodes as possible. spread: as many as possible."
     )
     isolation: Literal["cluster", "node", "device"] = Field(
         default="cluster",

@@ -43,6 +43,28 @@ def complete_point(
     return [CompletionItem(point_id) for point_id in ids if point_id.startswith(incomplete)]
 
 
+def complete_any_point(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Ids of the points of all runs in the results, those of the newest run first."""
+    points = _results(ctx) / "points"
+    ids = dict.fromkeys(
+        part.stem.split("-")[1]
+        for run_id in _runs(ctx)
+        for part in sorted((points / run_id).glob("[!.]*-*-*.parquet"))
+    )
+    return [CompletionItem(point_id) for point_id in ids if point_id.startswith(incomplete)]
+
+
+def complete_workload(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Names of the built-in workloads; one of the user's own cannot be told without importing."""
+    from raybench.registry import BUILTIN
+
+    return [CompletionItem(name) for name in BUILTIN if name.startswith(incomplete)]
+
+
 def _runs(ctx: click.Context, inside: str = "") -> list[str]:
     """Ids of the runs in the results, or in a results folder inside them, the newest first."""
     found = [

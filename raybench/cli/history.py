@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raybench.cli.compare import share
+from raybench.cli.completion import complete_any_point
 from raybench.cli.options import results_option
 from raybench.cli.output import color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
 
 @click.command("history", short_help="Show how points changed over many runs.")
-@click.option("--point", metavar="POINT_ID", help="This point alone; a unique prefix will do.")
+@click.option(
+    "--point",
+    metavar="POINT_ID",
+    shell_complete=complete_any_point,
+    help="This point alone; a unique prefix will do.",
+)
 @click.option("--filter", "expression", metavar="EXPR", help="Only points for which this is true.")
 @results_option
 @click.option(

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from raybench.cli.output import COLUMNS_OF_TABLES, json_text, scalar_text, table_text, write_result
+from raybench.cli.completion import complete_workload
+from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
 from raybench.cli.typed import command, program
 from raybench.report.wording import printable
 
@@ -44,7 +45,7 @@ def init_command(file: Path) -> None:
 
 
 @click.command("workloads", short_help="List what can be timed, and with which parameters.")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_workload)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def workloads_command(name: str | None, as_json: bool) -> None:
     """List the built-in workloads, or the parameters of NAME (or of package.module:Class)."""
@@ -60,7 +61,7 @@ def workloads_command(name: str | None, as_json: bool) -> None:
             f"{table}\nParameters: {program()} workloads NAME. Your own: package.module:Class.\n"
         )
     else:
-        title = click.wrap_text(f"{name}: {described[0]['doc']}", COLUMNS_OF_TABLES)
+        title = click.wrap_text(f"{name}: {described[0]['doc']}", text_width())
         write_result(f"{title}\n\n{_parameter_table(described[0]['parameters'])}")
 
 

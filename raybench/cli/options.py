@@ -11,7 +11,7 @@ results_option = click.option(
     type=click.Path(path_type=Path),
     default=Path("results"),
     show_default=True,
-    help="The folder that holds the result tables.",
+    help="Folder of the result tables.",
 )
 overrides_option = click.option(
     "--set",

@@ -14,6 +14,7 @@ import click
 from raybench.errors import ResultsError
 
 COLUMNS_OF_TABLES = 80
+_PROSE = 100
 
 
 def write_result(text: str) -> None:
@@ -50,6 +51,11 @@ def width() -> int:
     return shutil.get_terminal_size((COLUMNS_OF_TABLES, 24)).columns
 
 
+def text_width() -> int:
+    """Of a text, which longer lines make hard to read."""
+    return min(width(), _PROSE)
+
+
 def scalar_text(value: object) -> str:
     """A value as a job file writes it."""
     from raybench.report.wording import printable
@@ -65,9 +71,9 @@ def json_text(value: object) -> str:
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text, at most 80 characters wide, plain where it is piped."""
+    """Columns of text, as wide as the terminal at most, plain where it is piped."""
     from raybench.report.console import SETTING_CHARS, Column, grid, rendered
 
     whole = ("parameter", "point_id")
     shown = [Column(name, None if name in whole else SETTING_CHARS) for name in columns]
-    return rendered([grid(shown, rows)], COLUMNS_OF_TABLES, color())
+    return rendered([grid(shown, rows)], width(), color())

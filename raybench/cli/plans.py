@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raybench.cli.options import overrides_option
-from raybench.cli.output import COLUMNS_OF_TABLES, json_text, scalar_text, table_text, write_result
+from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
 from raybench.report.wording import printable
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def load_plan(
 def print_plan(
     job: Job, plan: Plan, as_json: bool, devices: int | None = None, nodes: int = 1
 ) -> None:
-    """The plan on stdout, its warnings on stderr. devices, nodes: what the makespans are for."""
+    """The plan on stdout, its warnings on stderr. devices, nodes: for the estimate of the time."""
     for warning in plan.warnings:
         click.echo(printable(f"{warning} (warning)"), err=True)
     makespans = _makespans(job, plan, devices, nodes)
@@ -62,19 +62,19 @@ def print_plan(
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
 @overrides_option
 @click.option(
-    "--filter", "expression", metavar="EXPR", help="Keep only the points for which EXPR holds."
+    "--filter", "expression", metavar="EXPR", help="Keep only the points for which EXPR is true."
 )
 @click.option(
     "--devices",
     type=click.IntRange(min=1, max=_MOST_DEVICES),
-    help="Tell the makespans for so many devices; without it those of the largest point.",
+    help="Estimate the time on N devices; by default as many as the largest point needs.",
 )
 @click.option(
     "--nodes",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="The nodes that share these devices evenly.",
+    help="Nodes over which these devices are spread evenly.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan_command(
@@ -85,11 +85,11 @@ def plan_command(
     nodes: int,
     as_json: bool,
 ) -> None:
-    """Check JOB and print its points, the devices they need and how long they may take.
+    """Check JOB and print its points, the devices they need and the time they may take.
 
     \b
     raybench plan jobs/ddp_scaling.yaml --set matrix.world_size=1,2
-    raybench plan jobs/ddp_scaling.yaml --filter "precision == 'bf16' and batch_size >= 256"
+    raybench plan jobs/ddp_scaling.yaml --filter "precision == 'bf16'"
     """
     job, plan = load_plan(job_file, overrides, expression)
     print_plan(job, plan, as_json, devices, nodes)
@@ -97,7 +97,7 @@ def plan_command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Makespans:
-    """The most that the iterations of a plan take on so many devices, by placement.isolation."""
+    """The longest that the iterations of a plan take on some devices, by placement.isolation."""
 
     devices: int
     nodes: int
@@ -181,7 +181,7 @@ def plan_as_text(job: Job, plan: Plan, makespans: _Makespans | None) -> str:
     ]
     paragraphs = [
         f"{job.name}: workload {job.workload.kind}",
-        click.wrap_text(f"in all points: {same}", COLUMNS_OF_TABLES, subsequent_indent="  "),
+        _wrapped(f"in all points: {same}"),
         *([_searched(plan.batch_search)] if plan.batch_search else []),
         "",
         table_text(["#", "point_id", *varying], rows),
@@ -191,44 +191,54 @@ def plan_as_text(job: Job, plan: Plan, makespans: _Makespans | None) -> str:
     return "\n".join(paragraphs) + "\n"
 
 
+def _wrapped(text: str) -> str:
+    return click.wrap_text(text, text_width(), subsequent_indent="  ")
+
+
 def _searched(search: BatchSearch) -> str:
     doubled = [search.start, 2 * search.start]
     first = [str(batch) for batch in doubled if search.max is None or batch <= search.max]
     most = "" if search.max is None else f" or {search.max} is reached"
-    return (
-        f"batch_size: {', '.join(first)}, ... until memory runs out{most},\n"
-        "  then bisected to the largest that fits; below: the first point of each series"
+    return _wrapped(
+        f"batch_size: {', '.join(first)}, ... until memory runs out{most}, then bisected to the "
+        "largest that fits; below: the first point of each series"
     )
 
 
 def _needs(job: Job, plan: Plan) -> str:
-    measure, count = job.measure, len(plan.points)
-    devices = _devices_needed(plan)
+    count, seconds = len(plan.points), _duration(_point_at_most_s(job))
+    needed = f"the largest needs {_counted(_devices_needed(plan), 'device')}"
+    each = f"{_counted(job.measure.repeats, 'repeat')} of at most {job.measure.max_seconds:g} s"
+    more = (
+        "set-up and the first step of each point take additional time, and a point is stopped "
+        f"after {job.measure.timeout_s:g} s"
+    )
     if plan.batch_search:
-        return (
-            f"{count} series; the largest needs {_counted(devices, 'device')}\n"
-            f"at most {_duration(_point_at_most_s(job))} of iterations for each point; how many "
-            "points a series\ntakes shows when it runs\n"
-            "building and the first step of each point come on top; "
-            f"a point stops at {measure.timeout_s:g} s"
+        return "\n".join(
+            [
+                f"{count} series; {needed}",
+                _wrapped(
+                    f"iterations: at most {seconds} a point; the number of points is known when "
+                    f"the sweep has ended; {more}"
+                ),
+            ]
         )
-    parts = f"{_counted(count, 'point')} x {_counted(measure.repeats, 'repeat')}"
-    parts += f" x {measure.max_seconds:g} s budget"
-    return (
-        f"{_counted(count, 'point')}; the largest needs {_counted(devices, 'device')}\n"
-        f"at most {_duration(count * _point_at_most_s(job))} of iterations: {parts}\n"
-        f"building and the first step of each point come on top; "
-        f"a point stops at {measure.timeout_s:g} s"
+    total = _duration(count * _point_at_most_s(job))
+    return "\n".join(
+        [
+            f"{_counted(count, 'point')}; {needed}",
+            _wrapped(f"iterations: at most {total} ({_counted(count, 'point')} x {each}); {more}"),
+        ]
     )
 
 
 def _makespans_as_text(plan: Plan, makespans: _Makespans) -> str:
     where = f"{_counted(makespans.devices, 'device')} of {_counted(makespans.nodes, 'node')}"
-    each = (f"{name} {_duration(seconds)}" for name, seconds in makespans.at_most_s.items())
-    text = f"by placement.isolation on {where}, at most:\n  {', '.join(each)}"
+    each = (f"{_duration(seconds)} ({name})" for name, seconds in makespans.at_most_s.items())
+    text = f"on {where}, by placement.isolation, at most: {', '.join(each)}"
     if too_big := sum(point.world_size > makespans.devices for point in plan.points):
         text += f"; without {_counted(too_big, 'point')} that cannot run there"
-    return text
+    return _wrapped(text)
 
 
 def _counted(count: int, noun: str) -> str:

@@ -56,15 +56,15 @@ def _checked_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float
     default="auto",
     show_default=True,
     metavar="auto|local|HOST:PORT",
-    help="The Ray cluster: auto joins RAY_ADDRESS or one running on this host, else starts "
-    "a private one; local always starts a private one.",
+    help="The Ray cluster. auto: the one of RAY_ADDRESS or of this host, else a private one. "
+    "local: always a private one.",
 )
 @click.option(
     "--device",
     type=click.Choice(["auto", "cuda", "cpu"]),
     default="auto",
     show_default=True,
-    help="What a worker owns: auto takes GPUs where the cluster has any.",
+    help="The devices to measure. auto: GPUs where the cluster has any, else CPU workers.",
 )
 @click.option(
     "--wait",
@@ -73,8 +73,8 @@ def _checked_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float
     callback=_checked_wait,
     default=0.0,
     metavar="SECONDS",
-    help="How long to wait for devices: for other sweeps to end that use them, and for late nodes, "
-    "as where a cluster scales itself up; points that fit run meanwhile.",
+    help="How long to wait for devices: for other sweeps that use them to end, and for nodes that "
+    "join late. Points that fit run meanwhile.",
 )
 @click.option(
     "--shared",
@@ -87,31 +87,34 @@ def _checked_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float
     type=click.Path(path_type=Path),
     default=Path("results"),
     show_default=True,
-    help="The folder that takes the result tables.",
+    help="Folder for the result tables.",
 )
 @overrides_option
 @click.option(
-    "--filter", "expression", metavar="EXPR", help="Run only the points for which EXPR holds."
+    "--filter", "expression", metavar="EXPR", help="Run only the points for which EXPR is true."
 )
 @click.option(
     "--resume",
     "resumed",
     metavar="RUN",
     shell_complete=complete_run,
-    help="Go on with RUN of the output folder: run the points that it has not finished, and "
-    "those that were lost.",
+    help="Continue RUN of the output folder: run its unfinished and lost points.",
 )
 @click.option(
-    "--retry-failed", is_flag=True, help="With --resume: try the points that failed again, too."
+    "--retry-failed", is_flag=True, help="With --resume: also run the failed points again."
 )
 @click.option(
     "--profile",
     "profile_expression",
     metavar="EXPR",
-    help="Trace the points for which EXPR holds, after they are measured.",
+    help="Also trace the points for which EXPR is true, after they are measured.",
 )
 @click.option(
-    "--tag", "tags", multiple=True, metavar="K=V", help="Stored with the run; may be repeated."
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="K=V",
+    help="A tag to store with the run; may be repeated.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option(
@@ -135,13 +138,15 @@ def sweep_command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Run JOB: every point of it becomes a row in the results, whatever happens to it.
+    """Run JOB and print its report. Each point becomes a row, also where it fails.
 
     \b
     raybench sweep jobs/ddp_scaling.yaml --address auto --tag driver=580.159
     raybench sweep jobs/ddp_scaling.yaml --device cpu --set matrix.world_size=1,2
     raybench sweep jobs/ddp_scaling.yaml --resume latest
     raybench sweep jobs/ddp_scaling.yaml --profile "world_size == 4"
+
+    EXPR compares settings of a point, as in "world_size > 1 and precision == 'bf16'".
 
     Exit code: 0 all points ok or skipped, 1 a point failed, 2 a mistake in the job or the command,
     3 no cluster or none that fits, 130 interrupted.

@@ -12,6 +12,7 @@ import pytest
 from builders import START, make_measure, make_point, make_record, make_run
 
 from raybench.cli import COMMANDS
+from raybench.registry import BUILTIN
 from raybench.store import LATEST, RunStore
 
 PROGRAM = str(Path(sys.executable).parent / "raybench")
@@ -131,3 +132,14 @@ def test_bash_completes_with_the_script_that_the_docs_name(results):
         [bash, "--norc", "-c", ask], cwd=results.parent, capture_output=True, text=True
     )
     assert (done.stdout, done.stderr) == ("gemm-3\n", "")
+
+
+def test_points_of_all_runs_are_offered_to_the_history(results: Path) -> None:
+    ids = [make_point(world_size=world_size).point_id for world_size in (2, 1)]
+    assert offered("raybench history --point ", results.parent) == ids
+    assert offered(f"raybench history --point {ids[1][:5]}", results.parent) == [ids[1]]
+
+
+def test_the_built_in_workloads_are_offered(tmp_path: Path) -> None:
+    assert offered("raybench workloads ", tmp_path) == list(BUILTIN)
+    assert offered("raybench workloads m", tmp_path) == ["memory", "mlp"]
