@@ -205,6 +205,16 @@ def _samples_per_joule(row: Mapping[str, Any]) -> float | None:
     return float(samples_per_step * steps / row["energy_j"]) if row["energy_j"] > 0 else None
 
 
+_ENDED = {
+    "oom": "ran out of memory",
+    "error": "failed",
+    "timeout": "timed out",
+    "lost": "was lost with its worker",
+    "skipped": "was skipped",
+    "cancelled": "was cancelled",
+}
+
+
 def _why_not(
     row: Mapping[str, Any], base: Mapping[str, Any] | None, baseline: Mapping[str, Scalar]
 ) -> str | None:
@@ -217,7 +227,8 @@ def _why_not(
         settings = " ".join(f"{name}={text(value)}" for name, value in baseline.items())
         return f"no ok point with {settings} in this series"
     if base["status"] != "ok":
-        return f"baseline point ended {base['status']}"
+        status = base["status"]
+        return f"baseline point {_ENDED.get(status, f'ended {status}')}"
     if base["device_name"] != row["device_name"]:
         return f"baseline point ran on another device: {base['device_name']}"
     return _why_no_base(base) if _has_throughput(base) else "baseline point has no throughput"
@@ -233,7 +244,7 @@ def _why_no_base(base: Mapping[str, Any]) -> str | None:
         return "baseline point is unsteady"
     if is_imprecise(base):
         return (
-            f"baseline point is known to ±{half_interval(base):.0%} only, "
+            f"baseline point is known to ±{half_interval(base):.1%} only, "
             f"worse than ±{WIDEST_INTERVAL:.0%}"
         )
     return None

@@ -15,8 +15,6 @@ from raybench.doubts import is_slowed_by_one_rank
 from raybench.report import wording
 
 _SETTINGS = ("workload", "scaling", "precision", "cuda_graph", "batch", "world_size")
-# The values of these speak for themselves; those of other settings come with their names.
-_WITHOUT_NAME = ("workload", "precision")
 
 CAUSES = {
     "lost_comm": "exposed communication",
@@ -43,7 +41,10 @@ def findings(
     varying = varying_settings([row for members in compared.values() for row in members], baseline)
     ordered = sorted(compared, key=lambda values: [setting_order(value) for value in values])
     return tuple(
-        (_label(dict(zip(baseline, values, strict=True)), ranks), _range(compared[values], varying))
+        (
+            _label(dict(zip(baseline, values, strict=True)), ranks),
+            _range(compared[values], varying, ranks),
+        )
         for values in ordered
     )
 
@@ -129,9 +130,9 @@ def _label(settings: Mapping[str, Any], ranks: str) -> str:
     return wording.settings(settings)
 
 
-def _range(rows: Sequence[Row], varying: Sequence[str]) -> str:
+def _range(rows: Sequence[Row], varying: Sequence[str], ranks: str) -> str:
     least, most = (choose(rows, key=lambda row: row["speed_up"]) for choose in (min, max))
-    told = [_speed_up(least, varying), _speed_up(most, varying)]
+    told = [_speed_up(least, varying, ranks), _speed_up(most, varying, ranks)]
     return (told[1] if len(rows) == 1 else " to ".join(told)) + memory_range(rows)
 
 
@@ -150,19 +151,14 @@ def plus_minus(row: Row) -> float | None:
     return (high - low) / 2 / row["speed_up"] if wording.known(low) else None
 
 
-def _speed_up(row: Row, varying: Sequence[str]) -> str:
+def _speed_up(row: Row, varying: Sequence[str], ranks: str) -> str:
     sure = plus_minus(row)
     efficiency, serial = wording.percent(row["efficiency"]), row["serial_fraction"]
     told = (
-        wording.ratio(row["speed_up"])
+        f"{wording.ratio(row['speed_up'])}x"
         + ("" if sure is None else f" {wording.half_width(sure)}")
-        + (f", {efficiency}" if efficiency else "")
-        + (f", serial fraction {wording.percent(serial)}" if wording.known(serial) else "")
+        + (f", {efficiency} efficiency" if efficiency else "")
+        + (f", {wording.percent(serial)} serial fraction" if wording.known(serial) else "")
     )
-    where = " ".join(
-        wording.plain(setting(row, name))
-        if name in _WITHOUT_NAME
-        else f"{name}={wording.plain(setting(row, name))}"
-        for name in varying
-    )
+    where = settings_words(row, varying, ranks)
     return f"{told} ({where})" if where else told

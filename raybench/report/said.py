@@ -11,7 +11,7 @@ from raybench.report import wording
 
 # Points that differ in these alone say the same. The rank that a sentence begins with is none of
 # them: rank 1 and rank 3 are not "rank 1 to 3".
-_FIGURES = re.compile(r"(?<!\d)(?<!^rank )\d+(?:[.,]\d+)*(?: (?:[KMGT]iB|bytes)\b)?")
+_FIGURES = re.compile(r"±?(?<!\d)(?<!^rank )\d+(?:[.,]\d+)*(?: (?:[KMGT]iB|bytes)\b|%)?")
 _BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _MOST_HOSTS = 4
 _MOST_RANKS = 4
@@ -135,6 +135,6 @@ def _range(figures: Sequence[str]) -> str:
 def _size(figure: str) -> list[float]:
     """A number's size, in bytes where it has such a unit; an address or a version counts part by
     part."""
-    digits, _, unit = figure.replace(",", "").partition(" ")
+    digits, _, unit = figure.replace(",", "").strip("±%").partition(" ")
     parts = digits.split(".") if digits.count(".") > 1 else [digits]
     return [float(part) * _BYTES.get(unit, 1) for part in parts]

@@ -86,7 +86,7 @@ def test_what_is_not_shown_is_told_with_machine_and_run() -> None:
 
 
 def test_without_a_speed_up_the_user_is_told_why() -> None:
-    with pytest.raises(UsageError, match="baseline point ended oom"):
+    with pytest.raises(UsageError, match="baseline point ran out of memory"):
         charts.speed_up_chart(report([make_failed(), make_record(make_point(world_size=2))]))
     with pytest.raises(UsageError, match="which the baseline does not name"):
         charts.speed_up_chart(report(sweep(), make_run("run-a", baseline={"precision": "fp32"})))

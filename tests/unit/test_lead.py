@@ -95,7 +95,7 @@ def test_nothing_is_said_of_a_loss_that_is_none() -> None:
 
 def test_without_a_baseline_point_it_says_why_and_what_is_left() -> None:
     assert said([make_failed(make_point()), ran(2, 8.0)], {"world_size": 1}) == (
-        "no speed-up: baseline point ended oom; at most 16,000 samples/s (fp32, batch 64, 2 GPUs)"
+        "no speed-up: baseline point ran out of memory; at most 16,000 samples/s (fp32, batch 64, 2 GPUs)"
     )
 
 
@@ -174,7 +174,7 @@ def test_a_wide_interval_is_no_baseline() -> None:
     wide = pd.DataFrame([known_to(0.11, ran(1, 8.0)), known_to(0.01, ran(2, 9.0))])
     found = scaling(wide, base)
     assert found["speed_up"].isna().all()
-    assert set(found["why"]) == {"baseline point is known to ±11% only, worse than ±10%"}
+    assert set(found["why"]) == {"baseline point is known to ±11.0% only, worse than ±10%"}
     enough = wide.assign(step_ms_ci_low=wide["step_ms_p50"] * 0.93)
     assert scaling(enough, base)["speed_up"].notna().all()
 

@@ -25,6 +25,7 @@ from raybench.point import Point, Precision
 from raybench.records import Breakdown, Record, Status
 from raybench.report import as_json, markdown, runs, terminal, wording
 from raybench.report.points import PointDetails, format_point, format_points
+from raybench.report.said import said_once
 from raybench.report.summary import Summary, summarize
 from raybench.report.tables import Table
 from raybench.run import Run, RunStatus
@@ -98,6 +99,12 @@ def test_reasons_that_differ_in_figures_only_are_said_once_with_their_count() ->
     ]
     [said] = report(failed[::-1]).failures
     assert (said.count, said.text) == (3, "out of memory: tried 1.5 to 12.5 GiB")
+
+
+def test_shares_that_differ_are_told_with_their_signs() -> None:
+    texts = [f"known to ±{share}% only; asks for ±1.0%" for share in ("1.0", "170.2")]
+    [said] = said_once(texts)
+    assert said.text == "known to ±1.0% to ±170.2% only; asks for ±1.0%"
 
 
 def test_an_exception_is_told_with_its_type_after_the_place_and_only_once() -> None:
@@ -238,10 +245,12 @@ def test_the_report_says_first_how_far_the_speed_up_goes_and_for_which_settings(
     title, two, four, blank = text[text.index("Speed-up and") :].splitlines()[:4]
     assert title == "Speed-up and efficiency over world_size=1"
     assert re.fullmatch(
-        r"2 GPUs  1\.60 ±0\.\d+%, 80\.\d% \(bf16\) to 1\.60 ±0\.\d+%, 80\.\d% \(.*\)", two
+        r"2 GPUs  1\.60x ±0\.\d+%, 80\.\d% efficiency \(bf16\) to "
+        r"1\.60x ±0\.\d+%, 80\.\d% efficiency",
+        two,
     )
-    assert re.fullmatch(r"4 GPUs  2\.6\d ±0\.\d+%, 66\.\d% \(bf16\)", four)
-    assert blank == ""
+    assert re.fullmatch(r" +\(.*\)", four)
+    assert re.fullmatch(r"4 GPUs  2\.6\dx ±0\.\d+%, 66\.\d% efficiency \(bf16\)", blank)
     assert "**Speed-up and efficiency over world\\_size=1**" in markdown.format_report(
         report(sweep())
     )
@@ -252,7 +261,7 @@ def test_findings_over_another_baseline_name_what_is_compared() -> None:
     [(what, found)] = summary.findings
     assert what == "precision=bf16"
     assert re.fullmatch(
-        r"1\.\d\d ±0\.\d+% \(world_size=\d\) to 1\.\d\d ±0\.\d+% \(world_size=\d\); "
+        r"1\.\d\dx ±0\.\d+% \(\d GPUs?\) to 1\.\d\dx ±0\.\d+% \(\d GPUs?\); "
         r"100\.0% of the memory",
         found,
     )

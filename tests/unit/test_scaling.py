@@ -104,7 +104,7 @@ def test_a_baseline_that_failed_gives_no_efficiency_and_says_so() -> None:
     found = scaling(frame([make_failed(), ran(2, 10.0)]), {"world_size": 1})
     assert found["speed_up"].isna().all()
     assert pd.isna(found["why"].iloc[0])
-    assert found["why"].iloc[1] == "baseline point ended oom"
+    assert found["why"].iloc[1] == "baseline point ran out of memory"
 
 
 def test_a_baseline_on_another_device_gives_no_efficiency() -> None:
