@@ -95,7 +95,8 @@ def test_nothing_is_said_of_a_loss_that_is_none() -> None:
 
 def test_without_a_baseline_point_it_says_why_and_what_is_left() -> None:
     assert said([make_failed(make_point()), ran(2, 8.0)], {"world_size": 1}) == (
-        "no speed-up: baseline point ran out of memory; at most 16,000 samples/s (fp32, batch 64, 2 GPUs)"
+        "no speed-up: baseline point ran out of memory; "
+        "at most 16,000 samples/s (fp32, batch 64, 2 GPUs)"
     )
 
 
