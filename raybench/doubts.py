@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raybench.measure import steady
 
 if TYPE_CHECKING:
     from raybench.job import Measure
-    from raybench.records import Record
+    from raybench.records import Device, Record
 
 Row = Mapping[str, Any]
 
@@ -80,6 +80,21 @@ def why_no_breakdown(row: Row) -> str | None:
         f"no breakdown: the parts come to {longest_ms:.3g} ms, the step takes {step_ms:.3g} ms; "
         "the instrumented steps were slower than the timed ones"
     )
+
+
+def crowding(devices: Sequence[Device]) -> Iterator[str]:
+    """CPU workers are devices only as long as each has a core of its own.
+
+    Nodes of Ray may be of one host: its cores count once.
+    """
+    hosts: dict[tuple[str, str], list[Device]] = {}
+    for device in devices:
+        if device.kind == "cpu":
+            hosts.setdefault((device.host, device.address), []).append(device)
+    for (host, _), workers in hosts.items():
+        cores = max(worker.cpu_count for worker in workers)
+        if len(workers) > cores:
+            yield f"{len(workers)} CPU workers share {cores} core{'s' * (cores != 1)} of {host}"
 
 
 def is_slowed_by_one_rank(row: Row) -> bool:

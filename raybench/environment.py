@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -46,3 +47,23 @@ def _git(folder: Path, *words: str) -> str:
         ["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10
     )
     return done.stdout.strip()
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores that this process may keep busy: by its affinity, and by the quota of its cgroup."""
+    return max(1, min([len(os.sched_getaffinity(0)), *_quotas(root)]))
+
+
+def _quotas(root: Path) -> Iterator[int]:
+    """Whole cores that the cgroup of this process, as it sees it, may use; none where any."""
+    for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):
+        try:
+            content = (root / "sys/fs/cgroup" / name).read_text(encoding="ascii").split()
+            period = content[1:] or [
+                (root / "sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text(encoding="ascii")
+            ]
+            quota_us, period_us = int(content[0]), int(period[0])
+        except (OSError, ValueError, IndexError):
+            continue  # `max`, or no such cgroup
+        if quota_us > 0 and period_us > 0:
+            yield quota_us // period_us

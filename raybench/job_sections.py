@@ -195,3 +195,8 @@ class Placement(Section):
         description="What a point shares with no other at the same time. cluster: one point at a "
         "time. node: one per node. device: any points on disjoint devices.",
     )
+    oversubscribe: bool = Field(
+        default=False,
+        description="Let the CPU workers of a private Ray share cores. Otherwise a point that "
+        "needs more workers than there are cores is skipped.",
+    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from raybench.checked_answers import checked
+from raybench.doubts import crowding
 from raybench.records import Answer, Device, Failure, Measurement, Record, Status
 from raybench.scheduler import Turn
 
@@ -99,13 +100,4 @@ def _warnings(
 ) -> tuple[str, ...]:
     told = [warning for measurement in measurements for warning in measurement.warnings]
     not_alone = [f"not alone: {other}" for other in others]
-    return tuple(dict.fromkeys([*told, *not_alone, *_crowding(devices)]))
-
-
-def _crowding(devices: Sequence[Device]) -> Iterator[str]:
-    """CPU workers are devices only as long as each has a core of its own."""
-    cores = {device.node_id: device.cpu_count for device in devices if device.kind == "cpu"}
-    for node_id, count in cores.items():
-        workers = sum(device.node_id == node_id for device in devices)
-        if workers > count:
-            yield f"{workers} CPU workers share {count} cores of one node"
+    return tuple(dict.fromkeys([*told, *not_alone, *crowding(devices)]))

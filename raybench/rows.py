@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from raybench.doubts import doubts
+from raybench.doubts import crowding, doubts
 from raybench.failure_text import named, traceback_of, type_of
 from raybench.numbers import numbers
 from raybench.records import Device, DeviceSample, Record, Samples, Status
@@ -174,6 +174,7 @@ def _identity(run_id: str, record: Record) -> Row:
         "global_batch_size": point.global_batch_size,
         "grad_accumulation": point.grad_accumulation,
         "neighbours": list(record.neighbours),
+        "crowded": any(crowding(devices)) if kind == "cpu" else None,
     }
 
 

@@ -227,6 +227,8 @@ class Schedule:
         if asked > self._capacity:
             there_are = f"the cluster has {self._capacity}"
         reason = f"needs {asked} devices, {there_are}"
+        if any(device.kind == "cpu" for device in self._devices):
+            reason += "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
         return Skip(turn=turn, error_type="TooFewDevices", reason=reason)
 
 

@@ -10,7 +10,7 @@ History of the schema (a change of any column raises SCHEMA_VERSION and adds a l
        memory, errors, NVLink traffic; table modules
     3  points: error_rank, error_host, error_device, error_detail, neighbours
     4  runs: workload_sha256, raybench_sha256, workload_files; points: workload_sha256,
-       raybench_sha256
+       raybench_sha256, crowded
 """
 
 from __future__ import annotations
@@ -200,6 +200,7 @@ _POINTS = (
         warnings="reasons to doubt the figures",
         neighbours="points, runs and processes beside it",
     ),
+    *_columns("bool", "", crowded="CPU workers share cores"),
 )
 
 _SAMPLES = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,7 @@ from rich.console import Console
 
 from raybench.cli.interrupts import Interrupts
 from raybench.cli.output import color, width, write_result
-from raybench.environment import measured_variables, package_versions
+from raybench.environment import measured_variables, package_versions, usable_cores
 from raybench.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def doctor_command(
         interrupts = at_the_end.enter_context(Interrupts(console))
         with _phase(console, "connecting to Ray"), interrupts.held_back(math.inf):
             # A private Ray on CPUs gets a worker for each core.
-            connection = connect(address, device, len(os.sched_getaffinity(0)))
+            connection = connect(address, device, usable_cores())
             terms = Terms(holder=this_process("raybench doctor"), shared=True)
             cluster = RayCluster(connection, terms=terms)
             at_the_end.callback(cluster.close)

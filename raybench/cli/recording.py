@@ -32,7 +32,7 @@ def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
     from raybench.batch_search import check_bounded
     from raybench.cluster.claims import Terms, processors_held
     from raybench.cluster.ray_cluster import RayCluster
-    from raybench.cluster.ray_connection import connect
+    from raybench.cluster.ray_connection import connect, starts_private
     from raybench.device_locks import this_process
     from raybench.sweep import SweepSettings
 
@@ -46,11 +46,17 @@ def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
             shared=where.shared,
             wait_s=where.wait_s,
         )
-        if where.is_of_this_host_alone:
+        if where.is_on_cpus and starts_private(where.address):
             at_the_end.enter_context(processors_held(terms, lambda line: say(console, line)))
         # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
         with console.status("connecting to Ray"), interrupts.held_back(math.inf):
-            connection = connect(where.address, where.device, wanted, where.wait_s)
+            connection = connect(
+                where.address,
+                where.device,
+                wanted,
+                where.wait_s,
+                oversubscribe=job.placement.oversubscribe,
+            )
             cluster = RayCluster(connection, tell=lambda line: say(console, line), terms=terms)
             at_the_end.enter_context(_closed(cluster, interrupts))
             interrupts.take_signals()

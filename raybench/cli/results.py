@@ -178,11 +178,11 @@ def _machine(results: Path, run: Run) -> str:
     from raybench import tables
 
     try:
-        devices = tables.read_table(results, "devices", run.run_id, ["name", "node_id"]).to_pylist()
+        columns = ["kind", "name", "node_id", "host", "address", "cpu_count"]
+        devices = tables.read_table(results, "devices", run.run_id, columns).to_pylist()
     except ResultsError:
         return run.cluster
-    names, nodes = ([device[column] for device in devices] for column in ("name", "node_id"))
-    return wording.machine(names, nodes) if devices else run.cluster
+    return wording.machine(devices) if devices else run.cluster
 
 
 def _lead(results: Path, run_id: str) -> str:

@@ -32,14 +32,10 @@ class Where:
     shared: bool = False
 
     @property
-    def is_of_this_host_alone(self) -> bool:
-        """Whether it is known, before Ray is asked, that processors of this host are measured."""
-        is_on_cpus = self.device == "cpu" or (self.device == "auto" and not _has_gpus())
-        return is_on_cpus and self.address == "local"
-
-
-def _has_gpus() -> bool:
-    return any(Path("/dev").glob("nvidia[0-9]*"))
+    def is_on_cpus(self) -> bool:
+        """Whether a private Ray would surely be one of CPU workers."""
+        has_gpus = any(Path("/dev").glob("nvidia[0-9]*"))
+        return self.device == "cpu" or (self.device == "auto" and not has_gpus)
 
 
 DeviceKey = tuple[str, str, int]

@@ -7,7 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,14 +57,30 @@ class Connection:
     folder: PrivateFolder | None = None
 
 
+def starts_private(address: str) -> bool:
+    """Whether `connect` starts a private Ray there, unless a cluster is gone that looks alive.
+
+    Raises ClusterError where several clusters could be meant.
+    """
+    if address != "auto" or os.environ.get("RAY_ADDRESS"):
+        return address == "local"
+    return not find_own_cluster(Path(get_default_ray_temp_dir())).address  # type: ignore[no-untyped-call]
+
+
 def connect(
-    address: str, device: Literal["auto", "cuda", "cpu"], wanted: int, wait_s: float = 0.0
+    address: str,
+    device: Literal["auto", "cuda", "cpu"],
+    wanted: int,
+    wait_s: float = 0.0,
+    *,
+    oversubscribe: bool = False,
 ) -> Connection:
     """Join the cluster at `address`, or start a private one.
 
     address: `auto` (RAY_ADDRESS, else the cluster that `ray start` made on this host, else a
     private one), `local` (private) or HOST:PORT. wanted: devices of the biggest point. wait_s: how
-    long devices that are not there yet may take to come.
+    long devices that are not there yet may take to come. oversubscribe: whether CPU workers of a
+    private one may share cores.
     Raises ClusterError or UsageError.
     """
     # Ray prints what its raylets report to the driver's stdout, whatever log_to_driver says, and
@@ -71,12 +89,13 @@ def connect(
     logging.getLogger("ray").setLevel(logging.ERROR)
     read_settings_anew()
     given, folder = f"--address {address}", None
+    private = partial(_private, device, wanted, oversubscribe)
     if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
         address, given = exported, f"RAY_ADDRESS={exported}"
     if address == "local":
-        where, folder = _private(device, wanted)
+        where, folder = private()
     elif address == "auto":
-        where, folder = _join_this_hosts(device, wanted)
+        where, folder = _join_this_hosts(private)
     else:
         where = _join(address, given)
     try:
@@ -99,7 +118,9 @@ def connect(
     )
 
 
-def _join_this_hosts(device: str, wanted: int) -> tuple[str, PrivateFolder | None]:
+def _join_this_hosts(
+    private: Callable[..., tuple[str, PrivateFolder]],
+) -> tuple[str, PrivateFolder | None]:
     """Join the cluster that `ray start` made on this host; a private one if there is none.
 
     Not Ray's own "auto": that joins any raylet it finds, also the private one of another sweep,
@@ -108,7 +129,7 @@ def _join_this_hosts(device: str, wanted: int) -> tuple[str, PrivateFolder | Non
     usual = Path(get_default_ray_temp_dir())  # type: ignore[no-untyped-call]
     own = find_own_cluster(usual)
     if not own.address:
-        return _private(device, wanted, own.unused)
+        return private(own.unused)
     # A head that starts where a token lies asks for it. Ray uses the token unasked for a cluster
     # of this host only, and by its own "auto" only.
     given = f"--address auto ({own.address}, by `ray start` on this host)"
@@ -117,7 +138,7 @@ def _join_this_hosts(device: str, wanted: int) -> tuple[str, PrivateFolder | Non
     except ray.exceptions.AuthenticationError:
         raise _no_token(given) from None
     if reason := _silence(own.address, given):
-        return _private(device, wanted, f"the cluster at {own.address} is gone: {reason}")
+        return private(f"the cluster at {own.address} is gone: {reason}")
     return _init(own.address, given), None
 
 
@@ -186,8 +207,10 @@ def _no_token(given: str) -> ClusterError:
     )
 
 
-def _private(device: str, wanted: int, because: str = "") -> tuple[str, PrivateFolder]:
-    folder = start_private_ray(device, wanted, **_QUIET)
+def _private(
+    device: str, wanted: int, oversubscribe: bool, because: str = ""
+) -> tuple[str, PrivateFolder]:
+    folder = start_private_ray(device, wanted, oversubscribe=oversubscribe, **_QUIET)
     return f"private Ray on this host{because and f' ({because})'}", folder
 
 

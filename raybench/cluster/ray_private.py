@@ -13,34 +13,36 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 
 from raybench.cluster import leash
 from raybench.cluster.private_folder import PrivateFolder, make_private_folder
+from raybench.environment import usable_cores
 from raybench.errors import ClusterError
 
-# A private CPU cluster can show a scaling from 1 to 4 workers even on a small machine.
-_LOCAL_CPU_WORKERS = 4
 _OBJECT_STORE_BYTES = 256 * 1024**2
 # Ray's own logs: its default is 512 MB, five times over, for each process.
 _LOG_BYTES = 8 * 1024**2
 _LOG_BACKUPS = 1
 
 
-def start_private_ray(device: str, wanted: int, **quiet: Any) -> PrivateFolder:
+def start_private_ray(
+    device: str, wanted: int, *, oversubscribe: bool = False, **quiet: Any
+) -> PrivateFolder:
     """Start it and join it; the folder that it lives in. quiet: options of `ray.init`.
 
+    oversubscribe: as many CPU workers as are wanted, also where they have to share cores.
     Raises ClusterError.
     """
-    at_most = max(_LOCAL_CPU_WORKERS, os.cpu_count() or 1)
+    cores = usable_cores()
     folder = make_private_folder()
     try:
         with leash.held_children(folder.path), _environment(folder), _on_loopback():
             ray.init(
                 address="local",
-                num_cpus=min(wanted, at_most),
+                num_cpus=wanted if oversubscribe else min(wanted, cores),
                 num_gpus=0 if device == "cpu" else None,
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _node_ip_address="127.0.0.1",
                 _temp_dir=str(folder.rays),
-                _system_config=_quick_start(at_most),
+                _system_config=_quick_start(max(wanted, cores)),
                 **quiet,
             )
     except Exception as error:

@@ -18,7 +18,7 @@ from typing import Any
 import pynvml
 import torch
 
-from raybench.environment import measured_variables, package_versions
+from raybench.environment import measured_variables, package_versions, usable_cores
 from raybench.measure import nvml
 from raybench.records import Device
 
@@ -34,7 +34,7 @@ def describe_device(device: torch.device, *, node_id: str, address: str) -> Devi
         "address": address,
         "index": device.index or 0,
         "process_id": os.getpid(),
-        "cpu_count": len(os.sched_getaffinity(0)),
+        "cpu_count": usable_cores(),
         "niceness": os.nice(0),
         "omp_num_threads": torch.get_num_threads(),
         "environment": measured_variables(),

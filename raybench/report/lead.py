@@ -36,6 +36,7 @@ _DOUBTS = {
     "h": "host-bound",
     "t": "throttled",
     "s": "slowed by one rank",
+    "c": "sharing cores",
     "n": "not alone",
     "b": "without a breakdown",
 }

@@ -131,7 +131,7 @@ def _has_throughput(rows: Sequence[Row]) -> bool:
 def _machine(run: Run, devices: pd.DataFrame) -> str:
     if devices.empty:
         return wording.plain(run.cluster)
-    return wording.machine(devices["name"], list(devices["node_id"]))
+    return wording.machine(_rows(devices))
 
 
 def _versions(run: Run, devices: pd.DataFrame) -> dict[str, str]:

@@ -35,6 +35,7 @@ def marks(row: Row) -> str:
         "h": wording.is_set(row["host_bound"]),
         "t": wording.is_set(row["throttled"]),
         "s": is_slowed_by_one_rank(row),
+        "c": row["status"] == "ok" and wording.is_set(row["crowded"]),
         "n": row["status"] == "ok" and wording.several(row["neighbours"]),
         "b": has_no_breakdown(row),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -35,6 +35,7 @@ MARKS = {
     "h": "host-bound, the device waits for the host",
     "t": "throttled, the clocks were limited",
     "s": "one rank is slower than the others",
+    "c": "crowded, CPU workers share cores",
     "n": "not alone, something else used its devices or nodes at the same time",
     "b": "no breakdown, the parts exceed the step by more than 10 %",
 }
@@ -265,11 +266,28 @@ def counts(run: Run, statuses: Sequence[str]) -> str:
     return text + "".join(f", {count} {word}" for count, word in more if count > 0)
 
 
-def machine(names: Iterable[str], nodes: Collection[str]) -> str:
-    """Devices and nodes: `4 x NVIDIA H200 on 1 node`. names, nodes: of each device."""
-    models = ", ".join(f"{count} x {plain(name)}" for name, count in Counter(names).items())
-    count = len(set(nodes))
+def machine(devices: Sequence[Mapping[str, Any]]) -> str:
+    """Devices and nodes: `4 x NVIDIA H200 on 1 node`, `2 workers on 1 x Intel Xeon (2 cores)`.
+
+    devices: rows of the table `devices`.
+    """
+    if all(device["kind"] == "cpu" for device in devices):
+        return _processors(devices)
+    names = Counter(device["name"] for device in devices)
+    models = ", ".join(f"{count} x {plain(name)}" for name, count in names.items())
+    count = len({device["node_id"] for device in devices})
     return f"{models} on {count} {'node' if count == 1 else 'nodes'}"
+
+
+def _processors(workers: Sequence[Mapping[str, Any]]) -> str:
+    """The processors of each host once, however many workers are on it."""
+    hosts = {(one["host"], one["address"]): one for one in workers}
+    models = Counter((plain(one["name"]), int(one["cpu_count"])) for one in hosts.values())
+    told = ", ".join(
+        f"{count} x {name} ({cores} core{'s' * (cores != 1)}{' each' * (count > 1)})"
+        for (name, cores), count in models.items()
+    )
+    return f"{len(workers)} worker{'s' * (len(workers) != 1)} on {told}"
 
 
 def versions(found: Mapping[str, str]) -> str:

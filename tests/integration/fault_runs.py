@@ -32,7 +32,7 @@ def write_job(
     kind: str = FAULTY,
     timeout_s: float = 10.0,
     rest_s: float = 0.0,
-    more: str = "",
+    more: str = "placement: {oversubscribe: true}\n",
 ) -> Path:
     """A job of one point for each fault and rank; `number` is the point's place in it.
 

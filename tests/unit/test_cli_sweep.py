@@ -268,7 +268,7 @@ def test_a_search_without_a_maximum_leaves_no_run_on_cpu_workers(
     cpus = Connection(
         where="here", head="127.0.0.1:1", raylet="127.0.0.1:1", kind="cpu", capacity=2
     )
-    monkeypatch.setattr("raybench.cluster.ray_connection.connect", lambda *_: cpus)
+    monkeypatch.setattr("raybench.cluster.ray_connection.connect", lambda *_, **__: cpus)
     monkeypatch.setattr("raybench.cluster.ray_cluster.ray.shutdown", lambda: None)
     argv = ["raybench", "sweep", str(path), "-o", str(tmp_path / "results")]
     with pytest.raises(UsageError, match="auto on CPU workers"):

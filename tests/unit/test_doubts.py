@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import make_device, make_measure, make_point, make_record
 
-from raybench.doubts import BREAKDOWN, half_interval, is_imprecise, why_no_breakdown
+from raybench.doubts import BREAKDOWN, crowding, half_interval, is_imprecise, why_no_breakdown
+from raybench.environment import usable_cores
+from raybench.records import Device
+from raybench.report import wording
+from raybench.rows import device_row, point_row
 
 NAN = float("nan")
 
@@ -62,3 +69,60 @@ def test_data_counts_beside_compute_on_a_cpu_alone() -> None:
 
 def test_a_failed_point_has_no_parts_to_contradict() -> None:
     assert why_no_breakdown(row(NAN, compute_ms=3.0)) is None
+
+
+def cpu_workers(count: int, **facts: Any) -> list[Device]:
+    known = {"kind": "cpu", "name": "CPU", "cpu_count": 2, "host": "alpha", "address": "10.0.0.1"}
+    return [make_device(rank, **known | facts) for rank in range(count)]
+
+
+def test_workers_are_crowded_beyond_the_cores_of_their_host_however_many_nodes_ray_sees() -> None:
+    assert list(crowding(cpu_workers(2))) == []
+    assert list(crowding(cpu_workers(4))) == ["4 CPU workers share 2 cores of alpha"]
+    second = cpu_workers(2, node_id="node-b")
+    assert list(crowding([*cpu_workers(2), *second])) == ["4 CPU workers share 2 cores of alpha"]
+    elsewhere = cpu_workers(2, node_id="node-b", host="beta", address="10.0.0.2")
+    assert list(crowding([*cpu_workers(2), *elsewhere])) == []
+    assert list(crowding([make_device(rank, cpu_count=1) for rank in range(4)])) == []
+
+
+def test_a_row_says_whether_its_workers_were_crowded() -> None:
+    def crowded(devices: list[Device]) -> object:
+        point = make_point(world_size=len(devices))
+        return point_row("r", make_record(point, devices=tuple(devices)), make_measure())["crowded"]
+
+    assert crowded(cpu_workers(2)) is False
+    assert crowded(cpu_workers(3)) is True
+    assert crowded([make_device()]) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000"}, 1),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu/cpu.cfs_quota_us": "100000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_cores_are_those_of_the_affinity_and_of_the_quota(
+    tmp_path: Path, files: dict[str, str], cores: int | None
+) -> None:
+    for name, content in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    assert usable_cores(tmp_path) == (cores or len(os.sched_getaffinity(0)))
+
+
+def test_the_machine_counts_processors_and_not_workers() -> None:
+    def told(devices: list[Device]) -> str:
+        return wording.machine([device_row("r", device) for device in devices])
+
+    assert told(cpu_workers(2)) == "2 workers on 1 x CPU (2 cores)"
+    assert told(cpu_workers(1, cpu_count=1)) == "1 worker on 1 x CPU (1 core)"
+    beta = cpu_workers(2, node_id="b", host="beta")
+    assert told([*cpu_workers(2), *beta]) == "4 workers on 2 x CPU (2 cores each)"
+    assert told([make_device(0), make_device(1)]) == "2 x NVIDIA H200 on 1 node"

@@ -198,7 +198,7 @@ def test_cpu_workers_that_share_cores_are_told():
     cluster = started(devices, lambda point, rank: make_measurement(rank))
     records, _ = run(Plan(points=(make_point(world_size=2), make_point(world_size=4))), cluster)
     assert records[0].warnings == ()
-    assert records[1].warnings == ("4 CPU workers share 2 cores of one node",)
+    assert records[1].warnings == ("4 CPU workers share 2 cores of host-a",)
 
 
 def test_a_lost_point_is_tried_once_more_and_both_attempts_are_rows():
