@@ -1,12 +1,10 @@
 """Which runs a comparison is made of: the two that are named, their repeats, and those alike.
 
-A folder may hold ten thousand runs, so no more of them are read than are needed: the ids of
-raybench tell the order of time.
+A folder may hold ten thousand runs, so no more of them are read than are needed.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -21,8 +19,6 @@ from raybench.errors import ResultsError
 if TYPE_CHECKING:
     from raybench.run import Run
 
-_STAMPED = re.compile(r"(?P<job>.+)-(?P<stamp>\d{8}-\d{6})-[0-9a-f]{4}")
-_LATEST = "latest"
 # Runs alike around BASE and around NEW, and how many are looked at for them.
 _MOST_ALIKE, _MOST_READ = 20, 60
 # Runs before the newest one with a tag that are looked at for others with it.
@@ -35,11 +31,6 @@ class Found:
 
     root: Path
     run_id: str
-
-    @property
-    def exists(self) -> bool:
-        """Whether the run has a row: a folder of its name is not enough."""
-        return any((self.root / "runs" / self.run_id).glob("[!._]*.parquet"))
 
     @cached_property
     def run(self) -> Run:
@@ -61,7 +52,11 @@ class Found:
         return node(self.facts)
 
     def has_tag(self, name: str, value: str) -> bool:
-        return self.exists and self.run.tags.get(name) == value
+        """A run that cannot be read has none: it hides itself alone."""
+        try:
+            return self.run.tags.get(name) == value
+        except ResultsError:
+            return False
 
     def is_alike(self, other: Found) -> bool:
         """Whether the tables tell no difference but the start and the devices of one model."""
@@ -103,24 +98,17 @@ def find_side(results: Path, text: str) -> Side:
 
 
 def _find(results: Path, text: str) -> Found:
-    from raybench import tables
+    from raybench.run_names import find_run
 
-    known = _in_order(results)
-    if text == _LATEST and known and all(stamp for stamp, _ in known):
-        runs = (Found(root=results, run_id=run_id) for _, run_id in reversed(known))
-        if newest := next((run for run in runs if run.exists), None):
-            return newest
-    named = Found(root=results, run_id=text)
-    if any(run_id == text for _, run_id in known) and named.exists:
-        return named
-    root, run_id = tables.find_run(results, text)
+    root, run_id = find_run(results, text)
     return Found(root=root, run_id=run_id)
 
 
 def _tagged(results: Path, text: str) -> Side:
+    from raybench.run_names import run_ids
+
     name, _, value = text.partition("=")
-    ids = _newest_first(results)
-    runs = (Found(root=results, run_id=run_id) for run_id in ids)
+    runs = (Found(root=results, run_id=run_id) for run_id in reversed(run_ids(results)))
     own = next((run for run in runs if run.has_tag(name, value)), None)
     if own is None:
         raise ResultsError(f"{results}: no run with the tag {text!r}; {_tags(results)}")
@@ -131,17 +119,6 @@ def _tagged(results: Path, text: str) -> Side:
         named=[run for run in others if run.run_id in same],
         left_out=[run for run in others if run.run_id not in same],
     )
-
-
-def _newest_first(results: Path) -> list[str]:
-    from raybench import tables
-
-    known = _in_order(results)
-    if all(stamp for stamp, _ in known):
-        return [run_id for _, run_id in reversed(known)]
-    rows = tables.read_table(results, "runs", None, ("run_id", "started_at")).to_pylist()
-    rows.sort(key=lambda row: (row["started_at"], row["run_id"]), reverse=True)
-    return [row["run_id"] for row in rows]
 
 
 def _tags(results: Path) -> str:
@@ -160,36 +137,30 @@ def alike(one: Side, other: Side) -> list[Found]:
     named = (*(one.named or ()), *(other.named or ()), *one.left_out, *other.left_out)
     taken = {found.run_id for found in (one.own, other.own, *named)}
     roots = {side.own.root.resolve(): side.own.root for side in (one, other)}
-    known = sorted((*place, str(root)) for root in roots.values() for place in _in_order(root))
     found: list[Found] = []
-    for centre in (one.own, other.own):
-        places = [place for place, (_, run_id, _) in enumerate(known) if run_id == centre.run_id]
-        near = sorted(range(len(known)), key=lambda place: abs(place - places[0]))
-        runs = (Found(root=Path(known[place][2]), run_id=known[place][1]) for place in near)
-        new = list(islice(_alike(runs, one.own, taken), _MOST_ALIKE))
-        taken |= {run.run_id for run in new}
-        found += new
+    for root in roots.values():
+        for centre in (one.own, other.own):
+            near = _near(root, centre.run_id)
+            new = list(islice(_alike(near, one.own, taken), _MOST_ALIKE))
+            taken |= {run.run_id for run in new}
+            found += new
     return found
+
+
+def _near(root: Path, run_id: str) -> Iterator[Found]:
+    """The runs of a folder, those nearest in time first; newest first where it has not this one."""
+    from raybench.run_names import run_ids
+
+    ids = run_ids(root)
+    place = ids.index(run_id) if run_id in ids else len(ids)
+    order = sorted(range(len(ids)), key=lambda other: abs(other - place))
+    return (Found(root=root, run_id=ids[other]) for other in order)
 
 
 def _alike(near: Iterable[Found], own: Found, taken: AbstractSet[str]) -> Iterator[Found]:
     """Those that are like `own`, of the first ones; a damaged run is none of them."""
-    candidates = (run for run in near if run.run_id not in taken and not _is_other_job(run, own))
+    candidates = (run for run in near if run.run_id not in taken)
     for run in islice(candidates, _MOST_READ):
         with suppress(ResultsError):
-            if run.exists and run.is_alike(own):
+            if run.is_alike(own):
                 yield run
-
-
-def _is_other_job(run: Found, own: Found) -> bool:
-    """Whether the ids already tell so."""
-    jobs = [_STAMPED.fullmatch(one.run_id) for one in (run, own)]
-    return all(jobs) and len({job["job"] for job in jobs if job}) > 1
-
-
-def _in_order(root: Path) -> list[tuple[str, str]]:
-    """(start, run_id) of each run, by what its id tells; an empty start where that is nothing."""
-    folder = root / "runs"
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    matches = {name: _STAMPED.fullmatch(name) for name in names if name[0] not in "._"}
-    return sorted((match["stamp"] if match else "", name) for name, match in matches.items())
