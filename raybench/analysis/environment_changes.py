@@ -63,7 +63,8 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
         **{f"code {name}": digest[:12] for name, digest in run.workload_files.items()},
         _CODE: (run.raybench_sha256 or NONE)[:12],
         "devices": _counted(devices["name"]) if len(devices) else NONE,
-        "nodes": str(devices["node_id"].nunique()),
+        # A point may use fewer of them.
+        "nodes of the run": str(devices["node_id"].nunique()),
         _HOSTS: _joined(devices["host"]),
         # Of a CPU worker it names a process, which is another one in each run.
         _UUIDS: _joined(devices.loc[devices["kind"] != "cpu", "uuid"]),

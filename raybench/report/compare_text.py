@@ -8,6 +8,7 @@ from dataclasses import asdict
 from rich.console import RenderableType
 
 from raybench.report import as_json, wording
+from raybench.report import compare_words as words
 from raybench.report import comparison as said
 from raybench.report.comparison import Comparison
 from raybench.report.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, rendered
@@ -23,9 +24,9 @@ def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool =
     parts: list[RenderableType] = [
         pairs([("base", _run(comparison.base)), ("new", _run(comparison.new))]),
         line(""),
-        line(said.headline(comparison), "bold"),
+        line(words.headline(comparison), "bold"),
         *(line(text) for text in _told(comparison)),
-        *(line(text, "yellow") for text in said.advice(comparison)),
+        *(line(text, "yellow") for text in words.advice(comparison)),
         *(line(_loud(why), "bold red") for why in comparison.obstacles),
     ]
     parts += _pairs("What changed around the points", said.environment(comparison), _SAME_AROUND)
@@ -34,14 +35,14 @@ def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool =
         parts += [line(left_out) for left_out in _left_out(comparison)]
     parts += _pairs("What changed beside, or is missing for a verdict", said.beside(comparison))
     parts += _pairs("Failed in one of the runs", said.unpaired(comparison))
-    for paragraph in said.explanation(comparison):
+    for paragraph in words.explanation(comparison):
         parts += [line(""), line(paragraph, "dim")]
     return rendered(parts, width, color)
 
 
 def _told(comparison: Comparison) -> list[str]:
     """The sentences that follow the answer."""
-    return [text for text in (said.sensitivity(comparison), said.one_sided(comparison)) if text]
+    return [text for text in (words.sensitivity(comparison), words.one_sided(comparison)) if text]
 
 
 _SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variables, commit"
@@ -87,8 +88,8 @@ def format_markdown(comparison: Comparison) -> str:
     blocks = [
         f"## {escape(comparison.new.job_name)}: {code(comparison.new.run_id)} against "
         f"{code(comparison.base.run_id)}",
-        f"**{escape(said.headline(comparison))}**",
-        *map(escape, (*_told(comparison), *said.advice(comparison))),
+        f"**{escape(words.headline(comparison))}**",
+        *map(escape, (*_told(comparison), *words.advice(comparison))),
         *(f"> **{escape(_loud(why))}**" for why in comparison.obstacles),
         *_listed("What changed around the points", said.environment(comparison), _SAME_AROUND),
     ]
@@ -102,7 +103,7 @@ def format_markdown(comparison: Comparison) -> str:
     blocks += [
         *_listed("What changed beside, or is missing for a verdict", said.beside(comparison)),
         *_listed("Failed in one of the runs", said.unpaired(comparison)),
-        *(escape(paragraph) for paragraph in said.explanation(comparison)),
+        *(escape(paragraph) for paragraph in words.explanation(comparison)),
     ]
     return "\n\n".join(blocks) + "\n"
 

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.scaling import setting
 from raybench.report import wording
-from raybench.report.comparison import percent
+from raybench.report.comparison import before_and_now, percent
 from raybench.report.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, rendered
 from raybench.report.points import varying_settings
 
@@ -25,6 +25,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _LEAST_RANGE = 0.05
 _MOST_BARS = 24
 _MOST_CHANGES = 4
+_MOST_CHARS = 20
 _MOST_POINTS = 40
 
 
@@ -165,7 +166,7 @@ def _runs(rows: Sequence[Row]) -> RenderableType:
 def _step(row: Row, is_named: bool, causes: Causes) -> tuple[str, str]:
     changes = causes.get((row["point_id"], row["run_id"]), ())
     told = [
-        f"{wording.plain(one.name)} {_short(one.base)} -> {_short(one.new)}"
+        f"{wording.plain(one.name)} {before_and_now(one, _MOST_CHARS)}"
         for one in changes[:_MOST_CHANGES]
     ]
     more = [f"and {len(changes) - _MOST_CHANGES} more"] if len(changes) > _MOST_CHANGES else []
@@ -175,7 +176,3 @@ def _step(row: Row, is_named: bool, causes: Causes) -> tuple[str, str]:
         f"{point}{percent(row['step'])}",
         f"{wording.when(row['started_at'])}, {wording.plain(row['run_id'])}: {where}",
     )
-
-
-def _short(text: str) -> str:
-    return wording.shortened(wording.plain(text), 20)

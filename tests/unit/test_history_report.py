@@ -1,0 +1,78 @@
+"""What `raybench history` draws and says of its steps."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pandas as pd
+import pytest
+from builders import START
+
+from raybench.analysis.environment_changes import Change
+from raybench.analysis.history import history
+from raybench.report.charts import render
+from raybench.report.comparison import before_and_now
+from raybench.report.history_chart import history_chart
+
+
+def runs(points: int, count: int = 6, apart: timedelta = timedelta(days=1)) -> pd.DataFrame:
+    """Step times of `points` points; the last one is slower from the fourth run on."""
+    rows = [
+        {
+            **{"run_id": f"run{run}", "point_id": f"p{point}", "attempt": 1, "status": "ok"},
+            **{"started_at": START + run * apart, "workload": "mlp", "params": {"hidden": point}},
+            **{"scaling": "weak", "precision": "bf16", "cuda_graph": False, "world_size": 1},
+            **{"batch_size": 1, "global_batch_size": 1, "grad_accumulation": 1},
+            **{"host_bound": False, "device_type": "cuda", "device_name": "H200", "node_count": 1},
+            "step_ms_p50": 8.0 * (1.1 if point == points - 1 and run >= 3 else 1.0),
+            **{"step_ms_ci_low": 7.99, "step_ms_ci_high": 8.01},
+        }
+        for run in range(count)
+        for point in range(points)
+    ]
+    return history(pd.DataFrame(rows))
+
+
+def test_up_to_seven_points_share_a_panel_and_more_have_one_each() -> None:
+    assert "facet" not in history_chart(runs(7))
+    many = history_chart(runs(12))
+    assert len(many["facet"]["sort"]) == 12
+    assert many["facet"]["sort"][0] == "hidden=11"
+    assert b"hidden=11" in render(many, "svg")
+
+
+def test_a_chart_of_very_many_points_says_how_many_it_leaves_out() -> None:
+    many = history_chart(runs(50, count=2))
+    assert len({value["line"] for value in many["data"]["values"]}) == 40
+    assert (
+        "10 more points are not drawn; choose with --point or --filter"
+        in (many["title"]["subtitle"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("apart", "form"),
+    [
+        (timedelta(minutes=5), "%H:%M"),
+        (timedelta(hours=12), "%m-%d %H:%M"),
+        (timedelta(days=9), "%Y-%m-%d"),
+    ],
+)
+def test_ticks_tell_the_hours_where_days_would_be_the_same(apart: timedelta, form: str) -> None:
+    layers = history_chart(runs(2, apart=apart))["layer"]
+    assert {layer["encoding"]["x"]["axis"]["format"] for layer in layers} == {form}
+
+
+@pytest.mark.parametrize(
+    ("base", "new"),
+    [
+        ("a" * 40, "a" * 40 + "+changes"),
+        ("GPU-4e6e0602-4757-def4", "GPU-4e6e0602-4757-abcd"),
+        ("x" * 100 + "1" + "y" * 50, "x" * 100 + "2" + "y" * 50),
+    ],
+)
+def test_values_are_shortened_so_that_their_difference_is_seen(base: str, new: str) -> None:
+    before, now = before_and_now(Change(name="fact", base=base, new=new), 20).split(" -> ")
+    assert before != now
+    assert max(len(before), len(now)) <= 20
+    assert before_and_now(Change(name="fact", base="580.1", new="590.2"), 20) == "580.1 -> 590.2"
