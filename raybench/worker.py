@@ -85,7 +85,9 @@ class Worker:
         if isinstance(answer, Failure) and not self._is_fit_after(answer):
             return replace(answer, keeps_worker=False)  # cleaning up may wait for lost peers
         try:
-            return _told(answer, self._clean_up())
+            package = task.point.workload.partition(":")[0].partition(".")[0]
+            left = (*self._clean_up(), *self._state.replaced_functions(package))
+            return _told(answer, left)
         except Exception as error:
             return replace(_failure(error, place), keeps_worker=False)
 

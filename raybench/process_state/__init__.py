@@ -1,7 +1,8 @@
 """The state of a worker's process that a workload can change, and how it is put back.
 
-What is not seen: attributes that a workload replaced in modules of others (monkeypatches), memory
-that was taken from the device beside torch's allocator, and files.
+What is not seen: values that a workload changed in modules of others, but for their functions and
+classes; functions in modules that were loaded during the point, unless it is the workload's own
+that stands there; memory that was taken from the device beside torch's allocator; sockets; files.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import numpy as np
 import torch
 
 from raybench.process_state.device_state import DeviceMemory, device_settings
-from raybench.process_state.leftovers import Company
+from raybench.process_state.leftovers import Company, Descriptors, counted
+from raybench.process_state.loaded_functions import LoadedFunctions
 from raybench.process_state.python_settings import python_settings
 from raybench.process_state.setting import Setting
+from raybench.process_state.system_settings import system_settings
 from raybench.process_state.torch_compiler import forget_compiled_code
 from raybench.process_state.torch_settings import inherit_onednn_precision, torch_settings
 
@@ -26,16 +29,20 @@ class ProcessState:
     def __init__(self, device: torch.device) -> None:
         self._settings: tuple[Setting, ...] = (
             *python_settings(),
+            *system_settings(),
             *torch_settings(),
             *device_settings(device),
         )
         self._before = [setting.read() for setting in self._settings]
         self._memory = DeviceMemory(device)
         self._company = Company()
+        self._descriptors = Descriptors()
+        self._functions = LoadedFunctions()
 
     def begin(self) -> None:
-        """Note which threads and child processes there are before a workload starts its own."""
+        """Note which threads, child processes and functions there are before a workload starts."""
         self._company = Company()
+        self._functions.learn()
 
     def restore(self) -> tuple[str, ...]:
         """Put everything back; what could not be is named, a noun phrase each.
@@ -49,7 +56,16 @@ class ProcessState:
         self._memory.release()
         # Once more: what the collector ended may have put settings back that were not ours.
         changed = self._write_back()
-        return (*changed, *self._company.newcomers(), *self._memory.still_held())
+        left = (*self._company.newcomers(), *self._descriptors.left_open())
+        return (*changed, *left, *self._memory.still_held())
+
+    def replaced_functions(self, package: str) -> tuple[str, ...]:
+        """Functions of others that a workload of this package has replaced, as a noun phrase.
+
+        About 10 ms: there are many of them.
+        """
+        names = self._functions.replaced(package)
+        return (counted(names, "replaced function", "replaced functions"),) if names else ()
 
     def holds_device_memory(self) -> bool:
         """Whether memory of the device is still in use after what is free was given back."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 _GRACE_S = 0.5
 _POLL_S = 0.01
 _SHOWN = 3
+_OPEN_FILES = 64
+_OF_LIBRARIES = ("socket:", "anon_inode:", "/memfd:", "/dev/shm/", "/dev/nvidia", "/dev/infiniband")
 
 
 class Company:
@@ -31,11 +35,33 @@ class Company:
         phrases = []
         if threads:
             names = sorted(thread.name for thread in threads)
-            phrases.append(_counted(names, "running thread", "running threads"))
+            phrases.append(counted(names, "running thread", "running threads"))
         if children:
             commands = sorted(map(_command, children))
-            phrases.append(_counted(commands, "child process", "child processes"))
+            phrases.append(counted(commands, "child process", "child processes"))
         return tuple(phrases)
+
+
+class Descriptors:
+    """How many descriptors of files and pipes the process had open when this was made."""
+
+    def __init__(self) -> None:
+        self._before = _open_files()
+
+    def left_open(self) -> tuple[str, ...]:
+        """Many more than before, as a noun phrase: a few are a library's log or cache."""
+        more = _open_files() - self._before
+        return (f"{more} open files",) if more > _OPEN_FILES else ()
+
+
+def _open_files() -> int:
+    """Without sockets, memory and devices, which NCCL opens by the dozen and keeps."""
+    count = 0
+    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208 - called at each point
+        with suppress(FileNotFoundError):  # that of this listing
+            target = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+            count += not target.startswith(_OF_LIBRARIES)
+    return count
 
 
 def _end_progress_monitor() -> None:
@@ -46,7 +72,8 @@ def _end_progress_monitor() -> None:
         bars.tqdm.monitor = None  # the next bar starts another
 
 
-def _counted(names: Sequence[str], one: str, many: str) -> str:
+def counted(names: Sequence[str], one: str, many: str) -> str:
+    """`2 running threads (a, b)`, with the first few names."""
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     return f"{len(names)} {one if len(names) == 1 else many} ({shown})"
 

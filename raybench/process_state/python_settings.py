@@ -1,22 +1,24 @@
-"""The settings of Python and of the operating system that a workload can change."""
+"""The settings of Python, its standard library and numpy that a workload can change."""
 
 from __future__ import annotations
 
 import gc
+import locale
 import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import warnings
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from raybench.process_state.setting import Setting, mapping, sequence
+from raybench.process_state.setting import Setting, attribute, mapping, sequence
 
 # Not SIGCHLD: torch's DataLoader sets that handler once in a process, and the next loader
 # relies on it (torch.utils.data._utils.signal_handling).
@@ -46,10 +48,18 @@ def python_settings() -> tuple[Setting, ...]:
         Setting("profile function", sys.getprofile, sys.setprofile),
         Setting("profile function of new threads", threading.getprofile, threading.setprofile),
         Setting("monitoring tools", _monitoring_tools, _free_monitoring_tools),
-        Setting("niceness", lambda: os.getpriority(os.PRIO_PROCESS, 0), _set_niceness),
-        Setting("CPU affinity", lambda: os.sched_getaffinity(0), _set_affinity),
         Setting("multiprocessing start method", _start_method, _set_start_method),
         Setting("numpy error handling", np.geterr, lambda before: np.seterr(**before)),
+        Setting("numpy print options", np.get_printoptions, _set_numpy_print_options),
+        Setting("socket timeout", socket.getdefaulttimeout, socket.setdefaulttimeout),
+        Setting("import hooks", *_import_hooks()),
+        # torch sets one of its own with the first process group.
+        attribute("exception hook", sys, "excepthook"),
+        Setting(
+            "limit of digits in integers", sys.get_int_max_str_digits, sys.set_int_max_str_digits
+        ),
+        Setting("stack size of new threads", threading.stack_size, threading.stack_size),
+        Setting("locale", _locale, _set_locale),
     )
 
 
@@ -115,17 +125,30 @@ def _free_monitoring_tools(before: list[str | None]) -> None:
             monitoring.free_tool_id(tool)
 
 
-def _set_niceness(before: int) -> None:
-    os.setpriority(os.PRIO_PROCESS, 0, before)
+def _import_hooks() -> tuple[Callable[[], list[Any]], Callable[[list[Any]], None]]:
+    """Those of modules that are loaded now: a library's own come with it, and belong to it."""
+    known = set(sys.modules)
+
+    def is_known(finder: Any) -> bool:
+        home = finder if isinstance(finder, type) else type(finder)
+        return home.__module__ in known
+
+    def write(before: list[Any]) -> None:
+        sys.meta_path[:] = [*before, *(each for each in sys.meta_path if not is_known(each))]
+
+    return lambda: [each for each in sys.meta_path if is_known(each)], write
 
 
-def _set_affinity(before: set[int]) -> None:
-    """Also of the threads that were started meanwhile: they have it from this one."""
-    narrowed = os.sched_getaffinity(0)
-    for thread in Path("/proc/self/task").iterdir():
-        with suppress(ProcessLookupError):  # it may have ended
-            if os.sched_getaffinity(int(thread.name)) == narrowed:
-                os.sched_setaffinity(int(thread.name), before)
+def _set_numpy_print_options(before: dict[str, Any]) -> None:
+    np.set_printoptions(**before)
+
+
+def _locale() -> str:
+    return locale.setlocale(locale.LC_ALL)
+
+
+def _set_locale(before: str) -> None:
+    locale.setlocale(locale.LC_ALL, before)
 
 
 def _start_method() -> str | None:

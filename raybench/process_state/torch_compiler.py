@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 import torch._dynamo
+import torch.distributions
 
-from raybench.process_state.setting import Setting
+from raybench.process_state.setting import Setting, attribute
 
 # torch._dynamo has loaded them all.
 _CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
@@ -18,6 +19,8 @@ _CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.
 def compiler_settings() -> Iterator[Setting]:
     """The stance of torch.compile, and the configurations of its three layers."""
     eval_frame: Any = torch._dynamo.eval_frame
+    # Its first use switches these checks off.
+    yield attribute("checks of distributions", torch.distributions.Distribution, "_validate_args")
     yield Setting("torch.compile stance", lambda: eval_frame._stance, eval_frame._set_stance)
     for name in _CONFIGS:
         yield _config(name, sys.modules[name])
@@ -38,6 +41,19 @@ def forget_compiled_code() -> None:
     if threads.cache_info().currsize:
         threads().shutdown()
         threads.cache_clear()
+
+
+def is_of_compiler(function: Any) -> bool:
+    """Whether it stands in the place of another because torch.compile was used."""
+    module = getattr(function, "__module__", None)
+    is_wrapped = hasattr(function, "_torchdynamo_orig_callable")
+    return is_wrapped or (isinstance(module, str) and module.startswith("torch._dynamo."))
+
+
+def let_compiler_wrap_again() -> None:
+    """It wraps functions of optimizers and modules once in a process, and remembers that."""
+    torch._dynamo.eval_frame.TorchPatcher.patch.cache_clear()
+    torch.nn.Module.___needs_generation_tag_patch = True  # type: ignore[attr-defined]
 
 
 def _config(name: str, config: Any) -> Setting:

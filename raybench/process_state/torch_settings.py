@@ -77,11 +77,20 @@ def _defaults() -> Iterator[Setting]:
     )
     yield Setting("repeated warnings", torch.is_warn_always_enabled, torch.set_warn_always)
     yield Setting("flushing of denormal numbers", _flushes_denormal, torch.set_flush_denormal)
+    yield Setting("print options", _print_options, _set_print_options)
     yield Setting(
         "sharing strategy",
         torch.multiprocessing.get_sharing_strategy,
         torch.multiprocessing.set_sharing_strategy,
     )
+
+
+def _print_options() -> dict[str, Any]:
+    return dict(vars(torch._tensor_str.PRINT_OPTS))
+
+
+def _set_print_options(before: dict[str, Any]) -> None:
+    vars(torch._tensor_str.PRINT_OPTS).update(before)
 
 
 def _autograd_modes() -> Iterator[Setting]:

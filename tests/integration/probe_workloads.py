@@ -124,6 +124,25 @@ class Mess:
             subprocess.Popen(["sleep", "3601"])
 
 
+class Patchy:
+    """Puts a slow function in the place of one of torch's, as kernel libraries put fast ones."""
+
+    def __init__(self, context: Context, *, patched: bool = False) -> None:
+        self.items_per_step = 1
+        self.flops_per_step = 1.0
+        self._rows = torch.ones(8)
+        if patched:
+            torch.nn.functional.gelu = _slow_gelu  # type: ignore[assignment]
+
+    def step(self) -> None:
+        torch.nn.functional.gelu(self._rows)
+
+
+def _slow_gelu(rows: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.02)
+    return rows
+
+
 class _Unpicklable(Exception):
     def __init__(self, *, lock: object) -> None:
         super().__init__("holds what cannot travel")

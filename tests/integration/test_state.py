@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import time
 from collections.abc import Iterator
@@ -85,6 +86,33 @@ def test_a_child_process_ends_with_the_worker_that_left_it(cluster, tmp_path):
             return
         time.sleep(0.1)
     pytest.fail("it still runs")
+
+
+def test_a_point_after_one_that_replaced_a_function_is_as_in_a_new_process(cluster):
+    process_id, step_ms, warnings = cluster.devices[0].process_id, [], []
+    for patched in (False, True, False):
+        point = Point(
+            workload="tests.integration.probe_workloads:Patchy",
+            params={"patched": patched},
+            world_size=1,
+            precision=Precision.FP32,
+            batch_size=1,
+            global_batch_size=1,
+            scaling="weak",
+        )
+        settings = Measure(warmup=2, iterations=5, breakdown=False, timeout_s=60.0)
+        (answer,) = cluster.run(Task(point=point, settings=settings), (0,))
+        assert isinstance(answer, Measurement), answer
+        step_ms.append(statistics.median(answer.repetitions[0].timed.step_ns) / 1e6)
+        warnings.append(answer.warnings)
+    assert step_ms[1] > 20
+    assert max(step_ms[0], step_ms[2]) < 5
+    assert warnings[0] == warnings[2] == ()
+    assert warnings[1] == (
+        "the workload left 1 replaced function (torch.nn.functional.gelu) behind: the next point "
+        "gets new processes; end or undo it in close()",
+    )
+    assert cluster.devices[0].process_id != process_id
 
 
 def test_with_fresh_workers_each_point_has_new_processes(cluster, tmp_path):

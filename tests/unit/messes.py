@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import importlib.abc
+import locale
 import logging
 import multiprocessing
 import os
+import platform
+import resource
 import signal
+import socket
 import sys
 import threading
 import warnings
@@ -20,6 +26,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 optimizers = sys.modules["torch.optim.optimizer"]
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing."""
 
 
 def _nothing(*arguments: object) -> None:
@@ -64,6 +74,29 @@ MESSES: dict[str, Callable[[], object]] = {
     "profile function": lambda: sys.setprofile(_nothing),
     "profile function of new threads": lambda: threading.setprofile(_nothing),
     "CPU affinity": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+    "umask": lambda: os.umask(0o077),
+    "timer slack": lambda: ctypes.CDLL(None).prctl(29, ctypes.c_ulong(50_000_000), 0, 0, 0),
+    "resource limits": lambda: resource.setrlimit(
+        resource.RLIMIT_NOFILE,
+        (
+            resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1,
+            resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        ),
+    ),
+    "I/O priority": lambda: ctypes.CDLL(None).syscall(
+        {"x86_64": 251, "aarch64": 30}[platform.machine()], 1, 0, 2 << 13 | 7
+    ),
+    "socket timeout": lambda: socket.setdefaulttimeout(3.0),
+    "import hooks": lambda: sys.meta_path.insert(0, Finder()),
+    "exception hook": lambda: setattr(sys, "excepthook", _nothing),
+    "limit of digits in integers": lambda: sys.set_int_max_str_digits(10_000),
+    "numpy print options": lambda: np.set_printoptions(precision=2),
+    "stack size of new threads": lambda: threading.stack_size(1 << 20),
+    "locale": lambda: locale.setlocale(locale.LC_ALL, "C.UTF-8"),
+    "print options": lambda: torch.set_printoptions(precision=2),
+    "checks of distributions": lambda: torch.distributions.Distribution.set_default_validate_args(
+        False
+    ),
     "multiprocessing start method": lambda: multiprocessing.set_start_method("spawn", force=True),
     "numpy error handling": lambda: np.seterr(all="raise"),
     "default dtype": lambda: torch.set_default_dtype(torch.float64),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import random
 import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
+from contextlib import ExitStack
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,16 +19,20 @@ from messes import MESSES, MESSES_WITH_CUDA
 
 from raybench.process_state import ProcessState, seed_all
 from raybench.process_state.python_settings import python_settings
+from raybench.process_state.system_settings import system_settings
 from raybench.process_state.torch_settings import torch_settings
 
 CPU = torch.device("cpu")
-SETTINGS = {setting.name: setting for setting in (*python_settings(), *torch_settings())}
+SETTINGS = {
+    setting.name: setting for setting in (*python_settings(), *system_settings(), *torch_settings())
+}
 # What only a new process has back, or cannot be changed here.
 NOT_BY_A_MESS = {
     "inference mode",
     "inter-op threads",
     "torch profiler",
     "niceness",
+    "scheduling policy",
     "monitoring tools",
     *MESSES_WITH_CUDA,
 }
@@ -83,6 +89,146 @@ def test_inference_mode_that_somebody_holds_is_told():
     assert state.restore() == ("a changed inference mode",)
     mode.__exit__(None, None, None)
     assert state.restore() == ()
+
+
+def test_a_limit_that_cannot_be_raised_again_is_told():
+    done = _in_a_process("""
+import os, resource
+from raybench.process_state import ProcessState
+state = ProcessState(torch.device("cpu"))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+os.setgid(65534), os.setuid(65534) if os.getuid() == 0 else None
+print(state.restore())
+""")
+    assert done == "('a changed resource limits',)\n"
+
+
+def test_a_scheduling_policy_is_put_back_on_all_threads():
+    done = _in_a_process("""
+import os, threading
+from raybench.process_state import ProcessState
+state = ProcessState(torch.device("cpu"))
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+stop = threading.Event()
+thread = threading.Thread(target=stop.wait, name="left")
+thread.start()
+print(state.restore(), os.sched_getscheduler(0), os.sched_getscheduler(thread.native_id))
+stop.set()
+""")
+    assert done == "('1 running thread (left)',) 0 0\n"
+
+
+def _in_a_process(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import torch\n{script}"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_many_files_left_open_are_told_and_a_few_are_not(tmp_path):
+    state = ProcessState(CPU)
+    with ExitStack() as files:
+        for number in range(200):
+            files.enter_context((tmp_path / str(number)).open("w"))
+            if number == 20:
+                assert state.restore() == ()
+        assert state.restore() == ("200 open files",)
+    assert state.restore() == ()
+
+
+def test_a_finder_that_a_library_brings_along_stays(monkeypatch):
+    state, library = ProcessState(CPU), ModuleType("late_library")
+    monkeypatch.setitem(sys.modules, "late_library", library)
+    finder = type("Finder", (), {"__module__": "late_library"})()
+    sys.meta_path.append(finder)
+    assert state.restore() == ()
+    assert sys.meta_path.pop() is finder
+
+
+class Layer:
+    def forward(self) -> int:
+        return 1
+
+
+def _doubled(*arguments: object) -> int:
+    return 2
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "told"),
+    [
+        (torch.nn.functional, "gelu", "torch.nn.functional.gelu"),
+        (torch.nn, "LayerNorm", "torch.nn.LayerNorm"),
+        (torch.nn.Linear, "forward", "torch.nn.modules.linear.Linear.forward"),
+        (torch.nn.Linear, "parameters", "torch.nn.modules.linear.Linear.parameters"),
+        (torch.optim.SGD, "step", "torch.optim.sgd.SGD.step"),
+        (torch.distributed, "all_reduce", "torch.distributed.all_reduce"),
+        (time, "sleep", "time.sleep"),
+        (time, "perf_counter_ns", "time.perf_counter_ns"),
+        (np, "asarray", "numpy.asarray"),
+        (builtins, "print", "builtins.print"),
+        (sys, "excepthook", "sys.excepthook"),
+    ],
+)
+def test_a_replaced_function_is_told_until_it_is_back(monkeypatch, owner, name, told):
+    state = ProcessState(CPU)
+    state.begin()
+    assert state.replaced_functions("own") == ()
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, _doubled)
+        if told == "sys.excepthook":  # which pytest looks at
+            assert state.replaced_functions("own")
+        else:
+            assert state.replaced_functions("own") == (f"1 replaced function ({told})",)
+    assert state.replaced_functions("own") == ()
+
+
+def test_a_module_that_came_with_the_point_is_searched_for_what_is_the_workloads(monkeypatch):
+    state, library = ProcessState(CPU), ModuleType("late_library")
+    state.begin()
+    monkeypatch.setitem(sys.modules, "late_library", library)
+    library.attention, library.Layer = _doubled, Layer
+    assert state.replaced_functions("other") == ()
+    library.attention = lambda: 3
+    assert state.replaced_functions("other") == ("1 replaced function (late_library.attention)",)
+    state, package = ProcessState(CPU), __name__.partition(".")[0]
+    monkeypatch.delitem(sys.modules, "late_library")
+    state.begin()
+    monkeypatch.setitem(sys.modules, "late_library", library)
+    assert state.replaced_functions(package)[0].startswith("2 replaced functions (late_library.")
+
+
+def test_the_first_optimizer_of_a_class_replaces_nothing():
+    state = ProcessState(CPU)
+    state.begin()
+    for optimizer in (torch.optim.Rprop, torch.optim.NAdam):
+        optimizer([torch.zeros(1, requires_grad=True)])
+    assert state.replaced_functions("own") == ()
+
+
+def test_what_the_compiler_wraps_is_put_back_and_wrapped_again_by_the_next_use():
+    state = ProcessState(CPU)
+    state.begin()
+    step, init = torch.optim.SparseAdam.step, torch.nn.Module.__init__
+    for _ in range(2):
+        model = torch.compile(torch.nn.Linear(2, 2), backend="eager")
+        model(torch.ones(1, 2))
+        assert torch.optim.SparseAdam.step is not step
+        assert torch.nn.Module.__init__ is not init
+        assert state.restore() == ()
+        assert state.replaced_functions("own") == ()
+        assert (torch.optim.SparseAdam.step, torch.nn.Module.__init__) == (step, init)
+
+
+def test_all_functions_are_looked_at_in_well_under_20_milliseconds():
+    state, times_s = ProcessState(CPU), []
+    state.begin()
+    for _ in range(5):
+        start_s = time.process_time()
+        assert state.replaced_functions("own") == ()
+        times_s.append(time.process_time() - start_s)
+    assert min(times_s) < 0.02
 
 
 def test_a_running_profiler_is_told():

@@ -1,0 +1,229 @@
+"""The functions of the modules of a process, and which of them a workload has replaced.
+
+Kernel libraries, tracers and debuggers put functions of their own in the place of others, such as
+`torch.nn.functional.gelu`. What has taken hold of such a function is not known, so none is put
+back: a process in which one was replaced is no good for the next point. But what torch.compile
+wraps for itself it wraps again when it is used again.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from raybench.process_state.torch_compiler import is_of_compiler, let_compiler_wrap_again
+
+# What raybench and Ray load for themselves, and torch's compiler and exporters, whose settings are
+# read elsewhere: nobody computes with their functions in a step.
+_OF_OTHERS = frozenset(
+    {
+        "_pytest",
+        "attr",
+        "attrs",
+        "click",
+        "google",
+        "hypothesis",
+        "jsonschema",
+        "markdown_it",
+        "mpmath",
+        "networkx",
+        "pydantic",
+        "pydantic_core",
+        "pygments",
+        "pytest",
+        "ray",
+        "referencing",
+        "requests",
+        "rich",
+        "rpds",
+        "ruamel",
+        "sympy",
+        "torch._decomp",
+        "torch._dynamo",
+        "torch._export",
+        "torch._functorch",
+        "torch._higher_order_ops",
+        "torch._inductor",
+        "torch._meta_registrations",
+        "torch._numpy",
+        "torch._prims",
+        "torch._prims_common",
+        "torch._refs",
+        "torch._subclasses",
+        "torch.ao",
+        "torch.compiler",
+        "torch.export",
+        "torch.fx",
+        "torch.onnx",
+        "torch.package",
+        "torch.quantization",
+        "torch.testing",
+        "torchgen",
+        "yaml",
+    }
+)
+_FUNCTIONS = frozenset(
+    {
+        types.BuiltinFunctionType,
+        types.FunctionType,
+        types.MethodDescriptorType,
+        types.MethodType,
+        types.WrapperDescriptorType,
+        classmethod,
+        property,
+        staticmethod,
+    }
+)
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: the attributes of such a class cannot be set
+
+
+class LoadedFunctions:
+    """What modules and their classes had when they were first seen here."""
+
+    def __init__(self) -> None:
+        self._modules: set[str] = set()
+        self._classes: set[int] = set()
+        self._namespaces: list[_Namespace] = []
+
+    def learn(self) -> None:
+        """Take in the modules that were loaded since."""
+        self._namespaces.extend(self._new())
+
+    def replaced(self, package: str) -> list[str]:
+        """The names of those that are not what they were, or are new in their class.
+
+        package: that of the workload. A module that was loaded since, nobody knows as it was; but
+        no library has functions of the workload's by itself. It counts as seen now.
+        """
+        differences = [one for space in self._changed() for one in space.differences()]
+        by_compiler = [one for one in differences if is_of_compiler(one.now)]
+        for one in by_compiler:
+            one.put_back()
+        if by_compiler:
+            let_compiler_wrap_again()
+        new = list(self._new())
+        names = {one.name for one in differences if one not in by_compiler}
+        names |= {name for space in new for name in space.given_by(package)}
+        self._namespaces.extend(new)
+        return sorted(names)
+
+    def _new(self) -> Iterator[_Namespace]:
+        for name, module in list(sys.modules.items()):
+            if name in self._modules:
+                continue
+            self._modules.add(name)
+            if isinstance(module, types.ModuleType) and not _is_of_others(name):
+                yield from self._namespaces_of(name, module)
+
+    def _changed(self) -> Iterator[_Namespace]:
+        """Those that need a closer look: 65,000 functions are compared in 6 ms, so mostly in C."""
+        for space in self._namespaces:
+            _, _, entries, pick, _, values, size = space
+            try:
+                # Identical values are equal without being asked.
+                if pick(entries) == values and (size is None or size == len(entries)):
+                    continue
+            except Exception:  # one is gone, or a class has an odd idea of equality
+                pass
+            yield space
+
+    def _namespaces_of(self, name: str, module: types.ModuleType) -> Iterator[_Namespace]:
+        classes = [value for value in vars(module).values() if _is_class(value)]
+        yield from _namespace(name, module, _is_of_module)
+        for each in classes:
+            if id(each) in self._classes or each.__flags__ & _IMMUTABLE:
+                continue
+            self._classes.add(id(each))  # which the namespace keeps alive
+            yield from _namespace(f"{each.__module__}.{each.__qualname__}", each, _is_one)
+
+
+_GONE = object()
+
+
+class _Difference(NamedTuple):
+    """before: _GONE where it is new."""
+
+    owner: Any
+    attribute: str
+    name: str
+    before: Any
+    now: Any
+
+    def put_back(self) -> None:
+        if self.before is _GONE:
+            delattr(self.owner, self.attribute)
+        else:
+            setattr(self.owner, self.attribute, self.before)
+
+
+class _Namespace(NamedTuple):
+    """Of a module or class. pick: gives the values of `names` in `entries` at once.
+
+    size: how many entries a class has.
+    """
+
+    name: str
+    owner: Any
+    entries: Mapping[str, Any]
+    pick: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    size: int | None
+
+    def differences(self) -> Iterator[_Difference]:
+        known = dict(zip(self.names, self.values, strict=True))
+        for name, before in known.items():
+            if not _is_still(before, now := self.entries.get(name, _GONE)):
+                yield _Difference(self.owner, name, f"{self.name}.{name}", before, now)
+        if self.size is None:
+            return
+        for name in self.entries.keys() - known.keys():
+            if type(now := self.entries[name]) in _FUNCTIONS:
+                yield _Difference(self.owner, name, f"{self.name}.{name}", _GONE, now)
+
+    def given_by(self, package: str) -> Iterator[str]:
+        if self.name.partition(".")[0] == package:
+            return
+        for name, value in zip(self.names, self.values, strict=True):
+            home = getattr(value, "__module__", None)
+            if isinstance(home, str) and home.partition(".")[0] == package:
+                yield f"{self.name}.{name}"
+
+
+def _is_of_others(module: str) -> bool:
+    top, _, rest = module.partition(".")
+    return top in _OF_OTHERS or f"{top}.{rest.partition('.')[0]}" in _OF_OTHERS
+
+
+def _namespace(name: str, owner: Any, is_kept: Callable[[Any], bool]) -> Iterator[_Namespace]:
+    entries = vars(owner)
+    kept = {key: value for key, value in entries.items() if is_kept(value)}
+    if not kept:
+        return
+    # With a single name itemgetter gives no tuple.
+    names = tuple(kept) if len(kept) > 1 else (*kept, *kept)
+    values = tuple(kept[key] for key in names)
+    size = len(entries) if is_kept is _is_one else None
+    yield _Namespace(name, owner, entries, itemgetter(*names), names, values, size)
+
+
+def _is_one(value: Any) -> bool:
+    return type(value) in _FUNCTIONS
+
+
+def _is_of_module(value: Any) -> bool:
+    return type(value) in _FUNCTIONS or _is_class(value)
+
+
+def _is_class(value: Any) -> bool:
+    # Not isinstance: it asks the value too, and one of torch's warns then that it is deprecated.
+    return issubclass(type(value), type)
+
+
+def _is_still(before: Any, now: Any) -> bool:
+    """The first optimizer of a class wraps its `step`, in every process."""
+    is_hooked = getattr(now, "hooked", False) is True
+    return now is before or (is_hooked and getattr(now, "__wrapped__", None) is before)
