@@ -8,7 +8,7 @@ import socket
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -33,14 +33,13 @@ from raybench.run_names import (
     run_ids,
 )
 from raybench.schemas import TABLES, units
-from raybench.store import LOGS, has_driver
+from raybench.store import has_driver
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
 __all__ = [
-    "baselines",
     "counted",
     "each_attempt",
     "find_run",
@@ -60,14 +59,18 @@ _IF_MISSING: dict[str, Any] = dict.fromkeys(
     ("job_name", "job_text", "job_sha256", "cluster", "host", "status"), ""
 ) | dict.fromkeys(("points_total", "points_ok", "points_failed", "points_skipped"), 0)
 _ATTEMPT = ("point_id", "attempt")
-_NAMED_LOG = re.compile(r"(\d+)-(\w+)-(\d+)-rank(\d+)\.txt")
 _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 
 
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
-    """Read one table for a report: nulls of numbers are NaN, maps are dicts.
+    """One table as a pandas DataFrame, of all runs or of one.
 
-    root, table, run_id, and what is raised: as of `raybench.load`.
+    root: the results folder. table: runs, points, samples, devices, telemetry or modules.
+    run_id: as `raybench report` takes it: an id, its unique prefix, a job, `latest`, or a path.
+    Columns are those of today's schema, also for parts of an older one (missing: null); maps
+    are dicts. `raybench.units(table)` tells the units. Raises ResultsError for a table that
+    does not exist and for a file that is not a part of it. `samples` and `modules` may hold an
+    attempt that `points` has no row of, when its driver was killed between writing the two.
     """
     frame: pd.DataFrame = read_table(root, table, run_id).to_pandas(maps_as_pydicts="strict")
     return frame
@@ -165,31 +168,6 @@ def traces(root: Path, run_id: str, point_id: str, attempt: int) -> list[Path]:
     return sorted((root / "traces" / run_id).glob(name), key=lambda path: (len(path.name), path))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLog:
-    """What one rank wrote to stdout and stderr in an attempt at a point, as far as it is kept."""
-
-    point_id: str
-    attempt: int
-    rank: int
-    text: str
-
-
-def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
-    """What ranks wrote, in the order of the plan; empty where they wrote nothing."""
-    found = [_NAMED_LOG.fullmatch(p.name) for p in (root / LOGS / run_id).glob(f"*-{point_id}-*")]
-    names = sorted((m for m in found if m), key=lambda m: (m[1], int(m[3]), int(m[4])))
-    return [
-        RankLog(
-            point_id=name[2],
-            attempt=int(name[3]),
-            rank=int(name[4]),
-            text=(root / LOGS / run_id / name[0]).read_text("utf-8", "replace"),
-        )
-        for name in names
-    ]
-
-
 def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
     """All files of a table, by run and name; those that start with . or _ are not ours to read."""
     check_folder(root)
@@ -274,12 +252,6 @@ def _stored_run(root: Path, run_id: str) -> Run:
     if len(found) != 1:
         raise ResultsError(f"{root}: run {run_id} has {len(found)} rows in `runs`, not one")
     return _run_from_row(found[0])
-
-
-def baselines(root: Path, run_id: str | None = None) -> dict[str, dict[str, str]]:
-    """The settings of the baseline points of each run, or of one, by run_id."""
-    rows_of_runs = plain_rows(read_table(root, "runs", run_id, ["run_id", "baseline"]))
-    return {row["run_id"]: row["baseline"] or {} for row in rows_of_runs}
 
 
 def _run_from_row(row: Mapping[str, Any]) -> Run:

@@ -12,15 +12,18 @@ if TYPE_CHECKING:
     from raybench.report.summary import Summary
 
 
-def format_page(root: Path, summary: Summary) -> str:
-    """The page of the run that `summary` reports, which is in the results folder `root`."""
+def format_page(root: Path, summary: Summary, against: Summary | None = None) -> str:
+    """The page of the run that `summary` reports, which is in the results folder `root`, laid over
+    another run where there is one.
+    """
     from raybench import tables
     from raybench.report import html_page
     from raybench.report.html_steps import heat_points, spread_points
     from raybench.report.html_telemetry import TELEMETRY_COLUMNS
+    from raybench.report.main_figure import rows_of
 
     run_id = summary.run.run_id
-    rows = html_page.rows_of(summary)
+    rows = rows_of(summary)
     telemetry = tables.read_table(root, "telemetry", run_id, TELEMETRY_COLUMNS)
     return html_page.format_page(
         html_page.PageData(
@@ -28,6 +31,7 @@ def format_page(root: Path, summary: Summary) -> str:
             devices=tables.load(root, "devices", run_id),
             telemetry=telemetry.to_pandas(),
             steps=_steps(root, run_id, spread_points(rows), heat_points(rows)),
+            against=against,
         )
     )
 

@@ -42,8 +42,13 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
     "--chart",
     type=click.Path(path_type=Path),
     metavar="FILE.svg|.png",
-    help="Also draw speed-up against ideal; of collectives the bandwidth over the size, of a "
-    "search for the largest batch the memory over the batch size.",
+    help="Also draw the picture that the page begins with, as speed-up against ideal.",
+)
+@click.option(
+    "--against",
+    metavar="RUN2",
+    shell_complete=complete_run,
+    help="With --format html: lay the charts of RUN over those of RUN2, and compare step times.",
 )
 @click.option(
     "--github",
@@ -51,7 +56,13 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
     help="With --format md: append it to $GITHUB_STEP_SUMMARY instead of printing it.",
 )
 def report_command(
-    run: str, results: Path, kind: str, output: Path | None, chart: Path | None, github: bool
+    run: str,
+    results: Path,
+    kind: str,
+    output: Path | None,
+    chart: Path | None,
+    against: str | None,
+    github: bool,
 ) -> None:
     """How RUN scales: step time, speed-up and efficiency against the baseline.
 
@@ -61,19 +72,22 @@ def report_command(
         raise UsageError(f"--chart: must end in .svg or .png, got {chart}")
     if github and kind != "md":
         raise UsageError(f"--github: goes with --format md only, got --format {kind}")
+    if against is not None and kind != "html":
+        raise UsageError(f"--against: goes with --format html only, got --format {kind}")
     summary = load_summary(results, run)
     if kind == "html":
-        text = _page(results, run, summary)
+        text = _page(results, run, summary, against)
     else:
         text = _format(summary, kind, colored=output is None and color())
-    if chart is not None:
-        _draw(summary, chart)
     if github:
         append_to_summary(text)
     if output is not None:
         write_file(output, text.encode())
     elif not github:
         write_result(text)
+    # Last: the report must not be lost with a picture that cannot be drawn or written.
+    if chart is not None:
+        _draw(results, run, summary, chart)
 
 
 def print_report(results: Path, run_id: str, kind: str) -> None:
@@ -102,26 +116,25 @@ def _format(summary: Summary, kind: str, *, colored: bool) -> str:
     return terminal.format_report(summary, width=width(), color=colored)
 
 
-def _page(results: Path, run: str, summary: Summary) -> str:
+def _page(results: Path, run: str, summary: Summary, against: str | None) -> str:
     from raybench import tables
     from raybench.cli.page import format_page
 
     root, _ = tables.find_run(results, run)
-    return format_page(root, summary)
+    return format_page(root, summary, None if against is None else load_summary(results, against))
 
 
-def _draw(summary: Summary, path: Path) -> None:
-    from raybench.report import charts
-    from raybench.report.bandwidth_chart import bandwidth_chart, has_bandwidths
-    from raybench.report.memory_chart import has_largest_batches, memory_chart
+def _draw(results: Path, run: str, summary: Summary, path: Path) -> None:
+    from raybench import tables
+    from raybench.report.charts import picture
+    from raybench.report.main_figure import why_none
 
-    draw = charts.speed_up_chart
-    if has_bandwidths(summary):
-        draw = bandwidth_chart
-    elif has_largest_batches(summary):
-        draw = memory_chart
-    spec = draw(summary)
-    write_file(path, charts.render(spec, path.suffix.lower().removeprefix(".")))
+    root, run_id = tables.find_run(results, run)
+    devices = tables.load(root, "devices", run_id)
+    drawn = picture(summary, devices, path.suffix.lower().removeprefix("."))
+    if drawn is None:
+        raise UsageError(f"--chart: there is nothing to draw: {why_none(summary)}")
+    write_file(path, drawn)
 
 
 @click.command("list", short_help="List the runs in the results.")
@@ -197,9 +210,8 @@ def _lead(results: Path, run_id: str) -> str:
 @click.argument("run", shell_complete=complete_run)
 @click.argument("point", required=False, shell_complete=complete_point)
 @results_option
-@click.option("--logs", "as_logs", is_flag=True, help="Print what the ranks wrote instead.")
 @_json_option
-def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_json: bool) -> None:
+def show_command(run: str, point: str | None, results: Path, as_json: bool) -> None:
     """The points of RUN, or everything about one POINT (its id or a unique prefix).
 
     RUN is as for `raybench report`.
@@ -207,33 +219,8 @@ def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_j
     from raybench import tables
 
     root, run_id = tables.find_run(results, run)
-    if as_logs:
-        write_result(_logs(root, run_id, point, as_json))
-        return
     show = _show_points if point is None else _show_point
     write_result(show(root, run_id, point or "", as_json))
-
-
-def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
-    """What ranks wrote. Raises ResultsError where they wrote nothing."""
-    from raybench import tables
-    from raybench.report.logs import format_logs
-
-    what, point_id = f"run {run_id}", "*"
-    if prefix is not None:
-        ids = list(tables.latest(results, run_id))
-        point_id = tables.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
-        what = f"point {point_id}"
-    logs = tables.logs(results, run_id, point_id)
-    if as_json:
-        from dataclasses import asdict
-
-        from raybench.report import as_json as json_report
-
-        return json_report.format_object(run_id=run_id, logs=[asdict(log) for log in logs])
-    if not logs:
-        raise ResultsError(f"{what}: its ranks wrote nothing that is kept")
-    return format_logs(logs)
 
 
 def _show_points(results: Path, run_id: str, _: str, as_json: bool) -> str:
@@ -283,7 +270,6 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),
         states=device_states(telemetry, row["started_at"], row["duration_s"]),
-        wrote_logs=bool(tables.logs(results, run_id, point_id)),
         traces=[str(path) for path in tables.traces(results, run_id, point_id, row["attempt"])],
         attempts=attempts,
         steps_ms=step_times(samples),

@@ -1,4 +1,4 @@
-"""Dense peak rates of devices by math mode, with their sources. Pure.
+"""Dense peak rates of devices by math mode and of their memory, with their sources. Pure.
 
 Names are exact, as `torch.cuda.get_device_name` gives them: a name that is only similar may be a
 slower card (RTX 4090 D, A10G) or a slice of one (MIG). Figures are the makers', without sparsity;
@@ -235,3 +235,35 @@ def dense_peak_tflops(device_name: str, precision: Precision) -> float | None:
     # Drivers before 460 or so leave the maker out.
     peaks = _BY_NAME.get(device_name.removeprefix("NVIDIA "))
     return getattr(peaks, precision.value) if peaks else None
+
+
+# GB/s of the memory, from the makers' datasheets named above. Where one name covers cards of
+# several bandwidths (GH200, B200 boards), there is none.
+_MEMORY_GB_S = {
+    "Tesla V100-SXM2-16GB": 900.0,
+    "Tesla V100-SXM2-32GB": 900.0,
+    "A100-SXM4-40GB": 1555.0,
+    "A100-PCIE-40GB": 1555.0,
+    "A100-SXM4-80GB": 2039.0,
+    "A100 80GB PCIe": 1935.0,
+    "A10": 600.0,
+    "A30": 933.0,
+    "A40": 696.0,
+    "RTX A6000": 768.0,
+    "GeForce RTX 3090": 936.0,
+    "L4": 300.0,
+    "L40": 864.0,
+    "L40S": 864.0,
+    "RTX 6000 Ada Generation": 960.0,
+    "GeForce RTX 4090": 1008.0,
+    "H100 80GB HBM3": 3350.0,
+    "H100 PCIe": 2000.0,
+    "H200": 4800.0,
+    "H200 NVL": 4800.0,
+    "AMD Instinct MI300X": 5300.0,
+}
+
+
+def memory_peak_gb_s(device_name: str) -> float | None:
+    """Bandwidth of the device's memory on its datasheet; None where the table has none."""
+    return _MEMORY_GB_S.get(device_name.removeprefix("NVIDIA "))

@@ -1,62 +1,60 @@
-"""The picture of a scaling report: speed-up against ideal, as a Vega-Lite specification."""
+"""The main picture of a report as a file of its own: the page's charts, put together as one SVG.
+
+Its colours follow the reader's theme where the reader has one (a browser does); elsewhere, and as
+PNG, it is light.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+import html
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any
 
-from raybench.analysis.scaling import setting_order
-from raybench.errors import UsageError
+import pandas as pd
+
 from raybench.report import wording
-from raybench.report.summary import Summary, ranks_word
+from raybench.report.html_figure import SHAPES, WIDE, WIDTH, Entry, Figure, Panel
+from raybench.report.html_svg import drawn, key_mark
+from raybench.report.main_figure import main_figure, rows_of
+from raybench.report.summary import Summary
 
 Spec = dict[str, Any]
 
 # Okabe and Ito, "Color Universal Design" (2008), without the yellow, which is lost on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 _VEGA_LITE = "5.21"
-_WIDTH = 800
-# What the axis and its title take of the width, and the gap between two panels.
-_AXIS, _GAP = 70, 16
-_PANELS_A_ROW = 4
-# The size of a lone panel; its legend stands beside it.
+# The size of a lone chart of a history; its legend stands beside it.
 LONE = (500, 330)
-# The share of a doubling by which the axes reach beyond the outermost points.
-_MARGIN = 0.12
-# Up to so many lines are told apart in one panel.
-_LINES = 4
-_BATCH = {"weak": "batch {} per device", "strong": "global batch {}"}
+
+_MARGIN, _GAP, _LINE = 16, 20, 18
+# How wide a character is at most, to break lines and to place the entries of a legend.
+_CHAR = 6.4
+_COLOR = re.compile(r"(--[a-z]+\d?): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
+_USED = re.compile(r"var\((--[a-z]+\d?)\)")
+_FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
 
 
-def speed_up_chart(summary: Summary) -> Spec:
-    """Speed-up over the ranks, both in powers of two, with the ideal as a dashed line.
+def picture(summary: Summary, devices: pd.DataFrame, kind: str) -> bytes | None:
+    """The main figure of the run as `svg` or `png`; None where there is none."""
+    figure = main_figure(rows_of(summary), summary, devices)
+    if figure is None:
+        return None
+    svg = _poster(figure, summary)
+    colors = {name: (light, dark) for name, light, dark in _COLOR.findall(_style())}
+    light = _USED.sub(lambda found: colors[found[1]][0], svg)
+    if kind == "png":
+        import vl_convert
 
-    One line per combination of settings; many lines are split into panels, a colour then means
-    the same batch in each. Raises UsageError when there is no speed-up over world_size to draw.
-    """
-    rows = _rows(summary)
-    ranks = ranks_word(rows)
-    labels = _labels(rows)
-    values = [
-        {
-            "world_size": row["world_size"],
-            "speed_up": round(row["speed_up"], 4),
-            "line": line,
-            "panel": panel,
-        }
-        for row, (panel, line) in zip(rows, labels, strict=True)
-    ]
-    panels = _in_order(value["panel"] for value in values)
-    lines = _in_order(value["line"] for value in values)
-    return _specification(summary, values, panels, lines, ranks)
+        return bytes(vl_convert.svg_to_png(light, scale=2))
+    return light.replace("<defs/>", _dark(svg, colors), 1).encode()
 
 
 def render(spec: Spec, kind: str) -> bytes:
-    """The picture as `svg` or `png`; a PNG has two pixels for each of the layout."""
+    """A Vega-Lite specification as `svg` or `png`; a PNG has two pixels for each of the layout."""
     import vl_convert
 
     if kind == "svg":
@@ -64,147 +62,117 @@ def render(spec: Spec, kind: str) -> bytes:
     return bytes(vl_convert.vegalite_to_png(spec, vl_version=_VEGA_LITE, scale=2))
 
 
-def _rows(summary: Summary) -> list[dict[str, Any]]:
-    """The points to draw, in the order of their settings."""
-    if "world_size" not in summary.run.baseline:
-        raise UsageError(
-            "--chart: draws speed-up over world_size, which the baseline does not name"
-        )
-    frame = summary.scaling[summary.scaling["speed_up"].notna()]
-    rows = [{str(k): v for k, v in row.items()} for row in frame.to_dict("records")]
-    if len({row["world_size"] for row in rows}) < 2:
-        reasons = "; ".join(said.text for said in summary.without_speed_up) or "too few points"
-        raise UsageError(f"--chart: there is no speed-up to draw: {reasons}")
-    names = ("workload", "scaling", "precision", "batch", "world_size")
-    return sorted(rows, key=lambda row: [setting_order(row[name]) for name in names])
-
-
-def _labels(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Panel and line of each row: the settings that vary; the batch stays on the line."""
-    params = _varying_params(rows)
-    rest = [
-        [row["workload"], row["precision"], *(row["params"].get(n) for n in params)] for row in rows
-    ]
-    varying = [place for place in range(len(rest[0])) if len({r[place] for r in rest}) > 1]
-    names = ["", "", *(f"{name}=" for name in params)]
-    panels = [
-        ", ".join(wording.plain(f"{names[place]}{values[place]}") for place in varying)
-        for values in rest
-    ]
-    batches = [_BATCH[row["scaling"]].format(row["batch"]) for row in rows]
-    if len(set(zip(panels, batches, strict=True))) > _LINES and len(set(batches)) > 1:
-        return list(zip(panels, batches, strict=True))
-    whole = [", ".join(filter(None, pair)) for pair in zip(panels, batches, strict=True)]
-    return [("", line) for line in whole]
-
-
-def _varying_params(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = dict.fromkeys(name for row in rows for name in row["params"])
-    return [name for name in names if len({row["params"].get(name) for row in rows}) > 1]
-
-
-def _in_order(texts: Any) -> list[str]:
-    return list(dict.fromkeys(texts))
-
-
-def _specification(
-    summary: Summary,
-    values: Sequence[Mapping[str, Any]],
-    panels: Sequence[str],
-    lines: Sequence[str],
-    ranks: str,
-) -> Spec:
-    columns = min(len(panels), _PANELS_A_ROW)
-    width = (_WIDTH - _AXIS - _GAP * (columns - 1)) // columns
-    layers = {"layer": _layers(summary, values, lines, ranks)}
-    common = {
-        "$schema": SCHEMA,
-        "background": "white",
-        "title": _title(summary),
-        "data": {"values": list(values)},
-        "config": CONFIG,
-    }
-    if len(panels) == 1:
-        legend = {"legend": {**CONFIG["legend"], "orient": "right", "columns": 1}}
-        lone = {"width": LONE[0], "height": LONE[1], "config": CONFIG | legend}
-        return common | lone | layers
-    header = {"title": None, "labelFontSize": 13, "labelFontWeight": "bold", "labelPadding": 4}
-    return common | {
-        "facet": {"field": "panel", "type": "nominal", "sort": list(panels), "header": header},
-        "columns": columns,
-        "spacing": _GAP,
-        "spec": {"width": width, "height": max(180, round(width * 0.9)), **layers},
-    }
-
-
-def _layers(
-    summary: Summary, values: Sequence[Mapping[str, Any]], lines: Sequence[str], ranks: str
-) -> list[Spec]:
-    sizes = sorted({value["world_size"] for value in values})
-    base = float(summary.run.baseline["world_size"])
-    ideal = [{"world_size": size, "speed_up": size / base} for size in sizes]
-    speed_ups = [value["speed_up"] for value in [*values, *ideal]]
-    against = wording.settings(summary.run.baseline)
-    x = _axis("world_size", ranks, sizes, sizes)
-    y = _axis("speed_up", f"speed-up over {against}", _powers_of_two(speed_ups), speed_ups)
-    color, shape = told_apart(lines)
-    return [
-        {
-            "data": {"values": ideal},
-            "mark": {"type": "line", "color": "#8a8a8a", "strokeDash": [5, 4], "strokeWidth": 1.5},
-            "encoding": {"x": x, "y": y},
-        },
-        {
-            "mark": {
-                "type": "line",
-                "strokeWidth": 2,
-                "point": {"filled": True, "size": 55, "opacity": 1},
-            },
-            "encoding": {
-                "x": x,
-                "y": y,
-                "color": color,
-                "shape": shape,
-            },
-        },
-    ]
-
-
 def told_apart(lines: Sequence[str]) -> tuple[Spec, Spec]:
     """Colour and shape of each line."""
     common = {"field": "line", "type": "nominal", "sort": list(lines), "title": None}
     colors = {"domain": list(lines), "range": _cycled(COLORS, len(lines))}
-    shapes = {"domain": list(lines), "range": _cycled(_SHAPES, len(lines))}
+    shapes = {"domain": list(lines), "range": _cycled(SHAPES, len(lines))}
     return {**common, "scale": colors}, {**common, "scale": shapes}
-
-
-def _axis(field: str, title: str, ticks: Sequence[float], reached: Sequence[float]) -> Spec:
-    domain = [min(reached) / 2**_MARGIN, max(reached) * 2**_MARGIN]
-    return {
-        "field": field,
-        "type": "quantitative",
-        "title": title,
-        "scale": {"type": "log", "base": 2, "domain": domain, "nice": False},
-        "axis": {"values": list(ticks), "format": "~g"},
-    }
-
-
-def _powers_of_two(reached: Sequence[float]) -> list[float]:
-    first, last = math.floor(math.log2(min(reached))), math.ceil(math.log2(max(reached)))
-    return [2.0**power for power in range(first, last + 1)]
 
 
 def _cycled(values: Sequence[str], count: int) -> list[str]:
     return [values[place % len(values)] for place in range(count)]
 
 
-def _title(summary: Summary) -> Spec:
-    workloads = ", ".join(_in_order(table.workload for table in summary.tables))
-    return {
-        "text": f"Speed-up of {workloads} ({wording.plain(summary.run.job_name)})",
-        "subtitle": [machine_line(summary), "dashed: ideal" + _missing(summary)],
-        "anchor": "start",
-    }
+def _style() -> str:
+    return resources.files("raybench.report").joinpath("page.css").read_text(encoding="utf-8")
+
+
+def _dark(svg: str, colors: Mapping[str, tuple[str, str]]) -> str:
+    """The colours for a dark theme, which stand above those that the elements have."""
+    used = [colors[name] for name in dict.fromkeys(_USED.findall(svg))]
+    rules = "".join(
+        f'[{paint}="{light}"]{{{paint}:{dark}}}'
+        for light, dark in used
+        for paint in ("fill", "stroke")
+    )
+    return f"<style>@media (prefers-color-scheme: dark) {{{rules}}}</style>"
+
+
+def _poster(figure: Figure, summary: Summary) -> str:
+    """From above: what it is, legend, charts, and what is to be known to read them."""
+    columns = min(len(figure.panels), 2 if figure.is_large else 4)
+    each = WIDE[0] if figure.is_large else WIDTH
+    inner = max(columns * each + (columns - 1) * _GAP, WIDE[0])
+    sheet = _Sheet(width=inner)
+    run = wording.plain(summary.run.job_name)
+    sheet.write(f"{figure.title} ({run})", size=17, weight=600)
+    sheet.write(machine_line(summary), color="--quiet")
+    sheet.legend(figure.legend)
+    for first in range(0, len(figure.panels), columns):
+        sheet.charts(figure.panels[first : first + columns], figure, each)
+    sheet.write(figure.note, color="--quiet")
+    return sheet.svg()
+
+
+class _Sheet:
+    """An SVG that is written from above."""
+
+    def __init__(self, width: int) -> None:
+        self._width, self._y, self._parts = width, float(_MARGIN), [""]
+
+    def write(
+        self, text: str, *, size: int = 12, weight: int = 400, color: str = "--text", x: int = 0
+    ) -> None:
+        """A paragraph, as wide as the sheet."""
+        self._y = self._lines(text, self._y, self._width, size, weight, color, x) + 6
+
+    def legend(self, entries: Sequence[Entry]) -> None:
+        """Keys and labels, as many beside each other as fit."""
+        x, y = 0.0, self._y + 12
+        for entry in entries:
+            needed = 24 + _CHAR * len(entry.label)
+            if x and x + needed > self._width:
+                x, y = 0.0, y + _LINE
+            mark = key_mark(entry.shape, entry.color)
+            self._parts.append(
+                f'<g transform="translate({x + 7:.0f},{y - 4:.0f})">{mark}</g>'
+                + _text(entry.label, x + 18, y, 12, 400, "--text")
+            )
+            x += needed
+        self._y = y + 14 if entries else self._y
+
+    def charts(self, panels: Sequence[Panel], figure: Figure, each: int) -> None:
+        """A row of charts with their titles above and what they lack below."""
+        top, end = self._y, self._y
+        for place, panel in enumerate(panels):
+            x, y = place * (each + _GAP), top
+            if panel.title:
+                y = self._lines(panel.title, y, each, 13, 600, "--text", x) + 4
+            height = max(WIDE[1], panel.spec["height"]) if figure.is_large else panel.spec["height"]
+            name = ": ".join(filter(None, (figure.title, panel.title)))
+            chart = drawn(panel.spec, name, (each, height))
+            at = f'<svg x="{x}" y="{y:.0f}" width="{each}" height="{height}" overflow="visible" '
+            self._parts.append(chart.replace("<svg ", at, 1))
+            below = self._lines(panel.missing, y + height, each, 12, 400, "--text", x)
+            end = max(end, below)
+        self._y = end + 10
+
+    def _lines(
+        self, text: str, y: float, width: int, size: int, weight: int, color: str, x: int
+    ) -> float:
+        """Write at `y`, and the lower end of it."""
+        for line in textwrap.wrap(text, max(20, int(width / (_CHAR * size / 12)))):
+            y += size + 5
+            self._parts.append(_text(line, x, y - 4, size, weight, color))
+        return y
+
+    def svg(self) -> str:
+        width, height = self._width + 2 * _MARGIN, round(self._y) + _MARGIN
+        body = "".join(self._parts)
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" font-family="{_FONT}"><defs/>'
+            f'<rect width="{width}" height="{height}" fill="var(--page)"/>'
+            f'<g transform="translate({_MARGIN},0)">{body}</g></svg>'
+        )
+
+
+def _text(text: str, x: float, y: float, size: int, weight: int, color: str) -> str:
+    return (
+        f'<text x="{x:.0f}" y="{y:.0f}" font-size="{size}" font-weight="{weight}" '
+        f'fill="var({color})">{html.escape(text)}</text>'
+    )
 
 
 def machine_line(summary: Summary) -> str:
@@ -212,12 +180,6 @@ def machine_line(summary: Summary) -> str:
     run, found = summary.run, summary.versions
     versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "nccl") if name in found)
     return "; ".join(filter(None, (summary.machine, versions, wording.plain(run.run_id))))
-
-
-def _missing(summary: Summary) -> str:
-    ended = Counter(status for status in summary.scaling["status"] if status != "ok")
-    words = ", ".join(f"{count} {wording.STATUS_WORDS[status]}" for status, count in ended.items())
-    return f"; points not shown: {words}" if words else ""
 
 
 CONFIG: Spec = {

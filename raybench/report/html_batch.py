@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pandas as pd
 
@@ -15,26 +14,29 @@ from raybench.report.html_figure import (
     Panel,
     Spec,
     Value,
+    by_line,
     legend,
     specification,
 )
-from raybench.report.html_lines import layers, linear_axis, power_axis
+from raybench.report.html_lines import OTHER, layers, level_layer, linear_axis, power_axis
 from raybench.report.html_series import (
     Row,
-    Series,
     arrange,
     batch_title,
     drawn_of,
     in_order,
-    label,
-    table,
+    is_other,
+    lines_of,
+    missing,
+    named,
     varying_settings,
 )
 from raybench.report.summary import Summary
 
 _GIB = 2**30
-_OOM = Entry(label="out of memory", color="var(--bad)", shape="cross-out")
-_CAPACITY = Entry(label="memory of a device", color="var(--axis)", shape="dash")
+_OOM = Entry(label="out of memory", color="var(--axis)", shape="cross-out")
+# An axis beyond twice what is drawn would say more of the device than of the run.
+_FAR = 2.5
 
 
 def throughput_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
@@ -43,9 +45,8 @@ def throughput_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
         rows,
         summary,
         anchor="throughput",
-        title="Throughput and batch size",
-        note=f"Samples per second of all {summary.ranks} together, the batch doubling from tick "
-        "to tick.",
+        title="Throughput over the batch size",
+        note=f"Samples per second of all {summary.ranks} together.",
         value=lambda row: row["throughput"],
         y_title="samples/s",
         capacity=None,
@@ -54,16 +55,17 @@ def throughput_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
 
 def memory_figure(rows: Sequence[Row], summary: Summary, devices: pd.DataFrame) -> Figure | None:
     """None where there are fewer than two batch sizes with a known peak, as on CPU workers."""
-    known = devices["memory_bytes"].dropna()
+    known = list(devices["memory_bytes"].dropna()) if "memory_bytes" in devices else []
     return _figure(
         rows,
         summary,
         anchor="memory",
-        title="Memory and batch size",
-        note="Peak of the memory that was allocated on the device that needs most.",
+        title="Memory over the batch size",
+        note="Peak of the memory that is allocated on the device that needs most. A line that lies "
+        "under another is drawn wider.",
         value=lambda row: row["peak_mem_allocated_bytes"] / _GIB,
         y_title="GiB",
-        capacity=float(known.min()) / _GIB if len(known) else None,
+        capacity=float(min(known)) / _GIB if known else None,
     )
 
 
@@ -78,37 +80,60 @@ def _figure(
     y_title: str,
     capacity: float | None,
 ) -> Figure | None:
-    ok = [r for r in rows if r["status"] == "ok" and wording.known(r["batch"])]
-    ok = [row for row in ok if wording.known(value(row))]
+    def is_known(row: Row) -> bool:
+        return row["status"] == "ok" and wording.known(value(row))
+
+    sized = [row for row in rows if wording.known(row["batch"])]
+    ok = [row for row in sized if is_known(row)]
     if len({row["batch"] for row in ok}) < 2:
         return None
-    ran_out = [row for row in rows if row["status"] == "oom" and wording.known(row["batch"])]
-    shown = in_order([*ok, *ran_out], ("batch",))
-    series = arrange(shown, over=("batch",), lines_by=("world_size",), ranks=summary.ranks)
+    series = arrange(
+        in_order(sized, ("batch",)), over=("batch",), lines_by=("world_size",), ranks=summary.ranks
+    )
     drawn = [row for members in series.panels.values() for _, row in members]
-    x = power_axis("x", batch_title(shown), [row["batch"] for row in drawn])
-    told = varying_settings(shown)
-    has_ran_out = any(row["status"] == "oom" for row in drawn)
-    line = capacity if has_ran_out else None
+    shown = [row for row in drawn if is_known(row) or row["status"] == "oom"]
+    # What a search tried lies close together, and memory grows in proportion.
+    x = (
+        linear_axis("x", batch_title(sized), axis={"tickCount": 6})
+        if summary.largest_batches
+        else power_axis("x", batch_title(sized), [row["batch"] for row in shown])
+    )
+    lines = lines_of(series, lambda row: is_known(row) or row["status"] == "oom")
+    told = varying_settings(sized)
+    ran_out = any(row["status"] == "oom" for row in drawn)
+    highest = max(value(row) for row in drawn if is_known(row))
+    line = capacity if capacity and (ran_out or capacity < _FAR * highest) else None
     panels = [
         Panel(
             title=head,
-            spec=_spec(_values(members, value, told, summary.ranks), series, x, y_title, line),
+            spec=_spec(_values(members, value, told, summary.ranks), lines, x, y_title, line),
+            missing=missing(
+                members,
+                lambda row: is_known(row) or row["status"] == "oom",
+                ("batch",),
+                summary.ranks,
+            ),
         )
         for head, members in series.panels.items()
     ]
-    columns, cells, texts = table(shown, summary.ranks, _COLUMNS)
-    marks = [*([_OOM] if has_ran_out else []), *([_CAPACITY] if line is not None else [])]
     return Figure(
         anchor=anchor,
         title=title,
         note=note + drawn_of(series),
-        legend=[*legend(series.lines), *marks],
+        legend=[*legend(lines), *_marks(drawn, line, ran_out)],
         panels=panels,
-        columns=columns,
-        rows=cells,
-        texts=texts,
     )
+
+
+def _marks(drawn: Sequence[Row], capacity: float | None, ran_out: bool) -> list[Entry]:
+    all_of_it = Entry(
+        label=f"memory of a device, {capacity or 0:.1f} GiB", color="var(--axis)", shape="dash"
+    )
+    return [
+        *([_OOM] if ran_out else []),
+        *([all_of_it] if capacity is not None else []),
+        *([OTHER] if any(map(is_other, drawn)) else []),
+    ]
 
 
 def _values(
@@ -122,71 +147,56 @@ def _values(
             "x": int(row["batch"]),
             "y": float(value(row)) if row["status"] == "ok" else None,
             "line": line,
+            "other": is_other(row),
             "tip": _tip(row, told, ranks),
         }
         for line, row in members
+        if row["status"] == "oom" or (row["status"] == "ok" and wording.known(value(row)))
     ]
 
 
 def _spec(
-    values: Sequence[Value], series: Series, x: Spec, y_title: str, capacity: float | None
+    values: Sequence[Value], lines: Sequence[str], x: Spec, y_title: str, capacity: float | None
 ) -> Spec:
     y = linear_axis("y", y_title, axis={"format": "~s"} if y_title == "samples/s" else {})
     ok = [value for value in values if value["y"] is not None]
     ran_out = [value for value in values if value["y"] is None]
-    drawn = layers(series.lines, x, y)
+    drawn = layers(ok, lines, x, y)
     if capacity is not None:
-        drawn.append(_capacity_layer(capacity))
+        drawn.insert(0, level_layer(capacity, y))
     if ran_out:
-        drawn.append(_ran_out_layer(ran_out, x))
+        drawn.append(_ran_out_layer(ran_out, lines, x))
     return specification(ok, drawn)
 
 
-def _capacity_layer(capacity: float) -> Spec:
-    mark = {"type": "rule", "color": "var(--axis)", "strokeDash": [5, 4], "aria": False}
-    return {"data": {"values": [{"y": capacity}]}, "mark": mark, "encoding": {"y": _plain("y")}}
-
-
-def _plain(field: str) -> Spec:
-    return {"field": field, "type": "quantitative"}
-
-
-def _ran_out_layer(ran_out: Sequence[Value], x: Spec) -> Spec:
-    """Crosses on the upper edge: how much they would have needed is not known."""
+def _ran_out_layer(ran_out: Sequence[Value], lines: Sequence[str], x: Spec) -> Spec:
+    """Crosses under the upper edge, a row for each line: how much they would have needed is not
+    known."""
+    rows = list(dict.fromkeys(value["line"] for value in ran_out))
+    places = {line: 12 + 13 * place for place, line in enumerate(rows)}
     return {
-        "data": {"values": [{**value, "y": 0} for value in ran_out]},
+        "data": {"values": [{**value, "y": places[value["line"]]} for value in ran_out]},
         "mark": {
             "type": "point",
             "shape": "M-1,-1L1,1M1,-1L-1,1",
             "size": 60,
             "strokeWidth": 2,
             "opacity": 1,
-            "color": "var(--bad)",
-            "yOffset": 8,
         },
-        "encoding": {"x": x, "y": {"value": 0}, "description": TOLD},
+        "encoding": {
+            "x": x,
+            # In pixels.
+            "y": {"field": "y", "type": "quantitative", "scale": None},
+            "color": by_line(lines, "color"),
+            "description": TOLD,
+        },
     }
 
 
 def _tip(row: Row, told: Sequence[str], ranks: str) -> str:
-    name = label(row, told, ranks)
+    name = named(row, told, ranks)
     if row["status"] != "ok":
         return f"{name}\nout of memory"
     memory = row["peak_mem_allocated_bytes"]
     peak = f"\npeak {wording.gib(memory)} GiB" if wording.known(memory) else ""
     return f"{name}\n{wording.number(row['throughput'])} samples/s{peak}"
-
-
-def _step(row: Row) -> str:
-    return wording.step_ms(row) if row["status"] == "ok" else wording.STATUS_WORDS[row["status"]]
-
-
-def _peak(row: Row) -> Any:
-    return wording.gib(row["peak_mem_allocated_bytes"])
-
-
-_COLUMNS = (
-    ("step ms", _step),
-    ("samples/s", lambda row: wording.number(row["throughput"])),
-    ("GiB", _peak),
-)

@@ -1,13 +1,13 @@
-"""What the run ran on, as a section of the page."""
+"""What the run ran on: facts, devices and the job file, for the page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pandas as pd
 
 from raybench.report import wording
-from raybench.report.html_text import definitions, escaped, folded, section, table
+from raybench.report.html_figure import Table
 from raybench.report.summary import Summary
 
 _HEADS = {
@@ -20,29 +20,14 @@ _HEADS = {
     "power_cap_w": "power limit, W",
     "pcie_link": "PCIe",
     "numa_node": "NUMA",
+    "cpu_count": "CPU cores of the node",
     "omp_num_threads": "OMP threads",
     "uuid": "UUID",
 }
 
 
-def environment_section(summary: Summary, devices: pd.DataFrame) -> str:
-    """Of the run, its devices, their variables, and the job file."""
-    run = summary.run
-    columns, rows = _devices(devices)
-    return section(
-        "environment",
-        "Environment",
-        [
-            definitions((name, text) for name, text in _facts(summary) if text),
-            folded(f"Table: devices, {len(rows)}", table(columns, rows, len(columns)))
-            if rows
-            else "",
-            folded("Job file", _preformatted(run.job_text)) if run.job_text.strip() else "",
-        ],
-    )
-
-
-def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
+def facts(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Names and what is known of each."""
     run = summary.run
     yield "run", run.run_id
     yield "started", wording.when(run.started_at)
@@ -61,11 +46,12 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "nodes lost", ", ".join(summary.lost_nodes)
 
 
-def _devices(devices: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+def device_table(devices: pd.DataFrame) -> Table:
+    """What is known of each device, a row each."""
     used = [name for name in _HEADS if name in devices and devices[name].notna().any()]
     ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
     rows = [[_cell(name, row[name]) for name in used] for row in ordered[used].to_dict("records")]
-    return [_HEADS[name] for name in used], rows
+    return Table(columns=[_HEADS[name] for name in used], rows=rows, texts=len(used))
 
 
 def _cell(name: str, value: object) -> str:
@@ -74,8 +60,3 @@ def _cell(name: str, value: object) -> str:
     if name.endswith("_bytes"):
         return wording.size(float(str(value)))
     return f"{value:g}" if isinstance(value, float) else wording.plain(value)
-
-
-def _preformatted(text: str) -> str:
-    lines: Sequence[str] = wording.plain_lines(text)
-    return f'<pre tabindex="0">{chr(10).join(escaped(line) for line in lines)}</pre>'

@@ -1,7 +1,8 @@
-"""A figure of the page: small charts side by side, their legend, and a plain table of the same.
+"""A figure of a report: charts side by side, their legend and what is said of them.
 
-Charts are Vega-Lite specifications whose colours are CSS variables of the page (page.css), so that
-one picture suits light and dark. What a mark says when it is pointed at is its `description`.
+Charts are Vega-Lite specifications whose colours are CSS variables (page.css), so that one picture
+suits light and dark, the page and a file of its own (`charts.py`). What a mark says when it is
+pointed at is its `description`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 Spec = dict[str, Any]
 Value = dict[str, Any]
 
-# As wide as a phone: there one stands below the other, elsewhere several stand side by side.
-WIDTH, HEIGHT = 320, 240
+# A chart among several is as wide as a phone, so that its labels are never made smaller. One or two
+# that stand alone are drawn wide too, for larger screens.
+WIDTH, HEIGHT = 288, 236
+WIDE = (580, 320)
 # Told apart by colour and shape; page.css gives the colours.
 MOST_LINES = 7
 MOST_PANELS = 8
@@ -31,10 +34,12 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One chart. title: plain text, empty where there is only one."""
+    """One chart. title: plain text, empty where there is only one. missing: what it does not show,
+    and why."""
 
     title: str
     spec: Spec
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +52,20 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A section of the page. All text is plain: the page escapes it.
+class Table:
+    """texts: how many columns, from the first, hold no numbers."""
 
-    anchor: the id of the section. note: what is to be known to read the charts. columns, rows: the
-    table; texts: how many columns, from the first, hold no numbers.
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A picture of a report. All text is plain: the page escapes it.
+
+    anchor: its id in the page. note: what is to be known to read the charts. table: what the table
+    of the points does not hold. is_wide: also several charts are drawn wide.
     """
 
     anchor: str
@@ -59,9 +73,13 @@ class Figure:
     note: str
     legend: Sequence[Entry]
     panels: Sequence[Panel]
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    texts: int = 0
+    table: Table | None = None
+    is_wide: bool = False
+
+    @property
+    def is_large(self) -> bool:
+        """Whether there is room to draw its charts wide."""
+        return self.is_wide or len(self.panels) <= 2
 
 
 def specification(
@@ -122,8 +140,8 @@ TOLD: Spec = {"field": "tip", "type": "nominal"}
 CONFIG: Spec = {
     "font": "sans-serif",
     "axis": {
-        "labelFontSize": 11,
-        "titleFontSize": 11,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
         "titleFontWeight": "normal",
         "labelColor": "var(--text)",
         "titleColor": "var(--text)",
@@ -143,7 +161,7 @@ CONFIG: Spec = {
         "titleAlign": "left",
         "titleBaseline": "bottom",
         "titleX": 0,
-        "titleY": -5,
+        "titleY": -6,
     },
-    "view": {"stroke": "var(--grid)"},
+    "view": {"stroke": None},
 }

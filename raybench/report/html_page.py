@@ -2,42 +2,47 @@
 
 Its policy (Content-Security-Policy) allows the one style and the one script that are in it, by
 their hashes, and nothing else: should a text from the results ever come through as markup, it can
-still neither run nor fetch.
+still neither run nor fetch. The template escapes all that is not a chart drawn here.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 import pandas as pd
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from raybench.report import best, largest_batches, wording
 from raybench.report.html_batch import memory_figure, throughput_figure
-from raybench.report.html_environment import environment_section
-from raybench.report.html_figure import Figure
+from raybench.report.html_environment import device_table, facts
+from raybench.report.html_figure import WIDE, Figure, Panel
+from raybench.report.html_gains import gains_figure
 from raybench.report.html_parts import parts_figure
+from raybench.report.html_points import point_table
+from raybench.report.html_products import products_figure
 from raybench.report.html_rates import rate_figures
 from raybench.report.html_scaling import efficiency_figure, speed_up_figure
 from raybench.report.html_series import Row
 from raybench.report.html_steps import PointSteps, heat_figure, spread_figure
+from raybench.report.html_svg import drawn, key
 from raybench.report.html_telemetry import telemetry_figure
-from raybench.report.html_text import (
-    definitions,
-    escaped,
-    figure,
-    folded,
-    listed,
-    paragraph,
-    section,
-    table,
-)
-from raybench.report.said import in_short
+from raybench.report.key_figures import key_figures
+from raybench.report.main_figure import main_figure, rows_laid_over, rows_of, why_none
+from raybench.report.said import Said, in_short
 from raybench.report.summary import OVER_FP32, Summary
-from raybench.report.tables import Table
+from raybench.report.what_ran import what_ran
+
+# A strip that can be pointed at and is not seen.
+_STRIP = re.compile(r'<path aria-label="[^"]*" d="[^"]*"/>')
+# Software that a reader asks for first; the rest is in the environment.
+_VERSIONS = {"torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "driver": "driver"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,127 +50,130 @@ class PageData:
     """What the page shows besides the summary.
 
     devices: the table of the run. telemetry: its TELEMETRY_COLUMNS. steps: of the points that
-    `html_steps.spread_points` and `heat_points` ask for.
+    `html_steps.spread_points` and `heat_points` ask for. against: a run that this one is laid over.
     """
 
     summary: Summary
     devices: pd.DataFrame
     telemetry: pd.DataFrame
     steps: Sequence[PointSteps]
-
-
-def rows_of(summary: Summary) -> list[Row]:
-    """The latest attempt at each point, with what was derived."""
-    return [{str(k): v for k, v in row.items()} for row in summary.scaling.to_dict("records")]
+    against: Summary | None = None
 
 
 def format_page(data: PageData) -> str:
     """The whole page."""
     summary = data.summary
-    figures = _figures(data)
-    sections = [
-        ("findings", "Findings", _findings(summary)),
-        *((one.anchor, one.title, figure(one)) for one in figures),
-        ("points", "All points", _points(summary)),
-        ("environment", "Environment", environment_section(summary, data.devices)),
-    ]
-    links = "".join(
-        f'<li><a href="#{name}">{escaped(title)}</a></li>' for name, title, _ in sections
+    style, script = _asset("page.css"), _asset("page.js")
+    rows = rows_laid_over(summary, data.against)
+    first = main_figure(rows, summary, data.devices)
+    others = [one for one in _figures(data, rows) if first is None or one.anchor != first.anchor]
+    page: str = _template().render(
+        summary=summary,
+        run=summary.run,
+        policy=Markup(
+            f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+            "base-uri 'none'; form-action 'none'"
+        ),
+        style=Markup(style),
+        script=Markup(script),
+        title=wording.plain(summary.run.job_name),
+        lead=wording.sentence(summary.lead) if summary.lead else "",
+        versions=[
+            (told, summary.versions[name])
+            for name, told in _VERSIONS.items()
+            if name in summary.versions
+        ],
+        when=f"{wording.when(summary.run.started_at)}, {wording.course(summary.run)}",
+        against=data.against,
+        trained=what_ran(rows_of(summary), summary.ranks),
+        key_figures=key_figures(summary, rows_of(summary)),
+        first=first,
+        why_none=why_none(summary),
+        figures=others,
+        points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
+        findings=_findings(summary),
+        said=_all_said(summary),
+        facts=[(name, text) for name, text in facts(summary) if text],
+        devices=device_table(data.devices),
+        job_lines=wording.plain_lines(summary.run.job_text),
     )
-    body = "\n".join(content for _, _, content in sections)
-    return _document(summary, f"<nav><ul>{links}</ul></nav>\n<main>\n{body}\n</main>")
+    return page
 
 
-def _figures(data: PageData) -> list[Figure]:
+def _figures(data: PageData, rows: Sequence[Row]) -> list[Figure]:
     """In the order of the page; those without data are left out."""
-    summary, rows = data.summary, rows_of(data.summary)
+    summary = data.summary
     found = [
+        *rate_figures(rows, summary),
         speed_up_figure(rows, summary),
         efficiency_figure(rows, summary),
+        gains_figure(rows, summary),
+        products_figure(rows, summary),
         throughput_figure(rows, summary),
         memory_figure(rows, summary, data.devices),
-        *rate_figures(rows, summary),
-        spread_figure(data.steps, rows, summary),
         parts_figure(rows, summary),
+        spread_figure(data.steps, rows_of(summary), summary),
         heat_figure(data.steps, summary),
-        telemetry_figure(data.telemetry, summary.run.started_at),
+        telemetry_figure(data.telemetry, summary.run.started_at, rows_of(summary), summary.ranks),
     ]
     return [one for one in found if one is not None]
 
 
-def _findings(summary: Summary) -> str:
+def _findings(summary: Summary) -> list[tuple[str, Sequence[tuple[str, str]]]]:
     baseline = summary.run.baseline
-    largest = largest_batches.said(summary.largest_batches, summary.ranks)
     told = (
-        (largest_batches.TITLE, largest),
+        (largest_batches.TITLE, largest_batches.said(summary.largest_batches, summary.ranks)),
         (wording.over(baseline), summary.findings),
         (wording.lost(baseline), summary.losses),
         (best.TITLE, summary.best),
         (wording.over(OVER_FP32), summary.precision),
     )
-    content = (
-        [f'<p class="lead">{escaped(wording.sentence(summary.lead))}</p>'] if summary.lead else []
-    )
-    content += [f"<h3>{escaped(title)}</h3>{definitions(lines)}" for title, lines in told if lines]
-    said = (
+    return [(title, lines) for title, lines in told if lines]
+
+
+def _all_said(summary: Summary) -> list[tuple[str, list[str]]]:
+    """What went wrong, is missing or is doubtful."""
+    told: tuple[tuple[str, Sequence[Said]], ...] = (
         ("Failed and skipped points", summary.failures),
         ("Without speed-up", summary.without_speed_up),
         ("Warnings", summary.warnings),
     )
-    for title, all_said in said:
+    found = []
+    for title, all_said in told:
         lines, more = in_short(all_said)
-        content.append(listed(title, [lead + text for lead, text in lines] + [more] * bool(more)))
-    return section("findings", "Findings", filter(None, content or [paragraph(summary.counts)]))
+        found.append((title, [lead + text for lead, text in lines] + [more] * bool(more)))
+    return [(title, lines) for title, lines in found if lines]
 
 
-def _points(summary: Summary) -> str:
-    content = [_report_table(one) for one in summary.tables]
-    content += [paragraph(text) for text in summary.explanation]
-    return section(
-        "points", "All points", content or [paragraph("No point has been finished yet.")]
+def _charts(panel: Panel, figure: Figure) -> Markup:
+    """A chart; where there is room for it, drawn wide too: the style shows one of them."""
+    name = ": ".join(filter(None, (figure.title, panel.title)))
+    small = drawn(panel.spec, name)
+    if not figure.is_large:
+        return Markup(small)
+    if figure.is_wide:
+        # Strips that are pointed at are too many to have them twice, and too narrow on a phone.
+        small = _STRIP.sub("", small)
+    wide = drawn(panel.spec, name, (WIDE[0], max(WIDE[1], panel.spec["height"])))
+    return Markup(f'<div class="small">{small}</div><div class="large">{wide}</div>')
+
+
+def _finished(value: Any) -> Any:
+    """No character of the results turns the direction of writing."""
+    return value if isinstance(value, Markup) else wording.printable(str(value))
+
+
+def _template() -> Any:
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finished,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-
-
-def _report_table(shown: Table) -> str:
-    what = f"{shown.workload} {wording.settings(shown.params)}".strip()
-    title = ": ".join(filter(None, (what, shown.kind)))
-    texts = sum(column in shown.texts for column in shown.columns[: shown.settings])
-    return folded(title, table(shown.columns, shown.rows, texts))
-
-
-def _document(summary: Summary, body: str) -> str:
-    style, script = _asset("page.css"), _asset("page.js")
-    policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    run = summary.run
-    title = wording.plain(run.job_name)
-    told = f"{summary.machine}; {wording.when(run.started_at)}, {wording.course(run)}"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="referrer" content="no-referrer">
-<title>{escaped(title)}: raybench</title>
-<style>{style}</style>
-</head>
-<body>
-<header>
-<div><h1>{escaped(title)}</h1>
-<p>{escaped(told)}<br>{escaped(summary.counts)}<br><code>{escaped(run.run_id)}</code></p></div>
-<button type="button" id="theme" hidden>Light or dark</button>
-</header>
-{body}
-<footer><p>Made by raybench {escaped(run.versions.get("raybench", ""))}.</p></footer>
-<div id="tip" role="status" hidden></div>
-<script>{script}</script>
-</body>
-</html>
-"""
+    environment.filters["charts"] = _charts
+    environment.filters["key"] = lambda entry: Markup(key(entry.shape, entry.color))
+    return environment.from_string(_asset("page.html"))
 
 
 def _asset(name: str) -> str:

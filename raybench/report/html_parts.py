@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from raybench.analysis.losses import LOSSES
 from raybench.report import wording
+from raybench.report.findings import CAUSES
 from raybench.report.html_bars import MOST_BARS, bar_panels, first_of
-from raybench.report.html_figure import TOLD, Entry, Figure, Spec, Value, series_color
-from raybench.report.html_series import Row, in_order, table
+from raybench.report.html_figure import TOLD, Entry, Figure, Spec, Table, Value
+from raybench.report.html_series import Row, in_order, is_other, label, telling_settings
 from raybench.report.summary import Summary
+from raybench.report.tables import has_no_breakdown
 
 # What is not hidden by something else; the order of the bars.
 _PARTS = {
@@ -19,31 +23,58 @@ _PARTS = {
     "comm_exposed_ms": "exposed communication",
     "wait_ms": "waiting for a rank",
 }
-_COLORS = {name: series_color(place) for place, name in enumerate(_PARTS)}
+# Computing is blue; what is lost stands out from it, communication most.
+_COLORS = dict(zip(_PARTS, (f"var(--s{place})" for place in (1, 6, 3, 4, 2, 7)), strict=True))
 
 
 def parts_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
-    """None where nothing was broken down."""
-    known = [row for row in rows if any(_share(row, name) > 0 for name in _PARTS)]
+    """None where nothing was broken down, and where a step finishes no samples: it has no parts."""
+    known = [row for row in rows if _whole(row) > 0 and not is_other(row)]
     known = in_order(known, ("batch", "world_size"))
-    if not known:
-        return None
     used = [name for name in _PARTS if any(_share(row, name) > 0 for row in known)]
+    if not any(wording.known(row["throughput"]) for row in known):
+        return None
     shown = known[:MOST_BARS]
-    highest = max(1.0, *(sum(_share(row, name) for name in used) for row in shown))
-    measured = [(f"{_PARTS[name]} ms", _milliseconds(name)) for name in used]
-    columns, cells, texts = table(known, summary.ranks, [("step ms", wording.step_ms), *measured])
+    highest = max(1.0, *map(_whole, shown))
     return Figure(
         anchor="parts",
         title="Where the step goes",
         note="Shares of the step time. The parts come from instrumented steps after the timed "
         "ones, each from the rank where it is longest, so they need not add up to 100 %."
+        + _left_out(rows)
         + first_of(len(shown), len(known)),
         legend=[Entry(label=_PARTS[name], color=_COLORS[name]) for name in used],
-        panels=bar_panels(shown, summary.ranks, _values, lambda y: [_layer(used, highest, y)]),
-        columns=columns,
-        rows=cells,
-        texts=texts,
+        panels=bar_panels(shown, summary.ranks, _values, lambda y, _: [_layer(used, highest, y)]),
+        table=_table(known, used, summary.ranks),
+    )
+
+
+def _left_out(rows: Sequence[Row]) -> str:
+    count = sum(has_no_breakdown(row) and not is_other(row) for row in rows)
+    if not count:
+        return ""
+    points = "1 point is" if count == 1 else f"{count} points are"
+    return (
+        f" {points} not drawn: their parts exceed the step by more than 10 %, so they are no "
+        "breakdown of it."
+    )
+
+
+def _table(rows: Sequence[Row], used: Sequence[str], ranks: str) -> Table:
+    """The parts in milliseconds, and what the step loses against perfect scaling."""
+    names = telling_settings(rows)
+    measured: list[tuple[str, Callable[[Row], str]]] = [
+        ("step ms", lambda row: wording.number(row["step_ms_p50"])),
+        *((f"{_PARTS[name]} ms", _milliseconds(name)) for name in used),
+        *((f"lost: {CAUSES[name]}", _percent(name)) for name in LOSSES),
+    ]
+    cells = [(title, [cell(row) for row in rows]) for title, cell in measured]
+    kept = [(title, found) for title, found in cells if any(found)]
+    points = [[str(row["point_id"]), label(row, names, ranks)] for row in rows]
+    return Table(
+        columns=["point", "settings", *(title for title, _ in kept)],
+        rows=[[*head, *(found[place] for _, found in kept)] for place, head in enumerate(points)],
+        texts=2,
     )
 
 
@@ -52,8 +83,16 @@ def _share(row: Row, name: str) -> float:
     return float(row[name] / row["step_ms_p50"]) if known else 0.0
 
 
+def _whole(row: Row) -> float:
+    return sum(_share(row, name) for name in _PARTS)
+
+
 def _milliseconds(name: str) -> Callable[[Row], str]:
     return lambda row: wording.part_ms(row[name], row["step_ms_p50"])
+
+
+def _percent(name: str) -> Callable[[Row], Any]:
+    return lambda row: wording.percent(row[name])
 
 
 def _values(row: Row) -> list[Value]:

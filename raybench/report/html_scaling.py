@@ -1,27 +1,38 @@
-"""Speed-up against ideal and scaling efficiency over the ranks, as figures of the page."""
+"""Speed-up against ideal and scaling efficiency over the ranks, as figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from raybench.analysis.losses import LOSSES
 from raybench.report import wording
-from raybench.report.findings import CAUSES, plus_minus
+from raybench.report.findings import plus_minus
 from raybench.report.html_figure import Entry, Figure, Panel, Spec, Value, legend, specification
 from raybench.report.html_lines import (
+    OTHER,
     ideal_layer,
-    interval_layer,
+    interval_layers,
     layers,
     linear_axis,
+    number_layer,
     power_axis,
+    reached,
 )
-from raybench.report.html_series import Row, Series, arrange, drawn_of, in_order, label, table
+from raybench.report.html_series import (
+    Row,
+    arrange,
+    drawn_of,
+    is_other,
+    lines_of,
+    missing,
+    named,
+)
 from raybench.report.html_series import varying_settings as varying
 from raybench.report.summary import Summary
 
 # What tells the lines of one panel from each other.
 _LINES = ("batch", "scaling")
+_IDEAL = Entry(label="ideal", color="var(--axis)", shape="dash")
 
 
 def speed_up_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
@@ -30,10 +41,9 @@ def speed_up_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
         rows,
         summary,
         name="speed_up",
-        title="Speed-up against ideal",
-        note="Throughput over that of the baseline point of the same series "
-        f"({wording.settings(summary.run.baseline)}). Both axes double from tick to tick. "
-        "Bars: 95 % intervals, mostly smaller than the points. Dashed: ideal.",
+        title=f"Speed-up over the number of {summary.ranks}",
+        note=f"Samples per second over those of the same settings on {_base(summary)}. Both axes "
+        "double from tick to tick. Bars: 95 % intervals, mostly smaller than the points.",
     )
 
 
@@ -44,61 +54,83 @@ def efficiency_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
         summary,
         name="efficiency",
         title="Scaling efficiency",
-        note=f"Speed-up over the ratio of {summary.ranks}. Dashed: ideal. The table tells what the "
-        "rest of the step is lost to.",
+        note=f"Speed-up over the ratio of {summary.ranks}; 100 % is ideal.",
     )
+
+
+def _base(summary: Summary) -> str:
+    count = int(summary.run.baseline.get("world_size", 1))
+    return f"{count} {summary.ranks.removesuffix('s') if count == 1 else summary.ranks}"
 
 
 def _figure(
     rows: Sequence[Row], summary: Summary, *, name: str, title: str, note: str
 ) -> Figure | None:
-    known = [row for row in rows if wording.known(row[name]) and row[name] > 0]
+    def is_known(row: Row) -> bool:
+        return bool(wording.known(row[name]) and row[name] > 0)
+
+    known = [row for row in rows if is_known(row)]
     sizes = sorted({row["world_size"] for row in known})
     if "world_size" not in summary.run.baseline or len(sizes) < 2:
         return None
-    series = arrange(known, over=("world_size",), lines_by=_LINES, ranks=summary.ranks)
-    drawn = [row for members in series.panels.values() for _, row in members]
+    series = arrange(rows, over=("world_size",), lines_by=_LINES, ranks=summary.ranks)
+    lines = lines_of(series, is_known)
+    told = varying(rows)
+    values = {
+        head: _values([one for one in members if is_known(one[1])], name, told, summary)
+        for head, members in series.panels.items()
+    }
     x = power_axis("x", summary.ranks, sizes)
     x["axis"] = {"values": sizes, "format": "~g"}
     base = float(summary.run.baseline["world_size"])
-    reached = [row["speed_up"] for row in drawn] + [size / base for size in sizes]
-    y = power_axis("y", "speed-up", reached) if name == "speed_up" else _percent_axis(drawn)
+    ends = reached([value for found in values.values() for value in found])
     ideal = [{"x": s, "y": s / base if name == "speed_up" else 1.0} for s in sizes]
-    told = varying(known)
+    ends += [point["y"] for point in ideal]
+    # Room for the numbers beside the last points.
+    x["scale"]["domain"][1] *= 1.2
+    times = f"times the samples/s of {_base(summary)}"
+    y = power_axis("y", times, ends) if name == "speed_up" else _percent_axis(ends)
     panels = [
-        Panel(title=head, spec=_spec(_values(members, name, told, summary), series, x, y, ideal))
+        Panel(
+            title=head,
+            spec=_spec(values[head], lines, x, y, ideal),
+            missing=missing(members, is_known, ("world_size",), summary.ranks),
+        )
         for head, members in series.panels.items()
     ]
-    measured = _COLUMNS if name == "speed_up" else (*_COLUMNS[-1:], *_LOST)
-    columns, cells, texts = table(in_order(known, ("world_size",)), summary.ranks, measured)
+    others = [OTHER] if any(map(is_other, known)) else []
     return Figure(
         anchor=name.replace("_", "-"),
         title=title,
         note=note + drawn_of(series),
-        legend=[*legend(series.lines), Entry(label="ideal", color="var(--axis)", shape="dash")],
+        legend=[*legend(lines), _IDEAL, *others],
         panels=panels,
-        columns=columns,
-        rows=cells,
-        texts=texts,
     )
 
 
-def _percent_axis(rows: Sequence[Row]) -> Spec:
-    highest = max(1.0, *(row["efficiency"] for row in rows)) * 1.05
+def _percent_axis(ends: Sequence[float]) -> Spec:
     return linear_axis(
-        "y", "efficiency", scale={"domain": [0, highest], "nice": False}, axis={"format": "~%"}
+        "y",
+        "efficiency",
+        scale={"domain": [0, max(1.0, *ends) * 1.05], "nice": False},
+        axis={"format": "~%", "tickCount": 5},
     )
 
 
 def _spec(
-    values: Sequence[Value], series: Series, x: Spec, y: Spec, ideal: Sequence[dict[str, float]]
+    values: Sequence[Value],
+    lines: Sequence[str],
+    x: Spec,
+    y: Spec,
+    ideal: Sequence[dict[str, float]],
 ) -> Spec:
     return specification(
         values,
         [
             ideal_layer(ideal, x, y),
-            *interval_layer(values, series.lines, x, y),
-            *layers(series.lines, x, y),
+            *interval_layers(values, lines, x, y),
+            *layers(values, lines, x, y),
+            *number_layer(values, x, y),
         ],
     )
 
@@ -111,6 +143,8 @@ def _values(
             "x": int(row["world_size"]),
             "y": float(row[name]),
             "line": line,
+            "number": wording.ratio(row[name]) if name == "speed_up" else f"{row[name]:.0%}",
+            "other": is_other(row),
             "tip": _tip(row, told, summary.ranks),
             **_interval(row, name),
         }
@@ -127,27 +161,14 @@ def _interval(row: Row, name: str) -> dict[str, Any]:
 
 def _tip(row: Row, told: Sequence[str], ranks: str) -> str:
     return (
-        f"{label(row, told, ranks)}\nspeed-up {_ratio(row)}, "
+        f"{named(row, told, ranks)}\nspeed-up {speed_up_words(row)}, "
         f"efficiency {wording.percent(row['efficiency'])}\n{wording.step_time(row)}, "
         f"{wording.number(row['throughput'])} samples/s"
     )
 
 
-def _percent(name: str) -> Callable[[Row], str]:
-    return lambda row: wording.percent(row[name])
-
-
-def _ratio(row: Row) -> str:
+def speed_up_words(row: Row) -> str:
     """A speed-up and half of its interval, relative."""
     sure = plus_minus(row)
     told = "" if sure is None or row["is_baseline"] else f" {wording.half_width(sure)}"
     return wording.ratio(row["speed_up"]) + told
-
-
-_COLUMNS = (
-    ("step ms", wording.step_ms),
-    ("samples/s", lambda row: wording.number(row["throughput"])),
-    ("speed-up", _ratio),
-    ("efficiency", lambda row: wording.percent(row["efficiency"])),
-)
-_LOST = tuple((CAUSES[name], _percent(name)) for name in LOSSES)

@@ -100,8 +100,51 @@ def _told(row: Row, name: str, ranks: str) -> str:
     if name == "world_size":
         return f"{value} {ranks.removesuffix('s') if value == '1' else ranks}"
     if name == "batch":
-        return f"batch {value}"
+        return f"batch {int(value):,}" if value.isdecimal() else f"batch {value}"
     return value if name in _WITHOUT_NAME else f"{wording.plain(wording.heading(name))}={value}"
+
+
+def is_other(row: Row) -> bool:
+    """Whether it is of the run that this one is laid over."""
+    return bool(row.get("other"))
+
+
+def named(row: Row, names: Sequence[str], ranks: str) -> str:
+    """A point as the tip of its mark begins: its settings, and its id."""
+    of = " of the other run" if is_other(row) else ""
+    return f"{label(row, names, ranks)}\npoint {row['point_id']}{of}".strip()
+
+
+def missing(
+    members: Sequence[tuple[str, Row]],
+    is_drawn: Callable[[Row], bool],
+    over: Sequence[str],
+    ranks: str,
+) -> str:
+    """What a panel does not show, and why: `Not drawn: batch 256: out of memory.`"""
+    lines = dict.fromkeys(line for line, _ in members)
+    reasons: dict[str, list[str]] = {}
+    for line in lines:
+        own = [row for found, row in members if found == line and not is_other(row)]
+        lacking = [row for row in own if not is_drawn(row)]
+        for why in dict.fromkeys(_why(row) for row in lacking):
+            rows = [row for row in lacking if _why(row) == why]
+            where = "" if len(lacking) == len(own) else _among(rows, over, ranks)
+            name = line if len(lines) > 1 or not where else ""
+            reasons.setdefault(why, []).append(", ".join(filter(None, (name, where))))
+    told = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
+    return f"Not drawn: {told}." if told else ""
+
+
+def _among(rows: Sequence[Row], over: Sequence[str], ranks: str) -> str:
+    """The places along the axis."""
+    return ", ".join(label(row, over, ranks) for row in rows)
+
+
+def _why(row: Row) -> str:
+    if row["status"] != "ok":
+        return wording.STATUS_WORDS[row["status"]]
+    return wording.plain(row["why"]) if wording.known(row["why"]) else "was not measured"
 
 
 def batch_title(rows: Sequence[Row]) -> str:
@@ -110,24 +153,10 @@ def batch_title(rows: Sequence[Row]) -> str:
     return "global batch size" if found == {"global_batch_size"} else "batch size per device"
 
 
-def table(
-    rows: Sequence[Row],
-    ranks: str,
-    measured: Sequence[tuple[str, Callable[[Row], str]]],
-) -> tuple[list[str], list[list[str]], int]:
-    """Columns, rows and how many of the columns are settings: all settings that vary, then what
-    was measured, but for columns in which no row has anything.
-    """
-    names = varying_settings(rows) or ["precision"]
-    cells = [(title, [cell(row) for row in rows]) for title, cell in measured]
-    kept = [(title, found) for title, found in cells if any(found)]
-    heads = [ranks if name == "world_size" else wording.heading(name) for name in names]
-    shown = [[wording.setting(name, setting(row, name)) for name in names] for row in rows]
-    return (
-        [*heads, *(title for title, _ in kept)],
-        [[*head, *(found[place] for _, found in kept)] for place, head in enumerate(shown)],
-        len(names),
-    )
+def lines_of(series: Series, is_drawn: Callable[[Row], bool]) -> list[str]:
+    """The lines of which anything is drawn."""
+    used = {line for found in series.panels.values() for line, row in found if is_drawn(row)}
+    return [line for line in series.lines if line in used]
 
 
 def drawn_of(series: Series) -> str:
@@ -137,4 +166,8 @@ def drawn_of(series: Series) -> str:
         (len(series.lines), series.lines_left_out, "lines of a chart"),
     )
     told = [f"{shown} of {shown + more} {noun}" for shown, more, noun in counts if more]
-    return f" The first {' and '.join(told)} are drawn; the table has all." if told else ""
+    return (
+        f" The first {' and '.join(told)} are drawn; the table of the points has all."
+        if told
+        else ""
+    )

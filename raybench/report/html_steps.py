@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,17 @@ from numpy.typing import NDArray
 
 from raybench.report import wording
 from raybench.report.html_bars import MOST_BARS, bar_panels, first_of
-from raybench.report.html_figure import TOLD, Entry, Figure, Panel, Spec, Value, specification
-from raybench.report.html_series import Row, in_order, label, table, telling_settings
+from raybench.report.html_figure import (
+    TOLD,
+    Entry,
+    Figure,
+    Panel,
+    Spec,
+    Table,
+    Value,
+    specification,
+)
+from raybench.report.html_series import Row, in_order, label, telling_settings
 from raybench.report.summary import Summary
 
 # Cells of all heat maps together: each is an element of the page.
@@ -34,8 +43,9 @@ _HEAT_WORDS = (
     "3 to 10 % slower",
     "10 % slower or more",
 )
-# A tail that is longer than this is cut in the picture.
-_LONGEST_TAIL = 0.5
+# Differences up to about this are drawn in proportion, larger ones by their logarithm.
+_NEAR = 0.002
+_TICKS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,28 +98,33 @@ def spread_figure(
     shown = [one.row for one in steps if one.row["point_id"] in found]
     if not shown:
         return None
-    low = max(-_LONGEST_TAIL, min(0.0, *(spread[0] for spread in found.values())))
-    high = min(_LONGEST_TAIL, max(0.0, *(spread[-1] for spread in found.values())))
-    margin = 0.05 * (high - low) or 0.01
-    domain = [low - margin, high + margin]
-    columns, cells, texts = table(in_order(ok), summary.ranks, _COLUMNS)
+    names = telling_settings(ok)
+    cells = [
+        [
+            str(row["point_id"]),
+            label(row, names, summary.ranks),
+            *(cell(row) for _, cell in _COLUMNS),
+        ]
+        for row in in_order(ok)
+    ]
     return Figure(
         anchor="spread",
         title="Spread of the step times",
         note="Differences from the point's median, over iterations of the slowest rank. Box: the "
-        "middle half. Line: from the 5th to the 95th percentile. The table has the outermost ones."
+        "middle half. Line: from the 5th to the 95th percentile. Each chart has a scale of "
+        "its own, which is finest around the median."
         + (" Widest ones:" if len(shown) < len(ok) else "")
         + first_of(len(shown), len(ok)),
         legend=[],
         panels=bar_panels(
             shown,
             summary.ranks,
-            lambda row: _spread_values(row, found[row["point_id"]], domain),
-            lambda y: _spread_layers(domain, y),
+            lambda row: _spread_values(row, found[row["point_id"]]),
+            _spread_layers,
         ),
-        columns=columns,
-        rows=cells,
-        texts=texts,
+        table=Table(
+            columns=["point", "settings", *(title for title, _ in _COLUMNS)], rows=cells, texts=2
+        ),
     )
 
 
@@ -119,26 +134,30 @@ def _percentiles(times_ms: NDArray[np.float64]) -> list[float]:
     return [float(value / values[2] - 1) for value in values]
 
 
-def _spread_values(row: Row, spread: Sequence[float], domain: Sequence[float]) -> list[Value]:
+def _spread_values(row: Row, spread: Sequence[float]) -> list[Value]:
     told = ", ".join(
         f"{percentile} %: {value:+.2%}"
         for percentile, value in zip(_PERCENTILES, spread, strict=True)
         if percentile != 50
     )
     names = ("p5", "p25", "p50", "p75", "p95")
-    cut = [min(max(value, domain[0]), domain[1]) for value in spread]
     tip = f"median {wording.duration(row['step_ms_p50'])}, percentiles\n{told}"
-    return [{**dict(zip(names, cut, strict=True)), "tip": tip}]
+    return [{**dict(zip(names, spread, strict=True)), "tip": tip}]
 
 
-def _spread_layers(domain: Sequence[float], y: Spec) -> list[Spec]:
+def _spread_layers(y: Spec, marks: Sequence[Value]) -> list[Spec]:
+    low, high = min(0.0, *(m["p5"] for m in marks)), max(0.0, *(m["p95"] for m in marks))
+    domain = [min(low * 1.1, -_NEAR), max(high * 1.1, _NEAR)]
+    both = [*(-tick for tick in reversed(_TICKS)), 0, *_TICKS]
+    ticks = [tick for tick in both if domain[0] <= tick <= domain[1]]
+
     def x(field: str) -> Spec:
         return {
             "field": field,
             "type": "quantitative",
             "title": "difference from the median",
-            "scale": {"domain": list(domain), "nice": False},
-            "axis": {"format": "+~%", "tickCount": 4},
+            "scale": {"type": "symlog", "constant": _NEAR, "domain": domain, "nice": False},
+            "axis": {"format": "+.2~%", "values": ticks},
         }
 
     return [
@@ -157,7 +176,7 @@ def _spread_layers(domain: Sequence[float], y: Spec) -> list[Spec]:
     ]
 
 
-_COLUMNS = (
+_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("iterations", lambda row: f"{int(row['iterations']):,}"),
     *(
         (f"{title} ms", lambda row, name=name: wording.number(row[f"step_ms_{name}"]))
@@ -199,9 +218,9 @@ def heat_figure(steps: Sequence[PointSteps], summary: Summary) -> Figure | None:
             Panel(title=label(row, names, summary.ranks), spec=_map(by_rank))
             for row, by_rank in mapped
         ],
-        columns=["point", "rank", "least ms", "median ms", "most ms"],
-        rows=cells,
-        texts=1,
+        table=Table(
+            columns=["point", "rank", "least ms", "median ms", "most ms"], rows=cells, texts=1
+        ),
     )
 
 

@@ -37,11 +37,14 @@ _STROKES = {
 }
 
 
-def drawn(spec: Spec, name: str) -> str:
-    """The chart as an SVG element. name: what it is called where it cannot be seen."""
+def drawn(spec: Spec, name: str, size: tuple[int, int] | None = None) -> str:
+    """The chart as an SVG element. name: what it is called where it cannot be seen. size: instead
+    of that of the specification.
+    """
     import vl_convert
 
-    svg = str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE))
+    sized = spec if size is None else {**spec, "width": size[0], "height": size[1]}
+    svg = str(vl_convert.vegalite_to_svg(sized, vl_version=_VEGA_LITE))
     for pattern in (_ROLES, _CLASSES, _UNSEEN):
         svg = pattern.sub("", svg)
     svg = _GEOMETRY.sub(lambda found: _DECIMALS.sub(r"\1", found[0]), svg)
@@ -51,9 +54,15 @@ def drawn(spec: Spec, name: str) -> str:
 
 
 def key(shape: str, color: str) -> str:
-    """The sign of a line in a legend."""
-    if shape in _STROKES:
-        mark = f'<path d="{_STROKES[shape]}" stroke="{color}" stroke-width="2"/>'
-    else:
-        mark = f'<path d="{_KEYS[shape]}" fill="{color}"/>'
+    """The sign of a line in a legend, as an SVG element."""
+    mark = key_mark(shape, color)
     return f'<svg class="key" viewBox="-7 -7 14 14" aria-hidden="true">{mark}</svg>'
+
+
+def key_mark(shape: str, color: str) -> str:
+    """The same around the origin, to stand in another picture."""
+    if shape in _STROKES:
+        return f'<path d="{_STROKES[shape]}" stroke="{color}" stroke-width="2"/>'
+    if shape == "hollow":
+        return f'<path d="{_KEYS["circle"]}" fill="none" stroke="{color}" stroke-width="1.5"/>'
+    return f'<path d="{_KEYS[shape]}" fill="{color}"/>'

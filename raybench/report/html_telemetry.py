@@ -1,9 +1,10 @@
-"""What the devices did over the time of the run."""
+"""What the devices did over the time of the run, and which point ran when."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,15 +13,18 @@ from raybench.report import wording
 from raybench.report.html_figure import (
     MOST_LINES,
     TOLD,
+    Entry,
     Figure,
     Panel,
     Spec,
+    Table,
     Value,
     by_line,
     legend,
     specification,
 )
 from raybench.report.html_lines import linear_axis
+from raybench.report.html_series import Row, named, telling_settings
 
 _SHOWN = {
     "sm_clock_mhz": ("SM clock", "MHz"),
@@ -33,34 +37,67 @@ TELEMETRY_COLUMNS = ("node_id", "index", "time", *_SHOWN)
 _MOST_TIMES = 60
 # A run that stood still for longer, as until it was resumed, is drawn without that time.
 _LONGEST_GAP_S = 60.0
+# Of the points at one time, as many are named.
+_MOST_NAMED = 3
+_THROTTLED = Entry(label="a point that was throttled", color="var(--held)")
+_BAND = Entry(label="points, every second one shaded", color="var(--band)")
 
 
-def telemetry_figure(telemetry: pd.DataFrame, start: datetime) -> Figure | None:
-    """telemetry: TELEMETRY_COLUMNS of one run. None where nothing was sampled twice."""
+def telemetry_figure(
+    telemetry: pd.DataFrame, start: datetime, rows: Sequence[Row] = (), ranks: str = "GPUs"
+) -> Figure | None:
+    """telemetry: TELEMETRY_COLUMNS of one run. rows: its points. None where nothing was sampled
+    twice."""
     known = telemetry.dropna(subset=list(_SHOWN), how="all")
     if known["time"].nunique() < 2:
         return None
-    named = known.assign(device=_names(known), second=_seconds(known, start))
-    left_out_s = _leave_gaps_out(named)
-    width_s = max(1e-9, (named["second"].max() - named["second"].min()) / _MOST_TIMES)
-    named["second"] = (named["second"] / width_s).round() * width_s
-    by_time = named.groupby(["device", "part", "second"], sort=True)
+    named_devices = known.assign(device=_names(known), second=_seconds(known["time"], start))
+    bands = _bands(rows, start, ranks)
+    left_out_s = _leave_gaps_out(named_devices, bands)
+    width_s = max(1e-9, float(np.ptp(named_devices["second"])) / _MOST_TIMES)
+    named_devices["second"] = (named_devices["second"] / width_s).round() * width_s
+    by_time = named_devices.groupby(["device", "part", "second"], sort=True)
     means = by_time[list(_SHOWN)].mean().reset_index()
     lines, drawn = _lines(means)
     used = [name for name in _SHOWN if drawn[name].notna().any()]
+    marks = [_BAND] * bool(bands) + [_THROTTLED] * any(band["held"] for band in bands)
     return Figure(
         anchor="telemetry",
         title="Devices over time",
         note=_note(left_out_s, is_each=len(lines) == means["device"].nunique()),
-        legend=legend(lines, points=False),
+        legend=[*legend(lines, points=False), *marks],
         panels=[
-            Panel(title=f"{_SHOWN[name][0]}, {_SHOWN[name][1]}", spec=_spec(drawn, lines, name))
+            Panel(
+                title=f"{_SHOWN[name][0]}, {_SHOWN[name][1]}",
+                spec=_spec(drawn, lines, name, bands),
+            )
             for name in used
         ],
-        columns=["device", *(f"{_SHOWN[name][0]}, {_SHOWN[name][1]}" for name in used)],
-        rows=_cells(named, used),
-        texts=1,
+        table=Table(
+            columns=["device", *(f"{_SHOWN[name][0]}, {_SHOWN[name][1]}" for name in used)],
+            rows=_cells(named_devices, used),
+            texts=1,
+        ),
+        is_wide=True,
     )
+
+
+def _bands(rows: Sequence[Row], start: datetime, ranks: str) -> list[Value]:
+    """When each point ran, in seconds since the run began, in order."""
+    timed = [row for row in rows if wording.known(row["duration_s"])]
+    timed.sort(key=lambda row: row["started_at"])
+    names = telling_settings(timed)
+    begins = [float(_seconds(pd.Series([row["started_at"]]), start).iloc[0]) for row in timed]
+    return [
+        {
+            "low": begin,
+            "high": begin + float(row["duration_s"]),
+            "held": wording.is_set(row["throttled"]),
+            "even": place % 2 == 0,
+            "name": named(row, names, ranks).replace("\n", ", "),
+        }
+        for place, (begin, row) in enumerate(zip(begins, timed, strict=True))
+    ]
 
 
 def _note(left_out_s: float, *, is_each: bool) -> str:
@@ -80,11 +117,11 @@ def _names(telemetry: pd.DataFrame) -> pd.Series:
     return telemetry["node_id"].map(nodes) + " " + index
 
 
-def _seconds(telemetry: pd.DataFrame, start: datetime) -> pd.Series:
-    return (telemetry["time"] - pd.Timestamp(start)).dt.total_seconds()
+def _seconds(times: pd.Series, start: datetime) -> pd.Series:
+    return (pd.to_datetime(times, utc=True) - pd.Timestamp(start)).dt.total_seconds()
 
 
-def _leave_gaps_out(named: pd.DataFrame) -> float:
+def _leave_gaps_out(named: pd.DataFrame, bands: Sequence[Value]) -> float:
     """Close the long gaps in `second`, and number the parts between them; the seconds left out."""
     times = np.unique(named["second"])
     # Also from the start of the run to its first sample.
@@ -93,6 +130,10 @@ def _leave_gaps_out(named: pd.DataFrame) -> float:
     place = np.searchsorted(times, named["second"])
     named["part"] = np.cumsum(closed_s > 0)[place]
     named["second"] -= np.cumsum(closed_s)[place]
+    for band in bands:
+        for end in ("low", "high"):
+            after = min(int(np.searchsorted(times, band[end])), len(times) - 1)
+            band[end] -= float(np.cumsum(closed_s)[after])
     return float(closed_s.sum())
 
 
@@ -107,7 +148,7 @@ def _lines(means: pd.DataFrame) -> tuple[list[str], pd.DataFrame]:
     return list(words), pd.concat(parts)
 
 
-def _spec(drawn: pd.DataFrame, lines: Sequence[str], name: str) -> Spec:
+def _spec(drawn: pd.DataFrame, lines: Sequence[str], name: str, bands: Sequence[Value]) -> Spec:
     known = drawn[drawn[name].notna()]
     values: list[Value] = [
         {"x": round(float(second), 2), "y": round(float(value), 1), "line": line, "part": int(part)}
@@ -115,12 +156,22 @@ def _spec(drawn: pd.DataFrame, lines: Sequence[str], name: str) -> Spec:
             *(known[column] for column in ("device", "part", "second", name)), strict=True
         )
     ]
-    x = linear_axis("x", "seconds", scale={"zero": True, "nice": False}, axis={"format": "~s"})
+    seconds = [value["x"] for value in values]
+    # What came before the first sample and the first point would be empty.
+    first = min([min(seconds), *(band["low"] for band in bands if band["low"] >= 0)])
+    domain = [min(first, min(seconds)), max(seconds)]
+    x = linear_axis(
+        "x",
+        "seconds",
+        scale={"domain": domain, "nice": False, "zero": False},
+        axis={"format": "~s"},
+    )
     # Clocks differ by little, and from zero on their fall would not be seen.
-    y = linear_axis("y", _SHOWN[name][1], scale={"zero": name != "sm_clock_mhz"})
+    y = linear_axis("y", _SHOWN[name][1], scale={"zero": name != "sm_clock_mhz", "padding": 6})
     return specification(
         values,
         [
+            *_band_layers(bands, domain),
             {
                 "mark": {"type": "line", "strokeWidth": 1.5, "aria": False},
                 "encoding": {
@@ -130,19 +181,44 @@ def _spec(drawn: pd.DataFrame, lines: Sequence[str], name: str) -> Spec:
                     "detail": {"field": "part", "type": "nominal"},
                 },
             },
-            _told_layer(values, _SHOWN[name][1]),
+            _told_layer(values, _SHOWN[name][1], bands),
         ],
     )
 
 
-def _told_layer(values: Sequence[Value], unit: str) -> Spec:
+def _band_layers(bands: Sequence[Value], domain: Sequence[float]) -> list[Spec]:
+    """Every second point shaded, and those that were throttled in a colour of their own."""
+    shown = [
+        {
+            "low": max(band["low"], domain[0]),
+            "high": min(band["high"], domain[1]),
+            "fill": _THROTTLED.color if band["held"] else _BAND.color,
+        }
+        for band in bands
+        if (band["held"] or band["even"]) and band["high"] > domain[0] and band["low"] < domain[1]
+    ]
+    if not shown:
+        return []
+    encoding: dict[str, Any] = {
+        "x": {"field": "low", "type": "quantitative"},
+        "x2": {"field": "high"},
+        "fill": {"field": "fill", "type": "nominal", "scale": None},
+    }
+    mark = {"type": "rect", "stroke": None, "aria": False}
+    return [{"data": {"values": shown}, "mark": mark, "encoding": encoding}]
+
+
+def _told_layer(values: Sequence[Value], unit: str, bands: Sequence[Value]) -> Spec:
     """What can be pointed at: a strip for each time, over the whole height."""
     times = sorted({value["x"] for value in values})
     half = float(np.diff(times).min()) / 2 if len(times) > 1 else 0.5
     strips = []
     for time in times:
         told = [f"{v['line']}: {v['y']:g} {unit}" for v in values if v["x"] == time]
-        tip = "\n".join([f"{time:.1f} s", *told])
+        now = [
+            one["name"] for one in bands if one["low"] <= time + half and one["high"] > time - half
+        ]
+        tip = "\n".join([f"{time:.1f} s", *told, *now[:_MOST_NAMED]])
         strips.append({"low": time - half, "high": time + half, "tip": tip})
     quantitative = {"type": "quantitative"}
     return {

@@ -10,6 +10,7 @@ from typing import Any
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import setting, setting_order
 from raybench.doubts import is_imprecise
+from raybench.measure.peaks import memory_peak_gb_s
 from raybench.report import largest_batches, wording
 from raybench.report.findings import (
     CAUSES,
@@ -17,6 +18,7 @@ from raybench.report.findings import (
     has_causes,
     memory_range,
     plus_minus,
+    ranks_words,
     settings_words,
     varying_settings,
     with_most_ranks,
@@ -26,6 +28,7 @@ from raybench.report.tables import marks
 
 Row = Mapping[str, Any]
 
+_SIZE = "size_bytes"
 # A speed-up that is less sure than this says so.
 _UNSURE = 0.01
 # What is lost of a step that is hardly worth a sentence.
@@ -54,32 +57,41 @@ def lead(
     if largest:
         return _largest(largest, ranks)
     if compared:
-        tell = _scaling if "world_size" in baseline else _against
-        return "; ".join(filter(None, (tell(compared, baseline, ranks), _refused(rows))))
-    told = (_why_not(rows, baseline), _most_samples(measured, ranks) or _rates(measured, ranks))
-    return "; ".join(filter(None, told))
+        if "world_size" in baseline:
+            told = _scaling(compared, baseline, ranks, measured)
+        else:
+            told = _against(compared, baseline, ranks)
+        return "; ".join(filter(None, (told, _refused(rows))))
+    most = _most_samples(measured, ranks) or _rates(measured, ranks)
+    return "; ".join(filter(None, (_why_not(rows, baseline), most)))
 
 
-def _scaling(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -> str:
-    """`3.48x on 4 GPUs, 87.0% (fp32, batch 1024); 77% of the loss is exposed communication`."""
+def _scaling(
+    compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str, measured: Sequence[Row]
+) -> str:
+    """`4 GPUs do 3.48 times the samples/s of 1 GPU, 87.0% efficiency (fp32, batch 1024)`, what most
+    is lost to, and the most samples/s."""
     found = with_most_ranks(compared)
-    rows = _precise(found)
+    rows = precise(found)
     names = varying_settings(rows, baseline) or ("precision", "batch")
     best, worst = (choose(rows, key=lambda row: row["speed_up"]) for choose in (max, min))
-    on = f" on {rows[0]['world_size']} {ranks}"
+    of = f" the samples/s of {ranks_words(int(baseline['world_size']), ranks)}"
+    told = f"{ranks_words(best['world_size'], ranks)} do "
     if len(rows) == 1:
-        told = _speed_up(best, names, on)
+        told += _speed_up(best, names, of)
     else:
-        told = f"at best {_speed_up(best, names, on)}, at worst {_speed_up(worst, names)}"
-    return "; ".join(filter(None, (told, _left_out(found), _lost(rows))))
+        told += f"{_speed_up(best, names, f'{of} at best')}, and "
+        told += _speed_up(worst, names, " at worst")
+    most = _most_samples(measured, ranks) if len(rows) > 1 else ""
+    return "; ".join(filter(None, (told, _left_out(found), _lost(rows), most)))
 
 
-def _speed_up(row: Row, names: Sequence[str], on: str = "") -> str:
-    speed_up, efficiency = wording.ratio(row["speed_up"]), wording.percent(row["efficiency"])
-    return f"{speed_up}x{_unsure(row)}{on}, {efficiency} ({_where(row, names)})"
+def _speed_up(row: Row, names: Sequence[str], of: str = "") -> str:
+    times, efficiency = wording.ratio(row["speed_up"]), wording.percent(row["efficiency"])
+    return f"{times}{unsure(row)} times{of}, {efficiency} efficiency ({_where(row, names)})"
 
 
-def _unsure(row: Row) -> str:
+def unsure(row: Row) -> str:
     """How unsure a speed-up is, if it is."""
     sure = plus_minus(row)
     return "" if sure is None or sure < _UNSURE else f" {wording.half_width(sure)}"
@@ -108,17 +120,17 @@ def _lost(rows: Sequence[Row]) -> str:
         return f"{CAUSES[cause]} is the largest loss in {count} of {len(losing)} settings"
     shares = [min(1.0, row[cause] / (1 - row["efficiency"])) for row in losing]
     least, most = f"{min(shares):.0%}", f"{max(shares):.0%}"
-    return f"{most if least == most else f'{least} to {most}'} of the loss is {CAUSES[cause]}"
+    return f"{CAUSES[cause]} is {most if least == most else f'{least} to {most}'} of the loss"
 
 
-def _precise(rows: Sequence[Row]) -> Sequence[Row]:
+def precise(rows: Sequence[Row]) -> Sequence[Row]:
     """Those of which a best and a worst may be told; all where none is known well enough."""
     return [row for row in rows if not is_imprecise(row)] or rows
 
 
 def _left_out(rows: Sequence[Row]) -> str:
     """How many points are known too badly to be the best or the worst."""
-    count = len(rows) - len(_precise(rows))
+    count = len(rows) - len(precise(rows))
     are = "is" if count == 1 else "are"
     return f"{count} of {len(rows)} settings {are} left out, known worse than ±10%" if count else ""
 
@@ -148,9 +160,9 @@ def _against(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -
     for row in compared:
         groups.setdefault(tuple(str(setting(row, name)) for name in baseline), []).append(row)
     found = max(groups.values(), key=lambda group: max(row["speed_up"] for row in group))
-    rows = _precise(found)
+    rows = precise(found)
     ends = [choose(rows, key=lambda row: row["speed_up"]) for choose in (min, max)]
-    least, most = (wording.ratio(row["speed_up"]) + _unsure(row) for row in ends)
+    least, most = (wording.ratio(row["speed_up"]) + unsure(row) for row in ends)
     names = varying_settings(rows, baseline) if len(rows) > 1 else ("precision", "batch")
     names = [name for name in names if name not in baseline]
     where = f" ({_where(rows[0], names)})" if len(rows) == 1 else ""
@@ -182,7 +194,7 @@ def _most_samples(measured: Sequence[Row], ranks: str) -> str:
     known = [row for row in measured if wording.known(row["throughput"])]
     if not known:
         return ""
-    most = max(_precise(known), key=lambda row: row["throughput"])
+    most = max(precise(known), key=lambda row: row["throughput"])
     varying = varying_settings(known, ("workload", "world_size", "precision", "batch"))
     names = ("precision", "batch", "world_size", *varying)
     return f"at most {wording.number(most['throughput'])} samples/s ({_where(most, names, ranks)})"
@@ -206,17 +218,46 @@ def _bandwidth(rows: Sequence[Row], name: str, what: str, ranks: str) -> str:
     for size in sizes:
         largest = max(setting_order(setting(row, size)) for row in chosen)
         chosen = [row for row in chosen if setting_order(setting(row, size)) == largest]
-    chosen = list(_precise(chosen))
-    names = varying_settings(chosen, ("world_size",))
-    ends = [choose(chosen, key=lambda row: row[name]) for choose in (min, max)]
+    chosen = list(precise(chosen))
+    having = "".join(f" with {wording.setting(size, setting(chosen[0], size))}" for size in sizes)
+    on = settings_words(chosen[0], ("world_size",), ranks)
+    told = f"{what}{having} on {on}: {_from_to(chosen, name, 'GB/s')}"
+    return told + (_of_datasheet(chosen) if name == "memory_gb_s" else _latency(rows, most))
+
+
+def _from_to(rows: Sequence[Row], name: str, unit: str) -> str:
+    """`324.9 GB/s (all_gather) to 356.7 GB/s (sendrecv)`."""
+    names = varying_settings(rows, ("world_size", "cuda_graph"))
+    ends = [choose(rows, key=lambda row: row[name]) for choose in (min, max)]
     told = [
-        f"{wording.number(row[name])} GB/s"
+        (wording.duration(row[name]) if unit == "ms" else f"{wording.number(row[name])} {unit}")
         + (f" ({where})" if (where := _values(row, names)) else "")
         for row in ends
     ]
-    having = "".join(f" with {wording.setting(size, setting(chosen[0], size))}" for size in sizes)
-    on = settings_words(chosen[0], ("world_size",), ranks)
-    return f"{what}{having} on {on}: " + (told[0] if len(chosen) == 1 else " to ".join(told))
+    return told[0] if len(rows) == 1 else " to ".join(told)
+
+
+def _of_datasheet(rows: Sequence[Row]) -> str:
+    """How much of what the device's memory can do."""
+    peaks = {memory_peak_gb_s(str(row["device_name"])) for row in rows}
+    if len(peaks) > 1 or (peak := peaks.pop()) is None:
+        return ""
+    shares = [
+        wording.percent(choose(r["memory_gb_s"] for r in rows) / peak) for choose in (min, max)
+    ]
+    span = shares[0] if shares[0] == shares[1] else " to ".join(shares)
+    return f", {span} of the datasheet's {peak:,.0f} GB/s"
+
+
+def _latency(rows: Sequence[Row], most: int) -> str:
+    """The times of the smallest messages."""
+    sized = [row for row in rows if row["world_size"] == most and _SIZE in row["params"]]
+    if len({row["params"][_SIZE] for row in sized}) < 2:
+        return ""
+    least = min(setting_order(row["params"][_SIZE]) for row in sized)
+    chosen = precise([row for row in sized if setting_order(row["params"][_SIZE]) == least])
+    size = wording.setting(_SIZE, chosen[0]["params"][_SIZE])
+    return f"; {size} takes {_from_to(chosen, 'step_ms_p50', 'ms')}"
 
 
 def _values(row: Row, names: Sequence[str]) -> str:
@@ -225,7 +266,7 @@ def _values(row: Row, names: Sequence[str]) -> str:
 
 def _operations(rows: Sequence[Row]) -> str:
     """`at most 793.8 TFLOP/s, 80.2% of the datasheet's peak (bf16, k=4096, m=4096, n=4096)`."""
-    best = max(_precise(rows), key=lambda row: row["achieved_tflops_per_device"])
+    best = max(precise(rows), key=lambda row: row["achieved_tflops_per_device"])
     share = wording.percent(best["mfu_pct"] / 100) if wording.known(best["mfu_pct"]) else ""
     of_peak = f", {share} of the datasheet's peak" if share else ""
     where = _where(best, varying_settings(rows, ()))

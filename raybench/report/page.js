@@ -1,4 +1,5 @@
-// Light or dark by a button, and what a mark of a chart stands for where it is pointed at.
+// Light or dark by a button, what a mark of a chart stands for where it is pointed at, and the table
+// of the points sorted and filtered. Without it, the page is whole.
 (() => {
   "use strict";
   const root = document.documentElement;
@@ -67,4 +68,88 @@
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") hide();
   });
+
+  // A browser that cannot open what is folded by style alone prints it all the same.
+  const folded = () => document.querySelectorAll("details:not(.meanings)");
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = [...folded()].filter((one) => !one.open);
+    for (const one of opened) one.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const one of opened) one.open = false;
+  });
+
+  const table = document.getElementById("all");
+  if (!table) return;
+  const body = table.tBodies[0];
+  const rows = [...body.rows];
+  const heads = [...table.tHead.rows[0].cells];
+  const form = document.getElementById("filter");
+  const words = form.querySelector("input");
+  const count = form.querySelector("output");
+
+  const value = (row, place) => {
+    const cell = row.cells[place];
+    const text = cell.dataset.v ?? cell.textContent.replaceAll(",", "");
+    return text === "" ? NaN : Number(text.replace("%", ""));
+  };
+  const compared = (one, other, place) => {
+    const [a, b] = [value(one, place), value(other, place)];
+    if (!Number.isNaN(a) && !Number.isNaN(b)) return a - b;
+    // Numbers before words, and what is empty last.
+    if (Number.isNaN(a) !== Number.isNaN(b)) return Number.isNaN(a) ? 1 : -1;
+    const [text, second] = [one, other].map((row) => row.cells[place].textContent);
+    if (!text || !second) return (text ? 0 : 1) - (second ? 0 : 1);
+    return text.localeCompare(second);
+  };
+  const sort = (head, place) => {
+    const down = head.getAttribute("aria-sort") === "ascending";
+    for (const one of heads) one.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const known = (row) => row.cells[place].textContent !== "";
+    const ordered = [...rows].sort(
+      (a, b) => known(b) - known(a) || (down ? -1 : 1) * compared(a, b, place),
+    );
+    body.append(...ordered);
+  };
+  heads.forEach((head, place) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = head.textContent;
+    button.addEventListener("click", () => sort(head, place));
+    head.replaceChildren(button);
+  });
+
+  const MOST_CHOICES = 24;
+  const choices = heads.flatMap((head, place) => {
+    if (!head.classList.contains("setting")) return [];
+    const found = [...new Set(rows.map((row) => row.cells[place].textContent))];
+    if (found.length < 2 || found.length > MOST_CHOICES) return [];
+    const label = document.createElement("label");
+    const select = document.createElement("select");
+    select.add(new Option("all", ""));
+    for (const text of found) select.add(new Option(text || "none", text || " "));
+    label.append(`${head.textContent} `, select);
+    form.insertBefore(label, count);
+    return [{ place, select }];
+  });
+  const filter = () => {
+    const wanted = words.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let shown = 0;
+    for (const row of rows) {
+      const cells = [...row.cells].map((cell) => cell.textContent);
+      const text = `${cells.join(" ")} `.toLowerCase();
+      const fits =
+        wanted.every((word) => text.includes(word)) &&
+        choices.every(
+          ({ place, select }) => !select.value || cells[place] === select.value.trim(),
+        );
+      row.hidden = !fits;
+      shown += fits;
+    }
+    count.textContent = shown < rows.length ? `${shown} of ${rows.length} points` : "";
+  };
+  form.hidden = false;
+  form.addEventListener("input", filter);
 })();

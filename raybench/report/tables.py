@@ -42,7 +42,7 @@ def marks(row: Row) -> str:
     return "".join(mark for mark, is_set in found.items() if is_set)
 
 
-def has_no_breakdown(row: Row) -> bool:
+def has_no_breakdown(row: Mapping[str, Any]) -> bool:
     """Whether the parts of the step are left out because they contradict it."""
     return wording.known(row["why_no_breakdown"])
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from raybench.workloads.model_sizes import DECODER_PRESETS, DecoderShape
+
+__all__ = ["DECODER_PRESETS", "Decoder", "DecoderShape", "linear_stack", "next_token_loss"]
 
 
 def linear_stack(hidden: int, layers: int) -> nn.Module:
@@ -17,26 +20,6 @@ def linear_stack(hidden: int, layers: int) -> nn.Module:
     for _ in range(layers - 1):
         modules += [nn.ReLU(), nn.Linear(hidden, hidden)]
     return nn.Sequential(*modules)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderShape:
-    """Sizes of a decoder-only language model."""
-
-    layers: int
-    heads: int
-    width: int
-    vocabulary: int = 50_304
-
-
-# The shapes of Brown et al. 2020, table 2.1 (GPT-3 small, medium, XL; XL with 16 heads of 128, as
-# its 24 heads do not divide 2048). Vocabulary: GPT-2's 50,257 filled up to a multiple of 64.
-DECODER_PRESETS = {
-    "tiny": DecoderShape(layers=2, heads=2, width=64, vocabulary=512),
-    "124m": DecoderShape(layers=12, heads=12, width=768),
-    "350m": DecoderShape(layers=24, heads=16, width=1024),
-    "1.3b": DecoderShape(layers=24, heads=16, width=2048),
-}
 
 
 class Decoder(nn.Module):

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from raybench.errors import UsageError
 from raybench.workloads.base import Context
+from raybench.workloads.model_sizes import LINEAR_FEATURES
 from raybench.workloads.parameters import Compile, GradAccumulation
 from raybench.workloads.trained import Trained
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from raybench.workloads.data import Batch, LoaderBatches
-
-_FEATURES = 1024
 
 
 class Linear(Trained):
@@ -77,7 +76,7 @@ class Linear(Trained):
             grad_accumulation=grad_accumulation,
             compile=compile,
         )
-        self.train(context, recipe, lambda: nn.Linear(_FEATURES, 1), batches)
+        self.train(context, recipe, lambda: nn.Linear(LINEAR_FEATURES, 1), batches)
 
     def close(self) -> None:
         """Free the model and the data, and end the loader's processes."""
@@ -102,7 +101,7 @@ def _device_batches(context: Context, rows: int) -> Iterator[Batch]:
 
     check_batch_size(context, rows, "all of them")
     generator = random_generator(context)
-    inputs = torch.randn(rows, _FEATURES, generator=generator, device=context.device)
+    inputs = torch.randn(rows, LINEAR_FEATURES, generator=generator, device=context.device)
     targets = torch.randn(rows, 1, generator=generator, device=context.device)
     return slices(inputs, targets, context.batch_size)
 
@@ -118,7 +117,7 @@ def _loader_batches(
     generator = torch.Generator().manual_seed(context.seed)
     return loader_batches(
         context,
-        torch.randn(rows, _FEATURES, generator=generator),
+        torch.randn(rows, LINEAR_FEATURES, generator=generator),
         torch.randn(rows, 1, generator=generator),
         num_workers=num_workers,
         pin_memory=pin_memory,

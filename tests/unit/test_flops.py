@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from raybench.errors import UsageError
 from raybench.measure import flops
 from raybench.measure.flops import step_flops
 from raybench.point import Precision
@@ -104,11 +103,6 @@ class Endless(Stack):
             self.inputs.sin()
 
 
-class Lonely:
-    def __init__(self, context: Context) -> None:
-        raise UsageError("needs at least 2 ranks")
-
-
 class Copying:
     def __init__(self, context: Context) -> None:
         self.source = torch.empty(1000, device=context.device)
@@ -153,8 +147,7 @@ def test_causal_attention_counts_as_full():
     ("workload", "reason"),
     [
         (Messy, "RuntimeError: first line"),
-        (Reading, "the step needs values, and where it is counted (torch's meta device) tensors"),
-        (Lonely, "not counted: needs at least 2 ranks; set flops_per_step in the class to tell it"),
+        (Reading, "RuntimeError: "),
         (Copying, "none that the counter knows"),
     ],
 )

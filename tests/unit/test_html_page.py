@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -17,11 +18,21 @@ from test_reports import collective, report
 
 from raybench.analysis.step_times import rank_by_iteration, step_times
 from raybench.point import Precision
-from raybench.report import html_batch, html_parts, html_rates, html_scaling, html_steps
+from raybench.report import (
+    html_batch,
+    html_gains,
+    html_parts,
+    html_points,
+    html_products,
+    html_rates,
+    html_scaling,
+    html_steps,
+)
 from raybench.report.html_figure import Figure
-from raybench.report.html_page import PageData, format_page, rows_of
+from raybench.report.html_page import PageData, format_page
 from raybench.report.html_steps import PointSteps
 from raybench.report.html_telemetry import telemetry_figure
+from raybench.report.main_figure import main_figure, rows_laid_over, rows_of
 from raybench.report.summary import Summary
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\u202e</svg></style>'
@@ -184,9 +195,9 @@ def test_hostile_names_are_text_wherever_they_stand() -> None:
 def test_a_figure_without_data_is_left_out() -> None:
     page = format_page(page_data(report([collective("all_reduce", 4096, 1.0)])))
     ids = [a["id"] for tag, a in Elements(page).found if tag == "section"]
-    assert "speed-up" not in ids
+    assert "speed-up" not in page
     assert "busbw" not in ids
-    assert ids[0] == "findings"
+    assert ids[0] == "result"
     assert ids[-1] == "environment"
 
 
@@ -200,12 +211,67 @@ def test_a_run_without_any_point_is_a_page_too() -> None:
     assert "out of memory" in format_page(empty)
 
 
-def test_the_sections_come_in_the_order_of_the_question() -> None:
+def test_the_answer_and_its_picture_come_first_then_the_points_then_the_rest() -> None:
     page = format_page(page_data(report(sweep())))
+    places = [page.index(text) for text in ('id="result"', 'class="lead"', 'class="figures"')]
+    places += [page.index(text) for text in ('id="speed-up"', "<svg", 'id="points"')]
+    assert places == sorted(places)
     ids = [a["id"] for tag, a in Elements(page).found if tag == "section"]
-    wanted = ["findings", "speed-up", "efficiency", "throughput", "memory", "spread", "ranks"]
+    wanted = ["result", "points", "findings", "efficiency", "throughput", "memory", "spread"]
     assert [name for name in ids if name in wanted] == wanted
-    assert page.count("<details>") >= len(ids) - 2
+    # The table of the points is open.
+    assert page.index('<table id="all"') < page.index("<details")
+
+
+def test_the_points_have_ids_values_to_sort_by_and_marks_that_say_what_they_mean() -> None:
+    summary = report(sweep())
+    rows = [{**row, "throttled": row["world_size"] == 1} for row in rows_of(summary)]
+    table = html_points.point_table(rows, summary)
+    titles = [column.title for column in table.columns]
+    assert titles[:4] == ["point", "precision", "batch", "GPUs"]
+    assert [column.is_setting for column in table.columns[:5]] == [False, True, True, True, False]
+    assert {row[0].text for row in table.rows} == set(summary.scaling["point_id"])
+    step, mark = titles.index("step"), titles.index("!")
+    assert [row[step].value for row in table.rows if row[step].text.endswith("ms")]
+    [out] = [row for row in table.rows if row[step].text == "out of memory"]
+    assert out[step].value == ""
+    held = [row[mark] for row in table.rows if "t" in row[mark].text]
+    assert len(held) == 6
+    assert all("clocks were limited" in cell.hint for cell in held)
+    assert "t" in [name for name, _ in table.meanings]
+
+
+def test_a_run_is_laid_over_another_in_charts_and_table() -> None:
+    summary = report(sweep())
+    slower = [
+        make_record(make_point(world_size=size, precision=Precision.FP32), step_ms=2 * (size + 7.0))
+        for size in (1, 2)
+    ]
+    other = report(slower, make_run("run-b"))
+    rows = rows_laid_over(summary, other)
+    figure = known(html_scaling.speed_up_figure(rows, summary))
+    assert "the other run" in [entry.label for entry in figure.legend]
+    spec = figure.panels[0].spec
+    laid_under = [value for value in values(spec) if value["other"]]
+    assert [value["x"] for value in laid_under] == [1, 2]
+    assert all("of the other run" in value["tip"] for value in laid_under)
+    filters = [layer["transform"][0]["filter"] for layer in spec["layer"] if "transform" in layer]
+    assert filters == ["datum.other", "datum.other", "!datum.other", "!datum.other"]
+    table = html_points.point_table(rows, summary, "run-b")
+    assert len(table.rows) == 19
+    change = [column.title for column in table.columns].index("change")
+    changes = [row[change].text.split()[0] for row in table.rows if row[change].text]
+    assert changes == ["-50.0%", "-50.0%"]
+    page = format_page(
+        PageData(
+            summary=summary,
+            devices=pd.DataFrame([device_row(0)]),
+            telemetry=telemetry(),
+            steps=[],
+            against=other,
+        )
+    )
+    assert "Laid over run <code>run-b</code>" in page
 
 
 def test_speed_up_is_drawn_per_precision_with_a_line_per_batch_and_the_ideal() -> None:
@@ -216,14 +282,77 @@ def test_speed_up_is_drawn_per_precision_with_a_line_per_batch_and_the_ideal() -
     assert spec["layer"][0]["data"]["values"] == [{"x": s, "y": s} for s in (1, 2, 4)]
     [last] = [v for v in values(spec) if v["x"] == 4 and v["line"] == "batch 64"]
     assert last["y"] == pytest.approx(8 / 11 * 4, rel=0.01)
-    assert "fp32, batch 64, 4 GPUs\nspeed-up 2.9" in last["tip"]
+    assert re.match(r"fp32, batch 64, 4 GPUs\npoint \w+\nspeed-up 2\.9", last["tip"])
     assert [entry.label for entry in figure.legend] == [
         "batch 64",
         "batch 128",
         "batch 256",
         "ideal",
     ]
-    assert len(figure.rows) == 18
+    # The best and the worst are written beside their points.
+    [numbers] = [one for one in spec["layer"] if one["mark"]["type"] == "text"]
+    assert {value["number"] for value in numbers["data"]["values"]} == {last["number"]}
+
+
+def test_a_series_that_is_not_drawn_is_explained_where_it_is_missing() -> None:
+    records = [
+        make_record(make_point(world_size=size, batch_size=batch))
+        for size in (1, 2)
+        for batch in (64, 128)
+        for _ in range(1)
+        if (size, batch) != (1, 128)
+    ]
+    summary = report([*records, make_failed(make_point(world_size=4, batch_size=64))])
+    [panel] = known(html_scaling.speed_up_figure(rows_of(summary), summary)).panels
+    assert panel.missing == (
+        "Not drawn: batch 64, 4 GPUs: out of memory; batch 128: "
+        "no ok point with world_size=1 in this series."
+    )
+    page = format_page(page_data(summary))
+    assert panel.missing in html.unescape(page)
+
+
+def test_an_interval_that_is_too_long_to_be_drawn_ends_in_an_arrow() -> None:
+    summary = report(sweep())
+    rows = [
+        {**row, "speed_up_low": row["speed_up"] / 9, "speed_up_high": row["speed_up"] * 1.1}
+        for row in rows_of(summary)
+    ]
+    figure = known(html_scaling.speed_up_figure(rows, summary))
+    layers = figure.panels[0].spec["layer"]
+    [rule] = [one for one in layers if one["mark"]["type"] == "rule"]
+    bottom = rule["encoding"]["y"]["scale"]["domain"][0]
+    assert all(value["low"] > bottom for value in rule["data"]["values"])
+    arrows = [one for one in layers if one["mark"].get("shape") == "triangle-down"]
+    assert len(arrows[0]["data"]["values"]) == len(rule["data"]["values"])
+
+
+def test_a_precision_is_drawn_against_fp32_with_its_memory() -> None:
+    records = [
+        make_record(make_point(precision=precision, batch_size=batch), step_ms=step_ms)
+        for precision, step_ms in ((Precision.FP32, 8.0), (Precision.BF16, 2.0))
+        for batch in (64, 128)
+    ]
+    summary = report(records, make_run("run-a", baseline={"precision": "fp32"}))
+    figure = known(main_figure(rows_of(summary), summary, pd.DataFrame()))
+    assert [panel.title for panel in figure.panels] == ["Speed-up over fp32", "Memory, of fp32"]
+    assert [value["y"] for value in values(figure.panels[0].spec)] == pytest.approx([4.0, 4.0])
+    assert [entry.label for entry in figure.legend] == ["batch 64", "batch 128", "fp32"]
+    assert html_gains.gains_figure(rows_of(report(sweep())), report(sweep())) is None
+
+
+def test_products_are_drawn_against_the_peak_of_their_precision() -> None:
+    summary = report([make_record(make_point(params={"m": "64", "n": "32", "k": "16"}))])
+    rows = [
+        {**row, "throughput": float("nan"), "achieved_tflops_per_device": 50.0, "mfu_pct": 25.0}
+        for row in rows_of(summary)
+    ]
+    [panel] = known(html_products.products_figure(rows, summary)).panels
+    [value] = values(panel.spec)
+    assert value["bar"] == "64 × 32 × 16"
+    assert value["short"] == "50.00 · 25%"
+    [peak] = [one for one in panel.spec["layer"] if one["mark"]["type"] == "rule"]
+    assert peak["data"]["values"] == [{"x": pytest.approx(200.0)}]
 
 
 def test_a_batch_that_ran_out_of_memory_is_marked_where_it_would_have_been() -> None:
@@ -236,6 +365,7 @@ def test_a_batch_that_ran_out_of_memory_is_marked_where_it_would_have_been() -> 
     [mark] = cross["data"]["values"]
     assert mark["x"] == 1024
     assert mark["tip"].endswith("out of memory")
+    assert cross["encoding"]["color"]["field"] == "line"
     capacities = [one["data"]["values"][0]["y"] for one in layers if one["mark"]["type"] == "rule"]
     assert capacities == pytest.approx([150e9 / 2**30] * len(figure.panels))
 
@@ -252,7 +382,22 @@ def test_the_parts_of_a_step_follow_each_other_as_shares() -> None:
     assert html_parts.parts_figure(rows_of(summary), summary) is None
 
 
-def test_bandwidth_is_drawn_over_the_size_with_both_axes_logarithmic() -> None:
+def test_parts_that_exceed_their_step_are_not_drawn_and_that_is_said() -> None:
+    summary = report(sweep())
+    rows = [{**row, "compute_ms": 4.0} for row in rows_of(summary)]
+    blank = {"compute_ms": float("nan"), "why_no_breakdown": "no breakdown: ..."}
+    figure = known(html_parts.parts_figure([{**rows[0], **blank}, *rows[1:]], summary))
+    assert "1 point is not drawn: their parts exceed the step by more than 10 %" in figure.note
+    drawn = [value for panel in figure.panels for value in values(panel.spec)]
+    assert (
+        len({value["tip"] for value in drawn}) == len([r for r in rows if r["status"] == "ok"]) - 1
+    )
+    table = figure.table
+    assert table is not None
+    assert rows[0]["point_id"] not in [line[0] for line in table.rows]
+
+
+def test_bandwidth_and_time_are_drawn_over_the_size_with_all_axes_logarithmic() -> None:
     records = [
         collective(operation, size, 0.01 + size / 1e9, 4)
         for operation in ("all_reduce", "all_gather")
@@ -260,10 +405,28 @@ def test_bandwidth_is_drawn_over_the_size_with_both_axes_logarithmic() -> None:
     ]
     summary = report(records)
     [figure] = html_rates.rate_figures(rows_of(summary), summary)
-    encoding = figure.panels[0].spec["layer"][-1]["encoding"]
-    assert encoding["x"]["scale"]["type"] == encoding["y"]["scale"]["type"] == "log"
-    assert "'4096': '4 KiB'" in encoding["x"]["axis"]["labelExpr"]
+    assert [panel.title for panel in figure.panels] == ["Bus bandwidth", "Time of a step"]
+    for panel in figure.panels:
+        encoding = panel.spec["layer"][-1]["encoding"]
+        assert encoding["x"]["scale"]["type"] == encoding["y"]["scale"]["type"] == "log"
+        assert "'4096': '4 KiB'" in encoding["x"]["axis"]["labelExpr"]
+    times = {value["x"]: value["y"] for value in values(figure.panels[1].spec)}
+    assert times[4096] == pytest.approx(10.0, rel=0.01)
     assert [entry.label for entry in figure.legend] == ["all_gather", "all_reduce"]
+
+
+def test_memory_faster_than_its_datasheet_is_told_to_be_the_cache() -> None:
+    records = [collective("copy", size, 0.01 + size / 1e9, 1) for size in (2**20, 2**30)]
+    summary = report(records)
+    rows = [
+        {**row, "busbw_gb_s": float("nan"), "memory_gb_s": rate, "device_name": "NVIDIA H200"}
+        for row, rate in zip(rows_of(summary), (6000.0, 4000.0), strict=True)
+    ]
+    [figure] = html_rates.rate_figures(rows, summary)
+    assert "What lies above the datasheet's line (1 MiB) cannot come from the memory" in figure.note
+    assert figure.legend[-1].label == "datasheet, 4,800 GB/s"
+    [line] = [one for one in figure.panels[0].spec["layer"] if one["mark"]["type"] == "rule"]
+    assert line["data"]["values"] == [{"y": 4800.0}]
 
 
 def test_the_spread_is_told_against_the_median_of_each_point() -> None:
@@ -273,6 +436,29 @@ def test_the_spread_is_told_against_the_median_of_each_point() -> None:
     for panel in figure.panels:
         for value in values(panel.spec):
             assert value["p5"] < value["p25"] < value["p50"] == 0.0 < value["p75"] < value["p95"]
+
+
+def test_no_spread_is_cut_and_each_chart_has_its_own_scale() -> None:
+    summary = report(sweep())
+    data = page_data(summary)
+    wild = [
+        PointSteps(
+            row=one.row,
+            times_ms=one.times_ms * (1 + 3.0 * (np.arange(one.times_ms.size) % 5 == 0))
+            if one.row["precision"] == "bf16"
+            else one.times_ms,
+            by_rank=None,
+        )
+        for one in data.steps
+    ]
+    figure = known(html_steps.spread_figure(wild, rows_of(summary), summary))
+    domains = {}
+    for panel in figure.panels:
+        domain = panel.spec["layer"][0]["encoding"]["x"]["scale"]["domain"]
+        assert domain[0] < min(value["p5"] for value in values(panel.spec))
+        assert domain[1] > max(value["p95"] for value in values(panel.spec))
+        domains[panel.title] = domain
+    assert domains["bf16"][1] > 2 > 0.02 > domains["fp32"][1]
 
 
 def test_a_slow_rank_is_a_line_of_its_own_in_the_heat_map() -> None:
@@ -285,7 +471,8 @@ def test_a_slow_rank_is_a_line_of_its_own_in_the_heat_map() -> None:
     assert len(values(spec)) == 4 * 10
     slow = {value["rank"] for value in values(spec) if value["ratio"] > 0.1}
     assert slow == {2}
-    assert [line[1] for line in figure.rows] == ["0", "1", "2", "3"]
+    assert figure.table is not None
+    assert [line[1] for line in figure.table.rows] == ["0", "1", "2", "3"]
 
 
 def test_a_single_slow_step_stays_visible_where_columns_stand_for_many() -> None:
@@ -313,7 +500,31 @@ def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry
     assert max(value["x"] for value in values) < 100
     # No line is drawn across the gap.
     assert {value["part"] for value in values} == {0, 1}
-    assert figure.panels[0].spec["layer"][0]["encoding"]["detail"]["field"] == "part"
+    [line] = [one for one in figure.panels[0].spec["layer"] if one["mark"]["type"] == "line"]
+    assert line["encoding"]["detail"]["field"] == "part"
+
+
+def test_the_points_are_bands_over_the_telemetry_and_those_throttled_stand_out() -> None:
+    summary = report(sweep())
+    rows = [
+        {
+            **row,
+            "started_at": pd.Timestamp(START) + pd.Timedelta(seconds=10 + 2 * place),
+            "duration_s": 2.0,
+            "throttled": place == 3,
+        }
+        for place, row in enumerate(rows_of(summary))
+    ]
+    figure = known(telemetry_figure(telemetry(), START, rows))
+    labels = [entry.label for entry in figure.legend]
+    assert labels[-2:] == ["points, every second one shaded", "a point that was throttled"]
+    spec = figure.panels[0].spec
+    bands = spec["layer"][0]["data"]["values"]
+    assert {"low": 16.0, "high": 18.0, "fill": "var(--held)"} in bands
+    assert len(bands) == 11
+    [told] = [one for one in spec["layer"] if one["mark"].get("fill") == "transparent"]
+    [at] = [strip for strip in told["data"]["values"] if strip["low"] <= 17 < strip["high"]]
+    assert f"point {rows[3]['point_id']}" in at["tip"]
 
 
 def test_telemetry_without_a_value_is_left_out_and_many_devices_are_told_in_short() -> None:
@@ -326,7 +537,8 @@ def test_telemetry_without_a_value_is_left_out_and_many_devices_are_told_in_shor
     assert [entry.label for entry in figure.legend] == ["GPU 0", "GPU 1"]
     many = known(telemetry_figure(telemetry(devices=16), START))
     assert [entry.label for entry in many.legend] == ["least of 16", "median", "most of 16"]
-    assert len(many.rows) == 16
+    assert many.table is not None
+    assert len(many.table.rows) == 16
     assert telemetry_figure(telemetry().iloc[:1], START) is None
 
 
@@ -347,9 +559,9 @@ def test_what_is_drawn_of_a_big_run_is_bounded_and_the_table_has_all() -> None:
     summary = report(records)
     figure = known(html_scaling.speed_up_figure(rows_of(summary), summary))
     assert len(figure.panels) == 8
-    told = "The first 8 of 20 charts and 7 of 9 lines of a chart are drawn; the table has all."
+    told = "The first 8 of 20 charts and 7 of 9 lines of a chart are drawn; the table of the points"
     assert told in figure.note
-    assert len(figure.rows) == 360
+    assert len(html_points.point_table(rows_of(summary), summary).rows) == 360
 
 
 def test_the_page_holds_no_build_paths_and_its_files_are_part_of_the_package() -> None:

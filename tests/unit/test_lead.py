@@ -26,27 +26,35 @@ RESULTS = Path(__file__).parents[2] / "results" / "examples"
 # Each was compared with the tables of its report; without what is said of how sure it is.
 LEADS = {
     "collectives-20261121-113112-4db3": "bus bandwidth with 1 GiB on 4 GPUs: "
-    "324.9 GB/s (all_gather) to 359.5 GB/s (broadcast)",
-    "ddp_scaling-20261121-132844-4b9a": "at best 3.48x on 4 GPUs, 87.0% (fp32, batch 1024), "
-    "at worst 2.29x, 57.2% (tf32, batch 64); 67% to 77% of the loss is exposed communication; "
+    "324.9 GB/s (all_gather) to 359.5 GB/s (broadcast); "
+    "4 KiB takes 5.572 µs (broadcast) to 13.40 µs (sendrecv)",
+    "ddp_scaling-20261121-132844-4b9a": "4 GPUs do 3.48 times the samples/s of 1 GPU at best, "
+    "87.0% efficiency (fp32, batch 1024), and 2.29 times at worst, 57.2% efficiency "
+    "(tf32, batch 64); exposed communication is 67% to 77% of the loss; "
+    "at most 585,826 samples/s (bf16, batch 1024, 4 GPUs); "
     "6 of 24 points are not compared: clocks were limited at the baseline point (power_cap)",
-    "ddp_linear-20261120-194439-364b": "at best 3.26x on 4 GPUs, 81.5% "
-    "(data=dataloader, num_workers=2, pin_memory=true), at worst 2.44x, 61.1% "
-    "(data=device, num_workers=0, pin_memory=false); what the rest is lost to was not measured",
+    "ddp_linear-20261120-194439-364b": "4 GPUs do 3.26 times the samples/s of 1 GPU at best, "
+    "81.5% efficiency (data=dataloader, num_workers=2, pin_memory=true), and 2.44 times at worst, "
+    "61.1% efficiency (data=device, num_workers=0, pin_memory=false); "
+    "what the rest is lost to was not measured; "
+    "at most 242,424 samples/s (fp32, batch 64, 4 GPUs, data=device, num_workers=0, "
+    "pin_memory=false)",
     "gemm-20261121-113145-0e78": "at most 793.8 TFLOP/s, 80.2% of the datasheet's peak "
     "(bf16, k=4096, m=4096, n=4096)",
-    "grad_accumulation-20261120-194523-581f": "at best 3.84x on 4 GPUs, 96.0% "
-    "(grad_accumulation=8), at worst 3.28x, 81.9% (grad_accumulation=1); "
-    "what the rest is lost to was not measured",
+    "grad_accumulation-20261120-194523-581f": "4 GPUs do 3.84 times the samples/s of 1 GPU at "
+    "best, 96.0% efficiency (grad_accumulation=8), and 3.28 times at worst, 81.9% efficiency "
+    "(grad_accumulation=1); what the rest is lost to was not measured; "
+    "at most 2,684,785 samples/s (bf16, batch 4096, 4 GPUs, grad_accumulation=8)",
     "largest_batch-20261121-140535-ca3a": "the largest batch per device that fits is 139 (bf16, "
     "1 GPU, activation_checkpointing=false) to 192 (bf16, 1 GPU, activation_checkpointing=true)",
     "mixed_precision-20261120-194746-9b7e": "bf16 is 4.19 to 6.83 times as fast as fp32, "
     "with 71.8% to 83.6% of the memory",
-    "transformer_scaling-20261120-194601-5550": "at best 3.76x on 4 GPUs, 94.1% "
-    "(batch 32, preset=350m), at worst 3.61x, 90.3% (batch 8, preset=350m); "
-    "what the rest is lost to was not measured",
+    "transformer_scaling-20261120-194601-5550": "4 GPUs do 3.76 times the samples/s of 1 GPU at "
+    "best, 94.1% efficiency (batch 32, preset=350m), and 3.61 times at worst, 90.3% efficiency "
+    "(batch 8, preset=350m); what the rest is lost to was not measured; "
+    "at most 1,375 samples/s (bf16, batch 32, 4 GPUs, preset=124m)",
     "memory_bandwidth-20261121-113219-de97": "memory bandwidth with 4 GiB on 1 GPU: "
-    "4,261 GB/s (scale) to 4,372 GB/s (triad)",
+    "4,261 GB/s (scale) to 4,372 GB/s (triad), 88.8% to 91.1% of the datasheet's 4,800 GB/s",
 }
 
 
@@ -84,13 +92,16 @@ def ran(world_size: int, step_ms: float, precision: Precision = Precision.FP32) 
 
 def test_one_series_is_told_without_best_and_worst() -> None:
     assert said([ran(1, 8.0), ran(2, 9.0), ran(4, 10.0)], {"world_size": 1}) == (
-        "3.20x on 4 GPUs, 80.0% (fp32, batch 64); what the rest is lost to was not measured"
+        "4 GPUs do 3.20 times the samples/s of 1 GPU, 80.0% efficiency (fp32, batch 64); "
+        "what the rest is lost to was not measured"
     )
 
 
 def test_nothing_is_said_of_a_loss_that_is_none() -> None:
     found = said([ran(1, 8.0), ran(2, 8.02)], {"world_size": 1})
-    assert found == "2.00x on 2 GPUs, 99.8% (fp32, batch 64)"
+    assert found == (
+        "2 GPUs do 2.00 times the samples/s of 1 GPU, 99.8% efficiency (fp32, batch 64)"
+    )
 
 
 def test_without_a_baseline_point_it_says_why_and_what_is_left() -> None:
@@ -189,8 +200,8 @@ def test_a_wide_interval_is_never_the_best_and_the_lead_says_what_it_leaves_out(
     found = scaling(wide, base)
     told = lead(found.to_dict("records"), base, "GPUs")  # type: ignore[arg-type]
     assert told == (
-        "2.00x on 2 GPUs, 100.0% (bf16, batch 64); 1 of 2 settings is left out, known worse than "
-        "±10%"
+        "2 GPUs do 2.00 times the samples/s of 1 GPU, 100.0% efficiency (bf16, batch 64); "
+        "1 of 2 settings is left out, known worse than ±10%"
     )
     pair = found[found["world_size"] == 2]
     assert best_settings(pair).empty
@@ -216,8 +227,8 @@ def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence() -> Non
     point = found.iloc[1]
     assert all(pd.isna(point[name]) for name in (*BREAKDOWN, "host_bound", *LOSSES))
     assert lead(found.to_dict("records"), base, "GPUs") == (  # type: ignore[arg-type]
-        "1.80x on 2 GPUs, 89.9% (fp32, batch 64, without a breakdown); what the rest is lost to "
-        "is not known: the parts of the step exceed it"
+        "2 GPUs do 1.80 times the samples/s of 1 GPU, 89.9% efficiency (fp32, batch 64, without a "
+        "breakdown); what the rest is lost to is not known: the parts of the step exceed it"
     )
 
 

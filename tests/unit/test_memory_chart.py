@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pandas as pd
 import pytest
 from builders import make_failed, make_measurement, make_point, make_record
-from test_reports import report, sweep
+from test_reports import report
 
-from raybench.errors import UsageError
 from raybench.point import Precision
 from raybench.records import Record
-from raybench.report import as_json, charts, markdown, terminal
-from raybench.report.memory_chart import has_largest_batches, memory_chart
+from raybench.report import as_json, markdown, terminal
+from raybench.report.main_figure import main_figure, rows_of
 from raybench.report.summary import Summary
 
 GIB = 2**30
@@ -72,8 +72,6 @@ def test_a_list_of_batch_sizes_does_not_tell_the_largest() -> None:
     summary = report(records)
     assert summary.largest_batches == ()
     assert "Largest batch" not in terminal.format_report(summary)
-    assert not has_largest_batches(summary)
-    assert not has_largest_batches(report(sweep()))
 
 
 def test_a_series_that_never_fits_has_no_largest_batch() -> None:
@@ -83,22 +81,34 @@ def test_a_series_that_never_fits_has_no_largest_batch() -> None:
 def test_the_picture_has_a_line_per_series_and_where_its_memory_runs_out(
     searched: Summary,
 ) -> None:
-    assert has_largest_batches(searched)
-    spec = memory_chart(searched)
-    ends, points = (layer["data"]["values"] for layer in spec["layer"])
-    assert [(end["line"], end["batch_size"]) for end in ends] == [
-        ("fp32, 1 GPU", 740),
-        ("fp32, 2 GPUs", 740),
-        ("bf16, 1 GPU", 1480),
+    devices = pd.DataFrame({"memory_bytes": [140 * GIB]})
+    figure = main_figure(rows_of(searched), searched, devices)
+    assert figure is not None
+    assert figure.title == "Memory over the batch size"
+    labels = [entry.label for entry in figure.legend]
+    assert labels == [
+        "fp32, 1 GPU",
+        "fp32, 2 GPUs",
+        "bf16, 1 GPU",
+        "out of memory",
+        "memory of a device, 140.0 GiB",
     ]
-    bf16 = [(p["batch_size"], p["peak_gib"]) for p in points if p["line"] == "bf16, 1 GPU"]
+    [panel] = figure.panels
+    points = panel.spec["data"]["values"]
+    bf16 = [(value["x"], value["y"]) for value in points if value["line"] == "bf16, 1 GPU"]
     assert [batch for batch, _ in bf16] == [64, 128, 256, 512, 1024, 1280, 1408, 1472]
     assert bf16[-1][1] == pytest.approx(131, abs=0.001)
-    assert {p["line"] for p in points} == {end["line"] for end in ends}
-    assert charts.render(spec, "png").startswith(b"\x89PNG\r\n")
+    crosses = panel.spec["layer"][-1]["data"]["values"]
+    ends = {line: min(c["x"] for c in crosses if c["line"] == line) for line in labels[:3]}
+    assert ends == {"fp32, 1 GPU": 740, "fp32, 2 GPUs": 740, "bf16, 1 GPU": 1480}
+    # The crosses of one series are apart from those of another.
+    assert len({cross["y"] for cross in crosses}) == 3
 
 
-def test_without_a_known_peak_there_is_no_picture() -> None:
-    records = [make_failed(make_point(batch_size=2))]
-    with pytest.raises(UsageError, match="of which the run knows nothing"):
-        memory_chart(report(records))
+def test_lines_that_lie_on_each_other_are_told_by_their_width(searched: Summary) -> None:
+    figure = main_figure(rows_of(searched), searched, pd.DataFrame())
+    assert figure is not None
+    [line] = [one for one in figure.panels[0].spec["layer"] if one["mark"]["type"] == "line"]
+    scale = line["encoding"]["strokeWidth"]["scale"]
+    widths = dict(zip(scale["domain"], scale["range"], strict=True))
+    assert widths["fp32, 1 GPU"] > widths["fp32, 2 GPUs"] == widths["bf16, 1 GPU"]

@@ -1,0 +1,227 @@
+"""The two to four large figures of a report, each with what it counts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raybench.analysis.losses import LOSSES
+from raybench.analysis.scaling import setting_order
+from raybench.report import largest_batches, wording
+from raybench.report.findings import (
+    CAUSES,
+    compared_rows,
+    ranks_words,
+    settings_words,
+    varying_settings,
+    with_most_ranks,
+)
+from raybench.report.html_products import peak_tflops
+from raybench.report.html_rates import datasheet_gb_s, size_of
+from raybench.report.lead import precise, unsure
+from raybench.report.summary import Summary
+
+Row = Mapping[str, Any]
+
+_REACHED = "achieved_tflops_per_device"
+_MOST = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFigure:
+    """value: the number, with its unit where that is short. counts: what it is a number of. where:
+    the settings that it holds for."""
+
+    value: str
+    counts: str
+    where: str = ""
+
+
+def key_figures(summary: Summary, rows: Sequence[Row]) -> list[KeyFigure]:
+    """At most four, the answer to the job's question first; rows of the scaling frame."""
+    measured = [row for row in rows if row["status"] == "ok"]
+    compared = compared_rows(measured)
+    found: list[KeyFigure] = []
+    if summary.largest_batches:
+        found += _largest(summary)
+    elif compared and "world_size" in summary.run.baseline:
+        found += _scaling(summary, measured)
+    elif compared:
+        found += _gains(summary, compared)
+    found += _throughput(measured, summary.ranks)
+    if not found:
+        found = _rates(measured, summary.ranks) or _operations(measured)
+    return found[:_MOST]
+
+
+def _scaling(summary: Summary, measured: Sequence[Row]) -> list[KeyFigure]:
+    rows = precise(with_most_ranks(measured))
+    best = max(rows, key=lambda row: row["speed_up"])
+    base = int(summary.run.baseline["world_size"])
+    names = varying_settings(rows, summary.run.baseline) or ("precision", "batch")
+    count = ranks_words(best["world_size"], summary.ranks)
+    ideal = best["world_size"] / base
+    where = settings_words(best, names, summary.ranks)
+    found = [
+        KeyFigure(
+            value=f"{wording.ratio(best['speed_up'])}×",
+            counts=f"the samples/s of {ranks_words(base, summary.ranks)} on {count}"
+            f"{unsure(best)}; {ideal:.4g}× is ideal",
+            where=where,
+        ),
+        KeyFigure(
+            value=wording.percent(best["efficiency"]),
+            counts=f"scaling efficiency on {count}",
+            where=where,
+        ),
+    ]
+    return found + _loss(rows, count)
+
+
+def _loss(rows: Sequence[Row], count: str) -> list[KeyFigure]:
+    """The cause that takes most, over the points on the most ranks."""
+    totals = {
+        name: [float(row[name]) for row in rows if wording.known(row[name])] for name in LOSSES[:-1]
+    }
+    known = {name: shares for name, shares in totals.items() if shares}
+    if not known:
+        return []
+    cause, shares = max(known.items(), key=lambda one: sum(one[1]) / len(one[1]))
+    if max(shares) < 0.01:
+        return []
+    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    span = high if low == high else f"{low.rstrip('%')}–{high}"
+    return [KeyFigure(value=span, counts=f"of the step is lost to {CAUSES[cause]} on {count}")]
+
+
+def _gains(summary: Summary, compared: Sequence[Row]) -> list[KeyFigure]:
+    baseline = summary.run.baseline
+    names = [*baseline, *varying_settings(compared, tuple(baseline))]
+    best = max(precise(compared), key=lambda row: row["speed_up"])
+    alone = tuple(baseline) == ("precision",)
+    of = wording.plain(baseline["precision"]) if alone else wording.settings(baseline)
+    found = [
+        KeyFigure(
+            value=f"{wording.ratio(best['speed_up'])}×",
+            counts=f"the samples/s of {of}{unsure(best)}",
+            where=settings_words(best, names, summary.ranks),
+        )
+    ]
+    lightest = [row for row in compared if wording.known(row["memory_ratio"])]
+    if lightest:
+        least = min(lightest, key=lambda row: row["memory_ratio"])
+        found.append(
+            KeyFigure(
+                value=wording.percent(least["memory_ratio"]),
+                counts=f"of the memory of {of}",
+                where=settings_words(least, names, summary.ranks),
+            )
+        )
+    return found
+
+
+def _throughput(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
+    known = [row for row in measured if wording.known(row["throughput"])]
+    if not known:
+        return []
+    most = max(precise(known), key=lambda row: row["throughput"])
+    names = ["precision", "batch", "world_size"]
+    names += varying_settings(known, ("workload", *names))
+    return [
+        KeyFigure(
+            value=wording.number(most["throughput"]),
+            counts="samples/s at most",
+            where=settings_words(most, names, ranks),
+        )
+    ]
+
+
+def _largest(summary: Summary) -> list[KeyFigure]:
+    return [
+        KeyFigure(
+            value=f"{one.batch_size:,}",
+            counts="is the largest batch per device that fits"
+            + (
+                f", in {wording.gib(one.peak_mem_allocated_bytes)} GiB"
+                if one.peak_mem_allocated_bytes is not None
+                else ""
+            ),
+            where=largest_batches.label(one.settings, summary.ranks),
+        )
+        for one in sorted(summary.largest_batches, key=lambda one: -one.batch_size)[: _MOST - 1]
+    ]
+
+
+def _rates(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
+    for name, what in (("busbw_gb_s", "bus bandwidth"), ("memory_gb_s", "memory bandwidth")):
+        known = [row for row in measured if wording.known(row[name])]
+        if known:
+            return _bandwidths(known, name, what, ranks)
+    return []
+
+
+def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[KeyFigure]:
+    largest, smallest = (choose(map(size_of, rows)) for choose in (max, min))
+    long = [row for row in rows if size_of(row) == largest]
+    short = [row for row in rows if size_of(row) == smallest]
+    most = max(precise(long), key=lambda row: row[name])
+    quickest = min(precise(short), key=lambda row: row["step_ms_p50"])
+    names = varying_settings(rows, ("cuda_graph", "size_bytes"))
+    found = [
+        KeyFigure(
+            value=f"{wording.number(most[name])} GB/s",
+            counts=f"{what} at most with {wording.size(largest)}",
+            where=settings_words(most, names, ranks),
+        )
+    ]
+    peak = datasheet_gb_s(rows) if name == "memory_gb_s" else None
+    if peak:
+        found.append(
+            KeyFigure(
+                value=wording.percent(most[name] / peak),
+                counts=f"of the datasheet's {peak:,.0f} GB/s",
+                where=settings_words(most, names, ranks),
+            )
+        )
+    sums = [r for r in long if r["params"].get("operation") == "all_reduce" and r is not most]
+    if sums:
+        wide = max(sums, key=lambda row: row["world_size"])
+        found.append(
+            KeyFigure(
+                value=f"{wording.number(wide[name])} GB/s",
+                counts=f"{what} with {wording.size(largest)}",
+                where=settings_words(wide, names, ranks),
+            )
+        )
+    found.append(
+        KeyFigure(
+            value=wording.duration(quickest["step_ms_p50"]),
+            counts=f"for {wording.size(smallest)} at least",
+            where=settings_words(quickest, names, ranks),
+        )
+    )
+    return found
+
+
+def _operations(measured: Sequence[Row]) -> list[KeyFigure]:
+    """The most of each precision, the fastest first."""
+    known = [row for row in measured if wording.known(row[_REACHED])]
+    best: dict[str, Row] = {}
+    for row in sorted(precise(known), key=lambda row: setting_order(row["precision"])):
+        if row["precision"] not in best or row[_REACHED] > best[row["precision"]][_REACHED]:
+            best[row["precision"]] = row
+    ordered = sorted(best.values(), key=lambda row: -row[_REACHED])
+    return [
+        KeyFigure(
+            value=wording.number(row[_REACHED]),
+            counts=f"TFLOP/s in {wording.plain(row['precision'])} at most" + _of_peak(row),
+            where=settings_words(row, varying_settings(known, ("precision",)), "GPUs"),
+        )
+        for row in ordered
+    ]
+
+
+def _of_peak(row: Row) -> str:
+    peak = peak_tflops(row)
+    return f", {row[_REACHED] / peak:.1%} of the datasheet" if peak else ""

@@ -1,0 +1,130 @@
+"""What a run measured, in a line for people: the model, its size, how it was trained. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from raybench.analysis.scaling import setting, setting_order
+from raybench.report import wording
+from raybench.workloads.model_sizes import parameter_count
+
+Row = Mapping[str, Any]
+
+_MODELS = {
+    "mlp": "MLP",
+    "transformer": "GPT-2 shaped transformer",
+    "linear": "Linear layer",
+    "collective": "Collectives",
+    "gemm": "Matrix products",
+    "memory": "Memory kernels",
+}
+_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+# Said with words of their own, or of no interest where they are as torch has them.
+_OWN_WORDS = ("hidden", "layers", "preset", "optimizer", "seq_len", "operation", "size_bytes")
+_USUAL = {
+    "bucket_cap_mb": "25",
+    "compile": "false",
+    "grad_accumulation": "1",
+    "gradient_as_bucket_view": "false",
+    "static_graph": "false",
+    "activation_checkpointing": "false",
+    "dtype": "float32",
+    "distributed_sampler": "true",
+    "rows": "10000",
+}
+_MOST_VALUES = 4
+
+
+def what_ran(rows: Sequence[Row], ranks: str) -> tuple[str, ...]:
+    """Parts of the line, the model first; rows of `raybench.analysis.scaling`."""
+    return tuple(filter(None, _parts(rows, ranks))) if rows else ()
+
+
+def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
+    yield ", ".join(dict.fromkeys(_model(row) for row in rows))
+    yield _span("", [_parameters(row) for row in rows], " parameters")
+    yield ", ".join(
+        _OPTIMIZERS.get(name, wording.plain(name))
+        for name in _values(rows, "optimizer")
+        if name is not None
+    )
+    if any(wording.known(row["throughput"]) for row in rows) or _values(rows, "batch"):
+        yield _batches(rows)
+    yield _list("", _values(rows, "operation"))
+    yield _span("", [_size(value) for value in _values(rows, "size_bytes")])
+    if "dtype" in rows[0]["params"]:
+        yield _list("", _values(rows, "dtype"))
+    else:
+        yield _list("", _values(rows, "precision"))
+    yield _counts(rows, ranks)
+    yield from _others(rows)
+
+
+def _model(row: Row) -> str:
+    params, workload = row["params"], str(row["workload"])
+    name = _MODELS.get(workload, wording.plain(workload))
+    if workload == "mlp":
+        return f"{name} of {params['layers']} layers, {int(params['hidden']):,} wide"
+    if workload == "transformer":
+        return f"{name}, {int(params['seq_len']):,} tokens a sequence"
+    return name
+
+
+def _parameters(row: Row) -> str:
+    count = parameter_count(str(row["workload"]), row["params"])
+    if count is None:
+        return ""
+    for unit, size in (("B", 1e9), ("M", 1e6)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:,}"
+
+
+def _batches(rows: Sequence[Row]) -> str:
+    of = {"weak": " per device", "strong": " over all devices"}
+    batches = [f"{int(value):,}" for value in _values(rows, "batch")]
+    return _span("batch ", batches, of.get(str(rows[0]["scaling"]), ""))
+
+
+def _counts(rows: Sequence[Row], ranks: str) -> str:
+    counts = [str(int(value)) for value in _values(rows, "world_size")]
+    noun = ranks.removesuffix("s") if counts == ["1"] else ranks
+    return f"{_list('', counts)} {noun}"
+
+
+def _others(rows: Sequence[Row]) -> Iterator[str]:
+    """The other parameters, where they are not as everybody has them."""
+    for name in dict.fromkeys(name for row in rows for name in row["params"]):
+        values = _values(rows, name)
+        is_number = all(setting_order(value)[0] == 0 for value in values)
+        if name in _OWN_WORDS or [str(v) for v in values] == [_USUAL.get(name)]:
+            continue
+        texts = [wording.setting(name, value) for value in values]
+        shown = _span("", texts) if is_number else _list("", texts)
+        yield f"{wording.plain(name)}={shown}"
+
+
+def _size(value: Any) -> str:
+    return wording.setting("size_bytes", value)
+
+
+def _values(rows: Sequence[Row], name: str) -> list[Any]:
+    found = {setting(row, name) for row in rows}
+    return sorted((value for value in found if wording.known(value)), key=setting_order)
+
+
+def _list(prefix: str, values: Sequence[Any]) -> str:
+    texts = [wording.plain(value) for value in values]
+    more = len(texts) - _MOST_VALUES
+    shown = texts if more <= 2 else [*texts[:_MOST_VALUES], f"and {more} more"]
+    return prefix + ", ".join(shown) if shown else ""
+
+
+def _span(prefix: str, texts: Sequence[str], suffix: str = "") -> str:
+    """From the first to the last, which are in order."""
+    known = list(dict.fromkeys(filter(None, texts)))
+    if not known:
+        return ""
+    first, last = known[0], known[-1]
+    return f"{prefix}{first if first == last else f'{first} to {last}'}{suffix}"

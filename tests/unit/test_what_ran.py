@@ -1,0 +1,72 @@
+"""What a page says first: what was run, how large the model was, and the large figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from raybench.cli.results import load_summary
+from raybench.report.key_figures import key_figures
+from raybench.report.main_figure import rows_of
+from raybench.report.what_ran import what_ran
+from raybench.workloads.layers import DECODER_PRESETS, Decoder, linear_stack
+from raybench.workloads.model_sizes import LINEAR_FEATURES, parameter_count
+
+RESULTS = Path(__file__).parents[2] / "results" / "examples"
+RUNS = {path.name.partition("-")[0]: path.name for path in (RESULTS / "points").iterdir()}
+WHAT = {
+    "ddp_scaling": "MLP of 8 layers, 4,096 wide; 134 M parameters; Adam; "
+    "batch 64 to 1,024 per device; fp32, tf32, fp16, bf16; 1, 2, 4 GPUs",
+    "transformer_scaling": "GPT-2 shaped transformer, 1,024 tokens a sequence; "
+    "124 M to 355 M parameters; AdamW; batch 8 to 32 per device; bf16; 1, 2, 4 GPUs",
+    "ddp_linear": "Linear layer; 1,025 parameters; batch 64 per device; fp32; 1, 2, 4 GPUs; "
+    "data=dataloader, device; num_workers=0 to 2; pin_memory=false, true",
+    "collectives": "Collectives; all_gather, all_reduce, all_to_all, broadcast, reduce_scatter, "
+    "sendrecv; 4 KiB to 1 GiB; float32; 2, 4 GPUs",
+    "gemm": "Matrix products; fp32, tf32, fp16, bf16; 1 GPU; k=2048 to 8192; m=64 to 8192; "
+    "n=2048 to 28672",
+}
+FIGURES = {
+    "ddp_scaling": ["3.48×", "87.0%", "10–33%", "585,826"],
+    "largest_batch": ["192", "139", "379.6"],
+    "gemm": ["793.8", "763.2", "400.7", "52.05"],
+    "collectives": ["359.5 GB/s", "353.7 GB/s", "5.572 µs"],
+    "memory_bandwidth": ["4,372 GB/s", "91.1%", "3.172 µs"],
+    "mixed_precision": ["6.83×", "71.8%", "1,378"],
+}
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(one.numel() for one in model.parameters())
+
+
+@pytest.mark.parametrize("job", WHAT)
+def test_a_line_tells_what_was_run(job: str) -> None:
+    summary = load_summary(RESULTS, RUNS[job])
+    assert "; ".join(what_ran(rows_of(summary), summary.ranks)) == WHAT[job]
+
+
+@pytest.mark.parametrize("job", FIGURES)
+def test_the_large_figures_answer_the_question_of_the_job_and_say_what_they_count(job: str) -> None:
+    summary = load_summary(RESULTS, RUNS[job])
+    found = key_figures(summary, rows_of(summary))
+    assert [one.value for one in found] == FIGURES[job]
+    assert all(len(one.counts.split()) > 1 for one in found)
+
+
+def test_the_parameters_that_are_told_are_those_of_the_models_that_are_built() -> None:
+    with torch.device("meta"):
+        for preset, shape in DECODER_PRESETS.items():
+            for seq_len in (8, 1024):
+                model = Decoder(shape, seq_len=seq_len, checkpointing=False)
+                params = {"preset": preset, "seq_len": str(seq_len)}
+                assert parameter_count("transformer", params) == parameters(model)
+        for hidden, layers in ((8, 1), (64, 3)):
+            params = {"hidden": str(hidden), "layers": str(layers)}
+            assert parameter_count("mlp", params) == parameters(linear_stack(hidden, layers))
+        linear = torch.nn.Linear(LINEAR_FEATURES, 1)
+        assert parameter_count("linear", {}) == parameters(linear)
+    assert parameter_count("gemm", {"m": "8"}) is None
+    assert parameter_count("my.module:Model", {"hidden": "8", "layers": "2"}) is None
