@@ -39,6 +39,7 @@ def run_row(run: Run) -> Row:
         "status": run.status.value,
         "started_at": run.started_at,
         "finished_at": run.finished_at,
+        "paused_s": run.paused_s,
         "points_total": run.points_total,
         "points_ok": run.points_ok,
         "points_failed": run.points_failed,

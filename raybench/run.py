@@ -33,6 +33,7 @@ class Run:
 
     workload_sha256, workload_files, raybench_sha256: as `raybench.sources.Code`; None in a run of a
     version that did not tell.
+    paused_s: from the end of a sweep to `--resume`, in all; None in a run that was never resumed.
     """
 
     run_id: str
@@ -43,6 +44,7 @@ class Run:
     status: RunStatus
     started_at: datetime
     finished_at: datetime | None = None
+    paused_s: float | None = None
     points_total: int
     points_ok: int = 0
     points_failed: int = 0

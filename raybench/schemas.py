@@ -9,7 +9,7 @@ History of the schema (a change of any column raises SCHEMA_VERSION and adds a l
        throttle_reasons; samples: throttled; devices: state and limits of the device; telemetry:
        memory, errors, NVLink traffic; table modules
     3  points: error_rank, error_host, error_device, error_detail, neighbours
-    4  runs: workload_sha256, raybench_sha256, workload_files; points: workload_sha256,
+    4  runs: workload_sha256, raybench_sha256, workload_files, paused_s; points: workload_sha256,
        raybench_sha256, crowded
 """
 
@@ -54,6 +54,7 @@ _RUNS = (
     *_columns("list<string>", "", argv="command line"),
     *_columns("string", "", status="running, ok, failed or interrupted"),
     *_columns("timestamp", "UTC", started_at="start", finished_at="end; null while running"),
+    *_columns("double", "s", paused_s="not swept, until --resume; null: never resumed"),
     *_columns(
         "int64",
         "points",

@@ -280,6 +280,10 @@ def _as_it_stands(root: Path, run: Run) -> Run:
     ended = datetime.fromtimestamp(max(written), UTC) if written else run.started_at
     statuses = {point_id: status for point_id, (_, status) in _last(root, run.run_id).items()}
     finished_at = max(ended, run.started_at)
+    if run.paused_s:
+        # Its row was written when it went on.
+        rewritten = (root / "runs" / run.run_id / "run.parquet").stat().st_mtime
+        finished_at = max(finished_at, datetime.fromtimestamp(rewritten, UTC))
     return replace(counted(run, statuses), status=RunStatus.INTERRUPTED, finished_at=finished_at)
 
 

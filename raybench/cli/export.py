@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from raybench.cli.completion import complete_run
-from raybench.cli.options import results_option
+from raybench.cli.options import format_asked, json_format_option, results_option
 from raybench.cli.output import write_file, write_result
 from raybench.errors import UsageError
 
@@ -28,6 +28,7 @@ _FORMATS = ("csv", "json", "junit", "github-action-benchmark")
     help="For spreadsheets, for other programs, for CI that shows tests, or for the action that "
     "draws step times over commits.",
 )
+@json_format_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file.")
 @click.option(
     "--to",
@@ -37,7 +38,12 @@ _FORMATS = ("csv", "json", "junit", "github-action-benchmark")
     "(MLFLOW_TRACKING_URI, WANDB_MODE); needs raybench[mlflow] or raybench[wandb].",
 )
 def export_command(
-    run: str, results: Path, kind: str | None, output: Path | None, tracker: str | None
+    run: str,
+    results: Path,
+    kind: str | None,
+    as_json: bool,
+    output: Path | None,
+    tracker: str | None,
 ) -> None:
     """The latest attempt at each point of RUN, with speed-up and efficiency, for other programs.
 
@@ -50,6 +56,7 @@ def export_command(
     """
     from raybench.cli.results import load_summary
 
+    kind = format_asked(kind, as_json)
     if (kind is None) == (tracker is None):
         raise UsageError(f"give --format {'|'.join(_FORMATS)}, or --to mlflow|wandb")
     if tracker and output:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from raybench.errors import UsageError
+
 results_option = click.option(
     "--results",
     type=click.Path(path_type=Path),
@@ -20,3 +22,13 @@ overrides_option = click.option(
     metavar="KEY=VALUE",
     help="Override a job setting; may be repeated.",
 )
+json_format_option = click.option(
+    "--json", "as_json", is_flag=True, help="The same as --format json."
+)
+
+
+def format_asked(kind: str | None, as_json: bool) -> str | None:
+    """The format that --format or --json asks for."""
+    if as_json and kind not in (None, "json"):
+        raise UsageError(f"--json: means --format json, got --format {kind}")
+    return "json" if as_json else kind

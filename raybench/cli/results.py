@@ -9,7 +9,7 @@ import click
 
 from raybench.cli.completion import complete_point, complete_run
 from raybench.cli.github import append_to_summary
-from raybench.cli.options import results_option
+from raybench.cli.options import format_asked, json_format_option, results_option
 from raybench.cli.output import color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
 from raybench.report import wording
@@ -33,10 +33,10 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
     "--format",
     "kind",
     type=click.Choice(["terminal", "md", "html", "json"]),
-    default="terminal",
-    show_default=True,
+    show_default="terminal",
     help="For a terminal, a pull request, a browser (one page, with charts) or another program.",
 )
+@json_format_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it to this file.")
 @click.option(
     "--chart",
@@ -58,7 +58,8 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print one J
 def report_command(
     run: str,
     results: Path,
-    kind: str,
+    kind: str | None,
+    as_json: bool,
     output: Path | None,
     chart: Path | None,
     against: str | None,
@@ -66,8 +67,10 @@ def report_command(
 ) -> None:
     """How RUN scales: step time, speed-up and efficiency against the baseline.
 
-    RUN is a run id, a unique prefix of one, `latest`, or the path of a run in any results folder.
+    RUN is a run id, a unique prefix of one, the name of a job (its newest run), `latest`, one of
+    these in a folder of results inside the results (examples/gemm), or the path of a run.
     """
+    kind = format_asked(kind, as_json) or "terminal"
     if chart is not None and chart.suffix.lower() not in (".svg", ".png"):
         raise UsageError(f"--chart: must end in .svg or .png, got {chart}")
     if github and kind != "md":

@@ -88,6 +88,7 @@ def resumed_start(
             tables.read_run(root, run.run_id),
             status=RunStatus.RUNNING,
             finished_at=None,
+            paused_s=_paused_s(run),
             # A run that was filtered has more points when it goes on without the filter.
             points_total=max(run.points_total, len({*latest, *(left.keys() & chosen)})),
             host=socket.gethostname(),
@@ -102,6 +103,13 @@ def resumed_start(
         is_resumed=True,
         resume_command=resume_command,
     )
+
+
+def _paused_s(run: Run) -> float:
+    """For how long nothing was swept of a run that goes on now: a killed driver's last sign of life
+    ends its sweep. Of one that another host may still drive nobody knows."""
+    ended_at = run.finished_at or datetime.now(UTC)
+    return (run.paused_s or 0.0) + max(0.0, (datetime.now(UTC) - ended_at).total_seconds())
 
 
 def say_nothing_left(start: Start, console: Console) -> None:

@@ -82,7 +82,7 @@ def summarize(run: Run, devices: pd.DataFrame, points: pd.DataFrame) -> Summary:
     largest = largest_batches(rows)
     return Summary(
         run=run,
-        machine=_machine(run, devices),
+        machine=_machine(run, devices, rows),
         versions=_versions(run, devices),
         lost_nodes=lost_nodes(zip(points["error_type"], points["error_host"], strict=True)),
         shared=shared,
@@ -128,10 +128,16 @@ def _has_throughput(rows: Sequence[Row]) -> bool:
     return any(batch_column(row) for row in rows)
 
 
-def _machine(run: Run, devices: pd.DataFrame) -> str:
+def _machine(run: Run, devices: pd.DataFrame, rows: Sequence[Row]) -> str:
+    """The devices of the run. After `--resume` elsewhere no point may have had them all."""
     if devices.empty:
         return wording.plain(run.cluster)
-    return wording.machine(_rows(devices))
+    text = wording.machine(_rows(devices))
+    counts = [row["node_count"] for row in rows if wording.known(row["node_count"])]
+    if counts and max(counts) < devices["node_id"].nunique():
+        most = int(max(counts))
+        text += f", at most {most} {'node' if most == 1 else 'nodes'} in a point"
+    return text
 
 
 def _versions(run: Run, devices: pd.DataFrame) -> dict[str, str]:

@@ -223,10 +223,10 @@ def when(time: datetime) -> str:
 
 
 def lasted(run: Run) -> str:
-    """How long a run took; of one whose clock was set back nobody knows."""
+    """How long a run took, without pauses; of one whose clock was set back nobody knows."""
     if run.finished_at is None:
         return "unfinished"
-    total_s = (run.finished_at - run.started_at).total_seconds()
+    total_s = (run.finished_at - run.started_at).total_seconds() - (run.paused_s or 0.0)
     return long_time(total_s) if total_s >= 0 else "unknown"
 
 
@@ -253,7 +253,8 @@ def title(run: Run) -> str:
 def course(run: Run) -> str:
     """How long a run took, and whether it came to its end."""
     word = "interrupted after " if run.status is RunStatus.INTERRUPTED else ""
-    return word + lasted(run)
+    pause = f", resumed after {long_time(run.paused_s)}" if run.paused_s else ""
+    return word + lasted(run) + pause
 
 
 def counts(run: Run, statuses: Sequence[str]) -> str:

@@ -507,3 +507,28 @@ def test_a_bug_of_ours_is_exit_4_and_says_so_below_its_traceback(
     assert (done.code, done.out) == (4, "")
     assert "KeyError: 'gone'" in done.err
     assert done.err.splitlines()[-1].startswith("raybench: this is a bug of raybench")
+
+
+def test_a_run_that_was_resumed_took_no_pauses_and_no_point_had_all_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run("run-a", finished_at=START + timedelta(hours=2), paused_s=7140.0)
+    written = RunStore.create(tmp_path, run, make_measure())
+    devices = [make_device(), make_device(node_id="node-b", uuid="GPU-b")]
+    written.write_devices(devices)
+    written.write_records([(0, make_record(devices=devices[:1]))])
+    ask = lambda *words: call(monkeypatch, capsys, *words, "--results", tmp_path).out  # noqa: E731
+    assert " 1m" in ask("list").splitlines()[1]
+    text = ask("report")
+    assert "1 min, resumed after 1 h 59 min;" in text
+    assert "2 x NVIDIA H200 on 2 nodes, at most 1 node in a point\n" in text
+
+
+def test_an_object_for_programs_is_asked_for_alike(raybench) -> None:  # type: ignore[no-untyped-def]
+    for command in (["report"], ["export"]):
+        asked = raybench(*command, "--json")
+        assert (asked.code, asked.err) == (0, "")
+        assert asked.out == raybench(*command, "--format", "json").out
+        done = raybench(*command, "--json", "--format", "md" if command == ["report"] else "csv")
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith("--json: means --format json")

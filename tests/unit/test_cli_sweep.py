@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pandas as pd
@@ -313,7 +314,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
         (["sweep"], "Missing argument 'JOB'; see: raybench sweep --help\n"),
         (["swep"], "unknown command 'swep'; did you mean 'sweep'?\n"),
         (["repot"], "unknown command 'repot'; did you mean 'report'?\n"),
-        (["report", "--jsn"], "No such option '--jsn'; see: raybench report --help\n"),
+        (["report", "--xyz"], "No such option '--xyz'; see: raybench report --help\n"),
         (
             ["plan", "job.yaml", "--nodes", "0"],
             "Invalid value for '--nodes': 0 is not in the range x>=1; see: raybench plan --help\n",
@@ -501,6 +502,13 @@ def test_a_resumed_run_has_left_what_is_not_ok(
     assert words[3:5] == ["--resume", "run-a"]
     assert words[5] == "-o"
     assert tuple(words[7:]) == options
+
+
+def test_the_pause_before_a_run_goes_on_is_added_to_those_before(resume) -> None:
+    ended_at = datetime.now(UTC) - timedelta(hours=1)
+    start = resume(Status.CANCELLED, finished_at=ended_at, paused_s=10.0)
+    assert 3610 <= start.run.paused_s < 3700
+    assert make_run().paused_s is None
 
 
 def test_what_a_killed_driver_left_half_written_is_gone_when_its_run_goes_on(
