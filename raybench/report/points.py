@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,17 @@ from rich.table import Table
 
 from raybench.analysis.scaling import setting
 from raybench.report import wording
-from raybench.report.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, rendered, whole
+from raybench.report.console import (
+    SETTING_CHARS,
+    WIDTH,
+    Column,
+    grid,
+    line,
+    min_width,
+    pairs,
+    rendered,
+    whole,
+)
 from raybench.report.histogram import histogram
 
 Row = Mapping[str, Any]
@@ -27,6 +37,8 @@ _RATES = {
     "memory_gb_s": "memory GB/s",
     "achieved_tflops_per_device": "TFLOP/s",
 }
+_REASON_CHARS = 80
+_LEAST_REASON_CHARS = 24
 # A model has hundreds of modules; the table `modules` holds the rest.
 _MOST_MODULES = 20
 _MODULE_CHARS = 20
@@ -76,11 +88,59 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
             for name in rates[:1]
         },
     }
-    return rendered([_fitting(columns, width)], width, color)
+    extras = {
+        Column(head, side="right"): [cell(row) for row in rows]
+        for head, cell in _extras(unit, rates[1:])
+    }
+    known = {column: cells for column, cells in extras.items() if any(cells)}
+    reasons = [_reason(row) for row in rows]
+    return rendered([_fitting(columns, known, reasons, width)], width, color)
 
 
-def _fitting(columns: Mapping[Column, Sequence[str]], width: int) -> Table:
-    """Where there is no room, without the rate, then without a status that is ok everywhere."""
+def _extras(unit: wording.Unit, rates: Sequence[str]) -> Iterator[tuple[str, Callable[[Row], str]]]:
+    """What is shown of each point beside its step, where there is room."""
+
+    def number(name: str) -> Callable[[Row], str]:
+        return lambda row: wording.number(row[name])
+
+    def p99(row: Row) -> str:
+        value = row["step_ms_p99"]
+        return wording.number(value * unit.per_ms) if wording.known(value) else ""
+
+    yield from ((_RATES[name], number(name)) for name in rates)
+    yield f"p99 {unit.name}", p99
+    yield "GiB", lambda row: wording.gib(row["peak_mem_allocated_bytes"])
+
+
+def _reason(row: Row) -> str:
+    message = row["error_message"]
+    if not wording.known(message):
+        return ""
+    return wording.failure(row["status"], row["error_type"], message)
+
+
+def _fitting(
+    columns: Mapping[Column, Sequence[str]],
+    extras: Mapping[Column, Sequence[str]],
+    reasons: Sequence[str],
+    width: int,
+) -> Table:
+    """With the reasons of failures and as many of the extras as there is room for; where there is
+    none, without the rate, then without a status that is ok everywhere.
+    """
+
+    def room(shown: Mapping[Column, Sequence[str]]) -> int:
+        return width - min_width(list(shown), list(zip(*shown.values(), strict=True))) - 2
+
+    last: dict[Column, Sequence[str]] = {}
+    if any(reasons) and (chars := room(columns)) >= _LEAST_REASON_CHARS:
+        last[Column("reason")] = [
+            wording.shortened(reason, min(chars, _REASON_CHARS)) for reason in reasons
+        ]
+    for column, cells in extras.items():
+        if room({**columns, column: cells, **last}) >= -2:
+            columns = {**columns, column: cells}
+    columns = {**columns, **last}
     rates = [column for column in columns if column.name in _RATES.values()]
     statuses = [c for c, cells in columns.items() if c.name == "status" and {*cells} == {"ok"}]
     shown = dict(columns)
@@ -117,7 +177,7 @@ def format_point(
         parts += [line(""), *block] if block else []
     methods = point.row["methods"]
     if isinstance(methods, Mapping) and methods:
-        parts += [line(""), line("How it was got", "bold"), pairs(_methods(methods))]
+        parts += [line(""), line("How each was measured", "bold"), pairs(_methods(methods))]
     spread = histogram(point.steps_ms)
     for table in (spread, _ranks(point.ranks), _states(point.states), _modules(point.modules)):
         parts += [line(""), *table] if table else []
@@ -149,9 +209,7 @@ def _attempts(attempts: Sequence[Row]) -> list[RenderableType]:
             wording.STATUS_WORDS[row["status"]],
             f"{row['started_at']:%Y-%m-%d %H:%M:%S}",
             wording.number(row["duration_s"], 3),
-            wording.failure(row["status"], row["error_type"], row["error_message"])
-            if wording.known(row["error_message"])
-            else "",
+            _reason(row),
         ]
         for row in attempts
     ]

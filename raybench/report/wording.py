@@ -137,7 +137,8 @@ def duration(time_ms: float) -> str:
 
 def step_in(unit: Unit, row: Mapping[str, Any]) -> str:
     """Step time without its unit, which the column names, and half its interval, relative."""
-    return f"{number(row['step_ms_p50'] * unit.per_ms)}{_precision(row)}"
+    value = row["step_ms_p50"]
+    return f"{number(value * unit.per_ms)}{_precision(row)}" if known(value) else ""
 
 
 def unit_of(rows: Iterable[Mapping[str, Any]]) -> Unit:

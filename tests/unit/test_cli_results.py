@@ -435,7 +435,7 @@ def test_how_columns_were_got_is_said_once_where_they_share_it(raybench, results
     written = RunStore(root=results, run_id="run-new", measure=make_measure())
     written.write_records([(0, replace(record, attempt=2, measurements=(broken_down,)))])
     text = raybench("show", "latest", record.point.point_id).out
-    told = text.partition("How it was got\n")[2].splitlines()[:3]
+    told = text.partition("How each was measured\n")[2].splitlines()[:3]
     assert [line.split(maxsplit=1) for line in told] == [
         ["compute_ms", "no hook"],
         ["wait_ms", "the same"],
@@ -532,3 +532,17 @@ def test_an_object_for_programs_is_asked_for_alike(raybench) -> None:  # type: i
         done = raybench(*command, "--json", "--format", "md" if command == ["report"] else "csv")
         assert (done.code, done.out) == (2, "")
         assert done.err.startswith("--json: means --format json")
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_knows_no_escapes_gets_none(
+    term: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from raybench.cli import output
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert output.color()
+    monkeypatch.setenv("TERM", term)
+    assert not output.color()

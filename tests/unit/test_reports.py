@@ -691,6 +691,15 @@ def test_a_wide_terminal_shows_the_parts_beside_the_points_and_their_ids() -> No
     assert max(len(text) for text in lines[head + 3 :]) <= 100
 
 
+def test_the_points_of_a_run_tell_why_they_failed_where_there_is_room() -> None:
+    points = points_of([make_record(), make_failed(make_point(world_size=2))])
+    narrow, wide = (format_points(points, width=width).splitlines() for width in (60, 200))
+    assert "reason" not in narrow[0]
+    assert wide[0].split()[-4:] == ["p99", "ms", "GiB", "reason"]
+    assert "CUDA out of memory" in wide[2]
+    assert max(map(len, narrow)) <= 60
+
+
 def test_the_head_of_a_setting_is_folded_between_its_words() -> None:
     params = ({"activation_checkpointing": on} for on in (False, True))
     records = [make_record(make_point(params=one)) for one in params]
