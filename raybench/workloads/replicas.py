@@ -28,10 +28,14 @@ _OWN_HOOK = "unknown: the workload has a communication hook of its own"
 
 @dataclass(slots=True, kw_only=True)
 class _Wrapped:
-    """How a model was wrapped. has_begun: a pass has reduced its gradients since."""
+    """How a model was wrapped.
+
+    has_begun: a pass has reduced its gradients since. hooks: how many were given by us.
+    """
 
     options: Mapping[str, Any]
     has_begun: bool = False
+    hooks: int = 0
 
 
 class Replicas:
@@ -72,7 +76,7 @@ class Replicas:
             return _NO_MODEL
         if _compiled_frames() > self._compiled_before:
             return _COMPILED
-        if any(ddp._comm_hooks for ddp in self._wrapped):
+        if any(len(ddp._comm_hooks) > wrapped.hooks for ddp, wrapped in self._wrapped.items()):
             return _OWN_HOOK
         return None
 
@@ -83,7 +87,7 @@ class Replicas:
         """
         for ddp, wrapped in list(self._wrapped.items()):
             _wrap_anew(ddp, wrapped.options)
-            wrapped.has_begun = False
+            wrapped.has_begun, wrapped.hooks = False, int(hook is not None)
             if hook is not None:
                 ddp.register_comm_hook(None, hook)
 

@@ -155,6 +155,7 @@ def rehook(case: str, rank: int) -> Rehooked:
     buckets: list[int] = []
     for hook in (marks.hook, noop_hook, None):
         context.replicas.set_comm_hook(hook)
+        assert context.replicas.why_no_hook() is None  # it can be taken back, for the profiler
         # Three, the last of which is as good as any: a static graph differs in the first.
         for _ in range(3):
             workload.step()
