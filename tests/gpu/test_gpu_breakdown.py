@@ -26,6 +26,7 @@ pytestmark = [
 two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
 
 SLOWED = "tests.gpu.breakdown_workloads:SlowedMlp"
+EXAMPLE = "docs.examples.convnet:ConvNet"
 DELAY_MS = 10.0
 
 
@@ -97,6 +98,26 @@ def test_a_slow_rank_is_named_with_its_delay(cluster: RayCluster, slow_rank: int
     assert row["wait_ms"] == pytest.approx(DELAY_MS, rel=0.2)
     assert row["comm_ms"] < DELAY_MS / 2
     assert row["local_step_ms"] > DELAY_MS
+
+
+@two_devices
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_the_example_of_the_documents_is_taken_apart(
+    cluster: RayCluster, precision: Precision
+) -> None:
+    row = row_of(cluster, EXAMPLE, world_size=2, batch_size=256, precision=precision)
+    parts = ("compute_ms", "comm_ms", "comm_exposed_ms", "wait_ms", "optimizer_ms", "host_gap_ms")
+    assert all(row[name] is not None for name in parts)
+    assert 0 < row["comm_ms"] < row["step_ms_p50"]
+    assert row["compute_ms"] + row["optimizer_ms"] < 1.1 * row["step_ms_p50"]
+    assert row["throughput"] > 0
+
+
+@two_devices
+def test_the_compiled_example_is_not_taken_apart(cluster: RayCluster) -> None:
+    row = row_of(cluster, EXAMPLE, world_size=2, batch_size=256, compile=True)
+    assert row["comm_ms"] is None
+    assert "a compiled model" in row["methods"]["comm_ms"]
 
 
 @two_devices

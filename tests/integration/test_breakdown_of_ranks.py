@@ -22,6 +22,7 @@ from raybench.point import Point, Precision
 from raybench.records import Measurement, Record, Status, Task
 
 STRAGGLER = "tests.integration.probe_workloads:Straggler"
+EXAMPLE = "docs.examples.convnet:ConvNet"
 DELAY_MS = 60.0
 
 
@@ -33,10 +34,12 @@ def cluster(three_nodes: str) -> Iterator[RayCluster]:
     joined.close()
 
 
-def measured(cluster: RayCluster, *, profile: bool = False, **params: Any) -> dict[str, Any]:
+def measured(
+    cluster: RayCluster, workload: str = STRAGGLER, *, profile: bool = False, **params: Any
+) -> dict[str, Any]:
     """The row of one point of two ranks."""
     point = Point(
-        workload=STRAGGLER,
+        workload=workload,
         params=params,
         world_size=2,
         precision=Precision.FP32,
@@ -78,6 +81,22 @@ def test_equal_ranks_hardly_wait(cluster: RayCluster) -> None:
     assert row["wait_ms"] < DELAY_MS / 3
     assert row["comm_ms"] > 0
     assert row["compute_ms"] > 0
+
+
+def test_the_example_of_the_documents_is_taken_apart_but_not_compiled(
+    cluster: RayCluster,
+) -> None:
+    small = {"channels": 4, "image_size": 8}
+    parts = ("compute_ms", "comm_ms", "comm_exposed_ms", "wait_ms", "optimizer_ms")
+    row = measured(cluster, EXAMPLE, **small)
+    assert all(row[name] is not None for name in parts), row
+    assert row["throughput"] > 0
+    compiled = measured(cluster, EXAMPLE, **small, compile=True)
+    assert all(compiled[name] is None for name in parts)
+    assert "a compiled model" in compiled["methods"]["comm_ms"]
+    assert compiled["throughput"] > 0
+    # The next point is not taken for compiled, too.
+    assert measured(cluster, EXAMPLE, **small)["comm_ms"] is not None
 
 
 def test_a_profiled_process_is_replaced(cluster: RayCluster) -> None:
