@@ -28,7 +28,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raybench.analysis.compare import FASTER, SLOWER, Measured, Other, compare
+from raybench.analysis.compare import FASTER, SLOWER, compare
+from raybench.analysis.measured_runs import Measured, Other
 
 SCENE = ("points", "again", "phi", "starts", "changed")
 POINTS = 36

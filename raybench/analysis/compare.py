@@ -15,9 +15,8 @@ changed at all, that is also the chance of one false verdict among all points.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,8 +24,19 @@ import pandas as pd
 from raybench.analysis.false_discoveries import false_discovery_rates
 from raybench.analysis.history import THRESHOLD
 from raybench.analysis.mean_change import MeanChange, mean_change
-from raybench.analysis.ratios import slowest_rank_steps
-from raybench.analysis.repeats import Known, Sides, Start, sides
+from raybench.analysis.measured_runs import (
+    BATCH,
+    SETTINGS,
+    Measured,
+    Others,
+    Row,
+    known_side,
+    other_world,
+    records,
+    starts_beside,
+    step_times,
+)
+from raybench.analysis.repeats import Sides, Start, sides
 from raybench.analysis.resampling import Series, log_median_errors
 from raybench.analysis.scaling import latest_attempts
 from raybench.analysis.start_noise import (
@@ -44,53 +54,13 @@ from raybench.measure.stats import MIN_SAMPLES
 FALSE_DISCOVERIES = 0.02
 FASTER, SLOWER, SAME, UNCLEAR = "faster", "slower", "same", "unclear"
 
-_SETTINGS = ("workload", "params", "scaling", "precision", "cuda_graph", "world_size")
-_BATCH = ("batch_size", "global_batch_size", "grad_accumulation")
-# A pair that differs here is another experiment, not a change of the same one.
-_WORLD = {"device_type": "device", "device_name": "device", "node_count": "nodes"}
 _BASE_SEED, _NEW_SEED = 1, 2
-_NS_PER_MS = 1e6
-# What `compare` needs of the table `points`.
-POINT_COLUMNS = (
-    *("run_id", "point_id", "attempt", "status", "started_at", "host_bound"),
-    *("step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),
-    *_SETTINGS,
-    *_BATCH,
-    *_WORLD,
-)
 _COLUMNS = {
     **dict.fromkeys(("base_ms", "new_ms", "base_runs", "new_runs"), "float64"),
     **dict.fromkeys(("ratio", "ratio_low", "ratio_high", "least_seen"), "float64"),
     **dict.fromkeys(("noise_floor", "p_value", "q_value"), "float64"),
     **dict.fromkeys(("noise_from", "verdict", "why"), "object"),
 }
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Other:
-    """Another run. points: its rows of that table. node: names the devices that it ran on."""
-
-    points: pd.DataFrame
-    node: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One of the two runs, as `raybench.load` gives it.
-
-    points, samples: its rows of these tables; of `points` POINT_COLUMNS are enough, of `samples`
-    STEP_COLUMNS of `raybench.analysis.ratios`. node: names the devices that it ran on.
-    named: the runs that the user says to be repeats of this one; None where nothing was said.
-    alike: the runs that differ from it in nothing that the tables tell, but in start and devices
-    of the same model.
-    """
-
-    points: pd.DataFrame
-    samples: pd.DataFrame
-    node: str = ""
-    named: Sequence[Other] | None = None
-    alike: Sequence[Other] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,8 +122,8 @@ def compare(
     Null where a run has no step time of the point.
     """
     rows = list(_pairs(latest_attempts(base.points), latest_attempts(new.points)))
-    steps = [_step_times(measured) for measured in (base, new)]
-    others = [_others(measured) for measured in (base, new)]
+    steps = [step_times(measured) for measured in (base, new)]
+    others = [starts_beside(measured) for measured in (base, new)]
     measured = [
         _measured(
             row,
@@ -169,19 +139,19 @@ def compare(
     ]
     tested = [change for change in measured if change is not None]
     _test(tested, threshold)
-    names = ["point_id", *_SETTINGS, *_BATCH, "status_base", "status_new", *_COLUMNS]
+    names = ["point_id", *SETTINGS, *BATCH, "status_base", "status_new", *_COLUMNS]
     return pd.DataFrame(rows, columns=names).astype(_COLUMNS)
 
 
 def _pairs(base: pd.DataFrame, new: pd.DataFrame) -> Iterator[Row]:
     """A row for each point, with the rows of both runs in it; an absent one is empty."""
-    of_base, of_new = ({row["point_id"]: row for row in _records(points)} for points in (base, new))
+    of_base, of_new = ({row["point_id"]: row for row in records(points)} for points in (base, new))
     for point_id in [*of_new, *(one for one in of_base if one not in of_new)]:
         pair = [of_run.get(point_id, {}) for of_run in (of_base, of_new)]
         told = pair[1] or pair[0]
         yield {
             "point_id": point_id,
-            **{name: told[name] for name in (*_SETTINGS, *_BATCH)},
+            **{name: told[name] for name in (*SETTINGS, *BATCH)},
             "status_base": pair[0].get("status"),
             "status_new": pair[1].get("status"),
             **{name: math.nan if kind == "float64" else None for name, kind in _COLUMNS.items()},
@@ -189,66 +159,10 @@ def _pairs(base: pd.DataFrame, new: pd.DataFrame) -> Iterator[Row]:
         }
 
 
-def _records(frame: pd.DataFrame) -> list[Row]:
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
-
-
-def _step_times(measured: Measured) -> dict[str, list[Series]]:
-    """point_id -> the step times of each repeat of the latest attempt, in milliseconds."""
-    latest = latest_attempts(measured.points)
-    ok = latest.loc[latest["status"] == "ok", ["point_id", "attempt"]]
-    steps = slowest_rank_steps(measured.samples).merge(ok, on=["point_id", "attempt"])
-    found: dict[str, list[Series]] = {}
-    for (point_id, _), repeat in steps.groupby(["point_id", "repeat"]):
-        times_ms = repeat["step_ns"].to_numpy(np.float64) / _NS_PER_MS
-        found.setdefault(str(point_id), []).append(times_ms)
-    return found
-
-
-_Others = tuple[list[Start] | None, list[Start]]
-
-
-def _others(measured: Measured) -> dict[str, _Others]:
-    """point_id -> what is known of it from the named runs and from those that are alike."""
-    named = _starts(measured.named or ())
-    alike = _starts(measured.alike)
-    return {
-        point_id: (
-            None if measured.named is None else named.get(point_id, []),
-            alike.get(point_id, []),
-        )
-        for point_id in measured.points["point_id"].unique()
-    }
-
-
-def _starts(others: Sequence[Other]) -> dict[str, list[Start]]:
-    """point_id -> its step times in these runs."""
-    if not others:
-        return {}
-    latest = latest_attempts(pd.concat([other.points for other in others]))
-    known = latest[(latest["status"] == "ok") & latest["step_ms_p50"].notna()]
-    nodes = {run_id: one.node for one in others for run_id in one.points["run_id"].unique()}
-    found: dict[str, list[Start]] = {}
-    for row in _records(known):
-        start = _start(row, nodes[row["run_id"]], row["step_ms_p50"])
-        found.setdefault(row["point_id"], []).append(start)
-    return found
-
-
-def _start(row: Row, node: str, time_ms: float) -> Start:
-    return Start(
-        run_id=row["run_id"],
-        node=node,
-        started_at=row["started_at"],
-        time_ms=time_ms,
-        row=row,
-    )
-
-
 def _measured(
     row: Row,
     steps: Sequence[list[Series]],
-    known: Sequence[tuple[Measured, _Others | None]],
+    known: Sequence[tuple[Measured, Others | None]],
     *,
     is_one_world: bool,
     threshold: float,
@@ -259,7 +173,7 @@ def _measured(
     times_ms = [float(np.median(np.concatenate(repeats))) for repeats in steps]
     row |= {"base_ms": times_ms[0], "new_ms": times_ms[1], "ratio": times_ms[1] / times_ms[0]}
     row |= {"base_runs": 1, "new_runs": 1, "verdict": UNCLEAR}
-    if other := _other_world(row["pair"]):
+    if other := other_world(row["pair"]):
         row["why"] = other
         return None
     if min(sum(map(len, repeats)) for repeats in steps) < MIN_SAMPLES:
@@ -268,7 +182,7 @@ def _measured(
     of_base = log_median_errors(steps[0], _BASE_SEED, steps[1])
     errors = log_median_errors(steps[1], _NEW_SEED, steps[0]) - of_base
     base, new = (
-        _known(own, measured, time_ms, others)
+        known_side(own, measured, time_ms, others)
         for own, (measured, others), time_ms in zip(row["pair"], known, times_ms, strict=True)
     )
     return _Change(
@@ -277,30 +191,6 @@ def _measured(
         errors=errors,
         starts=_noise(row["pair"], steps),
     )
-
-
-def _known(own: Row, measured: Measured, time_ms: float, others: _Others | None) -> Known:
-    """What is known of a side; runs on other devices or numbers of nodes are no repeats of it."""
-    named, alike = others or (None, [])
-    return Known(
-        own=_start(own, measured.node, time_ms),
-        named=None if named is None else [one for one in named if _is_of_world(one.row, own)],
-        alike=[one for one in alike if _is_of_world(one.row, own)],
-    )
-
-
-def _is_of_world(row: Mapping[str, Any], own: Row) -> bool:
-    return _other_world((own, row)) is None
-
-
-def _other_world(pair: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why the two rows are not of the same experiment."""
-    for column, what in _WORLD.items():
-        base, new = (one[column] for one in pair)
-        if not (base == new or (pd.isna(base) and pd.isna(new))):
-            before, now = (f"{one:g}" if isinstance(one, float) else one for one in (base, new))
-            return f"other {what}: {before}, then {now}"
-    return None
 
 
 def _noise(pair: Sequence[Row], steps: Sequence[list[Series]]) -> StartNoise:

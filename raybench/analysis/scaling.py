@@ -89,10 +89,13 @@ def scaling(points: pd.DataFrame, baseline: Mapping[str, Scalar]) -> pd.DataFram
 
 def latest_attempts(points: pd.DataFrame) -> pd.DataFrame:
     """The last attempt at each point of each run, in the order of the first ones."""
+    keys = ["run_id", "point_id"]
+    if not points.duplicated(keys).any():
+        return points[[*keys, *points.columns.drop(keys)]].reset_index(drop=True)
     ordered = points.sort_values("attempt", kind="stable")
-    latest = ordered.drop_duplicates(["run_id", "point_id"], keep="last")
-    first = points.drop_duplicates(["run_id", "point_id"])
-    return first[["run_id", "point_id"]].merge(latest, on=["run_id", "point_id"], how="left")
+    latest = ordered.drop_duplicates(keys, keep="last")
+    first = points.drop_duplicates(keys)
+    return first[keys].merge(latest, on=keys, how="left")
 
 
 def setting(row: Mapping[str, Any], name: str) -> Any:

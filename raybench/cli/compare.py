@@ -18,7 +18,7 @@ from raybench.errors import ResultsError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.analysis.compare import Measured, Other
+    from raybench.analysis.measured_runs import Measured, Other
     from raybench.report.comparison import Comparison, LeftOut
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*%?")
@@ -127,13 +127,13 @@ def _left_out(side: Side) -> Iterator[LeftOut]:
 
 
 def _measured(side: Side, others: Sequence[Other]) -> Measured:
-    from raybench.analysis import compare, point_changes
+    from raybench.analysis import measured_runs, point_changes
     from raybench.analysis.ratios import STEP_COLUMNS
 
-    columns = dict.fromkeys((*compare.POINT_COLUMNS, *point_changes.POINT_COLUMNS))
+    columns = dict.fromkeys((*measured_runs.POINT_COLUMNS, *point_changes.POINT_COLUMNS))
     points = _read(side.own, "points", tuple(columns))
     telemetry = _read(side.own, "telemetry", point_changes.CLOCK_COLUMNS)
-    return compare.Measured(
+    return measured_runs.Measured(
         points=point_changes.with_clocks(points, telemetry),
         samples=_read(side.own, "samples", STEP_COLUMNS),
         node=side.own.node,
@@ -143,10 +143,10 @@ def _measured(side: Side, others: Sequence[Other]) -> Measured:
 
 
 def _other(found: Found) -> Other:
-    from raybench.analysis import compare
+    from raybench.analysis import measured_runs
 
-    points = _read(found, "points", compare.POINT_COLUMNS)
-    return compare.Other(points=points, node=found.node)
+    points = _read(found, "points", measured_runs.POINT_COLUMNS)
+    return measured_runs.Other(points=points, node=found.node)
 
 
 def _read(found: Found, table: str, columns: Sequence[str]) -> pd.DataFrame:

@@ -25,9 +25,10 @@ from builders import (
 )
 
 from raybench import cli, tables
-from raybench.analysis.compare import Measured, Other, compare
+from raybench.analysis.compare import compare
 from raybench.analysis.environment_changes import changes, facts
 from raybench.analysis.history import find_steps, history
+from raybench.analysis.measured_runs import Measured, Other
 from raybench.analysis.point_changes import point_changes
 from raybench.analysis.start_noise import (
     LOOSE,
