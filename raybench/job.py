@@ -33,6 +33,7 @@ from raybench.job_sections import (
 from raybench.messages import KeyPath, Problem, dotted, rule_of, unknown
 from raybench.plan import plan_problems
 from raybench.point import RUN_SETTINGS, Scalar
+from raybench.sizes import with_sizes
 from raybench.yaml_source import YamlSource, read_source
 
 __all__ = ["Job", "Measure", "Span", "job_schema", "load_job"]
@@ -60,7 +61,8 @@ class Job(Section):
         description="Axes of the sweep: setting -> values; all combinations are run, and the first "
         "key varies slowest. world_size, precision, cuda_graph, batch_size or global_batch_size, "
         "and every parameter of the workload can be an axis. batch_size: auto, or a mapping "
-        "{start: , max: }, finds the largest batch that fits into memory.",
+        "{start: , max: }, finds the largest batch that fits into memory. Settings in bytes also "
+        "take sizes (4KiB) and ranges of them: 8:1GiB:x2 doubles from 8 bytes to 1 GiB.",
     )
     zip: tuple[dict[str, Values], ...] = Field(
         default=(),
@@ -158,11 +160,13 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     """
     source = read_source(path, overrides)
     problems = list(source.problems)
-    job, found = _validate(source.data)
+    data, wrong_sizes = with_sizes(source.data)
+    problems += wrong_sizes
+    job, found = _validate(data)
     problems += _not_below(problems, found)
     if job is None:
         # Go on with what is sound, so that the user reads all problems at once.
-        job, _ = _validate(_sound_part(source.data, found))
+        job, _ = _validate(_sound_part(data, found))
     if job is not None:
         job._source = source
         problems += _not_below(problems, _check_meaning(job, problems))
