@@ -11,7 +11,7 @@ import click
 
 from raybench.cli.compared_runs import Found, Side, alike, find_side
 from raybench.cli.completion import complete_run
-from raybench.cli.options import results_option
+from raybench.cli.options import format_asked, json_format_option, results_option
 from raybench.cli.output import color, width, write_result
 from raybench.errors import ResultsError, UsageError
 
@@ -59,12 +59,18 @@ def share(_: click.Context, option: click.Parameter, text: str) -> float:
     "--format",
     "kind",
     type=click.Choice(["terminal", "md", "json"]),
-    default="terminal",
-    show_default=True,
+    show_default="terminal",
     help="For a terminal, for a pull request, or for another program.",
 )
+@json_format_option
 def compare_command(
-    base: str, new: str, results: Path, threshold: float, fail_on: str | None, kind: str
+    base: str,
+    new: str,
+    results: Path,
+    threshold: float,
+    fail_on: str | None,
+    kind: str | None,
+    as_json: bool,
 ) -> int:
     """What changed from the run BASE to the run NEW, and whether that is more than chance.
 
@@ -73,6 +79,7 @@ def compare_command(
     with the tag, or in the list, are its repeats: means are compared. Where neither is given, runs
     of the same job in the same environment are repeats if no step lies between them.
     """
+    kind = format_asked(kind, as_json) or "terminal"
     comparison = load_comparison(results, base, new, threshold)
     write_result(_format(comparison, kind))
     return 0 if fail_on is None else _gate(comparison, fail_on)

@@ -525,11 +525,11 @@ def test_a_run_that_was_resumed_took_no_pauses_and_no_point_had_all_nodes(
 
 
 def test_an_object_for_programs_is_asked_for_alike(raybench) -> None:  # type: ignore[no-untyped-def]
-    for command in (["report"], ["export"]):
+    for command in (["report"], ["export"], ["compare", "run-old", "run-new"]):
         asked = raybench(*command, "--json")
         assert (asked.code, asked.err) == (0, "")
         assert asked.out == raybench(*command, "--format", "json").out
-        done = raybench(*command, "--json", "--format", "md" if command == ["report"] else "csv")
+        done = raybench(*command, "--json", "--format", "csv" if command == ["export"] else "md")
         assert (done.code, done.out) == (2, "")
         assert done.err.startswith("--json: means --format json")
 

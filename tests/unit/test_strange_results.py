@@ -167,7 +167,10 @@ STRANGE = {
     "a run of the year 12,000": lambda root: strange_run(root, started_at=_YEAR_12000_US),
 }
 NO_POINT = ("nothing but keys", "point")
-SLOWER_CASES = [(kind, name) for kind in list(STRANGE)[:2] for name in SLOWER]
+SLOWER_CASES = [
+    *((kind, name) for kind in list(STRANGE)[:2] for name in SLOWER),
+    ("a run of the year 12,000", "comparison"),
+]
 
 
 @pytest.mark.parametrize(
