@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -218,11 +218,10 @@ class Schedule:
         """Lost, not skipped, where there were enough of them: the sweep has failed then."""
         asked, left = turn.point.world_size, self._room.living
         if self._lost and asked <= len(self._devices):
-            hosts = list(dict.fromkeys(self._devices[seat].host for seat in sorted(self._lost)))
-            nodes = f"node {hosts[0]} was" if len(hosts) == 1 else f"nodes {', '.join(hosts)} were"
-            there_are = f"{left} {'is' if left == 1 else 'are'} left since {nodes} lost"
+            error_type, gone = self._losses()
+            there_are = f"{left} {'is' if left == 1 else 'are'} left since {gone} lost"
             reason = f"needs {asked} devices, {there_are}"
-            return Skip(turn=turn, status=Status.LOST, error_type="NodeLost", reason=reason)
+            return Skip(turn=turn, status=Status.LOST, error_type=error_type, reason=reason)
         there_are = f"{left} {'has' if left == 1 else 'have'} a worker"
         if asked > self._capacity:
             there_are = f"the cluster has {self._capacity}"
@@ -230,6 +229,24 @@ class Schedule:
         if any(device.kind == "cpu" for device in self._devices):
             reason += "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
         return Skip(turn=turn, error_type="TooFewDevices", reason=reason)
+
+    def _losses(self) -> tuple[str, str]:
+        """What is lost: whole nodes, or workers of nodes that are there; a type and a phrase."""
+        hosts = Counter(device.host for device in self._devices)
+        lost = Counter(self._devices[seat].host for seat in sorted(self._lost))
+        if all(hosts[host] == count for host, count in lost.items()):
+            names = f"node {next(iter(lost))} was" if len(lost) == 1 else f"nodes {_all(lost)} were"
+            return "NodeLost", names
+        count = lost.total()
+        return "WorkerLost", f"{count} worker{'s' * (count > 1)} on {_all(lost)} {_were(count)}"
+
+
+def _all(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def _smaller_batches_first(turns: Sequence[Turn]) -> list[Turn]:

@@ -83,9 +83,9 @@ def doctor_command(
         interrupts = at_the_end.enter_context(Interrupts(console))
         with _phase(console, "connecting to Ray"), interrupts.held_back(math.inf):
             # A private Ray on CPUs gets a worker for each core.
-            connection = connect(address, device, usable_cores())
+            connection = connect(address, device, usable_cores(), end=interrupts.end)
             terms = Terms(holder=this_process("raybench doctor"), shared=True)
-            cluster = RayCluster(connection, terms=terms)
+            cluster = RayCluster(connection, end=interrupts.end, terms=terms)
             at_the_end.callback(cluster.close)
             interrupts.take_signals()
         diagnosis = diagnose(cluster, (starts or _STARTS) if wants_parity else 0, console)

@@ -17,6 +17,7 @@ from typing import Self
 from rich.console import Console
 
 from raybench.cli.stderr import say
+from raybench.errors import ClusterError
 
 _TICK_S = 0.25
 _NOTICE_S = 1.5  # Ray looks for signals once a second while it waits
@@ -34,12 +35,13 @@ class Interrupts:
     notice, when it does not come to its end afterwards, and soon after one more Ctrl-C.
 
     in_flight: points on their workers, for the message. farewell: called before the process is
-    ended so; it says how to go on.
+    ended so, with what has happened; it says how to go on. None while there is nothing to go on
+    with.
     """
 
     def __init__(self, console: Console) -> None:
         self.in_flight = 0
-        self.farewell: Callable[[], None] = lambda: say(console, "interrupted")
+        self.farewell: Callable[[str], None] | None = None
         self._console = console
         self._points_run = False
         self._asked = 0  # signals so far
@@ -107,6 +109,24 @@ class Interrupts:
             self._holds_s.pop()
             self._raise_if_due()
 
+    def say_farewell(self) -> None:
+        """What is said before an interrupt ends the process at once."""
+        if self.farewell:
+            self.farewell("ended at once")
+        else:
+            say(self._console, "interrupted")
+
+    def end(self, reason: str) -> None:
+        """End the process from another thread, where the main one waits for a cluster that is gone.
+
+        reason: the line that an error would be.
+        """
+        self._console.show_cursor()
+        if self.farewell:
+            self.farewell("stopped")
+        say(self._console, reason)
+        os._exit(ClusterError.exit_code)
+
     def _handle(self, number: int, _: FrameType | None) -> None:
         self._take()
         self._raise_if_due()
@@ -150,7 +170,7 @@ class Interrupts:
             if time.monotonic() > self._deadline_s:
                 # A spinner or a progress bar has hidden it.
                 self._console.show_cursor()
-                self.farewell()
+                self.say_farewell()
                 os._exit(_INTERRUPTED)
 
     def _tell_stopping(self) -> None:

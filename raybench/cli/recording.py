@@ -55,9 +55,15 @@ def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
                 where.device,
                 wanted,
                 where.wait_s,
+                interrupts.end,
                 oversubscribe=job.placement.oversubscribe,
             )
-            cluster = RayCluster(connection, tell=lambda line: say(console, line), terms=terms)
+            cluster = RayCluster(
+                connection,
+                tell=lambda line: say(console, line),
+                end=interrupts.end,
+                terms=terms,
+            )
             at_the_end.enter_context(_closed(cluster, interrupts))
             interrupts.take_signals()
         check_bounded(start.plan, connection.kind)
@@ -85,7 +91,7 @@ def _closed(cluster: Cluster, interrupts: Interrupts) -> Iterator[None]:
         try:
             cluster.close()
         except KeyboardInterrupt:
-            interrupts.farewell()
+            interrupts.say_farewell()
             raise
 
 
@@ -125,7 +131,7 @@ def recorded(
     settings: SweepSettings, cluster: Cluster, workers: int, rows: RunRows, interrupts: Interrupts
 ) -> Run:
     """The run from its first worker to its last point; however it ends, its row says so."""
-    interrupts.farewell = lambda: rows.tell_kept("ended at once")
+    interrupts.farewell = rows.tell_kept
     try:
         with rows.console.status(f"starting {workers} worker{'s' * (workers != 1)}"):
             cluster.start(workers, settings.strategy)

@@ -38,9 +38,13 @@ class Lifelines:
 
         afresh: ask now. Ray ends this process when it asks a dead head to start or kill an actor.
         """
-        gone = self._asked(0.0 if afresh else _ASK_EVERY_S)
-        if gone:
-            raise ClusterError(f"{gone} at {self._addresses[gone]} is gone")
+        if gone := self.gone(afresh=afresh):
+            raise ClusterError(gone)
+
+    def gone(self, *, afresh: bool = False) -> str:
+        """Which one is gone, in words; empty while all are there."""
+        name = self._asked(0.0 if afresh else _ASK_EVERY_S)
+        return f"{name} at {self._addresses[name]} is gone" if name else ""
 
     def _asked(self, every_s: float) -> str | None:
         with self._lock:

@@ -77,12 +77,15 @@ class NodeAgents:
         """Agents on these nodes, and wait for them.
 
         Before the workers: what their devices have in use without them can be seen only then.
+        Raises ClusterError when the head of the cluster is gone, or this host's Ray.
         """
         with self._lock:
             new = [_started(node_id) for node_id in set(node_ids) - self._nodes.keys()]
             self._nodes |= {node.node_id: node for node in new}
-        if new:
-            ray.wait([node.ping for node in new], num_returns=len(new), timeout=_START_TIMEOUT_S)
+        pings, deadline_s = [node.ping for node in new], time.monotonic() + _START_TIMEOUT_S
+        while pings and time.monotonic() < deadline_s:
+            _, pings = ray.wait(pings, num_returns=len(pings), timeout=_LONGEST_LOOK_S)
+            self._lifelines.check()
 
     def watch(self, devices: Sequence[Device]) -> None:
         """Sample these devices, which no agent samples yet."""

@@ -64,7 +64,10 @@ def cause_of_death(told: str, log_tail: str) -> str:
         code, signal = found.groups()
         return f"died by {signal}" if signal else f"ended with exit code {code}"
     if "connection error code 2" in told:
-        return "died by SIGKILL, which the kernel sends out of memory, or by os._exit"
+        return (
+            "ended without a word: by os._exit, or by a signal as SIGKILL, which the kernel sends "
+            "out of memory"
+        )
     for mark in ("Worker exit detail:", "The actor died because", "The actor is dead because"):
         if mark in told:
             reason = told.split(mark, 1)[1].strip().splitlines()[0]
@@ -81,10 +84,18 @@ def why_no_start(error: Exception) -> str:
     elif "creation task" in text:
         # What a constructor raised stands last, below Ray's own traceback.
         cause = text.splitlines()[-1].strip()
+    elif was_killed(error):
+        cause = f"its process {cause_of_death(text, '')}"
     else:
         cause = first_line(error)
     hint = "; install the same packages on every node" if "ModuleNotFoundError" in cause else ""
     return f"a worker could not start{f' on {node[1]}' if node else ''}: {cause}{hint}"
+
+
+def was_killed(error: Exception) -> bool:
+    """Whether the process of a worker that was starting died of something outside of it."""
+    is_death = isinstance(error, ray.exceptions.RayActorError)
+    return is_death and "creation task" not in str(error)
 
 
 def all_done(refs: Sequence[Any], timeout_s: float) -> bool:

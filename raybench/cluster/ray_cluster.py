@@ -16,16 +16,20 @@ from raybench.cluster.ray_groups import ProcessGroups
 from raybench.cluster.ray_recovery import settle
 from raybench.cluster.ray_seats import Seats
 from raybench.cluster.ray_standbys import Standbys
+from raybench.cluster.start_guard import StartGuard, end_process
 from raybench.cluster.verdicts import with_losses
 from raybench.records import Answer, Device, DeviceSample, Failure, Status, Task
+
+# The loops that wait for workers look once a second.
+_PATIENCE_S = 5.0
 
 
 class RayCluster:
     """A Ray cluster and the workers that raybench has on it.
 
     tell: gets a line for the user when workers are waited for, come late or are lost.
-    standby_on_cpus: as Standbys' on_cpus. terms: on which devices are taken from other sweeps;
-    without them no device is locked, and nobody is seen beside a point.
+    standby_on_cpus: as Standbys' on_cpus. end: as StartGuard's. terms: on which devices are taken
+    from other sweeps; without them no device is locked, and nobody is seen beside a point.
     """
 
     def __init__(
@@ -34,12 +38,12 @@ class RayCluster:
         tell: Callable[[str], None] = lambda _: None,
         *,
         standby_on_cpus: bool = False,
+        end: Callable[[str], None] = end_process,
         terms: Terms | None = None,
     ) -> None:
         self._connection = connection
-        self._lifelines = Lifelines(
-            {"the head of the Ray cluster": connection.head, "this host's Ray": connection.raylet}
-        )
+        self._lifelines = Lifelines(connection.lifelines)
+        self._end = end
         self._agents = NodeAgents(self._lifelines)
         self._standbys = Standbys(on_cpus=standby_on_cpus)
         self._claims = Claims(self._agents, terms, tell)
@@ -69,9 +73,10 @@ class RayCluster:
 
     def start(self, count: int, strategy: Strategy) -> None:
         """Place workers on the devices that can be had and learn which these are."""
-        if count > 1:
-            self._groups.start()
-        self._seats.start(count, strategy)
+        with StartGuard(self._lifelines.gone, self._end, patience_s=_PATIENCE_S):
+            if count > 1:
+                self._groups.start()
+            self._seats.start(count, strategy)
 
     @property
     def others(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,11 @@ from ray._private.authentication.authentication_token_setup import (
 )
 from ray._private.services import find_node_ids
 
+from raybench.cluster.lifelines import Lifelines
 from raybench.cluster.own_clusters import find_own_cluster
 from raybench.cluster.private_folder import PrivateFolder
 from raybench.cluster.ray_private import read_settings_anew, start_private_ray
+from raybench.cluster.start_guard import StartGuard, end_process
 from raybench.errors import ClusterError, UsageError
 
 DeviceKind = Literal["cuda", "cpu"]
@@ -33,6 +35,9 @@ _QUIET: dict[str, Any] = {
     "logging_level": "ERROR",
     "namespace": "raybench",
 }
+_HEAD = "the head of the Ray cluster"
+# Ray's own calls fail in their time where they can.
+_PATIENCE_S = 5.0
 _CONNECT_TIMEOUT_S = 5.0
 _ASK_TIMEOUT_S = 15.0
 _ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
@@ -42,15 +47,13 @@ _ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sy
 class Connection:
     """A cluster that this process has joined.
 
-    where: which one, for the user. head, raylet: HOST:PORT of its head, and of Ray on this host.
-    capacity: devices of `kind` on
-    all its nodes, or those wanted where nodes are waited for. wait_s: how long these may take.
-    folder: that of a private Ray.
+    where: which one, for the user. lifelines: what a sweep cannot go on without -> its HOST:PORT.
+    capacity: devices of `kind` on all its nodes, or those wanted where nodes are waited for.
+    wait_s: how long these may take. folder: that of a private Ray.
     """
 
     where: str
-    head: str
-    raylet: str
+    lifelines: Mapping[str, str]
     kind: DeviceKind
     capacity: int
     wait_s: float = 0.0
@@ -72,6 +75,7 @@ def connect(
     device: Literal["auto", "cuda", "cpu"],
     wanted: int,
     wait_s: float = 0.0,
+    end: Callable[[str], None] = end_process,
     *,
     oversubscribe: bool = False,
 ) -> Connection:
@@ -79,8 +83,8 @@ def connect(
 
     address: `auto` (RAY_ADDRESS, else the cluster that `ray start` made on this host, else a
     private one), `local` (private) or HOST:PORT. wanted: devices of the biggest point. wait_s: how
-    long devices that are not there yet may take to come. oversubscribe: whether CPU workers of a
-    private one may share cores.
+    long devices that are not there yet may take to come. end: as StartGuard's. oversubscribe:
+    whether CPU workers of a private one may share cores.
     Raises ClusterError or UsageError.
     """
     # Ray prints what its raylets report to the driver's stdout, whatever log_to_driver says, and
@@ -89,17 +93,20 @@ def connect(
     logging.getLogger("ray").setLevel(logging.ERROR)
     read_settings_anew()
     given, folder = f"--address {address}", None
-    private = partial(_private, device, wanted, oversubscribe)
+    private = partial(_private, device, wanted, oversubscribe, end)
     if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
         address, given = exported, f"RAY_ADDRESS={exported}"
     if address == "local":
         where, folder = private()
     elif address == "auto":
-        where, folder = _join_this_hosts(private)
+        where, folder = _join_this_hosts(private, end)
     else:
-        where = _join(address, given)
+        where = _join(address, given, end)
+    head = ray.get_runtime_context().gcs_address
     try:
-        kind, capacity = _capacity(device, is_final=not wait_s)
+        with _guarded(head, end):
+            kind, capacity = _capacity(device, is_final=not wait_s)
+            here = _this_hosts_ray()
     except ClusterError:
         ray.shutdown()
         if folder:
@@ -109,8 +116,7 @@ def connect(
         capacity = max(capacity, wanted)
     return Connection(
         where=where,
-        head=ray.get_runtime_context().gcs_address,
-        raylet=_raylet(),
+        lifelines={_HEAD: head, **here},
         kind=kind,
         capacity=capacity,
         wait_s=wait_s,
@@ -119,7 +125,7 @@ def connect(
 
 
 def _join_this_hosts(
-    private: Callable[..., tuple[str, PrivateFolder]],
+    private: Callable[..., tuple[str, PrivateFolder]], end: Callable[[str], None]
 ) -> tuple[str, PrivateFolder | None]:
     """Join the cluster that `ray start` made on this host; a private one if there is none.
 
@@ -139,10 +145,10 @@ def _join_this_hosts(
         raise _no_token(given) from None
     if reason := _silence(own.address, given):
         return private(f"the cluster at {own.address} is gone: {reason}")
-    return _init(own.address, given), None
+    return _init(own.address, given, end), None
 
 
-def _join(address: str, given: str) -> str:
+def _join(address: str, given: str, end: Callable[[str], None]) -> str:
     if address.startswith(("http://", "https://")):
         raise UsageError(
             f"{given}: this is the address of Ray's job server; submit the sweep to "
@@ -161,10 +167,10 @@ def _join(address: str, given: str) -> str:
             f"{given}: no Ray cluster answers there ({reason}); start one with "
             "`ray start --head`, or use --address local"
         )
-    return _init(address, given)
+    return _init(address, given, end)
 
 
-def _init(address: str, given: str) -> str:
+def _init(address: str, given: str, end: Callable[[str], None]) -> str:
     # Ray itself would look for a node on this host for a minute, and then say nothing of it.
     if not find_node_ids():  # type: ignore[no-untyped-call]
         raise ClusterError(
@@ -172,7 +178,8 @@ def _init(address: str, given: str) -> str:
             "nodes, or use ray job submit"
         )
     try:
-        ray.init(address=address, **_QUIET)
+        with _guarded(address, end):
+            ray.init(address=address, **_QUIET)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(f"{given}: {' '.join(str(error).split())}") from None
     return f"Ray cluster at {address}"
@@ -207,10 +214,15 @@ def _no_token(given: str) -> ClusterError:
     )
 
 
+def _guarded(head: str, end: Callable[[str], None]) -> StartGuard:
+    """For calls that Ray's head answers. It may have died since it was asked last."""
+    return StartGuard(Lifelines({_HEAD: head}).gone, end, patience_s=_PATIENCE_S)
+
+
 def _private(
-    device: str, wanted: int, oversubscribe: bool, because: str = ""
+    device: str, wanted: int, oversubscribe: bool, end: Callable[[str], None], because: str = ""
 ) -> tuple[str, PrivateFolder]:
-    folder = start_private_ray(device, wanted, oversubscribe=oversubscribe, **_QUIET)
+    folder = start_private_ray(device, wanted, end, oversubscribe=oversubscribe, **_QUIET)
     return f"private Ray on this host{because and f' ({because})'}", folder
 
 
@@ -219,10 +231,16 @@ def nodes() -> list[dict[str, Any]]:
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
-def _raylet() -> str:
+def _this_hosts_ray() -> dict[str, str]:
+    """What is needed of Ray on this host. Without the agent its raylet starts no worker."""
     here = ray.get_runtime_context().get_node_id()
     (node,) = (one for one in nodes() if one["NodeID"] == here)
-    return f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+    ports = {
+        "this host's Ray": node["NodeManagerPort"],
+        "the agent of this host's Ray that starts workers": node.get("RuntimeEnvAgentPort", 0),
+    }
+    host = node["NodeManagerAddress"]
+    return {name: f"{host}:{port}" for name, port in ports.items() if port > 0}
 
 
 def _drop(*_: object, **__: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 
 from raybench.cluster import leash
 from raybench.cluster.private_folder import PrivateFolder, make_private_folder
+from raybench.cluster.start_guard import StartedPrograms, StartGuard
 from raybench.environment import usable_cores
 from raybench.errors import ClusterError
 
@@ -23,17 +24,26 @@ _LOG_BACKUPS = 1
 
 
 def start_private_ray(
-    device: str, wanted: int, *, oversubscribe: bool = False, **quiet: Any
+    device: str,
+    wanted: int,
+    end: Callable[[str], None],
+    *,
+    oversubscribe: bool = False,
+    **quiet: Any,
 ) -> PrivateFolder:
     """Start it and join it; the folder that it lives in. quiet: options of `ray.init`.
 
+    end: ends this process, for a reason, where a part of Ray has died and Ray waits for it.
     oversubscribe: as many CPU workers as are wanted, also where they have to share cores.
     Raises ClusterError.
     """
     cores = usable_cores()
     folder = make_private_folder()
+    guard = StartGuard(
+        StartedPrograms().gone, lambda gone: end(_not_started(gone, folder)), patience_s=0.0
+    )
     try:
-        with leash.held_children(folder.path), _environment(folder), _on_loopback():
+        with leash.held_children(folder.path), _environment(folder), _on_loopback(), guard:
             ray.init(
                 address="local",
                 num_cpus=wanted if oversubscribe else min(wanted, cores),
@@ -47,10 +57,15 @@ def start_private_ray(
             )
     except Exception as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        raise ClusterError(
-            f"the private Ray of this host did not start: {said}; its logs: {folder.keep_logs()}"
-        ) from None
+        raise ClusterError(_not_started(said, folder)) from None
     return folder
+
+
+def _not_started(reason: str, folder: PrivateFolder) -> str:
+    return (
+        f"the private Ray of this host did not start: {reason}; nothing is measured yet, so type "
+        f"the same command again; its logs: {folder.keep_logs()}"
+    )
 
 
 def read_settings_anew() -> None:

@@ -11,12 +11,14 @@ import ray
 
 from raybench.cluster.ray_actors import start_seat
 from raybench.cluster.ray_agents import NodeAgents
-from raybench.cluster.ray_answers import why_no_start
+from raybench.cluster.ray_answers import was_killed, why_no_start
 from raybench.cluster.ray_connection import DeviceKind
 from raybench.cluster.ray_placement import Seat
 from raybench.cluster.ray_standbys import Standbys
 
 START_TIMEOUT_S = 180.0
+# A process that is killed while it starts is started again, so often in all.
+MOST_STARTS = 3
 # A standby has only to make its CUDA context, or to finish what a new worker would begin.
 _STANDBY_TIMEOUT_S = 30.0
 # The driver takes back the memory of a process that ended within a second.
@@ -26,10 +28,11 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Coming:
-    """A process that is taking its seat."""
+    """A process that is taking its seat. tries: new workers so far, for this seat."""
 
     seat: Seat
     is_standby: bool
+    tries: int
     give_up_s: float
 
 
@@ -75,7 +78,7 @@ class Replacement:
         self._agents.kill(devices)
         self._agents.wait_until_free(devices, _FREE_TIMEOUT_S)
 
-    def _begin(self, seat: Seat) -> None:
+    def _begin(self, seat: Seat, tries: int = 0) -> None:
         standby = self._standbys.take(seat.slot.node_id)
         is_standby = standby is not None
         seat.actor = standby or start_seat(self._kind, seat.slot.placement, seat.slot.bundle)
@@ -83,7 +86,10 @@ class Replacement:
         limit_s = _STANDBY_TIMEOUT_S if is_standby else START_TIMEOUT_S
         ref = seat.actor.sit.remote(self._kind, seat.device.index)
         self._coming[ref] = _Coming(
-            seat=seat, is_standby=is_standby, give_up_s=time.monotonic() + limit_s
+            seat=seat,
+            is_standby=is_standby,
+            tries=tries + (not is_standby),
+            give_up_s=time.monotonic() + limit_s,
         )
 
     def _arrived(self, coming: _Coming, ref: Any) -> None:
@@ -91,7 +97,7 @@ class Replacement:
         try:
             device = ray.get(ref)
         except ray.exceptions.RayError as error:
-            self._failed(coming, why_no_start(error))
+            self._failed(coming, why_no_start(error), was_killed=was_killed(error))
             return
         # When a GPU has fallen off the bus, CUDA counts the others anew.
         if device.kind == "cuda" and device.uuid != seat.device.uuid:
@@ -108,12 +114,12 @@ class Replacement:
                 del self._coming[ref]
                 self._failed(coming, f"no new process in {START_TIMEOUT_S:.0f} s")
 
-    def _failed(self, coming: _Coming, reason: str) -> None:
-        """After a standby the next is tried, after the last a new worker, after that nothing."""
+    def _failed(self, coming: _Coming, reason: str, *, was_killed: bool = False) -> None:
+        """After a standby the next is tried, after the last a new worker, and again if killed."""
         ray.kill(coming.seat.actor, no_restart=True)
         if self._agents.has_ended(coming.seat.slot.node_id):
             self._lose_nodes({coming.seat.slot.node_id})
-        elif coming.is_standby:
-            self._begin(coming.seat)
+        elif coming.is_standby or (was_killed and coming.tries < MOST_STARTS):
+            self._begin(coming.seat, coming.tries)
         else:
             self._lose_seat(coming.seat, reason)

@@ -17,7 +17,7 @@ from raybench.cluster.claims import Claims
 from raybench.cluster.ranks import Strategy
 from raybench.cluster.ray_actors import start_seat
 from raybench.cluster.ray_agents import NodeAgents
-from raybench.cluster.ray_answers import why_no_start
+from raybench.cluster.ray_answers import was_killed, why_no_start
 from raybench.cluster.ray_connection import Connection, DeviceKind
 from raybench.cluster.ray_placement import (
     Seat,
@@ -28,7 +28,7 @@ from raybench.cluster.ray_placement import (
     resource,
     shares,
 )
-from raybench.cluster.ray_replacement import START_TIMEOUT_S, Replacement
+from raybench.cluster.ray_replacement import MOST_STARTS, START_TIMEOUT_S, Replacement
 from raybench.cluster.ray_standbys import Standbys
 from raybench.environment import package_versions
 from raybench.errors import ClusterError
@@ -52,6 +52,7 @@ class _Start:
     actor: Any
     identity: Any
     since_s: float
+    tries: int
 
 
 class Seats:
@@ -200,14 +201,20 @@ class Seats:
             refs = [start.identity for start in self._starting]
             done, _ = ray.wait(refs, num_returns=len(refs), timeout=_LOOK_S)
             for start in [start for start in self._starting if start.identity in done]:
+                self._starting.remove(start)
                 try:
                     came.append(_seat(start))
                 except ray.exceptions.RayError as error:
-                    raise ClusterError(why_no_start(error)) from None
-                self._starting.remove(start)
-                deadline_s = min(deadline_s, time.monotonic() + _SLOW_START_S)
+                    if not self._tried_again(start, error):
+                        raise ClusterError(why_no_start(error)) from None
+                else:
+                    deadline_s = min(deadline_s, time.monotonic() + _SLOW_START_S)
+            self.lose(self._agents.silent_nodes())
         if not came:
-            raise ClusterError(f"no worker started within {START_TIMEOUT_S:.0f} s")
+            why = (
+                f"within {START_TIMEOUT_S:.0f} s" if self._starting else "before its node was lost"
+            )
+            raise ClusterError(f"no worker started {why}")
         return came
 
     def _took_in(self) -> bool:
@@ -231,6 +238,17 @@ class Seats:
         for start in late:
             self._refuse(start, f"its process did not start within {START_TIMEOUT_S:.0f} s")
 
+    def _tried_again(self, start: _Start, error: Exception) -> bool:
+        """Start it anew where its process was killed. What failed by itself would fail again."""
+        if start.tries >= MOST_STARTS or not was_killed(error):
+            return False
+        ray.kill(start.actor, no_restart=True)
+        again = _started(self._connection.kind, start.slot, start.tries + 1)
+        with self._lock:
+            self._starting.append(again)
+        self._tell(f"{why_no_start(error)} (tried once more)")
+        return True
+
     def _refuse(self, start: _Start, reason: str) -> None:
         self._refused.add(start.slot.node_id)
         ray.kill(start.actor, no_restart=True)
@@ -243,10 +261,12 @@ class Seats:
             check_devices([*(s.device for s in self._seats if not s.lost_because), seat.device])
             if reason := self._claims.refusal([seat.device]):
                 raise ClusterError(reason)
-        except (ray.exceptions.RayError, ClusterError) as error:
-            self._refuse(
-                start, str(error) if isinstance(error, ClusterError) else why_no_start(error)
-            )
+        except ray.exceptions.RayError as error:
+            if not self._tried_again(start, error):
+                self._refuse(start, why_no_start(error))
+            return False
+        except ClusterError as error:
+            self._refuse(start, str(error))
             return False
         self._agents.watch([seat.device])
         self._seats.append(seat)
@@ -264,10 +284,10 @@ class Seats:
         self._tell(seat.lost_because)
 
 
-def _started(kind: DeviceKind, slot: Slot) -> _Start:
+def _started(kind: DeviceKind, slot: Slot, tries: int = 1) -> _Start:
     actor = start_seat(kind, slot.placement, slot.bundle)
     identity = actor.sit.remote(kind)
-    return _Start(slot=slot, actor=actor, identity=identity, since_s=time.monotonic())
+    return _Start(slot=slot, actor=actor, identity=identity, since_s=time.monotonic(), tries=tries)
 
 
 def _let_go(held: Sequence[Seat | _Start]) -> None:

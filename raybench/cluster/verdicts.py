@@ -120,11 +120,16 @@ def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answ
     """
     unsaid = (Status.LOST, Status.TIMEOUT)
     return tuple(
-        replace(answer, status=Status.LOST, error_type="NodeLost", message=reason)
+        replace(answer, status=Status.LOST, error_type=_lost_type(reason), message=reason)
         if reason and isinstance(answer, Failure) and answer.status in unsaid
         else answer
         for answer, reason in zip(answers, reasons, strict=True)
     )
+
+
+def _lost_type(reason: str) -> str:
+    """A seat is lost with its node, or alone."""
+    return "NodeLost" if reason.startswith("node ") else "WorkerLost"
 
 
 def place_of(log_tail: str) -> _Place | None:

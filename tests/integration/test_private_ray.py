@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +14,7 @@ import ray
 
 from raybench.cluster.ray_actors import start_standby
 from raybench.cluster.ray_connection import connect
-from tests.integration.fault_runs import descendants, wait_for
+from tests.integration.fault_runs import descendants, environment, sweep_command, wait_for
 
 _STUCK = """\
 import pathlib, time
@@ -44,3 +48,114 @@ def test_a_process_that_does_not_come_up_keeps_no_other_waiting_and_none_comes_u
     titles = descendants(raylet).values()
     assert sum(title.startswith("ray::_Seat") for title in titles) == 2
     assert [title for title in titles if title.startswith("ray::IDLE")] == []
+
+
+# What is killed, with which signal, how long after it was seen; of those in the second list once
+# the driver has joined Ray and starts its workers.
+AT_RAYS_START = [
+    ("gcs_server", "SIGKILL", 0.3),
+    ("gcs_server", "SIGTERM", 0.5),
+    ("raylet", "SIGKILL", 0.0),
+    ("raylet", "SIGTERM", 0.5),
+    ("runtime_env/agent", "SIGKILL", 0.0),
+    ("dashboard/agent", "SIGTERM", 0.3),
+]
+AT_THE_WORKERS_START = [
+    ("gcs_server", "SIGKILL", 1.0),
+    ("gcs_server", "SIGTERM", 2.0),
+    ("raylet", "SIGKILL", 0.5),
+    ("raylet", "SIGTERM", 1.0),
+    ("RuntimeEnvAgent", "SIGTERM", 0.3),
+    ("RuntimeEnvAgent", "SIGKILL", 2.0),
+    ("DashboardAgent", "SIGKILL", 1.0),
+]
+_MOST_S = 15.0
+
+
+class Struck:
+    """A sweep of which a process was ended while it started: what it said, and how late."""
+
+    def __init__(
+        self, folder: Path, title: str, signal_name: str, delay_s: float, said: str
+    ) -> None:
+        (folder / "job.yaml").write_text(
+            "version: 1\nname: small\nworkload: {kind: mlp, hidden: 8, layers: 1}\n"
+            "matrix: {world_size: [1, 2], batch_size: 1}\n"
+            "measure: {warmup: 1, iterations: 3, breakdown: false}\n"
+        )
+        errors = folder / "stderr.txt"
+        command = sweep_command(folder, "--device", "cpu")
+        with (
+            errors.open("w") as file,
+            subprocess.Popen(
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+                env={**environment(folder), "RAYBENCH_LOCK_DIR": str(folder / "locks")},
+            ) as driver,
+        ):
+            wait_for(lambda: self._is_there(driver, title, said, errors), within_s=90)
+            time.sleep(delay_s)
+            os.kill(_victims(driver.pid, title)[0], getattr(signal, signal_name))
+            struck_s = time.monotonic()
+            self.returncode = driver.wait(timeout=120)
+        self.after_s = time.monotonic() - struck_s
+        self.lines = errors.read_text().splitlines()
+
+    @staticmethod
+    def _is_there(driver: subprocess.Popen[bytes], title: str, said: str, errors: Path) -> bool:
+        assert driver.poll() is None, errors.read_text()
+        return said in errors.read_text() and bool(_victims(driver.pid, title))
+
+
+def _victims(driver: int, title: str) -> list[int]:
+    # The raylet has the command lines of all others among its arguments.
+    found = descendants(driver).items()
+    return [process for process, words in found if title in " ".join(words.split(" ")[:4])]
+
+
+def check_start(struck: Struck) -> None:
+    assert struck.returncode == 3, struck.lines
+    (line,) = struck.lines
+    assert line.startswith("the private Ray of this host did not start: its ")
+    assert "nothing is measured yet, so type the same command again" in line
+    assert struck.after_s < _MOST_S
+
+
+def test_a_head_that_dies_while_ray_starts_is_told_in_one_line_and_in_time(tmp_path: Path) -> None:
+    check_start(Struck(tmp_path, *AT_RAYS_START[0], said=""))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", AT_RAYS_START[1:], ids=lambda fault: " by ".join(fault[:2]))
+def test_what_dies_while_ray_starts_is_told_in_one_line_and_in_time(
+    fault: tuple[str, str, float], tmp_path: Path
+) -> None:
+    check_start(Struck(tmp_path, *fault, said=""))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", AT_THE_WORKERS_START, ids=lambda fault: " by ".join(fault[:2]))
+def test_what_dies_while_workers_start_is_told_with_the_command_to_go_on_with(
+    fault: tuple[str, str, float], tmp_path: Path
+) -> None:
+    struck = Struck(tmp_path, *fault, said="; run ")
+    assert struck.returncode == 3, struck.lines
+    _, again, stopped, reason = struck.lines
+    assert again.startswith("go on with: ")
+    assert " --resume small-" in again
+    assert stopped == "stopped before any point finished"
+    assert reason.endswith(" is gone")
+    assert struck.after_s < _MOST_S
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_a_worker_that_is_killed_while_it_starts_is_started_again(
+    name: str, tmp_path: Path
+) -> None:
+    struck = Struck(tmp_path, "ray::_Seat", name, 0.2, said="; run ")
+    assert struck.returncode == 0, struck.lines
+    assert struck.lines[1].startswith("a worker could not start: its process ")
+    assert struck.lines[1].endswith("(tried once more)")
+    assert [line.split()[1] for line in struck.lines[2:]] == ["ok", "ok"]

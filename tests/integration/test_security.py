@@ -118,7 +118,8 @@ def environment(place: Path) -> dict[str, str]:
     usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     home = place / "home"
     home.mkdir(exist_ok=True)
-    return {**usual, "HOME": str(home), "TMPDIR": str(place)}
+    locks = str(place / "locks")
+    return {**usual, "HOME": str(home), "TMPDIR": str(place), "RAYBENCH_LOCK_DIR": locks}
 
 
 def long_sweep(folder: Path) -> list[str]:

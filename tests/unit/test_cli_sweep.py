@@ -210,7 +210,7 @@ def test_an_end_that_takes_too_long_is_told_where_the_whole_run_is(
     cluster, console = SlowToClose(), Console(file=io.StringIO(), width=200)
     rows = RunRows(start, store, console)
     with Interrupts(console) as interrupts:
-        interrupts.farewell = lambda: rows.tell_kept("ended at once")
+        interrupts.farewell = rows.tell_kept
         with pytest.raises(KeyboardInterrupt), _closed(cluster, interrupts):
             pass
     rows.tell_kept("told again")
@@ -266,9 +266,7 @@ def test_a_search_without_a_maximum_leaves_no_run_on_cpu_workers(
 ) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: auto}\n")
-    cpus = Connection(
-        where="here", head="127.0.0.1:1", raylet="127.0.0.1:1", kind="cpu", capacity=2
-    )
+    cpus = Connection(where="here", lifelines={}, kind="cpu", capacity=2)
     monkeypatch.setattr("raybench.cluster.ray_connection.connect", lambda *_, **__: cpus)
     monkeypatch.setattr("raybench.cluster.ray_cluster.ray.shutdown", lambda: None)
     argv = ["raybench", "sweep", str(path), "-o", str(tmp_path / "results")]

@@ -113,7 +113,7 @@ from rich.console import Console
 from raybench.cli.interrupts import Interrupts
 with Interrupts(Console(stderr=True)) as interrupts, interrupts.points_run():
     interrupts.in_flight = int(sys.argv[1])
-    interrupts.farewell = lambda: print("go on", flush=True)
+    interrupts.farewell = lambda _: print("go on", flush=True)
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(mutex)
     print("in native code", flush=True)

@@ -8,6 +8,7 @@ import pytest
 from fakes import make_devices, make_measurement
 
 from raybench.cluster import ray_recovery
+from raybench.cluster.lifelines import Lifelines
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_recovery import when_late_s
 from raybench.job import Measure
@@ -112,5 +113,6 @@ def test_the_store_starts_before_the_workers_where_points_can_have_a_group(count
     cluster = object.__new__(RayCluster)
     cluster._groups = SimpleNamespace(start=lambda: calls.append("store"))
     cluster._seats = SimpleNamespace(start=lambda *_: calls.append("workers"))
+    cluster._lifelines, cluster._end = Lifelines({}), calls.append
     cluster.start(count, "pack")
     assert calls == begun

@@ -112,6 +112,18 @@ def test_without_a_standby_a_new_worker_is_started(replaced, calls):
     assert calls[-1] == "new takes cuda:1"
 
 
+def test_a_new_worker_that_is_killed_while_it_starts_is_started_again_and_not_for_ever(
+    replaced, calls
+):
+    seat = replaced(fresh=RayActorError())
+    assert calls.count("new takes cuda:1") == 3
+    assert seat.lost_because.startswith("a worker could not start")
+    calls.clear()
+    failing = RayActorError(error_msg="The actor died because of an error in its creation task")
+    assert replaced(fresh=failing).lost_because
+    assert calls.count("new takes cuda:1") == 1, "what failed by itself would fail again"
+
+
 def test_a_seat_whose_index_is_another_gpu_now_is_lost(replaced, calls):
     seat = replaced(fresh=OTHER)
     assert seat.lost_because == "cuda:1 is GPU-0 now"

@@ -65,6 +65,13 @@ def test_a_point_that_fitted_before_a_node_was_lost_names_the_node():
     }
 
 
+def test_no_node_is_called_lost_of_which_a_worker_is_left():
+    made = schedule([make_point(world_size=n) for n in (4, 3)], make_devices(a=2, b=2))
+    made.see(make_devices(a=2, b=2), 4, frozenset({2}), 0)
+    told = "needs 4 devices, 3 are left since 1 worker on host-b was lost"
+    assert skipped(made) == {0: ("WorkerLost", told)}
+
+
 def test_a_lost_seat_is_given_to_nobody_also_when_its_point_ends_later():
     devices = make_devices(a=1, b=1)
     made = schedule([make_point(batch_size=n) for n in (1, 2, 4)], devices, "device")

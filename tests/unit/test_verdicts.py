@@ -163,3 +163,5 @@ def test_a_lost_node_is_the_reason_of_a_dead_process_but_not_of_what_a_rank_said
         "",
     ]
     assert told[0].message == "node a is gone"
+    (alone,) = with_losses([died], ["cpu:1 on a is lost: it is killed"])
+    assert getattr(alone, "error_type", "") == "WorkerLost"
