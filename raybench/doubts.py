@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raybench.measure import steady
+from raybench.workloads.base import NOT_WRAPPED
 
 if TYPE_CHECKING:
     from raybench.job import Measure
@@ -41,6 +42,8 @@ def doubts(row: Row, record: Record, measure: Measure) -> Iterator[str]:
     """
     if row["batch_size"] is not None and record.measurements[0].items_per_step is None:
         yield NO_ITEMS
+    if row["batch_size"] is not None and NOT_WRAPPED in (row["methods"] or {}).get("comm_ms", ""):
+        yield f"no breakdown on several ranks: {NOT_WRAPPED}"
     yield from _shortfalls(row, measure)
     yield from _unsteady(row, record)
     if reason := why_no_breakdown(row):

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from raybench.workloads.replicas import Replicas
 
 
+NOT_WRAPPED = "no model was wrapped by context.ddp(), and there is no set_comm_hook"
+
+
 class WrongResultError(Exception):
     """A step computed something wrong: what, where, and what it should have been."""
 

@@ -15,13 +15,14 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from raybench.workloads.base import NOT_WRAPPED
+
 if TYPE_CHECKING:
     from raybench.workloads.base import Context
 
 CommHook = Callable[[Any, GradBucket], Future[Tensor]]
 
 _TORCH_BUCKET_CAP_MB = 25
-_NO_MODEL = "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
 _COMPILED = "unknown: a compiled model would be compiled anew for another way of reducing"
 _OWN_HOOK = "unknown: the workload has a communication hook of its own"
 
@@ -73,7 +74,7 @@ class Replicas:
     def why_no_hook(self) -> str | None:
         """Why `set_comm_hook` must not be called; None where it may be."""
         if not self._wrapped:
-            return _NO_MODEL
+            return f"unknown: {NOT_WRAPPED}"
         if _compiled_frames() > self._compiled_before:
             return _COMPILED
         if any(len(ddp._comm_hooks) > wrapped.hooks for ddp, wrapped in self._wrapped.items()):

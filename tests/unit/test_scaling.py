@@ -19,7 +19,7 @@ from raybench import rows
 from raybench.analysis.ranks import rank_steps
 from raybench.analysis.scaling import latest_attempts, scaling, setting_order
 from raybench.point import Precision
-from raybench.records import Record, Status
+from raybench.records import Breakdown, Record, Status
 from raybench.schemas import TABLES
 
 
@@ -142,6 +142,17 @@ def test_a_workload_that_does_not_say_what_it_finishes_is_the_reason_for_no_spee
     collective = make_point(batch_size=None, global_batch_size=None, scaling=None)
     (row,) = frame([replace(silent[0], point=collective)]).to_dict("records")
     assert told not in row["warnings"]
+
+
+def test_a_model_that_was_wrapped_without_the_context_is_why_there_are_no_parts() -> None:
+    told = "no model was wrapped by context.ddp(), and there is no set_comm_hook"
+    unknown = Breakdown(methods={"comm_ms": f"unknown: {told}"})
+    record = ran(2, 10.0)
+    measured = tuple(replace(m, breakdown=unknown) for m in record.measurements)
+    (row,) = frame([replace(record, measurements=measured)]).to_dict("records")
+    assert f"no breakdown on several ranks: {told}" in row["warnings"]
+    (row,) = frame([record]).to_dict("records")
+    assert not any(told in warning for warning in row["warnings"])
 
 
 def test_points_without_samples_are_not_compared_and_need_no_reason() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,6 +53,15 @@ def test_the_parameters_of_the_example_can_be_read_from_its_signature(example: M
     own = ["channels", "image_size", "memory_format", "compile"]
     assert names == [*own, "bucket_cap_mb", "gradient_as_bucket_view", "static_graph"]
     assert not registry.lacks_items(example.ConvNet)
+
+
+def test_the_signature_of_the_example_is_read_without_torch() -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import convnet, raybench.registry\n"
+        "raybench.registry.settings(convnet.ConvNet)\n"
+        "assert not {'torch', 'ray', 'pandas', 'pyarrow'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(EXAMPLE.parent)], check=True)
 
 
 def test_the_document_shows_the_example_as_it_is() -> None:
