@@ -7,19 +7,20 @@ from pathlib import Path
 
 from raybench.parts import attempts_in
 from raybench.schemas import TABLES
+from raybench.store import LOGS
 
 _Attempts = frozenset[tuple[str, int]]
 
 
 def clear_leftovers(root: Path, run_id: str) -> None:
-    """Remove halves of parts, and samples, modules and traces of attempts without a row.
+    """Remove halves of parts, and samples, modules, traces and logs of attempts without a row.
 
     The run must be held: those attempts are made again. Raises ResultsError for damaged parts.
     """
     for table in TABLES:
         for path in (root / table / run_id).glob(".*.parquet.*"):
             path.unlink(missing_ok=True)
-    doubtful = {**dict(_parts_without_twins(root, run_id)), **dict(_traces(root, run_id))}
+    doubtful = {**dict(_parts_without_twins(root, run_id)), **dict(_files_of_ranks(root, run_id))}
     if doubtful:
         known = attempts_in(_parts(root, "points", run_id), "points")
         for path, attempts in doubtful.items():
@@ -39,10 +40,11 @@ def _parts_without_twins(root: Path, run_id: str) -> Iterator[tuple[Path, _Attem
                 yield path, attempts_in([path], table)
 
 
-def _traces(root: Path, run_id: str) -> Iterator[tuple[Path, _Attempts]]:
-    for path in (root / "traces" / run_id).glob("*-*-*-rank*.json.gz"):
-        _, point_id, attempt, _ = path.name.split("-", 3)
-        yield path, frozenset({(point_id, int(attempt))})
+def _files_of_ranks(root: Path, run_id: str) -> Iterator[tuple[Path, _Attempts]]:
+    for folder in ("traces", LOGS):
+        for path in (root / folder / run_id).glob("*-*-*-rank*"):
+            _, point_id, attempt, _ = path.name.split("-", 3)
+            yield path, frozenset({(point_id, int(attempt))})
 
 
 def _parts(root: Path, table: str, run_id: str) -> list[Path]:

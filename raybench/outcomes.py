@@ -13,6 +13,7 @@ from raybench.scheduler import Turn
 # What most likely made a point fail, when its ranks fail in different ways: the peers of a dead
 # rank report broken connections, and those of a slow one nothing at all.
 _CAUSES_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
+_LAST_LINES = 10
 
 
 def unmeasured(
@@ -51,6 +52,7 @@ def answered(
 
     others: who used the devices besides, other than points of this run.
     """
+    outputs = tuple(answer.output for answer in answers)
     answers = checked(answers)
     failure = _cause(answers)
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
@@ -65,7 +67,8 @@ def answered(
         error_type=failure.error_type if failure else None,
         error_message=_explained(failure, devices) if failure else None,
         error_rank=failure.rank if failure else None,
-        error_detail=(failure.detail or None) if failure else None,
+        error_detail=_detail(failure, outputs[failure.rank]) if failure else None,
+        outputs=outputs if any(outputs) else (),
         neighbours=(*neighbours, *others),
         warnings=() if failure else _warnings(measurements, devices, others),
     )
@@ -81,6 +84,15 @@ def _cause(answers: Sequence[Answer]) -> Failure | None:
 def _explained(failure: Failure, devices: Sequence[Device]) -> str:
     device = devices[failure.rank]
     return f"rank {failure.rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
+
+
+def _detail(failure: Failure, output: str) -> str | None:
+    """Its detail, which may be the end of its log already, and the last lines that it wrote."""
+    last = output.splitlines()[-_LAST_LINES:]
+    if not last or last[-1] in failure.detail:
+        return failure.detail or None
+    told = "\n".join([f"the last lines that rank {failure.rank} wrote:", *last])
+    return f"{failure.detail.rstrip()}\n\n{told}" if failure.detail else told
 
 
 def _warnings(

@@ -124,6 +124,7 @@ class Measurement:
     throttle_reasons: why the clocks were limited in the timed phase.
     warnings: what this rank knows to make the number doubtful, one sentence each.
     keeps_worker: the process is as fit for the next point as a fresh one.
+    output: what the process wrote to stdout and stderr meanwhile, as far as it is kept.
     """
 
     rank: int
@@ -143,6 +144,7 @@ class Measurement:
     profile: Profile | None = None
     warnings: tuple[str, ...] = ()
     keeps_worker: bool = True
+    output: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,7 @@ class Failure:
     """Why one rank has no measurement. `detail` is the traceback or log tail, when there is one.
 
     keeps_worker: the process that answered is known to be fit for the next point.
+    output: as of a Measurement.
     """
 
     rank: int
@@ -158,6 +161,7 @@ class Failure:
     message: str
     detail: str = ""
     keeps_worker: bool = False
+    output: str = ""
 
 
 Answer = Measurement | Failure
@@ -216,8 +220,8 @@ class Record:
 
     measurements: rank order, one per rank when status is ok, else empty.
     devices: those that ran it, in rank order; empty for a skipped point.
-    error_rank: the rank that failed first, as far as one can be named. error_detail: its traceback,
-    or the end of its worker's log.
+    error_rank: the rank that failed first, as far as one can be named. error_detail: its traceback
+    and the last lines that it wrote. outputs: what each rank wrote, by rank.
     neighbours: point_ids that ran on a node of this one at the same time; and in words who else
     used its devices, other sweeps and other processes.
     warnings: those of the ranks and those the driver knows, without repeats.
@@ -234,6 +238,7 @@ class Record:
     error_message: str | None = None
     error_rank: int | None = None
     error_detail: str | None = None
+    outputs: tuple[str, ...] = ()
     neighbours: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -43,6 +43,7 @@ _WRITTEN = ("points", "samples", "devices", "runs")
 _LOCK = ".driver"  # in the run's folder of `runs`; always empty
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _READERS_S = 1.0  # a reader that tests the lock has it for far less
+LOGS = "logs"  # the folder of what ranks wrote, beside the tables
 LATEST = "latest"  # means the newest run, so no run may be named so
 
 
@@ -95,7 +96,9 @@ class RunStore:
         part = _part_name(batch)
         kept = [self._tables(record) for _, record in batch]
         self._write_each("samples", part, [each.samples for each in kept])
-        self._write_traces([(index, e.record) for (index, _), e in zip(batch, kept, strict=True)])
+        whole = [(index, each.record) for (index, _), each in zip(batch, kept, strict=True)]
+        self._write_traces(whole)
+        self._write_logs(whole)
         self._write_each("modules", part, [each.modules for each in kept])
         self._write_each("points", part, [each.point for each in kept])
         return [each.record for each in kept]
@@ -144,6 +147,17 @@ class RunStore:
             path = self.traces / f"{name}-rank{rank}.json.gz"
             with _one_line(path):
                 path.write_bytes(profile.trace)
+
+    def _write_logs(self, batch: Sequence[tuple[int, Record]]) -> None:
+        """What each rank wrote, if it wrote anything, as text."""
+        for index, record in batch:
+            name = _part_name([(index, record)])
+            for rank, output in enumerate(record.outputs):
+                path = self._folder(LOGS) / f"{name}-rank{rank}.txt"
+                with _one_line(path):
+                    if output:
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        path.write_text(f"{output}\n", encoding="utf-8", errors="replace")
 
     def write_telemetry(
         self, batch: Sequence[tuple[int, Record]], samples: Sequence[DeviceSample]
@@ -231,7 +245,7 @@ def _check_run_id(run_id: str) -> None:
 def _check_inside(root: Path, run_id: str) -> None:
     """A run of somebody else's may have any id, and links in the place of its folders."""
     _check_run_id(run_id)
-    for table in (*TABLES, "traces"):
+    for table in (*TABLES, "traces", LOGS):
         folder = root / table / run_id
         for path in (folder, folder / _LOCK):
             if not path.resolve().is_relative_to(root.resolve()):

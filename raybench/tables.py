@@ -8,7 +8,7 @@ import socket
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +33,7 @@ from raybench.run_names import (
     run_ids,
 )
 from raybench.schemas import TABLES, units
-from raybench.store import has_driver
+from raybench.store import LOGS, has_driver
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,6 +59,7 @@ _IF_MISSING: dict[str, Any] = dict.fromkeys(
     ("job_name", "job_text", "job_sha256", "cluster", "host", "status"), ""
 ) | dict.fromkeys(("points_total", "points_ok", "points_failed", "points_skipped"), 0)
 _ATTEMPT = ("point_id", "attempt")
+_NAMED_LOG = re.compile(r"(\d+)-(\w+)-(\d+)-rank(\d+)\.txt")
 _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 
 
@@ -166,6 +167,31 @@ def traces(root: Path, run_id: str, point_id: str, attempt: int) -> list[Path]:
     """The traces of a profiled attempt at a point, by rank; empty where there are none."""
     name = f"*-{point_id}-{attempt}-rank*.json.gz"
     return sorted((root / "traces" / run_id).glob(name), key=lambda path: (len(path.name), path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLog:
+    """What one rank wrote to stdout and stderr in an attempt at a point, as far as it is kept."""
+
+    point_id: str
+    attempt: int
+    rank: int
+    text: str
+
+
+def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
+    """What ranks wrote, in the order of the plan; empty where they wrote nothing."""
+    found = [_NAMED_LOG.fullmatch(p.name) for p in (root / LOGS / run_id).glob(f"*-{point_id}-*")]
+    names = sorted((m for m in found if m), key=lambda m: (m[1], int(m[3]), int(m[4])))
+    return [
+        RankLog(
+            point_id=name[2],
+            attempt=int(name[3]),
+            rank=int(name[4]),
+            text=(root / LOGS / run_id / name[0]).read_text("utf-8", "replace"),
+        )
+        for name in names
+    ]
 
 
 def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:

@@ -213,8 +213,9 @@ def _lead(results: Path, run_id: str) -> str:
 @click.argument("run", shell_complete=complete_run)
 @click.argument("point", required=False, shell_complete=complete_point)
 @results_option
+@click.option("--logs", "as_logs", is_flag=True, help="Print what the ranks wrote instead.")
 @_json_option
-def show_command(run: str, point: str | None, results: Path, as_json: bool) -> None:
+def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_json: bool) -> None:
     """The points of RUN, or everything about one POINT (its id or a unique prefix).
 
     RUN is as for `raybench report`.
@@ -222,8 +223,33 @@ def show_command(run: str, point: str | None, results: Path, as_json: bool) -> N
     from raybench import tables
 
     root, run_id = tables.find_run(results, run)
+    if as_logs:
+        write_result(_logs(root, run_id, point, as_json))
+        return
     show = _show_points if point is None else _show_point
     write_result(show(root, run_id, point or "", as_json))
+
+
+def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
+    """What ranks wrote. Raises ResultsError where they wrote nothing."""
+    from raybench import tables
+    from raybench.report.logs import format_logs
+
+    what, point_id = f"run {run_id}", "*"
+    if prefix is not None:
+        ids = list(tables.latest(results, run_id))
+        point_id = tables.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
+        what = f"point {point_id}"
+    logs = tables.logs(results, run_id, point_id)
+    if as_json:
+        from dataclasses import asdict
+
+        from raybench.report import as_json as json_report
+
+        return json_report.format_object(run_id=run_id, logs=[asdict(log) for log in logs])
+    if not logs:
+        raise ResultsError(f"{what}: its ranks wrote nothing that is kept")
+    return format_logs(logs)
 
 
 def _show_points(results: Path, run_id: str, _: str, as_json: bool) -> str:
@@ -273,6 +299,7 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),
         states=device_states(telemetry, row["started_at"], row["duration_s"]),
+        wrote_logs=bool(tables.logs(results, run_id, point_id)),
         traces=[str(path) for path in tables.traces(results, run_id, point_id, row["attempt"])],
         attempts=attempts,
         steps_ms=step_times(samples),

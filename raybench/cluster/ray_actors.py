@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import (
 
 from raybench.cluster import leash
 from raybench.cluster.bystanders import Look
+from raybench.cluster.node_processes import Output
 from raybench.cluster.ray_connection import DeviceKind
 from raybench.device_locks import FOLDER_VARIABLE, Claim, DeviceLocks, Holder
 from raybench.environment import measured_variables
@@ -140,6 +141,14 @@ class _Agent:
 
         session: Any = ray._private.worker._global_node
         return log_tail(Path(session.get_logs_dir_path()), process_id)
+
+    def new_outputs(self, read_to: Mapping[int, Mapping[str, int]]) -> dict[int, Output]:
+        """By process id: what each of these workers wrote since."""
+        from raybench.cluster.node_processes import new_output
+
+        session: Any = ray._private.worker._global_node
+        folder = Path(session.get_logs_dir_path())
+        return {process: new_output(folder, process, ends) for process, ends in read_to.items()}
 
     def grown_memory_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
         """By device: what is in use now beyond what was before the first worker."""

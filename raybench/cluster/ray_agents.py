@@ -13,6 +13,7 @@ import ray
 
 from raybench.cluster.bystanders import Look, lock_name, others_between
 from raybench.cluster.lifelines import Lifelines
+from raybench.cluster.node_processes import Output
 from raybench.cluster.ray_actors import start_agent
 from raybench.cluster.ray_connection import nodes
 from raybench.device_locks import Claim, Holder
@@ -61,6 +62,14 @@ class _Node:
     samples: Any = None
 
 
+@dataclass(slots=True, kw_only=True)
+class _Read:
+    """How far the output of a worker was read. is_behind: that of an earlier point was not."""
+
+    to: Mapping[str, int] = field(default_factory=dict)
+    is_behind: bool = False
+
+
 class NodeAgents:
     """An agent on each node that has workers. What goes wrong with one costs its help, no more."""
 
@@ -69,6 +78,7 @@ class NodeAgents:
         self._nodes: dict[str, _Node] = {}
         self._holder: Holder | None = None
         self._silent: frozenset[str] = frozenset()
+        self._outputs: dict[tuple[str, int], _Read] = {}
         self._looked_s = -_LOOK_EVERY_S
         # Several points may run, and ask, at once.
         self._lock = threading.Lock()
@@ -189,6 +199,35 @@ class NodeAgents:
             key: str(tail or "") for key, tail in zip(asked, tails, strict=True)
         }
 
+    def new_outputs(self, devices: Sequence[Device]) -> list[str]:
+        """What the worker of each wrote since it was last asked; "" where it cannot be had now."""
+        with self._lock:
+            silent = self._silent
+            asked: dict[str, dict[int, Mapping[str, int]]] = {}
+            for device in devices:
+                if device.node_id not in silent:
+                    ends = self._outputs.setdefault(_process(device), _Read())
+                    asked.setdefault(device.node_id, {})[device.process_id] = ends.to
+        agents = self._agents()
+        refs = {
+            node: agents[node].new_outputs.remote(read_to)
+            for node, read_to in asked.items()
+            if node in agents
+        }
+        answers = dict(zip(refs, _answers(list(refs.values())), strict=True))
+        with self._lock:
+            return [self._output_of(device, answers.get(device.node_id)) for device in devices]
+
+    def _output_of(self, device: Device, answers: Mapping[int, Output] | None) -> str:
+        read = self._outputs.setdefault(_process(device), _Read())
+        if answers is None:
+            read.is_behind = True
+            return ""
+        output = answers[device.process_id]
+        note = "(with what it wrote in the points before)\n" if read.is_behind else ""
+        read.to, read.is_behind = output.read_to, False
+        return f"{note}{output.text}" if output.text else ""
+
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
         """Wait until these GPUs, whose workers are gone, have their memory back.
 
@@ -271,6 +310,10 @@ def _started(node_id: str) -> _Node:
         ping=agent.answer.remote(),
         looked_s=time.monotonic(),
     )
+
+
+def _process(device: Device) -> tuple[str, int]:
+    return device.node_id, device.process_id
 
 
 def _is_silent(node: _Node, now_s: float, holder: Holder | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import ray
 
@@ -114,13 +115,19 @@ class RayCluster:
         )
         if outcome.group_is_gone:
             self._groups.forget(chosen)
+        answers = tuple(
+            replace(answer, output=output)
+            for answer, output in zip(
+                outcome.answers, self._agents.new_outputs(devices), strict=True
+            )
+        )
         if outcome.unfit:
             self._lifelines.check(afresh=True)
             self._seats.replace([chosen[rank] for rank in sorted(outcome.unfit)])
         if outcome.was_late:
             self._lifelines.check(afresh=True)
             self._standbys.dismiss(devices)
-        return self._with_losses(outcome.answers, chosen)
+        return self._with_losses(answers, chosen)
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
         return self._agents.drain()

@@ -54,6 +54,7 @@ class PointDetails:
 
     row: of `points`. steps_ms, ranks, modules, states: as the functions of raybench.analysis give
     them, for modules that were profiled and devices that were sampled. traces: paths.
+    wrote_logs: there is text of its ranks.
     """
 
     row: Row
@@ -61,6 +62,7 @@ class PointDetails:
     modules: pd.DataFrame
     states: pd.DataFrame
     traces: Sequence[str]
+    wrote_logs: bool = False
     attempts: Sequence[Row] = ()
     steps_ms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
@@ -170,7 +172,8 @@ def format_point(
 ) -> str:
     """Everything about the latest attempt at a point, what is null left out, and how the earlier
     ones ended."""
-    shown = ((name, _value(value, units.get(name, ""))) for name, value in point.row.items())
+    row = {n: _short(value) if n.endswith("_sha256") else value for n, value in point.row.items()}
+    shown = ((name, _value(value, units.get(name, ""))) for name, value in row.items())
     told = [(name, text) for name, text in shown if text and name not in _APART]
     parts: list[RenderableType] = [pairs(told)]
     for block in (_detail(point.row["error_detail"]), _attempts(point.attempts)):
@@ -181,9 +184,15 @@ def format_point(
     spread = histogram(point.steps_ms)
     for table in (spread, _ranks(point.ranks), _states(point.states), _modules(point.modules)):
         parts += [line(""), *table] if table else []
+    if point.wrote_logs:
+        parts += [line(""), line("What its ranks wrote: the same command with --logs")]
     if point.traces:
         parts += [line(""), line("Traces, for ui.perfetto.dev", "bold"), *map(whole, point.traces)]
     return rendered(parts, width, color)
+
+
+def _short(digest: Any) -> Any:
+    return digest[:12] if isinstance(digest, str) else digest
 
 
 def _detail(detail: Any) -> list[RenderableType]:

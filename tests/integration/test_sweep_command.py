@@ -261,7 +261,7 @@ def test_results_that_cannot_be_written_are_one_line_and_exit_2(tmp_path):
 
 def test_a_workload_of_ones_own_is_found_from_the_current_directory(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
-        "import torch\n\n\n"
+        "import torch\n\nfrom helper import os\n\n\n"
         "class Sum:\n"
         '    """Adds a vector up."""\n\n'
         "    def __init__(self, context, *, length: int = 8) -> None:\n"
@@ -269,16 +269,37 @@ def test_a_workload_of_ones_own_is_found_from_the_current_directory(tmp_path, mo
         "        self.items_per_step = context.batch_size\n\n"
         "    def step(self) -> None:\n"
         "        self._vector.sum()\n"
+        "        print('a step of', len(self._vector))\n"
+        "        if len(self._vector) == 9:\n"
+        "            os.kill(os.getpid(), 9)\n"
+        "        if len(self._vector) == 64:\n"
+        "            raise ValueError('too long')\n"
     )
+    (tmp_path / "helper.py").write_text("import os\nprint('on stdout at import')\n")
     monkeypatch.chdir(tmp_path)
+    results = tmp_path / "results"
     job = write_job(
         tmp_path,
-        "workload: {kind: 'mine:Sum'}\nmatrix: {length: [8, 64], batch_size: 1}\n"
+        "workload: {kind: 'mine:Sum'}\nmatrix: {length: [8, 64, 9], batch_size: 1}\n"
         "measure: {warmup: 2, iterations: 5}\n",
     )
-    done = sweep(job, tmp_path / "results", "--address", "local")
-    assert done.returncode == 0, done.stderr
-    assert list(points_of(tmp_path / "results")["status"]) == ["ok", "ok"]
+    done = sweep(job, results, "--address", "local", "--json")
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["run"]["job_name"]
+    assert "on stdout at import" in done.stderr
+    points = points_of(results)
+    assert list(points["status"]) == ["ok", "error", "lost", "lost"]
+    assert points["workload_sha256"].nunique() == points["raybench_sha256"].nunique() == 1
+    ok, failed, lost, _ = points["point_id"]
+    assert browse(results, "show", "latest", lost, "--logs").stdout.count("a step of 9") == 2
+    assert "a step of 8" in browse(results, "show", "latest", ok, "--logs").stdout
+    assert "a step of 64" in browse(results, "show", "latest", failed, "--logs").stdout
+    assert "a step of 8" not in browse(results, "show", "latest", failed, "--logs").stdout
+    assert points["error_detail"][1].endswith("a step of 64")
+    (tmp_path / "helper.py").write_text("import os\n")
+    refused = sweep(job, results, "--resume", "latest", "--retry-failed")
+    assert refused.returncode == 2
+    assert "the code is not that of the run: helper.py has changed" in refused.stderr
 
 
 def test_the_address_of_a_running_cluster_is_joined(three_nodes, tmp_path):

@@ -381,6 +381,25 @@ def test_show_tells_everything_about_a_point_by_its_prefix(raybench) -> None:  #
     assert [rank["iterations"] for rank in content["ranks"]] == [6, 6]
 
 
+def test_show_prints_what_ranks_wrote_by_point_attempt_and_rank(raybench, results: Path) -> None:  # type: ignore[no-untyped-def]
+    record = replace(make_record(make_point(world_size=2)), attempt=2)
+    point_id = record.point.point_id
+    assert "wrote nothing that is kept" in raybench("show", "latest", "--logs").err
+    written = RunStore(root=results, run_id="run-new", measure=make_measure())
+    hostile = "[stdout]\nfrom\x1b[2J rank 1 \ud800"
+    written.write_records([(1, replace(record, outputs=("", hostile)))])
+    written.write_records([(1, replace(record, attempt=3, outputs=("[stderr]\nsame",) * 2))])
+    said = raybench("show", "latest", "--logs").out
+    assert "\x1b" not in said
+    heads = [line for line in said.splitlines() if line.startswith("==")]
+    assert heads == [f"== {point_id}, attempt 2, rank 1", f"== {point_id}, attempt 3, ranks 0, 1"]
+    assert raybench("show", "latest", point_id[:6], "--logs").out == said
+    [log, *_] = json.loads(raybench("show", "latest", "--logs", "--json").out)["logs"]
+    assert (log["attempt"], log["rank"]) == (2, 1)
+    assert "with --logs" in raybench("show", "latest", point_id).out
+    assert raybench("list").code == raybench("report").code == 0
+
+
 def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(
     raybench, results: Path
 ) -> None:  # type: ignore[no-untyped-def]

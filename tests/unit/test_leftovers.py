@@ -62,10 +62,14 @@ def test_samples_whose_rows_somebody_has_put_elsewhere_stay(store: RunStore) -> 
     assert sampled(store) == KEPT
 
 
-def test_traces_of_attempts_without_a_row_are_removed(store: RunStore) -> None:
-    store.traces.mkdir(parents=True)
-    kept = store.traces / f"00000-{make_point(world_size=2).point_id}-1-rank0.json.gz"
-    for name in (kept.name, kept.name.replace("-1-", "-2-"), "notes.txt"):
-        (store.traces / name).touch()
+@pytest.mark.parametrize(("of", "suffix"), [("traces", "json.gz"), ("logs", "txt")])
+def test_traces_and_logs_of_attempts_without_a_row_are_removed(
+    store: RunStore, of: str, suffix: str
+) -> None:
+    folder = store.root / of / RUN
+    folder.mkdir(parents=True)
+    kept = f"00000-{make_point(world_size=2).point_id}-1-rank0.{suffix}"
+    for name in (kept, kept.replace("-1-", "-2-"), "notes.txt"):
+        (folder / name).touch()
     clear_leftovers(store.root, RUN)
-    assert sorted(path.name for path in store.traces.iterdir()) == [kept.name, "notes.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == [kept, "notes.txt"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from raybench.cluster.node_processes import kill_siblings, log_tail
+from raybench.cluster.node_processes import kill_siblings, log_tail, new_output
 from raybench.cluster.ray_placement import shares
 
 
@@ -41,3 +41,28 @@ def test_pack_fills_the_fullest_nodes_and_spread_takes_from_all_in_turn():
     assert shares(free, 5, "spread") == {"b": 2, "a": 2, "c": 1}
     assert shares(free, 9, "pack") == shares(free, 9, "spread") == {"b": 4, "a": 2, "c": 1}
     assert shares({}, 3, "spread") == {}
+
+
+def test_new_output_is_what_was_written_since_and_a_progress_bar_is_its_last_state(tmp_path):
+    out, err = (tmp_path / f"worker-ab-01-77.{kind}" for kind in ("out", "err"))
+    out.write_text(":job_id:01\nfirst\n")
+    first = new_output(tmp_path, 77, {})
+    assert first.text == "[stdout]\nfirst"
+    assert new_output(tmp_path, 77, first.read_to).text == ""
+    with out.open("a") as file:
+        file.write("second\n")
+    err.write_text("\r 10%|#  |\r 100%|###|\nwarned\n")
+    second = new_output(tmp_path, 77, first.read_to)
+    assert second.text == "[stdout]\nsecond\n[stderr]\n 100%|###|\nwarned"
+    assert new_output(tmp_path, 78, {}).text == ""
+
+
+def test_of_a_flood_the_end_is_kept_and_it_is_said_how_much_is_not(tmp_path):
+    lines = [f"line {number:06}" for number in range(100_000)]
+    (tmp_path / "worker-ab-01-77.out").write_text("\n".join(lines) + "\n")
+    output = new_output(tmp_path, 77, {"stdout": 12})
+    _, note, *kept = output.text.splitlines()
+    assert len(output.text) < 34_000
+    assert kept == lines[-len(kept) :]
+    assert note == f"({1_200_000 - 32 * 1024 - 12} bytes before this are not kept)"
+    assert output.read_to == {"stdout": 1_200_000}
