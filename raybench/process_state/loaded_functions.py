@@ -181,7 +181,8 @@ class _Namespace(NamedTuple):
         if self.size is None:
             return
         for name in self.entries.keys() - known.keys():
-            if type(now := self.entries[name]) in _FUNCTIONS:
+            now = self.entries[name]
+            if type(now) in _FUNCTIONS and not _is_still(_inherited(self.owner, name), now):
                 yield _Difference(self.owner, name, f"{self.name}.{name}", _GONE, now)
 
     def given_by(self, package: str) -> Iterator[str]:
@@ -223,7 +224,16 @@ def _is_class(value: Any) -> bool:
     return issubclass(type(value), type)
 
 
+def _inherited(owner: type, name: str) -> Any:
+    """What a class has of its bases."""
+    return next((vars(base)[name] for base in owner.__mro__[1:] if name in vars(base)), _GONE)
+
+
 def _is_still(before: Any, now: Any) -> bool:
     """The first optimizer of a class wraps its `step`, in every process."""
-    is_hooked = getattr(now, "hooked", False) is True
-    return now is before or (is_hooked and getattr(now, "__wrapped__", None) is before)
+    return now is before or _unhooked(now) is _unhooked(before)
+
+
+def _unhooked(function: Any) -> Any:
+    is_hooked = getattr(function, "hooked", False) is True
+    return getattr(function, "__wrapped__", function) if is_hooked else function

@@ -200,11 +200,19 @@ def test_a_module_that_came_with_the_point_is_searched_for_what_is_the_workloads
 
 
 def test_the_first_optimizer_of_a_class_replaces_nothing():
-    state = ProcessState(CPU)
-    state.begin()
-    for optimizer in (torch.optim.Rprop, torch.optim.NAdam):
-        optimizer([torch.zeros(1, requires_grad=True)])
-    assert state.replaced_functions("own") == ()
+    done = _in_a_process("""
+from raybench.process_state import ProcessState
+state = ProcessState(torch.device("cpu"))
+state.begin()
+parameter = torch.zeros(1, 1, requires_grad=True)
+for optimizer in ("AdamW", "Adam", "SGD", "Adafactor", "LBFGS", "RMSprop", "NAdam"):
+    made = getattr(torch.optim, optimizer)([parameter])
+    assert made.step.hooked
+print(state.replaced_functions("own"))
+torch.optim.AdamW.step = lambda self: None
+print(state.replaced_functions("own"))
+""")
+    assert done == "()\n('1 replaced function (torch.optim.adamw.AdamW.step)',)\n"
 
 
 def test_what_the_compiler_wraps_is_put_back_and_wrapped_again_by_the_next_use():
