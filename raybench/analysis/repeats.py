@@ -8,6 +8,7 @@ within a level.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -43,7 +44,7 @@ class Sides:
 
     base, new: those whose means are compared. others: groups of runs that differ by starts and
     nodes only. looks: among how many splits of the runs this one was found; 1 where it was given.
-    is_step: whether `history` finds a step between BASE and NEW.
+    is_step: whether BASE and NEW lie on levels of `history` that differ.
     """
 
     base: Sequence[Start]
@@ -75,7 +76,8 @@ def sides(base: Known, new: Known, *, is_one_world: bool, threshold: float) -> S
     base, new = _named_once(base, new), _named_once(new, base)
     series = [_in_order(base, new)] * 2 if is_one_world else [_in_order(base), _in_order(new)]
     levels = [_levels(one, threshold) for one in series]
-    is_step = is_one_world and levels[0][base.own.run_id] != levels[0][new.own.run_id]
+    ends = [levels[0].get(one.own.run_id) for one in (base, new)]
+    is_split = is_one_world and ends[0] != ends[1]
     of_base, of_new = (
         _side(one, rival, runs, of_runs)
         for one, rival, runs, of_runs in zip((base, new), (new, base), series, levels, strict=True)
@@ -87,13 +89,13 @@ def sides(base: Known, new: Known, *, is_one_world: bool, threshold: float) -> S
             if start.run_id not in taken:
                 taken.add(start.run_id)
                 found.setdefault((world, of_runs[start.run_id]), []).append(start)
-    is_found = is_step and (base.named is None or new.named is None)
+    is_found = is_split and (base.named is None or new.named is None)
     return Sides(
         base=of_base,
         new=of_new,
         others=list(found.values()),
         looks=len(series[0]) - 1 if is_found else 1,
-        is_step=is_step,
+        is_step=is_split and _shift(series[0], levels[0], ends) > math.log1p(threshold),
     )
 
 
@@ -122,6 +124,15 @@ def _levels(series: Sequence[Start], threshold: float) -> dict[str, int]:
     firsts = find_steps(values, sd, degrees, threshold)
     numbers = np.searchsorted(firsts, np.arange(len(series)), side="right")
     return {start.run_id: int(number) for start, number in zip(series, numbers, strict=True)}
+
+
+def _shift(series: Sequence[Start], levels: Mapping[str, int], ends: Sequence[int | None]) -> float:
+    """By how much two levels differ: what became slower may have become faster again."""
+    means = [
+        np.mean([math.log(run.time_ms) for run in series if levels[run.run_id] == end])
+        for end in ends
+    ]
+    return abs(float(means[1] - means[0]))
 
 
 def _side(

@@ -227,3 +227,16 @@ def test_points_that_fail_now_are_still_listed_one_by_one(tmp_path: Path) -> Non
     found = compare(tmp_path, "base", "broken")
     assert "base: ok; new: out of memory" in found.stdout
     assert "3 points in BASE only: batch_size 64, 128, 256." in found.stdout
+
+
+def test_of_a_large_folder_only_runs_near_the_two_are_read(tmp_path: Path) -> None:
+    for night in (0, 1):
+        sweep(tmp_path, f"gate-202609{night:02}-000000-abcd", night=night)
+    for number in range(300):
+        run = tmp_path / "runs" / f"gate-20250101-{number:06}-abcd"
+        run.mkdir()
+        (run / "run.parquet").write_bytes(b"damaged")
+    found = compare(tmp_path, "gate-20260900-000000-abcd", "latest", "--format", "json")
+    assert verdicts(found) == {"same": 4}
+    read = [warning for warning in found.stderr.splitlines() if "damaged" in warning]
+    assert len(read) < 150
