@@ -233,8 +233,10 @@ def _check_baseline(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -
     if "baseline" not in job.model_fields_set:
         return
     for name, value in job.baseline.items():
-        known = _values_given(job, settings, name) if name in settings else []
-        if name in unsure or not known or settings[name].accept(value) in known:
+        if name in unsure or name not in settings:
+            continue
+        known = _values_given(job, settings, name)
+        if not known or settings[name].accept(value) in known:
             continue
         have = ", ".join(map(shown, known[:_LISTED_VALUES]))
         more = ", ..." if len(known) > _LISTED_VALUES else ""

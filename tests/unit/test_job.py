@@ -549,6 +549,15 @@ def test_a_wrong_value_does_not_put_off_what_is_wrong_beside_it() -> None:
     ]
 
 
+def test_a_baseline_is_not_looked_for_among_values_that_are_wrong() -> None:
+    for text in (
+        "matrix: {batch_size: 1, precision: [fp32, bf17]}\nbaseline: {precision: tf32}\n",
+        "matrix: {batch_size: 1, precision: [fp32]}\nbaseline: {precision: tf33}\n",
+        "matrix: {batch_size: 1}\nzip: [{layers: [1, x]}]\nbaseline: {layers: 9}\n",
+    ):
+        assert len(problems_of(HEAD + text)) == 1
+
+
 def test_an_unknown_workload_does_not_put_off_what_is_wrong_with_every_other() -> None:
     lines = problems_of(
         "version: 1\nname: x\nworkload: {kind: mpl, anything: 1}\n"
