@@ -1,7 +1,9 @@
 """raybench: multi-node GPU benchmark sweeps on Ray.
 
 frame = raybench.load("results", "points")     # a pandas DataFrame
+raybench.load("results", "scaling")            # speed-up and efficiency of each point
 raybench.units("points")["step_ms_p50"]        # "ms"
+raybench.upgrade("results")                    # older parts with today's columns
 
 class Mine(raybench.Workload): ...             # what is timed: docs/workloads.md
 """
@@ -16,7 +18,8 @@ from raybench.version import __version__
 if TYPE_CHECKING:
     from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-    from raybench.tables import load, units
+    from raybench.frames import load, units
+    from raybench.older_parts import upgrade
     from raybench.workloads.base import Context, Workload, WrongResultError
     from raybench.workloads.parameters import DdpOptions
 
@@ -32,10 +35,12 @@ __all__ = [
     "__version__",
     "load",
     "units",
+    "upgrade",
 ]
 
 _HOMES = {
-    "raybench.tables": ("load", "units"),
+    "raybench.frames": ("load", "units"),
+    "raybench.older_parts": ("upgrade",),
     "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),
     "raybench.workloads.parameters": ("DdpOptions",),
     # For the parameters of a workload.

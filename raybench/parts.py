@@ -130,7 +130,7 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> _Part:
         with pq.ParquetFile(path, pre_buffer=False) as file:
             # Not schema_arrow, which makes the schema anew.
             metadata = file.metadata.metadata or {}
-            version = _version(metadata) if metadata.get(b"table") == table.encode() else None
+            version = version_of(metadata, table)
             part = file.read(columns=wanted.names, use_threads=False) if version else None
             unknown = _unknown(file, table) if (version or 0) > SCHEMA_VERSION else []
     except FileNotFoundError:
@@ -140,7 +140,7 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> _Part:
         raise ResultsError(f"{path}: {_unreadable(error)}; remove or restore it") from error
     if version is None or part is None:
         raise ResultsError(f"{path}: not a part of the table {table}; move it elsewhere")
-    rows, unfit = _as_today(part, wanted)
+    rows, unfit = as_today(part, wanted)
     if version > SCHEMA_VERSION:
         return _Part(path=path, rows=rows, later=_later(version, [*unknown, *unfit]))
     if unfit:
@@ -149,10 +149,11 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> _Part:
     return _Part(path=path, rows=rows)
 
 
-def _version(metadata: Mapping[bytes, bytes]) -> int | None:
-    """The version of the schema that a part was written with; None where it tells none."""
+def version_of(metadata: Mapping[bytes, bytes], table: str) -> int | None:
+    """The version of the schema that a part tells; None where it is not a part of the table."""
     told = metadata.get(b"schema_version", b"")
-    return int(told) if told.isdigit() and len(told) < 10 else None
+    is_part = metadata.get(b"table") == table.encode() and told.isdigit() and len(told) < 10
+    return int(told) if is_part else None
 
 
 def _unknown(file: pq.ParquetFile, table: str) -> list[str]:
@@ -181,8 +182,8 @@ def _unreadable(error: Exception) -> str:
     return "not a Parquet file, or a damaged one"
 
 
-def _as_today(part: pa.Table, wanted: pa.Schema) -> tuple[pa.Table, dict[str, str]]:
-    """The part with today's columns, units and descriptions apart; and why some do not fit.
+def as_today(part: pa.Table, wanted: pa.Schema) -> tuple[pa.Table, dict[str, str]]:
+    """Give a part today's columns, units and descriptions apart; also why some do not fit.
 
     A column is null where the part lacks it, as older ones do, and where it does not fit.
     """

@@ -346,3 +346,9 @@ def _one_line(path: Path) -> Iterator[None]:
         reason = error.strerror or str(error).splitlines()[0]
         remedy = "make room there" if error.errno in _FULL else "choose another folder"
         raise ResultsError(f"{path}: cannot be written: {reason}; {remedy}") from error
+
+
+def replace_part(path: Path, table: str, whole: pa.Table) -> None:
+    """Write a part of a table anew, in place of what was there."""
+    with _one_line(path):
+        _write_aside(_as_parquet(whole, table), path)

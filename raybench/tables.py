@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "baselines",
     "counted",
     "each_attempt",
     "find_run",
@@ -64,14 +65,9 @@ _ONE_ATTEMPT = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 
 
 def load(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
-    """One table as a pandas DataFrame, of all runs or of one.
+    """Read one table for a report: nulls of numbers are NaN, maps are dicts.
 
-    root: the results folder. table: runs, points, samples, devices, telemetry or modules.
-    run_id: as `raybench report` takes it: an id, its unique prefix, a job, `latest`, or a path.
-    Columns are those of today's schema, also for parts of an older one (missing: null); maps
-    are dicts. `raybench.units(table)` tells the units. Raises ResultsError for a table that
-    does not exist and for a file that is not a part of it. `samples` and `modules` may hold an
-    attempt that `points` has no row of, when its driver was killed between writing the two.
+    root, table, run_id, and what is raised: as of `raybench.load`.
     """
     frame: pd.DataFrame = read_table(root, table, run_id).to_pandas(maps_as_pydicts="strict")
     return frame
@@ -278,6 +274,12 @@ def _stored_run(root: Path, run_id: str) -> Run:
     if len(found) != 1:
         raise ResultsError(f"{root}: run {run_id} has {len(found)} rows in `runs`, not one")
     return _run_from_row(found[0])
+
+
+def baselines(root: Path, run_id: str | None = None) -> dict[str, dict[str, str]]:
+    """The settings of the baseline points of each run, or of one, by run_id."""
+    rows_of_runs = plain_rows(read_table(root, "runs", run_id, ["run_id", "baseline"]))
+    return {row["run_id"]: row["baseline"] or {} for row in rows_of_runs}
 
 
 def _run_from_row(row: Mapping[str, Any]) -> Run:

@@ -73,6 +73,18 @@ def test_what_the_page_shows_is_what_its_recipes_print(monkeypatch):
         assert printed == shown
 
 
+def test_what_raybench_load_gives_is_what_the_recipes_find(found, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    left, _ = executed("raybench.load")
+    assert len(left["large"]) >= 12
+    keys = RECIPES["efficiency"]
+    mine = left["scaling"].dropna(subset=["speed_up"])[[*keys, "speed_up"]]
+    wanted = as_frame(found["pandas"]["efficiency"], keys)[[*keys, "speed_up"]]
+    merged = mine.merge(wanted, on=keys)
+    assert len(merged) == len(mine) >= 24
+    assert ((merged["speed_up_x"] - merged["speed_up_y"]).abs() < 1e-9).all()
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("tool", TOOLS[1:])
 def test_all_tools_find_the_same(found, tool, recipe):

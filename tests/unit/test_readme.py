@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,3 +55,34 @@ def test_every_job_of_the_repository_loads_and_was_run(path):
     assert runs
     measured = {part.name.split("-")[1] for run in runs for part in run.glob("*.parquet")}
     assert planned <= measured
+
+
+@pytest.mark.xfail(strict=True, reason="README groups by iteration alone: see docs/query.md")
+def test_the_python_of_the_readme_is_right_with_repeats_and_attempts(tmp_path, monkeypatch):
+    from builders import (
+        make_failed,
+        make_measure,
+        make_measurement,
+        make_point,
+        make_record,
+        make_run,
+    )
+
+    from raybench.store import RunStore
+
+    store = RunStore.create(tmp_path / "results", make_run("run-a"), make_measure(repeats=2))
+    point = make_point(world_size=2)
+    steps = [[[8, 9, 7], [5, 6, 4]], [[7, 9, 8], [6, 6, 6]]]
+    ranks = tuple(make_measurement(rank, repeats) for rank, repeats in enumerate(steps))
+    store.write_records([(0, make_failed(point))])
+    store.write_records([(0, make_record(point, attempt=2, measurements=ranks))])
+    store.write_records([(1, make_record(count=3))])
+    [sample] = re.findall(
+        r"```python\n(import pandas.*?)```", (REPOSITORY / "README.md").read_text(), re.S
+    )
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(sample, "README.md", "exec"), names)
+    assert len(names["points"]) == 3
+    assert list(names["slowest"].xs(point.point_id, level="point_id")) == [8, 9, 8, 6, 6, 6]
+    assert len(names["slowest"]) == 9

@@ -1,0 +1,141 @@
+"""The tables as pandas frames for scripts: `raybench.load` and `raybench.units`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from raybench import schemas, tables
+from raybench.errors import ResultsError
+from raybench.messages import did_you_mean
+from raybench.schemas import TABLES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCALING = "scaling"
+_TABLES = (*TABLES, SCALING)
+_FROM_POINTS = (
+    *("run_id", "point_id", "attempt", "status", "workload", "params", "scaling", "precision"),
+    *("cuda_graph", "world_size", "batch_size", "global_batch_size", "grad_accumulation"),
+    *("step_ms_p50", "throughput"),
+)
+_DERIVED = (
+    *("baseline_point_id", "speed_up", "speed_up_low", "speed_up_high"),
+    *("efficiency", "efficiency_low", "efficiency_high", "why_not"),
+)
+
+
+def load(
+    root: str | Path,
+    table: str,
+    run_id: str | None = None,
+    *,
+    params: Literal["dict", "columns"] = "dict",
+) -> pd.DataFrame:
+    """Read one table as a pandas DataFrame, of all runs or of one.
+
+    root: the results folder. table: runs, points, samples, devices, telemetry or modules; or
+    `scaling`, which is derived: the latest attempt at each point with its speed-up and efficiency
+    against the baseline point of the job, their 95 % intervals, and why_not where there is none.
+    run_id: as `raybench report` takes it: an id, its unique prefix, a job, `latest`, or a path.
+    params: of points and scaling; `columns` makes `params.hidden` of {"hidden": "4096"}, as a
+    number where all its values are numbers.
+
+    Columns are those of today's schema, also for parts of an older one (missing: null). Types do
+    not depend on the content: Int64, boolean, string, float64; maps are dicts. `raybench.units`
+    tells the units. Raises ResultsError for a table that does not exist and, where one run is
+    asked for, for a file that is damaged; among all runs a damaged one is left out, with a
+    ResultsWarning. `samples` and `modules` may hold an attempt that `points` has no row of, when
+    its driver was killed between writing the two.
+    """
+    if table not in _TABLES:
+        guess = did_you_mean(table, _TABLES)
+        raise ResultsError(f"table: must be one of {', '.join(_TABLES)}, got {table!r}{guess}")
+    if params == "columns" and table not in ("points", SCALING):
+        raise ResultsError(f"params='columns': points and scaling have parameters, {table} has not")
+    frame = _scaling(Path(root), run_id) if table == SCALING else _stored(root, table, run_id)
+    return _with_columns(frame) if params == "columns" else frame
+
+
+def units(table: str) -> dict[str, str]:
+    """Column -> unit, in column order; empty where a column has none."""
+    if table != SCALING:
+        return schemas.units(table)
+    of_points = schemas.units("points")
+    return {name: of_points.get(name, "") for name in (*_FROM_POINTS, *_DERIVED)}
+
+
+def _stored(root: str | Path, table: str, run_id: str | None) -> pd.DataFrame:
+    read = tables.read_table(root, table, run_id)
+    frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict", types_mapper=_dtypes().get)
+    return frame
+
+
+def _dtypes() -> dict[Any, Any]:
+    """Arrow's types -> those of pandas that have a null of their own."""
+    import pandas as pd
+    import pyarrow as pa
+
+    return {
+        pa.int64(): pd.Int64Dtype(),
+        pa.bool_(): pd.BooleanDtype(),
+        pa.string(): pd.StringDtype(),
+    }
+
+
+def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
+    """Speed-ups of each run against the baseline of its own job."""
+    import pandas as pd
+
+    from raybench.analysis.scaling import scaling
+
+    points = tables.load(root, "points", run_id)
+    baselines = tables.baselines(root, run_id)
+    derived = [
+        scaling(of_run, baselines.get(str(name), {})) for name, of_run in points.groupby("run_id")
+    ] or [scaling(points, {})]
+    frame = pd.concat([_with_baselines(one) for one in derived], ignore_index=True)
+    frame = frame.rename(columns={"why": "why_not"})[[*_FROM_POINTS, *_DERIVED]]
+    kinds = {column.name: column.kind for column in TABLES["points"]}
+    named = {"int64": "Int64", "bool": "boolean", "string": "string", "double": "float64"}
+    texts = dict.fromkeys(("baseline_point_id", "why_not"), "string")
+    return frame.astype(
+        {name: named[kinds[name]] for name in _FROM_POINTS if kinds[name] in named} | texts
+    )
+
+
+def _with_baselines(of_run: pd.DataFrame) -> pd.DataFrame:
+    """Each point with the id of the point that it is compared with."""
+    baselines = of_run[of_run["is_baseline"]].drop_duplicates("series")
+    ids = baselines.set_index("series")["point_id"]
+    return of_run.assign(baseline_point_id=of_run["series"].map(ids))
+
+
+def _with_columns(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with a column for each parameter in place of `params`."""
+    import pandas as pd
+
+    found: list[Mapping[str, str]] = [one or {} for one in frame["params"]]
+    names = sorted({name for one in found for name in one})
+    columns = {
+        f"params.{name}": _typed(pd.Series([one.get(name) for one in found], frame.index, "string"))
+        for name in names
+    }
+    return pd.concat([frame.drop(columns="params"), pd.DataFrame(columns, frame.index)], axis=1)
+
+
+def _typed(texts: pd.Series) -> pd.Series:
+    """As numbers or truth values where all are; the tables hold text."""
+    import pandas as pd
+
+    known = texts.dropna()
+    if known.isin(["true", "false"]).all():
+        return (texts == "true").astype("boolean").mask(texts.isna())
+    if known.str.fullmatch(r"[+-]?\d{1,18}").all():
+        return pd.to_numeric(texts).astype("Int64")
+    try:
+        return pd.to_numeric(texts).astype("float64")
+    except ValueError:
+        return texts

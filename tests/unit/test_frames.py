@@ -1,0 +1,125 @@
+"""`raybench.load` as scripts use it: types, parameters, derived speed-ups."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from builders import (
+    START,
+    make_device,
+    make_failed,
+    make_measure,
+    make_point,
+    make_record,
+    make_run,
+)
+
+import raybench
+from raybench.errors import ResultsError
+from raybench.schemas import TABLES
+from raybench.store import RunStore
+
+PARAMS = {"hidden": 4096, "dropout": 0.1, "compile": True, "data": "synthetic", "flag": "none"}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A run whose first point failed at first, and one of a job with another baseline."""
+    first = make_point(params=PARAMS)
+    store = RunStore.create(tmp_path, make_run("run-a"), make_measure())
+    store.write_devices([make_device()])
+    store.write_records([(0, make_failed(first))])
+    store.write_records([(0, make_record(first, attempt=2))])
+    store.write_records([(1, make_record(make_point(params=PARAMS, world_size=2), step_ms=10.0))])
+    store.write_records([(2, make_failed(make_point(params=PARAMS, world_size=4)))])
+    started_at = START + timedelta(days=1)
+    run = make_run("run-b", started_at=started_at, baseline={"world_size": 2})
+    store = RunStore.create(tmp_path, run, make_measure())
+    for index, size in enumerate((1, 2)):
+        store.write_records(
+            [(index, make_record(make_point(params={"depth": 3}, world_size=size)))]
+        )
+    return tmp_path
+
+
+@pytest.mark.parametrize("table", [*TABLES, "scaling"])
+def test_types_have_a_null_of_their_own_and_do_not_depend_on_the_content(
+    results: Path, tmp_path: Path, table: str
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    frames = [raybench.load(results, table), raybench.load(empty, table)]
+    kinds = {str(name): str(kind) for name, kind in frames[0].dtypes.items()}
+    assert kinds == {str(name): str(kind) for name, kind in frames[1].dtypes.items()}
+    plain = {"Int64", "boolean", "string", "float64", "datetime64[us, UTC]", "object"}
+    assert set(kinds.values()) <= plain
+    nested = {c.name for c in TABLES.get(table, ()) if c.kind.startswith(("map", "list"))}
+    assert {name for name, kind in kinds.items() if kind == "object"} <= nested | {"params"}
+    assert list(raybench.units(table)) == list(frames[0].columns)
+
+
+def test_a_whole_number_that_a_row_lacks_leaves_the_others_whole(results: Path) -> None:
+    points = raybench.load(results, "points", "run-a").set_index("world_size")
+    assert str(points.loc[2, "peak_mem_allocated_bytes"]) == str(2**30 + 1)
+    assert points.loc[4, "peak_mem_allocated_bytes"] is pd.NA
+    assert points.loc[2, "params"]["hidden"] == "4096"
+
+
+def test_scaling_holds_each_point_once_with_its_speed_up(results: Path) -> None:
+    frame = raybench.load(results, "scaling", "run-a").set_index("world_size")
+    assert list(frame["attempt"]) == [2, 1, 1]
+    assert frame.loc[2, "speed_up"] == pytest.approx(1.6, rel=0.01)
+    assert frame.loc[2, "efficiency"] == pytest.approx(0.8, rel=0.01)
+    assert frame.loc[2, "speed_up_low"] < frame.loc[2, "speed_up"] < frame.loc[2, "speed_up_high"]
+    assert set(frame["baseline_point_id"]) == {frame.loc[1, "point_id"]}
+    assert frame.loc[4, "why_not"] is pd.NA
+    assert pd.isna(frame.loc[4, "speed_up"])
+
+
+def test_scaling_of_all_runs_takes_the_baseline_of_each(results: Path) -> None:
+    frame = raybench.load(results, "scaling").set_index(["run_id", "world_size"])
+    assert frame.loc[("run-a", 1), "speed_up"] == 1.0
+    assert frame.loc[("run-b", 2), "speed_up"] == 1.0
+    assert frame.loc[("run-b", 1), "speed_up"] == pytest.approx(0.5, rel=0.01)
+
+
+def test_scaling_says_why_a_point_has_no_speed_up(results: Path) -> None:
+    store = RunStore(root=results, run_id="run-a", measure=make_measure())
+    store.write_records([(0, make_failed(make_point(params=PARAMS), attempt=3))])
+    frame = raybench.load(results, "scaling", "run-a").set_index("world_size")
+    assert frame.loc[2, "why_not"] == "baseline point ran out of memory"
+    assert pd.isna(frame.loc[2, "speed_up"])
+
+
+def test_parameters_become_columns_that_can_be_filtered(results: Path) -> None:
+    points = raybench.load(results, "points", params="columns")
+    assert "params" not in points
+    kinds = {name: str(points[f"params.{name}"].dtype) for name in (*PARAMS, "depth")}
+    assert kinds == {
+        "hidden": "Int64",
+        "dropout": "float64",
+        "compile": "boolean",
+        "data": "string",
+        "flag": "string",
+        "depth": "Int64",
+    }
+    assert len(points[points["params.hidden"] == 4096]) == 4
+    assert len(points[points["params.depth"] == 3]) == 2
+    scaling = raybench.load(results, "scaling", "run-b", params="columns")
+    assert list(scaling["params.depth"]) == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("scalings",), r"got 'scalings'; did you mean 'scaling'\?"),
+        (("samples",), "params='columns': points and scaling have parameters, samples has not"),
+    ],
+)
+def test_a_mistake_is_one_line(results: Path, arguments: tuple[str], message: str) -> None:
+    with pytest.raises(ResultsError, match=message) as caught:
+        raybench.load(results, *arguments, params="columns")
+    assert "\n" not in str(caught.value)
