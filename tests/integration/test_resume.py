@@ -65,7 +65,7 @@ def test_sigterm_keeps_what_finished_and_the_command_it_prints_does_the_rest(
     assert "Traceback" not in said
     # None where the signal came between two points.
     assert statuses(tmp_path).count("cancelled") <= 1
-    (line,) = re.findall("^go on with: raybench (.*)$", said, re.MULTILINE)
+    (line,) = re.findall("^go on with: python -m raybench (.*)$", said, re.MULTILINE)
     resumed = subprocess.run(
         [*RAYBENCH, *shlex.split(line)], capture_output=True, text=True, timeout=240
     )
@@ -159,7 +159,7 @@ def test_a_disk_that_takes_no_more_is_one_line_and_the_run_goes_on_when_it_does(
     done = statuses(tmp_path)
     assert done == ["ok"] * len(done)
     assert 1 <= len(done) < POINTS
-    words = shlex.split(go_on.removeprefix("go on with: raybench "))
+    words = shlex.split(go_on.removeprefix("go on with: python -m raybench "))
     resumed = subprocess.run([*RAYBENCH, *words], capture_output=True, text=True, timeout=240)
     assert resumed.returncode == 0, resumed.stderr
     assert statuses(tmp_path) == ["ok"] * POINTS
