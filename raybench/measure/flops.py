@@ -20,11 +20,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from raybench.failure_text import named
+from raybench.errors import UsageError
+from raybench.failure_text import message_of, named, says
 from raybench.point import Precision, Scalar
 from raybench.workloads.base import Context, PartTimes
 
 _METHOD = "matrix products, convolutions and attention of one step, counted on meta tensors"
+_REMEDY = "set flops_per_step in the class to tell it"
 # A model of 12 billion parameters takes 2 s.
 _LIMIT_S = 30.0
 
@@ -60,10 +62,23 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
         with _no_trace(context.device):
             flops = _counted(workload_class, params, on_meta)
     except Exception as error:
-        return Counted(flops=None, method=f"not counted: {named(error)}")
+        return Counted(flops=None, method=f"not counted: {_why_not(error)}; {_REMEDY}")
     if not flops:
         return Counted(flops=None, method="not counted: the step has none that the counter knows")
     return Counted(flops=float(flops), method=_METHOD)
+
+
+def _why_not(error: Exception) -> str:
+    """Why a step could not be counted, in the words of who wrote the workload."""
+    if isinstance(error, (_TooLong, UsageError)):
+        return message_of(error)
+    if isinstance(error, (RuntimeError, NotImplementedError)) and says(error, "meta"):
+        return (
+            "the step needs values, and where it is counted (torch's meta device) tensors have none"
+        )
+    return (
+        f"built for one rank on torch's meta device, where it is counted, it raises {named(error)}"
+    )
 
 
 def _counted(workload_class: type, params: Mapping[str, Scalar], context: Context) -> int:
@@ -79,8 +94,12 @@ def _counted(workload_class: type, params: Mapping[str, Scalar], context: Contex
     return counter.get_total_flops()
 
 
+class _TooLong(TimeoutError):
+    """The step took longer on meta tensors than counting is worth."""
+
+
 class _Deadline(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises TimeoutError at the first operator of torch after the limit."""
+    """Raises _TooLong at the first operator of torch after the limit."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -89,7 +108,7 @@ class _Deadline(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if time.monotonic() > self._end_s:
-            raise TimeoutError(f"took more than {self._limit_s:g} s on meta tensors")
+            raise _TooLong(f"it takes more than {self._limit_s:g} s on meta tensors")
         return func(*args, **(kwargs or {}))
 
 

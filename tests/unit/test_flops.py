@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from raybench.errors import UsageError
 from raybench.measure import flops
 from raybench.measure.flops import step_flops
 from raybench.point import Precision
@@ -103,6 +104,11 @@ class Endless(Stack):
             self.inputs.sin()
 
 
+class Lonely:
+    def __init__(self, context: Context) -> None:
+        raise UsageError("needs at least 2 ranks")
+
+
 class Copying:
     def __init__(self, context: Context) -> None:
         self.source = torch.empty(1000, device=context.device)
@@ -147,7 +153,8 @@ def test_causal_attention_counts_as_full():
     ("workload", "reason"),
     [
         (Messy, "RuntimeError: first line"),
-        (Reading, "RuntimeError: "),
+        (Reading, "the step needs values, and where it is counted (torch's meta device) tensors"),
+        (Lonely, "not counted: needs at least 2 ranks; set flops_per_step in the class to tell it"),
         (Copying, "none that the counter knows"),
     ],
 )
