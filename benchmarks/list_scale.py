@@ -51,6 +51,7 @@ def measured(runs: int, times: int) -> dict[str, float]:
         }
         found = {
             "list_s": seconds(["list", "--results", folder], {}, times),
+            "list_all_s": seconds(["list", "--all", "--results", folder], {}, times),
             "complete_run_s": seconds([], completing, times),
         }
     return {"runs": runs, **found}
