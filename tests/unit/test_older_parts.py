@@ -20,6 +20,7 @@ from raybench.schemas import SCHEMA_VERSION, TABLES
 from raybench.store import hold_run
 
 OLD = Path(__file__).parent / "old_results"
+COMMITTED = Path(__file__).parents[2] / "results" / "examples"
 VERSIONS = {
     "ddp_linear-20261120-194439-364b": b"1",
     "gemm-20261121-113145-0e78": b"2",
@@ -105,3 +106,21 @@ def test_a_run_that_is_being_written_and_a_later_version_stay_as_they_are(result
         written = raybench.upgrade(results)
     assert later not in written
     assert {path.parent.name for path in written} == set(VERSIONS) - {"gemm-20261121-113145-0e78"}
+
+
+@pytest.mark.parametrize("table", ["runs", "points", "samples", "devices", "telemetry"])
+def test_the_committed_runs_are_read_whole_by_pandas_polars_and_duckdb(table: str) -> None:
+    """When this fails: python -c "import raybench; raybench.upgrade('results/examples')"."""
+    names = schema(table).names
+    plain = pd.read_parquet(COMMITTED / table)
+    assert list(plain.columns) == names
+    assert pl.read_parquet(COMMITTED / table).columns == names
+    pattern = str(COMMITTED / table / "**" / "*.parquet")
+    assert duckdb.read_parquet(pattern).columns == names
+    assert len(plain) == len(tables.load(COMMITTED, table)) == pl.read_parquet(pattern).height
+
+
+def test_a_committed_run_says_of_which_version_it_is() -> None:
+    for run_id, version in VERSIONS.items():
+        for path in (COMMITTED / "points" / run_id).glob("*.parquet"):
+            assert pq.read_schema(path).metadata[b"written_as_schema"] == version
