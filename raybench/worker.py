@@ -121,6 +121,8 @@ class Worker:
         tell_place(place, None)
         registry.load(workload)
         self._state = ProcessState(self._device)
+        self._state.begin()
+        _freeze()
         # Now: a file that changes later is not what this process runs.
         self._code[workload] = code_of(registry.module_of(workload))
 
