@@ -18,9 +18,11 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 ROOT = Path(__file__).parents[2]
-RUNS = ("ddp_scaling", "collectives", "largest_batch", "memory_bandwidth")
+RUNS = sorted(
+    path.name for path in (ROOT / "results" / "examples" / "points").iterdir() if path.is_dir()
+)
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-WIDE, PHONE = (1280, 900), (360, 740)
+WIDE, PHONE, HUGE = (1280, 800), (390, 844), (2200, 1200)
 
 
 @pytest.fixture(scope="session")
@@ -37,14 +39,12 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
-@pytest.fixture(scope="session", params=RUNS)
+@pytest.fixture(scope="session", params=RUNS, ids=lambda run: run.partition("-")[0])
 def page_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a committed run, made by the command."""
-    [run_id, *_] = sorted(
-        path.name for path in (ROOT / "results/examples/runs").glob(f"{request.param}-*")
-    )
-    path = tmp_path_factory.mktemp("pages") / f"{request.param}.html"
-    command = [sys.executable, "-m", "raybench", "report", run_id, "--format", "html", "-o", path]
+    path = tmp_path_factory.mktemp("pages") / "page.html"
+    command = [sys.executable, "-m", "raybench", "report", request.param, "--format", "html"]
+    command += ["-o", str(path)]
     subprocess.run([*command, "--results", ROOT / "results/examples"], check=True)
     return path
 
@@ -93,7 +93,7 @@ class Opened:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize("size", [WIDE, PHONE, HUGE], ids=["wide", "phone", "huge"])
 def test_it_opens_without_an_error_without_a_request_and_without_scrolling_sideways(
     browser: Browser, page_path: Path, size: tuple[int, int], theme: str
 ) -> None:
@@ -102,7 +102,7 @@ def test_it_opens_without_an_error_without_a_request_and_without_scrolling_sidew
     assert opened.said == []
     assert opened.asked == [page_path.as_uri()]
     assert opened.page.evaluate("document.documentElement.scrollWidth") == size[0]
-    charts = opened.page.locator("svg.chart")
+    charts = opened.page.locator("svg.chart:visible")
     assert charts.count() > 0
     for place in range(charts.count()):
         box = charts.nth(place).bounding_box()
@@ -110,6 +110,103 @@ def test_it_opens_without_an_error_without_a_request_and_without_scrolling_sidew
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= size[0]
         assert box["height"] > 50
+    opened.context.close()
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_the_first_screen_holds_machine_model_finding_large_figures_and_a_picture(
+    browser: Browser, page_path: Path, size: tuple[int, int]
+) -> None:
+    opened = Opened(browser, page_path, size, "light")
+    for selector in (".machine", ".trained", ".lead", ".figures"):
+        box = opened.page.locator(selector).bounding_box()
+        assert box is not None, selector
+        assert box["y"] + box["height"] <= size[1], selector
+    chart = opened.page.locator("#result svg.chart:visible").first.bounding_box()
+    assert chart is not None
+    shown = min(chart["y"] + chart["height"], size[1]) - chart["y"]
+    # On a phone the picture begins on the first screen.
+    assert shown >= (chart["height"] if size == WIDE else 40)
+    opened.context.close()
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_no_label_of_a_chart_is_smaller_than_twelve_pixels(
+    browser: Browser, page_path: Path, size: tuple[int, int]
+) -> None:
+    opened = Opened(browser, page_path, size, "light")
+    smallest = opened.page.locator("svg.chart:visible").evaluate_all(
+        """charts => Math.min(...charts.flatMap(chart => {
+          const scale = chart.getBoundingClientRect().width / chart.viewBox.baseVal.width;
+          return [...chart.querySelectorAll("text")]
+            .map(text => parseFloat(getComputedStyle(text).fontSize) * scale);
+        }))"""
+    )
+    assert smallest >= 12
+    opened.context.close()
+
+
+def column(page: Page, title: str) -> list[str]:
+    """The visible cells under a head of the table of all points."""
+    heads = page.locator("#all th").all_text_contents()
+    cells = page.locator(f"#all tbody tr:visible td:nth-child({heads.index(title) + 1})")
+    return cells.all_text_contents()
+
+
+def milliseconds(text: str) -> float:
+    number, unit = text.replace(",", "").split()
+    return float(number) * {"µs": 1e-3, "ms": 1.0, "s": 1e3}[unit]
+
+
+def test_the_points_are_sorted_by_a_head_and_back(browser: Browser, page_path: Path) -> None:
+    opened = Opened(browser, page_path, WIDE, "light")
+    head = opened.page.locator("#all th", has_text="step").first
+    for wanted, order in (("ascending", 1), ("descending", -1)):
+        head.locator("button").click()
+        assert head.get_attribute("aria-sort") == wanted
+        steps = [text for text in column(opened.page, "step") if text[0].isdigit()]
+        times = [order * milliseconds(text) for text in steps]
+        assert times == sorted(times)
+        # A point without a time is last.
+        assert column(opened.page, "step")[: len(steps)] == steps or order == -1
+    assert opened.said == []
+    opened.context.close()
+
+
+def test_the_points_are_filtered_by_words_and_by_their_settings(
+    browser: Browser, page_path: Path
+) -> None:
+    opened = Opened(browser, page_path, WIDE, "light")
+    page = opened.page
+    points = column(page, "point")
+    page.fill("#filter input", points[-1][:8])
+    assert column(page, "point") == [points[-1]]
+    assert page.locator("#filter output").text_content() == f"1 of {len(points)} points"
+    page.fill("#filter input", "")
+    assert column(page, "point") == points
+    label = page.locator("#filter label:has(select)").first
+    title = (label.text_content() or "").split()[0]
+    value = column(page, title)[-1]
+    label.locator("select").select_option(value)
+    assert set(column(page, title)) == {value}
+    assert 0 < len(column(page, "point")) < len(points)
+    assert opened.said == []
+    opened.context.close()
+
+
+def test_a_print_has_every_table_and_no_controls(browser: Browser, page_path: Path) -> None:
+    opened = Opened(browser, page_path, WIDE, "dark")
+    page = opened.page
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    for table in page.locator("table").all():
+        assert table.is_visible()
+    assert not page.locator("nav").is_visible()
+    assert not page.locator("#filter").is_visible()
+    assert not page.locator("#theme").is_visible()
+    assert opened.color("body", "colorScheme") == "light"
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("details[open]").count() == 0
     opened.context.close()
 
 
@@ -139,7 +236,8 @@ def test_a_mark_that_is_pointed_at_tells_what_it_stands_for(
     tip = opened.page.locator("#tip")
     assert not tip.is_visible()
     for section in opened.page.locator("section:has(svg.chart)").all():
-        mark = section.locator("svg.chart [aria-label]").last
+        marks = section.locator("svg.chart:visible [aria-label]")
+        mark = marks.last
         mark.evaluate("mark => mark.scrollIntoView({block: 'center'})")
         # A tip goes when the page scrolls, which is told with the next frame.
         opened.page.evaluate("() => new Promise(done => setTimeout(done, 100))")
@@ -147,7 +245,7 @@ def test_a_mark_that_is_pointed_at_tells_what_it_stands_for(
         assert box is not None
         opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
         assert tip.is_visible()
-        assert tip.text_content() in section.locator("svg.chart [aria-label]").evaluate_all(
+        assert tip.text_content() in marks.evaluate_all(
             "marks => marks.map(mark => mark.getAttribute('aria-label'))"
         )
         assert len((tip.text_content() or "").splitlines()) > 1
@@ -160,10 +258,10 @@ def test_a_mark_that_is_pointed_at_tells_what_it_stands_for(
 def test_tables_open_and_have_a_line_for_each_point(browser: Browser, page_path: Path) -> None:
     opened = Opened(browser, page_path, PHONE, "light")
     folded = opened.page.locator("main details")
-    assert folded.count() > 2
+    assert folded.count() > 1
     for place in range(folded.count()):
         folded.nth(place).locator("summary").click()
-        assert folded.nth(place).locator("table, pre").first.is_visible()
+        assert folded.nth(place).locator("table, pre, dl").first.is_visible()
     assert opened.page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
     opened.context.close()
 
@@ -174,7 +272,9 @@ def test_without_scripts_the_charts_the_tables_and_both_themes_are_there(
     context = browser.new_context(java_script_enabled=False, color_scheme="dark")
     page = context.new_page()
     page.goto(page_path.as_uri())
-    assert page.locator("svg.chart").first.is_visible()
+    assert page.locator("svg.chart:visible").count() > 0
+    assert page.locator("#all").is_visible()
+    assert not page.locator("#filter").is_visible()
     assert not page.locator("#theme").is_visible()
     assert not page.locator("#tip").is_visible()
     context.close()
