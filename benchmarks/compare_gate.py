@@ -1,6 +1,6 @@
 """How `raybench compare` does as a gate, in simulated histories, through the real command.
 
-    python benchmarks/compare_gate.py [--histories 1000] [--others 100] [-o FILE.json]
+    python benchmarks/compare_gate.py [--histories 1000] [--minutes 60] [-o FILE.json]
 
 A history is a results folder of nights: each night one node of a pool (`NODE_SD`: they differ),
 runs of four points whose starts differ with heavy tails (Student's t with 3 degrees of freedom and
@@ -18,8 +18,8 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -76,26 +76,29 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--histories", type=int, default=1000, help="of the recommended form")
     options.add_argument("--others", type=int, default=100, help="of each other form")
+    options.add_argument("--minutes", type=float, default=60.0, help="the most for that form")
     options.add_argument("-o", "--output", type=Path)
     chosen = options.parse_args()
     rows = []
-    # What matters most first: Ctrl-C ends a form early, and what was judged so far is kept.
     for name in sorted(FORMS, key=lambda name: name != RECOMMENDED):
         count = chosen.histories if name == RECOMMENDED else chosen.others
-        rows.append({"form": name, **judged(FORMS[name], count)})
+        minutes = chosen.minutes if name == RECOMMENDED else chosen.minutes / 5
+        rows.append({"form": name, **judged(FORMS[name], count, minutes)})
         print(rows[-1], flush=True)
     if chosen.output:
         content = {"slowdown": SLOWDOWN, "threshold": THRESHOLD, "points": POINTS, "rows": rows}
         chosen.output.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def judged(form: Form, count: int) -> dict[str, Any]:
+def judged(form: Form, count: int, minutes: float) -> dict[str, Any]:
     """Shares of histories, by how many points became slower."""
     pairs: list[tuple[int, Verdict, Verdict]] = []
-    with suppress(KeyboardInterrupt):
-        for number in range(count):
-            changed = CHANGED[number % len(CHANGED)]
-            pairs.append((changed, *History(form, number, changed).verdicts()))
+    until_s = time.monotonic() + 60 * minutes
+    for number in range(count):
+        changed = CHANGED[number % len(CHANGED)]
+        pairs.append((changed, *History(form, number, changed).verdicts()))
+        if time.monotonic() > until_s:
+            break
     return {
         "histories": len(pairs),
         "exit_1_without_a_slowdown": share(quiet.code == 1 for _, quiet, _ in pairs),
