@@ -48,6 +48,18 @@ def code_of(module: str) -> Code:
     return Code(workload=_workload_files(module), raybench_sha256=raybench_sha256())
 
 
+def code_here(code: Code) -> Code:
+    """The same files as they are for this process; those that it does not find are left out.
+
+    Nothing is parsed: every rank does this, and a library may have thousands of files.
+    """
+    found = {name: path for name in code.workload if (path := _path_here(name)) is not None}
+    return Code(
+        workload={name: hashlib.sha256(_content(path)).hexdigest() for name, path in found.items()},
+        raybench_sha256=raybench_sha256(),
+    )
+
+
 def differing(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """The files that are not in both, or not the same."""
     return sorted(name for name in {*base, *new} if base.get(name) != new.get(name))
@@ -120,6 +132,14 @@ def _files_of(module: str, own_package: str) -> Iterator[tuple[str, Path]]:
         yield from ((_name(name, path), path) for path in files[:1])
 
 
+def _path_here(name: str) -> Path | None:
+    """Where the file of this name is. The inverse of `_name`."""
+    top, *below = name.split("/")
+    origin, folders = _top_level(top.partition(".")[0])
+    places = [folder.joinpath(*below) for folder in folders] if below else origin
+    return next((place for place in places if place.is_file()), None)
+
+
 def _candidates(place: Path) -> Iterator[Path]:
     """The files that a module may be at this place, as Python prefers them."""
     names = [place / "__init__.py", *(place.with_name(place.name + s) for s in _SUFFIXES)]
@@ -127,7 +147,9 @@ def _candidates(place: Path) -> Iterator[Path]:
 
 
 def _name(module: str, path: Path) -> str:
-    return f"{module}/__init__.py" if path.stem == "__init__" else f"{module}{path.suffix}"
+    """Of the file of a module whose name has slashes here."""
+    package = module if path.stem == "__init__" else module.rpartition("/")[0]
+    return f"{package}/{path.name}" if package else path.name
 
 
 def _top_level(name: str) -> tuple[list[Path], list[Path]]:

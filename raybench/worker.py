@@ -26,7 +26,7 @@ from raybench.point import Point, Precision
 from raybench.process_group import GroupGoneError, ProcessGroup, tell_place
 from raybench.process_state import ProcessState
 from raybench.records import Answer, Device, Failure, Group, Measurement, Place, Status, Task
-from raybench.sources import Code, code_of, differing, raybench_sha256
+from raybench.sources import Code, code_here, differing, raybench_sha256
 from raybench.workloads import precision
 from raybench.workloads.base import Context, Workload
 
@@ -43,7 +43,7 @@ class Worker:
         self._group = ProcessGroup(self._device)
         self._flops: dict[object, Counted] = {}
         self._gemm_tflops: dict[Precision, float | None] = {}
-        self._code: dict[str, Code] = {}
+        self._code: dict[str, Code | None] = {}
         self._prepare()
         self._state = ProcessState(self._device)
 
@@ -72,7 +72,7 @@ class Worker:
         answer: Answer
         try:
             self._enter_device()
-            self._import(task.point.workload, place)
+            self._import(task, place)
             self._check_code(task)
             self._state.begin()
             answer = self._measurement(task, place, group)
@@ -110,12 +110,13 @@ class Worker:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
-    def _import(self, workload: str, place: Place) -> None:
+    def _import(self, task: Task, place: Place) -> None:
         """Load the workload's module, and let what that sets in this process stay.
 
         A module is executed once in a process: undone after its first point, its settings would
         be missing in all later ones, where a fresh process would have them.
         """
+        workload = task.point.workload
         if workload in self._code:
             return
         tell_place(place, None)
@@ -124,11 +125,12 @@ class Worker:
         self._state.begin()
         _freeze()
         # Now: a file that changes later is not what this process runs.
-        self._code[workload] = code_of(registry.module_of(workload))
+        self._code[workload] = code_here(task.code) if task.code else None
 
     def _check_code(self, task: Task) -> None:
         """Raise UsageError when this process has loaded other code than the driver."""
-        if task.code is None or (loaded := self._code[task.point.workload]) == task.code:
+        loaded = self._code[task.point.workload]
+        if task.code is None or loaded is None or loaded == task.code:
             return
         files = differing(task.code.workload, loaded.workload) or ["raybench's own"]
         raise UsageError(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from raybench import registry
-from raybench.sources import code_of, differing
+from raybench.sources import code_here, code_of, differing
 
 _numbers = itertools.count()
 Write = Callable[[dict[str, str]], str]
@@ -63,7 +63,9 @@ def test_a_module_in_another_folder_counts_unless_it_is_installed(
     imports = "import torch, own_library_x, installed_library_x\nif 0: import nothing_x\n"
     module = project({"NAME/bench.py": imports})
     name = module.partition(".")[0]
-    assert set(code_of(module).workload) == {f"{name}/bench.py", "own_library_x.py"}
+    code = code_of(module)
+    assert set(code.workload) == {f"{name}/bench.py", "own_library_x.py"}
+    assert code_here(code) == code
 
 
 def test_the_hash_is_that_of_the_bytes_wherever_the_checkout_lies(
@@ -89,6 +91,21 @@ def test_the_hash_is_that_of_the_bytes_wherever_the_checkout_lies(
     assert differing(before.workload, after.workload) == [f"{name}/nets/layers.py"]
 
 
+def test_the_files_are_found_again_by_their_names_and_a_lost_one_is_missed(
+    project: Write, tmp_path: Path
+) -> None:
+    module = project(PROJECT)
+    code = code_of(module)
+    assert code_here(code) == code
+    name = module.partition(".")[0]
+    (tmp_path / name / "losses.py").write_text("loss = 2\n")
+    (tmp_path / name / "nets" / "layers.py").unlink()
+    assert differing(code.workload, code_here(code).workload) == [
+        f"{name}/losses.py",
+        f"{name}/nets/layers.py",
+    ]
+
+
 @pytest.mark.parametrize("kind", registry.BUILTIN)
 def test_a_built_in_workload_is_made_of_its_neighbours_and_not_of_all_of_raybench(
     kind: str,
@@ -98,6 +115,7 @@ def test_a_built_in_workload_is_made_of_its_neighbours_and_not_of_all_of_raybenc
     assert f"raybench/workloads/{kind}.py" in files
     assert "raybench/workloads/base.py" in files
     assert all(file.startswith("raybench/workloads/") for file in files)
+    assert code_here(code_of(registry.module_of(kind))).workload == files
 
 
 def test_a_module_without_a_file_has_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
