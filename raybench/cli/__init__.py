@@ -20,6 +20,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from raybench.cli.streams import keep_stderr_usable
 from raybench.errors import RaybenchError, ResultsWarning, UsageError
 from raybench.version import __version__
 
@@ -133,6 +134,7 @@ def _check_arguments() -> None:
 
 def main() -> None:
     """Run the command line; every error becomes one exit code here."""
+    keep_stderr_usable()
     try:
         _check_arguments()
         with _warnings_as_lines():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -15,4 +16,17 @@ def program() -> str:
 
 def command(*words: str) -> str:
     """A command of raybench, quoted for a shell."""
-    return f"{program()} {shlex.join(words)}"
+    return " ".join([program(), *map(_quoted, words)])
+
+
+def _quoted(word: str) -> str:
+    """As a shell takes it; what would control the terminal as bash and zsh write it: `$'a\\nb'`."""
+    if word.isprintable():
+        return shlex.quote(word)
+    letters = (letter if letter.isprintable() else _escaped(letter) for letter in word)
+    return "$'" + "".join("\\" + one if one in ("'", "\\") else one for one in letters) + "'"
+
+
+def _escaped(letter: str) -> str:
+    # In octal: a digit that follows is no part of it.
+    return "".join(f"\\{byte:03o}" for byte in os.fsencode(letter))

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -26,7 +27,8 @@ _STATE, _ENDED = 0, 49
 
 def end_process(reason: str) -> None:
     """Say why, and end this process at once: what an error would do, could it be raised."""
-    os.write(2, f"{reason}\n".encode())
+    with suppress(OSError):  # stderr may be full, or closed
+        os.write(2, f"{reason}\n".encode())
     os._exit(ClusterError.exit_code)
 
 
