@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.console import Console
 from raybench.cli.start import Start, device_key
 from raybench.cli.stderr import say
 from raybench.cli.typed import command
-from raybench.errors import ClusterError
+from raybench.errors import ClusterError, ResultsError
 from raybench.records import Device, Record, Status
 from raybench.run import Run, RunStatus
 from raybench.tables import counted
@@ -47,6 +48,7 @@ class RunRows:
         self._known = set(start.devices)
         self._run = start.run
         self._is_told = False
+        self._written: dict[Path, list[str]] = {}
 
     def keep_devices(self, devices: Sequence[Device]) -> None:
         """Write the devices that the run has no row of. Raises ClusterError for other models."""
@@ -69,6 +71,7 @@ class RunRows:
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
         """Write attempts at points, with what was sampled of the devices meanwhile."""
         kept = self.store.write_records(batch)
+        self._written[self.store.rows_of(batch)] = [record.point.point_id for record in kept]
         self._ended.update((record.point.point_id, record.status) for record in kept)
         for (_, measured), record in zip(batch, kept, strict=True):
             if record is not measured:
@@ -83,11 +86,29 @@ class RunRows:
         self.store.write_run(self._run)
 
     def close(self, status: RunStatus | None = None) -> Run:
-        """Write how the run ended; without a status it follows from the points."""
+        """Write how the run ended; without a status it follows from the points.
+
+        Raises ResultsError where rows are gone that were written; those points are left.
+        """
+        if removed := self._removed():
+            self.close(RunStatus.INTERRUPTED)
+            raise ResultsError(
+                f"{self.store.points}: the rows of {removed} point{'s' * (removed != 1)} were "
+                "removed while the sweep ran; put them back, or go on with the run"
+            )
         run = ended_run(self._run, self.start.plan, self._ended)
         run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
         self.store.write_run(run)
         return run
+
+    def _removed(self) -> int:
+        """How many points have lost their rows since the last call; they are left to be run."""
+        gone = [path for path in self._written if not path.exists()]
+        points = {point_id for path in gone for point_id in self._written.pop(path)}
+        self.left |= points
+        for point_id in points:
+            self._ended.pop(point_id, None)
+        return len(points)
 
     def forget(self) -> None:
         """Leave no run where none has begun; one that was to go on can still be resumed."""

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -293,6 +294,22 @@ def test_a_disk_that_is_full_is_told_once_and_what_is_written_stays(
     assert list(pd.read_parquet(tmp_path / "results" / "points")["status"]) == ["ok"]
 
 
+def test_rows_that_are_removed_while_the_sweep_runs_are_told_and_left_to_be_run(
+    sweeping, tmp_path: Path
+) -> None:
+    def script(point: Point, _: int) -> Answer:
+        if point.batch_size == 2:
+            shutil.rmtree(tmp_path / "results" / "points")
+        return make_measurement()
+
+    with pytest.raises(ResultsError, match=r"points/run-a: the rows of 1 point were removed"):
+        sweeping(make_cluster([make_device()], script))
+    assert GO_ON in sweeping.said
+    assert "stopped: 1 finished point is kept; see: " in sweeping.said
+    assert stored_status(tmp_path) == "failed"
+    assert len(pd.read_parquet(tmp_path / "results" / "points")) == 1
+
+
 def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
     tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -394,6 +411,8 @@ def test_a_reader_of_the_progress_that_has_left_does_not_end_the_sweep() -> None
     os.close(reader)
     script = (
         "from raybench.cli.stderr import make_console, say\n"
+        "from raybench.cli.streams import keep_stderr_usable\n"
+        "keep_stderr_usable()\n"
         "console = make_console()\n"
         "for number in range(3): say(console, str(number))\n"
         "print('went on')\n"
