@@ -303,7 +303,7 @@ def _damage(chance: random.Random, root: Path) -> None:
     path = chance.choice(sorted(root.glob("*/*/*.parquet")))
     if chance.random() < 0.3:
         content = path.read_bytes()
-        damaged = (content[: chance.randrange(len(content))], _flipped(chance, content), b"")
+        damaged = (content[: chance.randrange(len(content) + 1)], _flipped(chance, content), b"")
         path.write_bytes(chance.choice(damaged))
         return
     try:

@@ -258,7 +258,10 @@ def _values_given(job: Job, settings: _Settings, name: str) -> list[Scalar]:
         given += [job.workload.parameters.get(name, settings[name].default)]
     given += [entry[name] for entry in job.include if name in entry]
     accept = settings[name].accept
-    return list(dict.fromkeys(accept(value) for value in given if value is not None))
+    try:
+        return list(dict.fromkeys(accept(value) for value in given if value is not None))
+    except ValueError:
+        return []  # one of them is a problem of its own, which is told
 
 
 def _check_count(job: Job) -> Iterator[Problem]:

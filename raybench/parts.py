@@ -141,6 +141,9 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> _Part:
     if version is None or part is None:
         raise ResultsError(f"{path}: not a part of the table {table}; move it elsewhere")
     rows, unfit = as_today(part, wanted)
+    for field in wanted:
+        if not field.nullable and rows[field.name].null_count:
+            raise ResultsError(f"{path}: a row without {field.name}; remove or restore it")
     if version > SCHEMA_VERSION:
         return _Part(path=path, rows=rows, later=_later(version, [*unknown, *unfit]))
     if unfit:

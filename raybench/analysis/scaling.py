@@ -110,7 +110,7 @@ def batch_column(row: Mapping[str, Any]) -> str | None:
 
 def _batch(row: Mapping[str, Any]) -> int | None:
     column = batch_column(row)
-    return int(row[column]) if column else None
+    return None if column is None or pd.isna(row[column]) else int(row[column])
 
 
 def setting_order(value: Any) -> tuple[int, float, str]:

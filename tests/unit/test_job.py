@@ -38,6 +38,13 @@ def problems_of(text: str, *overrides: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
+def test_a_baseline_beside_a_wrong_value_of_its_setting_is_no_bug() -> None:
+    [problem] = problems_of(
+        HEAD + MATRIX + "  precision: [fp32, fp9]\nbaseline: {precision: fp32}\n"
+    )
+    assert "matrix.precision[1]: must be 'fp32'" in problem
+
+
 def test_a_short_job_has_the_documented_defaults() -> None:
     job = load(HEAD + MATRIX)
     assert (job.version, job.name, job.workload.kind) == (1, "test", "mlp")

@@ -221,3 +221,8 @@ def test_ranks_are_summarised_without_their_warm_up() -> None:
         "min_ms": [1.0, 4.0],
         "max_ms": [3.0, 4.0],
     }
+
+
+def test_a_training_point_without_its_batch_has_none() -> None:
+    points = frame([ran(1, 10.0)]).assign(batch_size=None)
+    assert scaling(points, {"world_size": 1})["batch"].tolist() == [None]

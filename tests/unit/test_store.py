@@ -534,3 +534,16 @@ def test_names_that_are_no_text_for_utf8_are_kept_as_far_as_they_go(tmp_path: Pa
     store.write_records([(0, replace(record, measurements=(profiled,)))])
     assert load(tmp_path, "modules")["module"].tolist() == ["a?"]
     assert dict(load(tmp_path, "runs")["environment"].iloc[0]) == {"A": "?"}
+
+
+@pytest.mark.parametrize(("table", "name"), [("points", "point_id"), ("runs", "run_id")])
+def test_a_row_without_its_key_is_refused_with_the_name_of_its_part(
+    results: Path, table: str, name: str
+) -> None:
+    path = part_of(results, table)
+    rows = pq.read_table(path)
+    place = rows.column_names.index(name)
+    key = rows.schema.field(place).with_nullable(True)
+    pq.write_table(rows.set_column(place, key, pa.nulls(rows.num_rows, key.type)), path)
+    with pytest.raises(ResultsError, match=f"{path.name}: a row without {name}; remove or"):
+        read_table(results, table, "run-old")
