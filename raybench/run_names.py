@@ -24,6 +24,7 @@ _STAMPED = re.compile(r"(?P<job>.+)-(?P<start>\d{8}-\d{6})-[0-9a-f]+")
 _MOST_NAMED = 5
 # Files and folders that begin so are not ours to read.
 HIDDEN = (".", "_")
+_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +83,12 @@ def pick(prefix: str, ids: Sequence[str], *, kind: str, where: str, way_out: str
 
 def check_folder(root: Path) -> None:
     """Raise ResultsError where there is no results folder."""
-    if not root.is_dir():
-        what = "a file, not a folder" if root.exists() else "no such folder"
+    try:
+        is_folder, is_there = root.is_dir(), root.exists()
+    except OSError as error:  # a name that no folder can have
+        raise ResultsError(f"--results {str(root)[:_SHOWN]}: {error.strerror}") from None
+    if not is_folder:
+        what = "a file, not a folder" if is_there else "no such folder"
         raise ResultsError(f"{root}: {what} of results; `raybench sweep JOB` makes one")
 
 

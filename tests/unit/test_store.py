@@ -547,3 +547,9 @@ def test_a_row_without_its_key_is_refused_with_the_name_of_its_part(
     pq.write_table(rows.set_column(place, key, pa.nulls(rows.num_rows, key.type)), path)
     with pytest.raises(ResultsError, match=f"{path.name}: a row without {name}; remove or"):
         read_table(results, table, "run-old")
+
+
+def test_a_results_folder_with_an_impossible_name_is_one_short_line() -> None:
+    with pytest.raises(ResultsError, match="File name too long") as refused:
+        read_runs(Path("x" * 5000))
+    assert len(str(refused.value)) < 200
