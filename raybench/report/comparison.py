@@ -120,15 +120,14 @@ def table(comparison: Comparison) -> tuple[list[str], int, list[list[str]]]:
     """Columns, how many of them are settings, and cells, of the points in `shown`."""
     rows, _ = shown(comparison)
     names = varying_settings(comparison.compared)
-    is_short = any(wording.is_short(row["base_ms"]) for row in rows)
-    time = wording.duration if is_short else wording.number
-    unit = "" if is_short else " ms"
-    columns = [*map(wording.heading, names), f"base{unit}", f"new{unit}", "change", "seen from"]
+    unit = wording.unit_of_times(row["base_ms"] for row in rows)
+    heads = (f"base {unit.name}", f"new {unit.name}", "change", "seen from")
+    columns = [*map(wording.heading, names), *heads]
     cells = [
         [
             *(wording.setting(name, setting(row, name)) for name in names),
-            time(row["base_ms"]),
-            time(row["new_ms"]),
+            wording.time_in(unit, row["base_ms"]),
+            wording.time_in(unit, row["new_ms"]),
             _change(row),
             f"{row['least_seen']:.1%}" if wording.known(row["least_seen"]) else "",
             row["verdict"],

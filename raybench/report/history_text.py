@@ -143,19 +143,20 @@ def _change(rows: Sequence[Row]) -> str:
 
 
 def _runs(rows: Sequence[Row]) -> RenderableType:
+    unit = wording.unit_of(rows)
     columns = [
         Column("started, UTC"),
         Column("run", folds_to=SETTING_CHARS * 3),
-        Column("step", side="right"),
-        Column("level", side="right"),
+        Column(f"step {unit.name}", side="right"),
+        Column(f"level {unit.name}", side="right"),
         Column("change", side="right"),
     ]
     cells = [
         [
             f"{row['started_at']:%Y-%m-%d %H:%M}",
             wording.plain(row["run_id"]),
-            wording.step_time(row),
-            wording.duration(row["level_ms"]),
+            wording.step_in(unit, row),
+            wording.time_in(unit, row["level_ms"]),
             percent(row["step"]) if _is_step(row) else "",
         ]
         for row in rows

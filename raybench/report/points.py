@@ -106,8 +106,7 @@ def _extras(unit: wording.Unit, rates: Sequence[str]) -> Iterator[tuple[str, Cal
         return lambda row: wording.number(row[name])
 
     def p99(row: Row) -> str:
-        value = row["step_ms_p99"]
-        return wording.number(value * unit.per_ms) if wording.known(value) else ""
+        return wording.time_in(unit, row["step_ms_p99"])
 
     yield from ((_RATES[name], number(name)) for name in rates)
     yield f"p99 {unit.name}", p99

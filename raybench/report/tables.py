@@ -249,7 +249,7 @@ def _times(unit: wording.Unit) -> list[_Column]:
     def part(name: str) -> Callable[[Row], str]:
         return lambda row: wording.part(row[name], unit)
 
-    step: _Column = ("step", lambda row: wording.number(row["step_ms_p50"] * unit.per_ms))
+    step: _Column = ("step", lambda row: wording.time_in(unit, row["step_ms_p50"]))
     return [step, *((head, part(name)) for head, name in _TIMES.items())]
 
 
@@ -258,7 +258,7 @@ def _extras(rows: Sequence[Row], unit: wording.Unit) -> dict[str, tuple[str, ...
         return {}
     return {
         f"p99 {unit.name}": tuple(
-            wording.number(row["step_ms_p99"] * unit.per_ms) if row["status"] == "ok" else ""
+            wording.time_in(unit, row["step_ms_p99"]) if row["status"] == "ok" else ""
             for row in rows
         ),
         POINT_COLUMN: tuple(wording.plain(row["point_id"]) for row in rows),

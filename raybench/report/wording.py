@@ -137,14 +137,21 @@ def duration(time_ms: float) -> str:
 
 def step_in(unit: Unit, row: Mapping[str, Any]) -> str:
     """Step time without its unit, which the column names, and half its interval, relative."""
-    value = row["step_ms_p50"]
-    return f"{number(value * unit.per_ms)}{_precision(row)}" if known(value) else ""
+    return f"{time_in(unit, row['step_ms_p50'])}{_precision(row)}"
+
+
+def time_in(unit: Unit, time_ms: float) -> str:
+    """A time without its unit."""
+    return number(time_ms * unit.per_ms) if known(time_ms) else ""
 
 
 def unit_of(rows: Iterable[Mapping[str, Any]]) -> Unit:
     """The one unit in which all step times of some points can be read and compared."""
-    is_any_short = any(is_short(row["step_ms_p50"]) for row in rows)
-    return MICROSECONDS if is_any_short else MILLISECONDS
+    return unit_of_times(row["step_ms_p50"] for row in rows)
+
+
+def unit_of_times(times_ms: Iterable[float]) -> Unit:
+    return MICROSECONDS if any(map(is_short, times_ms)) else MILLISECONDS
 
 
 def is_short(time_ms: float) -> bool:
