@@ -1,4 +1,4 @@
-"""Rows of `points` that others have written, or a fault: what no measurement gives is not shown.
+"""Rows of `points` and `devices` that others have written, or a fault.
 
 Reports divide by step times and take logarithms. What a report cannot work with is taken out where
 rows are read, once for all of them, and said.
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # Without these nothing can be said of a row.
 _REQUIRED = ("attempt", "status", "started_at", "workload", "params", "world_size", "precision")
+_OF_DEVICE = ("kind", "node_id", "host", "address", "index", "name", "cpu_count", "versions")
 _COUNTS = ("attempt", "world_size")
 _YEARS_1_TO_9999_US = (-62_135_596_800_000_000, 253_402_300_800_000_000)
 # Larger than any figure, small enough to be squared and multiplied.
@@ -26,6 +27,17 @@ _MOST_CHARACTERS = 4000
 _MOST_NAMED = 5
 
 
+def identified_devices(found: pa.Table) -> tuple[pa.Table, list[str]]:
+    """Take out rows of `devices` that do not say which device they are of; says how many."""
+    lacking = [name for name in found.column_names if name in _OF_DEVICE and found[name].null_count]
+    if not lacking:
+        # Without pyarrow.compute, for which `list` shall not wait.
+        return found, []
+    kept = _without_null(found, lacking)
+    count = found.num_rows - kept.num_rows
+    return kept, [f"{_rows_are(count)} left out: {_some(lacking)} missing"]
+
+
 def sound_points(found: pa.Table) -> tuple[pa.Table, list[str]]:
     """Take out rows that lack a setting, figures that are impossible and the ends of long texts.
 
@@ -34,8 +46,7 @@ def sound_points(found: pa.Table) -> tuple[pa.Table, list[str]]:
     said: list[str] = []
     kept = _with_settings(found)
     if lacking := found.num_rows - kept.num_rows:
-        rows = "row is" if lacking == 1 else "rows are"
-        said.append(f"{lacking} {rows} left out: a setting is missing or impossible")
+        said.append(f"{_rows_are(lacking)} left out: a setting is missing or impossible")
     kept, impossible = _changed(kept, _possible)
     if impossible:
         said.append(f"impossible figures are read as unknown: {_some(impossible)}")
@@ -45,25 +56,35 @@ def sound_points(found: pa.Table) -> tuple[pa.Table, list[str]]:
     return kept, said
 
 
+def _rows_are(count: int) -> str:
+    return f"{count} row is" if count == 1 else f"{count} rows are"
+
+
 def _some(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
+
+
+def _without_null(found: pa.Table, names: list[str]) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_whole = pa.array([True] * found.num_rows, pa.bool_())
+    for name in names:
+        is_whole = pc.and_(is_whole, found[name].is_valid())
+    return found.filter(is_whole)
 
 
 def _with_settings(found: pa.Table) -> pa.Table:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    is_whole = pa.array([True] * found.num_rows, pa.bool_())
-    for name in [name for name in _REQUIRED if name in found.column_names]:
-        column = found[name]
-        is_whole = pc.and_(is_whole, column.is_valid())
-        if name in _COUNTS:
-            is_whole = pc.and_(is_whole, pc.fill_null(pc.greater(column, 0), False))
-        elif name == "started_at":
-            number, (first, end) = column.cast(pa.int64()), _YEARS_1_TO_9999_US
-            is_time = pc.and_(pc.greater_equal(number, first), pc.less(number, end))
-            is_whole = pc.and_(is_whole, pc.fill_null(is_time, False))
-    return found if pc.all(is_whole).as_py() is not False else found.filter(is_whole)
+    found = _without_null(found, [name for name in _REQUIRED if name in found.column_names])
+    for name in [name for name in _COUNTS if name in found.column_names]:
+        found = found.filter(pc.greater(found[name], 0))
+    if "started_at" in found.column_names:
+        number, (first, end) = found["started_at"].cast(pa.int64()), _YEARS_1_TO_9999_US
+        found = found.filter(pc.and_(pc.greater_equal(number, first), pc.less(number, end)))
+    return found
 
 
 def _changed(

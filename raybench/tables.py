@@ -20,7 +20,7 @@ from raybench.errors import ResultsError, ResultsWarning
 from raybench.messages import did_you_mean
 from raybench.parts import UnreadableParts, attempts_in, plain_rows, read_parts
 from raybench.records import Latest, Status
-from raybench.row_checks import sound_points
+from raybench.row_checks import identified_devices, sound_points
 from raybench.run import Run, RunStatus
 from raybench.run_names import (
     HIDDEN,
@@ -89,14 +89,18 @@ def read_table(
         found = read_parts(parts, table, wanted)
     else:
         found = _read_undamaged(Path(root) / table, parts, table, wanted)
-    return _sound(found, run_id) if table == "points" else found
+    return _sound(found, table, run_id)
 
 
-def _sound(points: pa.Table, run_id: str | None) -> pa.Table:
-    points, taken_out = sound_points(points)
+def _sound(found: pa.Table, table: str, run_id: str | None) -> pa.Table:
+    """The rows that reports can work with; what is taken out is said."""
+    checks = {"points": sound_points, "devices": identified_devices}
+    if table not in checks:
+        return found
+    found, taken_out = checks[table](found)
     for text in taken_out:
-        _warn(f"points{f' of {run_id}' if run_id else ''}: {text}")
-    return points
+        _warn(f"{table}{f' of {run_id}' if run_id else ''}: {text}")
+    return found
 
 
 def load_attempt(root: Path, table: str, run_id: str, point_id: str, attempt: int) -> pd.DataFrame:

@@ -132,6 +132,8 @@ def nothing_but_keys(results: Path) -> None:
     keys = ("run_id", "point_id", "attempt", "status")
     for path in parts(results, "points"):
         rewrite(path, lambda row: {name: row[name] if name in keys else None for name in row})
+    for path in parts(results, "devices"):
+        rewrite(path, lambda row: {name: row[name] if name == "run_id" else None for name in row})
     kept = ("run_id", "started_at")
     strange_run(results, **{name: None for name in raybench.units("runs") if name not in kept})
 
