@@ -29,7 +29,7 @@ from raybench.report.html_points import point_table
 from raybench.report.html_products import products_figure
 from raybench.report.html_rates import rate_figures
 from raybench.report.html_scaling import efficiency_figure, speed_up_figure
-from raybench.report.html_series import Row
+from raybench.report.html_series import Row, is_other
 from raybench.report.html_steps import PointSteps, heat_figure, spread_figure
 from raybench.report.html_svg import drawn, key
 from raybench.report.html_telemetry import telemetry_figure
@@ -85,6 +85,7 @@ def format_page(data: PageData) -> str:
         ],
         when=f"{wording.when(summary.run.started_at)}, {wording.course(summary.run)}",
         against=data.against,
+        shares_points=_shares_points(rows),
         trained=what_ran(rows_of(summary), summary.ranks),
         key_figures=key_figures(summary, rows_of(summary)),
         first=first,
@@ -117,6 +118,13 @@ def _figures(data: PageData, rows: Sequence[Row]) -> list[Figure]:
         telemetry_figure(data.telemetry, summary.run.started_at, rows_of(summary), summary.ranks),
     ]
     return [one for one in found if one is not None]
+
+
+def _shares_points(rows: Sequence[Row]) -> bool:
+    own, others = (
+        {row["point_id"] for row in rows if is_other(row) == of_other} for of_other in (False, True)
+    )
+    return not own.isdisjoint(others)
 
 
 def _findings(summary: Summary) -> list[tuple[str, Sequence[tuple[str, str]]]]:

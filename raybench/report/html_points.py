@@ -19,6 +19,9 @@ _MEANINGS = {
     "step": "Median over iterations of the slowest rank's time.",
     "±": "Half of the 95 % interval of the step time, relative to it.",
     MARK_COLUMN: "What makes the number doubtful; a letter each.",
+    "other step": "Step time in the run that this one is laid over.",
+    "change": "Step time of this run over that of the other, less 1, ± half of the 95 % interval "
+    "of these two starts. `raybench compare` tells chance from change.",
     "samples/s": "Of all ranks together.",
     "speed-up": "samples/s over those of the baseline point, ± half of the 95 % interval.",
     "efficiency": "Speed-up over the ratio of the numbers of ranks.",
@@ -175,12 +178,7 @@ def _change(other: Row | None, row: Row) -> Cell:
     change = float(row["step_ms_p50"] / other["step_ms_p50"] - 1)
     around = ratio_range(other, row)
     sure = "" if around is None else f" {wording.half_width((around[1] - around[0]) / 2)}"
-    return Cell(
-        text=f"{change:+.1%}{sure}",
-        value=f"{change:.6g}",
-        hint="Step time of this run over that of the other, less 1, ± half of the 95 % interval "
-        "of these two starts; `raybench compare` tells chance from change.",
-    )
+    return Cell(text=f"{change:+.1%}{sure}", value=f"{change:.6g}")
 
 
 def _marks(row: Row) -> Cell:

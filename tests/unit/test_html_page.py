@@ -272,6 +272,8 @@ def test_a_run_is_laid_over_another_in_charts_and_table() -> None:
         )
     )
     assert "Laid over run <code>run-b</code>" in page
+    assert "Its points are hollow" in page
+    assert "change" in [name for name, _ in table.meanings]
 
 
 def test_speed_up_is_drawn_per_precision_with_a_line_per_batch_and_the_ideal() -> None:
