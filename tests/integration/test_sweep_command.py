@@ -15,6 +15,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from raybench.environment import usable_cores
+
 SWEEP = [sys.executable, "-m", "raybench", "sweep"]
 FAULTY = "tests.integration.probe_workloads:Faulty"
 
@@ -64,14 +66,15 @@ def test_a_sweep_ends_with_0_and_prints_its_report_on_stdout(swept):
     done, _ = swept
     assert done.returncode == 0, done.stderr
     assert "speed-up" in done.stdout
-    assert "needs 64 devices, the cluster has 4" in " ".join(done.stdout.split())
+    assert f"needs 64 devices, the cluster has {usable_cores()}" in " ".join(done.stdout.split())
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 def test_stderr_has_one_line_per_point_and_nothing_of_rays(swept):
     done, _ = swept
     first, *lines = done.stderr.splitlines()
-    assert first.startswith("private Ray on this host, up to 4 CPU workers; run small-")
+    workers = f"{usable_cores()} CPU worker{'s' * (usable_cores() != 1)}"
+    assert first.startswith(f"private Ray on this host, up to {workers}; run small-")
     assert [re.match(r"\[(\d)/6\]  (ok|skipped) ", line).groups() for line in lines] == [
         ("1", "ok"),
         ("2", "ok"),
@@ -218,7 +221,7 @@ def test_two_sweeps_into_one_folder_at_the_same_time_are_both_whole(tmp_path):
     job = write_job(tmp_path, MLP_JOB)
     results = tmp_path / "results"
     with ThreadPoolExecutor() as pool:
-        options = (job, results, "--address", "local")
+        options = (job, results, "--address", "local", "--shared")
         both = [done.result() for done in [pool.submit(sweep, *options) for _ in range(2)]]
     assert [done.returncode for done in both] == [0, 0], [done.stderr for done in both]
     points = points_of(results)
