@@ -1,0 +1,53 @@
+"""Who else uses a GPU: locks by its UUID, and the processes that NVML names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from raybench.cluster.claims import Terms
+from raybench.cluster.ray_cluster import RayCluster
+from raybench.cluster.ray_connection import connect
+from raybench.device_locks import FOLDER_VARIABLE, DeviceLocks, this_process
+
+pytestmark = pytest.mark.gpu
+
+HOLD_MEMORY = """
+import time, torch
+kept = torch.zeros(2**20, device="cuda:0")
+torch.cuda.synchronize()
+time.sleep(60)
+"""
+_IS_THERE_S = 30.0
+
+
+def test_another_sweep_and_another_process_on_the_gpu_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
+    terms = Terms(holder=this_process("run mine"), shared=True)
+    cluster = RayCluster(connect("local", "cuda", wanted=1), terms=terms)
+    try:
+        cluster.start(1, "pack")
+        [device] = cluster.devices
+        assert device.uuid in DeviceLocks().others([device.uuid]).others
+        assert cluster.bystanders([0])() == ()
+        other = DeviceLocks()
+        other.claim([device.uuid], this_process("run other"), shared=True)
+        # Its parent ends at once, so that it is no child of this sweep.
+        spawn = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]])"
+        subprocess.run([sys.executable, "-c", spawn, HOLD_MEMORY], check=True)
+        deadline_s = time.monotonic() + _IS_THERE_S
+        told = cluster.bystanders([0])()
+        while not any("on cuda:" in one for one in told) and time.monotonic() < deadline_s:
+            time.sleep(0.5)
+            told = cluster.bystanders([0])()
+        assert any(one.startswith("run other of ") for one in told)
+        assert any("on cuda:0 of " in one for one in told), told
+        other.close()
+    finally:
+        cluster.close()
