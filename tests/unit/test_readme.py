@@ -57,7 +57,6 @@ def test_every_job_of_the_repository_loads_and_was_run(path):
     assert planned <= measured
 
 
-@pytest.mark.xfail(strict=True, reason="README groups by iteration alone: see docs/query.md")
 def test_the_python_of_the_readme_is_right_with_repeats_and_attempts(tmp_path, monkeypatch):
     from builders import (
         make_failed,
