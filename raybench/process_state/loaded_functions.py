@@ -131,13 +131,14 @@ class LoadedFunctions:
             yield space
 
     def _namespaces_of(self, name: str, module: types.ModuleType) -> Iterator[_Namespace]:
-        classes = [value for value in vars(module).values() if _is_class(value)]
+        classes = [value for value in _entries(module).values() if _is_class(value)]
         yield from _namespace(name, module, _is_of_module)
         for each in classes:
-            if id(each) in self._classes or each.__flags__ & _IMMUTABLE:
+            if id(each) in self._classes or _read(each, "__flags__") & _IMMUTABLE:
                 continue
             self._classes.add(id(each))  # which the namespace keeps alive
-            yield from _namespace(f"{each.__module__}.{each.__qualname__}", each, _is_one)
+            label = f"{_read(each, '__module__')}.{_read(each, '__qualname__')}"
+            yield from _namespace(label, each, _is_one)
 
 
 _GONE = object()
@@ -189,7 +190,7 @@ class _Namespace(NamedTuple):
         if self.name.partition(".")[0] == package:
             return
         for name, value in zip(self.names, self.values, strict=True):
-            home = getattr(value, "__module__", None)
+            home = _read(value, "__module__")
             if isinstance(home, str) and home.partition(".")[0] == package:
                 yield f"{self.name}.{name}"
 
@@ -200,7 +201,7 @@ def _is_of_others(module: str) -> bool:
 
 
 def _namespace(name: str, owner: Any, is_kept: Callable[[Any], bool]) -> Iterator[_Namespace]:
-    entries = vars(owner)
+    entries = _entries(owner)
     kept = {key: value for key, value in entries.items() if is_kept(value)}
     if not kept:
         return
@@ -219,6 +220,20 @@ def _is_of_module(value: Any) -> bool:
     return type(value) in _FUNCTIONS or _is_class(value)
 
 
+def _entries(owner: Any) -> Mapping[str, Any]:
+    entries: Mapping[str, Any] = _read(owner, "__dict__")
+    return entries
+
+
+def _read(owner: Any, name: str) -> Any:
+    """An attribute as Python keeps it: a metaclass may raise where its classes are looked at."""
+    ask = type.__getattribute__ if _is_class(owner) else getattr
+    try:
+        return ask(owner, name)
+    except AttributeError:
+        return None
+
+
 def _is_class(value: Any) -> bool:
     # Not isinstance: it asks the value too, and one of torch's warns then that it is deprecated.
     return issubclass(type(value), type)
@@ -226,7 +241,8 @@ def _is_class(value: Any) -> bool:
 
 def _inherited(owner: type, name: str) -> Any:
     """What a class has of its bases."""
-    return next((vars(base)[name] for base in owner.__mro__[1:] if name in vars(base)), _GONE)
+    bases = _read(owner, "__mro__")[1:]
+    return next((_entries(base)[name] for base in bases if name in _entries(base)), _GONE)
 
 
 def _is_still(before: Any, now: Any) -> bool:

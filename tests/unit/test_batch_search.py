@@ -220,7 +220,7 @@ def test_the_plan_of_a_search_says_what_it_cannot_know(
     text = " ".join(planned.split())
     assert told in text
     assert "2 series; the largest needs 2 devices" in text
-    assert "how many points a series takes shows when it runs" in text
+    assert "the number of points is known when the sweep has ended" in text
     assert max(map(len, planned.splitlines())) <= 80
     as_json = CliRunner().invoke(command_line, ["plan", str(job), "--json"]).stdout
     assert json.loads(as_json)["time_at_most_s"] is None

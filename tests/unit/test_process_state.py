@@ -199,6 +199,21 @@ def test_a_module_that_came_with_the_point_is_searched_for_what_is_the_workloads
     assert state.replaced_functions(package)[0].startswith("2 replaced functions (late_library.")
 
 
+def test_a_class_that_raises_when_it_is_looked_at_hides_no_replaced_function(monkeypatch):
+    class Unfriendly(type):
+        def __getattribute__(cls, name):
+            raise RuntimeError(f"no {name}")
+
+    library = ModuleType("unfriendly_library")
+    library.Odd, library.Layer = Unfriendly("Odd", (), {"forward": _doubled}), Layer
+    monkeypatch.setitem(sys.modules, "unfriendly_library", library)
+    state = ProcessState(CPU)
+    state.begin()
+    assert state.replaced_functions("own") == ()
+    monkeypatch.setattr(library, "Layer", _doubled)
+    assert state.replaced_functions("own") == ("1 replaced function (unfriendly_library.Layer)",)
+
+
 def test_the_first_optimizer_of_a_class_replaces_nothing():
     done = _in_a_process("""
 from raybench.process_state import ProcessState
