@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from raybench.checked_answers import checked
 from raybench.doubts import crowding
+from raybench.failure_text import DETAIL_CHARACTERS, cut_start
 from raybench.records import Answer, Device, Failure, Measurement, Record, Status
 from raybench.scheduler import Turn
 
@@ -92,7 +93,8 @@ def _detail(failure: Failure, output: str) -> str | None:
     if not last or last[-1] in failure.detail:
         return failure.detail or None
     told = "\n".join([f"the last lines that rank {failure.rank} wrote:", *last])
-    return f"{failure.detail.rstrip()}\n\n{told}" if failure.detail else told
+    whole = f"{failure.detail.rstrip()}\n\n{told}" if failure.detail else told
+    return cut_start(whole, DETAIL_CHARACTERS)
 
 
 def _warnings(

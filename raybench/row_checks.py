@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from raybench.failure_text import DETAIL_CHARACTERS
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -23,7 +25,7 @@ _MOST_S = 1e9
 # Of one value there is no deviation: 0 is one.
 _POSITIVE = (*(f"step_ms_{name}" for name in ("m", "p", "ci_")), "throughput")
 # As long as the end of a log that raybench keeps.
-_MOST_CHARACTERS = 4000
+_MOST_CHARACTERS = DETAIL_CHARACTERS
 _MOST_NAMED = 5
 
 

@@ -123,8 +123,8 @@ def test_the_process_group_is_kept_while_the_same_workers_are_used(cluster, tmp_
     ("fault", "status", "error_type", "text"),
     [
         ("raise", Status.ERROR, "ValueError", "the workload says no"),
-        ("kill", Status.LOST, "WorkerDied", "the worker process died"),
-        ("exit", Status.LOST, "WorkerDied", "the worker process died"),
+        ("kill", Status.LOST, "WorkerDied", "the worker process ended without a word"),
+        ("exit", Status.LOST, "WorkerDied", "the worker process ended without a word"),
         ("oom", Status.OOM, "MemoryError", "asked for more than there is"),
         ("hang", Status.TIMEOUT, "Timeout", "no answer within measure.timeout_s = 3 s"),
         ("unpicklable", Status.ERROR, "_Unpicklable", "holds what cannot travel"),
@@ -161,7 +161,13 @@ def test_a_failure_of_a_lone_rank_keeps_its_process(cluster):
 
 def test_no_worker_at_all_is_one_clear_error(cluster, monkeypatch):
     monkeypatch.setattr(ray_seats, "_FIRST_DEVICE_TIMEOUT_S", 2.0)
-    others = ray_seats.Seats(cluster._connection, cluster._agents, cluster._seats._standbys, print)
+    others = ray_seats.Seats(
+        cluster._connection,
+        cluster._agents,
+        cluster._seats._standbys,
+        cluster._seats._claims,
+        print,
+    )
     with pytest.raises(ClusterError, match="no CPU could be had from the cluster in 2 s: others"):
         others.start(1, "pack")
 

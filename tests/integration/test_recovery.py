@@ -62,7 +62,7 @@ def process_ids(cluster: RayCluster) -> list[int]:
         ("early", Status.ERROR, "ValueError", "not even built", True, 2),
         ("oom", Status.OOM, "MemoryError", "asked for more than there is", True, 2),
         ("sys_exit", Status.ERROR, "SystemExit", "enough", True, 2),
-        ("kill", Status.LOST, "WorkerDied", "died by SIGKILL", False, 6),
+        ("kill", Status.LOST, "WorkerDied", "ended without a word", False, 6),
         ("segfault", Status.LOST, "WorkerDied", "died by SIGSEGV", False, 6),
         ("stop", Status.TIMEOUT, "Timeout", WAITED, False, TIMEOUT_S + 3),
         ("loop", Status.TIMEOUT, "Timeout", "at recovery_workloads.py:", False, TIMEOUT_S + 3),
