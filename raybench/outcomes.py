@@ -89,12 +89,11 @@ def _explained(failure: Failure, devices: Sequence[Device]) -> str:
 
 def _detail(failure: Failure, output: str) -> str | None:
     """Its detail, which may be the end of its log already, and the last lines that it wrote."""
-    last = output.splitlines()[-_LAST_LINES:]
-    if not last or last[-1] in failure.detail:
-        return failure.detail or None
-    told = "\n".join([f"the last lines that rank {failure.rank} wrote:", *last])
-    whole = f"{failure.detail.rstrip()}\n\n{told}" if failure.detail else told
-    return cut_start(whole, DETAIL_CHARACTERS)
+    whole, last = failure.detail, output.splitlines()[-_LAST_LINES:]
+    if last and last[-1] not in whole:
+        told = "\n".join([f"the last lines that rank {failure.rank} wrote:", *last])
+        whole = f"{whole.rstrip()}\n\n{told}" if whole else told
+    return cut_start(whole, DETAIL_CHARACTERS) or None
 
 
 def _warnings(

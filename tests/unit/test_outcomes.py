@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
 from builders import make_device, make_point
 
 from raybench.failure_text import DETAIL_CHARACTERS
@@ -40,8 +41,9 @@ def test_the_last_lines_of_a_rank_stand_below_its_traceback():
     )
 
 
-def test_a_detail_is_no_longer_than_what_readers_take():
-    found = record_of("t" * DETAIL_CHARACTERS, "o" * DETAIL_CHARACTERS)
+@pytest.mark.parametrize("output", ["", "o" * DETAIL_CHARACTERS])
+def test_a_detail_is_no_longer_than_what_readers_take(output):
+    found = record_of("t" * (DETAIL_CHARACTERS + 1), output)
     assert found.error_detail is not None
     assert len(found.error_detail) == DETAIL_CHARACTERS
     assert found.error_detail.startswith("[cut: ")
