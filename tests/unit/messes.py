@@ -94,8 +94,9 @@ MESSES: dict[str, Callable[[], object]] = {
     "stack size of new threads": lambda: threading.stack_size(1 << 20),
     "locale": lambda: locale.setlocale(locale.LC_ALL, "C.UTF-8"),
     "print options": lambda: torch.set_printoptions(precision=2),
+    # torch.compile switches them off in the whole process.
     "checks of distributions": lambda: torch.distributions.Distribution.set_default_validate_args(
-        False
+        not torch.distributions.Distribution._validate_args
     ),
     "multiprocessing start method": lambda: multiprocessing.set_start_method("spawn", force=True),
     "numpy error handling": lambda: np.seterr(all="raise"),
