@@ -134,17 +134,26 @@ class RayCluster:
 
     def close(self) -> None:
         """Kill the actors and let go of Ray; a private cluster ends with it."""
-        if self._lifelines.is_cut:
+        if self._lifelines.is_cut or not self._let_go():
             # Ray would wait for a minute; the agents need no head.
             self._agents.kill(self._seats.devices)
             self._standbys.close_without_head()
-        else:
-            self._agents.stop()
-            self._groups.close()
-            self._seats.close()
         ray.shutdown()
         if folder := self._connection.folder:
             folder.remove()
+
+    def _let_go(self) -> bool:
+        """Give everything back to Ray; False where its head goes meanwhile.
+
+        A SIGTERM to the whole process group, as by `timeout` and by schedulers, ends both.
+        """
+        try:
+            self._agents.stop()
+            self._groups.close()
+            self._seats.close()
+        except ray.exceptions.RayError:
+            return False
+        return True
 
     def _prepare(self, devices: Sequence[Device]) -> None:
         self._lifelines.check(afresh=True)

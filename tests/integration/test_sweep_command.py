@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -199,6 +200,32 @@ def test_stopping_now_keeps_what_finished_and_exits_with_130(tmp_path, told):
     # Whatever hangs: here the point does.
     assert run["finished_at"].timestamp() < told_s + 2
     assert stderr.count("finishing the point in flight") == len(told) - 1
+
+
+@pytest.mark.long
+def test_a_sigterm_to_all_processes_of_a_sweep_is_exit_130_without_a_crash(tmp_path):
+    job = write_job(
+        tmp_path,
+        f"workload: {{kind: '{FAULTY}'}}\n"
+        "matrix: {fault: [none, hang], batch_size: 4}\n"
+        "measure: {warmup: 2, iterations: 4}\n",
+    )
+    results = tmp_path / "results"
+    command = [*SWEEP, str(job), "-o", str(results), "--address", "local", "--device", "cpu"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        deadline_s = time.monotonic() + 120
+        while not list(results.glob("points/*/[!.]*.parquet")):
+            assert time.monotonic() < deadline_s
+            assert process.poll() is None
+            time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGTERM)
+        _, stderr = process.communicate(timeout=90)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert "--resume" in stderr
+    assert list(points_of(results)["status"])[:1] == ["ok"]
 
 
 def test_an_interrupt_while_ray_starts_is_exit_130_without_a_crash(tmp_path):
