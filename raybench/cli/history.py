@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     callback=share,
     default="1.5%",
     show_default=True,
-    help="Steps up to this are none.",
+    help="Changes of the level up to this count as none.",
 )
 @click.option(
     "--chart",
