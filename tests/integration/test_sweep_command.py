@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -156,27 +158,41 @@ def test_a_killed_rank_costs_its_point_only_and_exit_1(tmp_path):
     assert set(samples["point_id"]) == set(points[points["status"] == "ok"]["point_id"])
 
 
-@pytest.mark.parametrize(
-    "told",
-    [pytest.param((signal.SIGINT, signal.SIGINT), marks=pytest.mark.long), (signal.SIGTERM,)],
-)
-def test_stopping_now_keeps_what_finished_and_exits_with_130(tmp_path, told):
+@contextmanager
+def hanging_sweep(
+    folder: Path, *, in_its_own_session: bool = False
+) -> Iterator[subprocess.Popen[str]]:
+    """A sweep into folder/results whose first point has ended and whose second one hangs."""
     job = write_job(
-        tmp_path,
+        folder,
         f"workload: {{kind: '{FAULTY}'}}\n"
         "matrix: {fault: [none, hang], batch_size: 4}\n"
         "measure: {warmup: 2, iterations: 4}\n",
     )
-    results = tmp_path / "results"
+    results = folder / "results"
     command = [*SWEEP, str(job), "-o", str(results), "--address", "local", "--device", "cpu"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=in_its_own_session,
     ) as process:
         deadline_s = time.monotonic() + 120
         while not list(results.glob("points/*/[!.]*.parquet")):
             assert time.monotonic() < deadline_s
             assert process.poll() is None
             time.sleep(0.2)
+        yield process
+
+
+@pytest.mark.parametrize(
+    "told",
+    [pytest.param((signal.SIGINT, signal.SIGINT), marks=pytest.mark.long), (signal.SIGTERM,)],
+)
+def test_stopping_now_keeps_what_finished_and_exits_with_130(tmp_path, told):
+    results = tmp_path / "results"
+    with hanging_sweep(tmp_path) as process:
         running = browse(results, "report")
         for number in told:
             process.send_signal(number)
@@ -204,28 +220,13 @@ def test_stopping_now_keeps_what_finished_and_exits_with_130(tmp_path, told):
 
 @pytest.mark.long
 def test_a_sigterm_to_all_processes_of_a_sweep_is_exit_130_without_a_crash(tmp_path):
-    job = write_job(
-        tmp_path,
-        f"workload: {{kind: '{FAULTY}'}}\n"
-        "matrix: {fault: [none, hang], batch_size: 4}\n"
-        "measure: {warmup: 2, iterations: 4}\n",
-    )
-    results = tmp_path / "results"
-    command = [*SWEEP, str(job), "-o", str(results), "--address", "local", "--device", "cpu"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        deadline_s = time.monotonic() + 120
-        while not list(results.glob("points/*/[!.]*.parquet")):
-            assert time.monotonic() < deadline_s
-            assert process.poll() is None
-            time.sleep(0.2)
+    with hanging_sweep(tmp_path, in_its_own_session=True) as process:
         os.killpg(process.pid, signal.SIGTERM)
         _, stderr = process.communicate(timeout=90)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
     assert "--resume" in stderr
-    assert list(points_of(results)["status"])[:1] == ["ok"]
+    assert list(points_of(tmp_path / "results")["status"])[:1] == ["ok"]
 
 
 def test_an_interrupt_while_ray_starts_is_exit_130_without_a_crash(tmp_path):
