@@ -36,6 +36,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/structure.py
 
 unit: setup $(BIN)/.exporters
 	$(BIN)/pytest -n 2 tests/unit
