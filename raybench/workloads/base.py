@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from raybench.workloads.replicas import Replicas
 
 
+# Steps after which a scaler grows: more than its counter, an int32, can hold.
+_NEVER_GROWS = 2**31
 NOT_WRAPPED = "no model was wrapped by context.ddp(), and there is no set_comm_hook"
 
 
@@ -133,12 +135,13 @@ class Context:
         """Scales the gradients of fp16; in other precisions it passes everything through.
 
         Enabled, it waits for the device once a step, to learn whether a gradient overflowed: that
-        is part of what fp16 training costs.
+        is part of what fp16 training costs. Its scale falls while gradients overflow and never
+        grows: every growth, after 2000 steps, would end in a step that overflows and is skipped.
         """
         import torch
 
         is_fp16 = self.precision is Precision.FP16 and self.device.type != "meta"
-        return torch.amp.GradScaler(self.device.type, enabled=is_fp16)
+        return torch.amp.GradScaler(self.device.type, growth_interval=_NEVER_GROWS, enabled=is_fp16)
 
 
 class Workload(ABC):

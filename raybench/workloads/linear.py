@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Linear(Trained):
-    """Trains nn.Linear(1024, 1) on random rows with MSE and Adam 1e-3: Python and launch cost.
+    """Trains nn.Linear(1024, 1) on random rows with MSE and Adam: Python and launch cost.
 
     Its batch size in the published test is 64. data: device: every rank has `rows` rows of its
     own on the device, and batches are slices. data: dataloader: `rows` rows in host memory, in
@@ -72,7 +72,6 @@ class Linear(Trained):
         recipe = Recipe(
             loss=functional.mse_loss,
             optimizer="adam",
-            learning_rate=1e-3,
             grad_accumulation=grad_accumulation,
             compile=compile,
         )

@@ -36,7 +36,6 @@ class Mlp(Trained):
         recipe = Recipe(
             loss=functional.mse_loss,
             optimizer=optimizer,
-            learning_rate=1e-3,
             grad_accumulation=grad_accumulation,
             compile=compile,
             ddp=ddp,

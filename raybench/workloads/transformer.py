@@ -46,7 +46,6 @@ class Transformer(Trained):
         recipe = Recipe(
             loss=next_token_loss,
             optimizer=optimizer,
-            learning_rate=3e-4,
             grad_accumulation=grad_accumulation,
             compile=compile,
             ddp=ddp,

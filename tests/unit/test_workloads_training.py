@@ -3,8 +3,8 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args, get_type_hints
 
@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.errors import UsageError
 from raybench.point import Precision
+from raybench.workloads import training
 from raybench.workloads.base import Context
 from raybench.workloads.layers import DECODER_PRESETS, Decoder
 from raybench.workloads.linear import Linear
@@ -35,6 +36,15 @@ BUILDS: dict[str, Build] = {
         Transformer, preset="tiny", seq_len=16, activation_checkpointing=True
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tensors this small are slower with several, and far slower where others use the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def make_context(
@@ -71,9 +81,10 @@ def gradients_of_one_step(workload: AnyBuiltIn) -> list[Tensor]:
 
 @pytest.mark.parametrize("precision", Precision)
 @pytest.mark.parametrize("name", BUILDS)
-def test_steps_lower_the_loss_in_every_precision(
+def test_steps_of_a_usual_learning_rate_lower_the_loss_in_every_precision(
     name: str, precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(training, "LEARNING_RATE", 1e-3)
     losses: list[float] = []
     real_loss = Training._loss
 
@@ -90,6 +101,65 @@ def test_steps_lower_the_loss_in_every_precision(
     assert all(math.isfinite(loss) for loss in losses)
     # Two batches take turns in `linear`, so compare sums over several steps.
     assert sum(losses[-4:]) < sum(losses[:4])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """What a step computes with: the norm of its gradients, and how many numbers are subnormal."""
+
+    gradient_norm: float
+    subnormal_share: float
+
+
+def condition(workload: AnyBuiltIn) -> Condition:
+    """Of the gradients of one more step, and of the parameters and moments then."""
+    gradients = gradients_of_one_step(workload)
+    moments = [
+        value
+        for state in workload.training.optimizer.state.values()
+        for name, value in state.items()
+        if name != "step"
+    ]
+    numbers = torch.cat([t.flatten() for t in (*gradients, *moments, *parameters(workload))])
+    tiny = torch.finfo(torch.float32).tiny
+    is_subnormal = (numbers != 0) & (numbers.abs() < tiny)
+    return Condition(
+        gradient_norm=float(torch.cat([g.flatten() for g in gradients]).norm()),
+        subnormal_share=float(is_subnormal.double().mean()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"), [("linear", 902), ("mlp", 3002), ("mlp with sgd", 902), ("transformer", 302)]
+)
+def test_late_steps_compute_with_the_same_kinds_of_numbers_as_early_ones(
+    name: str, steps: int
+) -> None:
+    workload = BUILDS[name](make_context(batch_size=2))
+    found = []
+    # A multiple of four apart: `linear` has four batches that take turns.
+    for number in range(steps + 1):
+        if number in (50, steps):
+            found.append(condition(workload))
+        else:
+            workload.step()
+    early, late = found
+    assert late.gradient_norm == pytest.approx(early.gradient_norm, rel=0.05)
+    assert late.subnormal_share == pytest.approx(early.subnormal_share, abs=1e-3)
+
+
+def test_the_scale_of_fp16_does_not_grow() -> None:
+    scaler = make_context(precision=Precision.FP16).grad_scaler()
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1e-3)
+    before = scaler.get_scale()
+    # Torch's own grows every 2000 steps.
+    for _ in range(2001):
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert scaler.get_scale() == before
 
 
 def test_a_step_leaves_no_gradients_behind() -> None:
@@ -182,6 +252,7 @@ def test_compile_runs_the_step_through_torch_compile(monkeypatch: pytest.MonkeyP
         return torch_compile(model, backend="eager")
 
     monkeypatch.setattr(torch, "compile", without_code_generation)
+    monkeypatch.setattr(training, "LEARNING_RATE", 1e-3)
     workload = Mlp(make_context(), hidden=16, layers=2, compile=True)
     before = parameters(workload)
     workload.step()
