@@ -41,15 +41,24 @@ class PrivateFolder:
         """What Ray may open to everybody: nobody gets to it."""
         return self.path / "r"
 
+    @property
+    def logs(self) -> Path:
+        """Ray's own."""
+        return self.rays / "session_latest" / "logs"
+
+    @property
+    def kept(self) -> Path:
+        """The file by which the folder stays where all of its processes have ended."""
+        return self.path / leash.KEPT
+
     def remove(self) -> None:
         """Remove all of it. What a process of Ray still writes meanwhile is left to the watcher."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def keep_logs(self) -> Path:
-        """Remove the token alone; where the logs of Ray are."""
-        (self.path / leash.KEPT).touch()
+    def keep_logs(self) -> None:
+        """Remove the token alone."""
+        self.kept.touch()
         self.token.unlink(missing_ok=True)
-        return self.rays / "session_latest" / "logs"
 
 
 def make_private_folder() -> PrivateFolder:

@@ -93,7 +93,7 @@ def connect(
     logging.getLogger("ray").setLevel(logging.ERROR)
     read_settings_anew()
     given, folder = f"--address {address}", None
-    private = partial(_private, device, wanted, oversubscribe, end)
+    private = partial(_private, device, wanted, oversubscribe)
     if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
         address, given = exported, f"RAY_ADDRESS={exported}"
     if address == "local":
@@ -220,9 +220,9 @@ def _guarded(head: str, end: Callable[[str], None]) -> StartGuard:
 
 
 def _private(
-    device: str, wanted: int, oversubscribe: bool, end: Callable[[str], None], because: str = ""
+    device: str, wanted: int, oversubscribe: bool, because: str = ""
 ) -> tuple[str, PrivateFolder]:
-    folder = start_private_ray(device, wanted, end, oversubscribe=oversubscribe, **_QUIET)
+    folder = start_private_ray(device, wanted, oversubscribe=oversubscribe, **_QUIET)
     return f"private Ray on this host{because and f' ({because})'}", folder
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 
 from raybench.cluster import leash
 from raybench.cluster.private_folder import PrivateFolder, make_private_folder
-from raybench.cluster.start_guard import StartedPrograms, StartGuard
+from raybench.cluster.start_watch import watched_programs
 from raybench.environment import usable_cores
 from raybench.errors import ClusterError
 
@@ -21,29 +21,30 @@ _OBJECT_STORE_BYTES = 256 * 1024**2
 # Ray's own logs: its default is 512 MB, five times over, for each process.
 _LOG_BYTES = 8 * 1024**2
 _LOG_BACKUPS = 1
+_NOT_STARTED = "the private Ray of this host did not start: "
 
 
 def start_private_ray(
     device: str,
     wanted: int,
-    end: Callable[[str], None],
     *,
     oversubscribe: bool = False,
     **quiet: Any,
 ) -> PrivateFolder:
     """Start it and join it; the folder that it lives in. quiet: options of `ray.init`.
 
-    end: ends this process, for a reason, where a part of Ray has died and Ray waits for it.
+    Where a part of Ray dies and Ray waits for it, this process ends, and says why.
     oversubscribe: as many CPU workers as are wanted, also where they have to share cores.
     Raises ClusterError.
     """
     cores = usable_cores()
     folder = make_private_folder()
-    guard = StartGuard(
-        StartedPrograms().gone, lambda gone: end(_not_started(gone, folder)), patience_s=0.0
+    after = _what_to_type(folder)
+    watched = watched_programs(
+        _NOT_STARTED, after, made=str(folder.kept), removed=str(folder.token)
     )
     try:
-        with leash.held_children(folder.path), _environment(folder), _on_loopback(), guard:
+        with leash.held_children(folder.path), _environment(folder), _on_loopback(), watched:
             ray.init(
                 address="local",
                 num_cpus=wanted if oversubscribe else min(wanted, cores),
@@ -57,15 +58,13 @@ def start_private_ray(
             )
     except Exception as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        raise ClusterError(_not_started(said, folder)) from None
+        folder.keep_logs()
+        raise ClusterError(f"{_NOT_STARTED}{said}{after}") from None
     return folder
 
 
-def _not_started(reason: str, folder: PrivateFolder) -> str:
-    return (
-        f"the private Ray of this host did not start: {reason}; nothing is measured yet, so type "
-        f"the same command again; its logs: {folder.keep_logs()}"
-    )
+def _what_to_type(folder: PrivateFolder) -> str:
+    return f"; nothing is measured yet, so type the same command again; its logs: {folder.logs}"
 
 
 def read_settings_anew() -> None:

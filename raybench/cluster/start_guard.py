@@ -1,28 +1,20 @@
 """Ends this process where Ray dies and keeps it from noticing.
 
-While Ray starts, this process waits inside of Ray, where nothing interrupts it: half a minute for a
-raylet that has died, a minute for a head, after which Ray ends this process in its own words.
+While workers start, this process waits inside of Ray, where nothing interrupts it: half a minute
+for a raylet that has died, a minute for a head, after which Ray ends it in its own words.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Self
 
-from raybench.cluster import proc
 from raybench.errors import ClusterError
 
 _LOOK_S = 0.2
-# Programs of Ray that this process starts, and cannot do without.
-_PROGRAMS = {"gcs_server": "its head", "raylet": "its raylet"}
-# Where /proc/PID/stat, behind the name, has the state, and how a process ended.
-_STATE, _ENDED = 0, 49
 
 
 def end_process(reason: str) -> None:
@@ -62,42 +54,3 @@ class StartGuard:
             reason = self._gone()
         if not self._is_over.wait(self._patience_s):
             self._end(reason)
-
-
-@dataclass(slots=True)
-class StartedPrograms:
-    """The programs of a private Ray that this process has started so far."""
-
-    _processes: dict[int, str] = field(default_factory=dict)
-
-    def gone(self) -> str:
-        """Which of them has ended, and how; empty while all live."""
-        for process in _children() - self._processes.keys():
-            # Also of one that has ended already, whose command line is gone.
-            if (program := proc.name(process)) in _PROGRAMS:
-                self._processes[process] = _PROGRAMS[program]
-        endings = ((name, _ending(process)) for process, name in self._processes.items())
-        return next((f"{name} {ending}" for name, ending in endings if ending), "")
-
-
-def _children() -> set[int]:
-    """Those of the main thread; none where the kernel does not tell them."""
-    here = os.getpid()
-    try:
-        return set(map(int, Path(f"/proc/{here}/task/{here}/children").read_text().split()))
-    except OSError:
-        return set()
-
-
-def _ending(process: int) -> str:
-    """How a child of this process has ended; empty for one that lives."""
-    text = proc.read(process, "stat").decode(errors="replace")
-    stat = text.rpartition(")")[2].split()
-    if not stat:
-        return "has ended"
-    if stat[_STATE] not in "ZX":
-        return ""
-    status = int(stat[_ENDED])
-    if os.WIFSIGNALED(status):
-        return f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"has ended with exit code {os.waitstatus_to_exitcode(status)}"

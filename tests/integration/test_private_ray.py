@@ -53,6 +53,7 @@ def test_a_process_that_does_not_come_up_keeps_no_other_waiting_and_none_comes_u
 # What is killed, with which signal, how long after it was seen; of those in the second list once
 # the driver has joined Ray and starts its workers.
 AT_RAYS_START = [
+    ("gcs_server", "SIGKILL", 0.0),
     ("gcs_server", "SIGKILL", 0.3),
     ("gcs_server", "SIGTERM", 0.5),
     ("raylet", "SIGKILL", 0.0),

@@ -47,7 +47,8 @@ def test_only_its_user_can_enter_it_and_each_has_a_token_of_its_own() -> None:
 def test_a_folder_that_is_kept_for_its_logs_holds_no_token() -> None:
     folder = make_private_folder()
     try:
-        assert folder.keep_logs() == folder.path / "r" / "session_latest" / "logs"
+        assert folder.logs == folder.path / "r" / "session_latest" / "logs"
+        folder.keep_logs()
         assert not folder.token.exists()
         assert mode(folder.path) == 0o700
     finally:
