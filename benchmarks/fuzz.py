@@ -18,7 +18,6 @@ import os
 import resource
 import secrets
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,14 +30,13 @@ from types import FrameType
 from typing import Any
 
 from benchmarks.fuzz_cases import Case, make_case
-from benchmarks.machine import machine
+from benchmarks.machine import commit, machine, without_paths
 
 _MOST_S = 5.0
 _MOST_BYTES = 500e6
 # A case that hangs is ended after so long.
 _HANG_S = 60
 _KIB = 1024
-_REPOSITORY = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,11 +244,10 @@ def main() -> None:
 
 def write(tally: Tally, chosen: argparse.Namespace, took_s: float) -> None:
     """What there is so far: a run of hours may be ended from outside."""
-    git = ["git", "rev-parse", "HEAD"]
-    commit = subprocess.run(git, cwd=_REPOSITORY, capture_output=True, text=True).stdout.strip()
     result = {
-        "commit": commit,
+        "commit": commit(),
         "seed": chosen.seed,
+        "jobs": chosen.jobs,
         "kinds": chosen.kinds,
         "cases": tally.count,
         "cases_by_kind": dict(tally.cases),
@@ -258,7 +255,9 @@ def write(tally: Tally, chosen: argparse.Namespace, took_s: float) -> None:
         "slowest_s": tally.slowest_s,
         "took_s": round(took_s, 1),
         "machine": machine(),
-        "findings": [asdict(outcome) for outcome in tally.findings],
+        "findings": [
+            asdict(replace(outcome, said=without_paths(outcome.said))) for outcome in tally.findings
+        ],
     }
     if chosen.output:
         chosen.output.write_text(json.dumps(result, indent=1) + "\n")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
+# The folders of an absolute path, but not those of an address or of a fraction.
+_FOLDERS = re.compile(r"(?<![\w.:/~…-])/(?:[^/\s'\"<>|:;,()]+/)+")
 _PACKAGES = ("pyarrow", "pandas", "numpy", "pydantic", "click", "rich")
 
 
@@ -29,3 +33,16 @@ def machine() -> dict[str, object]:
 def _cpu_lines() -> list[str]:
     file = Path("/proc/cpuinfo")
     return file.read_text().splitlines() if file.exists() else []
+
+
+def commit() -> str:
+    """The commit of this code; RAYBENCH_COMMIT tells it where there is no repository."""
+    git = ["git", "rev-parse", "HEAD"]
+    here = Path(__file__).parent
+    told = subprocess.run(git, cwd=here, capture_output=True, text=True).stdout.strip()
+    return told or os.environ.get("RAYBENCH_COMMIT", "")
+
+
+def without_paths(text: str) -> str:
+    """The text without the folders of this machine: of a path only its last name stays."""
+    return _FOLDERS.sub("…/", text)
