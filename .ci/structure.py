@@ -100,10 +100,12 @@ def room(path: Path) -> str:
 
 
 def arrows(trees: Mapping[Path, ast.Module]) -> Graph:
-    """The rooms that each room imports."""
-    rooms = {room(path) for path in trees}
+    """The rooms that each room imports; what the package itself offers is no room's."""
+    rooms = {room(path) for path in trees} - {"__init__"}
     graph: dict[str, set[str]] = defaultdict(set)
     for path, tree in trees.items():
+        if room(path) not in rooms:
+            continue
         imported = {name for name in imported_rooms(tree) if name in rooms}
         graph[room(path)] |= imported - {room(path)}
     return graph

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from raybench.version import __version__
+from raybench import __version__
 
 _PACKAGES = ("torch", "ray", "numpy", "pyarrow")
 _PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_", "PYTORCH_", "GLOO_", "MKL_", "NVIDIA_TF32_")

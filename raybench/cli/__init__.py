@@ -20,9 +20,9 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from raybench import __version__
 from raybench.cli.streams import keep_stderr_usable
 from raybench.errors import RaybenchError, ResultsWarning, UsageError
-from raybench.version import __version__
 
 # Name -> module that holds the command of that name; imported when it is called.
 COMMANDS = {
