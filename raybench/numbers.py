@@ -5,7 +5,9 @@ docs/method.md explains each of them to the reader.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from raybench.measure import stats, steady
@@ -19,6 +21,10 @@ _NS_PER_MS = 1e6
 _MS_PER_S = 1e3
 _BYTES_PER_GB = 1e9
 _FLOP_PER_TFLOP = 1e12
+# NVML's counter of energy moves on every 20 to 100 ms: so much may be missing at either end.
+_ENERGY_PERIOD_S = 0.1
+# Power limits act after some ten milliseconds.
+_BURST_MS, _BURST_STEPS = 30.0, 3
 # Below this share of a step the device's idle time may be noise.
 _HOST_BOUND_SHARE = 0.05
 
@@ -36,6 +42,7 @@ def numbers(record: Record) -> Numbers:
         **rates(record, step_ms),
         **_parts(measurements, step_ms),
         **_state(measurements, found["trend"]),
+        **_energy(measurements),
         **_peaks(measurements),
     }
 
@@ -117,13 +124,32 @@ def _arithmetic(measurements: Sequence[Measurement], record: Record, step_ms: fl
     achieved = _rate(flops, step_ms / _MS_PER_S, _FLOP_PER_TFLOP)
     known = [m.gemm_tflops for m in measurements if m.gemm_tflops is not None]
     product = min(known, default=None)
+    burst_ms = _burst_ms(measurements) if record.point.batch_size is None else None
     return {
         "flops_per_step": flops,
         "achieved_tflops_per_device": achieved,
         "gemm_tflops_per_device": product,
+        "burst_tflops_per_device": (
+            _rate(flops, burst_ms / _MS_PER_S, _FLOP_PER_TFLOP) if burst_ms else None
+        ),
         "mfu_pct": _percent(achieved, _peak_tflops(record)),
         "gemm_share_pct": _percent(achieved, product),
     }
+
+
+def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
+    """The step in the first 30 ms of the warm-up, but for its cold first one, on the slowest rank.
+
+    None where the warm-up had fewer than three steps more.
+    """
+    medians = []
+    for measurement in measurements:
+        steps_ms = [ns / _NS_PER_MS for ns in measurement.repetitions[0].warmup.step_ns[1:]]
+        fitting = sum(at_ms <= _BURST_MS for at_ms in accumulate(steps_ms))
+        first_ms = steps_ms[: max(_BURST_STEPS, fitting)]
+        medians.append(statistics.median(first_ms) if len(first_ms) >= _BURST_STEPS else None)
+    known = [ms for ms in medians if ms is not None]
+    return max(known) if len(known) == len(measurements) else None
 
 
 def _peak_tflops(record: Record) -> float | None:
@@ -194,15 +220,42 @@ def _state(measurements: Sequence[Measurement], trend: str) -> Numbers:
     """What makes a number doubtful."""
     repetitions = [r for m in measurements for r in m.repetitions]
     is_known = any(r.timed.throttled for r in repetitions)
-    energies = [m.energy_j for m in measurements if m.energy_j is not None]
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)
     return {
         "host_bound": _host_bound(measurements),
         "stable": all(r.settled is not False for r in repetitions) and trend == steady.FLAT,
         "throttled": any(any(r.timed.throttled) for r in repetitions) if is_known else None,
         "throttle_reasons": list(reasons) if is_known else None,
-        "energy_j": sum(energies) if len(energies) == len(measurements) else None,
+        "sm_clock_mhz_p50": _clock_mhz(measurements),
     }
+
+
+def _clock_mhz(measurements: Sequence[Measurement]) -> float | None:
+    """The median of the device where it is lowest: it sets the pace. None where one is unknown."""
+    medians = [statistics.median(m.sm_clocks_mhz) for m in measurements if m.sm_clocks_mhz]
+    return min(medians) if medians and len(medians) == len(measurements) else None
+
+
+def _energy(measurements: Sequence[Measurement]) -> Numbers:
+    """Of all devices; the error as if all counters were late in the same way."""
+    known = [(m.energy_j, _timed_s(m), m) for m in measurements if m.energy_j is not None]
+    if len(known) < len(measurements):
+        return {"energy_j": None, "energy_j_error": None}
+    errors = [
+        joules / timed_s * 2 * _ENERGY_PERIOD_S * len(m.repetitions)
+        for joules, timed_s, m in known
+        if timed_s > 0
+    ]
+    return {"energy_j": sum(joules for joules, _, _ in known), "energy_j_error": sum(errors)}
+
+
+def _timed_s(measurement: Measurement) -> float:
+    """From the first timed step to the end of the last, of all repeats."""
+    phases = [(r.timed, r.inner_iterations) for r in measurement.repetitions]
+    return sum(
+        timed.start_ns[-1] + inner * timed.step_ns[-1] - timed.start_ns[0]
+        for timed, inner in phases
+    ) / (_NS_PER_MS * _MS_PER_S)
 
 
 def _host_bound(measurements: Sequence[Measurement]) -> bool | None:

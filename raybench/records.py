@@ -122,6 +122,7 @@ class Measurement:
     gemm_tflops: what this device reaches in large matrix products of the point's precision.
     energy_j: of the device during the timed phase; None where it was too short to tell.
     throttle_reasons: why the clocks were limited in the timed phase.
+    sm_clocks_mhz: of the device, read while it was timed; empty where that is not known.
     warnings: what this rank knows to make the number doubtful, one sentence each.
     keeps_worker: the process is as fit for the next point as a fresh one.
     output: what the process wrote to stdout and stderr meanwhile, as far as it is kept.
@@ -140,6 +141,7 @@ class Measurement:
     gemm_tflops: float | None = None
     energy_j: float | None = None
     throttle_reasons: tuple[str, ...] = ()
+    sm_clocks_mhz: tuple[int, ...] = ()
     breakdown: Breakdown | None = None
     profile: Profile | None = None
     warnings: tuple[str, ...] = ()

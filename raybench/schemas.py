@@ -11,13 +11,15 @@ History of the schema (a change of any column raises SCHEMA_VERSION and adds a l
     3  points: error_rank, error_host, error_device, error_detail, neighbours
     4  runs: workload_sha256, raybench_sha256, workload_files, paused_s; points: workload_sha256,
        raybench_sha256, crowded
+    5  points: sm_clock_mhz_p50, energy_j_error, burst_tflops_per_device; peak_mem_allocated_bytes
+       is of the timed steps, before also of the warm-up; gemm_tflops_per_device is what lasts
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,7 @@ _POINTS = (
         throttled="clocks were held down",
     ),
     *_columns("list<string>", "", throttle_reasons="why, as NVML names it"),
+    *_columns("double", "MHz", sm_clock_mhz_p50="median while timed, slowest device"),
     *_columns(
         "int64",
         "bytes",
@@ -182,7 +185,8 @@ _POINTS = (
         "double",
         "TFLOP/s",
         achieved_tflops_per_device="FLOPs over step time",
-        gemm_tflops_per_device="of large matrix products",
+        gemm_tflops_per_device="of large matrix products, sustained",
+        burst_tflops_per_device="first 30 ms of the warm-up",
     ),
     *_columns(
         "double", "%", mfu_pct="of the datasheet's peak", gemm_share_pct="achieved over gemm"
@@ -194,7 +198,7 @@ _POINTS = (
         busbw_gb_s="bus bandwidth, as nccl-tests",
         memory_gb_s="read and written, per device",
     ),
-    *_columns("double", "J", energy_j="all devices, timed steps"),
+    *_columns("double", "J", energy_j="all devices, timed steps", energy_j_error="of it, ±"),
     *_columns(
         "list<string>",
         "",

@@ -34,7 +34,7 @@ def ratio_range(base: Mapping[str, Any], point: Mapping[str, Any]) -> tuple[floa
     It speaks of the samples of this run: another start of the same processes can be farther away.
     """
     names = ("step_ms_ci_low", "step_ms_p50", "step_ms_ci_high")
-    if any(pd.isna(row[name]) for row in (base, point) for name in names):
+    if any(pd.isna(row[name]) or row[name] <= 0 for row in (base, point) for name in names):
         return None
     (base_down, base_up), (point_down, point_up) = (
         (math.log(middle / low), math.log(high / middle))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from raybench.analysis.clocks import why_not_comparable
 from raybench.analysis.losses import LOSSES, lost_shares
 from raybench.analysis.ratios import ratio_range
 from raybench.doubts import (
@@ -60,9 +61,10 @@ def scaling(points: pd.DataFrame, baseline: Mapping[str, Scalar]) -> pd.DataFram
       world_size.
     * *_low, *_high: their 95 % intervals, see `ratio_range`.
     * lost_*: what of the step is lost against efficiency 1, and to what, see `lost_shares`.
-    * serial_fraction: in strong scaling, (1 / speed_up - 1 / p) / (1 - 1 / p) with p times the
-      devices: A. H. Karp, H. P. Flatt, "Measuring parallel processor performance",
-      Communications of the ACM 33(5), 1990. It holds all that is lost, not serial code alone.
+    * serial_fraction: in strong scaling, e = (1 / speed_up - 1 / p) / (1 - 1 / p) with p times the
+      devices, and e / (b - (b - 1) e) where the baseline has b of them: A. H. Karp, H. P. Flatt,
+      "Measuring parallel processor performance", Communications of the ACM 33(5), 1990. It holds
+      all that is lost, not serial code alone.
     * memory_ratio: peak_mem_allocated_bytes / that of the baseline point.
     * samples_per_joule: of all devices, in the timed iterations: samples/s per watt.
     * why: the reason for which an ok point with a throughput has no speed-up.
@@ -141,8 +143,11 @@ def _compare(
 ) -> None:
     """Fill in the derived columns of one series, but for the intervals."""
     base = _base(members)
+    tied = list(dict.fromkeys(row["point_id"] for row in members if row["is_baseline"]))
     for row in members:
         why = _why_not(row, base, baseline)
+        if why is None and len(tied) > 1 and _has_throughput(row):
+            why = f"{len(tied)} points match the baseline of this series: {' and '.join(tied)}"
         row |= {"series": number, "why": why}
         if why is not None or base is None or not _has_throughput(row):
             continue
@@ -161,8 +166,22 @@ def _scaled(row: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "efficiency": efficiency,
         **_lost_shares(row, base, efficiency),
-        "serial_fraction": (1 / speed_up - 1 / devices) / (1 - 1 / devices) if is_serial else None,
+        "serial_fraction": _serial_fraction(row, base) if is_serial else None,
     }
+
+
+def _serial_fraction(row: Mapping[str, Any], base: Mapping[str, Any]) -> float | None:
+    """Of the work on one device, also where the baseline point has several.
+
+    Karp and Flatt's is the share of the baseline's time; Amdahl's law takes it from there to one
+    device: e = f / (f + (1 - f) / b) for b devices, solved for f.
+    """
+    devices = row["world_size"] / base["world_size"]
+    of_base = (1 / row["speed_up"] - 1 / devices) / (1 - 1 / devices)
+    several = base["world_size"]
+    share = several - (several - 1) * of_base
+    # Slower than the baseline by so much that Amdahl's law has no such share.
+    return float(of_base / share) if share > 0 else None
 
 
 def _lost_shares(
@@ -234,15 +253,13 @@ def _why_not(
         return f"baseline point {_ENDED.get(status, f'ended {status}')}"
     if base["device_name"] != row["device_name"]:
         return f"baseline point ran on another device: {base['device_name']}"
-    return _why_no_base(base) if _has_throughput(base) else "baseline point has no throughput"
+    if not _has_throughput(base):
+        return "baseline point has no throughput"
+    return why_not_comparable(row, base) or _why_no_base(base)
 
 
 def _why_no_base(base: Mapping[str, Any]) -> str | None:
     """Why nothing can be compared with an ok point. What is not known (null) is no reason."""
-    if not pd.isna(base["throttled"]) and base["throttled"]:
-        reasons = base["throttle_reasons"]
-        told = "" if reasons is None or not len(reasons) else f" ({', '.join(reasons)})"
-        return f"clocks were limited at the baseline point{told}"
     if not pd.isna(base["stable"]) and not base["stable"]:
         return "baseline point is unsteady"
     if is_imprecise(base):
@@ -258,7 +275,8 @@ def _is_warned_of(row: Mapping[str, Any], warning: str) -> bool:
 
 
 def _has_throughput(row: Mapping[str, Any]) -> bool:
-    return row["status"] == "ok" and not pd.isna(row["throughput"])
+    """A workload may declare that a step finishes nothing: that is compared with nothing."""
+    return row["status"] == "ok" and not pd.isna(row["throughput"]) and row["throughput"] > 0
 
 
 def _same(found: Any, wanted: Scalar) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from raybench.report import wording
-from raybench.report.tables import MARK_COLUMN, OF_GEMM, POINT_COLUMN, Table
+from raybench.report.tables import BURST, MARK_COLUMN, OF_GEMM, POINT_COLUMN, Table
 
 _STEP = (
     "Step: the slowest rank's time of each iteration, its median over the iterations, "
@@ -18,6 +18,7 @@ _RATES = {
     "busbw GB/s": "Algbw, busbw: bytes over step time, as nccl-tests counts them.",
     "memory GB/s": "Memory: bytes read and written over step time.",
     "TFLOP/s": "TFLOP/s: of one device.",
+    BURST: "Burst: TFLOP/s in the first 30 ms of the warm-up, before a power limit acts.",
     "MFU": "MFU: TFLOP/s as a share of the datasheet's dense peak.",
     OF_GEMM: "%GEMM: TFLOP/s as a share of what large matrix products reach on this device.",
 }

@@ -270,9 +270,19 @@ def _operations(rows: Sequence[Row]) -> str:
     share = wording.percent(best["mfu_pct"] / 100) if wording.known(best["mfu_pct"]) else ""
     of_peak = f", {share} of the datasheet's peak" if share else ""
     where = _where(best, varying_settings(rows, ()))
-    return f"at most {wording.number(best['achieved_tflops_per_device'])} TFLOP/s{of_peak}" + (
-        f" ({where})" if where else ""
+    return (
+        f"at most {wording.number(best['achieved_tflops_per_device'])} TFLOP/s{of_peak}"
+        + (f" ({where})" if where else "")
+        + _burst(best)
     )
+
+
+def _burst(row: Row) -> str:
+    """What a short measurement would have told, where that is more."""
+    burst, sustained = row["burst_tflops_per_device"], row["achieved_tflops_per_device"]
+    if not wording.known(burst) or burst < (1 + _UNSURE) * sustained:
+        return ""
+    return f"; {wording.number(burst)} TFLOP/s in its first 30 ms"
 
 
 def _largest(found: Sequence[LargestBatch], ranks: str) -> str:

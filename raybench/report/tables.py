@@ -23,6 +23,7 @@ _SETTINGS = ("precision", "cuda_graph", "batch", "world_size")
 WHERE_IT_GOES = "where the step goes"
 MARK_COLUMN = "!"
 OF_GEMM = "%GEMM"
+BURST = "burst"
 POINT_COLUMN = "point"
 _TEXTS = (MARK_COLUMN, POINT_COLUMN)
 
@@ -69,6 +70,7 @@ _RATES: tuple[_Column, ...] = (
     ("busbw GB/s", _number("busbw_gb_s")),
     ("memory GB/s", _number("memory_gb_s")),
     ("TFLOP/s", _number("achieved_tflops_per_device")),
+    (BURST, _number("burst_tflops_per_device")),
     ("MFU", _share("mfu_pct")),
     (OF_GEMM, _share("gemm_share_pct")),
 )
@@ -89,7 +91,7 @@ _TIMES = {
 }
 # What may be left out where there is no room, the first one first.
 _OPTIONAL_OF_SCALING = ("GiB", "efficiency", "samples/s")
-_OPTIONAL_RATES = (OF_GEMM, "algbw GB/s", "MFU")
+_OPTIONAL_RATES = (OF_GEMM, "algbw GB/s", BURST, "MFU")
 _OPTIONAL_PARTS = ("TFLOP/s", OF_GEMM, "MFU", "idle", "wait")
 _BROKEN_DOWN = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
 

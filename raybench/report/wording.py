@@ -33,7 +33,7 @@ MARKS = {
     "u": "unsteady, the warm-up did not settle or the step time drifts",
     "w": "wide, the 95 % interval exceeds ±10 %",
     "h": "host-bound, the device waits for the host",
-    "t": "throttled, the clocks were limited",
+    "t": "throttled, the clocks were limited by the power cap or heat",
     "s": "one rank is slower than the others",
     "c": "crowded, CPU workers share cores",
     "n": "not alone, something else used its devices or nodes at the same time",

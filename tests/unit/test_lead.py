@@ -30,9 +30,8 @@ LEADS = {
     "4 KiB takes 5.572 µs (broadcast) to 13.40 µs (sendrecv)",
     "ddp_scaling-20261121-132844-4b9a": "4 GPUs do 3.48 times the samples/s of 1 GPU at best, "
     "87.0% efficiency (fp32, batch 1024), and 2.29 times at worst, 57.2% efficiency "
-    "(tf32, batch 64); exposed communication is 67% to 77% of the loss; "
-    "at most 585,826 samples/s (bf16, batch 1024, 4 GPUs); "
-    "6 of 24 points are not compared: clocks were limited at the baseline point (power_cap)",
+    "(tf32, batch 64); exposed communication is 67% to 78% of the loss; "
+    "at most 585,826 samples/s (bf16, batch 1024, 4 GPUs)",
     "ddp_linear-20261120-194439-364b": "4 GPUs do 3.26 times the samples/s of 1 GPU at best, "
     "81.5% efficiency (data=dataloader, num_workers=2, pin_memory=true), and 2.44 times at worst, "
     "61.1% efficiency (data=device, num_workers=0, pin_memory=false); "
@@ -126,7 +125,7 @@ def test_a_run_without_an_ok_point_leads_with_nothing() -> None:
 @pytest.mark.parametrize(
     ("column", "value", "why"),
     [
-        ("throttled", True, "clocks were limited at the baseline point"),
+        ("throttled", True, "clocks were limited at the baseline point (reason unknown)"),
         ("stable", False, "baseline point is unsteady"),
     ],
 )

@@ -169,6 +169,38 @@ def test_energy_is_that_of_all_devices_or_unknown() -> None:
     assert of(rank(0, energy_j=100.0), rank(1))["energy_j"] is None
 
 
+def test_energy_has_an_error_of_the_counters_period_at_both_ends() -> None:
+    steps = [250 * MS] * 8
+    measured = make_measurement(0, [steps], energy_j=1400.0)
+    found = of(measured, replace(measured, rank=1, energy_j=1000.0))
+    assert (found["energy_j"], found["energy_j_error"]) == (2400.0, pytest.approx(240.0))
+    assert of(replace(measured, energy_j=None))["energy_j_error"] is None
+
+
+def test_the_clock_is_the_median_of_the_slowest_device_or_unknown() -> None:
+    fast, slow = rank(0, sm_clocks_mhz=(1980, 1980, 1965)), rank(1, sm_clocks_mhz=(1755, 1770))
+    assert of(fast, slow)["sm_clock_mhz_p50"] == 1762.5
+    assert of(fast, rank(1))["sm_clock_mhz_p50"] is None
+
+
+def test_the_burst_is_of_the_first_30_ms_of_the_warm_up_of_a_bare_product() -> None:
+    def product(warmup_ms: list[int]) -> dict[str, Any]:
+        measured = make_measurement(0, [[2 * MS] * 30], flops_per_step=2e12)
+        warm = make_samples([ms * MS for ms in warmup_ms])
+        repetition = replace(measured.repetitions[0], warmup=warm)
+        point = make_point(batch_size=None, global_batch_size=None, scaling=None)
+        ranks = (replace(measured, repetitions=(repetition,)),)
+        return numbers(make_record(point, measurements=ranks))
+
+    # The first step is cold, and what comes after 30 ms is slowed by the power limit.
+    found = product([500, *[1] * 30, *[4] * 100])
+    assert found["burst_tflops_per_device"] == pytest.approx(2000.0)
+    assert found["achieved_tflops_per_device"] == pytest.approx(1000.0)
+    assert product([500, 20, 20, 20, 40])["burst_tflops_per_device"] == pytest.approx(100.0)
+    assert product([500, 1, 1])["burst_tflops_per_device"] is None
+    assert of(rank(flops_per_step=2e12))["burst_tflops_per_device"] is None
+
+
 def marked(marks: tuple[bool, ...], reasons: tuple[str, ...] = ()) -> Measurement:
     measured = rank(throttle_reasons=reasons)
     [repetition] = measured.repetitions

@@ -79,3 +79,8 @@ def test_speed_up_and_efficiency_get_the_interval_and_the_baseline_is_one() -> N
     assert point["speed_up_low"] < point["speed_up"] < point["speed_up_high"]
     assert point["efficiency_low"] == pytest.approx(point["speed_up_low"] / 2)
     assert point["speed_up_high"] - point["speed_up_low"] < 0.01
+
+
+def test_an_interval_that_reaches_zero_gives_none_of_the_ratio() -> None:
+    known = {"step_ms_ci_low": 7.0, "step_ms_p50": 8.0, "step_ms_ci_high": 9.0}
+    assert ratio_range(known, known | {"step_ms_ci_low": 0.0}) is None

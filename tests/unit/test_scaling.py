@@ -226,3 +226,76 @@ def test_ranks_are_summarised_without_their_warm_up() -> None:
 def test_a_training_point_without_its_batch_has_none() -> None:
     points = frame([ran(1, 10.0)]).assign(batch_size=None)
     assert scaling(points, {"world_size": 1})["batch"].tolist() == [None]
+
+
+def test_points_under_the_power_cap_at_equal_clocks_are_compared() -> None:
+    points = frame([ran(1, 10.0), ran(2, 12.5)]).assign(
+        throttled=True, sm_clock_mhz_p50=[1755.0, 1740.0]
+    )
+    points["throttle_reasons"] = [["power_cap"], ["power_cap"]]
+    found = scaling(points, {"world_size": 1})
+    assert list(found["speed_up"]) == pytest.approx([1.0, 1.6])
+    assert found["why"].isna().all()
+
+
+def test_without_known_clocks_the_power_cap_alone_refuses_nothing() -> None:
+    points = frame([ran(1, 10.0), ran(2, 12.5)]).assign(throttled=[True, False])
+    points["throttle_reasons"] = [["power_cap"], []]
+    assert scaling(points, {"world_size": 1})["speed_up"].notna().all()
+
+
+def test_points_whose_clocks_differ_by_more_than_a_percent_are_not_compared() -> None:
+    points = frame([ran(1, 10.0), ran(2, 12.5)]).assign(sm_clock_mhz_p50=[1980.0, 1900.0])
+    found = scaling(points, {"world_size": 1})
+    assert found["why"].iloc[1] == "SM clocks differ: 1900 MHz, and 1980 MHz at the baseline point"
+    assert found["speed_up"].isna().iloc[1]
+
+
+@pytest.mark.parametrize(
+    ("place", "where"), [(0, "the baseline point"), (1, "this point")], ids=["baseline", "point"]
+)
+@pytest.mark.parametrize("reason", ["thermal_sw", "thermal_hw", "power_brake"])
+def test_heat_and_faults_refuse_the_ratio_at_either_point(
+    place: int, where: str, reason: str
+) -> None:
+    points = frame([ran(1, 10.0), ran(2, 12.5)])
+    points["throttled"] = [number == place for number in range(2)]
+    points["throttle_reasons"] = [
+        ["power_cap", reason] if number == place else [] for number in range(2)
+    ]
+    why = scaling(points, {"world_size": 1})["why"].iloc[1]
+    assert why == f"clocks were limited at {where} ({reason})"
+
+
+def test_two_points_that_match_the_baseline_are_told_and_nothing_is_compared() -> None:
+    records = [ran(1, ms, params={"rate": rate}) for rate, ms in (("1", 8.0), ("1.0", 9.0))]
+    other = ran(1, 4.0, params={"rate": "2"})
+    found = scaling(frame([*records, other]), {"rate": "1"})
+    first, second = found["point_id"].iloc[:2]
+    why = f"2 points match the baseline of this series: {first} and {second}"
+    assert found["why"].tolist() == [why] * 3
+    assert found["speed_up"].isna().all()
+
+
+def test_a_throughput_of_zero_is_compared_with_nothing() -> None:
+    points = frame([ran(1, 10.0), ran(2, 10.0)])
+    at_base = scaling(points.assign(throughput=[0.0, 12_800.0]), {"world_size": 1})
+    assert at_base["why"].iloc[1] == "baseline point has no throughput"
+    at_point = scaling(points.assign(throughput=[6_400.0, 0.0]), {"world_size": 1})
+    assert at_point["speed_up"].isna().tolist() == [False, True]
+
+
+def test_the_serial_fraction_is_of_one_device_where_the_baseline_has_several() -> None:
+    serial = 0.02
+    records = [
+        ran(
+            size,
+            8.0 * (serial + (1 - serial) / size),
+            scaling="strong",
+            batch_size=64 // size,
+            global_batch_size=64,
+        )
+        for size in (2, 4, 8)
+    ]
+    found = scaling(frame(records), {"world_size": 2})
+    assert list(found["serial_fraction"].iloc[1:]) == pytest.approx([serial] * 2, rel=1e-4)
