@@ -23,7 +23,7 @@ from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
 from raybench.doctor.equivalence import ratio
 from raybench.job import Measure
-from raybench.measure.stats import slowest_rank_step_ns
+from raybench.measure.stats import step_time_ns
 from raybench.point import Point, Precision, Scalar
 from raybench.records import Measurement, Task
 
@@ -125,7 +125,7 @@ def step_ms(cluster: RayCluster, wanted: Point, **settings: object) -> float:
         raise SystemExit(f"{wanted}: {[a for a in answers if not isinstance(a, Measurement)]}")
     for warning in dict.fromkeys(text for answer in measured for text in answer.warnings):
         print(f"{wanted.point_id}: {warning}", file=sys.stderr, flush=True)
-    return slowest_rank_step_ns(measured) / 1e6
+    return step_time_ns(measured) / 1e6
 
 
 def compared(rounds: list[dict[str, list[float]]]) -> dict[str, object]:

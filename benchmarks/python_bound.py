@@ -27,7 +27,7 @@ from raybench.cluster.ray_connection import connect
 from raybench.cluster.rendezvous import StoreHost
 from raybench.doctor import parity
 from raybench.doctor.equivalence import ratio
-from raybench.measure.stats import slowest_rank_step_ns
+from raybench.measure.stats import step_time_ns
 from raybench.records import Answer, Group, Measurement, Place, Task
 
 
@@ -113,7 +113,7 @@ def step_ms(answers: Sequence[Answer]) -> float:
     measured = [answer for answer in answers if isinstance(answer, Measurement)]
     if len(measured) < len(answers):
         raise SystemExit(str([one for one in answers if not isinstance(one, Measurement)]))
-    return slowest_rank_step_ns(measured) / 1e6
+    return step_time_ns(measured) / 1e6
 
 
 if __name__ == "__main__":

@@ -20,6 +20,10 @@ SLOW_RANK_SHARE = 0.05
 WIDEST_INTERVAL = 0.10
 # The parts come from other steps than the step time: by so much they may exceed it.
 _MOST_PARTS = 1.10
+# The mean step may be so much longer than the median one without a word.
+_RARE_STALLS = 0.01
+# A time that is reached but for so much is reached.
+_NEARLY = 0.95
 # One after the other on the slowest rank. `wait_ms` is not among them: it is time of the fast ranks
 # and within exposed communication, or beside the slow rank's compute.
 _CONSECUTIVE_PARTS = ("compute_ms", "optimizer_ms", "host_gap_ms", "comm_exposed_ms")
@@ -32,6 +36,7 @@ NO_ITEMS = "no throughput: the workload does not set items_per_step"
 _TRENDS = {
     steady.DRIFTING: "step time drifts: later steps differ from earlier ones",
     steady.STEPPED: "step time changes its level while it is measured",
+    steady.WANDERING: "step time wanders: longer measuring would not make it surer",
 }
 
 
@@ -45,6 +50,7 @@ def doubts(row: Row, record: Record, measure: Measure) -> Iterator[str]:
     if row["batch_size"] is not None and NOT_WRAPPED in (row["methods"] or {}).get("comm_ms", ""):
         yield f"no breakdown on several ranks: {NOT_WRAPPED}"
     yield from _shortfalls(row, measure)
+    yield from _rare_stalls(row)
     yield from _unsteady(row, record)
     if reason := why_no_breakdown(row):
         yield reason
@@ -112,11 +118,31 @@ def _shortfalls(row: Row, measure: Measure) -> Iterator[str]:
     wanted = measure.iterations.min * measure.repeats
     if row["iterations"] < wanted:
         yield f"time budget: {row['iterations']} of {wanted} iterations"
+    timed_s = _timed_s(row)
+    if measure.is_quick:
+        yield f"quick: {timed_s:.2g} s timed"
+    elif not measure.iterations.is_fixed and timed_s < _NEARLY * measure.min_seconds:
+        yield f"time budget: {timed_s:.2g} s of {measure.min_seconds:g} s timed"
     half_width = half_interval(row)
     if half_width is not None and half_width > measure.target_ci:
         yield (
             f"step time is known to ±{half_width:.1%} only; "
             f"the job asks for ±{measure.target_ci:.1%}"
+        )
+
+
+def _timed_s(row: Row) -> float:
+    """How long the timed phase of a repeat took."""
+    steps = row["iterations"] * row["inner_iterations"]
+    return float(row["step_ms_mean"] * steps / row["repeats"] / 1000)
+
+
+def _rare_stalls(row: Row) -> Iterator[str]:
+    mean_ms, median_ms = row["step_ms_mean"], row["step_ms_p50"]
+    if mean_ms > (1 + _RARE_STALLS) * median_ms:
+        yield (
+            f"some steps are much longer: the mean of {mean_ms:.4g} ms, which the rates follow, "
+            f"is {mean_ms / median_ms - 1:.1%} above the median"
         )
 
 

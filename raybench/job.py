@@ -23,6 +23,7 @@ from raybench.job_sections import (
     BatchSearch,
     Matrix,
     Measure,
+    MeasureOrQuick,
     Placement,
     Section,
     Span,
@@ -82,7 +83,10 @@ class Job(Section):
         description="Settings of the point that the report compares the others of a series with; "
         "{} where nothing is to be compared.",
     )
-    measure: Measure = Field(default=Measure(), description="How long each point is measured.")
+    measure: MeasureOrQuick = Field(
+        default=Measure(),
+        description="How long each point is measured; quick: a short look, marked as such.",
+    )
     placement: Placement = Field(default=Placement(), description="Which devices work on a point.")
     on_error: Literal["continue", "stop"] = Field(
         default="continue", description="What to do after a point that failed."

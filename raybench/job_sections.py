@@ -78,6 +78,11 @@ class Span(Section):
     min: PositiveCount = Field(description="Minimum.")
     max: PositiveCount = Field(description="Maximum.")
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the bounds leave nothing to choose."""
+        return self.min == self.max
+
     @field_validator("max")
     @classmethod
     def _max_is_not_below_min(cls, value: int, info: ValidationInfo) -> int:
@@ -147,22 +152,39 @@ Matrix = Annotated[dict[str, Axis], BeforeValidator(_matrix)]
 CountOrSpan = Annotated[Span, BeforeValidator(_span, json_schema_input_type=PositiveCount | Span)]
 
 
+QUICK = "quick"
+
+
+def _measure(value: object) -> object:
+    """`quick` is short for the settings of a short look."""
+    if value == QUICK:
+        return {"min_seconds": 0.0}
+    if not isinstance(value, dict | Measure):
+        raise PydanticCustomError("measure", "must be a mapping or quick")
+    return value
+
+
 class Measure(Section):
     """How long each point is measured."""
 
     warmup: CountOrSpan = Field(
         default=Span(min=20, max=200),
         description="Untimed iterations first: a count, or bounds between which the warm-up "
-        "ends when the step time is steady.",
+        "ends when the step time is steady and half of min_seconds is over.",
     )
     iterations: CountOrSpan = Field(
-        default=Span(min=30, max=1000),
-        description="Timed iterations: a count, or bounds between which measuring ends when the "
-        "step time is known within target_ci.",
+        default=Span(min=30, max=10_000),
+        description="Timed iterations: a count, or bounds between which measuring ends when "
+        "min_seconds are timed and the step time is known within target_ci.",
     )
     target_ci: Annotated[float, Field(strict=True, gt=0, lt=1)] = Field(
         default=0.01,
         description="Target half width of the 95 % interval of the median, relative to it.",
+    )
+    min_seconds: Annotated[float, Field(strict=True, ge=0, le=1_000_000)] = Field(
+        default=2.0,
+        description="Timed seconds of a repeat at least, after a warm-up of at least half of it. "
+        "Fixed counts of iterations stay as they are. 0, or measure: quick, takes a short look.",
     )
     max_seconds: Seconds = Field(
         default=20.0,
@@ -182,6 +204,23 @@ class Measure(Section):
     fresh_workers: Annotated[bool, Field(strict=True)] = Field(
         default=False, description="Run each point in new processes; adds seconds to each point."
     )
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether only a short look is asked for: few iterations, however short they are."""
+        return self.min_seconds == 0
+
+    @property
+    def least_s(self) -> float:
+        """Seconds that the iterations of a repeat take at least; 0 where a count decides."""
+        timed_s = 0.0 if self.iterations.is_fixed else self.min_seconds
+        warmup_s = 0.0 if self.warmup.is_fixed else self.min_seconds / 2
+        return min(warmup_s + timed_s, self.max_seconds)
+
+
+MeasureOrQuick = Annotated[
+    Measure, BeforeValidator(_measure, json_schema_input_type=Literal["quick"] | Measure)
+]
 
 
 class Placement(Section):

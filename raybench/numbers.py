@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -35,12 +36,11 @@ def numbers(record: Record) -> Numbers:
     Raises ValueError when ranks differ in their sample counts: our bug, never the user's.
     """
     measurements = record.measurements
-    found = _step_times(measurements)
-    step_ms = found["step_ms_p50"]
+    found = _step_times(record)
     return {
         **found,
-        **rates(record, step_ms),
-        **_parts(measurements, step_ms),
+        **rates(record, found["step_ms_mean"]),
+        **_parts(measurements, found["step_ms_p50"]),
         **_state(measurements, found["trend"]),
         **_energy(measurements),
         **_peaks(measurements),
@@ -55,12 +55,13 @@ def rates(record: Record, step_ms: float) -> Numbers:
     }
 
 
-def _step_times(measurements: Sequence[Measurement]) -> Numbers:
+def _step_times(record: Record) -> Numbers:
+    measurements = record.measurements
     repeats = [_repeat_ms(measurements, index) for index in _repeats(measurements)]
     ranks = [_timed_ms(measurement) for measurement in measurements]
     steps_ms = [ms for repeat in repeats for ms in repeat]
-    summary = stats.summarize(steps_ms)
-    interval = stats.median_interval(repeats)
+    summary = replace(stats.summarize(steps_ms), mean=stats.mean_step_ns(measurements) / _NS_PER_MS)
+    interval = _interval(record, repeats)
     return {
         "setup_s": max(measurement.setup_s for measurement in measurements),
         "repeats": len(repeats),
@@ -80,14 +81,34 @@ def _step_times(measurements: Sequence[Measurement]) -> Numbers:
     }
 
 
+def _interval(record: Record, repeats: Sequence[Sequence[float]]) -> stats.Interval | None:
+    """The interval of the median, up to where the steps of a repeat seem to be heading."""
+    interval = stats.median_interval(repeats)
+    if interval is None:
+        return None
+    headings = [
+        steady.heading(samples, _warmup_ms(record, index)) for index, samples in enumerate(repeats)
+    ]
+    return interval.towards(sum(headings) / len(headings))
+
+
+def _warmup_ms(record: Record, index: int) -> Sequence[float]:
+    """Step times of the warm-up of one repeat; none where they are not measured as samples are."""
+    repetitions = [m.repetitions[index] for m in record.measurements]
+    if repetitions[0].inner_iterations > 1 or record.point.cuda_graph:
+        return ()
+    warm = [r.warmup.step_ns[1:] for r in repetitions]
+    return [ns / _NS_PER_MS for ns in stats.step_series(warm)] if all(warm) else ()
+
+
 def _repeats(measurements: Sequence[Measurement]) -> range:
     return range(len(measurements[0].repetitions))
 
 
 def _repeat_ms(measurements: Sequence[Measurement], index: int) -> list[float]:
-    """Step times of one repeat, the maximum over ranks."""
+    """The point's step times in one repeat."""
     ranks = [m.repetitions[index].timed.step_ns for m in measurements]
-    return [float(ns) / _NS_PER_MS for ns in stats.per_iteration_max(ranks)]
+    return [float(ns) / _NS_PER_MS for ns in stats.step_series(ranks)]
 
 
 def _timed_ms(measurement: Measurement) -> list[float]:

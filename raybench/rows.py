@@ -145,7 +145,7 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
     }
     warnings = list(record.warnings)
     if record.measurements:
-        row |= numbers(record)
+        row |= numbers(record) | {"quick": measure.is_quick}
         warnings += doubts(row, record, measure)
     return row | {"warnings": warnings}
 

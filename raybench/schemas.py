@@ -12,7 +12,9 @@ History of the schema (a change of any column raises SCHEMA_VERSION and adds a l
     4  runs: workload_sha256, raybench_sha256, workload_files, paused_s; points: workload_sha256,
        raybench_sha256, crowded
     5  points: sm_clock_mhz_p50, energy_j_error, burst_tflops_per_device; peak_mem_allocated_bytes
-       is of the timed steps, before also of the warm-up; gemm_tflops_per_device is what lasts
+       is of the timed steps, before also of the warm-up; gemm_tflops_per_device is what lasts;
+       quick; the step is the median over ranks in lockstep (before: the maximum of each
+       iteration), rates are items over step_ms_mean (before: over step_ms_p50)
 """
 
 from __future__ import annotations
@@ -135,8 +137,8 @@ _POINTS = (
     *_columns(
         "double",
         "ms",
-        step_ms_mean="mean step time",
-        step_ms_p50="median step time: what reports show",
+        step_ms_mean="whole time over its steps",
+        step_ms_p50="median step time, since version 5 not of maxima",
         step_ms_p90="90th percentile",
         step_ms_p95="95th percentile",
         step_ms_p99="99th percentile",
@@ -148,8 +150,8 @@ _POINTS = (
         step_ms_repeat_std="of the repeats' medians",
     ),
     *_columns("double", "", autocorrelation="of successive step times"),
-    *_columns("string", "", trend="flat, drifting or stepped"),
-    *_columns("double", "samples/s", throughput="samples/s of all ranks together"),
+    *_columns("string", "", trend="flat, drifting, stepped or wandering"),
+    *_columns("double", "samples/s", throughput="of all ranks; since version 5 by the mean"),
     *_columns("double", "ms", skew_ms_p50="slowest less fastest rank, median"),
     *_columns("int64", "", slowest_rank="rank that the others wait for"),
     *_columns(
@@ -205,7 +207,9 @@ _POINTS = (
         warnings="reasons to doubt the figures",
         neighbours="points, runs and processes beside it",
     ),
-    *_columns("bool", "", crowded="CPU workers share cores"),
+    *_columns(
+        "bool", "", crowded="CPU workers share cores", quick="a short look: min_seconds is 0"
+    ),
 )
 
 _SAMPLES = (

@@ -142,6 +142,7 @@ def plan_as_json(job: Job, plan: Plan, makespans: _Makespans | None) -> dict[str
         "points": [{"point_id": point.point_id, **point.settings} for point in plan.points],
         "batch_search": plan.batch_search and plan.batch_search.model_dump(),
         "devices_needed": _devices_needed(plan),
+        "time_at_least_s": time_at_least_s(job, plan),
         "time_at_most_s": time_at_most_s(job, plan),
         "makespan_at_most_s": makespans
         and {"devices": makespans.devices, "nodes": makespans.nodes, **makespans.at_most_s},
@@ -155,6 +156,13 @@ def time_at_most_s(job: Job, plan: Plan) -> float | None:
     None where batch sizes are searched: nobody knows how many points that takes.
     """
     return None if plan.batch_search else len(plan.points) * _point_at_most_s(job)
+
+
+def time_at_least_s(job: Job, plan: Plan) -> float | None:
+    """What the iterations take where the first look finds steps steady and known."""
+    return (
+        None if plan.batch_search else len(plan.points) * job.measure.repeats * job.measure.least_s
+    )
 
 
 def _devices_needed(plan: Plan) -> int:
@@ -208,7 +216,9 @@ def _searched(search: BatchSearch) -> str:
 def _needs(job: Job, plan: Plan) -> str:
     count, seconds = len(plan.points), _duration(_point_at_most_s(job))
     needed = f"the largest needs {_counted(_devices_needed(plan), 'device')}"
-    each = f"{_counted(job.measure.repeats, 'repeat')} of at most {job.measure.max_seconds:g} s"
+    measure = job.measure
+    least = f"{measure.least_s:g} to" if measure.least_s else "at most"
+    each = f"{_counted(measure.repeats, 'repeat')} of {least} {measure.max_seconds:g} s"
     more = (
         "set-up and the first step of each point take additional time, and a point is stopped "
         f"after {job.measure.timeout_s:g} s"
@@ -224,10 +234,14 @@ def _needs(job: Job, plan: Plan) -> str:
             ]
         )
     total = _duration(count * _point_at_most_s(job))
+    if at_least_s := time_at_least_s(job, plan):
+        total = f"{_duration(at_least_s)} to {total}"
+    else:
+        total = f"at most {total}"
     return "\n".join(
         [
             f"{_counted(count, 'point')}; {needed}",
-            _wrapped(f"iterations: at most {total} ({_counted(count, 'point')} x {each}); {more}"),
+            _wrapped(f"iterations: {total} ({_counted(count, 'point')} x {each}); {more}"),
         ]
     )
 

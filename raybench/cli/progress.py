@@ -198,7 +198,7 @@ def _reason(record: Record) -> str:
 
 def _outcome(record: Record) -> str:
     """The step time as the report will have it, and what it comes to."""
-    step_ms = stats.slowest_rank_step_ns(record.measurements) / 1e6
+    step_ms = stats.step_time_ns(record.measurements) / 1e6
     reached = rates(record, step_ms)
     told = ((wording.number(reached[name]), unit) for name, unit in _RATES.items())
     rate = next((f"{figure:>9} {unit}" for figure, unit in told if figure), "")

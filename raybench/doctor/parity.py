@@ -173,7 +173,7 @@ def _by_raybench(cluster: Cluster, seats: Sequence[int], step: Step) -> float:
         cause = min(failures, key=lambda failure: failure.status is Status.LOST)
         raise SideFailed(f"raybench: rank {cause.rank}: {cause.error_type}: {cause.message}")
     measured = [answer for answer in answers if isinstance(answer, Measurement)]
-    return stats.slowest_rank_step_ns(measured) / _NS_PER_MS
+    return stats.step_time_ns(measured) / _NS_PER_MS
 
 
 def _settings(step: Step) -> Measure:

@@ -16,6 +16,16 @@ def slowest_rank_ns(step_ns: Sequence[int], device: torch.device) -> list[int]:
     return _largest(step_ns, device)
 
 
+def all_ranks_ns(step_ns: Sequence[int], device: torch.device) -> list[list[int]]:
+    """The durations of a block on each rank, ranks x iterations, known to all of them."""
+    if not dist.is_initialized():
+        return [list(step_ns)]
+    own = torch.tensor(step_ns, dtype=torch.int64, device=device)
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)
+    return [ns.tolist() for ns in gathered]
+
+
 def as_rank_0_says(decide: Callable[[], int], device: torch.device) -> int:
     """What `decide` gives on rank 0; on other ranks it is not called."""
     if not dist.is_initialized():

@@ -1,7 +1,8 @@
 """The recipe of a measurement: build, warm up, time, and do it again for each repeat.
 
-The ranks agree before each block on its length: rank 0 decides by the steps of the slowest rank
-and tells the others, outside the timed region, so that all run the same number of collectives.
+The ranks agree before each block on its length: all learn how long the last one took on each rank,
+rank 0 decides by the point's step time and tells the others, outside the timed region, so that all
+run the same number of collectives.
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from raybench.checked_answers import DECLARED, declared
 from raybench.failure_text import add_note, named
 from raybench.job import Measure
 from raybench.measure import graph, profiling
-from raybench.measure.agreement import as_rank_0_says, slowest_rank_ns
+from raybench.measure.agreement import all_ranks_ns, as_rank_0_says, slowest_rank_ns
 from raybench.measure.breakdown import break_down
-from raybench.measure.counters import Counters, energy_j, open_counters, throttle_reasons
+from raybench.measure.counters import Counters, Reading, energy_j, open_counters, throttle_reasons
 from raybench.measure.device_memory import PeakMemory
+from raybench.measure.stats import step_series
 from raybench.measure.stopping import (
+    AGAIN,
+    Course,
     breakdown_steps,
     has_settled,
     inner_iterations,
+    lead_in,
     next_timed,
     next_warmup,
 )
@@ -139,42 +146,74 @@ def _closed_at_the_end(workload: Workload) -> Iterator[Workload]:
     close()
 
 
+@dataclass(slots=True)
+class _Phase:
+    """What was taken so far: this rank's samples, and how long each took on each rank, in ns."""
+
+    blocks: list[Samples] = field(default_factory=list)
+    ranks_ns: list[list[int]] = field(default_factory=list)
+
+    def add(self, block: Samples, device: torch.device) -> None:
+        """Take a block on, as all ranks do at this point, outside of what is timed."""
+        self.blocks.append(block)
+        self.extend(all_ranks_ns(block.step_ns, device))
+
+    def extend(self, ranks_ns: Sequence[Sequence[int]]) -> None:
+        self.ranks_ns = self.ranks_ns or [[] for _ in ranks_ns]
+        for known_ns, more_ns in zip(self.ranks_ns, ranks_ns, strict=True):
+            known_ns.extend(more_ns)
+
+    def point_ns(self) -> Sequence[float]:
+        """The point's step times."""
+        return step_series(self.ranks_ns).tolist() if self.ranks_ns else ()
+
+    def move_to(self, other: _Phase) -> None:
+        other.blocks += self.blocks
+        other.extend(self.ranks_ns)
+        self.blocks, self.ranks_ns = [], []
+
+
 def _repetition(workload: Workload, session: _Session) -> None:
     context, settings = session.context, session.settings
     with no_garbage_collection():
-        warmup, warmup_ns = _warm_up(workload, session)
+        warmup = _warm_up(workload, session)
         _check(workload, session)
-        inner = _inner_iterations(workload, warmup_ns, session)
+        inner = _inner_iterations(workload, warmup, session)
         with _timed_step(workload, inner, context) as step:
-            timed = _time(step, inner, warmup_ns, session)
+            timing = _Timing(step=step, inner=inner, warmup_ns=warmup.point_ns(), session=session)
+            timing.run()
             _check(workload, session)
     session.repetitions.append(
         Repetition(
-            warmup=warmup,
-            timed=timed,
+            warmup=joined([*warmup.blocks, *timing.drifted.blocks]),
+            timed=joined(timing.timed.blocks),
             inner_iterations=inner,
-            settled=has_settled(warmup_ns, settings.warmup),
+            settled=has_settled(timing.course(), settings.warmup),
         )
     )
 
 
-def _warm_up(workload: Workload, session: _Session) -> tuple[Samples, list[int]]:
-    """Eager steps, one by one; also the durations on the slowest rank."""
-    at_least = graph.EAGER_ITERATIONS if session.context.cuda_graph else 1
-    return _blocks(
-        lambda step_ns: next_warmup(step_ns, session.settings, at_least=at_least),
-        lambda iterations: _block(workload.step, iterations, session),
-        session.context,
-    )
+def _warm_up(workload: Workload, session: _Session) -> _Phase:
+    """Eager steps, one by one."""
+    context, phase = session.context, _Phase()
+    at_least = graph.EAGER_ITERATIONS if context.cuda_graph else 1
+
+    def wanted() -> int:
+        return next_warmup(phase.point_ns(), session.settings, at_least=at_least)
+
+    while iterations := as_rank_0_says(wanted, context.device):
+        phase.add(_block(workload.step, iterations, session), context.device)
+    return phase
 
 
-def _inner_iterations(workload: Workload, warmup_ns: Sequence[int], session: _Session) -> int:
+def _inner_iterations(workload: Workload, warmup: _Phase, session: _Session) -> int:
     """Steps in a sample, on all ranks alike; replayed steps may be far shorter than eager ones."""
-    context, step_ns = session.context, warmup_ns
+    context, step_ns = session.context, warmup.point_ns()
     if context.cuda_graph:
+        replays = _Phase()
         with graph.captured(workload, 1, context) as step:
-            replays = _block(step, graph.TRIAL_REPLAYS, session)
-        step_ns = slowest_rank_ns(replays.step_ns, context.device)
+            replays.add(_block(step, graph.TRIAL_REPLAYS, session), context.device)
+        step_ns = replays.point_ns()
     return as_rank_0_says(
         lambda: inner_iterations(step_ns, graph=context.cuda_graph), context.device
     )
@@ -186,51 +225,57 @@ def _timed_step(workload: Workload, inner: int, context: Context) -> AbstractCon
     return nullcontext(looped(workload.step, inner))
 
 
-def _time(step: Step, inner: int, warmup_ns: Sequence[int], session: _Session) -> Samples:
-    """The timed phase; its energy and the reasons for throttling go to the session."""
-    counters = session.counters
-    readings = [counters.read()]
+@dataclass(slots=True, kw_only=True)
+class _Timing:
+    """The timed phase. What drifts turns out to be warm-up, and timing begins anew."""
 
-    def watched(iterations: int) -> Samples:
-        before = counters.read()
-        samples = per_step(_block(step, iterations, session), inner)
-        after = counters.read()
-        readings.append(after)
+    step: Step
+    inner: int
+    warmup_ns: Sequence[float]
+    session: _Session
+    drifted: _Phase = field(default_factory=_Phase)
+    timed: _Phase = field(default_factory=_Phase)
+    readings: list[Reading | None] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Time until it is enough; energy and reasons for throttling go to the session."""
+        device = self.session.context.device
+        while count := as_rank_0_says(
+            lambda: next_timed(self.course(), self.session.settings), device
+        ):
+            if count == AGAIN:
+                self.timed.move_to(self.drifted)
+                self.readings.clear()
+            else:
+                self.timed.add(self._block(count), device)
+        self.session.energies_j.append(energy_j(self.readings[0], self.readings[-1]))
+        for before, after in zip(self.readings[::2], self.readings[1::2], strict=True):
+            if before is not None and after is not None:
+                reasons = throttle_reasons(before, after)
+                self.session.throttle_reasons.update(dict.fromkeys(reasons))
+
+    def course(self) -> Course:
+        return Course(
+            warmup_ns=self.warmup_ns,
+            drifted_ns=self.drifted.point_ns(),
+            sample_ns=self.timed.point_ns(),
+            inner=self.inner,
+            is_graph=self.session.context.cuda_graph,
+        )
+
+    def _block(self, iterations: int) -> Samples:
+        before = self.session.counters.read()
+        block = _block(self.step, iterations, self.session, lead_in=lead_in(self.course()))
+        samples, after = per_step(block, self.inner), self.session.counters.read()
+        self.readings += [before, after]
         if before is None or after is None:
             return samples
-        reasons = throttle_reasons(before, after)
-        session.throttle_reasons.update(dict.fromkeys(reasons))
-        return replace(samples, throttled=(bool(reasons),) * iterations)
-
-    timed, _ = _blocks(
-        lambda sample_ns: next_timed(sample_ns, warmup_ns, inner, session.settings),
-        watched,
-        session.context,
-    )
-    session.energies_j.append(energy_j(readings[0], readings[-1]))
-    return timed
+        return replace(samples, throttled=(bool(throttle_reasons(before, after)),) * iterations)
 
 
-def _blocks(
-    next_count: Callable[[Sequence[int]], int],
-    block: Callable[[int], Samples],
-    context: Context,
-) -> tuple[Samples, list[int]]:
-    """Blocks until rank 0 says that it is enough; also the durations on the slowest rank.
-
-    next_count: from these durations so far to the length of the next block; 0 ends the phase.
-    """
-    blocks: list[Samples] = []
-    slowest_ns: list[int] = []
-    while iterations := as_rank_0_says(lambda: next_count(slowest_ns), context.device):
-        blocks.append(block(iterations))
-        slowest_ns.extend(slowest_rank_ns(blocks[-1].step_ns, context.device))
-    return joined(blocks), slowest_ns
-
-
-def _block(step: Step, iterations: int, session: _Session) -> Samples:
+def _block(step: Step, iterations: int, session: _Session, *, lead_in: int = 0) -> Samples:
     align_ranks(session.context.device)
-    return session.timer.block(step, iterations, session.context.parts)
+    return session.timer.block(step, iterations, session.context.parts, lead_in=lead_in)
 
 
 def _check(workload: Workload, session: _Session) -> None:

@@ -1,9 +1,8 @@
 """Statistics of step times: how sure a median is when neighbouring samples are alike. Pure.
 
-Step times drift with clocks and temperature, so neighbours resemble each other and the ordinary
-bootstrap is too sure of itself. The moving-block bootstrap resamples runs of neighbours instead:
-H. R. Künsch, "The jackknife and the bootstrap for general stationary observations", Annals of
-Statistics 17(3), 1989.
+Step times drift with clocks and temperature, so neighbours resemble each other and n samples tell
+less than n independent ones. The interval of the median is therefore taken from the order
+statistics of the samples with their effective number in the place of n.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,20 +18,12 @@ if TYPE_CHECKING:
 
     from raybench.records import Measurement
 
-RESAMPLES = 1000
 # Below this an interval would say more about the method than about the samples.
 MIN_SAMPLES = 5
-_SEED = 20240229
-# Resampled values held at once: bounds the memory at about 16 MB, whatever the sample count.
-_CHUNK_VALUES = 2_000_000
-_TWO_SIDED_95 = 0.975
-# With fewer blocks the draw repeats itself, and its spread is a matter of luck.
-_MIN_BLOCKS = 20
-_MAX_PHI = 0.95
-# Standard errors added to phi; from simulation, see tests/unit/test_stopping.py.
-_CAUTION = 2
-# Correlations die out: phi^200 is 4e-5 at the largest phi.
-_LAGS = 200
+# Sokal's constant: so many autocorrelation times are summed up.
+_WINDOW = 5
+# Ranks in lockstep take equally long for a step; their medians differ by noise alone.
+_LOCKSTEP = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +32,10 @@ class Interval:
 
     low: float
     high: float
+
+    def towards(self, share: float) -> Interval:
+        """The interval, its end moved on by this share of it where the value may be heading."""
+        return Interval(low=self.low * (1 + min(share, 0.0)), high=self.high * (1 + max(share, 0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,42 +72,90 @@ def summarize(samples: ArrayLike) -> Summary:
     )
 
 
-def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
-    """95 % interval of the median of all samples; None below MIN_SAMPLES samples.
+def median_interval(repeats: Sequence[ArrayLike], confidence: float = 0.95) -> Interval | None:
+    """Interval of the median of all samples; None below MIN_SAMPLES samples.
 
-    repeats: the samples of each repeat, in the order in which they were taken. Blocks of the
-    moving-block bootstrap stay within a repeat. The percentile interval around the median is
-    widened for what blocks of this length cannot see, see `widening`, and cut to the range of
-    the samples. The draw is seeded: equal samples give equal intervals.
+    repeats: the samples of each repeat, in the order in which they were taken.
+    Of n_eff independent samples the number below the median is binomial, so the interval reaches
+    from the quantile 1/2 - t / (2 sqrt(n_eff)) to the one as far above 1/2: H. A. David, H. N.
+    Nagaraja, "Order Statistics", 2003, section 7.1; t is Student's, as n_eff is an estimate.
+    """
+    import numpy as np
+
+    values = np.sort(np.concatenate([np.asarray(samples, dtype=np.float64) for samples in repeats]))
+    if values.size < MIN_SAMPLES:
+        return None
+    independent = effective_samples(repeats)
+    reach = student_t(max(1.0, independent - 1), confidence) / 2 / math.sqrt(independent)
+    outer = max(0, math.floor(values.size * (0.5 - reach)))
+    return Interval(low=float(values[outer]), high=float(values[values.size - 1 - outer]))
+
+
+def effective_samples(
+    repeats: Sequence[ArrayLike], caution: float = 1.0, shares: Sequence[float] = (0.5,)
+) -> float:
+    """How many independent samples would tell as much about the median as these do; 1 to all.
+
+    The variance of a median is that of the mean of the samples' signs about it, so the samples
+    are divided by the autocorrelation time of these signs.
+    caution: standard errors added to the autocorrelation time, which few samples tell badly.
+    shares: of several quantiles the longest time counts. A level that was visited once and is
+    seldom yet shows at the outer ones alone.
     """
     import numpy as np
 
     series = [np.asarray(samples, dtype=np.float64) for samples in repeats]
     values = np.concatenate(series)
-    if values.size < MIN_SAMPLES:
-        return None
-    phi = cautious_phi(series)
-    block = min(block_length(values.size, phi), *(len(samples) for samples in series))
-    median = float(np.median(values))
-    low, high = np.quantile(_resampled_medians(series, block), [1 - _TWO_SIDED_95, _TWO_SIDED_95])
-    factor = widening(values.size, block, phi)
-    return Interval(
-        low=max(float(values.min()), median - factor * (median - float(low))),
-        high=min(float(values.max()), median + factor * (float(high) - median)),
-    )
+    times = [
+        autocorrelation_time(_sides(series, float(level)), caution)
+        for level in np.quantile(values, shares)
+    ]
+    return max(1.0, values.size / max(times))
 
 
-def block_length(count: int, phi: float) -> int:
-    """Neighbours drawn together for `count` samples with lag-1 autocorrelation `phi`.
+def _sides(series: Sequence[NDArray[np.float64]], level: float) -> list[NDArray[np.float64]]:
+    """On which side of a level each sample lies (-1, 0, 1), less the mean of all."""
+    import numpy as np
 
-    The optimal length of D. N. Politis and H. White, "Automatic block-length selection for the
-    dependent bootstrap", Econometric Reviews 23(1), 2004, with the autocovariances of an AR(1)
-    series: (6 phi^2 n / (1 - phi^2)^2)^(1/3). At least n^(1/3) (P. Hall, J. L. Horowitz, B.-Y.
-    Jing, Biometrika 82(3), 1995), as correlation need not show at lag 1; and where it would leave
-    fewer than 20 blocks, not more than that.
+    sides = [np.sign(samples - level) for samples in series]
+    mean = np.concatenate(sides).mean()
+    return [side - mean for side in sides]
+
+
+def autocorrelation_time(series: Sequence[NDArray[np.float64]], caution: float = 0.0) -> float:
+    """1 + 2 x the sum of the autocorrelations of values around 0; at least 1.
+
+    series: stretches of values that belong together but do not follow each other.
+    Summed up to the first lag that is as long as _WINDOW half times found so far (A. D. Sokal,
+    "Monte Carlo methods in statistical mechanics", 1997, section 3), with the bias taken off that
+    comes from subtracting the sample's own centre, and `caution` standard errors added (U. Wolff,
+    "Monte Carlo errors with less errors", Comput. Phys. Commun. 156, 2004, equations 42 and 49).
     """
-    best = math.cbrt(6 * phi**2 * count / (1 - phi**2) ** 2)
-    return max(1, round(math.cbrt(count)), min(round(best), count // _MIN_BLOCKS))
+    import numpy as np
+
+    count = sum(len(values) for values in series)
+    sums = _lagged_products(series)
+    if sums[0] <= 0:
+        return 1.0
+    lags = np.arange(len(sums))
+    pairs = np.array([np.maximum(len(values) - lags, 0) for values in series]).sum(axis=0)
+    times = 2 * np.cumsum(sums / np.maximum(pairs, 1) * count / sums[0]) - 1
+    is_enough = lags >= _WINDOW * times / 2
+    last = int(is_enough.argmax()) if is_enough.any() else len(lags) - 1
+    terms = 2 * last + 1
+    unbiased = float(times[last]) * (1 + terms / count)
+    return max(1.0, unbiased * (1 + caution * math.sqrt(2 * terms / count)))
+
+
+def _lagged_products(series: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Sums of products of values a lag apart, for each lag below half the longest series."""
+    import numpy as np
+
+    longest = max(len(values) for values in series)
+    # Of twice the length, so that the end of a series does not meet its beginning.
+    spectra = [np.abs(np.fft.rfft(values, 2 * longest)) ** 2 for values in series]
+    products: NDArray[np.float64] = np.fft.irfft(np.sum(spectra, axis=0), 2 * longest)
+    return products[: max(1, longest // 2)]
 
 
 def autocorrelation(repeats: Sequence[ArrayLike]) -> float | None:
@@ -124,14 +166,14 @@ def autocorrelation(repeats: Sequence[ArrayLike]) -> float | None:
     """
     import numpy as np
 
-    ranks = [_centred_ranks(np.asarray(samples, dtype=np.float64)) for samples in repeats]
+    ranks = [centred_ranks(np.asarray(samples, dtype=np.float64)) for samples in repeats]
     variance = sum(float(r @ r) for r in ranks)
     if sum(len(r) for r in ranks) < MIN_SAMPLES or variance == 0:
         return None
     return sum(float(r[1:] @ r[:-1]) for r in ranks) / variance
 
 
-def _centred_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def centred_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Ranks less their mean; equal values share the mean of their ranks."""
     import numpy as np
 
@@ -140,83 +182,11 @@ def _centred_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return ranks - (len(values) + 1) / 2
 
 
-def cautious_phi(repeats: Sequence[ArrayLike]) -> float:
-    """Lag-1 autocorrelation without its bias, plus two standard errors: few samples hide it.
-
-    Bias -(1 + 4 phi) / n: F. H. C. Marriott and J. A. Pope, Biometrika 41, 1954. Standard error
-    sqrt((1 - phi^2) / n): M. S. Bartlett, J. R. Stat. Soc. Suppl. 8, 1946.
-    """
-    import numpy as np
-
-    count = sum(np.size(samples) for samples in repeats)
-    phi = autocorrelation(repeats) or 0.0
-    error = math.sqrt((1 - phi**2) / count)
-    return min(max(phi + (1 + 4 * phi) / count + _CAUTION * error, 0.0), _MAX_PHI)
-
-
-def widening(count: int, block: int, phi: float) -> float:
-    """What the bootstrap's spread of the median is multiplied by.
-
-    First, blocks of length b see the correlation R(k) at lag k only in the share 1 - k/b, and of
-    longer lags nothing. The variance of a median is that of the mean of the samples' signs about
-    it, and for an AR(1) Gaussian series R(k) = 2/pi arcsin(phi^k) there. Second, few independent
-    samples: Student's t in place of the normal distribution.
-    """
-    import numpy as np
-
-    lags = np.arange(1, _LAGS)
-    correlation = 2 / math.pi * np.arcsin(phi**lags)
-    unseen = (1 + 2 * correlation.sum()) / (
-        1 + 2 * (np.clip(1 - lags / block, 0, None) * correlation).sum()
-    )
-    independent = count / max(block, (1 + phi) / (1 - phi))
-    z = NormalDist().inv_cdf(_TWO_SIDED_95)
-    return math.sqrt(unseen) * student_t(max(1.0, independent - 1)) / z
-
-
-def student_t(degrees: float) -> float:
-    """The 97.5 % point of Student's t."""
+def student_t(degrees: float, confidence: float = 0.95) -> float:
+    """How far Student's t reaches to either side with this confidence."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(degrees, _TWO_SIDED_95))
-
-
-def _resampled_medians(repeats: Sequence[NDArray[np.float64]], block: int) -> NDArray[np.float64]:
-    """Medians of RESAMPLES draws of blocks.
-
-    The samples' places in their order are drawn in their stead: whole numbers of two or four bytes
-    are gathered and sorted several times as fast, and the median is the same.
-    """
-    import numpy as np
-
-    rng = np.random.default_rng(_SEED)
-    ordered, places = in_order(np.concatenate(repeats))
-    series = np.split(places, np.cumsum([len(samples) for samples in repeats])[:-1])
-    blocks = np.concatenate([np.lib.stride_tricks.sliding_window_view(s, block) for s in series])
-    count = len(ordered)
-    drawn = -(-count // block)
-    at_once = max(1, _CHUNK_VALUES // count)
-    medians: list[NDArray[np.float64]] = []
-    for first in range(0, RESAMPLES, at_once):
-        rows = min(at_once, RESAMPLES - first)
-        starts = rng.integers(0, len(blocks), size=(rows, drawn))
-        resampled = np.sort(blocks.take(starts, axis=0).reshape(rows, -1)[:, :count], axis=1)
-        lower, upper = resampled[:, (count - 1) // 2], resampled[:, count // 2]
-        medians.append((ordered[lower] + ordered[upper]) / 2)
-    return np.concatenate(medians)
-
-
-def in_order(
-    values: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], NDArray[np.unsignedinteger]]:
-    """The values from the smallest on, and the place of each among them."""
-    import numpy as np
-
-    order = np.argsort(values)
-    dtype: type[np.unsignedinteger] = np.uint16 if len(values) <= 2**16 else np.uint32
-    places: NDArray[np.unsignedinteger] = np.empty(len(values), dtype)
-    places[order] = np.arange(len(values))
-    return values[order], places
+    return float(stdtrit(degrees, (1 + confidence) / 2))
 
 
 def repeat_std(repeats: Sequence[Sequence[float]]) -> float | None:
@@ -248,11 +218,36 @@ def timed_step_ns(measurement: Measurement) -> list[int]:
     return [ns for repetition in measurement.repetitions for ns in repetition.timed.step_ns]
 
 
-def slowest_rank_step_ns(measurements: Sequence[Measurement]) -> float:
-    """A point's step time in nanoseconds: median over iterations of the maximum over ranks."""
+def step_time_ns(measurements: Sequence[Measurement]) -> float:
+    """A point's step time in nanoseconds: the median of `step_series`."""
     import numpy as np
 
-    return float(np.median(per_iteration_max([timed_step_ns(m) for m in measurements])))
+    return float(np.median(step_series([timed_step_ns(m) for m in measurements])))
+
+
+def mean_step_ns(measurements: Sequence[Measurement]) -> float:
+    """The whole time of the timed phase over its steps, on the rank that took longest."""
+    import numpy as np
+
+    return max(float(np.mean(timed_step_ns(measurement))) for measurement in measurements)
+
+
+def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
+    """The point's time of each iteration, from ranks x iterations; one sequence per rank.
+
+    In lockstep, where the ranks' medians agree within 1 %, the median over the ranks: each rank
+    sees the same steps, and where it sees their ends jitters. Else those of the rank with the
+    largest median. The maximum over ranks of each iteration would add the jitter of the ranks.
+    """
+    import numpy as np
+
+    values = _by_rank(ranks)
+    medians = np.median(values, axis=1)
+    in_lockstep = bool(np.ptp(medians) <= _LOCKSTEP * medians.max())
+    series: NDArray[np.float64] = (
+        np.median(values, axis=0) if in_lockstep else values[medians.argmax()]
+    )
+    return series
 
 
 def per_iteration_max(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:

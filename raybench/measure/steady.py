@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from raybench.measure.stats import autocorrelation_time, centred_ranks
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
@@ -18,16 +20,21 @@ BATCH = 5
 # With fewer batches neither question has an answer.
 MIN_WARMUP_BATCHES = 5
 MIN_TREND_BATCHES = 6
-FLAT, DRIFTING, STEPPED = "flat", "drifting", "stepped"
+FLAT, DRIFTING, STEPPED, WANDERING = "flat", "drifting", "stepped", "wandering"
 _STILL = 0.001
 # A change below 1 % of the median does not matter to anyone.
 _MATTERS = 0.01
 # A step in the level has so many batches, and this share of them, on either side.
 _EDGE_BATCHES, _EDGE_SHARE = 2, 0.05
 _MAX_PHI = 0.9
+# A drift is looked for several times; so many standard errors are chance in 1 of 36 looks.
+_LIKELY = 2.2
+# Of the warm-up the last half, quarter and eighth are looked at.
+_PARTS = (2, 4, 8)
+_MEMORY, _LIKELY_MEMORY, _MIN_FREQUENCIES = 0.25, 1.65, 4
 
 
-def is_steady(step_ns: Sequence[int]) -> bool:
+def is_steady(step_ns: Sequence[float]) -> bool:
     """Whether warm-up is over: the transient ended in the first half, or hardly moves any more.
 
     step_ns: durations of the warm-up's iterations so far, without the cold first one.
@@ -84,8 +91,94 @@ def trend(samples: ArrayLike) -> str:
 
 def worst_trend(repeats: Sequence[ArrayLike]) -> str:
     """The most doubtful trend of the repeats."""
-    found = [trend(samples) for samples in repeats]
-    return next((kind for kind in (STEPPED, DRIFTING) if kind in found), FLAT)
+    found = [_doubtful_trend(samples) for samples in repeats]
+    return next((kind for kind in (STEPPED, DRIFTING, WANDERING) if kind in found), FLAT)
+
+
+def _doubtful_trend(samples: ArrayLike) -> str:
+    """The trend; of one below what matters, whether the level stays at all."""
+    found = trend(samples)
+    if found != FLAT or not may_wander(samples):
+        return found
+    return DRIFTING if change(samples).is_likely else WANDERING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a straight line through a series changes from end to end, relative to its median.
+
+    error: the standard error of the change, the autocorrelation of the noise allowed for.
+    """
+
+    size: float
+    error: float
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether the series may drift: by more than a thousandth and than noise often does."""
+        return abs(self.size) > max(_STILL, _LIKELY * self.error)
+
+
+def change(samples: ArrayLike) -> Change:
+    """Fit a line to the batch medians; none of too few batches."""
+    batches = _batch_medians(samples)
+    if len(batches) < MIN_TREND_BATCHES or (middle := float(_median(batches))) <= 0:
+        return Change(size=0.0, error=0.0)
+    line = _line(batches).values
+    rest, count = batches - line, len(batches)
+    noise = float(rest @ rest) / (count - 2) * autocorrelation_time([rest])
+    return Change(
+        size=float(line[-1] - line[0]) / middle, error=math.sqrt(12 * noise / count) / middle
+    )
+
+
+def may_drift(samples: Sequence[float], before: Sequence[float] = ()) -> bool:
+    """Whether the samples, alone or with the end of what came before them, show a drift.
+
+    before: the warm-up, of steps that were measured as the samples were. A slow drift is seen
+    over its last half, an end of a fast one over its last eighth.
+    """
+    return any(change(window).is_likely for window in _windows(samples, before))
+
+
+def heading(samples: Sequence[float], before: Sequence[float] = ()) -> float:
+    """How far the level may go on from the samples' median, relative to it: half the change seen.
+
+    Of the change that stands out most over the windows of `may_drift`; 0 where none is larger than
+    its standard error. A transient that dies out has less to go than it went in such a window.
+    """
+    changes = [change(window) for window in _windows(samples, before)]
+    largest = max(changes, key=lambda seen: abs(seen.size) / seen.error if seen.error else 0.0)
+    return largest.size / 2 if abs(largest.size) > largest.error else 0.0
+
+
+def _windows(samples: Sequence[float], before: Sequence[float]) -> list[Sequence[float]]:
+    parts = [before[-(len(before) // part) :] for part in _PARTS if len(before) >= part]
+    return [samples, *([*part, *samples] for part in parts)]
+
+
+def may_wander(samples: ArrayLike) -> bool:
+    """Whether the level wanders at all time scales, as 1/f noise and a random walk do.
+
+    By the memory d of the samples' ranks: the spectrum goes as frequency^(-2 d) towards 0, where
+    noise that forgets has d = 0, 1/f noise 0.5, a random walk 1. Estimated from the lowest
+    sqrt(n) frequencies: J. Geweke, S. Porter-Hudak, J. Time Series Anal. 4(4), 1983. What it could
+    be by chance in 1 of 20 series is no memory.
+    """
+    import numpy as np
+
+    ranks = centred_ranks(np.asarray(samples, dtype=np.float64))
+    lowest = math.isqrt(len(ranks))
+    if lowest < _MIN_FREQUENCIES:
+        return False
+    power = np.abs(np.fft.rfft(ranks)[1 : lowest + 1]) ** 2
+    if not power.all():
+        return False
+    places = np.log(2 * np.sin(np.pi * np.arange(1, lowest + 1) / len(ranks)))
+    places -= places.mean()
+    memory = -float(places @ np.log(power)) / float(places @ places) / 2
+    error = math.pi / math.sqrt(24 * float(places @ places))
+    return memory > max(_MEMORY, _LIKELY_MEMORY * error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +188,12 @@ class _Fit:
     kind: str
     values: NDArray[np.float64]
     parameters: int
+
+
+def _median(values: NDArray[np.float64]) -> float:
+    import numpy as np
+
+    return float(np.median(values))
 
 
 def _batch_medians(samples: ArrayLike) -> NDArray[np.float64]:

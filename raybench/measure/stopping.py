@@ -1,6 +1,6 @@
 """How many iterations to run next: the decisions that one rank takes between blocks. Pure.
 
-All times are those of the slowest rank, so that the decision is about the point's step time.
+All durations are the point's step times over its ranks, `raybench.measure.stats.step_series`.
 """
 
 from __future__ import annotations
@@ -8,20 +8,35 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from raybench.job import Measure, Span
-from raybench.measure.stats import median_interval
-from raybench.measure.steady import is_steady
+from raybench.measure.stats import effective_samples, median_interval
+from raybench.measure.steady import is_steady, may_drift, may_wander
 
 # Warm-up may not eat the whole budget: the samples are what is wanted.
 _WARMUP_SHARE = 0.5
 # Between looks at it warm-up grows by half: many looks would find a steady moment by chance.
 _WARMUP_GROWTH = 1.5
-_MAX_GROWTH = 2
+_MIN_GROWTH, _MAX_GROWTH = 1.25, 2
+# In place of a number of samples: those timed so far were warm-up.
+AGAIN = -1
+# Many looks would find a narrow interval by chance, so it must be narrow with more confidence.
+_CONFIDENCE = 0.999
+# Effective samples, and the standard errors of their autocorrelation time that are added.
+_ENOUGH, _CAUTION, _SHARES = 40, 2, (0.1, 0.25, 0.5, 0.75, 0.9)
+# Of a budget too small for min_seconds and half of it as warm-up.
+_MIN_SHARE = 2 / 3
+# A time that is reached but for so much is reached: no block of a single step for the rest.
+_NEARLY = 0.97
+# Steps that are shorter than 1 ms go on warming up in the loops in which they are timed.
+_MAX_SINGLE_STEPS = 1000
 # The ranks meet between blocks, and a hang is noticed there.
 _MAX_BLOCK_S = 5.0
 _MIN_LOOP_NS, _MAX_LOOP = 1_000_000, 1000
 _MAX_GRAPH_LOOP = 100
+# After two steps the host is ahead of the device again; slow steps hide how it began.
+_LEAD_IN, _SLOW_NS = 2, 250_000_000
 _BREAKDOWN_SHARE = 0.1
 _MIN_BREAKDOWN_STEPS, _MAX_BREAKDOWN_STEPS = 3, 10
 # An instrumented step is run in about this many variants.
@@ -29,7 +44,62 @@ _BREAKDOWN_VARIANTS = 4
 _NS_PER_S = 1e9
 
 
-def next_warmup(step_ns: Sequence[int], settings: Measure, *, at_least: int = 1) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What a repeat took so far, in nanoseconds, as the point's step time.
+
+    warmup_ns: eager steps, the cold one first. drifted_ns: samples that turned out to be warm-up.
+    sample_ns: samples, means of `inner` steps each. is_graph: whether samples replay a CUDA graph.
+    """
+
+    warmup_ns: Sequence[float]
+    drifted_ns: Sequence[float] = ()
+    sample_ns: Sequence[float] = ()
+    inner: int = 1
+    is_graph: bool = False
+
+    @property
+    def warm_s(self) -> float:
+        """How long the warm-up took so far, without the cold step."""
+        return (sum(self.warmup_ns[1:]) + self.inner * sum(self.drifted_ns)) / _NS_PER_S
+
+    @property
+    def timed_s(self) -> float:
+        return self.inner * sum(self.sample_ns) / _NS_PER_S
+
+    @property
+    def expected_ns(self) -> Sequence[float]:
+        """Durations of what comes next, as far as they are known: of samples, else of steps."""
+        known_ns = self.sample_ns or self.drifted_ns or self.warmup_ns[1:]
+        return [self.inner * ns for ns in known_ns]
+
+    @property
+    def before_ns(self) -> Sequence[float]:
+        """What preceded the samples and was measured as they are: not single steps before loops."""
+        is_alike = self.inner == 1 and not self.is_graph
+        return [*(self.warmup_ns[1:] if is_alike else ()), *self.drifted_ns]
+
+    def independent_samples(self) -> float:
+        """How many of the samples are; what neighbours share is learned from the warm-up too."""
+        known_ns = self._recent_ns
+        effective = effective_samples([known_ns], _CAUTION, _SHARES)
+        return effective * len(self.sample_ns) / len(known_ns)
+
+    def may_drift(self) -> bool:
+        """Whether the samples show that the warm-up was not over."""
+        return may_drift(self.sample_ns, self.before_ns)
+
+    def may_wander(self) -> bool:
+        """Whether the level wanders, by the samples and the later half of what preceded them."""
+        return may_wander(self._recent_ns)
+
+    @property
+    def _recent_ns(self) -> Sequence[float]:
+        before_ns = self.before_ns
+        return [*before_ns[len(before_ns) // 2 :], *self.sample_ns]
+
+
+def next_warmup(step_ns: Sequence[float], settings: Measure, *, at_least: int = 1) -> int:
     """Iterations of the next block of warm-up; 0 ends it.
 
     step_ns: durations of the iterations so far. The first is cold (loading, compiling): it runs
@@ -39,38 +109,40 @@ def next_warmup(step_ns: Sequence[int], settings: Measure, *, at_least: int = 1)
     done = len(step_ns)
     if done == 0:
         return 1
-    spent_s = sum(step_ns[1:]) / _NS_PER_S
-    left_s = settings.max_seconds * _WARMUP_SHARE - spent_s
+    left_s = settings.max_seconds * _WARMUP_SHARE - sum(step_ns[1:]) / _NS_PER_S
     needed = max(0, at_least - done)
-    missing = max(needed, _wanted_warmup(step_ns, settings.warmup) - done)
+    missing = max(needed, _wanted_warmup(step_ns, settings) - done)
     return _bounded(missing, step_ns[1:], left_s, at_least=needed)
 
 
-def has_settled(step_ns: Sequence[int], span: Span) -> bool | None:
+def has_settled(course: Course, span: Span) -> bool | None:
     """Whether warm-up ended in a steady state; None where the job fixes its length."""
-    return None if span.min == span.max else is_steady(step_ns[1:])
+    if span.is_fixed:
+        return None
+    whole_ns = [*course.before_ns, *course.sample_ns]
+    return is_steady(whole_ns) and not course.may_drift() and not course.may_wander()
 
 
-def next_timed(
-    sample_ns: Sequence[int], warmup_ns: Sequence[int], inner: int, settings: Measure
-) -> int:
+def next_timed(course: Course, settings: Measure) -> int:
     """Samples of the next timed block; 0 ends the phase, which has at least one.
 
-    sample_ns: step times measured so far in this phase, of `inner` steps each.
-    warmup_ns: durations of the iterations of the warm-up.
+    AGAIN: the samples so far were warm-up, and timing begins anew.
     """
-    done = len(sample_ns)
-    spent_s = (sum(warmup_ns[1:]) + inner * sum(sample_ns)) / _NS_PER_S
-    expected_ns = [inner * ns for ns in sample_ns or warmup_ns[1:]]
-    return _bounded(
-        _wanted_samples(sample_ns, settings) - done,
-        expected_ns,
-        settings.max_seconds - spent_s,
-        at_least=1 if done == 0 else 0,
-    )
+    done, left_s = len(course.sample_ns), settings.max_seconds - course.warm_s - course.timed_s
+    owed = _owed_warmup(course, settings)
+    if done and (done >= _NEARLY * owed if owed else _was_warmup(course, settings, left_s)):
+        return AGAIN
+    wanted = owed or _wanted_samples(course, settings)
+    return _bounded(wanted - done, course.expected_ns, left_s, at_least=0 if done else 1)
 
 
-def inner_iterations(step_ns: Sequence[int], *, graph: bool) -> int:
+def lead_in(course: Course) -> int:
+    """Untimed samples at the beginning of a block, when the queue of the device is empty."""
+    expected_ns = course.expected_ns or course.warmup_ns
+    return _LEAD_IN if statistics.median(expected_ns) <= _SLOW_NS else 0
+
+
+def inner_iterations(step_ns: Sequence[float], *, graph: bool) -> int:
     """Steps to time as one sample, so that it takes about 1 ms, from the later half of `step_ns`.
 
     At most 1000, and 100 in a CUDA graph, which holds every kernel of all of them.
@@ -88,35 +160,87 @@ def breakdown_steps(step_ns: Sequence[int], settings: Measure) -> int:
     return min(_MAX_BREAKDOWN_STEPS, max(_MIN_BREAKDOWN_STEPS, fits))
 
 
-def _wanted_warmup(step_ns: Sequence[int], span: Span) -> int:
+def _wanted_warmup(step_ns: Sequence[float], settings: Measure) -> int:
     """Iterations of warm-up in all, as far as can be told now."""
-    done = len(step_ns)
-    if done < span.min:
+    span, done = settings.warmup, len(step_ns)
+    if done < span.min or span.is_fixed:
         return span.min
-    if span.min == span.max or is_steady(step_ns[1:]):
+    least_s = _least_s(settings) * _WARMUP_SHARE
+    least = 1 + min(_MAX_SINGLE_STEPS, _count_in(least_s, step_ns[1:]))
+    if done < _NEARLY * least:
+        return least
+    if is_steady(step_ns[1:]):
         return done
-    return min(span.max, max(done + 1, round(done * _WARMUP_GROWTH)))
+    return min(max(span.max, least), max(done + 1, round(done * _WARMUP_GROWTH)))
 
 
-def _wanted_samples(sample_ns: Sequence[int], settings: Measure) -> int:
+def _owed_warmup(course: Course, settings: Measure) -> int:
+    """Samples that the warm-up still lacks in time; short steps go on in loops, once."""
+    owed_s = _least_s(settings) * _WARMUP_SHARE - course.warm_s
+    is_chosen = not settings.warmup.is_fixed and not course.drifted_ns
+    if not is_chosen or owed_s <= (1 - _NEARLY) * _least_s(settings):
+        return 0
+    return min(settings.iterations.max, _count_in(owed_s, course.expected_ns))
+
+
+def _was_warmup(course: Course, settings: Measure, left_s: float) -> bool:
+    """Whether what was timed drifts, and as much time is left to time anew."""
+    if settings.is_quick or settings.warmup.is_fixed or settings.iterations.is_fixed:
+        return False
+    is_enough = len(course.sample_ns) >= _NEARLY * _least_samples(course, settings)
+    return is_enough and course.timed_s <= left_s and course.may_drift()
+
+
+def _wanted_samples(course: Course, settings: Measure) -> int:
     """Samples in all, as far as can be told now: the error falls with the root of their count."""
-    span, done = settings.iterations, len(sample_ns)
-    if done < span.min or span.min == span.max:
+    span, done = settings.iterations, len(course.sample_ns)
+    if span.is_fixed:
         return span.min
-    shortfall = _relative_half_width(sample_ns) / settings.target_ci
+    least = _least_samples(course, settings)
+    if done < span.min or done < _NEARLY * least:
+        return least
+    shortfall = _shortfall(course, settings)
     if shortfall <= 1:
         return done
-    return min(span.max, max(done + 1, round(done * min(shortfall**2, _MAX_GROWTH))))
+    growth = min(max(shortfall, _MIN_GROWTH), _MAX_GROWTH)
+    return min(span.max, max(done + 1, round(done * growth)))
 
 
-def _relative_half_width(sample_ns: Sequence[int]) -> float:
-    """Half the 95 % interval of the median over the median; infinite where there is none."""
-    interval = median_interval([sample_ns])
+def _least_samples(course: Course, settings: Measure) -> int:
+    """Samples below which no question is asked."""
+    span = settings.iterations
+    return min(span.max, max(span.min, _count_in(_least_s(settings), course.expected_ns)))
+
+
+def _least_s(settings: Measure) -> float:
+    """Seconds that are timed at least; a small budget leaves two thirds of itself."""
+    return min(settings.min_seconds, _MIN_SHARE * settings.max_seconds)
+
+
+def _shortfall(course: Course, settings: Measure) -> float:
+    """By what the samples must be multiplied to be enough, as far as can be told; 1: enough."""
+    if settings.is_quick:
+        return (_half_width(course.sample_ns, 0.95) / settings.target_ci) ** 2
+    wide = _half_width(course.sample_ns, _CONFIDENCE) / settings.target_ci
+    wandering = _MAX_GROWTH if course.may_wander() else 0
+    return max(wide**2, _ENOUGH / course.independent_samples(), wandering)
+
+
+def _count_in(seconds: float, expected_ns: Sequence[float]) -> int:
+    """How many iterations fill so many seconds, by what such iterations took."""
+    if not expected_ns:
+        return 0
+    return math.ceil(seconds * _NS_PER_S / max(1.0, statistics.fmean(expected_ns)))
+
+
+def _half_width(sample_ns: Sequence[float], confidence: float) -> float:
+    """Half the interval of the median over the median; infinite where there is none."""
+    interval = median_interval([sample_ns], confidence)
     median = statistics.median(sample_ns)
     return (interval.high - interval.low) / 2 / median if interval and median else float("inf")
 
 
-def _bounded(missing: int, expected_ns: Sequence[int], left_s: float, *, at_least: int) -> int:
+def _bounded(missing: int, expected_ns: Sequence[float], left_s: float, *, at_least: int) -> int:
     """As many of the missing iterations as fit the budget, and one block.
 
     expected_ns: what such iterations took so far; while nothing is known, one is run to learn it.

@@ -31,8 +31,12 @@ _MS_TO_NS = 1_000_000
 class Timer(Protocol):
     """Times a block of iterations on one rank."""
 
-    def block(self, step: Step, iterations: int, parts: PartTimes) -> Samples:
-        """Run `step` `iterations` times; durations in ns, starts in ns since the timer was made."""
+    def block(self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0) -> Samples:
+        """Run `step` `iterations` times; durations in ns, starts in ns since the timer was made.
+
+        lead_in: untimed runs right before the first, so that the device has work queued when the
+        clock starts: what finds the queue empty takes longer than all that follow.
+        """
 
 
 class HostTimer:
@@ -41,7 +45,8 @@ class HostTimer:
     def __init__(self) -> None:
         self._origin_ns = perf_counter_ns()
 
-    def block(self, step: Step, iterations: int, parts: PartTimes) -> Samples:
+    def block(self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0) -> Samples:
+        _run(step, lead_in)
         marks_ns, spent = _issue(step, iterations, parts, mark=lambda: None)
         step_ns = _differences(marks_ns)
         return Samples(
@@ -61,13 +66,14 @@ class CudaEventTimer:
     def __init__(self) -> None:
         self._origin_ns = perf_counter_ns()
 
-    def block(self, step: Step, iterations: int, parts: PartTimes) -> Samples:
+    def block(self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0) -> Samples:
         events = [
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             for _ in range(iterations + 1)
         ]
         marks = iter(events)
         stream = torch.cuda.current_stream()
+        _run(step, lead_in)
         marks_ns, spent = _issue(step, iterations, parts, mark=lambda: next(marks).record(stream))
         torch.cuda.synchronize()
         offset_ns = marks_ns[0] - self._origin_ns
@@ -151,6 +157,11 @@ def joined(blocks: Sequence[Samples]) -> Samples:
         },
         throttled=tuple(mark for block in blocks for mark in block.throttled) if is_known else (),
     )
+
+
+def _run(step: Step, times: int) -> None:
+    for _ in range(times):
+        step()
 
 
 def _issue(

@@ -41,6 +41,7 @@ _DOUBTS = {
     "s": "slowed by one rank",
     "c": "sharing cores",
     "n": "not alone",
+    "q": "quick",
     "b": "without a breakdown",
 }
 

@@ -38,6 +38,7 @@ def marks(row: Row) -> str:
         "s": is_slowed_by_one_rank(row),
         "c": row["status"] == "ok" and wording.is_set(row["crowded"]),
         "n": row["status"] == "ok" and wording.several(row["neighbours"]),
+        "q": row["status"] == "ok" and wording.is_set(row["quick"]),
         "b": has_no_breakdown(row),
     }
     return "".join(mark for mark, is_set in found.items() if is_set)

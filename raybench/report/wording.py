@@ -37,6 +37,7 @@ MARKS = {
     "s": "one rank is slower than the others",
     "c": "crowded, CPU workers share cores",
     "n": "not alone, something else used its devices or nodes at the same time",
+    "q": "quick, a short look instead of seconds",
     "b": "no breakdown, the parts exceed the step by more than 10 %",
 }
 # Where a failure was, with which its message begins.

@@ -14,7 +14,7 @@ from raybench.cluster import ray_standbys
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
 from raybench.job import Measure
-from raybench.measure.stats import slowest_rank_step_ns
+from raybench.measure.stats import step_time_ns
 from raybench.point import Point, Precision
 from raybench.records import Answer, Failure, Task
 
@@ -114,4 +114,4 @@ def step_ms(cluster: RayCluster) -> float:
     settings = Measure(warmup=5, iterations=60, breakdown=False)
     answers = cluster.run(Task(point=point, settings=settings), (0, 1))
     assert failures(answers) == []
-    return slowest_rank_step_ns(answers) / 1e6
+    return step_time_ns(answers) / 1e6

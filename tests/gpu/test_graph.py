@@ -77,10 +77,11 @@ def test_all_steps_of_all_replays_are_done_by_the_device_alone():
     (repetition,) = measured(workload, context).repetitions
     inner = repetition.inner_iterations
     assert 1 < inner <= 100
-    # A graph of one step tells how long it takes. One replay goes before those that are timed.
+    # A graph of one step tells how long it takes. One replay goes before those that are timed,
+    # and two lead into their block.
     assert workload.python_steps == 20 + 1 + inner
     trial = 1 + TRIAL_REPLAYS
-    assert workload.checks == pytest.approx([20, 20 + trial + (1 + 50) * inner])
+    assert workload.checks == pytest.approx([20, 20 + trial + (1 + 2 + 50) * inner])
 
 
 def test_replayed_launches_take_less_than_those_of_python():

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from raybench.job import Measure
-from raybench.measure.agreement import as_rank_0_says, slowest_rank_ns
+from raybench.measure.agreement import all_ranks_ns, as_rank_0_says, slowest_rank_ns
 from raybench.measure.phases import Measured, measure
 from raybench.point import Precision
 from raybench.workloads.base import Context
@@ -51,8 +51,9 @@ def run_rank(rank: int, folder: str) -> tuple[list[int], int, Measured]:
         precision=Precision.FP32,
     )
     slowest = slowest_rank_ns([5, 9] if rank == 0 else [7, 3], CPU)
+    assert all_ranks_ns([5, rank], CPU) == [[5, 0], [5, 1]]
     decision = as_rank_0_says(lambda: 40 + rank, CPU)
-    settings = Measure(target_ci=0.5, breakdown=False)
+    settings = Measure(target_ci=0.5, min_seconds=0.4, breakdown=False)
     done = measure(lambda: Lagging(rank), context, settings, lambda: None)
     dist.destroy_process_group()
     return slowest, decision, done

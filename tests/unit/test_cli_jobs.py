@@ -53,7 +53,7 @@ def test_plan_shows_what_varies_as_a_table_and_the_rest_once() -> None:
     assert lines[table + 2].split()[2:] == ["1", "8"]
     assert lines[table + 5].split()[2:] == ["2", "16"]
     assert "4 points; the largest needs 2 devices" in lines
-    assert "iterations: at most 80 s (4 points x 1 repeat of at most 20 s); " in "\n".join(lines)
+    assert "iterations: 12 s to 80 s (4 points x 1 repeat of 3 to 20 s); " in "\n".join(lines)
     assert max(map(len, lines)) <= 80
 
 
@@ -140,6 +140,7 @@ def test_plan_as_json_has_every_setting_of_every_point() -> None:
         "workload",
         "points",
         "devices_needed",
+        "time_at_least_s",
         "time_at_most_s",
         "makespan_at_most_s",
         "batch_search",

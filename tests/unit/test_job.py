@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from raybench.errors import JobError
-from raybench.job import Job, Span, load_job
+from raybench.job import Job, Measure, Span, load_job
 from raybench.job_sections import BatchSearch
 from raybench.plan import make_plan
 
@@ -53,8 +53,9 @@ def test_a_short_job_has_the_documented_defaults() -> None:
     assert job.baseline == {"world_size": 1}
     assert job.measure.model_dump() == {
         "warmup": {"min": 20, "max": 200},
-        "iterations": {"min": 30, "max": 1000},
+        "iterations": {"min": 30, "max": 10_000},
         "target_ci": 0.01,
+        "min_seconds": 2.0,
         "max_seconds": 20.0,
         "repeats": 1,
         "timeout_s": 300.0,
@@ -64,6 +65,19 @@ def test_a_short_job_has_the_documented_defaults() -> None:
     assert (job.placement.strategy, job.placement.isolation) == ("pack", "cluster")
     assert job.on_error == "continue"
     assert job.text == HEAD + MATRIX
+
+
+def test_quick_is_short_for_the_settings_of_a_short_look() -> None:
+    for job in (load(HEAD + MATRIX + "measure: quick\n"), load(HEAD + MATRIX, "measure=quick")):
+        assert job.measure.is_quick
+        assert job.measure == Measure(min_seconds=0.0)
+    assert not load(HEAD + MATRIX).measure.is_quick
+
+
+@pytest.mark.parametrize("given", ["quickly", "5", "[quick]"])
+def test_how_it_is_measured_is_a_mapping_or_quick(given: str) -> None:
+    with pytest.raises(JobError, match="measure: must be a mapping or quick, given "):
+        load(HEAD + MATRIX + f"measure: {given}\n")
 
 
 def test_a_full_job_loads_as_it_is_written() -> None:

@@ -161,12 +161,57 @@ def test_an_error_of_close_alone_is_raised():
         )
 
 
-def test_by_default_a_quiet_workload_is_warmed_up_and_known_after_few_steps(clock):
-    done = measured(clock, Measure())
-    (repetition,) = done.repetitions
+def test_by_default_a_quiet_workload_is_warmed_up_for_one_second_and_timed_for_two(clock):
+    (repetition,) = measured(clock, Measure()).repetitions
+    assert len(repetition.warmup.step_ns) == 1 + 100
+    assert len(repetition.timed.step_ns) == 200
+    assert repetition.settled is True
+
+
+def test_a_quick_look_at_a_quiet_workload_takes_few_steps(clock):
+    (repetition,) = measured(clock, Measure(min_seconds=0.0)).repetitions
     assert len(repetition.warmup.step_ns) == 30
     assert len(repetition.timed.step_ns) == 30
     assert repetition.settled is True
+
+
+class Sinking(Paced):
+    """Steps that become shorter by 5 % over the first two seconds, and stay so."""
+
+    def step(self) -> None:
+        self._step_s = 0.01 * (1.05 - 0.05 * min(1.0, self._clock[0] / 2e9))
+        super().step()
+
+
+def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock):
+    settings = Measure(breakdown=False)
+    workload = Sinking(clock, 0.01, 0.01)
+    (repetition,) = phases.measure(
+        lambda: workload, lone_context(), settings, lambda: None
+    ).repetitions
+    assert len(repetition.warmup.step_ns) > 250
+    assert max(repetition.warmup.step_ns) > 10_400_000
+    assert set(repetition.timed.step_ns) == {10_000_000}
+    assert repetition.timed.start_ns[0] > repetition.warmup.start_ns[-1]
+
+
+def test_each_timed_block_begins_with_two_untimed_steps(clock):
+    workload = Paced(clock, 0.01, 0.01)
+    settings = Measure(warmup=10, iterations=50, breakdown=False)
+    (repetition,) = phases.measure(
+        lambda: workload, lone_context(), settings, lambda: None
+    ).repetitions
+    warm_end_ns = repetition.warmup.start_ns[-1] + repetition.warmup.step_ns[-1]
+    assert repetition.timed.start_ns[0] - warm_end_ns == 20_000_000
+    assert clock[0] == (10 + 2 + 50) * 10_000_000
+
+
+def test_short_steps_warm_up_in_the_loops_in_which_they_are_timed(clock):
+    (repetition,) = measured(clock, Measure(), step_s=0.0001).repetitions
+    assert repetition.inner_iterations == 10
+    # A thousand single steps of the second, and the rest in loops.
+    assert len(repetition.warmup.step_ns) == pytest.approx(1 + 1000 + 900, rel=0.05)
+    assert len(repetition.timed.step_ns) == pytest.approx(2000, rel=0.05)
 
 
 def test_a_warm_up_that_the_budget_cuts_short_has_not_settled(clock):

@@ -40,66 +40,78 @@ def test_alike_neighbours_make_the_interval_wider() -> None:
     assert widths[0] * 1.3 < widths[1] < widths[2] / 1.3
 
 
-def test_blocks_do_not_cross_repeats() -> None:
-    # Each repeat is constant: blocks that crossed would see a step that no repeat has.
-    alike = stats.median_interval([[1.0] * 20, [1.0] * 20])
-    assert alike == stats.Interval(low=1.0, high=1.0)
+def test_repeats_that_differ_among_themselves_are_not_independent_samples() -> None:
+    noise = 0.001 * np.random.default_rng(1).standard_normal((4, 50))
+    levels = np.array([[1.0], [1.01], [1.02], [1.03]])
+    apart = stats.median_interval((levels + noise).tolist())
+    alike = stats.median_interval((1.0 + noise).tolist())
+    assert apart is not None
+    assert alike is not None
+    assert alike.high - alike.low < 0.001
+    assert apart.low < 1.005 < 1.025 < apart.high
     assert stats.autocorrelation([[1.0] * 20, [2.0] * 20]) is None
     assert stats.autocorrelation([[1.0] * 20 + [2.0] * 20]) == pytest.approx(0.95, abs=0.03)
 
 
-def test_the_interval_is_the_same_each_time_and_does_not_touch_the_global_seed() -> None:
-    samples = np.random.default_rng(1).gamma(9.0, size=40)
-    np.random.seed(3)
-    before = np.random.get_state()[1].tolist()
-    assert stats.median_interval([samples]) == stats.median_interval([samples])
-    assert np.random.get_state()[1].tolist() == before
+def test_an_interval_of_more_confidence_is_wider() -> None:
+    samples = np.random.default_rng(1).gamma(9.0, size=400)
+    wide, narrow = stats.median_interval([samples], 0.999), stats.median_interval([samples])
+    assert wide is not None
+    assert narrow is not None
+    assert wide.low < narrow.low < narrow.high < wide.high
 
 
-@pytest.mark.parametrize("counts", [(30,), (31,), (7, 24, 10), (70_000,)])
-def test_places_are_drawn_in_place_of_samples_and_the_medians_are_bit_for_bit_the_same(
-    counts: tuple[int, ...],
+@pytest.mark.parametrize("phi", [0.0, 0.5, 0.8, 0.9])
+def test_effective_samples_are_those_that_the_spread_of_medians_tells(phi: float) -> None:
+    rows = noise(300, 1000, phi)
+    # The variance of a median of n independent Gaussian samples is pi / 2n.
+    told = np.pi / 2 / np.median(rows, axis=1).var()
+    found = np.median([stats.effective_samples([row], caution=0.0) for row in rows])
+    assert found == pytest.approx(told, rel=0.25)
+
+
+@given(st.integers(40, 400), st.integers(2, 6), st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_samples_told_several_times_over_are_no_more_samples(
+    count: int, times: int, seed: int
 ) -> None:
-    series = [np.random.default_rng(1).gamma(9.0, size=n).round(2) for n in counts]
-    count, block = sum(counts), 5
-    drawn = -(-count // block)
-    blocks = np.concatenate([np.lib.stride_tricks.sliding_window_view(s, block) for s in series])
-    rng = np.random.default_rng(stats._SEED)
-    # Only as many as are resampled at once.
-    rows = min(stats.RESAMPLES, max(1, stats._CHUNK_VALUES // count))
-    starts = rng.integers(0, len(blocks), size=(rows, drawn))
-    expected = np.median(blocks[starts].reshape(rows, -1)[:, :count], axis=1)
-    assert np.array_equal(stats._resampled_medians(series, block)[:rows], expected)
+    values = np.random.default_rng(seed).standard_normal(count)
+    once = stats.effective_samples([values])
+    assert 1 <= once <= count
+    assert stats.effective_samples([np.repeat(values, times)]) <= 1.5 * count
+
+
+def test_more_caution_tells_fewer_effective_samples() -> None:
+    (row,) = noise(1, 500, 0.5)
+    found = [stats.effective_samples([row], caution) for caution in (0.0, 1.0, 2.0)]
+    assert found == sorted(found, reverse=True)
+    assert len(set(found)) == 3
+
+
+def test_a_level_visited_once_shows_at_the_outer_quantiles_alone() -> None:
+    (row,) = 0.1 * noise(1, 200, 0.0)
+    row[150:165] += 3.0
+    assert stats.effective_samples([row]) > 80
+    assert stats.effective_samples([row], shares=(0.1, 0.5, 0.9)) < 40
+
+
+@pytest.mark.parametrize("values", [[0.0] * 20, [1.0, -1.0] * 20, [0.0]])
+def test_values_that_have_nothing_in_common_have_an_autocorrelation_time_of_one(
+    values: list[float],
+) -> None:
+    assert stats.autocorrelation_time([np.array(values)]) == 1.0
+
+
+def test_an_interval_reaches_on_to_where_the_value_is_heading() -> None:
+    interval = stats.Interval(low=1.0, high=2.0)
+    assert interval.towards(0.0) == interval
+    assert interval.towards(0.1) == stats.Interval(low=1.0, high=2.2)
+    assert interval.towards(-0.1) == stats.Interval(low=0.9, high=2.0)
 
 
 def test_below_five_samples_there_is_no_interval() -> None:
     assert stats.median_interval([[1.0] * 2, [1.0] * 2]) is None
     assert stats.median_interval([[1.0] * 2, [1.0] * 3]) == stats.Interval(low=1.0, high=1.0)
-
-
-def test_many_samples_are_resampled_in_bounded_memory() -> None:
-    samples = np.random.default_rng(2).standard_normal(30_000)
-    found = stats.median_interval([samples])
-    assert found is not None
-    assert -0.05 < found.low < 0.02
-    assert -0.02 < found.high < 0.05
-
-
-@pytest.mark.parametrize(
-    ("count", "phi", "length", "why"),
-    [
-        (1, 0.0, 1, "at least one"),
-        (50, 0.0, 4, "the cube root"),
-        (1000, 0.0, 10, "the cube root"),
-        (1000, 0.5, 14, "the rule of Politis and White"),
-        (100, 0.9, 5, "twenty blocks"),
-        (30, 0.9, 3, "the cube root though it leaves ten blocks"),
-    ],
-)
-def test_blocks_are_as_long_as_the_autocorrelation_asks(
-    count: int, phi: float, length: int, why: str
-) -> None:
-    assert stats.block_length(count, phi) == length, why
 
 
 def test_the_autocorrelation_is_that_of_the_series_whatever_the_outliers() -> None:
@@ -118,6 +130,7 @@ def test_the_autocorrelation_is_that_of_the_series_whatever_the_outliers() -> No
 )
 def test_students_t_is_that_of_the_tables(degrees: float, expected: float) -> None:
     assert stats.student_t(degrees) == pytest.approx(expected, rel=2e-3)
+    assert stats.student_t(9, confidence=0.99) == pytest.approx(3.250, rel=2e-3)
 
 
 def test_the_spread_between_repeats_is_that_of_their_medians() -> None:
@@ -164,11 +177,33 @@ def test_a_summary_of_known_samples() -> None:
         stats.summarize([])
 
 
-def test_the_step_time_is_the_median_of_the_maxima_not_the_maximum_of_the_medians() -> None:
+def test_the_step_of_ranks_in_lockstep_is_their_median_without_the_jitter_of_the_slowest() -> None:
+    rng = np.random.default_rng(5)
+    ends = 1000.0 * np.arange(401) + 3 * rng.standard_normal((8, 401))
+    ranks = np.diff(ends, axis=1)
+    series = stats.step_series(ranks.tolist())
+    assert series.tolist() == np.median(ranks, axis=0).tolist()
+    assert np.median(series) == pytest.approx(1000, abs=0.5)
+    assert np.median(stats.per_iteration_max(ranks.tolist())) > 1004
+
+
+def test_the_step_of_ranks_that_differ_is_that_of_the_slowest() -> None:
+    ranks = [[100, 900, 100], [102, 102, 102], [99, 99, 99]]
+    assert stats.step_series(ranks).tolist() == [102, 102, 102]
+    assert stats.step_series(ranks[:1]).tolist() == [100, 900, 100]
+    measurements = [make_measurement(rank, [ns]) for rank, ns in enumerate(ranks)]
+    assert stats.step_time_ns(measurements) == 102
+
+
+def test_the_mean_step_is_the_whole_time_over_the_steps_of_the_rank_that_took_longest() -> None:
+    measurements = [make_measurement(0, [[10, 10], [10]]), make_measurement(1, [[10, 40], [10]])]
+    assert stats.mean_step_ns(measurements) == 20
+    assert stats.step_time_ns(measurements) == 10
+
+
+def test_ranks_are_told_apart_by_their_medians_and_spread() -> None:
     ranks = [[1, 9, 1, 9, 1], [9, 1, 9, 1, 8]]
     assert stats.per_iteration_max(ranks).tolist() == [9, 9, 9, 9, 8]
-    measurements = [make_measurement(rank, [ns]) for rank, ns in enumerate(ranks)]
-    assert stats.slowest_rank_step_ns(measurements) == 9
     assert stats.median_skew(ranks) == 8
     assert stats.slowest_rank(ranks) == 1
     assert stats.slowest_rank(ranks[:1]) is None

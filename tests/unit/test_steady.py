@@ -7,13 +7,20 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from series import autocorrelated, with_outliers
 
 from raybench.measure.steady import (
     DRIFTING,
     FLAT,
     STEPPED,
+    WANDERING,
+    change,
+    heading,
     is_steady,
+    may_drift,
+    may_wander,
     mser_cut,
     trend,
     worst_trend,
@@ -97,3 +104,65 @@ def test_of_several_repeats_the_most_doubtful_counts():
     assert worst_trend([flat, flat]) == FLAT
     assert worst_trend([flat, drift]) == DRIFTING
     assert worst_trend([step, drift, flat]) == STEPPED
+    rng = np.random.default_rng(2)
+    wandering = next(row for _ in range(50) if worst_trend([row := pink(rng, 1000)]) == WANDERING)
+    assert worst_trend([flat, wandering]) == WANDERING
+    assert worst_trend([wandering, drift]) == DRIFTING
+    assert worst_trend([[1 + 0.005 * i / 500 for i in range(500)]]) == DRIFTING
+
+
+def rows(runs: int, count: int, phi: float, sd: float) -> np.ndarray:
+    rng = np.random.default_rng(11)
+    return with_outliers(rng, 1 + sd * autocorrelated(rng, runs=runs, count=count, phi=phi))
+
+
+@pytest.mark.parametrize(("phi", "most"), [(0.0, 0.1), (0.5, 0.15), (0.8, 0.25)])
+def test_noise_alone_seldom_looks_like_a_drift(phi: float, most: float):
+    found = [may_drift(row[300:].tolist(), row[:300].tolist()) for row in rows(200, 500, phi, 0.01)]
+    assert np.mean(found) < most
+
+
+def test_a_drift_that_the_samples_hide_shows_with_the_end_of_the_warm_up():
+    decay = 1 - 0.02 * np.exp(-np.arange(500) / 300)
+    course = (rows(100, 500, 0.3, 0.005) * decay).tolist()
+    alone = np.mean([may_drift(row[300:]) for row in course])
+    together = np.mean([may_drift(row[300:], row[:300]) for row in course])
+    assert together > 0.95
+    assert together > alone + 0.1
+
+
+def test_a_drift_below_a_thousandth_is_none():
+    assert not may_drift([1 + 0.0009 * i / 200 for i in range(200)])
+    assert may_drift([1 + 0.002 * i / 200 for i in range(200)])
+
+
+@given(st.floats(-0.05, 0.05), st.floats(1e-3, 1e9), st.integers(40, 400))
+@settings(max_examples=50, deadline=None)
+def test_a_straight_line_changes_by_its_ends(size: float, level: float, count: int):
+    line = level * (1 + size * (np.arange(count) / count - 0.5))
+    assert change(line).size == pytest.approx(size, rel=0.15, abs=1e-9)
+
+
+def test_a_level_is_heading_where_it_still_goes_and_nowhere_when_it_stands():
+    sinking = [1 - 0.01 * i / 200 for i in range(200)]
+    assert heading(sinking) == pytest.approx(-0.005, rel=0.1)
+    assert heading([1.0] * 200) == 0.0
+    assert heading([1.0] * 10) == 0.0
+
+
+def pink(rng: np.random.Generator, count: int) -> np.ndarray:
+    length = 16 * count
+    waves = rng.standard_normal((2, length // 2)) / np.sqrt(np.arange(1, length // 2 + 1))
+    noise = np.fft.irfft(np.concatenate([[0], waves[0] + 1j * waves[1]]), length)
+    return 1 + 0.01 * (noise / noise.std())[:count]
+
+
+def test_noise_that_remembers_for_ever_wanders_and_noise_that_forgets_does_not():
+    rng = np.random.default_rng(3)
+    assert np.mean([may_wander(pink(rng, 1000)) for _ in range(100)]) > 0.85
+    walks = np.cumsum(rng.standard_normal((100, 1000)), axis=1)
+    assert np.mean([may_wander(walk) for walk in walks]) > 0.95
+    for phi in (0.0, 0.5):
+        assert np.mean([may_wander(row) for row in rows(100, 1000, phi, 0.01)]) < 0.1
+    assert not may_wander([1.0] * 1000)
+    assert not may_wander([1.0, 2.0] * 5)

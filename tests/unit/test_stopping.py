@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
-from series import autocorrelated, with_outliers
+from series import autocorrelated
 
+from benchmarks import simulated_noise
 from raybench.job import Measure, Span
 from raybench.measure import stats
 from raybench.measure.stopping import (
+    AGAIN,
+    Course,
     breakdown_steps,
     has_settled,
     inner_iterations,
+    lead_in,
     next_timed,
     next_warmup,
 )
@@ -45,15 +47,34 @@ def test_a_warm_up_that_a_cuda_graph_needs_is_done_whatever_job_and_budget_say()
 
 
 def test_an_adaptive_warm_up_ends_when_steady_and_else_grows_to_its_maximum():
-    settings = Measure(warmup=Span(min=20, max=60), max_seconds=1000.0)
+    settings = Measure(warmup=Span(min=20, max=60), min_seconds=0.0, max_seconds=1000.0)
     climbing = [S] + [MS + 20_000 * i for i in range(100)]
     assert next_warmup([S] + [MS] * 29, settings) == 0
     assert next_warmup(climbing[:30], settings) == 15
     assert next_warmup(climbing[:50], settings) == 10
     assert next_warmup(climbing[:60], settings) == 0
-    assert has_settled([S] + [MS] * 29, settings.warmup) is True
-    assert has_settled(climbing[:60], settings.warmup) is False
-    assert has_settled(climbing[:60], Span(min=60, max=60)) is None
+
+
+@pytest.mark.parametrize(
+    ("step_ns", "settings", "needed", "why"),
+    [
+        (10 * MS, Measure(), 101, "half of two seconds, the cold step not counted"),
+        (10 * MS, Measure(min_seconds=6.0), 301, "beyond the most iterations"),
+        (100 * MS, Measure(), 25 + 1, "not fewer than tell whether it is steady"),
+        (100_000, Measure(), 1001, "short steps go on in loops"),
+        (10 * MS, Measure(max_seconds=1.0), 34, "a third of a budget too small"),
+        (10 * MS, Measure(warmup=30), 30, "a fixed count is not prolonged"),
+    ],
+)
+def test_a_warm_up_lasts_half_of_the_least_seconds(step_ns, settings, needed, why):
+    done = [S]
+    while more := next_warmup(done, settings):
+        done += [step_ns] * more
+    assert needed <= len(done) <= 1.5 * needed, why
+
+
+def course(sample_ns=(), warmup_ns=(S,), **changes) -> Course:
+    return Course(sample_ns=sample_ns, warmup_ns=warmup_ns, **changes)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +84,7 @@ def test_an_adaptive_warm_up_ends_when_steady_and_else_grows_to_its_maximum():
         (0, 50, 10 * MS, 20.0, 50, "all of them fit"),
         (0, 50, S, 4.0, 3, "as many as fit the budget"),
         (4, 50, S, 4.0, 0, "the budget is spent"),
-        (50, 50, MS, 20.0, 0, "nothing is missing"),
+        (50, 50, MS, 20.0, 0, "nothing is missing, however short they were"),
         (0, 50, 30 * S, 20.0, 1, "one sample, however slow"),
         (0, 5, 0, 20.0, 5, "a step too short for the clock"),
     ],
@@ -71,38 +92,127 @@ def test_an_adaptive_warm_up_ends_when_steady_and_else_grows_to_its_maximum():
 def test_a_fixed_count_of_samples_is_what_is_missing_and_fits(
     done, iterations, step_ns, max_seconds, expected, why
 ):
-    settings = Measure(iterations=iterations, max_seconds=max_seconds)
-    assert next_timed([step_ns] * done, [S, step_ns], 1, settings) == expected, why
+    settings = Measure(warmup=2, iterations=iterations, max_seconds=max_seconds)
+    assert next_timed(course([step_ns] * done, [S, step_ns]), settings) == expected, why
 
 
 def test_without_a_warm_step_one_sample_is_taken_first():
-    assert next_timed([], [S], 1, Measure(iterations=5)) == 1
+    assert next_timed(course(), Measure(warmup=1, iterations=5)) == 1
 
 
 def test_inner_loops_count_against_the_budget():
-    settings = Measure(iterations=1000, max_seconds=1.0)
-    assert next_timed([MS] * 10, [S], 50, settings) == 10
+    settings = Measure(warmup=1, iterations=1000, max_seconds=1.0)
+    assert next_timed(course([MS] * 10, inner=50), settings) == 10
+
+
+WARM = [S] + [10 * MS] * 100
+
+
+def noisy(count: int, sd: float, step_ns: int = 10 * MS) -> list[int]:
+    rng = np.random.default_rng(3)
+    return [int(step_ns * (1 + sd * x)) for x in rng.standard_normal(count)]
+
+
+def test_at_least_two_seconds_are_timed():
+    assert next_timed(course([], WARM), Measure()) == 200
+    assert next_timed(course([10 * MS] * 100, WARM), Measure()) == 100
+    assert next_timed(course([10 * MS] * 199, WARM), Measure()) == 0, "no block for the last 1 %"
+    assert next_timed(course([10 * MS] * 200, WARM), Measure()) == 0
+    longer = [S] + [10 * MS] * 150
+    assert next_timed(course([10 * MS] * 200, longer), Measure(min_seconds=3.0)) == 100
+
+
+def test_a_small_budget_leaves_two_thirds_to_the_samples():
+    settings = Measure(max_seconds=1.5)
+    assert next_timed(course([], [S] + [10 * MS] * 50), settings) == 100
+    assert next_timed(course([10 * MS] * 100, [S] + [10 * MS] * 50), settings) == 0
+
+
+def test_slow_steps_are_timed_until_forty_of_them_are_known():
+    warm = [S] + [200 * MS] * 25
+    assert next_timed(course([200 * MS] * 30, warm), Measure()) > 0
+    assert next_timed(course([200 * MS] * 45, warm), Measure()) == 0
 
 
 def test_samples_are_added_until_the_median_is_known_within_the_target():
     settings = Measure(target_ci=0.01, max_seconds=1000.0)
-    rng = np.random.default_rng(3)
-    quiet, noisy = ([int(MS * (1 + s * x)) for x in rng.standard_normal(30)] for s in (0.001, 0.3))
-    assert next_timed([], [S] + [MS] * 9, 1, settings) == 30
-    assert next_timed(quiet, [S], 1, settings) == 0
-    assert next_timed(noisy, [S], 1, settings) == 30, "no more than twice as many in all"
-    assert next_timed(noisy * 32, [S], 1, settings) == 40, "no more than the maximum"
+    assert next_timed(course(noisy(200, 0.001), WARM), settings) == 0
+    assert next_timed(course(noisy(200, 0.3), WARM), settings) == 200, "no more than as many again"
+    assert next_timed(course(noisy(9900, 0.9), WARM), settings) == 100, "no more than the maximum"
 
 
-def test_the_next_block_is_sized_by_what_is_missing():
-    settings = Measure(target_ci=0.01, max_seconds=1000.0)
-    rng = np.random.default_rng(3)
-    samples = [int(MS * (1 + 0.04 * x)) for x in rng.standard_normal(100)]
+def test_samples_that_resemble_each_other_count_for_fewer():
+    rng = np.random.default_rng(4)
+    (row,) = 1 + 0.002 * autocorrelated(rng, runs=1, count=300, phi=0.9)
+    samples = [float(ns) for ns in 10 * MS * row]
+    shuffled = [float(ns) for ns in rng.permutation(samples)]
+    assert course(samples[100:], [S, *samples[:100]]).independent_samples() < 20
+    assert course(shuffled[100:], [S, *shuffled[:100]]).independent_samples() > 80
+
+
+def test_a_quick_look_ends_when_the_median_is_known_within_the_target():
+    settings = Measure(min_seconds=0.0, target_ci=0.01, max_seconds=1000.0)
+    assert next_timed(course([], [S] + [MS] * 9), settings) == 30
+    assert next_timed(course(noisy(30, 0.001)), settings) == 0
+    assert next_timed(course(noisy(30, 0.3)), settings) == 30, "no more than twice as many in all"
+    samples = noisy(100, 0.05)
     interval = stats.median_interval([samples])
     assert interval is not None
     shortfall = (interval.high - interval.low) / 2 / float(np.median(samples)) / 0.01
-    assert 1 < shortfall**2 < 2
-    assert next_timed(samples, [S], 1, settings) == round(100 * shortfall**2) - 100
+    assert 1.25 < shortfall**2 < 2
+    assert next_timed(course(samples), settings) == round(100 * shortfall**2) - 100
+
+
+def test_samples_that_drift_were_warm_up_and_timing_begins_anew():
+    sinking = [10 * MS * (1 - 0.02 * i / 200) for i in range(200)]
+    assert next_timed(course(sinking, WARM), Measure()) == AGAIN
+    anew = course([], WARM, drifted_ns=sinking)
+    assert next_timed(anew, Measure()) > 0
+    assert anew.warm_s == pytest.approx(1 + sum(sinking) / 1e9)
+    assert next_timed(course(sinking, WARM), Measure(max_seconds=4.0)) != AGAIN, "no time is left"
+    assert next_timed(course(sinking, WARM), Measure(warmup=100)) != AGAIN, "the job fixes it"
+    assert next_timed(course(sinking, WARM), Measure(min_seconds=0.0)) != AGAIN, "a quick look"
+
+
+def test_a_drift_shows_against_the_end_of_the_warm_up_too():
+    warm = [S, *(10.1 * MS + x for x in noisy(100, 0.002, MS))]
+    assert next_timed(course(noisy(200, 0.002), warm), Measure()) == AGAIN
+    for other in ({"inner": 2}, {"is_graph": True}):
+        assert next_timed(course(noisy(200, 0.002), warm, **other), Measure()) != AGAIN, (
+            "single steps tell nothing of loops and graphs"
+        )
+
+
+def test_what_warm_up_lacks_in_time_is_done_in_loops():
+    short = [S] + [100_000] * 1000
+    owing = course([], short, inner=10)
+    assert next_timed(owing, Measure()) == 900
+    assert next_timed(course([100_000] * 900, short, inner=10), Measure()) == AGAIN
+    assert next_timed(course([], short, inner=10, drifted_ns=[100_000] * 900), Measure()) == 2000
+
+
+def test_a_warm_up_has_settled_where_nothing_drifts_or_wanders():
+    span = Measure().warmup
+    assert has_settled(course(noisy(200, 0.001), WARM), span) is True
+    assert has_settled(course([10 * MS * (1 + i / 5000) for i in range(200)], WARM), span) is False
+    walk = 1 + 0.0005 * np.cumsum(np.random.default_rng(1).standard_normal(400))
+    assert has_settled(course(list(10 * MS * walk), WARM), span) is False
+    assert has_settled(course([S] * 4, [S] * 5), span) is False, "nobody can tell by eight steps"
+    assert has_settled(course(noisy(200, 0.001), WARM), Span(min=60, max=60)) is None
+
+
+@pytest.mark.parametrize(
+    ("known", "steps"),
+    [
+        (course([10 * MS]), 2),
+        (course([], [S, 10 * MS]), 2),
+        (course([300 * MS]), 0),
+        (course([10 * MS], inner=30), 0),
+        (course([], [S]), 0),
+    ],
+)
+def test_two_steps_lead_into_a_block_unless_they_are_slow(known, steps):
+    assert lead_in(known) == steps
 
 
 @pytest.mark.parametrize(
@@ -121,52 +231,26 @@ def test_a_breakdown_costs_about_a_tenth_of_the_budget(step_ns, steps):
     assert breakdown_steps([step_ns] * 3, Measure(max_seconds=20.0)) == steps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    warmup: int
-    timed: int
-    bias: float
-    covered: bool
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ar phi=0.5 sd=1.0%",
+        "hump +60% tau 8",
+        "rise -3% tau 150 (heats, clocks fall)",
+        "bimodal +3% dwell 10/5",
+    ],
+)
+def test_the_median_is_right_and_its_interval_honest(name: str):
+    found = simulated_noise.outcomes(name, 40)
+    assert abs(np.mean([o.bias for o in found])) <= 0.002
+    assert np.mean([o.is_covered for o in found]) >= 0.85
 
 
-def outcome(step_ns: list[int], settings: Measure) -> Outcome:
-    """What measuring a workload with these step times gives; 10 ms is the true median."""
-    warmup: list[int] = []
-    while count := next_warmup(warmup, settings):
-        warmup += step_ns[len(warmup) : len(warmup) + count]
-    timed: list[int] = []
-    rest = step_ns[len(warmup) :]
-    while count := next_timed(timed, warmup, 1, settings):
-        timed += rest[len(timed) : len(timed) + count]
-    interval = stats.median_interval([timed])
-    assert interval is not None
-    return Outcome(
-        warmup=len(warmup),
-        timed=len(timed),
-        bias=float(np.median(timed)) / (10 * MS) - 1,
-        covered=interval.low <= 10 * MS <= interval.high,
-    )
+def test_noise_without_a_level_is_seldom_called_stable():
+    found = simulated_noise.outcomes("pink 3% (1/f)", 30)
+    assert np.mean([o.is_stable for o in found]) <= 0.3
 
 
-def outcomes(runs: int, *, phi: float, noise: float, hump: float) -> list[Outcome]:
-    """Noise of a relative size, a warm-up hump that decays over 8 iterations, 1 % outliers."""
-    rng = np.random.default_rng(12)
-    decay = hump * np.exp(-np.arange(1300) / 8)
-    series = 1 + noise * autocorrelated(rng, runs=runs, count=1300, phi=phi) + decay
-    rows = (10 * MS * with_outliers(rng, series)).astype(int)
-    return [outcome(row.tolist(), Measure()) for row in rows]
-
-
-@pytest.mark.parametrize("phi", [0.0, 0.5])
-def test_after_a_warm_up_hump_the_median_is_right_and_its_interval_honest(phi: float):
-    found = outcomes(200, phi=phi, noise=0.01, hump=0.6)
-    # A fixed warm-up of 20 leaves 0.003.
-    assert abs(np.mean([o.bias for o in found])) <= 0.001
-    assert np.mean([o.covered for o in found]) >= 0.90
-    assert np.mean([o.warmup + o.timed for o in found]) < 200
-
-
-def test_a_quiet_series_takes_fewer_than_a_hundred_iterations():
-    found = outcomes(60, phi=0.0, noise=0.002, hump=0.0)
-    assert np.mean([o.warmup + o.timed < 100 for o in found]) > 0.9
-    assert np.median([o.warmup + o.timed for o in found]) <= 60
+def test_a_quiet_series_takes_little_more_than_its_three_seconds():
+    found = simulated_noise.outcomes("ar phi=0.0 sd=0.3%", 40)
+    assert np.median([o.warmup + o.timed for o in found]) <= 305

@@ -39,6 +39,20 @@ def test_each_iteration_has_its_own_duration_and_start(clock: Clock):
     assert samples.host_ns == samples.step_ns
 
 
+def test_untimed_steps_lead_into_a_block(clock: Clock):
+    durations = iter([90, 80, 7, 11])
+    parts = PartTimes()
+
+    def step() -> None:
+        with parts.part("data"):
+            clock.spend(next(durations))
+
+    samples = HostTimer().block(step, 2, parts, lead_in=2)
+    assert samples.step_ns == (7, 11)
+    assert samples.start_ns == (170, 177)
+    assert samples.part_ns == {"data": (7, 11)}
+
+
 def test_a_second_block_goes_on_from_the_same_origin(clock: Clock):
     timer = HostTimer()
     timer.block(lambda: clock.spend(10), 2, PartTimes())

@@ -481,7 +481,7 @@ def test_a_breakdown_that_fails_alone_leaves_the_samples_and_a_warning(workload)
         items_per_step, flops_per_step = 1, 1
 
         def __init__(self, context) -> None:
-            self._left = 2 + 3
+            self._left = 2 + 2 + 3  # two lead into the samples
 
         def step(self) -> None:
             time.sleep(0.002)  # long enough to be timed one by one
