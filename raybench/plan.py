@@ -30,6 +30,11 @@ class Plan:
     warnings: tuple[str, ...] = ()
     batch_search: BatchSearch | None = None
 
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """Those that any point has, in the order of the points."""
+        return tuple(dict.fromkeys(point.precision for point in self.points))
+
 
 def varying_settings(points: Sequence[Point]) -> list[str]:
     """Names of the told settings that are not the same in all points."""

@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from raybench.point import Point
+from raybench.point import Point, Precision
 
 if TYPE_CHECKING:
     from raybench.job import Measure
@@ -281,6 +281,8 @@ class Task:
     """What a worker group is asked to do: one point, and how to measure it.
 
     code: what every worker must have loaded; None where any will do.
+    precisions: those of the plan, of which a worker finds out all that it needs before its first
+    point; of the point's own it does so in any case.
     """
 
     point: Point
@@ -288,6 +290,7 @@ class Task:
     seed: int = 0
     profile: bool = False
     code: Code | None = None
+    precisions: tuple[Precision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from raybench.flights import Flights
 from raybench.job import Measure
 from raybench.outcomes import unmeasured
 from raybench.plan import Plan
-from raybench.point import Point
+from raybench.point import Point, Precision
 from raybench.records import Device, Record, Status, Task
 from raybench.scheduler import Assign, Schedule, Skip, Turn, is_tried_again
 from raybench.sources import Code
@@ -27,6 +27,7 @@ class SweepSettings:
     """How every point of the run is placed and measured.
 
     profiled: point_ids of those that are profiled too. code: what every worker must have loaded.
+    precisions: those that workers live to see, see Task.
     """
 
     measure: Measure
@@ -35,6 +36,7 @@ class SweepSettings:
     isolation: Isolation = "cluster"
     profiled: frozenset[str] = frozenset()
     code: Code | None = None
+    precisions: tuple[Precision, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +207,11 @@ class _Loop:
         yield PointStarted(index=turn.index, point=turn.point, devices=devices)
         profile = turn.point.point_id in settings.profiled
         task = Task(
-            point=turn.point, settings=settings.measure, profile=profile, code=settings.code
+            point=turn.point,
+            settings=settings.measure,
+            profile=profile,
+            code=settings.code,
+            precisions=settings.precisions,
         )
         self._flights.launch(turn, task, decision.seats, devices)
 

@@ -20,7 +20,7 @@ from raybench import failure_text, process_state, registry
 from raybench.errors import UsageError
 from raybench.measure import phases, stats
 from raybench.measure.flops import Counted, step_flops
-from raybench.measure.gemm import gemm_tflops
+from raybench.measure.gemm import sustained_tflops
 from raybench.measure.identity import describe_device
 from raybench.point import Point, Precision
 from raybench.process_group import GroupGoneError, ProcessGroup, tell_place
@@ -75,6 +75,7 @@ class Worker:
             self._import(task, place)
             self._check_code(task)
             self._state.begin()
+            self._probe(task)
             answer = self._measurement(task, place, group)
         except GroupGoneError:
             answer = _peer_failed(place, keeps_worker=True)
@@ -168,7 +169,7 @@ class Worker:
             **(found | self._flops_fields(done, point, context, group) | {"warnings": warnings}),
             rank=place.rank,
             setup_s=setup_s[0],
-            gemm_tflops=self._gemm(point.precision),
+            gemm_tflops=self._gemm_tflops[point.precision],
             # Launches stay slower after a profiler was in use (pytorch#144455).
             keeps_worker=done.profile is None,
         )
@@ -210,11 +211,15 @@ class Worker:
             self._flops[key] = step_flops(workload_class, point.params, context)
         return self._flops[key]
 
-    def _gemm(self, asked: Precision) -> float | None:
-        """What this device reaches in matrix products, found out once for each precision."""
-        if self._gemm_tflops.get(asked) is None:
-            self._gemm_tflops[asked] = gemm_tflops(self._device, asked)
-        return self._gemm_tflops[asked]
+    def _probe(self, task: Task) -> None:
+        """Find out what this device sustains in matrix products, before its first point.
+
+        For all precisions of the plan at once: between two points the products would leave the
+        device hot and its clocks limited in the second.
+        """
+        asked = dict.fromkeys((*task.precisions, task.point.precision))
+        new = [one for one in asked if one not in self._gemm_tflops]
+        self._gemm_tflops |= sustained_tflops(self._device, new)
 
     def _precision_warnings(self, asked: Precision) -> Iterator[str]:
         """What makes the precision another than the one asked for, read back after the samples."""

@@ -78,6 +78,8 @@ def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
             stop_on_error=job.on_error == "stop",
             profiled=where.profiled,
             code=start.code,
+            # A worker that lives for one point needs no others.
+            precisions=() if job.measure.fresh_workers else start.plan.precisions,
         )
         return recorded(settings, cluster, workers, RunRows(start, store, console), interrupts)
 

@@ -68,12 +68,15 @@ _TABLE = (
             "A100-PCIE-40GB",
             "A100-PCIE-80GB",
             "A100 80GB PCIe",
+            # Made for China: the same chip, with 400 GB/s of NVLink instead of 600.
+            "A800-SXM4-80GB",
+            "A800 80GB PCIe",
         ),
         fp32=19.5,
         tf32=156.0,
         fp16=312.0,
         bf16=312.0,
-        source="NVIDIA A100 datasheet, the same for SXM and PCIe",
+        source="NVIDIA A100 and A800 datasheets, the same for SXM and PCIe",
     ),
     _Peaks(
         names=("A10",),
@@ -157,21 +160,48 @@ _TABLE = (
         bf16=165.2,
         source="NVIDIA Ada GPU architecture whitepaper, fp32 accumulate",
     ),
+    # 838 with sparsity and fp16 accumulate, which torch's products do not use: a quarter of it.
     _Peaks(
-        names=("H100 80GB HBM3",),
+        names=("GeForce RTX 5090",),
+        fp32=104.8,
+        tf32=104.8,
+        fp16=209.5,
+        bf16=209.5,
+        source="NVIDIA RTX Blackwell GPU architecture whitepaper, fp32 accumulate",
+    ),
+    # Its tensor rates are quoted in TOPS of FP4 only, and the Server and Max-Q editions are slower.
+    _Peaks(
+        names=("RTX PRO 6000 Blackwell Workstation Edition",),
+        fp32=125.0,
+        tf32=None,
+        fp16=None,
+        bf16=None,
+        source="NVIDIA RTX PRO 6000 Blackwell Workstation Edition datasheet",
+    ),
+    # The H800 has less NVLink and FP64 than the H100, and the same arithmetic otherwise.
+    _Peaks(
+        names=("H100 80GB HBM3", "H800"),
         fp32=66.9,
         tf32=494.7,
         fp16=989.4,
         bf16=989.4,
-        source="NVIDIA H100 whitepaper, SXM5",
+        source="NVIDIA H100 whitepaper, SXM5; H800 datasheet, SXM",
     ),
     _Peaks(
-        names=("H100 PCIe",),
+        names=("H100 PCIe", "H800 PCIe"),
         fp32=51.2,
         tf32=378.0,
         fp16=756.0,
         bf16=756.0,
-        source="NVIDIA H100 whitepaper, PCIe",
+        source="NVIDIA H100 whitepaper, PCIe; H800 datasheet, PCIe",
+    ),
+    _Peaks(
+        names=("H20",),
+        fp32=44.0,
+        tf32=74.0,
+        fp16=148.0,
+        bf16=148.0,
+        source="NVIDIA H20 datasheet, dense",
     ),
     _Peaks(
         names=("H100 NVL", "H200 NVL"),
@@ -207,6 +237,14 @@ _TABLE = (
         source="NVIDIA Blackwell datasheet, HGX B200, halved",
     ),
     _Peaks(
+        names=("B300", "B300 SXM6 AC"),
+        fp32=75.0,
+        tf32=1125.0,
+        fp16=2250.0,
+        bf16=2250.0,
+        source="NVIDIA HGX B300 datasheet, an eighth of the board, halved",
+    ),
+    _Peaks(
         names=("GB200",),
         fp32=80.0,
         tf32=1250.0,
@@ -215,12 +253,21 @@ _TABLE = (
         source="NVIDIA GB200 NVL72 datasheet, halved",
     ),
     _Peaks(
-        names=("AMD Instinct MI300X",),
+        names=("AMD Instinct MI300X", "AMD Instinct MI325X"),
         fp32=163.4,
         tf32=653.7,
         fp16=1307.4,
         bf16=1307.4,
-        source="AMD Instinct MI300X data sheet",
+        source="AMD Instinct MI300X and MI325X data sheets",
+    ),
+    # CDNA 4 has no units for TF32.
+    _Peaks(
+        names=("AMD Instinct MI355X",),
+        fp32=157.3,
+        tf32=None,
+        fp16=2516.6,
+        bf16=2516.6,
+        source="AMD Instinct MI355X data sheet",
     ),
 )
 _BY_NAME = {name: peaks for peaks in _TABLE for name in peaks.names}
@@ -246,6 +293,8 @@ _MEMORY_GB_S = {
     "A100-PCIE-40GB": 1555.0,
     "A100-SXM4-80GB": 2039.0,
     "A100 80GB PCIe": 1935.0,
+    "A800-SXM4-80GB": 2039.0,
+    "A800 80GB PCIe": 1935.0,
     "A10": 600.0,
     "A30": 933.0,
     "A40": 696.0,
@@ -256,11 +305,18 @@ _MEMORY_GB_S = {
     "L40S": 864.0,
     "RTX 6000 Ada Generation": 960.0,
     "GeForce RTX 4090": 1008.0,
+    "GeForce RTX 5090": 1792.0,
+    "RTX PRO 6000 Blackwell Workstation Edition": 1792.0,
     "H100 80GB HBM3": 3350.0,
     "H100 PCIe": 2000.0,
+    "H800": 3350.0,
+    "H800 PCIe": 2000.0,
+    "H20": 4000.0,
     "H200": 4800.0,
     "H200 NVL": 4800.0,
     "AMD Instinct MI300X": 5300.0,
+    "AMD Instinct MI325X": 6000.0,
+    "AMD Instinct MI355X": 8000.0,
 }
 
 

@@ -21,7 +21,15 @@ from raybench.job import Measure
 from raybench.measure import graph, profiling
 from raybench.measure.agreement import all_ranks_ns, as_rank_0_says, slowest_rank_ns
 from raybench.measure.breakdown import break_down
-from raybench.measure.counters import Counters, Reading, energy_j, open_counters, throttle_reasons
+from raybench.measure.counters import (
+    Counters,
+    Reading,
+    clock_read,
+    energy_j,
+    open_counters,
+    throttle_reasons,
+    wait_until_unlimited,
+)
 from raybench.measure.device_memory import PeakMemory
 from raybench.measure.stats import step_series
 from raybench.measure.stopping import (
@@ -62,6 +70,7 @@ class Measured:
     peak_mem_reserved_bytes: int | None = None
     energy_j: float | None = None
     throttle_reasons: tuple[str, ...] = ()
+    sm_clocks_mhz: tuple[int, ...] = ()
     breakdown: Breakdown | None = None
     profile: Profile | None = None
     warnings: tuple[str, ...] = ()
@@ -79,6 +88,7 @@ class _Session:
     repetitions: list[Repetition] = field(default_factory=list)
     energies_j: list[float | None] = field(default_factory=list)
     throttle_reasons: dict[str, None] = field(default_factory=dict)
+    sm_clocks_mhz: list[int] = field(default_factory=list)
 
 
 def measure(
@@ -108,7 +118,9 @@ def measure(
         # memory of this one, and may leave no room for it.
         gc.collect()
         context.replicas.forget()
+        before_build = session.counters.read()
         with graph.own_stream(context), _closed_at_the_end(build()) as workload:
+            wait_until_unlimited(session.counters, before_build)
             built()
             found = _sizes(workload)
             _repetition(workload, session)
@@ -127,6 +139,7 @@ def _measured(session: _Session, found: dict[str, Any]) -> Measured:
         peak_mem_reserved_bytes=session.memory.reserved_bytes,
         energy_j=sum(known) if len(known) == len(session.repetitions) else None,
         throttle_reasons=tuple(session.throttle_reasons),
+        sm_clocks_mhz=tuple(session.sm_clocks_mhz),
         **found,
     )
 
@@ -177,6 +190,7 @@ def _repetition(workload: Workload, session: _Session) -> None:
     context, settings = session.context, session.settings
     with no_garbage_collection():
         warmup = _warm_up(workload, session)
+        session.memory.forget()
         _check(workload, session)
         inner = _inner_iterations(workload, warmup, session)
         with _timed_step(workload, inner, context) as step:
@@ -236,9 +250,10 @@ class _Timing:
     drifted: _Phase = field(default_factory=_Phase)
     timed: _Phase = field(default_factory=_Phase)
     readings: list[Reading | None] = field(default_factory=list)
+    clocks_mhz: list[int] = field(default_factory=list)
 
     def run(self) -> None:
-        """Time until it is enough; energy and reasons for throttling go to the session."""
+        """Time until it is enough; energy, clocks and what limited them go to the session."""
         device = self.session.context.device
         while count := as_rank_0_says(
             lambda: next_timed(self.course(), self.session.settings), device
@@ -246,8 +261,10 @@ class _Timing:
             if count == AGAIN:
                 self.timed.move_to(self.drifted)
                 self.readings.clear()
+                self.clocks_mhz.clear()
             else:
                 self.timed.add(self._block(count), device)
+        self.session.sm_clocks_mhz.extend(self.clocks_mhz)
         self.session.energies_j.append(energy_j(self.readings[0], self.readings[-1]))
         for before, after in zip(self.readings[::2], self.readings[1::2], strict=True):
             if before is not None and after is not None:
@@ -265,7 +282,8 @@ class _Timing:
 
     def _block(self, iterations: int) -> Samples:
         before = self.session.counters.read()
-        block = _block(self.step, iterations, self.session, lead_in=lead_in(self.course()))
+        with clock_read(self.session.counters, self.clocks_mhz):
+            block = _block(self.step, iterations, self.session, lead_in=lead_in(self.course()))
         samples, after = per_step(block, self.inner), self.session.counters.read()
         self.readings += [before, after]
         if before is None or after is None:

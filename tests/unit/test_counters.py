@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pynvml
@@ -9,7 +13,14 @@ import pytest
 import torch
 
 from raybench.measure import counters, nvml
-from raybench.measure.counters import Reading, energy_j, open_counters, throttle_reasons
+from raybench.measure.counters import (
+    Reading,
+    clock_read,
+    energy_j,
+    open_counters,
+    throttle_reasons,
+    wait_until_unlimited,
+)
 from tests.unit.fake_nvml import UUID, FakeNvml, fields, refusal
 
 CUDA = torch.device("cuda", 0)
@@ -108,3 +119,70 @@ def test_the_counters_read_only_what_does_not_block_other_processes(monkeypatch)
     counters.open_counters(CUDA).read()
     slow = ("PcieThroughput", "RunningProcesses", "FanSpeed")
     assert not [name for name in fake.asked if any(word in name for word in slow)]
+
+
+class Limited:
+    """Counters of a device whose power cap has acted for `limited_s(now)` at a time of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, limited_s: Callable[[float], float]):
+        self.now_s = 100.0
+        self._limited_s = limited_s
+        clock = SimpleNamespace(monotonic=lambda: self.now_s, sleep=self._sleep)
+        monkeypatch.setattr(counters, "time", clock)
+
+    def _sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+    def read(self) -> Reading:
+        return reading(self.now_s, power_cap=self._limited_s(self.now_s))
+
+    def waited_s(self, since: Reading | None) -> float:
+        began_s = self.now_s
+        wait_until_unlimited(self, since)
+        return self.now_s - began_s
+
+
+def test_what_follows_a_limit_waits_until_it_has_not_acted_for_a_while(monkeypatch):
+    limited = Limited(monkeypatch, lambda now_s: min(now_s, 101.0))
+    assert limited.waited_s(limited.read()) == pytest.approx(1.3, abs=0.1)
+
+
+def test_a_limit_that_does_not_end_is_not_waited_for_longer_than_three_seconds(monkeypatch):
+    limited = Limited(monkeypatch, lambda now_s: now_s)
+    assert limited.waited_s(limited.read()) == pytest.approx(3.0, abs=0.1)
+
+
+def test_a_device_that_stood_idle_while_the_workload_was_built_is_not_waited_for(monkeypatch):
+    limited = Limited(monkeypatch, lambda now_s: 5.0)
+    assert limited.waited_s(reading(99.0, power_cap=5.0)) == 0.0
+    assert limited.waited_s(limited.read()) == pytest.approx(0.3, abs=0.1)
+
+
+def test_where_no_limits_are_counted_nothing_is_waited_for(monkeypatch):
+    limited = Limited(monkeypatch, lambda now_s: now_s)
+    monkeypatch.setattr(limited, "read", lambda: replace(reading(limited.now_s)))
+    assert limited.waited_s(None) == 0.0
+    assert limited.waited_s(limited.read()) == 0.0
+
+
+def test_the_clock_is_read_meanwhile_and_at_the_end(monkeypatch):
+    read_mhz = iter(range(1000, 2000))
+    FakeNvml(nvmlDeviceGetClockInfo=lambda *_: next(read_mhz)).install(monkeypatch)
+    monkeypatch.setattr(counters, "_CLOCK_PERIOD_S", 0.01)
+    found: list[int] = []
+    with clock_read(open_counters(CUDA), found):
+        time.sleep(0.1)
+    count = len(found)
+    assert count >= 3
+    time.sleep(0.05)
+    assert len(found) == count
+    with clock_read(open_counters(CUDA), short := []):
+        pass
+    assert len(short) == 1
+
+
+def test_a_device_without_a_clock_has_no_thread(monkeypatch):
+    found: list[int] = []
+    with clock_read(open_counters(torch.device("cpu")), found):
+        assert "raybench-clock" not in {thread.name for thread in threading.enumerate()}
+    assert found == []

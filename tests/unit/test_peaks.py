@@ -29,6 +29,14 @@ from raybench.point import Precision
         ("NVIDIA B200", None, 1125.0, 2250.0),
         ("NVIDIA GB200", 80.0, 1250.0, 2500.0),
         ("AMD Instinct MI300X", 163.4, 653.7, 1307.4),
+        ("AMD Instinct MI325X", 163.4, 653.7, 1307.4),
+        ("AMD Instinct MI355X", 157.3, None, 2516.6),
+        ("NVIDIA B300 SXM6 AC", 75.0, 1125.0, 2250.0),
+        ("NVIDIA H20", 44.0, 74.0, 148.0),
+        ("NVIDIA H800", 66.9, 494.7, 989.4),
+        ("NVIDIA A800-SXM4-80GB", 19.5, 156.0, 312.0),
+        ("NVIDIA GeForce RTX 5090", 104.8, 104.8, 209.5),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 125.0, None, None),
     ],
 )
 def test_each_form_factor_has_its_own_dense_peaks(name, fp32, tf32, bf16):
@@ -42,6 +50,8 @@ def test_each_form_factor_has_its_own_dense_peaks(name, fp32, tf32, bf16):
         "NVIDIA H100",
         "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
         "NVIDIA A10G",
+        "NVIDIA GeForce RTX 5090 D",
+        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
         "NVIDIA T400 4GB",
         "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 4090 Laptop GPU",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -322,11 +323,15 @@ class Throttling:
         limited_s = {"power": max(0.0, time_s - 3), "thermal": 0.0}
         return Reading(time_s=time_s, energy_j=100 * time_s, limited_s=limited_s)
 
+    def clock_mhz(self) -> int:
+        return 1755
+
 
 def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(
     clock: list[int], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(phases, "open_counters", lambda device: Throttling(clock))
+    monkeypatch.setattr(phases, "wait_until_unlimited", lambda counters, since: None)
     # The cold step takes a second, so the first timed block of 5 s begins before the throttling.
     done = measured(clock, Measure(warmup=1, iterations=8), step_s=1.0)
     (repetition,) = done.repetitions
@@ -334,6 +339,53 @@ def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(
     assert repetition.warmup.throttled == ()
     assert done.throttle_reasons == ("power",)
     assert done.energy_j == pytest.approx(800.0)
+    assert done.sm_clocks_mhz
+    assert set(done.sm_clocks_mhz) == {1755}
+
+
+def test_the_peak_memory_is_of_what_follows_the_warm_up(
+    clock: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    done: list[str] = []
+
+    class Watched(phases.PeakMemory):
+        def forget(self) -> None:
+            done.append("forget")
+            super().forget()
+
+    class Stepping(Paced):
+        def step(self) -> None:
+            done.append("step")
+            super().step()
+
+    monkeypatch.setattr(phases, "PeakMemory", Watched)
+    settings = Measure(warmup=3, iterations=2, breakdown=False)
+    build = partial(Stepping, clock, 0.1, 0.1)
+    phases.measure(build, lone_context(), settings, lambda: None)
+    assert done[: done.index("forget")] == ["step"] * 3
+    assert "step" in done[done.index("forget") :]
+
+
+def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(
+    clock: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    done: list[str] = []
+    first = Throttling(clock).read()
+    monkeypatch.setattr(phases, "open_counters", lambda device: Throttling(clock))
+
+    def wait(counters: Throttling, since: Reading) -> None:
+        assert since == first
+        done.append("waited")
+
+    monkeypatch.setattr(phases, "wait_until_unlimited", wait)
+
+    def build() -> Paced:
+        done.append("built")
+        return Paced(clock, 0.1, 0.1)
+
+    settings = Measure(warmup=1, iterations=1, breakdown=False)
+    phases.measure(build, lone_context(), settings, lambda: done.append("set up"))
+    assert done == ["built", "waited", "set up"]
 
 
 def test_a_cuda_graph_is_refused_on_a_cpu():

@@ -663,3 +663,43 @@ def test_a_point_whose_time_is_up_writes_where_it_is(workload, capfd):
 
     run(make_point(workload=workload(Slow), params={}), timeout_s=0.5)
     assert "test_worker.py" in capfd.readouterr().err
+
+
+def test_matrix_products_are_timed_once_before_the_first_point_and_never_between_two(
+    workload, monkeypatch
+):
+    done = []
+
+    def sustained(device, precisions):
+        done.append(tuple(precisions))
+        return dict.fromkeys(precisions, 700.0)
+
+    monkeypatch.setattr("raybench.worker.sustained_tflops", sustained)
+
+    class Watched:
+        items_per_step = 1
+
+        def __init__(self, context) -> None:
+            done.append("built")
+
+        def step(self) -> None: ...
+
+    name, worker = workload(Watched), Worker("cpu", 0)
+    settings = Measure(warmup=1, iterations=1, breakdown=False)
+    both = (Precision.FP32, Precision.BF16)
+    answers = [
+        worker.run(
+            Task(
+                point=make_point(workload=name, params={}, precision=precision),
+                settings=settings,
+                precisions=both,
+            ),
+            ALONE,
+            None,
+        )
+        for precision in both
+    ]
+    assert [answer.gemm_tflops for answer in answers] == [700.0, 700.0]
+    products = [one for one in done if isinstance(one, tuple) and one]
+    assert products == [both]
+    assert done[0] == both
