@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,31 @@ def test_a_baseline_that_the_job_gives_must_be_of_a_point() -> None:
         "speed-up; the nearest has {world_size: 1, precision: 'fp32'}; baseline: {} compares "
         "nothing"
     )
+
+
+def test_two_points_of_a_series_that_match_the_baseline_are_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = """
+        from raybench import Workload
+
+
+        class Named(Workload):
+            def __init__(self, context, *, size: str = "8"): ...
+
+            def step(self): ...
+    """
+    (tmp_path / "tied_baseline.py").write_text(textwrap.dedent(module))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = HEAD + 'workload: {kind: "tied_baseline:Named"}\n'
+    text += 'matrix: {size: ["8", "08", "9"], batch_size: 1}\nbaseline: {size: "8"}\n'
+    with pytest.raises(JobError) as caught:
+        plan(text)
+    assert str(caught.value) == (
+        "job.yaml:5:11: baseline: two points of one series match, {size: '8'} and {size: '08'}; "
+        "exclude one of them, or write their values so that they differ as numbers"
+    )
+    assert len(plan(text + "exclude: [{size: '08'}]\n").points) == 2
 
 
 def test_each_zip_entry_is_one_axis_that_varies_faster_than_the_matrix() -> None:
