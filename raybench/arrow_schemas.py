@@ -48,6 +48,7 @@ def _arrow_type(kind: str) -> pa.DataType:
     special = {
         "timestamp": pa.timestamp("us", tz="UTC"),
         "list<string>": pa.list_(pa.string()),
+        "list<double>": pa.list_(pa.float64()),
         "map<string,string>": pa.map_(pa.string(), pa.string()),
         "map<string,int64>": pa.map_(pa.string(), pa.int64()),
     }

@@ -11,6 +11,7 @@ import numbers
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from raybench.errors import UsageError
@@ -132,9 +133,10 @@ def _breakdown_problems(breakdown: Breakdown | None) -> Iterator[str]:
     if breakdown is None:
         return
     yield from _amount_problems(
-        local_step_ms=breakdown.local_step_ms,
         device_ms=breakdown.device_ms,
         optimizer_ms=breakdown.optimizer_ms,
+        **{f"local_ms[{place}]": ms for place, ms in enumerate(chain(*breakdown.local_ms))},
+        **{f"hooked_ms[{place}]": ms for place, ms in enumerate(breakdown.hooked_ms)},
         **{f"comm_ms[{place}]": ms for place, ms in enumerate(breakdown.comm_ms)},
         **{f"tail_ms[{place}]": ms for place, ms in enumerate(breakdown.tail_ms)},
     )

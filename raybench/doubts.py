@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raybench.measure import steady
+from raybench.measure.stragglers import borne_out_ms, stands_out
 from raybench.workloads.base import NOT_WRAPPED
 
 if TYPE_CHECKING:
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-# A rank that makes the others wait for a larger share of the step is worth a look at its device.
-SLOW_RANK_SHARE = 0.05
+# A larger share of the step is worth a sentence.
+_LEAST_SHARE = 0.02
+# A part of what a rank is late by that is all of it, as far as a sentence goes.
+_NEARLY_ALL = 0.75
 # A step time that is known worse than this, to either side, is no measure for others.
 WIDEST_INTERVAL = 0.10
 # The parts come from other steps than the step time: by so much they may exceed it.
@@ -24,13 +27,14 @@ _MOST_PARTS = 1.10
 _RARE_STALLS = 0.01
 # A time that is reached but for so much is reached.
 _NEARLY = 0.95
-# One after the other on the slowest rank. `wait_ms` is not among them: it is time of the fast ranks
-# and within exposed communication, or beside the slow rank's compute.
+# One after the other on the slowest rank; `wait_ms` is time of the others.
 _CONSECUTIVE_PARTS = ("compute_ms", "optimizer_ms", "host_gap_ms", "comm_exposed_ms")
 # What was got from the instrumented steps; `data_ms` counts as a part of the same picture.
 BREAKDOWN = (
     *("local_step_ms", "compute_ms", "comm_ms", "comm_exposed_ms", "wait_ms", "data_ms"),
-    *("optimizer_ms", "host_gap_ms"),
+    *("optimizer_ms", "host_gap_ms", "local_step_ms_by_rank", "device_ms_by_rank"),
+    *("straggler_ms", "straggler_error_ms", "straggler_device_ms", "late_in_turn_ms"),
+    *("hooked_step_ms", "local_step_drift_ms"),
 )
 NO_ITEMS = "no throughput: the workload does not set items_per_step"
 _TRENDS = {
@@ -107,10 +111,29 @@ def crowding(devices: Sequence[Device]) -> Iterator[str]:
 
 
 def is_slowed_by_one_rank(row: Row) -> bool:
-    """Whether the other ranks wait long for the slowest one."""
-    wait_ms, step_ms = row["wait_ms"], row["step_ms_p50"]
-    # Also false for NaN, which pandas makes of null.
-    return bool(wait_ms is not None and step_ms and wait_ms > SLOW_RANK_SHARE * step_ms)
+    """Whether a rank stands out as slower by its own steps.
+
+    False where these are not known: before schema 5 only waits were, which did not tell.
+    """
+    excess, error, step = (
+        _known(row[name]) for name in ("straggler_ms", "straggler_error_ms", "step_ms_p50")
+    )
+    if excess is None or not step:
+        return False
+    return stands_out(borne_out_ms(excess, _known(row["comm_exposed_ms"])), error or 0.0, step)
+
+
+def straggler_cost_ms(row: Row) -> tuple[float, float]:
+    """From how much to how much a slow rank adds to the step of a point that has one.
+
+    Its excess at most. Less where communication that would be exposed without it is hidden behind
+    its excess: no more than `comm_ms` could be, and `comm_exposed_ms` of it still is.
+    """
+    comm_ms, exposed_ms = _known(row["comm_ms"]), _known(row["comm_exposed_ms"])
+    excess_ms = borne_out_ms(float(row["straggler_ms"]), exposed_ms)
+    if comm_ms is None or exposed_ms is None:
+        return excess_ms, excess_ms
+    return max(0.0, excess_ms - max(0.0, comm_ms - exposed_ms)), excess_ms
 
 
 def _shortfalls(row: Row, measure: Measure) -> Iterator[str]:
@@ -169,9 +192,49 @@ def _held_up(row: Row) -> Iterator[str]:
     if row["host_bound"]:
         yield f"host-bound: the device idles for {row['host_gap_ms']:.3g} ms of {step_ms:.3g} ms"
     if is_slowed_by_one_rank(row):
+        yield _slow_rank(row)
+    yield from _late_in_turn(row)
+    yield from _negative_communication(row)
+
+
+def _slow_rank(row: Row) -> str:
+    """Which rank is slow, by how much, where, and what that costs the step."""
+    least_ms, most_ms = straggler_cost_ms(row)
+    cost = f"{most_ms:.3g}" if least_ms > 0.995 * most_ms else f"{least_ms:.3g} to {most_ms:.3g}"
+    whose = "the other's" if row["world_size"] == 2 else "the others'"
+    return (
+        f"rank {row['slowest_rank']} is slower: its own step takes {row['straggler_ms']:.3g} ms "
+        f"longer than {whose} ({_slow_part(row)}), "
+        f"which costs {cost} ms of {row['step_ms_p50']:.3g} ms"
+    )
+
+
+def _slow_part(row: Row) -> str:
+    """Whether the device of a slow rank is slower, or its host late, or both."""
+    if row["device_type"] == "cpu":
+        return "host"
+    device_ms, excess_ms = _known(row["straggler_device_ms"]), float(row["straggler_ms"])
+    if device_ms is None:
+        return "device or host"
+    if device_ms >= _NEARLY_ALL * excess_ms:
+        return "device"
+    if excess_ms - device_ms >= _NEARLY_ALL * excess_ms:
+        return "host"
+    return f"device {device_ms:.3g} ms, host {excess_ms - device_ms:.3g} ms"
+
+
+def _late_in_turn(row: Row) -> Iterator[str]:
+    late_ms, step_ms = row["late_in_turn_ms"], row["step_ms_p50"]
+    if late_ms is not None and late_ms > _LEAST_SHARE * step_ms:
+        yield f"the ranks are late in turn, which costs up to {late_ms:.3g} ms of {step_ms:.3g} ms"
+
+
+def _negative_communication(row: Row) -> Iterator[str]:
+    exposed_ms, step_ms = row["comm_exposed_ms"], row["step_ms_p50"]
+    if exposed_ms is not None and exposed_ms < -_LEAST_SHARE * step_ms:
         yield (
-            f"rank {row['slowest_rank']} is slower: the others wait {row['wait_ms']:.3g} ms "
-            f"of {step_ms:.3g} ms"
+            f"exposed communication is negative, {exposed_ms:.3g} ms: without communication the "
+            f"step takes {row['local_step_ms']:.3g} ms, with it {step_ms:.3g} ms"
         )
 
 

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from raybench.measure import stats, steady
 from raybench.measure.peaks import dense_peak_tflops
-from raybench.records import Breakdown, Measurement, Record
+from raybench.records import Measurement, Record
+from raybench.step_parts import data_wait_ms, step_parts
 
 Numbers = dict[str, Any]
 _Number = TypeVar("_Number", int, float)
@@ -26,8 +27,6 @@ _FLOP_PER_TFLOP = 1e12
 _ENERGY_PERIOD_S = 0.1
 # Power limits act after some ten milliseconds.
 _BURST_MS, _BURST_STEPS = 30.0, 3
-# Below this share of a step the device's idle time may be noise.
-_HOST_BOUND_SHARE = 0.05
 
 
 def numbers(record: Record) -> Numbers:
@@ -40,7 +39,7 @@ def numbers(record: Record) -> Numbers:
     return {
         **found,
         **rates(record, found["step_ms_mean"]),
-        **_parts(measurements, found["step_ms_p50"]),
+        **step_parts(measurements, found["step_ms_p50"]),
         **_state(measurements, found["trend"]),
         **_energy(measurements),
         **_peaks(measurements),
@@ -77,7 +76,7 @@ def _step_times(record: Record) -> Numbers:
         "autocorrelation": stats.autocorrelation(repeats),
         "trend": steady.worst_trend(repeats),
         "skew_ms_p50": stats.median_skew(ranks) if len(ranks) > 1 else None,
-        "data_ms": _data_ms(measurements),
+        "data_ms": data_wait_ms(measurements),
     }
 
 
@@ -113,17 +112,6 @@ def _repeat_ms(measurements: Sequence[Measurement], index: int) -> list[float]:
 
 def _timed_ms(measurement: Measurement) -> list[float]:
     return [ns / _NS_PER_MS for ns in stats.timed_step_ns(measurement)]
-
-
-def _data_ms(measurements: Sequence[Measurement]) -> float | None:
-    """Median over iterations of the longest wait for data; None where no rank tells of it."""
-    told = [
-        [ns for samples in timed for ns in samples.part_ns.get("data", (0,) * len(samples.step_ns))]
-        for measurement in measurements
-        if (timed := [repetition.timed for repetition in measurement.repetitions])
-        and any("data" in samples.part_ns for samples in timed)
-    ]
-    return stats.summarize(stats.per_iteration_max(told)).p50 / _NS_PER_MS if told else None
 
 
 def _sizes(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
@@ -181,69 +169,12 @@ def _peak_tflops(record: Record) -> float | None:
     return min((p for p in peaks if p is not None), default=None) if all(peaks) else None
 
 
-def _parts(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
-    """Where the step goes. Of each part the longest over the ranks, of pure communication the
-    shortest: the rank that comes last does not wait in it.
-    """
-    broken_down = _breakdowns(measurements)
-    local_ms = _largest(b.local_step_ms for b in broken_down)
-    comm_ms = [b.comm_ms for b in broken_down]
-    has_peers = len(measurements) > 1
-    waits = _waits(broken_down)
-    return {
-        "local_step_ms": local_ms,
-        "compute_ms": _largest(map(_compute_ms, broken_down, measurements)),
-        "comm_ms": stats.median_of_smallest(comm_ms) if comm_ms else None,
-        "comm_exposed_ms": (
-            max(0.0, step_ms - local_ms) if has_peers and local_ms is not None else None
-        ),
-        "wait_ms": max(waits) if waits else None,
-        "slowest_rank": waits.index(min(waits)) if waits else _largest_median(measurements),
-        "optimizer_ms": _largest(b.optimizer_ms for b in broken_down),
-        "host_gap_ms": _largest(_host_gap_ms(b) for b in broken_down),
-        "methods": dict(broken_down[0].methods) or None if broken_down else None,
-    }
-
-
-def _breakdowns(measurements: Sequence[Measurement]) -> list[Breakdown]:
-    """Those of all ranks, or none: the longest of some ranks could be the wrong one."""
-    known = [m.breakdown for m in measurements if m.breakdown is not None]
-    return known if len(known) == len(measurements) else []
-
-
-def _waits(broken_down: Sequence[Breakdown]) -> list[float]:
-    """Median wait of each rank for the slowest one; empty where it is not known."""
-    tails = [b.tail_ms for b in broken_down]
-    return stats.median_above_smallest(tails) if len(tails) > 1 and all(tails) else []
-
-
-def _compute_ms(breakdown: Breakdown, measurement: Measurement) -> float | None:
-    """The device's work but for the optimizer's; on a CPU, the local step less waiting for data."""
-    busy_ms = breakdown.device_ms
-    if busy_ms is None and breakdown.local_step_ms is not None:
-        busy_ms = breakdown.local_step_ms - (_data_ms([measurement]) or 0.0)
-    if busy_ms is None:
-        return None
-    return max(0.0, busy_ms - (breakdown.optimizer_ms or 0.0))
-
-
-def _host_gap_ms(breakdown: Breakdown) -> float | None:
-    if breakdown.local_step_ms is None or breakdown.device_ms is None:
-        return None
-    return max(0.0, breakdown.local_step_ms - breakdown.device_ms)
-
-
-def _largest_median(measurements: Sequence[Measurement]) -> int | None:
-    return stats.slowest_rank([_timed_ms(m) for m in measurements])
-
-
 def _state(measurements: Sequence[Measurement], trend: str) -> Numbers:
     """What makes a number doubtful."""
     repetitions = [r for m in measurements for r in m.repetitions]
     is_known = any(r.timed.throttled for r in repetitions)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)
     return {
-        "host_bound": _host_bound(measurements),
         "stable": all(r.settled is not False for r in repetitions) and trend == steady.FLAT,
         "throttled": any(any(r.timed.throttled) for r in repetitions) if is_known else None,
         "throttle_reasons": list(reasons) if is_known else None,
@@ -277,16 +208,6 @@ def _timed_s(measurement: Measurement) -> float:
         timed.start_ns[-1] + inner * timed.step_ns[-1] - timed.start_ns[0]
         for timed, inner in phases
     ) / (_NS_PER_MS * _MS_PER_S)
-
-
-def _host_bound(measurements: Sequence[Measurement]) -> bool | None:
-    """Whether the device waits for the host; None on a CPU and where it cannot be told."""
-    shares = [
-        gap / b.local_step_ms
-        for b in _breakdowns(measurements)
-        if b.local_step_ms and (gap := _host_gap_ms(b)) is not None
-    ]
-    return max(shares) > _HOST_BOUND_SHARE if shares else None
 
 
 def _peaks(measurements: Sequence[Measurement]) -> Numbers:

@@ -69,18 +69,23 @@ class Repetition:
 class Breakdown:
     """Where one rank's step goes, from steps that were run after the timed ones.
 
-    local_step_ms: median step without communication, at this rank's own speed.
-    device_ms: median time the device needs for that step when its work is queued beforehand.
+    local_ms: steps without communication, at this rank's own speed, in blocks that lie apart in
+    time: the first before the queued steps, the others after them.
+    device_ms: median time the device needs for such a step when its work is queued beforehand.
     optimizer_ms: median time of the optimizer's part of it.
-    comm_ms: for each instrumented step, the time collectives took, waits for peers included.
-    tail_ms: for each instrumented step, from the last gradient being ready to the end of the last
+    hooked_ms: steps with timed communication, as long as they took themselves.
+    comm_ms: for each of these, the time collectives took, waits for peers included.
+    tail_ms: for each of these, from the last gradient being ready to the end of the last
     collective.
     methods: how each column of `points` was got, or why it is missing.
+
+    Where steps are timed in inner loops, a step of local_ms and hooked_ms is the mean of a loop.
     """
 
-    local_step_ms: float | None = None
+    local_ms: tuple[tuple[float, ...], ...] = ()
     device_ms: float | None = None
     optimizer_ms: float | None = None
+    hooked_ms: tuple[float, ...] = ()
     comm_ms: tuple[float, ...] = ()
     tail_ms: tuple[float, ...] = ()
     methods: Mapping[str, str] = field(default_factory=dict)

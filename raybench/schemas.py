@@ -14,7 +14,11 @@ History of the schema (a change of any column raises SCHEMA_VERSION and adds a l
     5  points: sm_clock_mhz_p50, energy_j_error, burst_tflops_per_device; peak_mem_allocated_bytes
        is of the timed steps, before also of the warm-up; gemm_tflops_per_device is what lasts;
        quick; the step is the median over ranks in lockstep (before: the maximum of each
-       iteration), rates are items over step_ms_mean (before: over step_ms_p50)
+       iteration), rates are items over step_ms_mean (before: over step_ms_p50);
+       local_step_ms_by_rank, device_ms_by_rank, straggler_ms, straggler_error_ms,
+       straggler_device_ms, late_in_turn_ms, hooked_step_ms, local_step_drift_ms; all parts are
+       those of the slowest rank, comm_exposed_ms may be negative, wait_ms is bounded by the step,
+       and slowest_rank is null where no rank stands out
 """
 
 from __future__ import annotations
@@ -153,7 +157,7 @@ _POINTS = (
     *_columns("string", "", trend="flat, drifting, stepped or wandering"),
     *_columns("double", "samples/s", throughput="of all ranks; since version 5 by the mean"),
     *_columns("double", "ms", skew_ms_p50="slowest less fastest rank, median"),
-    *_columns("int64", "", slowest_rank="rank that the others wait for"),
+    *_columns("int64", "", slowest_rank="rank that is slower than the others"),
     *_columns(
         "bool",
         "",
@@ -175,11 +179,23 @@ _POINTS = (
         local_step_ms="step without communication",
         compute_ms="forward and backward pass",
         comm_ms="collectives from start to end",
-        comm_exposed_ms="communication not hidden by compute",
+        comm_exposed_ms="step less the slowest rank's local step",
+        straggler_ms="slowest rank's local step less the others'",
+        straggler_error_ms="standard error of straggler_ms",
+        straggler_device_ms="part of straggler_ms on the device",
+        late_in_turn_ms="cost of ranks that are late in turn",
+        hooked_step_ms="step with timed communication",
+        local_step_drift_ms="later local steps less first ones",
         wait_ms="for the slowest rank",
         data_ms="waiting for the next batch",
         optimizer_ms="optimizer step",
         host_gap_ms="device idle, the host is late",
+    ),
+    *_columns(
+        "list<double>",
+        "ms",
+        local_step_ms_by_rank="median local step, in rank order",
+        device_ms_by_rank="its work on the device, in rank order",
     ),
     *_columns("map<string,string>", "", methods="column -> how it was measured"),
     *_columns("double", "FLOP", flops_per_step="of one device and optimizer step"),

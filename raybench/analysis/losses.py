@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from raybench.measure.stragglers import slowest_and_other
 
 Row = Mapping[str, Any]
 
@@ -25,60 +28,120 @@ def lost_shares(row: Row, base: Row, efficiency: float) -> dict[str, float | Non
     longer than in perfect scaling: than in the baseline point, times its share of the work (1 in
     weak scaling, the inverse ratio of devices in strong scaling). Less than 0: it became quicker.
 
-    * lost_comm: communication that computing does not hide.
-    * lost_compute: the device's own work takes longer, the optimizer's included; with DDP also
-      what it does around the gradients.
-    * lost_wait: the slowest rank is later than the others. What makes it late is in its compute
-      time, else in exposed communication, and is taken out there.
+    * lost_comm: the step beyond the slowest rank's own step, as far as the communication that was
+      timed in other steps can explain it.
+    * lost_wait: the slowest rank's own step beyond that of the others.
+    * lost_compute: the device's own work takes longer on the others, the optimizer's included;
+      with DDP also what it does around the gradients.
     * lost_data: the next batch is late; on a GPU, as far as the device is idle.
     * lost_host: the device is idle because the host is late, other than for data.
-    * lost_unexplained: the rest. The causes come from other steps than the step time, and each
-      from the rank where it is longest, so the rest can be negative.
+    * lost_unexplained: what no cause explains. The step beyond the slowest rank's own one that is
+      more than was timed of communication, or less than none; a baseline step that is not the sum
+      of its parts; own steps that were not taken apart; samples/s that the step times do not give.
 
     None for a cause that was not measured; all but lost_unexplained, where nothing was.
     """
-    step_ms = row["step_ms_p50"]
-    work = efficiency * step_ms / base["step_ms_p50"]
-    grown = {name: _growth(name, row, base, work) for name in _PARTS}
-    lost_ms = _causes(grown, idles=row["device_type"] != "cpu")
-    shares = {name: None if lost is None else lost / step_ms for name, lost in lost_ms.items()}
-    rest = 1 - efficiency - sum(share for share in shares.values() if share is not None)
-    return {**shares, "lost_unexplained": rest}
+    step_ms = _paced_ms(row)
+    work = efficiency * step_ms / _paced_ms(base)
+    now, before = _parts(row), _parts(base)
+    grown = {name: _growth(getattr(now, name), getattr(before, name), work) for name in _NAMES}
+    if row["device_type"] != "cpu":
+        grown = _with_data_in_the_gap(grown)
+    shares = {name: None if ms is None else ms / step_ms for name, ms in grown.items()}
+    found = {name: shares[name.removeprefix("lost_")] for name in LOSSES[:-1]}
+    rest = 1 - efficiency - sum(share for share in found.values() if share is not None)
+    return {**found, "lost_unexplained": rest}
 
 
-_PARTS = ("comm_exposed_ms", "compute_ms", "optimizer_ms", "wait_ms", "data_ms", "host_gap_ms")
-# A lone rank neither communicates nor waits for others.
-_NEEDS_PEERS = ("comm_exposed_ms", "wait_ms")
+_NAMES = ("comm", "wait", "compute", "data", "host")
 
 
-def _causes(grown: Mapping[str, float | None], *, idles: bool) -> dict[str, float | None]:
-    """What each cause costs, in ms, no time counted twice."""
-    comm, compute, optimizer, wait, data, gap = (grown[name] for name in _PARTS)
-    if compute is not None:
-        compute += optimizer or 0.0
-    waited = None if wait is None else max(0.0, wait)
-    in_compute = min(waited or 0.0, max(0.0, compute or 0.0))
-    in_comm = min((waited or 0.0) - in_compute, max(0.0, comm or 0.0))
-    if idles:
-        # Data that comes while the device is busy costs nothing.
-        data = None if data is None or gap is None else min(max(0.0, data), max(0.0, gap))
-    return {
-        "lost_comm": None if comm is None else comm - in_comm,
-        "lost_compute": None if compute is None else compute - in_compute,
-        "lost_wait": None if waited is None else in_compute + in_comm,
-        "lost_data": data,
-        "lost_host": None if gap is None else gap - (data or 0.0),
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What follows each other in the step of a point, in ms; None where it is not known.
+
+    comm: exposed communication. wait: the slowest rank's excess. compute, data, host: of the rank
+    that the slowest one is compared with.
+    """
+
+    comm: float | None = None
+    wait: float | None = None
+    compute: float | None = None
+    data: float | None = None
+    host: float | None = None
 
 
-def _growth(name: str, row: Row, base: Row, work: float) -> float | None:
+def _parts(row: Row) -> _Parts:
+    local_ms = _known(row["local_step_ms"])
+    if local_ms is None:
+        return _Parts(data=_known(row["data_ms"]))
+    is_alone = row["world_size"] == 1
+    excess_ms = 0.0 if is_alone else _known(row["straggler_ms"])
+    own_ms, data_ms = local_ms - (excess_ms or 0.0), _known(row["data_ms"])
+    on_cpu, device_ms = row["device_type"] == "cpu", _device_ms(row)
+    compute_ms = own_ms - (data_ms or 0.0) if on_cpu else device_ms
+    host_ms = None if on_cpu or device_ms is None else own_ms - device_ms
+    return _Parts(
+        comm=0.0 if is_alone else _communication_ms(row, local_ms),
+        wait=excess_ms,
+        compute=compute_ms,
+        data=data_ms,
+        host=host_ms,
+    )
+
+
+def _communication_ms(row: Row, local_ms: float) -> float | None:
+    """What the step takes beyond the slowest rank's own, between none and what was measured of
+    communication, and of ranks that are late in turn; None where that was not measured.
+
+    Communication delays a rank for as long as it runs at most, whether it is waited for or takes
+    from the computation beside it.
+    """
+    timed_ms = _known(row["comm_ms"])
+    if timed_ms is None:
+        return None
+    most_ms = timed_ms + (_known(row["late_in_turn_ms"]) or 0.0)
+    return float(min(max(0.0, row["step_ms_p50"] - local_ms), most_ms))
+
+
+def _device_ms(row: Row) -> float | None:
+    """The device's work of the rank that the slowest one is compared with; alone, its own.
+
+    Before schema 5 it is known of the slowest rank only.
+    """
+    by_rank, local_ms = _list(row["device_ms_by_rank"]), _list(row["local_step_ms_by_rank"])
+    if len(by_rank) == 1:
+        return by_rank[0]
+    if by_rank and len(by_rank) == len(local_ms):
+        return by_rank[slowest_and_other(local_ms)[1]]
+    local, gap = _known(row["local_step_ms"]), _known(row["host_gap_ms"])
+    return None if local is None or gap is None else local - gap
+
+
+def _paced_ms(row: Row) -> float:
+    """The step that the row's samples/s are of: since schema 5 the mean one."""
+    is_mean = bool(_list(row["local_step_ms_by_rank"]))
+    return float(row["step_ms_mean" if is_mean else "step_ms_p50"])
+
+
+def _growth(now: float | None, before: float | None, work: float) -> float | None:
     """What a part takes longer than its share of what it takes in the baseline point, in ms."""
-    now, before = _part(name, row), _part(name, base)
     return None if now is None or before is None else now - work * before
 
 
-def _part(name: str, row: Row) -> float | None:
-    if name in _NEEDS_PEERS and row["world_size"] == 1:
-        return 0.0
-    value = row[name]
+def _with_data_in_the_gap(grown: Mapping[str, float | None]) -> dict[str, float | None]:
+    """On a GPU, data that comes while the device is busy costs nothing."""
+    data, gap = grown["data"], grown["host"]
+    if data is None or gap is None:
+        return {**grown, "data": None}
+    waited = min(max(0.0, data), max(0.0, gap))
+    return {**grown, "data": waited, "host": gap - waited}
+
+
+def _list(value: Any) -> list[float]:
+    """The list of a cell; empty for null."""
+    return [] if value is None or isinstance(value, float) else [float(ms) for ms in value]
+
+
+def _known(value: Any) -> float | None:
     return None if value is None or value != value else float(value)

@@ -16,7 +16,7 @@ _PARTS = {
     "compute_ms": "compute",
     "optimizer_ms": "optimizer",
     "comm_exposed_ms": "exposed communication",
-    "wait_ms": "waiting for a rank",
+    "straggler_ms": "one rank slower",
     "data_ms": "waiting for data",
     "host_gap_ms": "device idle",
 }

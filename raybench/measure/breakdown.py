@@ -6,23 +6,29 @@ launches of the process stay slower (pytorch#144455).
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
+from raybench.measure.agreement import on_any_rank
 from raybench.measure.buckets import BucketMarks, comm_ms, tail_ms
 from raybench.measure.device_time import OptimizerMarks, queued_steps
-from raybench.measure.timing import Timer, align_ranks, no_garbage_collection
+from raybench.measure.stragglers import MARK_ERRORS, MARK_SHARE, median_error
+from raybench.measure.timing import Step, Timer, align_ranks, looped, no_garbage_collection
 from raybench.records import Breakdown
 from raybench.workloads.base import Context, Workload
 
 SetHook = Callable[[Any], None]
 
-_WARMUP_STEPS = 2
+# Beside the untimed samples before each block.
+_WARMUP_STEPS = 1
+_LEAD_IN_SAMPLES = 2
+# Fewer have no spread.
+_LEAST_OF_A_BLOCK = 3
 _NS_PER_MS = 1e6
 
 _ALL = (
@@ -30,6 +36,7 @@ _ALL = (
     "compute_ms",
     "comm_ms",
     "comm_exposed_ms",
+    "straggler_ms",
     "wait_ms",
     "optimizer_ms",
     "host_gap_ms",
@@ -42,29 +49,44 @@ _TOO_SLOW = "unknown: the host needs too long to queue a whole step"
 _NO_OPTIMIZER = "none: no optimizer of torch.optim stepped"
 _REDUCED = {
     "comm_ms": "each bucket of gradients from ready to reduced, minimum over ranks",
-    "comm_exposed_ms": "step less the same step with DDP's noop_hook",
+    "comm_exposed_ms": "step less the slowest rank's step with DDP's noop_hook",
+    "straggler_ms": "largest local step of a rank less the lower median of the others'",
     "wait_ms": "last gradient ready to last one reduced, less the minimum over ranks",
-    "slowest_rank": "waits least in the last collective",
+    "slowest_rank": "its local step is longer than the others'",
 }
 
 
-def break_down(workload: Workload, timer: Timer, context: Context, steps: int) -> Breakdown:
-    """Run instrumented steps on all ranks: `steps` with timed communication, `steps` without
-    communication and, on a GPU, `steps` whose work is queued beforehand; a few more to warm up.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How much is run for a breakdown.
+
+    steps: timed steps of each kind. most_local_steps: those without communication, which are run
+    until the ranks can be told apart. inner: steps in each of them, as in the timed samples.
+    """
+
+    steps: int
+    most_local_steps: int = 0
+    inner: int = 1
+
+
+def break_down(workload: Workload, timer: Timer, context: Context, extent: Extent) -> Breakdown:
+    """Run instrumented steps on all ranks: with timed communication, without communication and,
+    on a GPU, with their work queued beforehand; a few more to warm up.
 
     The workload is used up: if it has peers, its gradients are not reduced any more.
     """
     if context.cuda_graph:
         return Breakdown(methods=dict.fromkeys(_ALL, _GRAPH))
+    session = _Session(workload=workload, timer=timer, context=context, extent=extent)
     with no_garbage_collection():
         if context.world_size == 1:
-            return _local(workload, timer, context, steps, _Communication())
+            return _local(session, _Communication())
         set_hook = hook_setter(workload, context)
         if isinstance(set_hook, str):
             return Breakdown(methods=dict.fromkeys(_ALL, set_hook))
-        communication = _communication(workload, set_hook, context, steps)
+        communication = _communication(session, set_hook)
         set_hook(noop_hook)
-        return _local(workload, timer, context, steps, communication)
+        return _local(session, communication)
 
 
 def hook_setter(workload: Workload, context: Context) -> SetHook | str:
@@ -76,60 +98,77 @@ def hook_setter(workload: Workload, context: Context) -> SetHook | str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Session:
+    workload: Workload
+    timer: Timer
+    context: Context
+    extent: Extent
+
+    @property
+    def step(self) -> Step:
+        """As many steps as a timed sample has."""
+        return looped(self.workload.step, self.extent.inner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Communication:
     """An entry per step; empty where there was none."""
 
+    hooked_ms: tuple[float, ...] = ()
     comm_ms: tuple[float, ...] = ()
     tail_ms: tuple[float, ...] = ()
     methods: Mapping[str, str] = field(default_factory=dict)
 
 
-def _communication(
-    workload: Workload, set_hook: SetHook, context: Context, steps: int
-) -> _Communication:
+def _communication(session: _Session, set_hook: SetHook) -> _Communication:
     """Steps whose buckets are timed, one after the other as the timed ones are: ranks that are
     brought together before each step would differ by the jitter of their hosts.
     """
-    marks = BucketMarks(context.device)
+    marks = BucketMarks(session.context.device)
     set_hook(marks.hook)
     for _ in range(_WARMUP_STEPS):
-        workload.step()
-    marks.end_step()
-    align_ranks(context.device)
-    for _ in range(steps):
-        workload.step()
+        session.workload.step()
+
+    def step() -> None:
+        session.workload.step()
         marks.end_step()
-    _synchronize(context.device)
-    timed = marks.take()[1:]
+
+    hooked_ms = _block_ms(looped(step, session.extent.inner), session.extent.steps, session)
+    timed = marks.take()[-len(hooked_ms) * session.extent.inner :]
     if not all(timed):
         return _Communication(methods=dict.fromkeys(_REDUCED, _NO_BUCKETS))
     return _Communication(
+        hooked_ms=hooked_ms,
         comm_ms=tuple(comm_ms(buckets) for buckets in timed),
         tail_ms=tuple(tail_ms(buckets) for buckets in timed),
         methods=_REDUCED,
     )
 
 
-def _local(
-    workload: Workload, timer: Timer, context: Context, steps: int, communication: _Communication
-) -> Breakdown:
+def _local(session: _Session, communication: _Communication) -> Breakdown:
     """Steps without communication: how long they take, and the device for them."""
-    on_gpu = context.device.type == "cuda"
+    context, inner = session.context, session.extent.inner
     for _ in range(_WARMUP_STEPS):
-        workload.step()
+        session.workload.step()
     optimizer = OptimizerMarks(context.device)
-    if on_gpu:
-        local_ms = _median_ms(timer, workload.step, context, steps)
-        device_ms = queued_steps(workload.step, optimizer, local_ms, steps)
+    if context.device.type == "cuda":
+        first_ms = _block_ms(session.step, _half(session), session)
+        device_ms = queued_steps(
+            session.step, optimizer, inner * statistics.median(first_ms), session.extent.steps
+        )
+        local_ms = (first_ms, *_later_blocks(session.step, first_ms, session))
     else:
         with optimizer.watching():
-            local_ms = _median_ms(timer, optimizer.watched(workload.step), context, steps)
+            step = optimizer.watched(session.step)
+            first_ms = _block_ms(step, _half(session), session)
+            local_ms = (first_ms, *_later_blocks(step, first_ms, session))
         device_ms = None
     optimizer_ms = optimizer.median_ms()
     return Breakdown(
-        local_step_ms=local_ms,
-        device_ms=device_ms,
-        optimizer_ms=optimizer_ms,
+        local_ms=local_ms,
+        device_ms=None if device_ms is None else device_ms / inner,
+        optimizer_ms=None if optimizer_ms is None else optimizer_ms / inner,
+        hooked_ms=communication.hooked_ms,
         comm_ms=communication.comm_ms,
         tail_ms=communication.tail_ms,
         methods={
@@ -140,10 +179,39 @@ def _local(
     )
 
 
-def _median_ms(timer: Timer, step: Callable[[], None], context: Context, steps: int) -> float:
-    align_ranks(context.device)
-    samples = timer.block(step, steps, context.parts)
-    return statistics.median(samples.step_ns) / _NS_PER_MS
+def _half(session: _Session) -> int:
+    """Local steps of a block: the rest of them follows after the queued steps."""
+    return max(_LEAST_OF_A_BLOCK, -(-session.extent.steps // 2))
+
+
+def _later_blocks(
+    step: Step, first_ms: tuple[float, ...], session: _Session
+) -> list[tuple[float, ...]]:
+    """A block of local steps, and more of them while a rank cannot be told from another one."""
+    blocks = [_block_ms(step, _half(session), session)]
+    done_ms = [*first_ms, *blocks[0]]
+    most = session.extent.most_local_steps if session.context.world_size > 1 else 0
+    while len(done_ms) < most and on_any_rank(_is_unsure(done_ms), session.context.device):
+        blocks.append(_block_ms(step, session.extent.steps, session))
+        done_ms.extend(blocks[-1])
+    return blocks
+
+
+def _is_unsure(local_ms: Sequence[float]) -> bool:
+    """Whether two ranks like this one would have to differ by more than is worth a mark to be told
+    apart; half of that, as they may differ by their blocks too."""
+    three_errors = MARK_ERRORS * math.sqrt(2) * median_error(local_ms)
+    return three_errors > MARK_SHARE / 2 * statistics.median(local_ms)
+
+
+def _block_ms(step: Step, steps: int, session: _Session) -> tuple[float, ...]:
+    """Durations of `steps` samples in ms, each the mean of its inner steps.
+
+    The ranks start together. Two samples before are not timed: the device's queue is empty then.
+    """
+    align_ranks(session.context.device)
+    samples = session.timer.block(step, steps, session.context.parts, lead_in=_LEAD_IN_SAMPLES)
+    return tuple(ns / session.extent.inner / _NS_PER_MS for ns in samples.step_ns)
 
 
 def _local_methods(context: Context, *, queued: bool) -> dict[str, str]:
@@ -166,8 +234,3 @@ def _local_methods(context: Context, *, queued: bool) -> dict[str, str]:
         "optimizer_ms": "CUDA events around Optimizer.step, queued beforehand",
         "host_gap_ms": "local step less the same step queued beforehand",
     }
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()

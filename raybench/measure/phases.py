@@ -20,7 +20,7 @@ from raybench.failure_text import add_note, named
 from raybench.job import Measure
 from raybench.measure import graph, profiling
 from raybench.measure.agreement import all_ranks_ns, as_rank_0_says, slowest_rank_ns
-from raybench.measure.breakdown import break_down
+from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.counters import (
     Counters,
     Reading,
@@ -39,6 +39,7 @@ from raybench.measure.stopping import (
     has_settled,
     inner_iterations,
     lead_in,
+    most_local_steps,
     next_timed,
     next_warmup,
 )
@@ -308,11 +309,17 @@ def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[
     timed_ns = session.repetitions[-1].timed.step_ns
     slowest_ns = slowest_rank_ns(timed_ns, context.device)
     steps = as_rank_0_says(lambda: breakdown_steps(slowest_ns, settings), context.device)
+    most_local = as_rank_0_says(lambda: most_local_steps(slowest_ns, settings), context.device)
+    extent = Extent(
+        steps=steps,
+        most_local_steps=most_local,
+        inner=session.repetitions[-1].inner_iterations,
+    )
     found: dict[str, Any] = {}
     if settings.breakdown:
         found |= _explained(
             "breakdown",
-            lambda: break_down(workload, session.timer, context, steps),
+            lambda: break_down(workload, session.timer, context, extent),
             context,
             without="measure.breakdown: false",
         )

@@ -264,15 +264,6 @@ def median_skew(ranks: Sequence[ArrayLike]) -> float:
     return float(np.median(np.ptp(_by_rank(ranks), axis=0)))
 
 
-def slowest_rank(ranks: Sequence[ArrayLike]) -> int | None:
-    """The rank with the largest median; None where there is only one to choose from."""
-    import numpy as np
-
-    if len(ranks) < 2:
-        return None
-    return int(np.median(_by_rank(ranks), axis=1).argmax())
-
-
 def _by_rank(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
     """Ranks x iterations. Raises ValueError when the counts differ, which is our bug."""
     import numpy as np

@@ -39,6 +39,8 @@ _MAX_GRAPH_LOOP = 100
 _LEAD_IN, _SLOW_NS = 2, 250_000_000
 _BREAKDOWN_SHARE = 0.1
 _MIN_BREAKDOWN_STEPS, _MAX_BREAKDOWN_STEPS = 3, 10
+# The pace of a host wanders within tenths of a second.
+_MAX_LOCAL_STEPS = 100
 # An instrumented step is run in about this many variants.
 _BREAKDOWN_VARIANTS = 4
 _NS_PER_S = 1e9
@@ -153,11 +155,20 @@ def inner_iterations(step_ns: Sequence[float], *, graph: bool) -> int:
     return min(most, math.ceil(_MIN_LOOP_NS / typical_ns))
 
 
-def breakdown_steps(step_ns: Sequence[int], settings: Measure) -> int:
+def breakdown_steps(step_ns: Sequence[float], settings: Measure) -> int:
     """Instrumented steps of each kind that cost at most about a tenth of the budget; 3 to 10."""
     budget_ns = settings.max_seconds * _BREAKDOWN_SHARE * _NS_PER_S
     fits = int(budget_ns / _BREAKDOWN_VARIANTS / max(1.0, statistics.median(step_ns)))
     return min(_MAX_BREAKDOWN_STEPS, max(_MIN_BREAKDOWN_STEPS, fits))
+
+
+def most_local_steps(step_ns: Sequence[float], settings: Measure) -> int:
+    """Steps without communication that fit half of the breakdown's share of the budget; at most
+    100, and as many as of the other kinds at least.
+    """
+    budget_ns = settings.max_seconds * _BREAKDOWN_SHARE * _NS_PER_S / 2
+    fits = int(budget_ns / max(1.0, statistics.median(step_ns)))
+    return max(breakdown_steps(step_ns, settings), min(_MAX_LOCAL_STEPS, fits))
 
 
 def _wanted_warmup(step_ns: Sequence[float], settings: Measure) -> int:

@@ -27,12 +27,13 @@ _PARTS = {
     "optim": "Optim: the optimizer.",
     "data": "Data: the host waits for the next batch.",
     "idle": "Idle: the device waits for the host.",
-    "comm": "Comm: communication that does not overlap with compute.",
-    "wait": "Wait: the longest that any rank waits for the slowest one.",
+    "comm": "Comm: the step beyond the slowest rank's own, communication that nothing hides.",
+    "late": "Late: how much longer the slowest rank's own step is than the others'; it is in the "
+    "other parts.",
 }
 _PARTS_FROM = (
-    "The parts are measured in instrumented steps after the timed ones, each on the rank where it "
-    "takes longest, so their sum may differ from the step."
+    "The parts are those of the slowest rank, from instrumented steps after the timed ones, so "
+    "their sum may differ from the step."
 )
 
 

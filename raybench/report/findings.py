@@ -19,7 +19,7 @@ _SETTINGS = ("workload", "scaling", "precision", "cuda_graph", "batch", "world_s
 CAUSES = {
     "lost_comm": "exposed communication",
     "lost_compute": "slower compute",
-    "lost_wait": "waiting for a rank",
+    "lost_wait": "waiting for the slowest rank",
     "lost_data": "waiting for data",
     "lost_host": "waiting for the host",
     "lost_unexplained": "unexplained",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from raybench.analysis.losses import LOSSES
+from raybench.doubts import is_slowed_by_one_rank
 from raybench.report import wording
 from raybench.report.findings import CAUSES
 from raybench.report.html_bars import MOST_BARS, bar_panels, first_of
@@ -14,14 +15,16 @@ from raybench.report.html_series import Row, in_order, is_other, label, telling_
 from raybench.report.summary import Summary
 from raybench.report.tables import has_no_breakdown
 
-# What is not hidden by something else; the order of the bars.
+# What a rank that stands out takes longer than the others: no column, it is in other parts.
+_SLOWER = "slower_ms"
+# What follows each other on the slowest rank; the order of the bars.
 _PARTS = {
     "compute_ms": "compute",
     "optimizer_ms": "optimizer",
     "data_ms": "waiting for data",
     "host_gap_ms": "waiting for the host",
     "comm_exposed_ms": "exposed communication",
-    "wait_ms": "waiting for a rank",
+    _SLOWER: "one rank slower",
 }
 # Computing is blue; what is lost stands out from it, communication most.
 _COLORS = dict(zip(_PARTS, (f"var(--s{place})" for place in (1, 6, 3, 4, 2, 7)), strict=True))
@@ -40,7 +43,7 @@ def parts_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
         anchor="parts",
         title="Where the step goes",
         note="Shares of the step time. The parts come from instrumented steps after the timed "
-        "ones, each from the rank where it is longest, so they need not add up to 100 %."
+        "ones, on the slowest rank, so they need not add up to 100 %."
         + _left_out(rows)
         + first_of(len(shown), len(known)),
         legend=[Entry(label=_PARTS[name], color=_COLORS[name]) for name in used],
@@ -65,7 +68,7 @@ def _table(rows: Sequence[Row], used: Sequence[str], ranks: str) -> Table:
     names = telling_settings(rows)
     measured: list[tuple[str, Callable[[Row], str]]] = [
         ("step ms", lambda row: wording.number(row["step_ms_p50"])),
-        *((f"{_PARTS[name]} ms", _milliseconds(name)) for name in used),
+        *((f"{_PARTS[name]} ms", _milliseconds(name)) for name in _PARTS),
         *((f"lost: {CAUSES[name]}", _percent(name)) for name in LOSSES),
     ]
     cells = [(title, [cell(row) for row in rows]) for title, cell in measured]
@@ -79,8 +82,24 @@ def _table(rows: Sequence[Row], used: Sequence[str], ranks: str) -> Table:
 
 
 def _share(row: Row, name: str) -> float:
-    known = wording.known(row[name]) and wording.known(row["step_ms_p50"])
-    return float(row[name] / row["step_ms_p50"]) if known else 0.0
+    """As it is drawn: nothing of what is negative."""
+    part_ms = _part_ms(row, name)
+    known = wording.known(part_ms) and wording.known(row["step_ms_p50"])
+    return max(0.0, float(part_ms / row["step_ms_p50"])) if known else 0.0
+
+
+def _part_ms(row: Row, name: str) -> Any:
+    """A part, without what a rank that stands out takes longer, which is one of its own."""
+    is_slowed = is_slowed_by_one_rank(row)
+    if name == _SLOWER:
+        return row["straggler_ms"] if is_slowed else None
+    if not is_slowed or not wording.known(row[name]):
+        return row[name]
+    device_ms = row["straggler_device_ms"]
+    in_compute = device_ms if wording.known(device_ms) else row["straggler_ms"]
+    if name == "compute_ms":
+        return row[name] - in_compute
+    return row[name] - (row["straggler_ms"] - in_compute) if name == "host_gap_ms" else row[name]
 
 
 def _whole(row: Row) -> float:
@@ -88,7 +107,7 @@ def _whole(row: Row) -> float:
 
 
 def _milliseconds(name: str) -> Callable[[Row], str]:
-    return lambda row: wording.part_ms(row[name], row["step_ms_p50"])
+    return lambda row: wording.part_ms(_part_ms(row, name), row["step_ms_p50"])
 
 
 def _percent(name: str) -> Callable[[Row], Any]:
@@ -101,7 +120,8 @@ def _values(row: Row) -> list[Value]:
     for name, told in _PARTS.items():
         share = _share(row, name)
         if share > 0:
-            tip = f"{told}: {wording.duration(row[name])}, {wording.percent(share)} of the step"
+            part = wording.duration(_part_ms(row, name))
+            tip = f"{told}: {part}, {wording.percent(share)} of the step"
             values.append({"part": name, "low": start, "high": start + share, "tip": tip})
         start += share
     return values

@@ -9,7 +9,7 @@ from typing import Any
 
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import setting, setting_order
-from raybench.doubts import is_imprecise
+from raybench.doubts import is_imprecise, is_slowed_by_one_rank
 from raybench.measure.peaks import memory_peak_gb_s
 from raybench.report import largest_batches, wording
 from raybench.report.findings import (
@@ -115,13 +115,18 @@ def _lost(rows: Sequence[Row]) -> str:
         return "what the rest is lost to is not known: the parts of the step exceed it"
     if len(told) + len(contradicted) < len(losing):
         return "what the rest is lost to was not measured"
-    causes = [max(LOSSES, key=lambda name: _known(row[name])) for row in told]
+    causes = [max(_causes(row), key=lambda name: _known(row[name])) for row in told]
     cause, count = Counter(causes).most_common(1)[0]
     if count < len(losing):
         return f"{CAUSES[cause]} is the largest loss in {count} of {len(losing)} settings"
     shares = [min(1.0, row[cause] / (1 - row["efficiency"])) for row in losing]
     least, most = f"{min(shares):.0%}", f"{max(shares):.0%}"
     return f"{CAUSES[cause]} is {most if least == most else f'{least} to {most}'} of the loss"
+
+
+def _causes(row: Row) -> list[str]:
+    """What the loss may be put down to: one rank only where it stands out."""
+    return [name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)]
 
 
 def precise(rows: Sequence[Row]) -> Sequence[Row]:

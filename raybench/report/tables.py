@@ -88,12 +88,12 @@ _TIMES = {
     "data": "data_ms",
     "idle": "host_gap_ms",
     "comm": "comm_exposed_ms",
-    "wait": "wait_ms",
+    "late": "straggler_ms",
 }
 # What may be left out where there is no room, the first one first.
 _OPTIONAL_OF_SCALING = ("GiB", "efficiency", "samples/s")
 _OPTIONAL_RATES = (OF_GEMM, "algbw GB/s", BURST, "MFU")
-_OPTIONAL_PARTS = ("TFLOP/s", OF_GEMM, "MFU", "idle", "wait")
+_OPTIONAL_PARTS = ("TFLOP/s", OF_GEMM, "MFU", "idle", "late")
 _BROKEN_DOWN = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
 
 

@@ -17,6 +17,7 @@ import pytest
 from raybench import rows
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
+from raybench.doubts import is_slowed_by_one_rank
 from raybench.job import Measure
 from raybench.point import Point, Precision
 from raybench.records import Measurement, Record, Status, Task
@@ -65,8 +66,14 @@ def measured(
 @pytest.mark.parametrize("slow_rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_slow_rank_is_named_with_its_delay(cluster: RayCluster, slow_rank: int) -> None:
     row = measured(cluster, slow_rank=slow_rank, delay_ms=DELAY_MS)
+    assert is_slowed_by_one_rank(row)
     assert row["slowest_rank"] == slow_rank
-    assert row["wait_ms"] == pytest.approx(DELAY_MS, rel=0.2)
+    assert row["straggler_ms"] == pytest.approx(DELAY_MS, rel=0.2)
+    assert [ms >= DELAY_MS for ms in row["local_step_ms_by_rank"]] == [
+        rank == slow_rank for rank in (0, 1)
+    ]
+    said = f"rank {slow_rank} is slower: its own step takes "
+    assert [text for text in row["warnings"] if text.startswith(said) and "(host)" in text]
     # Every step takes as long as the slow rank alone needs: that is no communication.
     assert row["local_step_ms"] >= DELAY_MS
     assert row["comm_ms"] < DELAY_MS / 2
@@ -76,9 +83,11 @@ def test_a_slow_rank_is_named_with_its_delay(cluster: RayCluster, slow_rank: int
     assert "noop_hook" in row["methods"]["comm_exposed_ms"]
 
 
-def test_equal_ranks_hardly_wait(cluster: RayCluster) -> None:
+def test_of_equal_ranks_none_is_slow(cluster: RayCluster) -> None:
     row = measured(cluster)
-    assert row["wait_ms"] < DELAY_MS / 3
+    assert not is_slowed_by_one_rank(row)
+    assert row["slowest_rank"] is None
+    assert row["straggler_ms"] < DELAY_MS / 3
     assert row["comm_ms"] > 0
     assert row["compute_ms"] > 0
 
@@ -87,7 +96,7 @@ def test_the_example_of_the_documents_is_taken_apart_but_not_compiled(
     cluster: RayCluster,
 ) -> None:
     small = {"channels": 4, "image_size": 8}
-    parts = ("compute_ms", "comm_ms", "comm_exposed_ms", "wait_ms", "optimizer_ms")
+    parts = ("compute_ms", "comm_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms")
     row = measured(cluster, EXAMPLE, **small)
     assert all(row[name] is not None for name in parts), row
     assert row["throughput"] > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from statistics import median
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from raybench.measure import device_time
-from raybench.measure.breakdown import break_down
+from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.buckets import comm_ms, tail_ms
 from raybench.measure.device_time import OptimizerMarks
 from raybench.measure.timing import make_timer
@@ -72,13 +73,12 @@ def test_a_late_peer_adds_its_delay_to_the_tail_of_the_others_alone() -> None:
 
 def test_one_rank_on_a_cpu_has_a_local_step_and_an_optimizer() -> None:
     workload = Slow()
-    found = break_down(workload, make_timer(CPU), ALONE, 5)
-    assert workload.steps == 7
-    assert found.local_step_ms is not None
+    found = break_down(workload, make_timer(CPU), ALONE, Extent(steps=5))
+    assert [len(block) for block in found.local_ms] == [3, 3]
     assert found.optimizer_ms is not None
     # Not how much longer: the machine may be busy.
     assert found.optimizer_ms >= 4
-    assert found.local_step_ms >= found.optimizer_ms + 2
+    assert median(found.local_ms[0]) >= found.optimizer_ms + 2
     assert found.device_ms is None
     assert found.comm_ms == found.tail_ms == ()
     assert "CPU" in found.methods["host_gap_ms"]
@@ -86,7 +86,7 @@ def test_one_rank_on_a_cpu_has_a_local_step_and_an_optimizer() -> None:
 
 
 def test_the_hooks_on_optimizers_are_gone_afterwards() -> None:
-    break_down(Slow(), make_timer(CPU), ALONE, 2)
+    break_down(Slow(), make_timer(CPU), ALONE, Extent(steps=2))
     assert not _global_optimizer_pre_hooks
     assert not _global_optimizer_post_hooks
 
@@ -95,7 +95,7 @@ def test_a_step_without_an_optimizer_says_so() -> None:
     class Bare:
         step = staticmethod(no_step)
 
-    found = break_down(Bare(), make_timer(CPU), ALONE, 3)
+    found = break_down(Bare(), make_timer(CPU), ALONE, Extent(steps=3))
     assert found.optimizer_ms is None
     assert "no optimizer" in found.methods["optimizer_ms"]
 
@@ -130,9 +130,9 @@ def test_what_cannot_be_taken_apart_has_its_reason_and_runs_no_step(
     context: Context, reason: str
 ) -> None:
     workload = Slow()
-    found = break_down(workload, make_timer(CPU), context, 5)
+    found = break_down(workload, make_timer(CPU), context, Extent(steps=5))
     assert workload.steps == 0
-    assert found.local_step_ms is None
+    assert found.local_ms == ()
     assert found.comm_ms == ()
     assert all(reason in method for method in found.methods.values())
     assert set(found.methods) >= {"compute_ms", "comm_exposed_ms", "wait_ms", "host_gap_ms"}

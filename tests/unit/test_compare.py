@@ -39,6 +39,7 @@ from raybench.analysis.start_noise import (
     updated,
     widened,
 )
+from raybench.doubts import BREAKDOWN
 from raybench.records import Device, Record
 from raybench.store import RunStore
 
@@ -350,12 +351,14 @@ def test_another_gpu_is_a_change_and_another_process_on_the_cpu_is_none(
 
 
 def test_the_part_that_moved_with_the_step_is_named() -> None:
-    names = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "wait_ms", "data_ms", "host_gap_ms")
-    base = dict.fromkeys(names, 1.0) | {"step_ms_p50": 8.0, "throttled": False, "host_bound": None}
+    base = dict.fromkeys(BREAKDOWN, 1.0) | {"step_ms_p50": 8.0}
+    base |= {"throttled": False, "host_bound": None}
     base |= {"device_type": "cuda", "local_step_ms": 8.0}
     new = base | {"step_ms_p50": 9.0, "comm_exposed_ms": 1.9, "compute_ms": 0.5, "throttled": True}
     found = point_changes({**base, "clock_mhz": 1980.0}, {**new, "clock_mhz": 1410.0})
     assert [one.name for one in found] == ["exposed communication", "throttled", "SM clock"]
+    late = point_changes(base, base | {"step_ms_p50": 9.0, "straggler_ms": 2.0})
+    assert [one.name for one in late] == ["one rank slower"]
 
 
 def test_levels_change_where_steps_are_and_nowhere_else() -> None:

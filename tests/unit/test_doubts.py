@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import make_device, make_measure, make_point, make_record
+from builders import (
+    make_device,
+    make_measure,
+    make_measurement,
+    make_point,
+    make_record,
+)
 
-from raybench.doubts import BREAKDOWN, crowding, half_interval, is_imprecise, why_no_breakdown
+from raybench.doubts import (
+    BREAKDOWN,
+    crowding,
+    half_interval,
+    is_imprecise,
+    is_slowed_by_one_rank,
+    why_no_breakdown,
+)
 from raybench.environment import usable_cores
-from raybench.records import Device
+from raybench.records import Breakdown, Device
 from raybench.report import wording
 from raybench.rows import device_row, point_row
 
@@ -57,6 +71,65 @@ def test_parts_are_no_breakdown_beyond_a_tenth_above_the_step(
     parts: dict[str, float], contradicts: bool
 ) -> None:
     assert (why_no_breakdown(row(10.0, **parts)) is not None) is contradicts
+
+
+def slow_row(step_ms: float, *local_ms: float, **changes: Any) -> list[str]:
+    """The warnings of a point whose ranks have these local steps, at the pace of the device."""
+    step_ns = [[round(step_ms * 1e6)] * 6]
+    ranks = tuple(
+        make_measurement(
+            rank,
+            step_ns,
+            breakdown=Breakdown(
+                **{
+                    "local_ms": ((ms,) * 3, (ms,) * 3),
+                    "device_ms": changes.get("device_ms", {}).get(rank, ms),
+                    "hooked_ms": (step_ms,) * 3,
+                    "comm_ms": (changes.get("comm_ms", 0.0),) * 3,
+                    "tail_ms": (0.1,) * 3,
+                }
+            ),
+        )
+        for rank, ms in enumerate(local_ms)
+    )
+    point = make_point(world_size=len(local_ms))
+    row = point_row("r", make_record(point, measurements=ranks), make_measure())
+    return [text for text in row["warnings"] if not text.startswith("host-bound")]
+
+
+def test_a_slow_rank_is_told_with_its_excess_its_place_and_what_that_costs() -> None:
+    assert slow_row(11.51, 6.05, 11.03) == [
+        "rank 1 is slower: its own step takes 4.98 ms longer than the other's (device), "
+        "which costs 4.98 ms of 11.5 ms"
+    ]
+    [host] = slow_row(8.55, 6.05, 8.55, 6.05, comm_ms=1.0, device_ms={1: 6.05})
+    assert host == (
+        "rank 1 is slower: its own step takes 2.5 ms longer than the others' (host), "
+        "which costs 1.5 to 2.5 ms of 8.55 ms"
+    )
+    [both] = slow_row(8.55, 8.55, 6.05, device_ms={0: 7.3})
+    assert "longer than the other's (device 1.25 ms, host 1.25 ms)" in both
+    assert slow_row(6.49, 6.03, 6.05) == []
+
+
+def test_ranks_late_in_turn_and_communication_below_nothing_are_told() -> None:
+    measured = [make_measurement(rank, [[10_000_000] * 6]) for rank in (0, 1)]
+    steps = [((8.0, 9.0) * 3, (8.0, 9.0) * 3), ((9.0, 8.0) * 3, (9.0, 8.0) * 3)]
+    ranks = tuple(
+        replace(one, breakdown=Breakdown(local_ms=local))
+        for one, local in zip(measured, steps, strict=True)
+    )
+    told = point_row("r", make_record(make_point(world_size=2), measurements=ranks), make_measure())
+    assert "the ranks are late in turn, which costs up to 0.5 ms of 10 ms" in told["warnings"]
+    assert slow_row(10.0, 10.5, 10.5) == [
+        "exposed communication is negative, -0.5 ms: without communication the step takes "
+        "10.5 ms, with it 10 ms"
+    ]
+    assert slow_row(10.0, 10.1, 10.1) == []
+
+
+def test_the_wait_of_an_older_row_makes_no_rank_slow() -> None:
+    assert not is_slowed_by_one_rank(row(10.0, wait_ms=5.0))
 
 
 def test_data_counts_beside_compute_on_a_cpu_alone() -> None:

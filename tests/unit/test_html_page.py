@@ -374,14 +374,34 @@ def test_a_batch_that_ran_out_of_memory_is_marked_where_it_would_have_been() -> 
 
 def test_the_parts_of_a_step_follow_each_other_as_shares() -> None:
     summary = report(sweep())
-    rows = [{**row, "compute_ms": 4.0, "wait_ms": 2.0} for row in rows_of(summary)]
-    rows = [row for row in rows if row["status"] == "ok"]
+    known_parts = {"compute_ms": 4.0, "comm_exposed_ms": 2.0}
+    rows = [{**row, **known_parts} for row in rows_of(summary) if row["status"] == "ok"]
     figure = known(html_parts.parts_figure(rows, summary))
     first, second = values(figure.panels[0].spec)[:2]
     assert first["low"] == 0.0
     assert second["low"] == first["high"] == pytest.approx(4 / 8, rel=0.01)
-    assert [entry.label for entry in figure.legend] == ["compute", "waiting for a rank"]
+    assert [entry.label for entry in figure.legend] == ["compute", "exposed communication"]
     assert html_parts.parts_figure(rows_of(summary), summary) is None
+
+
+def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothing_is_no_bar() -> (
+    None
+):
+    summary = report(sweep())
+    slow = {"straggler_ms": 2.0, "straggler_error_ms": 0.1, "straggler_device_ms": 1.5}
+    parts = {"compute_ms": 5.0, "host_gap_ms": 1.0, "comm_exposed_ms": -0.2}
+    rows = [{**row, **parts, **slow} for row in rows_of(summary) if row["status"] == "ok"]
+    figure = known(html_parts.parts_figure(rows[:1], summary))
+    tips = [value["tip"].partition("\n")[2] for value in values(figure.panels[0].spec)]
+    bars = [tip.partition(",")[0] for tip in tips]
+    assert bars == [
+        "compute: 3.500 ms",
+        "waiting for the host: 0.5000 ms",
+        "one rank slower: 2.000 ms",
+    ]
+    table = figure.table
+    assert table is not None
+    assert "-0.2" in table.rows[0][table.columns.index("exposed communication ms")]
 
 
 def test_parts_that_exceed_their_step_are_not_drawn_and_that_is_said() -> None:

@@ -209,7 +209,8 @@ def test_a_wide_interval_is_never_the_best_and_the_lead_says_what_it_leaves_out(
 def broken_down(world_size: int, step_ms: float, compute_ms: float) -> Record:
     """A point whose local step took `compute_ms`."""
     record = ran(world_size, step_ms)
-    parts = Breakdown(local_step_ms=compute_ms, device_ms=compute_ms, optimizer_ms=0.5)
+    steps = (compute_ms,) * 3
+    parts = Breakdown(local_ms=(steps, steps), device_ms=compute_ms, optimizer_ms=0.5)
     ranks = tuple(replace(m, breakdown=parts) for m in record.measurements)
     return replace(record, measurements=ranks)
 

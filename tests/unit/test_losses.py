@@ -3,25 +3,43 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raybench.analysis.losses import LOSSES, lost_shares
 
 NOTHING = dict.fromkeys(
-    ("comm_exposed_ms", "compute_ms", "optimizer_ms", "wait_ms", "data_ms", "host_gap_ms")
+    (
+        *("local_step_ms", "straggler_ms", "comm_ms", "late_in_turn_ms", "data_ms", "host_gap_ms"),
+        *("local_step_ms_by_rank", "device_ms_by_rank"),
+    )
 )
 
 
-def row(world_size: int, step_ms: float, device_type: str = "cuda", **parts: Any) -> dict[str, Any]:
+def row(step_ms: float, *local_ms: float, **parts: Any) -> dict[str, Any]:
+    """A point on GPUs of which each rank's own step is known, and takes its device all the time."""
+    slowest = max(local_ms, default=None)
     return {
         **NOTHING,
-        "world_size": world_size,
+        "world_size": len(local_ms),
         "step_ms_p50": step_ms,
-        "device_type": device_type,
+        "step_ms_mean": step_ms,
+        "device_type": "cuda",
+        "local_step_ms": slowest,
+        "local_step_ms_by_rank": list(local_ms),
+        "device_ms_by_rank": list(local_ms),
+        "straggler_ms": sorted(local_ms)[-1] - sorted(local_ms)[(len(local_ms) - 2) // 2]
+        if len(local_ms) > 1
+        else None,
+        "comm_ms": 100.0,
         **parts,
     }
 
 
-def lost(point: dict[str, Any], base: dict[str, Any], efficiency: float) -> dict[str, Any]:
+def lost(point: dict[str, Any], base: dict[str, Any], work: float = 1.0) -> dict[str, Any]:
+    """work: share of the baseline's step in perfect scaling."""
+    name = "step_ms_mean" if point["local_step_ms_by_rank"] else "step_ms_p50"
+    efficiency = work * base[name] / point[name]
     shares = lost_shares(point, base, efficiency)
     assert tuple(shares) == LOSSES
     known = [share for share in shares.values() if share is not None]
@@ -29,57 +47,127 @@ def lost(point: dict[str, Any], base: dict[str, Any], efficiency: float) -> dict
     return {name.removeprefix("lost_"): share for name, share in shares.items()}
 
 
-def test_the_shares_add_up_to_what_is_lost_and_the_rest_is_unexplained() -> None:
-    base = row(1, 8.0, compute_ms=7.0, optimizer_ms=0.9, host_gap_ms=0.1)
-    point = row(
-        4, 10.0, comm_exposed_ms=1.2, compute_ms=7.4, optimizer_ms=0.9, wait_ms=0, host_gap_ms=0.3
-    )
-    found = lost(point, base, 0.8)
-    assert found["comm"] == pytest.approx(0.12)
-    assert found["compute"] == pytest.approx(0.04)
-    assert found["host"] == pytest.approx(0.02)
-    assert found["unexplained"] == pytest.approx(0.02)
+def test_what_the_step_takes_beyond_the_ranks_own_is_communication() -> None:
+    found = lost(row(10.0, 8.4, 8.4), row(8.0, 8.0))
+    assert (found["comm"], found["compute"], found["wait"]) == pytest.approx((0.16, 0.04, 0.0))
+    assert found["unexplained"] == pytest.approx(0.0)
     assert found["data"] is None
 
 
-def test_what_makes_the_slowest_rank_late_is_not_counted_as_compute_too() -> None:
-    base = row(1, 8.0, compute_ms=8.0)
-    slow_rank = row(4, 10.0, comm_exposed_ms=0.5, compute_ms=9.5, wait_ms=1.5)
-    found = lost(slow_rank, base, 0.8)
-    assert (found["wait"], found["compute"]) == pytest.approx((0.15, 0.0))
-    jitter = row(4, 10.0, comm_exposed_ms=2.0, compute_ms=8.0, wait_ms=0.5)
-    found = lost(jitter, base, 0.8)
-    assert (found["wait"], found["comm"]) == pytest.approx((0.05, 0.15))
+def test_a_slow_rank_costs_what_its_own_step_is_longer_and_is_no_slower_compute() -> None:
+    found = lost(row(12.0, 8.4, 11.4, 8.4, 8.4), row(8.0, 8.0))
+    assert (found["wait"], found["compute"]) == pytest.approx((3.0 / 12, 0.4 / 12))
+    assert found["comm"] == pytest.approx(0.6 / 12)
+    assert found["unexplained"] == pytest.approx(0.0)
+
+
+def test_a_slow_host_is_no_slower_host_of_the_others() -> None:
+    late = row(10.0, 8.0, 9.5, device_ms_by_rank=[7.9, 7.9])
+    found = lost(late, row(8.0, 8.0, device_ms_by_rank=[7.9]))
+    assert (found["wait"], found["host"], found["compute"]) == pytest.approx((0.15, 0.0, 0.0))
+
+
+def test_more_than_was_timed_of_communication_is_unexplained() -> None:
+    found = lost(row(10.0, 8.0, 8.0, comm_ms=0.5), row(8.0, 8.0))
+    assert (found["comm"], found["unexplained"]) == pytest.approx((0.05, 0.15))
+    in_turn = lost(row(10.0, 8.0, 8.0, comm_ms=0.5, late_in_turn_ms=1.0), row(8.0, 8.0))
+    assert (in_turn["comm"], in_turn["unexplained"]) == pytest.approx((0.15, 0.05))
+
+
+def test_communication_that_was_not_timed_is_unexplained() -> None:
+    found = lost(row(10.0, 8.0, 8.0, comm_ms=None), row(8.0, 8.0))
+    assert (found["comm"], found["unexplained"]) == (None, pytest.approx(0.2))
+
+
+def test_a_step_shorter_than_its_ranks_own_is_unexplained() -> None:
+    found = lost(row(9.0, 9.5, 9.5), row(8.0, 8.0))
+    assert (found["comm"], found["unexplained"]) == pytest.approx((0.0, -0.5 / 9))
+
+
+def test_a_baseline_that_is_not_the_sum_of_its_parts_is_unexplained() -> None:
+    found = lost(row(10.0, 8.4, 8.4), row(8.0, 8.4))
+    assert (found["comm"], found["compute"]) == pytest.approx((0.16, 0.0))
+    assert found["unexplained"] == pytest.approx(0.04)
+
+
+def test_stalls_that_are_too_rare_for_the_median_are_unexplained() -> None:
+    found = lost(row(10.0, 8.4, 8.4, step_ms_mean=10.5), row(8.0, 8.0))
+    assert (found["comm"], found["compute"]) == pytest.approx((1.6 / 10.5, 0.4 / 10.5))
+    assert found["unexplained"] == pytest.approx(0.5 / 10.5)
 
 
 def test_a_late_batch_costs_a_gpu_nothing_while_it_is_busy() -> None:
-    base = row(1, 8.0, data_ms=0.0, host_gap_ms=0.0)
-    assert lost(row(2, 9.0, data_ms=1.0, host_gap_ms=0.0), base, 8 / 9)["data"] == 0
-    found = lost(row(2, 10.0, data_ms=1.0, host_gap_ms=1.5), base, 0.8)
+    base = row(8.0, 8.0, data_ms=0.0)
+    assert lost(row(9.0, 9.0, 9.0, data_ms=1.0), base)["data"] == 0
+    idle = row(10.0, 10.0, 10.0, data_ms=1.0, device_ms_by_rank=[8.5, 8.5])
+    found = lost(idle, base)
     assert (found["data"], found["host"]) == pytest.approx((0.1, 0.05))
 
 
 def test_on_a_cpu_all_waiting_for_data_is_lost() -> None:
-    base = row(1, 8.0, "cpu", data_ms=0.5, compute_ms=7.5)
-    found = lost(row(2, 10.0, "cpu", data_ms=1.5, compute_ms=7.5, comm_exposed_ms=1.0), base, 0.8)
-    assert found["data"] == pytest.approx(0.1)
+    on_cpu = {"device_type": "cpu", "device_ms_by_rank": None}
+    base = row(8.0, 8.0, data_ms=0.5, **on_cpu)
+    found = lost(row(10.0, 9.0, 9.0, data_ms=1.5, **on_cpu), base)
+    assert (found["data"], found["compute"]) == pytest.approx((0.1, 0.0))
     assert found["host"] is None
 
 
 def test_in_strong_scaling_work_that_does_not_shrink_is_lost() -> None:
-    base = row(1, 10.0, compute_ms=8.0, optimizer_ms=2.0)
-    point = row(2, 6.0, compute_ms=4.0, optimizer_ms=2.0, comm_exposed_ms=0.0)
-    found = lost(point, base, 10 / 12)
+    found = lost(row(6.0, 6.0, 6.0), row(10.0, 10.0), work=0.5)
     assert found["compute"] == pytest.approx(1 / 6)
     assert found["unexplained"] == pytest.approx(0)
 
 
-def test_a_baseline_of_several_ranks_keeps_its_own_communication() -> None:
-    base = row(2, 9.0, comm_exposed_ms=1.0)
-    assert lost(row(4, 10.0, comm_exposed_ms=1.5), base, 0.9)["comm"] == pytest.approx(0.05)
+def test_a_baseline_of_several_ranks_keeps_its_own_communication_and_slow_rank() -> None:
+    base = row(9.0, 8.0, 7.5)
+    found = lost(row(10.0, 8.5, 7.5, 7.5, 7.5), base)
+    assert (found["comm"], found["wait"]) == pytest.approx((0.05, 0.05))
+    assert found["compute"] == pytest.approx(0.0)
 
 
 def test_without_a_breakdown_all_is_unexplained() -> None:
-    found = lost(row(4, 10.0), row(1, 8.0), 0.8)
+    bare = {"world_size": 4, "step_ms_p50": 10.0, "device_type": "cuda", **NOTHING}
+    found = lost(bare, bare | {"world_size": 1, "step_ms_p50": 8.0})
     assert found.pop("unexplained") == pytest.approx(0.2)
     assert set(found.values()) == {None}
+
+
+def test_a_row_of_an_older_schema_has_no_slow_rank_and_is_taken_apart_by_what_it_has() -> None:
+    """It has the slowest rank's own step, its idle time and a wait that nothing bounds."""
+    older = dict.fromkeys(("local_step_ms_by_rank", "device_ms_by_rank", "straggler_ms"), None)
+    base = row(8.0, 8.0, **older, host_gap_ms=0.1)
+    point = row(10.0, 8.4, 8.4, **older, host_gap_ms=0.3, comm_ms=3.0, wait_ms=2.5)
+    found = lost(point, base)
+    assert found["wait"] is None
+    assert (found["comm"], found["compute"], found["host"]) == pytest.approx((0.16, 0.02, 0.02))
+    assert found["unexplained"] == pytest.approx(0.0)
+
+
+MS = st.floats(0.1, 1000.0)
+
+
+@given(
+    st.lists(MS, min_size=2, max_size=8),
+    st.lists(MS, min_size=1, max_size=4),
+    *(MS,) * 4,
+    st.floats(0.1, 1.0),
+)
+def test_the_shares_are_the_identity_of_the_step_and_its_parts(
+    local: list[float],
+    base_local: list[float],
+    step_ms: float,
+    base_ms: float,
+    comm_ms: float,
+    idle: float,
+    work: float,
+) -> None:
+    """1 - efficiency = X/S + E/S + (M - w M_base)/S - w (X_base + E_base)/S, for any figures."""
+    point = row(step_ms, *local, comm_ms=comm_ms, device_ms_by_rank=[ms - idle for ms in local])
+    base = row(base_ms, *base_local)
+    found = lost(point, base, work)
+    explained = min(max(0.0, step_ms - max(local)), comm_ms)
+    beyond = (step_ms - max(local)) - explained
+    of_base = base_ms - max(base_local)
+    if len(base_local) > 1:
+        of_base -= min(max(0.0, of_base), 100.0)
+    assert found["unexplained"] * step_ms == pytest.approx(beyond - work * of_base, abs=1e-6)

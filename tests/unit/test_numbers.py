@@ -16,14 +16,15 @@ from raybench.records import Breakdown, Measurement, Record, Repetition
 MS = 1_000_000
 
 
-def breakdown(**changes: Any) -> Breakdown:
+def breakdown(local_ms: float = 40.0, **changes: Any) -> Breakdown:
     """A rank of its own speed: 40 ms without communication, of which the device needs 39."""
     settings: dict[str, Any] = {
-        "local_step_ms": 40.0,
+        "local_ms": ((local_ms,) * 3, (local_ms,) * 3),
         "device_ms": 39.0,
         "optimizer_ms": 4.0,
+        "hooked_ms": (42.0,) * 3,
         "comm_ms": (6.0, 6.2, 6.1),
-        "tail_ms": (2.0, 2.0, 2.0),
+        "tail_ms": (1.5, 1.5, 1.5),
         "methods": {"comm_exposed_ms": "timed less local"},
         **changes,
     }
@@ -51,26 +52,62 @@ def test_balanced_ranks_do_not_wait_and_expose_what_the_step_takes_beyond_the_lo
     assert found["methods"] == {"comm_exposed_ms": "timed less local"}
 
 
-def test_a_slow_rank_is_named_with_what_the_others_wait_for_it() -> None:
-    slow = breakdown(local_step_ms=45.0, device_ms=44.0, comm_ms=(1.0,) * 3)
-    fast = breakdown(tail_ms=(7.0, 7.1, 6.9), comm_ms=(6.0,) * 3)
+def test_a_slow_rank_is_named_with_how_much_longer_its_own_step_is_and_where() -> None:
+    slow = breakdown(45.0, device_ms=44.0, comm_ms=(1.0,) * 3, hooked_ms=(47.0,) * 3)
+    fast = breakdown(tail_ms=(6.5, 6.6, 6.4), comm_ms=(6.0,) * 3, hooked_ms=(47.0,) * 3)
     found = of(*(rank(n, 47.0, breakdown=slow if n == 2 else fast) for n in range(4)))
-    assert found["wait_ms"] == pytest.approx(5.0)
     assert found["slowest_rank"] == 2
+    assert found["straggler_ms"] == pytest.approx(5.0)
+    assert found["straggler_device_ms"] == pytest.approx(5.0)
+    assert found["straggler_error_ms"] == 0.0
+    assert found["local_step_ms_by_rank"] == [40.0, 40.0, 45.0, 40.0]
+    assert found["device_ms_by_rank"] == [39.0, 39.0, 44.0, 39.0]
+    assert found["wait_ms"] == pytest.approx(5.0)
     # The others' wait is no communication: the rank that comes last does not wait.
     assert found["comm_ms"] == 1.0
     assert found["comm_exposed_ms"] == pytest.approx(2.0)
     assert found["compute_ms"] == pytest.approx(40.0)
 
 
+def test_the_parts_are_those_of_one_rank_the_slowest_and_add_up_to_the_step() -> None:
+    late = breakdown(45.0, device_ms=39.0)
+    found = of(rank(0, 47.0, breakdown=breakdown()), rank(1, 47.0, breakdown=late))
+    names = ("compute_ms", "optimizer_ms", "host_gap_ms", "comm_exposed_ms")
+    assert sum(found[name] for name in names) == pytest.approx(47.0)
+    assert found["host_gap_ms"] == pytest.approx(6.0)
+    assert found["straggler_device_ms"] == 0.0
+
+
+def test_a_wait_is_none_where_the_instrumented_step_was_another_step() -> None:
+    """bf16, batch 512 on two H200s: a wait of 2.50 ms in a step that had no room for it."""
+    waiting = breakdown(4.2, device_ms=4.1, hooked_ms=(7.4,) * 3, tail_ms=(3.0,) * 3)
+    last = breakdown(4.25, device_ms=4.1, hooked_ms=(7.3,) * 3, tail_ms=(0.5,) * 3)
+    found = of(rank(0, 5.925, breakdown=waiting), rank(1, 5.925, breakdown=last))
+    assert (found["wait_ms"], found["slowest_rank"]) == (None, None)
+    assert found["hooked_step_ms"] == 7.4
+    reason = "unknown: the instrumented step took 7.4 ms, the timed 5.92 ms"
+    assert found["methods"]["wait_ms"] == reason
+    assert "wait_ms" not in of(rank(0, breakdown=breakdown()))["methods"]
+
+
+def test_a_wait_fits_beside_the_ranks_own_step_and_the_last_collective() -> None:
+    waiting, last = breakdown(tail_ms=(4.5,) * 3), breakdown(tail_ms=(1.5,) * 3)
+    ranks = (rank(0, breakdown=waiting), rank(1, breakdown=last))
+    assert of(*ranks)["wait_ms"] == pytest.approx(42.0 - 40.0 - 1.5)
+    no_room = breakdown(41.5, tail_ms=(4.5,) * 3)
+    assert of(rank(0, breakdown=no_room), ranks[1])["wait_ms"] == 0.0
+
+
 def test_a_single_rank_has_no_communication() -> None:
-    found = of(rank(breakdown=breakdown(comm_ms=(), tail_ms=())))
+    found = of(rank(breakdown=breakdown(comm_ms=(), tail_ms=(), hooked_ms=())))
     assert [found[f"{name}_ms"] for name in ("comm", "comm_exposed", "wait")] == [None] * 3
-    assert found["slowest_rank"] is None
+    assert (found["slowest_rank"], found["straggler_ms"]) == (None, None)
+    assert found["local_step_ms_by_rank"] == [40.0]
 
 
-def test_a_step_shorter_than_its_local_one_exposes_nothing() -> None:
-    assert of(*(rank(n, 39.5, breakdown=breakdown()) for n in (0, 1)))["comm_exposed_ms"] == 0.0
+def test_a_step_shorter_than_its_local_one_exposes_less_than_nothing() -> None:
+    found = of(*(rank(n, 39.5, breakdown=breakdown()) for n in (0, 1)))
+    assert found["comm_exposed_ms"] == pytest.approx(-0.5)
 
 
 def test_without_the_breakdown_of_every_rank_no_part_is_known() -> None:
@@ -79,12 +116,23 @@ def test_without_the_breakdown_of_every_rank_no_part_is_known() -> None:
         names = ("local_step", "compute", "comm", "comm_exposed", "wait", "optimizer", "host_gap")
         assert [found[f"{name}_ms"] for name in names] == [None] * len(names)
         assert (found["host_bound"], found["methods"]) == (None, None)
+        assert found["local_step_ms_by_rank"] is found["device_ms_by_rank"] is None
 
 
-def test_without_tails_the_slowest_rank_is_that_of_the_largest_median() -> None:
-    plain = breakdown(tail_ms=())
-    found = of(rank(0, 42, breakdown=plain), rank(1, 43, breakdown=plain))
-    assert (found["wait_ms"], found["slowest_rank"]) == (None, 1)
+def test_without_a_breakdown_the_rank_that_stands_out_is_named_by_the_timed_steps() -> None:
+    assert of(rank(0, 42), rank(1, 43))["slowest_rank"] == 1
+    assert of(rank(0, 42), rank(1, 42.5))["slowest_rank"] is None
+
+
+def test_equal_ranks_have_no_slowest_one() -> None:
+    found = of(*(rank(n, breakdown=breakdown(40.0 + 0.1 * n)) for n in range(4)))
+    assert found["straggler_ms"] == pytest.approx(0.2)
+    assert found["slowest_rank"] is None
+
+
+def test_the_local_steps_say_how_far_they_drift_between_their_blocks() -> None:
+    drifting = replace(breakdown(), local_ms=((40.0,) * 3, (39.0,) * 3, (39.2,) * 3))
+    assert of(rank(breakdown=drifting))["local_step_drift_ms"] == pytest.approx(-0.9)
 
 
 def test_on_a_cpu_computing_is_the_local_step_less_the_optimizer_and_the_data() -> None:
@@ -107,10 +155,11 @@ def test_a_point_is_host_bound_when_the_device_idles_for_more_than_a_twentieth(
     assert found["host_gap_ms"] == pytest.approx(max(0.0, 40 - device_ms))
 
 
-def test_one_host_bound_rank_is_enough() -> None:
-    late = breakdown(device_ms=30.0)
-    ranks = (rank(0, breakdown=breakdown()), rank(1, breakdown=late))
-    assert of(*ranks)["host_bound"] is True
+def test_a_point_is_host_bound_where_its_slowest_rank_is() -> None:
+    late, fast = breakdown(42.0, device_ms=30.0), breakdown()
+    assert of(rank(0, breakdown=fast), rank(1, breakdown=late))["host_bound"] is True
+    early = breakdown(38.0, device_ms=30.0)
+    assert of(rank(0, breakdown=fast), rank(1, breakdown=early))["host_bound"] is False
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:

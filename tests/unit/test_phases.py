@@ -288,10 +288,10 @@ def test_a_wrong_result_ends_the_point():
 
 def test_breakdown_and_profile_come_last_and_once(monkeypatch: pytest.MonkeyPatch):
     calls: list[str] = []
-    breakdown, profile = Breakdown(local_step_ms=1.0), Profile(trace=b"x")
+    breakdown, profile = Breakdown(device_ms=1.0), Profile(trace=b"x")
 
-    def broken_down(workload, timer, context, steps):
-        calls.append(f"breakdown of {steps}")
+    def broken_down(workload, timer, context, extent):
+        calls.append(f"breakdown of {extent.steps}")
         return breakdown
 
     def profiled(workload, context, steps):

@@ -205,8 +205,6 @@ def test_ranks_are_told_apart_by_their_medians_and_spread() -> None:
     ranks = [[1, 9, 1, 9, 1], [9, 1, 9, 1, 8]]
     assert stats.per_iteration_max(ranks).tolist() == [9, 9, 9, 9, 8]
     assert stats.median_skew(ranks) == 8
-    assert stats.slowest_rank(ranks) == 1
-    assert stats.slowest_rank(ranks[:1]) is None
 
 
 def test_the_timed_samples_of_all_repeats_count_and_no_warm_up() -> None:

@@ -1,0 +1,206 @@
+"""Where the step of a point goes, from the breakdowns of its ranks. Pure.
+
+docs/method.md says what is measured, what follows from it and what checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from statistics import median
+from typing import Any
+
+from raybench.measure import stats
+from raybench.measure.stragglers import (
+    Straggler,
+    borne_out_ms,
+    find_straggler,
+    late_in_turn_ms,
+    stands_out,
+)
+from raybench.records import Breakdown, Measurement
+
+Numbers = dict[str, Any]
+
+_NS_PER_MS = 1e6
+# Below this share of a step the device's idle time may be noise.
+_HOST_BOUND_SHARE = 0.05
+# A step with timed communication that differs by more is another step: its waits are not the
+# timed one's.
+_SAME_STEP_SHARE = 0.03
+
+
+def step_parts(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
+    """The columns of the breakdown. All parts are those of the rank whose own step is longest: on
+    it they follow each other, and with the exposed communication they add up to the step.
+
+    step_ms: the point's step time. `data_ms` of the timed steps is not among the columns.
+    """
+    broken_down = _breakdowns(measurements)
+    local_ms = _local_ms(broken_down)
+    straggler = find_straggler([b.local_ms for b in broken_down]) if local_ms else None
+    slowest = local_ms.index(max(local_ms)) if local_ms else 0
+    of_slowest = broken_down[slowest] if broken_down else Breakdown()
+    data_ms = data_wait_ms(measurements[slowest : slowest + 1])
+    return {
+        "local_step_ms": max(local_ms, default=None),
+        "compute_ms": _compute_ms(of_slowest, data_ms),
+        "optimizer_ms": of_slowest.optimizer_ms,
+        "host_gap_ms": _host_gap_ms(of_slowest),
+        "host_bound": _host_bound(of_slowest),
+        **_by_rank(broken_down),
+        **_straggler(broken_down, straggler),
+        **_communication(broken_down, step_ms),
+        "slowest_rank": _slowest_rank(measurements, straggler, max(local_ms, default=0.0), step_ms),
+        "methods": _methods(broken_down, step_ms),
+    }
+
+
+def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
+    """Median over iterations of the longest wait for data; None where no rank tells of it."""
+    told = [
+        [ns for samples in timed for ns in samples.part_ns.get("data", (0,) * len(samples.step_ns))]
+        for measurement in measurements
+        if (timed := [repetition.timed for repetition in measurement.repetitions])
+        and any("data" in samples.part_ns for samples in timed)
+    ]
+    return stats.summarize(stats.per_iteration_max(told)).p50 / _NS_PER_MS if told else None
+
+
+def _breakdowns(measurements: Sequence[Measurement]) -> list[Breakdown]:
+    """Those of all ranks, or none: the longest of some ranks could be the wrong one."""
+    known = [m.breakdown for m in measurements if m.breakdown is not None]
+    return known if len(known) == len(measurements) else []
+
+
+def _local_ms(broken_down: Sequence[Breakdown]) -> list[float]:
+    """The median local step of each rank; empty where one has none."""
+    steps = [list(chain(*b.local_ms)) for b in broken_down]
+    return [median(of_rank) for of_rank in steps] if all(steps) else []
+
+
+def _compute_ms(breakdown: Breakdown, data_ms: float | None) -> float | None:
+    """The device's work but for the optimizer's; on a CPU, the local step less waiting for data."""
+    busy_ms = breakdown.device_ms
+    if busy_ms is None and breakdown.local_ms:
+        busy_ms = median(chain(*breakdown.local_ms)) - (data_ms or 0.0)
+    if busy_ms is None:
+        return None
+    return max(0.0, busy_ms - (breakdown.optimizer_ms or 0.0))
+
+
+def _host_gap_ms(breakdown: Breakdown) -> float | None:
+    if not breakdown.local_ms or breakdown.device_ms is None:
+        return None
+    return max(0.0, median(chain(*breakdown.local_ms)) - breakdown.device_ms)
+
+
+def _host_bound(breakdown: Breakdown) -> bool | None:
+    """Whether the device waits for the host; None on a CPU and where it cannot be told."""
+    gap_ms = _host_gap_ms(breakdown)
+    return (
+        None if gap_ms is None else gap_ms > _HOST_BOUND_SHARE * median(chain(*breakdown.local_ms))
+    )
+
+
+def _by_rank(broken_down: Sequence[Breakdown]) -> Numbers:
+    """What the other columns can be computed from again."""
+    device_ms = [b.device_ms for b in broken_down]
+    return {
+        "local_step_ms_by_rank": _local_ms(broken_down) or None,
+        "device_ms_by_rank": device_ms if device_ms and None not in device_ms else None,
+    }
+
+
+def _straggler(broken_down: Sequence[Breakdown], straggler: Straggler | None) -> Numbers:
+    blocks = [b.local_ms for b in broken_down]
+    return {
+        "straggler_ms": straggler.excess_ms if straggler else None,
+        "straggler_error_ms": straggler.error_ms if straggler else None,
+        "straggler_device_ms": _device_excess_ms(broken_down, straggler),
+        "late_in_turn_ms": late_in_turn_ms(blocks) if straggler else None,
+        "local_step_drift_ms": _drift_ms(blocks),
+    }
+
+
+def _device_excess_ms(
+    broken_down: Sequence[Breakdown], straggler: Straggler | None
+) -> float | None:
+    """How much longer the slowest rank's device works than that of the rank it is compared with."""
+    if straggler is None:
+        return None
+    slow_ms, other_ms = (broken_down[r].device_ms for r in (straggler.rank, straggler.other))
+    return None if slow_ms is None or other_ms is None else slow_ms - other_ms
+
+
+def _drift_ms(blocks: Sequence[Sequence[Sequence[float]]]) -> float | None:
+    """Largest change of a rank's local step from its first to its later blocks, with its sign."""
+    if not blocks or any(len(of_rank) < 2 for of_rank in blocks):
+        return None
+    changes = [median(chain(*of_rank[1:])) - median(of_rank[0]) for of_rank in blocks]
+    return max(changes, key=abs)
+
+
+def _communication(broken_down: Sequence[Breakdown], step_ms: float) -> Numbers:
+    """Communication is the shortest over ranks: the rank that comes last does not wait in it."""
+    local_ms, comm_ms = _local_ms(broken_down), [b.comm_ms for b in broken_down]
+    has_peers = len(broken_down) > 1
+    return {
+        "comm_ms": stats.median_of_smallest(comm_ms) if comm_ms else None,
+        "comm_exposed_ms": step_ms - max(local_ms) if has_peers and local_ms else None,
+        "hooked_step_ms": _hooked_ms(broken_down),
+        "wait_ms": _wait_ms(broken_down, step_ms),
+    }
+
+
+def _hooked_ms(broken_down: Sequence[Breakdown]) -> float | None:
+    """Median of the steps with timed communication, of the rank that took longest."""
+    hooked = [b.hooked_ms for b in broken_down]
+    return max(median(steps) for steps in hooked) if hooked and all(hooked) else None
+
+
+def _is_same_step(hooked_ms: float | None, step_ms: float) -> bool:
+    return hooked_ms is not None and abs(hooked_ms - step_ms) <= _SAME_STEP_SHARE * step_ms
+
+
+def _wait_ms(broken_down: Sequence[Breakdown], step_ms: float) -> float | None:
+    """The longest that a rank waits in the last collective, no longer than its step leaves beside
+    its own work and that collective; None where the instrumented steps were other steps.
+    """
+    tails, local_ms = [b.tail_ms for b in broken_down], _local_ms(broken_down)
+    if len(tails) < 2 or not all(tails) or not local_ms:
+        return None
+    if not _is_same_step(_hooked_ms(broken_down), step_ms):
+        return None
+    shortest_ms = stats.median_of_smallest(tails) or 0.0
+    waits_ms = zip(stats.median_above_smallest(tails), local_ms, strict=True)
+    return max(max(0.0, min(wait, step_ms - own - shortest_ms)) for wait, own in waits_ms)
+
+
+def _slowest_rank(
+    measurements: Sequence[Measurement],
+    straggler: Straggler | None,
+    local_ms: float,
+    step_ms: float,
+) -> int | None:
+    """The rank that stands out, by its local steps or, where there are none, by its timed ones.
+
+    local_ms: the longest local step.
+    """
+    found = straggler or find_straggler(
+        [[[ns / _NS_PER_MS for ns in r.timed.step_ns] for r in m.repetitions] for m in measurements]
+    )
+    if found is None:
+        return None
+    excess_ms = borne_out_ms(found.excess_ms, step_ms - local_ms)
+    return found.rank if stands_out(excess_ms, found.error_ms, step_ms) else None
+
+
+def _methods(broken_down: Sequence[Breakdown], step_ms: float) -> dict[str, str] | None:
+    if not broken_down or not broken_down[0].methods:
+        return None
+    hooked_ms = _hooked_ms(broken_down)
+    if hooked_ms is None or _is_same_step(hooked_ms, step_ms):
+        return dict(broken_down[0].methods)
+    reason = f"unknown: the instrumented step took {hooked_ms:.3g} ms, the timed {step_ms:.3g} ms"
+    return {**broken_down[0].methods, "wait_ms": reason}

@@ -1,0 +1,119 @@
+"""Which rank is slow by its own steps: the eight trials of the audit on H200s, and noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raybench.measure.stragglers import (
+    Blocks,
+    find_straggler,
+    late_in_turn_ms,
+    slowest_and_other,
+    stands_out,
+)
+
+MS = st.floats(0.01, 1e4)
+
+
+def steps_of(level_ms: float, scatter: float, seed: int, blocks: int = 2) -> Blocks:
+    """Blocks of five steps with normal noise."""
+    rng = np.random.default_rng(seed)
+    return [
+        [float(ms) for ms in level_ms * (1 + scatter * rng.standard_normal(5))]
+        for _ in range(blocks)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One rank of two delayed on H200s: the step, and the local steps of both ranks, in ms."""
+
+    name: str
+    step_ms: float
+    delayed_ms: float
+    other_ms: float
+    is_slow: bool
+
+
+AUDIT = [
+    Case(name="device 5", step_ms=11.51, delayed_ms=11.03, other_ms=6.05, is_slow=True),
+    Case(name="host 5", step_ms=8.50, delayed_ms=8.55, other_ms=6.05, is_slow=True),
+    Case(name="device 2", step_ms=8.49, delayed_ms=8.03, other_ms=6.05, is_slow=True),
+    Case(name="host 2", step_ms=6.49, delayed_ms=6.03, other_ms=6.05, is_slow=False),
+    Case(name="long, device 5", step_ms=68.0, delayed_ms=66.61, other_ms=62.0, is_slow=True),
+    Case(name="long, host 5", step_ms=63.95, delayed_ms=62.03, other_ms=62.0, is_slow=False),
+    Case(name="long, device 2", step_ms=65.48, delayed_ms=63.60, other_ms=62.0, is_slow=True),
+    Case(name="long, host 2", step_ms=63.99, delayed_ms=62.0, other_ms=62.0, is_slow=False),
+    Case(name="clean bf16 512", step_ms=5.925, delayed_ms=4.88, other_ms=4.88, is_slow=False),
+    Case(name="clean bf16 1024", step_ms=6.22, delayed_ms=5.36, other_ms=5.35, is_slow=False),
+    Case(name="clean tf32 512", step_ms=6.41, delayed_ms=5.40, other_ms=5.38, is_slow=False),
+]
+
+
+@pytest.mark.parametrize("delayed_rank", [0, 1])
+@pytest.mark.parametrize("case", AUDIT, ids=lambda case: case.name)
+def test_the_trials_of_the_audit_are_marked_right(case: Case, delayed_rank: int) -> None:
+    ranks = [steps_of(case.other_ms, 0.003, 1), steps_of(case.other_ms, 0.003, 2)]
+    ranks[delayed_rank] = steps_of(case.delayed_ms, 0.003, 3)
+    found = find_straggler(ranks)
+    assert found is not None
+    assert stands_out(found.excess_ms, found.error_ms, case.step_ms) is case.is_slow
+    if case.is_slow:
+        assert found.rank == delayed_rank
+        excess_ms = case.delayed_ms - case.other_ms
+        assert found.excess_ms == pytest.approx(excess_ms, abs=0.005 * case.delayed_ms)
+
+
+@pytest.mark.parametrize("scatter", [0.002, 0.01, 0.03, 0.08])
+def test_equal_ranks_hardly_ever_have_a_slow_one_however_much_they_scatter(scatter: float) -> None:
+    marked = 0
+    for trial in range(300):
+        found = find_straggler([steps_of(10.0, scatter, 4 * trial + rank) for rank in range(4)])
+        assert found is not None
+        marked += stands_out(found.excess_ms, found.error_ms, 10.0)
+    assert marked <= 3
+
+
+def test_a_rank_that_was_late_for_a_moment_only_is_not_slow() -> None:
+    late = [[12.0] * 12, [10.0] * 10]
+    found = find_straggler([late, [[10.0] * 12, [10.0] * 10]])
+    assert found is not None
+    assert found.excess_ms == pytest.approx(2.0)
+    assert not stands_out(found.excess_ms, found.error_ms, 10.0)
+
+
+def test_of_four_ranks_the_slowest_is_held_against_the_lower_median_of_the_others() -> None:
+    assert slowest_and_other([10.0, 13.0, 11.0, 10.5]) == (1, 3)
+    assert slowest_and_other([10.0, 13.0, 11.0]) == (1, 0)
+    assert slowest_and_other([5.0, 5.0]) == (0, 1)
+    with pytest.raises(ValueError, match="no others"):
+        slowest_and_other([5.0])
+
+
+def test_one_rank_or_none_has_no_straggler() -> None:
+    for ranks in ([], [[[1.0]]], [[[1.0]], []]):
+        assert find_straggler(ranks) is None
+        assert late_in_turn_ms(ranks) is None
+
+
+def test_ranks_that_are_late_in_turn_cost_what_no_one_of_them_does() -> None:
+    first = [[10.0, 12.0] * 5]
+    second = [[12.0, 10.0] * 5]
+    assert late_in_turn_ms([first, second]) == pytest.approx(1.0)
+    assert late_in_turn_ms([first, first]) == pytest.approx(1.0 - 1.0)
+    found = find_straggler([first, second])
+    assert found is not None
+    assert not stands_out(found.excess_ms, found.error_ms, 12.0)
+
+
+@given(st.lists(st.lists(st.lists(MS, min_size=1), min_size=1), min_size=2))
+def test_the_excess_and_its_error_are_never_negative(ranks: list[list[list[float]]]) -> None:
+    found = find_straggler(ranks)
+    assert found is not None
+    assert found.rank != found.other
+    assert min(found.excess_ms, found.error_ms) >= 0
