@@ -24,6 +24,8 @@ MIN_SAMPLES = 5
 _WINDOW = 5
 # Ranks in lockstep take equally long for a step; their medians differ by noise alone.
 _LOCKSTEP = 0.01
+# Two levels that take turns show their correlation at one of these quantiles at least.
+_SHARES = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +81,14 @@ def median_interval(repeats: Sequence[ArrayLike], confidence: float = 0.95) -> I
     Of n_eff independent samples the number below the median is binomial, so the interval reaches
     from the quantile 1/2 - t / (2 sqrt(n_eff)) to the one as far above 1/2: H. A. David, H. N.
     Nagaraja, "Order Statistics", 2003, section 7.1; t is Student's, as n_eff is an estimate.
+    n_eff is the least over the quartiles, and cautious by a standard error.
     """
     import numpy as np
 
     values = np.sort(np.concatenate([np.asarray(samples, dtype=np.float64) for samples in repeats]))
     if values.size < MIN_SAMPLES:
         return None
-    independent = effective_samples(repeats)
+    independent = effective_samples(repeats, shares=_SHARES)
     reach = student_t(max(1.0, independent - 1), confidence) / 2 / math.sqrt(independent)
     outer = max(0, math.floor(values.size * (0.5 - reach)))
     return Interval(low=float(values[outer]), high=float(values[values.size - 1 - outer]))

@@ -29,9 +29,13 @@ _EDGE_BATCHES, _EDGE_SHARE = 2, 0.05
 _MAX_PHI = 0.9
 # A drift is looked for several times; so many standard errors are chance in 1 of 36 looks.
 _LIKELY = 2.2
+# Beyond this it is hardly chance in any of the four windows.
+_PLAIN = 3.0
 # Of the warm-up the last half, quarter and eighth are looked at.
 _PARTS = (2, 4, 8)
 _MEMORY, _LIKELY_MEMORY, _MIN_FREQUENCIES = 0.25, 1.65, 4
+# A level that stays within so much of itself, from quarter to quarter, stands still for anyone.
+_WANDERS = 0.002
 
 
 def is_steady(step_ns: Sequence[float]) -> bool:
@@ -118,6 +122,11 @@ class Change:
         """Whether the series may drift: by more than a thousandth and than noise often does."""
         return abs(self.size) > max(_STILL, _LIKELY * self.error)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the series drifts by what matters, and by more than noise seldom does."""
+        return abs(self.size) > max(_MATTERS, _PLAIN * self.error)
+
 
 def change(samples: ArrayLike) -> Change:
     """Fit a line to the batch medians; none of too few batches."""
@@ -139,6 +148,11 @@ def may_drift(samples: Sequence[float], before: Sequence[float] = ()) -> bool:
     over its last half, an end of a fast one over its last eighth.
     """
     return any(change(window).is_likely for window in _windows(samples, before))
+
+
+def drifts(samples: Sequence[float], before: Sequence[float] = ()) -> bool:
+    """Whether a drift is plain and large, over the same windows as in `may_drift`."""
+    return any(change(window).is_plain for window in _windows(samples, before))
 
 
 def heading(samples: Sequence[float], before: Sequence[float] = ()) -> float:
@@ -167,10 +181,11 @@ def may_wander(samples: ArrayLike) -> bool:
     """
     import numpy as np
 
-    ranks = centred_ranks(np.asarray(samples, dtype=np.float64))
-    lowest = math.isqrt(len(ranks))
-    if lowest < _MIN_FREQUENCIES:
+    series = np.asarray(samples, dtype=np.float64)
+    if len(series) < _MIN_FREQUENCIES**2 or _spread_of_quarters(series) < _WANDERS:
         return False
+    ranks = centred_ranks(series)
+    lowest = math.isqrt(len(ranks))
     power = np.abs(np.fft.rfft(ranks)[1 : lowest + 1]) ** 2
     if not power.all():
         return False
@@ -188,6 +203,15 @@ class _Fit:
     kind: str
     values: NDArray[np.float64]
     parameters: int
+
+
+def _spread_of_quarters(series: NDArray[np.float64]) -> float:
+    """The largest less the smallest median of the quarters, relative to the whole's."""
+    import numpy as np
+
+    medians = [float(np.median(quarter)) for quarter in np.array_split(series, 4)]
+    middle = float(np.median(series))
+    return (max(medians) - min(medians)) / middle if middle > 0 else 0.0
 
 
 def _median(values: NDArray[np.float64]) -> float:

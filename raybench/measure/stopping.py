@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from raybench.job import Measure, Span
 from raybench.measure.stats import effective_samples, median_interval
-from raybench.measure.steady import is_steady, may_drift, may_wander
+from raybench.measure.steady import drifts, is_steady, may_drift, may_wander
 
 # Warm-up may not eat the whole budget: the samples are what is wanted.
 _WARMUP_SHARE = 0.5
@@ -122,7 +122,8 @@ def has_settled(course: Course, span: Span) -> bool | None:
     if span.is_fixed:
         return None
     whole_ns = [*course.before_ns, *course.sample_ns]
-    return is_steady(whole_ns) and not course.may_drift() and not course.may_wander()
+    is_drifting = drifts(course.sample_ns, course.before_ns)
+    return is_steady(whole_ns) and not is_drifting and not course.may_wander()
 
 
 def next_timed(course: Course, settings: Measure) -> int:

@@ -17,6 +17,7 @@ from raybench.measure.steady import (
     STEPPED,
     WANDERING,
     change,
+    drifts,
     heading,
     is_steady,
     may_drift,
@@ -136,6 +137,19 @@ def test_a_drift_below_a_thousandth_is_none():
     assert may_drift([1 + 0.002 * i / 200 for i in range(200)])
 
 
+def test_only_a_drift_that_matters_is_held_against_a_point():
+    small, large = ([1 + size * i / 200 for i in range(200)] for size in (0.005, 0.02))
+    assert may_drift(small)
+    assert not drifts(small)
+    assert drifts(large)
+    assert drifts([1.0] * 200, [1.05] * 200)
+
+
+def test_a_level_that_wanders_within_two_thousandths_stands_still():
+    wandering = next(row for row in (pink(RNG, 1000) for _ in range(50)) if may_wander(row))
+    assert not may_wander(1 + 0.02 * (wandering - 1))
+
+
 @given(st.floats(-0.05, 0.05), st.floats(1e-3, 1e9), st.integers(40, 400))
 @settings(max_examples=50, deadline=None)
 def test_a_straight_line_changes_by_its_ends(size: float, level: float, count: int):
@@ -150,6 +164,9 @@ def test_a_level_is_heading_where_it_still_goes_and_nowhere_when_it_stands():
     assert heading([1.0] * 10) == 0.0
 
 
+RNG = np.random.default_rng(4)
+
+
 def pink(rng: np.random.Generator, count: int) -> np.ndarray:
     length = 16 * count
     waves = rng.standard_normal((2, length // 2)) / np.sqrt(np.arange(1, length // 2 + 1))
@@ -160,7 +177,7 @@ def pink(rng: np.random.Generator, count: int) -> np.ndarray:
 def test_noise_that_remembers_for_ever_wanders_and_noise_that_forgets_does_not():
     rng = np.random.default_rng(3)
     assert np.mean([may_wander(pink(rng, 1000)) for _ in range(100)]) > 0.85
-    walks = np.cumsum(rng.standard_normal((100, 1000)), axis=1)
+    walks = 1000 + np.cumsum(rng.standard_normal((100, 1000)), axis=1)
     assert np.mean([may_wander(walk) for walk in walks]) > 0.95
     for phi in (0.0, 0.5):
         assert np.mean([may_wander(row) for row in rows(100, 1000, phi, 0.01)]) < 0.1
