@@ -30,6 +30,7 @@ _MEANINGS = {
     "busbw GB/s": "algbw times the operation's factor, as nccl-tests counts it.",
     "memory GB/s": "Bytes read and written over step time.",
     "TFLOP/s": "Of one device.",
+    "burst": "TFLOP/s in the first 30 ms of the warm-up, before a power limit acts.",
     "MFU": "TFLOP/s over the datasheet's dense peak.",
     "GEMM": "TFLOP/s over those of large matrix products on the same device.",
 }
@@ -131,6 +132,7 @@ def _measured(
         ("busbw GB/s", _number("busbw_gb_s")),
         ("memory GB/s", _number("memory_gb_s")),
         ("TFLOP/s", _number("achieved_tflops_per_device")),
+        ("burst", _number("burst_tflops_per_device")),
         ("MFU", _percent("mfu_pct", 100.0)),
         ("GEMM", _percent("gemm_share_pct", 100.0)),
     ]

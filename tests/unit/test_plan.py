@@ -53,6 +53,11 @@ def test_a_baseline_that_the_job_gives_must_be_of_a_point() -> None:
     )
 
 
+def test_the_precisions_of_a_plan_are_those_of_its_points() -> None:
+    made = plan(MLP + "matrix: {precision: [bf16, fp32], batch_size: [1, 2]}\n")
+    assert made.precisions == (Precision.BF16, Precision.FP32)
+
+
 def test_two_points_of_a_series_that_match_the_baseline_are_a_mistake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from builders import (
     make_point,
     make_record,
     make_run,
+    make_samples,
 )
 
 from raybench import rows
@@ -789,6 +790,26 @@ def test_matrix_products_show_their_shape_and_rate() -> None:
     assert table.columns == ("m", "step ms", "TFLOP/s", "%GEMM")
     assert table.rows[0] == ("64", "1.000 ±0.00%", "400.0", "50.0%")
     assert table.kind == "fp32, 1 GPU"
+
+
+def test_a_product_is_told_as_it_lasts_and_as_it_was_in_its_first_moments() -> None:
+    measured = make_measurement(
+        0, [[2 * MS] * 6], items_per_step=None, flops_per_step=4e11, gemm_tflops=250.0
+    )
+    warm = make_samples([50 * MS, *[MS] * 40])
+    [repetition] = measured.repetitions
+    measured = replace(measured, repetitions=(replace(repetition, warmup=warm),))
+    record = make_record(
+        unscaled("gemm", m=64, n=8, k=8),
+        measurements=(measured,),
+        devices=(make_device(name="Unheard of"),),
+    )
+    summary = report([record])
+    [table] = summary.tables
+    assert table.columns == ("step ms", "TFLOP/s", "burst", "%GEMM")
+    assert table.rows[0][1:] == ("200.0", "400.0", "80.0%")
+    assert summary.lead == "at most 200.0 TFLOP/s; 400.0 TFLOP/s in its first 30 ms"
+    assert any("Burst: TFLOP/s in the first 30 ms" in told for told in summary.explanation)
 
 
 def test_a_cuda_graph_is_a_column_where_it_varies_and_told_once_where_it_does_not() -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,12 @@ from fakes import (
     make_point,
 )
 
+from raybench.cluster.local import LocalCluster
 from raybench.errors import ClusterError
 from raybench.job import Measure
 from raybench.job_sections import BatchSearch
 from raybench.plan import Plan
+from raybench.point import Precision
 from raybench.records import Failure, Status
 from raybench.sweep import (
     PointAdded,
@@ -34,8 +37,9 @@ from raybench.sweep import (
 )
 
 
-def run(plan, cluster, *, stop_on_error=False, isolation="cluster", **more):
+def run(plan, cluster, *, stop_on_error=False, isolation="cluster", precisions=(), **more):
     settings = settings_of(stop_on_error=stop_on_error, isolation=isolation)
+    settings = replace(settings, precisions=precisions)
     written = []
     write = more.pop("write", lambda batch: written.extend(record for _, record in batch))
     events = list(sweep(plan, settings, cluster, write, **more))
@@ -475,3 +479,17 @@ def test_a_breakpoint_in_a_workload_of_the_in_process_cluster_works():
     )
     assert "42" in done.stdout
     assert done.stdout.endswith("ok\n")
+
+
+def test_each_task_says_which_precisions_its_workers_live_to_see():
+    asked = []
+
+    class Asked:
+        def run(self, task, place, group):
+            asked.append(task.precisions)
+            return make_measurement(place.rank)
+
+    cluster = LocalCluster(make_devices(a=2), lambda _: Asked())
+    cluster.start(2, "pack")
+    run(plan_of(1, 2), cluster, precisions=(Precision.FP32, Precision.BF16))
+    assert asked == [(Precision.FP32, Precision.BF16)] * 3
