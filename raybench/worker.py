@@ -19,6 +19,7 @@ import torch
 from raybench import failure_text, process_state, registry
 from raybench.errors import UsageError
 from raybench.measure import phases, stats
+from raybench.measure.counters import Reading, open_counters
 from raybench.measure.flops import Counted, step_flops
 from raybench.measure.gemm import sustained_tflops
 from raybench.measure.identity import describe_device
@@ -43,8 +44,10 @@ class Worker:
         self._group = ProcessGroup(self._device)
         self._flops: dict[object, Counted] = {}
         self._gemm_tflops: dict[Precision, float | None] = {}
+        self._rested: Reading | None = None
         self._code: dict[str, Code | None] = {}
         self._prepare()
+        self._counters = open_counters(self._device)
         self._state = ProcessState(self._device)
 
     def identity(self, *, node_id: str, address: str) -> Device:
@@ -156,7 +159,10 @@ class Worker:
         def built() -> None:
             setup_s.append(time.perf_counter() - started_s)
 
-        done = phases.measure(build, context, task.settings, built, profile=task.profile)
+        done = phases.measure(
+            build, context, task.settings, built, profile=task.profile, rested=self._rested
+        )
+        self._rested = self._counters.read()
         warnings = (*done.warnings, *self._precision_warnings(point.precision))
         self._group.check(point.workload)
         # What follows is raybench's own work, and may not suffer from what the workload has set.
@@ -220,6 +226,8 @@ class Worker:
         asked = dict.fromkeys((*task.precisions, task.point.precision))
         new = [one for one in asked if one not in self._gemm_tflops]
         self._gemm_tflops |= sustained_tflops(self._device, new)
+        if new:
+            self._rested = self._counters.read()
 
     def _precision_warnings(self, asked: Precision) -> Iterator[str]:
         """What makes the precision another than the one asked for, read back after the samples."""

@@ -98,11 +98,13 @@ def measure(
     settings: Measure,
     built: Callable[[], None],
     profile: bool = False,
+    rested: Reading | None = None,
 ) -> Measured:
     """Build, warm up and time the workload `settings.repeats` times.
 
     built: called after each build, before the first step.
     profile: also run the last workload under the profiler, after all else.
+    rested: the device's counters when the work before this ended; None: when this is called.
     Raises what the workload raises, and UsageError where a CUDA graph cannot be had.
     """
     graph.check_device(context)
@@ -119,9 +121,9 @@ def measure(
         # memory of this one, and may leave no room for it.
         gc.collect()
         context.replicas.forget()
-        before_build = session.counters.read()
+        rested = session.counters.read() if repeat or rested is None else rested
         with graph.own_stream(context), _closed_at_the_end(build()) as workload:
-            wait_until_unlimited(session.counters, before_build)
+            wait_until_unlimited(session.counters, rested)
             built()
             found = _sizes(workload)
             _repetition(workload, session)

@@ -370,11 +370,11 @@ def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(
     clock: list[int], monkeypatch: pytest.MonkeyPatch
 ):
     done: list[str] = []
-    first = Throttling(clock).read()
+    rested = Reading(time_s=-9.0)
     monkeypatch.setattr(phases, "open_counters", lambda device: Throttling(clock))
 
     def wait(counters: Throttling, since: Reading) -> None:
-        assert since == first
+        assert since == rested
         done.append("waited")
 
     monkeypatch.setattr(phases, "wait_until_unlimited", wait)
@@ -384,7 +384,7 @@ def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(
         return Paced(clock, 0.1, 0.1)
 
     settings = Measure(warmup=1, iterations=1, breakdown=False)
-    phases.measure(build, lone_context(), settings, lambda: done.append("set up"))
+    phases.measure(build, lone_context(), settings, lambda: done.append("set up"), rested=rested)
     assert done == ["built", "waited", "set up"]
 
 

@@ -21,6 +21,8 @@ from raybench import registry
 from raybench.cluster.local import this_process
 from raybench.cluster.rendezvous import StoreHost
 from raybench.job import Measure
+from raybench.measure import phases
+from raybench.measure.counters import Reading
 from raybench.point import Precision
 from raybench.records import Failure, Group, Measurement, Place, Status, Task
 from raybench.sources import code_of
@@ -703,3 +705,27 @@ def test_matrix_products_are_timed_once_before_the_first_point_and_never_between
     products = [one for one in done if isinstance(one, tuple) and one]
     assert products == [both]
     assert done[0] == both
+
+
+def test_a_device_rests_from_the_end_of_one_point_to_the_warm_up_of_the_next(monkeypatch):
+    readings = iter(range(1, 100))
+    rested = []
+    measure = phases.measure
+
+    class Counted:
+        def read(self):
+            return Reading(time_s=next(readings))
+
+    def watched(*given, **named):
+        rested.append(named["rested"])
+        return measure(*given, **named)
+
+    monkeypatch.setattr("raybench.worker.open_counters", lambda device: Counted())
+    monkeypatch.setattr(phases, "measure", watched)
+    worker = Worker("cpu", 0)
+    settings = Measure(warmup=1, iterations=1, breakdown=False)
+    for _ in range(3):
+        task = Task(point=make_point(workload="mlp", params=MLP), settings=settings)
+        assert isinstance(worker.run(task, ALONE, None), Measurement)
+    # After the matrix products, then after each point.
+    assert [reading.time_s for reading in rested] == [1, 2, 3]
