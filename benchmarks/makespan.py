@@ -28,6 +28,7 @@ from raybench.job import Measure
 from raybench.makespan import at_least_s, imagined_devices, makespan_s
 from raybench.plan import Plan
 from raybench.point import Point
+from raybench.rounds import Rounds
 from raybench.sweep import SweepSettings, sweep
 
 DEVICES = imagined_devices(8, 1)
@@ -89,7 +90,7 @@ def swept_s(plan: Plan, script, isolation: str) -> float:
         measure=Measure(), strategy="pack", stop_on_error=False, isolation=isolation
     )
     began_s = time.perf_counter()
-    list(sweep(plan, settings, cluster, lambda *_: None))
+    list(sweep(Rounds(plan=plan), settings, cluster, lambda *_: None))
     return time.perf_counter() - began_s
 
 

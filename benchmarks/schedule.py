@@ -31,6 +31,7 @@ from raybench.job import Job, load_job
 from raybench.makespan import imagined_devices
 from raybench.plan import Plan, make_plan
 from raybench.records import Device
+from raybench.rounds import Rounds
 from raybench.scheduler import Assign, Schedule, Turn, workers_needed
 from raybench.sweep import SweepSettings, sweep
 
@@ -123,7 +124,7 @@ def swept(
     cluster.start(workers_needed(plan, len(devices), "device"), "pack")
     write = nothing if folder is None else writer(job, folder)
     began_s = time.perf_counter()
-    events = sum(1 for _ in sweep(plan, settings, cluster, write))
+    events = sum(1 for _ in sweep(Rounds(plan=plan), settings, cluster, write))
     sweep_s = time.perf_counter() - began_s
     assert events == 2 * len(plan.points)
     found = {"rows_are_written": folder is not None, "sweep_s": round(sweep_s, 2)}

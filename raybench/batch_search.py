@@ -125,6 +125,28 @@ def _probes(search: BatchSearch, first: Point, statuses: Mapping[str, Status]) -
         yield _with_batch(first, wanted)
 
 
+def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
+    """The largest batch that fits of each series, where one is known.
+
+    outcomes: point_id -> how the point ended.
+    """
+    search = plan.batch_search
+    assert search is not None, "only a search finds batches"
+    series = {(first := _with_batch(point, search.start)).point_id: first for point in plan.points}
+    points = (point for first in series.values() for point in _tried(search, first, outcomes))
+    largest = {
+        _with_batch(point, search.start).point_id: point
+        for point in sorted(points, key=_batch)
+        if outcomes.get(point.point_id) is Status.OK
+    }
+    return [largest[first] for first in series if first in largest]
+
+
+def _tried(search: BatchSearch, first: Point, outcomes: Mapping[str, Status]) -> Iterator[Point]:
+    yield first
+    yield from _probes(search, first, outcomes)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Series:
     """One search so far. asked: the batch sizes of its points, run or not."""

@@ -127,8 +127,12 @@ class Job(Section):
 
     @property
     def meaning_sha256(self) -> str:
-        """SHA-256 of all that defines what is run, overrides included; comments do not count."""
-        meaning = self.model_dump(mode="json", exclude={"name", "baseline", "on_error"})
+        """SHA-256 of all that defines what is run, overrides included; comments do not count.
+
+        How often it is run does not count either: a run can go on with more rounds.
+        """
+        left_out: dict[str, Any] = dict.fromkeys(("name", "baseline", "on_error"), True)
+        meaning = self.model_dump(mode="json", exclude=left_out | {"measure": {"rounds"}})
         text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -184,11 +184,18 @@ class Measure(Section):
     min_seconds: Annotated[float, Field(strict=True, ge=0, le=1_000_000)] = Field(
         default=2.0,
         description="Timed seconds of a repeat at least, after a warm-up of at least half of it. "
-        "Fixed counts of iterations stay as they are. 0, or measure: quick, takes a short look.",
+        "Several rounds share them. Fixed counts of iterations stay as they are. 0, or measure: "
+        "quick, takes a short look.",
     )
     max_seconds: Seconds = Field(
         default=20.0,
         description="Time budget of a repeat in seconds, with its warm-up, without its first step.",
+    )
+    rounds: Annotated[int, Field(strict=True, ge=1, le=100)] = Field(
+        default=1,
+        description="How many times the whole plan is run, each time in fresh workers and in "
+        "another order. Speed-ups are taken within a round, and their scatter over rounds tells "
+        "how far starts lie apart.",
     )
     repeats: PositiveCount = Field(
         default=1, description="How many times each point is built, warmed up and timed."
@@ -209,6 +216,11 @@ class Measure(Section):
     def is_quick(self) -> bool:
         """Whether only a short look is asked for: few iterations, however short they are."""
         return self.min_seconds == 0
+
+    @property
+    def of_a_round(self) -> Measure:
+        """How each of the rounds is measured: they share the seconds, not the iterations."""
+        return self.model_copy(update={"min_seconds": self.min_seconds / self.rounds})
 
     @property
     def least_s(self) -> float:

@@ -30,6 +30,8 @@ def unmeasured(
     return Record(
         point=turn.point,
         attempt=turn.attempt,
+        round=turn.round,
+        control_of=turn.control_of,
         status=status,
         started_at=started_at,
         duration_s=(datetime.now(UTC) - started_at).total_seconds(),
@@ -60,6 +62,8 @@ def answered(
     return Record(
         point=turn.point,
         attempt=turn.attempt,
+        round=turn.round,
+        control_of=turn.control_of,
         status=failure.status if failure else Status.OK,
         started_at=started_at,
         duration_s=duration_s,

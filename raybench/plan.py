@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from raybench.messages import KeyPath, Problem, shown
@@ -24,11 +24,13 @@ class Plan:
 
     batch_search: how the run finds the batch sizes that follow; the points are then the first of
     each series, a series being all points that are equal but for the batch.
+    baseline: settings of the points that the others are compared with.
     """
 
     points: tuple[Point, ...]
     warnings: tuple[str, ...] = ()
     batch_search: BatchSearch | None = None
+    baseline: Mapping[str, Scalar] = field(default_factory=dict)
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
@@ -83,6 +85,7 @@ def make_plan(job: Job) -> Plan:
         points=tuple(worked.points.values()),
         warnings=tuple(map(job.explain, worked.remarks)),
         batch_search=job.batch_search,
+        baseline=_baseline(job),
     )
 
 
@@ -261,9 +264,13 @@ def _duplicate_remarks(duplicates: Mapping[KeyPath, int]) -> list[Problem]:
     ]
 
 
+def _baseline(job: Job) -> dict[str, Scalar]:
+    return {name: job.settings[name].accept(value) for name, value in job.baseline.items()}
+
+
 def _baseline_remark(job: Job, points: Collection[Point]) -> Problem | None:
     """That no point has the settings of the baseline, and which of them come nearest."""
-    baseline = {name: job.settings[name].accept(value) for name, value in job.baseline.items()}
+    baseline = _baseline(job)
     nearest = max(points, key=lambda point: len(baseline.items() & point.settings.items()))
     if baseline.items() <= nearest.settings.items():
         return None

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from raybench.point import Point, Precision
 
 if TYPE_CHECKING:
     from raybench.job import Measure
     from raybench.sources import Code
+
+
+_Text = TypeVar("_Text", bound=str)
 
 
 class Status(StrEnum):
@@ -221,10 +224,23 @@ class Device:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+class TrialKey(NamedTuple):
+    """What identifies a trial in a run: a point in a round.
+
+    control_of: the world_size of the block that the point ends as a control; 0 where it is none.
+    """
+
+    point_id: str
+    round: int = 1
+    control_of: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One attempt at one point: its status, the reason when it is not ok, and its measurements.
 
+    attempt: counts from 1, over all rounds of the point. round: counts from 1.
+    control_of: as of a TrialKey.
     measurements: rank order, one per rank when status is ok, else empty.
     devices: those that ran it, in rank order; empty for a skipped point.
     error_rank: the rank that failed first, as far as one can be named. error_detail: its traceback
@@ -236,6 +252,8 @@ class Record:
 
     point: Point
     attempt: int
+    round: int = 1
+    control_of: int = 0
     status: Status
     started_at: datetime
     duration_s: float
@@ -249,10 +267,33 @@ class Record:
     neighbours: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    @property
+    def key(self) -> TrialKey:
+        """Of its trial."""
+        return TrialKey(self.point.point_id, self.round, self.control_of)
+
+
+def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
+    """How each point ended over its rounds: failed where one failed, else ok where one is ok.
+
+    A control is no point of its own.
+    """
+    found: dict[str, _Text] = {}
+    for key, status in statuses.items():
+        if not key.control_of:
+            found[key.point_id] = min(found.get(key.point_id, status), status, key=_worst_first)
+    return found
+
+
+def _worst_first(status: str) -> int:
+    """Sort key. A status of a later version is taken for a failure."""
+    fine = (Status.OK, Status.SKIPPED, Status.CANCELLED)
+    return fine.index(status) if status in fine else -1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latest:
-    """The latest attempt at a point that a run has a row of."""
+    """The latest attempt at a trial that a run has a row of."""
 
     attempt: int
     status: Status

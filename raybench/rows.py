@@ -45,6 +45,7 @@ def run_row(run: Run) -> Row:
         "points_failed": run.points_failed,
         "points_skipped": run.points_skipped,
         "baseline": _texts(run.baseline),
+        "seed": run.seed,
         "cluster": run.cluster,
         "host": run.host,
         "versions": dict(run.versions),
@@ -99,7 +100,13 @@ def unwritten(record: Record, error: Exception) -> Record:
 
 def sample_columns(run_id: str, record: Record) -> Columns:
     """The rows of `samples`, by column: every iteration of every rank, warm-up included."""
-    keys = {"run_id": run_id, "point_id": record.point.point_id, "attempt": record.attempt}
+    keys = {
+        "run_id": run_id,
+        "point_id": record.point.point_id,
+        "attempt": record.attempt,
+        "round": record.round,
+        "is_control": bool(record.control_of),
+    }
     columns: Columns = {}
     for measurement in record.measurements:
         for repeat, repetition in enumerate(measurement.repetitions):
@@ -157,6 +164,9 @@ def _identity(run_id: str, record: Record) -> Row:
         "run_id": run_id,
         "point_id": point.point_id,
         "attempt": record.attempt,
+        "round": record.round,
+        "is_control": bool(record.control_of),
+        "control_of": record.control_of or None,
         "status": record.status.value,
         **_failure(record),
         "started_at": record.started_at,

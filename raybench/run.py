@@ -33,6 +33,7 @@ class Run:
 
     workload_sha256, workload_files, raybench_sha256: as `raybench.sources.Code`; None in a run of a
     version that did not tell.
+    seed: of the order of the points in rounds.
     paused_s: from the end of a sweep to `--resume`, in all; None in a run that was never resumed.
     """
 
@@ -50,6 +51,7 @@ class Run:
     points_failed: int = 0
     points_skipped: int = 0
     baseline: Mapping[str, Scalar] = field(default_factory=dict)
+    seed: int | None = None
     cluster: str
     host: str
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from raybench.cluster.ranks import Isolation, Strategy
 from raybench.cluster.room import Room
 from raybench.plan import Plan
 from raybench.point import Point
-from raybench.records import Device, Latest, Record, Status
+from raybench.records import Device, Record, Status, TrialKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One attempt to be made.
 
-    index: the point's position in the plan. tries: how many attempts this sweep makes of the
-    point, this one included.
+    index: the place among all trials of the run; without rounds, the point's position in the plan.
+    tries: how many attempts this sweep makes of the trial, this one included.
+    round, control_of: as of a TrialKey.
     """
 
     index: int
     point: Point
     attempt: int
     tries: int = 1
+    round: int = 1
+    control_of: int = 0
+
+    @property
+    def key(self) -> TrialKey:
+        """Of its trial."""
+        return TrialKey(self.point.point_id, self.round, self.control_of)
+
+    @property
+    def block(self) -> int:
+        """The world_size of the points that it is run among."""
+        return self.control_of or self.point.world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,28 +60,20 @@ class Skip:
 
 
 Decision = Assign | Skip
-# The smallest goes first: most devices, world_size by first appearance, position.
-_Rank = tuple[int, int, int]
+# The smallest goes first: round, most devices, block by first appearance, position.
+_Rank = tuple[int, int, int, int]
 _Series = tuple[object, ...]
 
 
-def attempts_left(
-    plan: Plan, latest: Mapping[str, Latest], *, retry_failed: bool
-) -> dict[str, int]:
-    """What a resumed run has to do: point_id -> number of the attempt to make.
+def is_kept(status: Status, *, retry_failed: bool) -> bool:
+    """Whether a resumed run leaves a trial as it is whose latest attempt ended so.
 
-    latest: by point_id. A point that was skipped, cancelled or lost is tried again, one that failed
-    otherwise only with `retry_failed`, one that is ok never.
+    What was skipped, cancelled or lost is tried again, what failed otherwise only with
+    `retry_failed`, what is ok never.
     """
-    again = {Status.SKIPPED, Status.CANCELLED, Status.LOST}
     if retry_failed:
-        again = set(Status) - {Status.OK}
-    ids = (point.point_id for point in plan.points)
-    return {
-        point_id: latest[point_id].attempt + 1 if point_id in latest else 1
-        for point_id in ids
-        if point_id not in latest or latest[point_id].status in again
-    }
+        return status is Status.OK
+    return status not in (Status.SKIPPED, Status.CANCELLED, Status.LOST)
 
 
 def is_tried_again(record: Record, tries: int) -> bool:
@@ -98,6 +103,7 @@ class Schedule:
     is kept; `node` and `device`: those of most devices come first, because small ones fill the gaps
     at the end (how long each will take nobody knows). Within a series smaller batches come first,
     because one that runs out of memory spares the bigger ones. Otherwise the plan's order stands.
+    Of several rounds each keeps the order that it is given.
 
     ran_out: points that ran out of device memory before.
     """
@@ -116,8 +122,9 @@ class Schedule:
             self.note_oom(point)
         # By world_size, because those of one world_size wait for the same room; heaps.
         self._waiting: dict[int, list[tuple[_Rank, Turn]]] = {}
-        self._ranks: dict[int, _Rank] = {}
-        for turn in _smaller_batches_first(turns):
+        self._ranks: dict[tuple[int, int], _Rank] = {}
+        self._blocks: dict[tuple[int, int], int] = {}
+        for turn in smaller_batches_first(turns):
             self.add(turn)
         self._devices: Sequence[Device] = ()
         self._all_cuda = True
@@ -131,6 +138,11 @@ class Schedule:
     def is_done(self) -> bool:
         """Whether nothing waits any more."""
         return not any(self._waiting.values())
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing else is tried, as `stop` has said."""
+        return self._stopped_by is not None
 
     def see(
         self, devices: Sequence[Device], capacity: int, lost: frozenset[int], coming: int
@@ -148,7 +160,7 @@ class Schedule:
             self._room.take(seats)
 
     def add(self, turn: Turn) -> None:
-        """Let one more attempt wait."""
+        """Let one more attempt wait, behind those of its round and block."""
         waiting = self._waiting.setdefault(turn.point.world_size, [])
         heapq.heappush(waiting, (self._rank(turn), turn))
 
@@ -180,12 +192,12 @@ class Schedule:
 
     def _rank(self, turn: Turn) -> _Rank:
         """The place of a turn among all; that of its first attempt where there was one."""
-        if turn.index not in self._ranks:
-            world_size = turn.point.world_size
-            most = 0 if self._isolation == "cluster" else -world_size
-            block = list(self._waiting).index(world_size)
-            self._ranks[turn.index] = (most, block, len(self._ranks))
-        return self._ranks[turn.index]
+        trial = turn.round, turn.index
+        if trial not in self._ranks:
+            most = 0 if self._isolation == "cluster" else -turn.point.world_size
+            block = self._blocks.setdefault((turn.round, turn.block), len(self._blocks))
+            self._ranks[trial] = (turn.round, most, block, len(self._ranks))
+        return self._ranks[trial]
 
     def _decided(self, turn: Turn) -> Decision | None:
         if why_not := self._why_not(turn):
@@ -249,7 +261,7 @@ def _were(count: int) -> str:
     return "was" if count == 1 else "were"
 
 
-def _smaller_batches_first(turns: Sequence[Turn]) -> list[Turn]:
+def smaller_batches_first(turns: Sequence[Turn]) -> list[Turn]:
     """The turns, each series in the places that it had, its smaller batches before the bigger."""
     places: defaultdict[_Series, list[int]] = defaultdict(list)
     for place, turn in enumerate(turns):

@@ -18,7 +18,9 @@ History of the schema (a change of any column raises SCHEMA_VERSION and adds a l
        local_step_ms_by_rank, device_ms_by_rank, straggler_ms, straggler_error_ms,
        straggler_device_ms, late_in_turn_ms, hooked_step_ms, local_step_drift_ms; all parts are
        those of the slowest rank, comm_exposed_ms may be negative, wait_ms is bounded by the step,
-       and slowest_rank is null where no rank stands out
+       and slowest_rank is null where no rank stands out;
+       runs: seed; points: round, is_control, control_of; samples: round, is_control. A point has a
+       row for each round
 """
 
 from __future__ import annotations
@@ -47,7 +49,11 @@ def _columns(kind: str, unit: str, /, **descriptions: str) -> tuple[Column, ...]
 
 _KEYS = (
     *_columns("string", "", run_id="id of the run", point_id="id of the point"),
-    *_columns("int64", "", attempt="counts from 1"),
+    *_columns("int64", "", attempt="counts from 1, over all rounds"),
+)
+_ROUND = (
+    *_columns("int64", "", round="counts from 1; null: one round"),
+    *_columns("bool", "", is_control="baseline point again, at the end of a block"),
 )
 
 _RUNS = (
@@ -72,6 +78,7 @@ _RUNS = (
         points_skipped="not run",
     ),
     *_columns("map<string,string>", "", baseline="settings of the baseline points"),
+    *_columns("int64", "", seed="of the order in rounds"),
     *_columns("string", "", cluster="where the workers ran", host="where the driver ran"),
     *_columns("map<string,string>", "", versions="software versions"),
     *_columns(
@@ -92,6 +99,8 @@ _RUNS = (
 
 _POINTS = (
     *_KEYS,
+    *_ROUND,
+    *_columns("int64", "", control_of="world_size of the block that it ends"),
     *_columns(
         "string",
         "",
@@ -230,6 +239,7 @@ _POINTS = (
 
 _SAMPLES = (
     *_KEYS,
+    *_ROUND,
     *_columns(
         "int64",
         "",

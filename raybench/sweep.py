@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from raybench.cluster import Cluster
@@ -12,9 +13,9 @@ from raybench.errors import ClusterError
 from raybench.flights import Flights
 from raybench.job import Measure
 from raybench.outcomes import unmeasured
-from raybench.plan import Plan
 from raybench.point import Point, Precision
-from raybench.records import Device, Record, Status, Task
+from raybench.records import Device, Record, Status, Task, TrialKey
+from raybench.rounds import Rounds
 from raybench.scheduler import Assign, Schedule, Skip, Turn, is_tried_again
 from raybench.sources import Code
 
@@ -72,7 +73,21 @@ class PointAdded:
     point: Point
 
 
-Event = PointStarted | PointFinished | PointRetried | PointAdded
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStarted:
+    """A round of several begins, in fresh workers.
+
+    trials: of this round, that the sweep is to run. later: how many it is to run in later rounds,
+    as far as that is known.
+    """
+
+    round: int
+    rounds: int
+    trials: tuple[TrialKey, ...]
+    later: int
+
+
+Event = PointStarted | PointFinished | PointRetried | PointAdded | RoundStarted
 
 
 def _never() -> bool:
@@ -83,35 +98,56 @@ def _nothing(record: Record) -> Sequence[Point]:
     return ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What an earlier sweep of the run has done, and what this one is to do.
+
+    kept: how trials ended that are not run again. made: point_id -> attempts so far.
+    chosen: point_ids; None for all.
+    """
+
+    kept: Mapping[TrialKey, Status] = field(default_factory=dict)
+    made: Mapping[str, int] = field(default_factory=dict)
+    chosen: Collection[str] | None = None
+
+    def left(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Those that are to be run. A control says nothing of a block that ended before."""
+        left = [turn for turn in turns if self._is_left(turn)]
+        blocks = {turn.block for turn in left if not turn.control_of}
+        return [turn for turn in left if turn.block in blocks]
+
+    def _is_left(self, turn: Turn) -> bool:
+        is_chosen = self.chosen is None or turn.point.point_id in self.chosen
+        return is_chosen and turn.key not in self.kept
+
+
 def sweep(
-    plan: Plan,
+    rounds: Rounds,
     settings: SweepSettings,
     cluster: Cluster,
     write: Callable[[Sequence[tuple[int, Record]]], None],
-    attempts: Mapping[str, int] | None = None,
+    before: Before | None = None,
     *,
     stopping: Callable[[], bool] = _never,
     ran_out: Sequence[Point] = (),
     follow: Callable[[Record], Sequence[Point]] = _nothing,
 ) -> Generator[Event]:
-    """Run the points; `write` gets each record before the event that tells of it, with its index
+    """Run the trials; `write` gets each record before the event that tells of it, with its index
     and with those that end at the same time.
 
-    attempts: point_id -> number of its first attempt here; other points are left out. Without it
-    all are run, from 1. An index is always the point's position in the whole plan, in whatever
-    order they are run.
+    before: without it all trials are run. In one round an index is always the point's position in
+    the whole plan, in whatever order they are run.
     stopping: once it is true no point starts any more, and the loop ends with those in flight.
     ran_out: points that ran out of device memory in an earlier sweep of this run.
-    follow: the further points that the last record of a point asks for; their indices come after
-    those of the plan.
+    follow: the further points that the last record of a point asks for in the first round; their
+    indices come after those of the plan.
 
     An interrupt, or closing the generator, writes the points in flight as cancelled, a
     ClusterError as lost; both go on to the caller. Events and writes come on the caller's thread;
     each point runs on a thread of its own, so that an interrupt does not wait for a stuck cluster.
     """
-    schedule = Schedule(_turns(plan, attempts), settings.strategy, settings.isolation, ran_out)
-    flights = Flights(cluster)
-    loop = _Loop(plan, settings, cluster, write, stopping, follow, schedule, flights)
+    schedule = Schedule((), settings.strategy, settings.isolation, ran_out)
+    loop = _Loop(rounds, before or Before(), settings, cluster, write, stopping, follow, schedule)
     try:
         yield from loop.events()
     except (KeyboardInterrupt, GeneratorExit):
@@ -122,49 +158,49 @@ def sweep(
         raise
 
 
-def _turns(plan: Plan, attempts: Mapping[str, int] | None) -> list[Turn]:
-    numbered = (
-        (index, point, 1 if attempts is None else attempts.get(point.point_id))
-        for index, point in enumerate(plan.points)
-    )
-    return [
-        Turn(index=index, point=point, attempt=attempt)
-        for index, point, attempt in numbered
-        if attempt is not None
-    ]
-
-
 class _Loop:
     """The state of one sweep."""
 
     def __init__(
         self,
-        plan: Plan,
+        rounds: Rounds,
+        before: Before,
         settings: SweepSettings,
         cluster: Cluster,
         write: Callable[[Sequence[tuple[int, Record]]], None],
         stopping: Callable[[], bool],
         follow: Callable[[Record], Sequence[Point]],
         schedule: Schedule,
-        flights: Flights,
     ) -> None:
+        self._rounds = rounds
+        self._before = before
+        self._round = 0
+        self._ended_so = dict(before.kept)
+        self._attempts = Counter(before.made)
+        self._has_used_workers = False
+        self._measure = settings.measure.of_a_round
         self._settings = settings
         self._cluster = cluster
         self._write = write
         self._stopping = stopping
         self._follow = follow
         self._schedule = schedule
-        self._flights = flights
-        self._next_index = len(plan.points)
-        self._is_search = plan.batch_search is not None
+        self._flights = Flights(cluster)
+        self._next_index = len(rounds.plan.points)
+        self._is_search = rounds.plan.batch_search is not None
 
     def events(self) -> Iterator[Event]:
         while True:
             self._look_around(0.0)
             yield from self._decided()
             if self._flights.are_none:
-                if self._stopping() or self._schedule.is_done:
+                if self._stopping():
                     return
+                if self._schedule.is_done:
+                    if self._round == self._rounds.count:
+                        return
+                    yield from self._next_round()
+                    continue
                 assert self._schedule.coming, "what waits beside an idle cluster waits for workers"
                 self._look_around(_LOOK_AROUND_S)
             else:
@@ -188,6 +224,31 @@ class _Loop:
         if batch:
             self._write(batch)
 
+    def _next_round(self) -> Iterator[Event]:
+        """Begin the next round, in workers that have run nothing yet."""
+        self._round += 1
+        turns = self._left(self._round)
+        if self._rounds.count > 1:
+            yield RoundStarted(
+                round=self._round,
+                rounds=self._rounds.count,
+                trials=tuple(turn.key for turn in turns),
+                later=sum(
+                    len(self._left(later))
+                    for later in range(self._round + 1, self._rounds.count + 1)
+                ),
+            )
+        if turns and self._has_used_workers:
+            self._cluster.restart()
+            self._has_used_workers = False
+        for turn in turns:
+            self._schedule.add(turn)
+
+    def _left(self, number: int) -> list[Turn]:
+        if self._schedule.is_stopped:
+            return []
+        return self._before.left(self._rounds.turns(number, self._ended_so))
+
     def _look_around(self, timeout_s: float) -> None:
         cluster = self._cluster
         cluster.refresh(timeout_s)
@@ -196,10 +257,17 @@ class _Loop:
     def _decided(self) -> Iterator[Event]:
         """Start what can begin now, and write what is skipped."""
         while not self._stopping() and (decision := self._schedule.next()) is not None:
+            decision = replace(decision, turn=self._counted(decision.turn))
             if isinstance(decision, Skip):
                 yield from self._ended([(decision.turn, _skipped(decision))])
             else:
                 yield from self._started(decision)
+
+    def _counted(self, turn: Turn) -> Turn:
+        """With the number of its attempt: a point has one more in each round."""
+        point_id = turn.point.point_id
+        self._attempts[point_id] += 1
+        return replace(turn, attempt=self._attempts[point_id])
 
     def _started(self, decision: Assign) -> Iterator[Event]:
         turn, settings = decision.turn, self._settings
@@ -208,11 +276,12 @@ class _Loop:
         profile = turn.point.point_id in settings.profiled
         task = Task(
             point=turn.point,
-            settings=settings.measure,
+            settings=self._measure,
             profile=profile,
             code=settings.code,
             precisions=settings.precisions,
         )
+        self._has_used_workers = True
         self._flights.launch(turn, task, decision.seats, devices)
 
     def _landed(self) -> Iterator[Event]:
@@ -231,15 +300,16 @@ class _Loop:
     def _kept(self, turn: Turn, record: Record) -> Iterator[Event]:
         """What follows from a record that is written."""
         if is_tried_again(record, turn.tries) and not self._stopping():
-            self._schedule.add(replace(turn, attempt=turn.attempt + 1, tries=turn.tries + 1))
+            self._schedule.add(replace(turn, tries=turn.tries + 1))
             yield PointRetried(index=turn.index, record=record)
             return
+        self._ended_so[turn.key] = record.status
         if record.status is Status.OOM:
             self._schedule.note_oom(turn.point)
         if self._settings.stop_on_error and self._is_failure(record.status):
             self._schedule.stop(turn.point.point_id)
         yield PointFinished(index=turn.index, record=record)
-        if not self._stopping():
+        if not self._stopping() and turn.round == 1 and not turn.control_of:
             yield from self._added(self._follow(record))
 
     def _is_failure(self, status: Status) -> bool:

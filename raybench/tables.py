@@ -19,7 +19,7 @@ from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.messages import did_you_mean
 from raybench.parts import UnreadableParts, attempts_in, plain_rows, read_parts
-from raybench.records import Latest, Status
+from raybench.records import Latest, Status, TrialKey, by_point
 from raybench.row_checks import identified_devices, sound_points
 from raybench.run import Run, RunStatus
 from raybench.run_names import (
@@ -310,7 +310,7 @@ def _as_it_stands(root: Path, run: Run) -> Run:
     folder = root / "points" / run.run_id
     written = [path.stat().st_mtime for path in folder.glob("[!.]*.parquet")]
     ended = datetime.fromtimestamp(max(written), UTC) if written else run.started_at
-    statuses = {point_id: status for point_id, (_, status) in _last(root, run.run_id).items()}
+    statuses = by_point({key: status for key, (_, status) in _last(root, run.run_id).items()})
     finished_at = max(ended, run.started_at)
     if run.paused_s:
         # Its row was written when it went on.
@@ -319,8 +319,8 @@ def _as_it_stands(root: Path, run: Run) -> Run:
     return replace(counted(run, statuses), status=RunStatus.INTERRUPTED, finished_at=finished_at)
 
 
-def latest(root: Path, run_id: str) -> dict[str, Latest]:
-    """The latest attempt at each point that has a row, by point_id.
+def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
+    """The latest attempt at each trial that has a row.
 
     Raises ResultsError for a status that this version does not know: what is left cannot be told.
     """
@@ -332,16 +332,22 @@ def latest(root: Path, run_id: str) -> dict[str, Latest]:
             "this version does not know; use the version that measured them"
         )
     return {
-        point_id: Latest(attempt=attempt, status=Status(status))
-        for point_id, (attempt, status) in found.items()
+        key: Latest(attempt=attempt, status=Status(status))
+        for key, (attempt, status) in found.items()
     }
 
 
-def _last(root: Path, run_id: str) -> dict[str, tuple[int, str]]:
-    """Number and status of the latest attempt at each point."""
-    found = read_table(root, "points", run_id, ["point_id", "attempt", "status"]).to_pylist()
+def _last(root: Path, run_id: str) -> dict[TrialKey, tuple[int, str]]:
+    """Number and status of the latest attempt at each trial."""
+    columns = ["point_id", "attempt", "status", "round", "control_of"]
+    found = read_table(root, "points", run_id, columns).to_pylist()
     found.sort(key=lambda row: row["attempt"])
-    return {row["point_id"]: (row["attempt"], row["status"]) for row in found}
+    return {_key(row): (row["attempt"], row["status"]) for row in found}
+
+
+def _key(row: Mapping[str, Any]) -> TrialKey:
+    """Of the trial of a row of `points`; before there were rounds, all were of the first."""
+    return TrialKey(row["point_id"], row["round"] or 1, row["control_of"] or 0)
 
 
 def counted(run: Run, statuses: Mapping[str, str]) -> Run:

@@ -55,11 +55,11 @@ def _best(rows: Sequence[Row], by: str) -> dict[str, Any] | None:
 
 def _slowest(row: Row) -> float:
     """The throughput at the upper end of the step time's interval; as measured without one."""
-    return _at(row, "step_ms_ci_high")
+    return _at(row, "step_ms_high")
 
 
 def _fastest(row: Row) -> float:
-    return _at(row, "step_ms_ci_low")
+    return _at(row, "step_ms_low")
 
 
 def _at(row: Row, end: str) -> float:

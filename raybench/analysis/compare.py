@@ -38,7 +38,7 @@ from raybench.analysis.measured_runs import (
 )
 from raybench.analysis.repeats import Sides, Start, sides
 from raybench.analysis.resampling import Series, log_median_errors
-from raybench.analysis.scaling import latest_attempts
+from raybench.analysis.rounds import mean_of_rounds
 from raybench.analysis.start_noise import (
     REPEATS,
     RUNS,
@@ -121,7 +121,7 @@ def compare(
     shows no step between the two runs. `unclear` where neither holds; `why` says what is missing.
     Null where a run has no step time of the point.
     """
-    rows = list(_pairs(latest_attempts(base.points), latest_attempts(new.points)))
+    rows = list(_pairs(mean_of_rounds(base.points), mean_of_rounds(new.points)))
     steps = [step_times(measured) for measured in (base, new)]
     others = [starts_beside(measured) for measured in (base, new)]
     measured = [

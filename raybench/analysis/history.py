@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raybench.analysis.scaling import latest_attempts
+from raybench.analysis.rounds import mean_of_rounds
 from raybench.analysis.start_noise import StartNoise, documented
 
 # Smaller changes of the step time are none.
@@ -51,7 +51,7 @@ def history(points: pd.DataFrame, *, threshold: float = THRESHOLD) -> pd.DataFra
     level_ms, the geometric mean of the runs between two steps; step, the relative change from the
     level before, in the first run of a new level, otherwise NaN.
     """
-    latest = latest_attempts(points)
+    latest = mean_of_rounds(points)
     ok = latest[(latest["status"] == "ok") & latest["step_ms_p50"].notna()]
     ok = ok.sort_values(["started_at", "run_id"], kind="stable")
     machines = ok.groupby(_MACHINE, dropna=False, sort=False).ngroup()

@@ -12,7 +12,7 @@ import pandas as pd
 from raybench.analysis.ratios import slowest_rank_steps
 from raybench.analysis.repeats import Known, Start
 from raybench.analysis.resampling import Series
-from raybench.analysis.scaling import latest_attempts
+from raybench.analysis.rounds import mean_of_rounds
 
 SETTINGS = ("workload", "params", "scaling", "precision", "cuda_graph", "world_size")
 BATCH = ("batch_size", "global_batch_size", "grad_accumulation")
@@ -65,7 +65,7 @@ def records(frame: pd.DataFrame) -> list[Row]:
 
 def step_times(measured: Measured) -> dict[str, list[Series]]:
     """point_id -> the step times of each repeat of the latest attempt, in milliseconds."""
-    latest = latest_attempts(measured.points)
+    latest = mean_of_rounds(measured.points)
     ok = latest.loc[latest["status"] == "ok", ["point_id", "attempt"]]
     steps = slowest_rank_steps(measured.samples).merge(ok, on=["point_id", "attempt"])
     found: dict[str, list[Series]] = {}
@@ -92,7 +92,7 @@ def _starts(others: Sequence[Other]) -> dict[str, list[Start]]:
     """point_id -> its step times in these runs."""
     if not others:
         return {}
-    latest = latest_attempts(pd.concat([other.points for other in others]))
+    latest = mean_of_rounds(pd.concat([other.points for other in others]))
     known = latest[(latest["status"] == "ok") & latest["step_ms_p50"].notna()]
     nodes = {run_id: one.node for one in others for run_id in one.points["run_id"].unique()}
     found: dict[str, list[Start]] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.scaling import latest_attempts
+from raybench.analysis.rounds import mean_of_rounds
 from raybench.doubts import BREAKDOWN, why_no_breakdown
 
 _PARTS = {
@@ -74,7 +74,7 @@ def point_changes(base: Row, new: Row) -> tuple[PointChange, ...]:
 def all_point_changes(base: pd.DataFrame, new: pd.DataFrame) -> dict[str, tuple[PointChange, ...]]:
     """point_id -> `point_changes` of the points whose latest attempt is ok in both runs."""
     of_base, of_new = (
-        {str(row["point_id"]): row for row in _rows(latest_attempts(points))}
+        {str(row["point_id"]): row for row in _rows(mean_of_rounds(points))}
         for points in (base, new)
     )
     return {
@@ -90,7 +90,7 @@ def with_clocks(points: pd.DataFrame, telemetry: pd.DataFrame) -> pd.DataFrame:
     points, telemetry: rows of these tables of one run; of `telemetry` CLOCK_COLUMNS are enough.
     NaN where no sample was taken in time.
     """
-    latest = latest_attempts(points)
+    latest = mean_of_rounds(points)
     is_busy = telemetry["gpu_utilization_pct"] >= _BUSY_PCT
     busy = telemetry[is_busy & telemetry["sm_clock_mhz"].notna()].sort_values("time")
     clocks = busy["sm_clock_mhz"].to_numpy(np.float64)

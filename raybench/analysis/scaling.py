@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,9 @@ import pandas as pd
 
 from raybench.analysis.clocks import why_not_comparable
 from raybench.analysis.losses import LOSSES, lost_shares
-from raybench.analysis.ratios import ratio_range
+from raybench.analysis.rounds import Trials, mean_of_rounds
+from raybench.analysis.start_intervals import StartIntervals
+from raybench.analysis.start_noise import StartNoise
 from raybench.doubts import (
     BREAKDOWN,
     NO_ITEMS,
@@ -27,6 +30,10 @@ _SETTINGS = ("workload", "scaling", "precision", "cuda_graph", "world_size")
 _BATCH = {"weak": "batch_size", "strong": "global_batch_size"}
 _DERIVED = {
     "batch": "object",
+    "rounds": "int64",
+    "step_ms_low": "float64",
+    "step_ms_high": "float64",
+    "starts_from": "object",
     "series": "int64",
     "is_baseline": "bool",
     "speed_up": "float64",
@@ -45,21 +52,30 @@ _DERIVED = {
 _UNKNOWN = dict.fromkeys(name for name, kind in _DERIVED.items() if kind == "float64")
 
 
-def scaling(points: pd.DataFrame, baseline: Mapping[str, Scalar]) -> pd.DataFrame:
-    """The latest attempt at each point, with its speed-up against its series' baseline point.
+def scaling(
+    points: pd.DataFrame,
+    baseline: Mapping[str, Scalar],
+    starts: Mapping[str, StartNoise] | None = None,
+) -> pd.DataFrame:
+    """Each point, as `mean_of_rounds` has it, with its speed-up against its series' baseline point.
 
     points: rows of the table `points`, as `raybench.load` gives them (params are dicts).
     baseline: settings of the baseline points; a series is all points that are equal in every
     other setting (weak: batch_size, strong: global_batch_size; weak and strong apart).
+    starts: how far starts scatter in other runs of the same, by kind of points.
 
     Columns besides those of `points`, null where they are not known:
 
     * batch: of the scaling kind; None where the workload takes none.
+    * rounds: how many are ok.
+    * step_ms_low, step_ms_high: the 95 % interval of the step time over starts, and starts_from,
+      where it was learnt how far they scatter, as of a StartNoise.
     * series: counts from 0. is_baseline.
-    * speed_up: throughput / that of the baseline point.
+    * speed_up: throughput / that of the baseline point; of several rounds the geometric mean of
+      the ratios within each.
     * efficiency: speed_up / (world_size / that of the baseline point), where the baseline names
       world_size.
-    * *_low, *_high: their 95 % intervals, see `ratio_range`.
+    * *_low, *_high: their 95 % intervals over starts, see `raybench.analysis.start_intervals`.
     * lost_*: what of the step is lost against efficiency 1, and to what, see `lost_shares`.
     * serial_fraction: in strong scaling, e = (1 / speed_up - 1 / p) / (1 - 1 / p) with p times the
       devices, and e / (b - (b - 1) e) where the baseline has b of them: A. H. Karp, H. P. Flatt,
@@ -71,7 +87,8 @@ def scaling(points: pd.DataFrame, baseline: Mapping[str, Scalar]) -> pd.DataFram
     * why_no_breakdown: the reason for which the parts of the step, and what follows from them, are
       null here though `points` has them.
     """
-    latest = latest_attempts(points)
+    latest, trials = mean_of_rounds(points), Trials(points)
+    intervals = StartIntervals(trials, starts or {})
     rows: list[dict[str, Any]] = [
         {str(name): value for name, value in row.items()} for row in latest.to_dict("records")
     ]
@@ -84,20 +101,10 @@ def scaling(points: pd.DataFrame, baseline: Mapping[str, Scalar]) -> pd.DataFram
         )
         series.setdefault(_series_key(row, baseline), []).append(row)
     for number, members in enumerate(series.values()):
-        _compare(number, members, baseline)
-    _add_intervals(series.values())
+        _compare(number, members, baseline, trials)
+    _add_step_times(rows, trials, intervals)
+    _add_intervals(series.values(), intervals)
     return _frame(rows, [*latest.columns, *_DERIVED])
-
-
-def latest_attempts(points: pd.DataFrame) -> pd.DataFrame:
-    """The last attempt at each point of each run, in the order of the first ones."""
-    keys = ["run_id", "point_id"]
-    if not points.duplicated(keys).any():
-        return points[[*keys, *points.columns.drop(keys)]].reset_index(drop=True)
-    ordered = points.sort_values("attempt", kind="stable")
-    latest = ordered.drop_duplicates(keys, keep="last")
-    first = points.drop_duplicates(keys)
-    return first[keys].merge(latest, on=keys, how="left")
 
 
 def setting(row: Mapping[str, Any], name: str) -> Any:
@@ -139,7 +146,7 @@ def _series_key(row: Mapping[str, Any], baseline: Mapping[str, Scalar]) -> tuple
 
 
 def _compare(
-    number: int, members: Sequence[dict[str, Any]], baseline: Mapping[str, Scalar]
+    number: int, members: Sequence[dict[str, Any]], baseline: Mapping[str, Scalar], trials: Trials
 ) -> None:
     """Fill in the derived columns of one series, but for the intervals."""
     base = _base(members)
@@ -151,7 +158,11 @@ def _compare(
         row |= {"series": number, "why": why}
         if why is not None or base is None or not _has_throughput(row):
             continue
-        row["speed_up"] = row["throughput"] / base["throughput"]
+        ratios = trials.log_ratios(base, row)
+        if not ratios:
+            row["why"] = "baseline point was not ok in any round of this point"
+            continue
+        row["speed_up"] = math.exp(sum(ratios.values()) / len(ratios))
         row["memory_ratio"] = _memory_ratio(row, base)
         if "world_size" in baseline:
             row |= _scaled(row, base)
@@ -201,7 +212,21 @@ def _base(members: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return next((row for row in members if row["is_baseline"]), None)
 
 
-def _add_intervals(series: Iterable[Sequence[dict[str, Any]]]) -> None:
+def _add_step_times(
+    rows: Sequence[dict[str, Any]], trials: Trials, intervals: StartIntervals
+) -> None:
+    """Intervals of the step times, and how many rounds they are of."""
+    measured = [row for row in rows if row["status"] == "ok"]
+    intervals.learn_times(measured)
+    for row in rows:
+        row |= {"rounds": len(trials.rounds(row)), "starts_from": None}
+    for row in measured:
+        row["starts_from"] = intervals.time_noise(row).source
+        if (found := intervals.step_time(row)) is not None:
+            row |= {"step_ms_low": found[0], "step_ms_high": found[1]}
+
+
+def _add_intervals(series: Iterable[Sequence[dict[str, Any]]], intervals: StartIntervals) -> None:
     """Intervals of what has a speed-up; the baseline's own is 1 by definition."""
     compared = [
         (row, base)
@@ -210,8 +235,9 @@ def _add_intervals(series: Iterable[Sequence[dict[str, Any]]]) -> None:
         for row in members
         if row["speed_up"] is not None
     ]
+    intervals.learn_ratios((base, row) for row, base in compared if row is not base)
     for row, base in compared:
-        around = (1.0, 1.0) if row is base else ratio_range(base, row)
+        around = (1.0, 1.0) if row is base else intervals.speed_up(base, row)
         for name in ("speed_up", "efficiency"):
             if around is not None and row[name] is not None:
                 low, high = around
@@ -300,4 +326,4 @@ def _number(value: Any) -> float | None:
 
 def _frame(rows: list[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     """A frame whose columns and types do not depend on there being rows."""
-    return pd.DataFrame(rows, columns=list(columns)).astype(_DERIVED)
+    return pd.DataFrame(rows, columns=list(columns)).astype(_DERIVED).copy()

@@ -44,7 +44,9 @@ PRIOR_DEGREES = 3.0
 # One point alone does not show how wide the noise of all is.
 _MIN_POINTS = 2
 # Where a noise was got: `StartNoise.source`.
-RUNS, REPEATS, POINTS, DOCUMENTED = "runs", "repeats", "points", "documented"
+ROUNDS, RUNS, REPEATS, POINTS, DOCUMENTED = "rounds", "runs", "repeats", "points", "documented"
+# Points whose starts scatter alike: workers on CPUs; steps that wait for the host; the rest.
+CPU, LOOSE_KIND, TIGHT_KIND = "cpu", "loose", "tight"
 # The median of |z|, normal: half of all changes are larger than that many standard deviations.
 _MEDIAN = 0.674
 
@@ -53,7 +55,8 @@ _MEDIAN = 0.674
 class StartNoise:
     """sd: of the logarithm of one run's step time. degrees: of freedom of that estimate.
 
-    source: where it was got: RUNS, REPEATS (in a run), POINTS (their scatter) or DOCUMENTED.
+    source: where it was got: ROUNDS of the run itself, which hold what its samples leave open too,
+    other RUNS, REPEATS (in a run), POINTS (their scatter) or DOCUMENTED.
     """
 
     sd: float
@@ -70,13 +73,49 @@ class StartNoise:
         """The relative change that 19 of 20 pairs of runs of the same thing stay below."""
         return math.expm1(self.sd_of_change * student_t(self.degrees))
 
+    def reach(self, within: float, starts: int = 1) -> float:
+        """Half of the 95 % interval of the mean of `starts` starts, of the logarithm.
+
+        within: what the samples leave open, which is never undercut.
+        """
+        between = student_t(self.degrees) * self.sd / math.sqrt(starts)
+        return max(within, between) if self.source == ROUNDS else math.hypot(within, between)
+
+
+def kind_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The kind of points whose starts scatter as these do. rows: of `points`."""
+    if any(row["device_type"] == "cpu" for row in rows):
+        return CPU
+    is_loose = any(row["precision"] == "fp16" or row["host_bound"] is True for row in rows)
+    return LOOSE_KIND if is_loose else TIGHT_KIND
+
 
 def documented(rows: Sequence[Mapping[str, Any]]) -> StartNoise:
     """The noise without A/A runs. rows: of `points`, the attempts that are compared."""
-    if any(row["device_type"] == "cpu" for row in rows):
-        return _of_floor(ON_CPU)
-    is_loose = any(row["precision"] == "fp16" or row["host_bound"] is True for row in rows)
-    return _of_floor(LOOSE if is_loose else TYPICAL)
+    return documented_of(kind_of(rows))
+
+
+def documented_of(kind: str) -> StartNoise:
+    """As `documented`, of a kind of points."""
+    return _of_floor({CPU: ON_CPU, LOOSE_KIND: LOOSE, TIGHT_KIND: TYPICAL}[kind])
+
+
+def pooled(groups: Sequence[Sequence[float]]) -> StartNoise | None:
+    """The noise that rounds show; None where no group has two of them.
+
+    groups: logarithms that differ by starts within a group. The points of a kind are taken to
+    scatter alike, so that few rounds of many points tell it well.
+    """
+    degrees = sum(len(group) - 1 for group in groups if group)
+    if not degrees:
+        return None
+    squares = sum(float(((np.array(g) - np.mean(g)) ** 2).sum()) for g in groups if g)
+    return StartNoise(sd=math.sqrt(squares / degrees), degrees=degrees, source=ROUNDS)
+
+
+def of_ratio(one: StartNoise, other: StartNoise) -> StartNoise:
+    """The noise of the ratio of two points of a run, each with its own start."""
+    return replace(one, sd=math.hypot(one.sd, other.sd), degrees=min(one.degrees, other.degrees))
 
 
 def _of_floor(floor: float) -> StartNoise:

@@ -18,7 +18,14 @@ from raybench.plan import Plan, varying_settings
 from raybench.point import Point
 from raybench.records import Record, Status
 from raybench.report import wording
-from raybench.sweep import Event, PointAdded, PointFinished, PointRetried, PointStarted
+from raybench.sweep import (
+    Event,
+    PointAdded,
+    PointFinished,
+    PointRetried,
+    PointStarted,
+    RoundStarted,
+)
 
 _STYLES = {Status.OK: "green", Status.SKIPPED: "yellow"}
 _REASON_CHARS = 300
@@ -41,17 +48,22 @@ class Progress(Protocol):
     def show(self, event: Event) -> None: ...
 
 
-def make_progress(plan: Plan, console: Console) -> Progress:
-    """The kind of progress that suits the stream. plan: the points that this sweep is to run."""
-    return LiveProgress(plan, console) if console.is_interactive else LineProgress(plan, console)
+def make_progress(plan: Plan, console: Console, trials: int | None = None) -> Progress:
+    """The kind of progress that suits the stream.
+
+    plan: the points that this sweep is to run. trials: how often it is to run one, over all rounds;
+    each once where that is not given.
+    """
+    kind = LiveProgress if console.is_interactive else LineProgress
+    return kind(plan, console, len(plan.points) if trials is None else trials)
 
 
 class LineProgress:
     """One plain line per finished point, numbered in the order in which they finish."""
 
-    def __init__(self, plan: Plan, console: Console) -> None:
+    def __init__(self, plan: Plan, console: Console, trials: int) -> None:
         self._console = console
-        self._count = _Count(len(plan.points))
+        self._count = _Count(trials)
         self._wording = _Wording(plan)
 
     def __enter__(self) -> Self:
@@ -74,9 +86,9 @@ class LiveProgress:
     off it again.
     """
 
-    def __init__(self, plan: Plan, console: Console) -> None:
+    def __init__(self, plan: Plan, console: Console, trials: int) -> None:
         self._console = console
-        self._count = _Count(len(plan.points))
+        self._count = _Count(trials)
         self._wording = _Wording(plan)
         # The thread that draws reads it, so a change replaces it.
         self._running: dict[int, tuple[PointStarted, float]] = {}
@@ -96,7 +108,7 @@ class LiveProgress:
     def show(self, event: Event) -> None:
         if isinstance(event, PointStarted):
             self._running = {**self._running, event.index: (event, time.monotonic())}
-        else:
+        elif not isinstance(event, RoundStarted):
             self._running = {i: one for i, one in self._running.items() if i != event.index}
         line = _told(event, self._count, self._wording)
         if line is not None:
@@ -124,6 +136,9 @@ def _told(event: Event, count: _Count, wording_of: _Wording) -> str | None:
         return None
     if isinstance(event, PointStarted):
         return None
+    if isinstance(event, RoundStarted):
+        count.total = count.done + len(event.trials) + event.later
+        return f"round {event.round} of {event.rounds}" if event.trials else None
     if isinstance(event, PointRetried):
         return f"{count.number()}  {wording_of.retried(event.record)}"
     line = f"{count.number()}  {wording_of.finished(event.record)}"
@@ -134,7 +149,7 @@ def _told(event: Event, count: _Count, wording_of: _Wording) -> str | None:
 def _style(event: Event) -> str:
     if isinstance(event, PointFinished):
         return _STYLES.get(event.record.status, "red")
-    return "yellow"
+    return "" if isinstance(event, RoundStarted) else "yellow"
 
 
 class _Count:
@@ -180,6 +195,7 @@ class _Wording:
     def finished(self, record: Record) -> str:
         """Status, settings and the step time or the reason."""
         outcome = _reason(record) if record.status is not Status.OK else _outcome(record)
+        outcome += " (control)" if record.control_of else ""
         return "  ".join([f"{record.status.value:<7}", self.settings(record.point), outcome])
 
     def retried(self, record: Record) -> str:

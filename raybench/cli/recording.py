@@ -16,7 +16,7 @@ from raybench.cli.run_rows import RunRows
 from raybench.cli.start import Start, Where
 from raybench.cli.stderr import say
 from raybench.errors import ClusterError, DevicesInUse, ResultsError
-from raybench.records import Record, Status
+from raybench.records import Record, Status, TrialKey
 from raybench.run import Run, RunStatus
 
 if TYPE_CHECKING:
@@ -173,19 +173,19 @@ def _swept(
             rows.keep_records(batch, cluster)
 
     start = rows.start
-    searches = BatchSearches(start.plan, start.kept)
+    searches = BatchSearches(start.plan, start.searched)
     events = sweep(
-        start.plan,
+        start.rounds,
         settings,
         cluster,
         write,
-        start.attempts,
+        start.before,
         stopping=lambda: interrupts.stopping,
         ran_out=start.ran_out,
         follow=searches,
     )
     with (
-        make_progress(start.left, rows.console) as progress,
+        make_progress(start.left, rows.console, len(start.todo)) as progress,
         closing(events),
         interrupts.points_run(),
     ):
@@ -198,8 +198,11 @@ def _swept(
 
 def _note(event: Event, rows: RunRows, interrupts: Interrupts, searches: BatchSearches) -> None:
     """Keep up which points are left, and how many are in flight."""
-    from raybench.sweep import PointAdded, PointFinished, PointStarted
+    from raybench.sweep import PointAdded, PointFinished, PointStarted, RoundStarted
 
+    if isinstance(event, RoundStarted):
+        rows.begin_round(event)
+        return
     if isinstance(event, PointAdded):
         rows.expect(event.point.point_id)
         return
@@ -210,7 +213,7 @@ def _note(event: Event, rows: RunRows, interrupts: Interrupts, searches: BatchSe
     if record.status is not Status.SKIPPED:
         interrupts.in_flight -= 1
     if isinstance(event, PointFinished):
-        rows.left.discard(record.point.point_id)
-        if interrupts.stopping:
+        rows.left.discard(record.key)
+        if interrupts.stopping and record.round == 1 and not record.control_of:
             # The loop does not ask any more; what follows is left to a resumed run.
-            rows.left.update(point.point_id for point in searches(record))
+            rows.left.update(TrialKey(point.point_id) for point in searches(record))

@@ -237,7 +237,7 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
 
     what, point_id = f"run {run_id}", "*"
     if prefix is not None:
-        ids = list(tables.latest(results, run_id))
+        ids = list(dict.fromkeys(key.point_id for key in tables.latest(results, run_id)))
         point_id = tables.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
         what = f"point {point_id}"
     logs = tables.logs(results, run_id, point_id)
@@ -254,11 +254,11 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
 
 def _show_points(results: Path, run_id: str, _: str, as_json: bool) -> str:
     from raybench import tables
-    from raybench.analysis.scaling import latest_attempts
+    from raybench.analysis.rounds import latest_trials
     from raybench.report import as_json as json_report
     from raybench.report.points import format_points
 
-    points = latest_attempts(tables.load(results, "points", run_id))
+    points = latest_trials(tables.load(results, "points", run_id))
     if as_json:
         return json_report.format_object(run_id=run_id, points=json_report.records(points))
     return format_points(points, width=width(), color=color())

@@ -17,13 +17,15 @@ from raybench.cli.run_rows import ended_run
 from raybench.cli.start import DeviceKey, Start, device_key
 from raybench.cli.stderr import say
 from raybench.errors import JobError, UsageError
-from raybench.records import Status
+from raybench.records import Latest, Status, TrialKey, by_point
 from raybench.run import Run, RunStatus
 from raybench.sources import Code, differing
 
 if TYPE_CHECKING:
     from raybench.job import Job, Measure
     from raybench.plan import Plan
+    from raybench.rounds import Rounds
+    from raybench.sweep import Before
 
 _MOST_DIFFERENCES = 5
 
@@ -63,12 +65,13 @@ def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
     from raybench.batch_search import with_probes
 
     latest = tables.latest(root, run_id)
-    return with_probes(plan, {point_id: one.status for point_id, one in latest.items()})
+    first = {key.point_id: one.status for key, one in latest.items() if key.round == 1}
+    return with_probes(plan, first)
 
 
 def resumed_start(
     run: Run,
-    plan: Plan,
+    rounds: Rounds,
     root: Path,
     chosen: Collection[str],
     resume_command: str,
@@ -78,31 +81,46 @@ def resumed_start(
     tags: Mapping[str, str],
 ) -> Start:
     """What is left of a run, of the points `chosen`. The run must be held: its rows are read."""
-    from raybench.scheduler import attempts_left
-
     latest = tables.latest(root, run.run_id)
     devices = _devices(root, run.run_id)
-    left = attempts_left(plan, latest, retry_failed=retry_failed)
+    # A run that was filtered has more points when it goes on without the filter.
+    points = {*(key.point_id for key in latest), *chosen}
     return Start(
         run=replace(
             tables.read_run(root, run.run_id),
             status=RunStatus.RUNNING,
             finished_at=None,
             paused_s=_paused_s(run),
-            # A run that was filtered has more points when it goes on without the filter.
-            points_total=max(run.points_total, len({*latest, *(left.keys() & chosen)})),
+            points_total=max(run.points_total, len(points)),
             host=socket.gethostname(),
             tags={**run.tags, **tags},
         ),
-        plan=plan,
-        attempts={point_id: attempt for point_id, attempt in left.items() if point_id in chosen},
-        ended={point_id: one.status for point_id, one in latest.items()},
+        rounds=replace(rounds, seed=run.seed or 0),
+        ended={key: one.status for key, one in latest.items()},
+        before=_before(latest, chosen, retry_failed=retry_failed),
         code=code,
         devices=frozenset(devices),
         models=frozenset(devices.values()),
         is_resumed=True,
         resume_command=resume_command,
     )
+
+
+def _before(
+    latest: Mapping[TrialKey, Latest], chosen: Collection[str], *, retry_failed: bool
+) -> Before:
+    from raybench.scheduler import is_kept
+    from raybench.sweep import Before
+
+    made: dict[str, int] = {}
+    for key, one in latest.items():
+        made[key.point_id] = max(one.attempt, made.get(key.point_id, 0))
+    kept = {
+        key: one.status
+        for key, one in latest.items()
+        if is_kept(one.status, retry_failed=retry_failed)
+    }
+    return Before(kept=kept, made=made, chosen=chosen)
 
 
 def _paused_s(run: Run) -> float:
@@ -126,7 +144,7 @@ def end_of_run(start: Start, root: Path, measure: Measure) -> Run:
 
     stored = tables.read_run(root, start.run.run_id)
     ended = ended_run(stored, start.plan, start.ended)
-    is_whole = len(start.ended) == stored.points_total
+    is_whole = len(by_point(start.ended)) == stored.points_total
     if is_whole and stored.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
         ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
         RunStore(root=root, run_id=ended.run_id, measure=measure).write_run(ended)

@@ -14,7 +14,7 @@ from raybench.cli.start import Start, device_key
 from raybench.cli.stderr import say
 from raybench.cli.typed import command
 from raybench.errors import ClusterError, ResultsError
-from raybench.records import Device, Record, Status
+from raybench.records import Device, Record, Status, TrialKey, by_point
 from raybench.run import Run, RunStatus
 from raybench.tables import counted
 
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     from raybench.cluster import Cluster
     from raybench.plan import Plan
     from raybench.store import RunStore
+    from raybench.sweep import RoundStarted
 
 
-def ended_run(run: Run, plan: Plan, statuses: Mapping[str, Status]) -> Run:
+def ended_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
     """The run with its counts and the status that follows from its points, as `counted` has it.
 
     Where batch sizes are searched, a batch that runs out of memory is an answer and no failure.
     """
+    statuses = by_point(ended)
     run = counted(run, statuses)
     fine = {Status.OK, Status.OOM, Status.SKIPPED, Status.CANCELLED}
     if plan.batch_search and fine.issuperset(statuses.values()):
@@ -37,18 +39,18 @@ def ended_run(run: Run, plan: Plan, statuses: Mapping[str, Status]) -> Run:
 
 
 class RunRows:
-    """What is written of a run. left: point_ids that the sweep still has to finish."""
+    """What is written of a run. left: trials that the sweep still has to finish."""
 
     def __init__(self, start: Start, store: RunStore, console: Console) -> None:
         self.start = start
         self.store = store
         self.console = console
-        self.left = set(start.attempts)
+        self.left = set(start.todo)
         self._ended = dict(start.ended)
         self._known = set(start.devices)
         self._run = start.run
         self._is_told = False
-        self._written: dict[Path, list[str]] = {}
+        self._written: dict[Path, list[TrialKey]] = {}
 
     def keep_devices(self, devices: Sequence[Device]) -> None:
         """Write the devices that the run has no row of. Raises ClusterError for other models."""
@@ -71,17 +73,22 @@ class RunRows:
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
         """Write attempts at points, with what was sampled of the devices meanwhile."""
         kept = self.store.write_records(batch)
-        self._written[self.store.rows_of(batch)] = [record.point.point_id for record in kept]
-        self._ended.update((record.point.point_id, record.status) for record in kept)
+        self._written[self.store.rows_of(batch)] = [record.key for record in kept]
+        self._ended.update((record.key, record.status) for record in kept)
         for (_, measured), record in zip(batch, kept, strict=True):
             if record is not measured:
                 say(self.console, f"point {record.point.point_id}: {record.error_message}")
         self.keep_devices(cluster.devices)
         self.store.write_telemetry(batch, cluster.telemetry())
 
+    def begin_round(self, event: RoundStarted) -> None:
+        """What a round has to finish is known when it begins."""
+        later = {key for key in self.left if key.round != event.round}
+        self.left = later.union(event.trials)
+
     def expect(self, point_id: str) -> None:
         """One more point belongs to the run."""
-        self.left.add(point_id)
+        self.left.add(TrialKey(point_id))
         self._run = replace(self._run, points_total=self._run.points_total + 1)
         self.store.write_run(self._run)
 
@@ -104,11 +111,11 @@ class RunRows:
     def _removed(self) -> int:
         """How many points have lost their rows since the last call; they are left to be run."""
         gone = [path for path in self._written if not path.exists()]
-        points = {point_id for path in gone for point_id in self._written.pop(path)}
-        self.left |= points
-        for point_id in points:
-            self._ended.pop(point_id, None)
-        return len(points)
+        trials = {key for path in gone for key in self._written.pop(path)}
+        self.left |= trials
+        for key in trials:
+            self._ended.pop(key, None)
+        return len({key.point_id for key in trials})
 
     def forget(self) -> None:
         """Leave no run where none has begun; one that was to go on can still be resumed."""
@@ -124,7 +131,7 @@ class RunRows:
         self._is_told = True
         text = f"{what} before any point finished"
         # As `raybench list` counts them: a point that was cut short is not finished.
-        run = counted(self._run, self._ended)
+        run = counted(self._run, by_point(self._ended))
         if count := run.points_ok + run.points_failed + run.points_skipped:
             points = "point is" if count == 1 else "points are"
             text = f"{what}: {count} finished {points} kept{_how_they_ended(run)}; see: "

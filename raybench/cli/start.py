@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from raybench.point import Point
-from raybench.records import Status
+from raybench.records import Status, TrialKey, by_point
 from raybench.run import Run
 
 if TYPE_CHECKING:
     from raybench.plan import Plan
+    from raybench.rounds import Rounds
     from raybench.sources import Code
+    from raybench.sweep import Before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +52,17 @@ def device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
 class Start:
     """A run and what is to be done of it.
 
-    plan: of the whole run. attempts: point_id -> the attempt to make; other points are left out.
-    ended: point_id -> the status of its latest attempt, of the points that have a row already.
+    rounds: of the whole run. ended: how the trials ended that have a row already. before: which of
+    them are kept, and what is to be run.
     code: what the workers must load. devices: those that the run has rows of, by `device_key`.
     models: the names of these.
     resume_command: what the user types to go on with it.
     """
 
     run: Run
-    plan: Plan
-    attempts: Mapping[str, int]
-    ended: Mapping[str, Status]
+    rounds: Rounds
+    ended: Mapping[TrialKey, Status] = field(default_factory=dict)
+    before: Before
     code: Code | None = None
     devices: frozenset[DeviceKey] = frozenset()
     models: frozenset[str] = frozenset()
@@ -68,18 +70,31 @@ class Start:
     resume_command: str
 
     @property
+    def plan(self) -> Plan:
+        """Of the whole run."""
+        return self.rounds.plan
+
+    @property
+    def todo(self) -> tuple[TrialKey, ...]:
+        """The trials that are to be run, as far as they are known."""
+        kept = self.before.kept
+        rounds = (self.rounds.turns(n, kept) for n in range(1, self.rounds.count + 1))
+        return tuple(turn.key for turns in rounds for turn in self.before.left(turns))
+
+    @property
     def left(self) -> Plan:
         """The plan of the points that are to be run."""
-        points = (point for point in self.plan.points if point.point_id in self.attempts)
+        left = {key.point_id for key in self.todo}
+        points = (point for point in self.plan.points if point.point_id in left)
         return replace(self.plan, points=tuple(points))
 
     @property
     def ran_out(self) -> list[Point]:
         """Points that ran out of memory before, and are not run again."""
-        kept = self.kept
+        kept = by_point(self.before.kept)
         return [point for point in self.plan.points if kept.get(point.point_id) is Status.OOM]
 
     @property
-    def kept(self) -> dict[str, Status]:
-        """point_id -> status, of the points that have a row and are not run again."""
-        return {key: status for key, status in self.ended.items() if key not in self.attempts}
+    def searched(self) -> dict[str, Status]:
+        """point_id -> status in the first round, of the points that are not run again there."""
+        return {k.point_id: status for k, status in self.before.kept.items() if k.round == 1}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from raybench.cli.start import Start, Where
     from raybench.job import Job
     from raybench.plan import Plan
+    from raybench.rounds import Rounds
     from raybench.sources import Code
 
 _LONGEST_WAIT_S = 1_000_000.0
@@ -204,12 +205,19 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[s
         plan = plan_of_run(plan, output, run.run_id)
         chosen = _chosen(plan, given["expression"])
         start = resumed_start(
-            run, plan, output, chosen, again, code, retry_failed=given["retry_failed"], tags=tags
+            run,
+            _rounds(job, plan),
+            output,
+            chosen,
+            again,
+            code,
+            retry_failed=given["retry_failed"],
+            tags=tags,
         )
         if given["dry_run"]:
-            if not start.attempts:
+            if not start.todo:
                 say_nothing_left(start, make_console())
-            if start.attempts or given["as_json"]:
+            if start.todo or given["as_json"]:
                 print_plan(job, start.left, given["as_json"])
             return 0
         clear_leftovers(output, run.run_id)
@@ -226,7 +234,7 @@ def _run(job: Job, start: Start, where: Where, as_json: bool) -> int:
     console = make_console()
     for warning in start.plan.warnings:
         say(console, f"{warning} (warning)")
-    if start.attempts:
+    if start.todo:
         run = carried_out(job, start, where, console)
     else:
         say_nothing_left(start, console)
@@ -255,18 +263,25 @@ def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
 
 def _new_start(ctx: click.Context, job: Job, plan: Plan, tags: dict[str, str]) -> Start:
     from raybench.cli.start import Start
+    from raybench.sweep import Before
 
     code = _code(job)
     run = _new_run(job, plan, tags, code)
     return Start(
         run=run,
         code=code,
-        plan=plan,
-        attempts={point.point_id: 1 for point in plan.points},
-        ended={},
+        rounds=replace(_rounds(job, plan), seed=run.seed or 0),
+        before=Before(),
         is_resumed=False,
         resume_command=_resume_command(ctx, run.run_id, ctx.params["output"]),
     )
+
+
+def _rounds(job: Job, plan: Plan) -> Rounds:
+    from raybench.rounds import Rounds
+
+    has_controls = job.placement.isolation == "cluster"
+    return Rounds(plan=plan, count=job.measure.rounds, has_controls=has_controls)
 
 
 def _chosen(plan: Plan, expression: str | None) -> frozenset[str]:
@@ -298,6 +313,7 @@ def _new_run(job: Job, plan: Plan, tags: dict[str, str], code: Code) -> Run:
         started_at=now,
         points_total=len(plan.points),
         baseline=job.baseline,
+        seed=secrets.randbits(31),
         cluster="",
         host=socket.gethostname(),
         versions=package_versions(),

@@ -63,6 +63,12 @@ class Cluster(Protocol):
         for their next point, or lost. Raises ClusterError when the cluster itself is gone.
         """
 
+    def restart(self) -> None:
+        """Replace the processes of all seats, at once; no point may run meanwhile.
+
+        A seat that can have no new process is lost. Raises ClusterError when the cluster is gone.
+        """
+
     def bystanders(self, seats: Sequence[int]) -> Callable[[], tuple[str, ...]]:
         """Begin to look who else uses the devices of these seats.
 

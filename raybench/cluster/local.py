@@ -62,6 +62,9 @@ class LocalCluster:
     def start(self, count: int, strategy: Strategy) -> None:
         seats = ranks.choose_seats(self._offered, count, strategy)
         self._devices = tuple(self._offered[seat] for seat in seats)
+        self.restart()
+
+    def restart(self) -> None:
         self._workers = {device.uuid: self._make_worker(device) for device in self._devices}
 
     def run(self, task: Task, seats: Sequence[int]) -> tuple[Answer, ...]:

@@ -129,6 +129,13 @@ class RayCluster:
             self._standbys.dismiss(devices)
         return self._with_losses(answers, chosen)
 
+    def restart(self) -> None:
+        self._seats.lose(self._agents.silent_nodes())
+        used = [seat for seat in range(len(self.devices)) if self._seats[seat].is_used]
+        self._groups.forget(used)
+        self._lifelines.check(afresh=True)
+        self._seats.replace(used)
+
     def telemetry(self) -> tuple[DeviceSample, ...]:
         return self._agents.drain()
 

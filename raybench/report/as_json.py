@@ -23,7 +23,8 @@ _INTEGERS = {
 
 def format_report(summary: Summary) -> str:
     """run, machine, lead, lost_nodes, points (all columns and those of
-    `raybench.analysis.scaling`), largest_batches, failures, warnings.
+    `raybench.analysis.scaling`), largest_batches, failures, warnings, plus_minus
+    (what intervals hold over), more_rounds (what they would cost and give).
     """
     return format_object(
         run=asdict(summary.run),
@@ -34,6 +35,8 @@ def format_report(summary: Summary) -> str:
         largest_batches=[asdict(one) for one in summary.largest_batches],
         failures=[asdict(said) for said in summary.failures],
         warnings=[asdict(said) for said in summary.warnings],
+        plus_minus=summary.plus_minus,
+        more_rounds=asdict(summary.more_rounds) if summary.more_rounds else None,
     )
 
 

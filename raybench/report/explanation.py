@@ -37,9 +37,12 @@ _PARTS_FROM = (
 )
 
 
-def explain(tables: Sequence[Table], baseline: Mapping[str, Any], ranks: str) -> tuple[str, ...]:
+def explain(
+    tables: Sequence[Table], baseline: Mapping[str, Any], ranks: str, plus_minus: str
+) -> tuple[str, ...]:
     """A paragraph for the points, one for the parts of their steps and one for the marks.
 
+    plus_minus: a sentence, what ± holds over.
     What no table has is left out, and nothing is said twice.
     """
     # Besides the step there is nothing to explain in a table of failures.
@@ -50,17 +53,18 @@ def explain(tables: Sequence[Table], baseline: Mapping[str, Any], ranks: str) ->
         for column in table.columns
     }
     parts, rates = _meanings(_PARTS, shown), _meanings(_RATES, shown)
-    points = _meanings(_of_points(baseline, ranks), shown)
+    points = _meanings(_of_points(baseline, ranks, plus_minus), shown)
     paragraphs = [points, [*parts, *rates, _PARTS_FROM]] if parts else [[*points, *rates]]
     return tuple(filter(None, [*map(" ".join, paragraphs), _marks(tables)]))
 
 
-def _of_points(baseline: Mapping[str, Any], ranks: str) -> dict[str, str]:
+def _of_points(baseline: Mapping[str, Any], ranks: str, plus_minus: str) -> dict[str, str]:
+    step = f"{_STEP} {plus_minus}".rstrip()
     return {
-        **{f"step {unit.name}": _STEP for unit in wording.UNITS},
+        **{f"step {unit.name}": step for unit in wording.UNITS},
         "samples/s": f"Samples/s: all {ranks} together.",
         "speed-up": "Speed-up: samples/s over those of the baseline "
-        f"({wording.settings(baseline)}); its ± is that of this run alone.",
+        f"({wording.settings(baseline)}).",
         "efficiency": f"Efficiency: speed-up over the ratio of {ranks}.",
         "GiB": "GiB: peak memory allocated on one device.",
         **{f"p99 {unit.name}": _P99 for unit in wording.UNITS},

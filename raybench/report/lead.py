@@ -29,7 +29,7 @@ from raybench.report.tables import marks
 Row = Mapping[str, Any]
 
 _SIZE = "size_bytes"
-# A speed-up that is less sure than this says so.
+# A burst that is faster by less is no other figure.
 _UNSURE = 0.01
 # What is lost of a step that is hardly worth a sentence.
 _LEAST_LOSS = 0.01
@@ -93,9 +93,9 @@ def _speed_up(row: Row, names: Sequence[str], of: str = "") -> str:
 
 
 def unsure(row: Row) -> str:
-    """How unsure a speed-up is, if it is."""
+    """How unsure a speed-up is, if that is known."""
     sure = plus_minus(row)
-    return "" if sure is None or sure < _UNSURE else f" {wording.half_width(sure)}"
+    return "" if sure is None else f" {wording.half_width(sure)}"
 
 
 def _where(row: Row, names: Sequence[str], ranks: str = "") -> str:

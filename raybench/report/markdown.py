@@ -32,6 +32,7 @@ def format_report(summary: Summary) -> str:
         *_said("Failed and skipped points", summary.failures),
         *_said("Without speed-up", summary.without_speed_up),
         *_said("Warnings", summary.warnings),
+        *([escape(f"{summary.more_rounds.sentence}.")] if summary.more_rounds else []),
     ]
     return "\n\n".join(blocks) + "\n"
 

@@ -9,13 +9,22 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis.best import best_settings
+from raybench.analysis.rounds import Trials, latest_trials, without_controls
 from raybench.analysis.scaling import batch_column, scaling
+from raybench.analysis.start_noise import StartNoise
+from raybench.records import TrialKey, by_point
 from raybench.report import wording
 from raybench.report.best import bests
 from raybench.report.explanation import explain
 from raybench.report.findings import findings, losses
 from raybench.report.largest_batches import LargestBatch, largest_batches
 from raybench.report.lead import lead
+from raybench.report.rounds import (
+    MoreRounds,
+    drift_warnings,
+    meaning_of_plus_minus,
+    more_rounds,
+)
 from raybench.report.said import Said, failures, lost_nodes, said_once
 from raybench.report.tables import Layout, Table, make_tables
 from raybench.run import Run
@@ -39,7 +48,8 @@ class Summary:
     precision: what is gained over fp32, where the findings do not say it already.
     largest_batches: where the run has searched for them.
     ranks: what a rank runs on.
-    explanation: paragraphs.
+    plus_minus: a sentence, what ± holds over. explanation: paragraphs.
+    more_rounds: what further rounds would cost and give; None where the run has enough.
     scaling: the frame that the tables show, for pictures and machines.
     """
 
@@ -60,14 +70,25 @@ class Summary:
     failures: tuple[Said, ...]
     without_speed_up: tuple[Said, ...]
     warnings: tuple[Said, ...]
+    plus_minus: str
     explanation: tuple[str, ...]
+    more_rounds: MoreRounds | None
     scaling: pd.DataFrame
 
 
-def summarize(run: Run, devices: pd.DataFrame, points: pd.DataFrame) -> Summary:
-    """The report of one run: its rows of `devices` and `points`, as `raybench.load` gives them."""
-    frame = scaling(points, run.baseline)
-    rows = _rows(frame)
+def summarize(
+    run: Run,
+    devices: pd.DataFrame,
+    points: pd.DataFrame,
+    starts: Mapping[str, StartNoise] | None = None,
+) -> Summary:
+    """The report of one run: its rows of `devices` and `points`, as `raybench.load` gives them.
+
+    starts: how far starts scatter in other runs of the same, by kind of points.
+    """
+    frame = scaling(points, run.baseline, starts)
+    rows, trials = _rows(frame), Trials(points)
+    attempts = _rows(without_controls(latest_trials(points)))
     ranks = ranks_word(rows if devices.empty else [{"device_type": devices["kind"].iloc[0]}])
     shared = _shared(rows)
     has_throughput = _has_throughput(rows)
@@ -80,13 +101,14 @@ def summarize(run: Run, devices: pd.DataFrame, points: pd.DataFrame) -> Summary:
     )
     tables = make_tables(rows, layout)
     largest = largest_batches(rows)
+    plus_minus = meaning_of_plus_minus(rows)
     return Summary(
         run=run,
         machine=_machine(run, devices, rows),
         versions=_versions(run, devices),
         lost_nodes=lost_nodes(zip(points["error_type"], points["error_host"], strict=True)),
         shared=shared,
-        counts=wording.counts(run, [row["status"] for row in rows]),
+        counts=wording.counts(run, _statuses(attempts)) + _rounds(rows),
         lead=lead(rows, run.baseline, ranks, largest),
         findings=findings(rows, run.baseline, ranks),
         losses=losses(rows, run.baseline, ranks),
@@ -95,14 +117,35 @@ def summarize(run: Run, devices: pd.DataFrame, points: pd.DataFrame) -> Summary:
         largest_batches=largest,
         ranks=ranks,
         tables=tables,
-        failures=failures(rows),
+        failures=failures(attempts),
         without_speed_up=said_once(_whys(rows)),
         warnings=said_once(
-            text for row in rows for text in _texts(row["warnings"]) if text != row["why"]
+            [
+                *drift_warnings(trials, ranks),
+                *(text for row in rows for text in _texts(row["warnings"]) if text != row["why"]),
+            ]
         ),
-        explanation=explain(tables, run.baseline, ranks),
+        plus_minus=plus_minus,
+        explanation=explain(tables, run.baseline, ranks, plus_minus),
+        more_rounds=more_rounds(rows, trials),
         scaling=frame,
     )
+
+
+def _rounds(rows: Sequence[Row]) -> str:
+    count = max((row["rounds"] for row in rows), default=1)
+    return f"; {count} rounds" if count > 1 else ""
+
+
+def _statuses(trials: Sequence[Row]) -> list[str]:
+    """How each point ended over its rounds."""
+    ended = {
+        TrialKey(row["point_id"], int(row["round"]) if wording.known(row["round"]) else 1): str(
+            row["status"]
+        )
+        for row in trials
+    }
+    return list(by_point(ended).values())
 
 
 def _rows(frame: pd.DataFrame) -> list[Row]:

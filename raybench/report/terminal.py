@@ -24,6 +24,8 @@ from raybench.report.said import Said, in_short, some
 from raybench.report.summary import OVER_FP32, Summary
 from raybench.report.tables import MARK_COLUMN, WHERE_IT_GOES, Table
 
+_HOW_TO_ADD_ROUNDS = "sweep JOB --resume RUN --set measure.rounds=3"
+
 
 def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) -> str:
     """The scaling report."""
@@ -41,6 +43,8 @@ def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) 
     parts += _said("Failed and skipped points", summary.failures)
     parts += _said("Without speed-up", summary.without_speed_up)
     parts += _said("Warnings", summary.warnings)
+    if summary.more_rounds is not None:
+        parts += [line(""), line(f"{summary.more_rounds.sentence}: {_HOW_TO_ADD_ROUNDS}", "dim")]
     return rendered(parts, width, color)
 
 
@@ -71,7 +75,7 @@ def _tables(summary: Summary, width: int) -> list[RenderableType]:
         what = f"{table.workload} {wording.settings(table.params)}".strip()
         parts += [line(""), line(": ".join(filter(None, (what, table.kind))), "bold")]
         parts += [grid(_columns(table), table.rows)]
-    notes = explain(joined, summary.run.baseline, summary.ranks)
+    notes = explain(joined, summary.run.baseline, summary.ranks, summary.plus_minus)
     for paragraph in (*notes, *_left_out(summary.tables, fitted, width)):
         parts += [line(""), line(paragraph, "dim")]
     return parts

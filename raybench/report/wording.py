@@ -161,7 +161,9 @@ def is_short(time_ms: float) -> bool:
 
 
 def _precision(row: Mapping[str, Any]) -> str:
-    value, low, high = (row[f"step_ms_{name}"] for name in ("p50", "ci_low", "ci_high"))
+    value = row["step_ms_p50"]
+    # A report's holds over starts, that of a single attempt over its samples.
+    low, high = (row.get(f"step_ms_{end}", row[f"step_ms_ci_{end}"]) for end in ("low", "high"))
     if not known(value) or not known(low) or not known(high):
         return ""
     return " " + half_width((high - low) / 2 / value)

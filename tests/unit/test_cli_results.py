@@ -283,7 +283,7 @@ def test_list_has_the_newest_runs_and_says_how_many_there_are_more(
 def test_the_long_list_tells_machine_tags_and_what_was_found(raybench) -> None:  # type: ignore[no-untyped-def]
     text = raybench("list", "--long").out
     assert "run-new\n  2026-08-20 10:11 UTC, " in text
-    assert "  2 x NVIDIA H200 on 1 node\n  rack=7\n  2 GPUs do 1.60 times" in text
+    assert "  2 x NVIDIA H200 on 1 node\n  rack=7\n  2 GPUs do 1.60 ±1.4% times" in text
 
 
 def test_show_draws_the_step_times_of_a_point(

@@ -34,11 +34,12 @@ from raybench.errors import ClusterError, ResultsError, UsageError
 from raybench.job import Job, load_job
 from raybench.plan import make_plan
 from raybench.point import Point
-from raybench.records import Answer, Device, Failure, Profile, Status
+from raybench.records import Answer, Device, Failure, Profile, Status, TrialKey, by_point
+from raybench.rounds import Rounds
 from raybench.run import Run, RunStatus
 from raybench.sources import code_of
 from raybench.store import RunStore, hold_run
-from raybench.sweep import Event, PointFinished, SweepSettings
+from raybench.sweep import Before, Event, PointFinished, SweepSettings
 from raybench.tables import counted
 
 SETTINGS = SweepSettings(measure=make_measure(), strategy="pack", stop_on_error=False)
@@ -89,9 +90,8 @@ def sweeping(tmp_path: Path, job: Job) -> Callable[[Cluster], tuple[Run, str]]:
         try:
             start = Start(
                 run=run,
-                plan=plan,
-                attempts={point.point_id: 1 for point in plan.points},
-                ended={},
+                rounds=Rounds(plan=plan),
+                before=Before(),
                 is_resumed=False,
                 resume_command="raybench sweep job.yaml --resume run-a",
             )
@@ -202,9 +202,9 @@ def test_an_end_that_takes_too_long_is_told_where_the_whole_run_is(
     store = RunStore.create(tmp_path / "results", run, make_measure())
     start = Start(
         run=run,
-        plan=make_plan(job),
-        attempts={},
-        ended={point.point_id: Status.OK for point in make_plan(job).points},
+        rounds=Rounds(plan=make_plan(job)),
+        ended={TrialKey(point.point_id): Status.OK for point in make_plan(job).points},
+        before=Before(chosen=()),
         is_resumed=True,
         resume_command="raybench sweep job.yaml --resume run-a",
     )
@@ -229,9 +229,9 @@ def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_r
     store = RunStore.create(tmp_path / "results", make_run("run-a"), make_measure())
     start = Start(
         run=make_run("run-a"),
-        plan=make_plan(job),
-        attempts={},
-        ended={str(number): status for number, status in enumerate(statuses)},
+        rounds=Rounds(plan=make_plan(job)),
+        ended={TrialKey(str(number)): status for number, status in enumerate(statuses)},
+        before=Before(chosen=()),
         is_resumed=True,
         resume_command="",
     )
@@ -365,9 +365,9 @@ def test_a_command_to_be_typed_is_quoted_and_called_as_this_one_was(
     store = RunStore.create(tmp_path / "two words", make_run("run-a"), make_measure())
     start = Start(
         run=make_run("run-a"),
-        plan=make_plan(job),
-        attempts={},
-        ended={"1": Status.OK},
+        rounds=Rounds(plan=make_plan(job)),
+        ended={TrialKey("1"): Status.OK},
+        before=Before(chosen=()),
         is_resumed=True,
         resume_command="",
     )
@@ -479,7 +479,7 @@ def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
 
         def carried_out(_: Job, start: Start, *__: object) -> Run:
             starts.append(start)
-            return counted(start.run, start.ended)
+            return counted(start.run, by_point(start.ended))
 
         monkeypatch.setattr("raybench.cli.recording.carried_out", carried_out)
         path = str(tmp_path / "job.yaml")
@@ -510,7 +510,9 @@ def test_a_resumed_run_has_left_what_is_not_ok(
     resume, job: Job, status: Status, options: tuple[str, ...], attempts: list[int | None]
 ) -> None:
     start = resume(status, *options)
-    assert [start.attempts.get(p.point_id) for p in make_plan(job).points] == attempts
+    made = start.before.made
+    left = {key.point_id: made.get(key.point_id, 0) + 1 for key in start.todo}
+    assert [left.get(p.point_id) for p in make_plan(job).points] == attempts
     assert (start.run.run_id, start.run.points_total, start.run.finished_at) == ("run-a", 2, None)
     assert start.run.started_at == make_run().started_at
     ran_out = status is Status.OOM and not options
@@ -615,7 +617,9 @@ def test_a_run_that_another_driver_writes_is_refused_in_one_line(
 def test_devices_that_come_during_the_run_have_their_rows(tmp_path: Path, job: Job) -> None:
     run, plan = make_run("run-a"), make_plan(job)
     store = RunStore.create(tmp_path, run, make_measure())
-    start = Start(run=run, plan=plan, attempts={}, ended={}, is_resumed=False, resume_command="")
+    start = Start(
+        run=run, rounds=Rounds(plan=plan), before=Before(), is_resumed=False, resume_command=""
+    )
     rows = RunRows(start, store, Console(file=io.StringIO()))
     first, second = make_device(), make_device("b")
     for devices in ([first], [first], [first, second], [first, second]):
@@ -628,9 +632,8 @@ def test_devices_of_another_model_do_not_go_into_a_resumed_run(tmp_path: Path, j
     store = RunStore.create(tmp_path, run, make_measure())
     start = Start(
         run=run,
-        plan=plan,
-        attempts={point.point_id: 1 for point in plan.points},
-        ended={},
+        rounds=Rounds(plan=plan),
+        before=Before(),
         models=frozenset({"Other GPU"}),
         is_resumed=True,
         resume_command="",

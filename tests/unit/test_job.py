@@ -57,6 +57,7 @@ def test_a_short_job_has_the_documented_defaults() -> None:
         "target_ci": 0.01,
         "min_seconds": 2.0,
         "max_seconds": 20.0,
+        "rounds": 1,
         "repeats": 1,
         "timeout_s": 300.0,
         "breakdown": True,

@@ -91,7 +91,7 @@ def ran(world_size: int, step_ms: float, precision: Precision = Precision.FP32) 
 
 def test_one_series_is_told_without_best_and_worst() -> None:
     assert said([ran(1, 8.0), ran(2, 9.0), ran(4, 10.0)], {"world_size": 1}) == (
-        "4 GPUs do 3.20 times the samples/s of 1 GPU, 80.0% efficiency (fp32, batch 64); "
+        "4 GPUs do 3.20 ±1.4% times the samples/s of 1 GPU, 80.0% efficiency (fp32, batch 64); "
         "what the rest is lost to was not measured"
     )
 
@@ -99,7 +99,7 @@ def test_one_series_is_told_without_best_and_worst() -> None:
 def test_nothing_is_said_of_a_loss_that_is_none() -> None:
     found = said([ran(1, 8.0), ran(2, 8.02)], {"world_size": 1})
     assert found == (
-        "2 GPUs do 2.00 times the samples/s of 1 GPU, 99.8% efficiency (fp32, batch 64)"
+        "2 GPUs do 2.00 ±1.4% times the samples/s of 1 GPU, 99.8% efficiency (fp32, batch 64)"
     )
 
 
@@ -113,7 +113,7 @@ def test_without_a_baseline_point_it_says_why_and_what_is_left() -> None:
 def test_another_baseline_is_told_as_times_as_fast() -> None:
     records = [ran(1, 8.0), ran(1, 4.0, Precision.BF16), ran(1, 5.0, Precision.TF32)]
     assert said(records, {"precision": "fp32"}) == (
-        "bf16 is 2.00 times as fast as fp32 (batch 64), with 100.0% of the memory"
+        "bf16 is 2.00 ±1.4% times as fast as fp32 (batch 64), with 100.0% of the memory"
     )
 
 
@@ -165,8 +165,8 @@ def test_the_best_settings_name_a_rival_that_cannot_be_told_apart() -> None:
     assert (best["precision"], best["batch"], best["world_size"]) == ("bf16", 64, 1)
     assert (best["value"], best["rival_point_id"]) == (16_000, None)
     close = frame([ran(1, 4.1), ran(1, 4.0, Precision.BF16)], {"world_size": 1})
-    close["step_ms_ci_low"] = close["step_ms_p50"] * 0.95
-    close["step_ms_ci_high"] = close["step_ms_p50"] * 1.05
+    close["step_ms_low"] = close["step_ms_p50"] * 0.95
+    close["step_ms_high"] = close["step_ms_p50"] * 1.05
     [best] = best_settings(close).to_dict("records")
     told = bests([best], close.to_dict("records"), "GPUs")  # type: ignore[arg-type]
     assert told == (("1 GPU", "bf16, batch 64: 16,000 samples/s; fp32, batch 64 may be as good"),)
@@ -199,7 +199,7 @@ def test_a_wide_interval_is_never_the_best_and_the_lead_says_what_it_leaves_out(
     found = scaling(wide, base)
     told = lead(found.to_dict("records"), base, "GPUs")  # type: ignore[arg-type]
     assert told == (
-        "2 GPUs do 2.00 times the samples/s of 1 GPU, 100.0% efficiency (bf16, batch 64); "
+        "2 GPUs do 2.00 ±1.4% times the samples/s of 1 GPU, 100.0% efficiency (bf16, batch 64); "
         "1 of 2 settings is left out, known worse than ±10%"
     )
     pair = found[found["world_size"] == 2]
@@ -227,8 +227,9 @@ def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence() -> Non
     point = found.iloc[1]
     assert all(pd.isna(point[name]) for name in (*BREAKDOWN, "host_bound", *LOSSES))
     assert lead(found.to_dict("records"), base, "GPUs") == (  # type: ignore[arg-type]
-        "2 GPUs do 1.80 times the samples/s of 1 GPU, 89.9% efficiency (fp32, batch 64, without a "
-        "breakdown); what the rest is lost to is not known: the parts of the step exceed it"
+        "2 GPUs do 1.80 ±1.4% times the samples/s of 1 GPU, 89.9% efficiency (fp32, batch 64, "
+        "without a breakdown); what the rest is lost to is not known: the parts of the step "
+        "exceed it"
     )
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from raybench.job import Measure
 from raybench.makespan import at_least_s, imagined_devices, makespan_s
 from raybench.plan import Plan
+from raybench.rounds import Rounds
 from raybench.scheduler import workers_needed
 from raybench.sweep import SweepSettings, sweep
 
@@ -90,7 +91,7 @@ def test_a_real_sweep_of_sleeping_points_takes_what_the_simulation_says():
         measure=Measure(), strategy="pack", stop_on_error=False, isolation="device"
     )
     began_s = time.perf_counter()
-    list(sweep(plan, settings, cluster, lambda *_: None))
+    list(sweep(Rounds(plan=plan), settings, cluster, lambda *_: None))
     taken_s = 40 * (time.perf_counter() - began_s)
     simulated_s = makespan_s(plan, duration_s, EIGHT, "device", "pack")
     assert simulated_s * 0.9 < taken_s < simulated_s * 1.5

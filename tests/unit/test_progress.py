@@ -70,7 +70,7 @@ def drawn(progress: LiveProgress, console: Console) -> list[str]:
 
 def test_what_is_redrawn_is_a_line_for_each_point_in_flight_whatever_the_width() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=20, _environ={"TERM": "xterm"})
-    progress = LiveProgress(PLAN, console)
+    progress = LiveProgress(PLAN, console, len(PLAN.points))
     for index in (3, 0):
         progress.show(PointStarted(index=index, point=PLAN.points[index], devices=()))
     first, second, total = drawn(progress, console)
@@ -81,7 +81,7 @@ def test_what_is_redrawn_is_a_line_for_each_point_in_flight_whatever_the_width()
 
 def test_what_is_redrawn_fits_on_the_screen_and_tells_of_the_rest() -> None:
     console = console_of("tty")
-    progress = LiveProgress(PLAN, console)
+    progress = LiveProgress(PLAN, console, len(PLAN.points))
     for index, point in enumerate(PLAN.points):
         progress.show(PointStarted(index=index, point=point, devices=()))
     lines = drawn(progress, console)
@@ -92,7 +92,7 @@ def test_what_is_redrawn_fits_on_the_screen_and_tells_of_the_rest() -> None:
 
 def test_points_that_finish_or_are_tried_again_run_no_more() -> None:
     console = console_of("tty")
-    progress = LiveProgress(PLAN, console)
+    progress = LiveProgress(PLAN, console, len(PLAN.points))
     first, second = PLAN.points[:2]
     for index, point in enumerate((first, second)):
         progress.show(PointStarted(index=index, point=point, devices=()))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,6 +13,7 @@ from raybench.analysis.ratios import (
     slowest_rank_steps,
 )
 from raybench.analysis.scaling import scaling
+from raybench.analysis.start_noise import documented
 from raybench.measure import stats
 
 
@@ -78,7 +81,8 @@ def test_speed_up_and_efficiency_get_the_interval_and_the_baseline_is_one() -> N
     assert (base["speed_up_low"], base["speed_up_high"]) == (1.0, 1.0)
     assert point["speed_up_low"] < point["speed_up"] < point["speed_up_high"]
     assert point["efficiency_low"] == pytest.approx(point["speed_up_low"] / 2)
-    assert point["speed_up_high"] - point["speed_up_low"] < 0.01
+    starts = documented([base, point]).reach(0.0) * 2**0.5
+    assert math.log(point["speed_up_high"] / point["speed_up"]) == pytest.approx(starts, rel=0.01)
 
 
 def test_an_interval_that_reaches_zero_gives_none_of_the_ratio() -> None:

@@ -246,12 +246,12 @@ def test_the_report_says_first_how_far_the_speed_up_goes_and_for_which_settings(
     title, two, four, blank = text[text.index("Speed-up and") :].splitlines()[:4]
     assert title == "Speed-up and efficiency over world_size=1"
     assert re.fullmatch(
-        r"2 GPUs  1\.60x ±0\.\d+%, 80\.\d% efficiency \(bf16\) to "
-        r"1\.60x ±0\.\d+%, 80\.\d% efficiency",
+        r"2 GPUs  1\.60x ±1\.\d%, 80\.\d% efficiency \(bf16\) to "
+        r"1\.60x ±1\.\d%, 80\.\d% efficiency",
         two,
     )
     assert re.fullmatch(r" +\(.*\)", four)
-    assert re.fullmatch(r"4 GPUs  2\.6\dx ±0\.\d+%, 66\.\d% efficiency \(bf16\)", blank)
+    assert re.fullmatch(r"4 GPUs  2\.6\dx ±1\.\d%, 66\.\d% efficiency \(bf16\)", blank)
     assert "**Speed-up and efficiency over world\\_size=1**" in markdown.format_report(
         report(sweep())
     )
@@ -262,7 +262,7 @@ def test_findings_over_another_baseline_name_what_is_compared() -> None:
     [(what, found)] = summary.findings
     assert what == "precision=bf16"
     assert re.fullmatch(
-        r"1\.\d\dx ±0\.\d+% \(\d GPUs?\) to 1\.\d\dx ±0\.\d+% \(\d GPUs?\); "
+        r"1\.\d\dx ±1\.\d% \(\d GPUs?\) to 1\.\d\dx ±1\.\d% \(\d GPUs?\); "
         r"100\.0% of the memory",
         found,
     )
@@ -755,8 +755,8 @@ def test_collectives_are_a_table_per_operation_read_down_the_message_size() -> N
     assert first.kind == "fp32, 4 GPUs"
     assert first.columns == ("size", "step µs", "algbw GB/s", "busbw GB/s")
     assert first.rows == (
-        ("4 KiB", "11.60 ±0.00%", "0.3531", "0.5297"),
-        ("1 GiB", "4,500 ±0.00%", "238.6", "357.9"),
+        ("4 KiB", "11.60 ±0.98%", "0.3531", "0.5297"),
+        ("1 GiB", "4,500 ±0.98%", "238.6", "357.9"),
     )
 
 
@@ -788,7 +788,7 @@ def test_matrix_products_show_their_shape_and_rate() -> None:
     ]
     [table] = report(records).tables
     assert table.columns == ("m", "step ms", "TFLOP/s", "%GEMM")
-    assert table.rows[0] == ("64", "1.000 ±0.00%", "400.0", "50.0%")
+    assert table.rows[0] == ("64", "1.000 ±0.98%", "400.0", "50.0%")
     assert table.kind == "fp32, 1 GPU"
 
 

@@ -17,7 +17,8 @@ from builders import (
 
 from raybench import rows
 from raybench.analysis.ranks import rank_steps
-from raybench.analysis.scaling import latest_attempts, scaling, setting_order
+from raybench.analysis.rounds import mean_of_rounds
+from raybench.analysis.scaling import scaling, setting_order
 from raybench.point import Precision
 from raybench.records import Breakdown, Record, Status
 from raybench.schemas import TABLES
@@ -185,7 +186,7 @@ def test_failed_and_skipped_points_stay_with_their_reason() -> None:
 def test_the_latest_attempt_at_a_point_counts_in_the_place_of_the_first() -> None:
     retried = make_record(step_ms=5.0, attempt=2)
     points = frame([retried, ran(2, 10.0), make_failed()])
-    latest = latest_attempts(points)
+    latest = mean_of_rounds(points)
     assert latest["attempt"].tolist() == [2, 1]
     assert scaling(points, {"world_size": 1})["speed_up"].notna().all()
 

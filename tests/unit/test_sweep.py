@@ -27,7 +27,9 @@ from raybench.job_sections import BatchSearch
 from raybench.plan import Plan
 from raybench.point import Precision
 from raybench.records import Failure, Status
+from raybench.rounds import Rounds
 from raybench.sweep import (
+    Before,
     PointAdded,
     PointFinished,
     PointRetried,
@@ -42,7 +44,7 @@ def run(plan, cluster, *, stop_on_error=False, isolation="cluster", precisions=(
     settings = replace(settings, precisions=precisions)
     written = []
     write = more.pop("write", lambda batch: written.extend(record for _, record in batch))
-    events = list(sweep(plan, settings, cluster, write, **more))
+    events = list(sweep(Rounds(plan=plan), settings, cluster, write, **more))
     return written, events
 
 
@@ -95,7 +97,10 @@ def test_a_record_is_written_before_its_event_is_seen():
     settings = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
     plan = Plan(points=(make_point(),))
     for event in sweep(
-        plan, settings, cluster, lambda batch: written.extend(record for _, record in batch)
+        Rounds(plan=plan),
+        settings,
+        cluster,
+        lambda batch: written.extend(record for _, record in batch),
     ):
         if isinstance(event, PointFinished):
             assert written == [event.record]
@@ -185,7 +190,7 @@ def test_what_ends_the_sweep_leaves_a_row_of_the_point_in_flight_and_goes_on(sto
     settings = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
     cluster = started(make_devices(a=1), script)
     events = sweep(
-        Plan(points=(make_point(),)),
+        Rounds(plan=Plan(points=(make_point(),))),
         settings,
         cluster,
         lambda batch: written.extend(record for _, record in batch),
@@ -222,8 +227,9 @@ def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole
     cluster = started(make_devices(a=1), lambda point, rank: make_measurement(rank))
     settings = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
     written = []
-    attempts = {plan.points[1].point_id: 3}
-    list(sweep(plan, settings, cluster, written.extend, attempts))
+    chosen = plan.points[1].point_id
+    before = Before(made={chosen: 2}, chosen=[chosen])
+    list(sweep(Rounds(plan=plan), settings, cluster, written.extend, before))
     assert [(index, one.point.batch_size, one.attempt) for index, one in written] == [(1, 2, 3)]
 
 
@@ -321,7 +327,7 @@ def in_flight(cluster, error, *, before=lambda: None, isolation="device"):
     """The rows that are written when the sweep ends with `error`."""
     written = []
     events = sweep(
-        plan_of(1, 1, 1),
+        Rounds(plan=plan_of(1, 1, 1)),
         settings_of(isolation=isolation),
         cluster,
         lambda batch: written.extend((i, r.status, r.error_message) for i, r in batch),
@@ -377,7 +383,7 @@ def test_a_sweep_that_is_closed_between_two_events_leaves_rows_of_what_is_in_fli
     written = []
     with closing(
         sweep(
-            plan_of(1, 1),
+            Rounds(plan=plan_of(1, 1)),
             settings_of(isolation="device"),
             started(make_devices(a=2), script),
             lambda batch: written.extend((index, record.status) for index, record in batch),

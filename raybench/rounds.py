@@ -1,0 +1,113 @@
+"""Rounds: the whole plan several times, each time in fresh workers. Pure.
+
+An interval from the samples of one start says nothing of other starts, so a point is started
+several times (A. Georges, D. Buytaert, L. Eeckhout, "Statistically rigorous Java performance
+evaluation", OOPSLA 2007; T. Kalibera, R. Jones, "Rigorous benchmarking in reasonable time", ISMM
+2013). In a round the points of one world_size follow each other, so that their process group is
+kept. Within such a block their order is shuffled, and the blocks run forward in one round and
+backward in the next, so that a linear drift of the machine cancels over two rounds. At the end of
+each block one baseline point is measured again as a control: it shows a drift within the round.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from raybench.batch_search import largest_found
+from raybench.plan import Plan
+from raybench.point import Point, Precision
+from raybench.records import Status, TrialKey
+from raybench.scheduler import Turn, smaller_batches_first
+
+# After these a point is measured in the next round too: they fell to the machine or to the user.
+_GOES_ON = (Status.OK, Status.LOST, Status.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """The trials of a run, round by round.
+
+    seed: of the order in each block. has_controls: only where one point runs at a time do the
+    points between two trials of one point tell of a stretch of time.
+    """
+
+    plan: Plan
+    count: int = 1
+    seed: int = 0
+    has_controls: bool = True
+
+    def turns(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Turn, ...]:
+        """The trials of a round, in the order in which they are to be run.
+
+        number: of the round, from 1. ended: how trials ended so far. A point that failed or was
+        skipped in an earlier round is left out. Where batch sizes are searched, the first round
+        searches, and the others measure the largest batch of each series that fits.
+        With one round the order is that of the plan, smaller batches of a series first.
+        """
+        points = self._points(number, ended)
+        of_plan = {point.point_id: index for index, point in enumerate(self.plan.points)}
+        first = (number - 1) * (len(of_plan) + len(_blocks(self.plan.points)))
+        found = (point.point_id for point in points if point.point_id not in of_plan)
+        indices = of_plan | {one: index for index, one in enumerate(found, len(of_plan))}
+        turns = [
+            Turn(index=first + indices[point.point_id], point=point, attempt=1, round=number)
+            for point in points
+        ]
+        if self.count == 1:
+            return tuple(smaller_batches_first(turns))
+        control = self._control(points, number)
+        return tuple(
+            turn
+            for place, block in enumerate(self._in_order(number, turns))
+            for turn in (*block, *_controls(control, block, first + len(indices) + place))
+        )
+
+    def _points(self, number: int, ended: Mapping[TrialKey, Status]) -> Sequence[Point]:
+        points: Sequence[Point] = self.plan.points
+        if self.plan.batch_search is not None and number > 1:
+            first = {k.point_id: one for k, one in ended.items() if k.round == 1}
+            points = largest_found(self.plan, first)
+        stopped = {
+            key.point_id
+            for key, status in ended.items()
+            if key.round < number and not key.control_of and status not in _GOES_ON
+        }
+        return [point for point in points if point.point_id not in stopped]
+
+    def _in_order(self, number: int, turns: Sequence[Turn]) -> list[list[Turn]]:
+        """The blocks of a round: shuffled, and from the last to the first in every other one."""
+        blocks: dict[int, list[Turn]] = {size: [] for size in _blocks(self.plan.points)}
+        for turn in turns:
+            blocks.setdefault(turn.point.world_size, []).append(turn)
+        draw = random.Random(f"{self.seed}/{number}")
+        for block in blocks.values():
+            draw.shuffle(block)
+        ordered = [block for block in blocks.values() if block]
+        return ordered if number % 2 else ordered[::-1]
+
+    def _control(self, points: Sequence[Point], number: int) -> Point | None:
+        """The baseline point that is measured again; None where there is none.
+
+        The largest batch in a precision but fp16: its step waits least for the host, so it
+        scatters least.
+        """
+        baseline = self.plan.baseline.items()
+        there = [point for point in points if baseline and baseline <= point.settings.items()]
+        is_search = self.plan.batch_search is not None and number == 1
+        if not (self.has_controls and there) or is_search:
+            return None
+        return max(there, key=lambda p: (p.precision is not Precision.FP16, p.batch_size or 0))
+
+
+def _blocks(points: Sequence[Point]) -> list[int]:
+    return list(dict.fromkeys(point.world_size for point in points))
+
+
+def _controls(control: Point | None, block: Sequence[Turn], index: int) -> list[Turn]:
+    """The control at the end of a block, if there is one."""
+    if control is None:
+        return []
+    of, number = block[0].point.world_size, block[0].round
+    return [Turn(index=index, point=control, attempt=1, round=number, control_of=of)]

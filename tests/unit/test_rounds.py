@@ -1,0 +1,177 @@
+"""The plan several times, each in fresh workers: order, controls, and what a resumed run does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import pytest
+from fakes import make_cluster, make_devices, make_measurement, make_point
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raybench.job import Measure
+from raybench.job_sections import BatchSearch
+from raybench.plan import Plan
+from raybench.point import Precision
+from raybench.records import Answer, Failure, Record, Status, TrialKey
+from raybench.rounds import Rounds
+from raybench.scheduler import Turn
+from raybench.sweep import Before, PointFinished, RoundStarted, SweepSettings, sweep
+
+BASELINE = {"world_size": 1}
+
+
+def rounds_of(count: int = 2, seed: int = 7, sizes: Sequence[int] = (1, 2, 4)) -> Rounds:
+    points = tuple(make_point(world_size=n, batch_size=b) for n in sizes for b in (8, 16, 32))
+    return Rounds(plan=Plan(points=points, baseline=BASELINE), count=count, seed=seed)
+
+
+def blocks(turns: Sequence[Turn]) -> list[int]:
+    return [block for block, _ in groupby(turns, key=lambda turn: turn.block)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31 - 1), number=st.integers(1, 4))
+def test_each_round_has_each_point_once_in_blocks_of_one_size_and_a_control_ends_each(
+    seed: int, number: int
+) -> None:
+    rounds = rounds_of(count=4, seed=seed)
+    turns = rounds.turns(number, {})
+    assert blocks(turns) == ([1, 2, 4] if number % 2 else [4, 2, 1])
+    ids = [turn.point.point_id for turn in turns if not turn.control_of]
+    assert sorted(ids) == sorted(point.point_id for point in rounds.plan.points)
+    for _, block in groupby(turns, key=lambda turn: turn.block):
+        *points, control = block
+        assert control.control_of
+        assert not any(turn.control_of for turn in points)
+    assert len({turn.point.point_id for turn in turns if turn.control_of}) == 1
+    assert len({turn.index for turn in turns}) == len(turns)
+    assert len({turn.key for turn in turns}) == len(turns)
+
+
+def test_the_order_follows_from_the_seed_and_differs_from_round_to_round() -> None:
+    def order(seed: int, number: int) -> list[TrialKey]:
+        return [t.key._replace(round=1) for t in rounds_of(5, seed).turns(number, {})]
+
+    assert order(1, 1) == order(1, 1)
+    assert len({tuple(order(seed, 1)) for seed in range(10)}) > 5
+    assert order(1, 1) != order(1, 3)
+
+
+def test_one_round_keeps_the_order_of_the_plan_and_has_no_control() -> None:
+    rounds = rounds_of(count=1)
+    assert [turn.point for turn in rounds.turns(1, {})] == list(rounds.plan.points)
+
+
+def test_the_control_is_the_baseline_point_that_scatters_least() -> None:
+    fast = [make_point(precision=p, batch_size=b) for p in (Precision.FP16,) for b in (8, 64)]
+    sure = [make_point(batch_size=b) for b in (8, 16)]
+    plan = Plan(points=(*fast, *sure, make_point(world_size=2)), baseline=BASELINE)
+    controls = [t.point for t in Rounds(plan=plan, count=2).turns(1, {}) if t.control_of]
+    assert controls == [sure[1]] * 2
+
+
+@pytest.mark.parametrize("status", [Status.OOM, Status.ERROR, Status.TIMEOUT, Status.SKIPPED])
+def test_a_point_that_failed_is_not_in_later_rounds(status: Status) -> None:
+    rounds = rounds_of()
+    failed = rounds.plan.points[4].point_id
+    assert failed not in {t.point.point_id for t in rounds.turns(2, {TrialKey(failed): status})}
+    lost = rounds.turns(2, {TrialKey(failed): Status.LOST})
+    assert failed in {turn.point.point_id for turn in lost}
+
+
+def test_later_rounds_measure_what_a_search_for_batches_has_found() -> None:
+    plan = Plan(points=(make_point(batch_size=8),), batch_search=BatchSearch(start=8))
+    first = {
+        TrialKey(make_point(batch_size=b).point_id): status
+        for b, status in ((8, "ok"), (16, "ok"), (32, "oom"), (24, "oom"), (20, "ok"))
+        for status in [Status(status)]
+    }
+    rounds = Rounds(plan=plan, count=2)
+    assert [turn.point.batch_size for turn in rounds.turns(1, first)] == [8]
+    assert [turn.point.batch_size for turn in rounds.turns(2, first)] == [20]
+
+
+class Swept:
+    """A sweep on workers of this process. processes: of each record, which start ran it."""
+
+    def __init__(
+        self, rounds: Rounds, before: Before | None = None, fail: Sequence[TrialKey] = ()
+    ) -> None:
+        self.records: list[Record] = []
+        self.processes: list[int] = []
+        self.starts = 0
+        cluster = make_cluster(make_devices(a=4), self._answer)
+        restart = cluster.restart
+
+        def counted() -> None:
+            self.starts += 1
+            restart()
+
+        cluster.restart = counted  # type: ignore[method-assign]
+        cluster.start(4, "pack")
+        self._fail = fail
+        chosen = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
+        self.events = list(sweep(rounds, chosen, cluster, self._write, before))
+
+    def _answer(self, point: object, rank: int) -> Answer:
+        if any(key.point_id == point.point_id for key in self._fail):  # type: ignore[attr-defined]
+            return Failure(rank=rank, status=Status.ERROR, error_type="X", message="because")
+        return make_measurement(rank)
+
+    def _write(self, batch: Sequence[tuple[int, Record]]) -> None:
+        self.records += [record for _, record in batch]
+        self.processes += [self.starts] * len(batch)
+
+    @property
+    def rounds(self) -> list[RoundStarted]:
+        return [event for event in self.events if isinstance(event, RoundStarted)]
+
+
+def test_every_round_runs_in_workers_of_its_own_and_attempts_count_over_all_rounds() -> None:
+    rounds = rounds_of(count=3)
+    swept = Swept(rounds)
+    assert [record.round for record in swept.records] == swept.processes
+    assert [(one.round, one.rounds, len(one.trials)) for one in swept.rounds] == [
+        (1, 3, 12),
+        (2, 3, 12),
+        (3, 3, 12),
+    ]
+    assert [one.later for one in swept.rounds] == [24, 12, 0]
+    attempts = {}
+    for record in swept.records:
+        attempts.setdefault(record.point.point_id, []).append(record.attempt)
+    assert all(made == [*range(1, len(made) + 1)] for made in attempts.values())
+    assert {len(made) for made in attempts.values()} == {3, 12}
+
+
+def test_a_failed_point_costs_one_row_and_none_in_the_next_round() -> None:
+    rounds = rounds_of()
+    failed = TrialKey(rounds.plan.points[4].point_id)
+    swept = Swept(rounds, fail=[failed])
+    assert [r.round for r in swept.records if r.status is Status.ERROR] == [1]
+    assert swept.rounds[1].later == 0
+    finished = sum(isinstance(event, PointFinished) for event in swept.events)
+    assert finished == sum(len(one.trials) for one in swept.rounds) == 23
+
+
+@settings(max_examples=20, deadline=None)
+@given(count=st.integers(0, 23))
+def test_a_run_that_was_cut_short_goes_on_with_exactly_what_it_lacks(count: int) -> None:
+    rounds = rounds_of()
+    whole = [turn.key for number in (1, 2) for turn in rounds.turns(number, {})]
+    kept = dict.fromkeys(whole[:count], Status.OK)
+    made = {key.point_id: 5 for key in kept}
+    swept = Swept(rounds, Before(kept=kept, made=made))
+    left = [key for key in whole[count:] if key != whole[count] or not key.control_of]
+    assert [record.key for record in swept.records] == left
+    assert all(r.attempt > 5 for r in swept.records if r.point.point_id in made)
+    assert swept.starts == max(1, len({key.round for key in left}))
+
+
+def test_a_run_of_one_round_can_go_on_with_more() -> None:
+    one, three = rounds_of(count=1), rounds_of(count=3)
+    kept = {turn.key: Status.OK for turn in one.turns(1, {})}
+    swept = Swept(three, Before(kept=kept))
+    assert [record.round for record in swept.records] == [2] * 12 + [3] * 12
