@@ -9,8 +9,14 @@ import pytest
 import torch
 
 from raybench.measure import nvml
-from raybench.measure.counters import energy_j, open_counters, throttle_reasons
-from raybench.measure.gemm import gemm_tflops
+from raybench.measure.counters import (
+    clock_read,
+    energy_j,
+    open_counters,
+    throttle_reasons,
+    wait_until_unlimited,
+)
+from raybench.measure.gemm import sustained_tflops
 from raybench.measure.identity import describe_device
 from raybench.measure.peaks import dense_peak_tflops
 from raybench.measure.telemetry import Sampler
@@ -92,6 +98,28 @@ def test_a_reading_is_cheap_and_grows_with_the_work(device, described, show):
     assert all(0 <= grown <= elapsed_s * 1.1 for grown in grown_s.values())
 
 
+def test_the_clock_is_read_while_the_device_works(device, described, show):
+    counters, found = open_counters(device), []
+    with clock_read(counters, found):
+        keep_busy(device, BUSY_S)
+    show("SM clocks", found)
+    assert len(found) > 5 * BUSY_S
+    assert all(0 < mhz <= described.sm_clock_max_mhz for mhz in found)
+
+
+def test_after_work_the_wait_ends_within_its_bounds(device, show):
+    counters = open_counters(device)
+    before = counters.read()
+    keep_busy(device, BUSY_S)
+    waits_s = []
+    for since in (before, counters.read()):
+        started_s = time.perf_counter()
+        wait_until_unlimited(counters, since)
+        waits_s.append(time.perf_counter() - started_s)
+    show("waited", waits_s)
+    assert all(wait_s < 3.5 for wait_s in waits_s)
+
+
 def test_the_samples_see_a_busy_device(device, described, show):
     sampler = Sampler([described], period_s=0.5)
     sampler.start()
@@ -124,10 +152,9 @@ def test_a_sample_costs_little(described, show):
 
 @pytest.mark.parametrize("mode", list(Precision))
 def test_the_product_s_rate_is_below_the_datasheet_s_peak(device, described, show, mode):
-    precision.apply(mode)
     started_s = time.perf_counter()
     before = torch.cuda.memory_reserved(device)
-    reached = gemm_tflops(device, mode)
+    reached = sustained_tflops(device, [mode])[mode]
     spent_s = time.perf_counter() - started_s
     peak = dense_peak_tflops(described.name, mode)
     show(f"{described.name} {mode}: {reached:.1f} TFLOP/s of {peak} in {spent_s:.2f} s")
@@ -142,6 +169,6 @@ def test_no_memory_for_the_product_is_no_error(device):
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info(device)
     held = torch.empty(free_bytes - 200 * 2**20, dtype=torch.uint8, device=device)
-    assert gemm_tflops(device, Precision.FP32) is None
+    assert sustained_tflops(device, [Precision.FP32]) == {Precision.FP32: None}
     del held
     torch.cuda.empty_cache()

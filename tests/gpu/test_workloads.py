@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from raybench.point import Precision
-from raybench.workloads import precision
+from raybench.workloads import precision, training
 from raybench.workloads.base import Context
 from raybench.workloads.linear import Linear
 from raybench.workloads.mlp import Mlp
@@ -54,7 +54,10 @@ def make_context(mode: Precision) -> Context:
 
 @pytest.mark.parametrize("mode", Precision)
 @pytest.mark.parametrize("name", BUILDS)
-def test_a_workload_trains_on_the_device(name: str, mode: Precision) -> None:
+def test_a_workload_trains_on_the_device(
+    name: str, mode: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "LEARNING_RATE", 1e-3)
     workload = BUILDS[name](make_context(mode))
     before = [parameter.detach().clone() for parameter in workload.training.model.parameters()]
     for _ in range(5):
@@ -88,7 +91,10 @@ def test_checkpointing_saves_memory() -> None:
 # Importing inductor: torch's own use of torch.jit.script_method (fixed in pytorch#189914).
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("mode", [Precision.FP32, Precision.TF32, Precision.BF16])
-def test_a_compiled_workload_trains_in_every_precision(mode: Precision) -> None:
+def test_a_compiled_workload_trains_in_every_precision(
+    mode: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "LEARNING_RATE", 1e-3)
     workload = Mlp(make_context(mode), hidden=256, layers=2, compile=True)
     weight = next(workload.training.model.parameters())
     before = weight.detach().clone()
