@@ -168,13 +168,12 @@ def test_where_no_limits_are_counted_nothing_is_waited_for(monkeypatch):
 def test_the_clock_is_read_meanwhile_and_at_the_end(monkeypatch):
     read_mhz = iter(range(1000, 2000))
     FakeNvml(nvmlDeviceGetClockInfo=lambda *_: next(read_mhz)).install(monkeypatch)
-    monkeypatch.setattr(counters, "_CLOCK_PERIOD_S", 0.01)
     found: list[int] = []
     with clock_read(open_counters(CUDA), found):
-        time.sleep(0.1)
+        time.sleep(0.5)
     count = len(found)
     assert count >= 3
-    time.sleep(0.05)
+    time.sleep(0.2)
     assert len(found) == count
     with clock_read(open_counters(CUDA), short := []):
         pass
