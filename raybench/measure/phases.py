@@ -265,6 +265,7 @@ class _Timing:
                 self.timed.move_to(self.drifted)
                 self.readings.clear()
                 self.clocks_mhz.clear()
+                self.session.memory.forget()
             else:
                 self.timed.add(self._block(count), device)
         self.session.sm_clocks_mhz.extend(self.clocks_mhz)
