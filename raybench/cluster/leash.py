@@ -28,6 +28,7 @@ MARK = "RAYBENCH_MARK"
 KEPT = "kept"
 # Ray's processes end by themselves, and a worker writes its last lines to the log.
 _GRACE_S = 5.0
+_LOOK_S = 0.25
 # A process that is being started while the others are killed is found in the next round.
 _ROUNDS = 100
 _PAUSE_S = 0.05
@@ -106,10 +107,9 @@ def _watch(kind: str, process: int, mark: str, folder: str) -> None:
     if is_worker and handles[0] not in ended:
         _end(handles[0])
     elif not is_worker:
-        time.sleep(_GRACE_S)
+        children |= _seen_to_end(mark, children)
     for _ in range(_ROUNDS):
-        left = _left_behind(mark, process if is_worker else None)
-        left |= {number for number, began in children if began and _began(number) == began}
+        left = _left_behind(mark, process if is_worker else None) | _living(children)
         if not left:
             break
         for number in left:
@@ -117,6 +117,24 @@ def _watch(kind: str, process: int, mark: str, folder: str) -> None:
         time.sleep(_PAUSE_S)
     if folder and not os.path.exists(f"{folder}/{KEPT}"):  # noqa: PTH110
         _remove(folder)
+
+
+def _seen_to_end(mark: str, children: set[tuple[int, str | None]]) -> set[tuple[int, str | None]]:
+    """What these and those with the mark have started until the grace is over; how each began.
+
+    A worker that Ray is starting has a mark of its own, and no watcher yet. When its raylet has
+    ended, nothing tells any more whose it is.
+    """
+    found = set(children)
+    for _ in range(round(_GRACE_S / _LOOK_S)):
+        living = _left_behind(mark, None) | _living(found)
+        found |= {(number, _began(number)) for number in _with_descendants(living, _parents())}
+        time.sleep(_LOOK_S)
+    return found
+
+
+def _living(known: set[tuple[int, str | None]]) -> set[int]:
+    return {number for number, began in known if began and _began(number) == began}
 
 
 def _remove(folder: str) -> None:

@@ -167,3 +167,25 @@ def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_i
         os.kill(later, signal.SIGKILL)
         seconds_until(lambda: not watchers(mark), within_s=3)
     assert (folder / "logs" / "one").exists() == is_kept
+
+
+def test_what_a_dead_raylet_was_starting_ends_with_its_driver(tmp_path: Path) -> None:
+    driver = """
+        import subprocess, sys, time
+        from raybench.cluster import leash
+        with leash.held_children():
+            # A raylet; what it starts has another mark.
+            subprocess.Popen(["sh", "-c", f"{leash.MARK}=other sleep 60 & echo $$ $!; wait"])
+            time.sleep(0.5)
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(driver)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        raylet, worker = map(int, process.stdout.readline().split())
+        time.sleep(1.0)
+        process.kill()
+    time.sleep(1.0)
+    os.kill(raylet, signal.SIGKILL)
+    assert worker in leash._parents()
+    seconds_until(lambda: worker not in leash._parents(), within_s=8)
