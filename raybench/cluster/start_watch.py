@@ -21,7 +21,12 @@ _LOOK_S = 0.2
 # Its number is the exit code of a cluster that is lost.
 _END = signal.SIGQUIT
 # Programs of Ray that a driver starts, and cannot do without.
-_PROGRAMS = {"gcs_server": "its head", "raylet": "its raylet"}
+_RAYLET = "its raylet"
+_PROGRAMS = {"gcs_server": "its head", "raylet": _RAYLET}
+# Those of a raylet, which ends 10 to 20 s after one of them, and ends them when it ends.
+_AGENT = "its raylet, or an agent of that,"
+_AGENTS = ("/agent.py", "/agent/main.py", "Agent")
+_WORDS = 4
 # Where /proc/PID/stat, behind the name, has the state, and how a process ended.
 _STATE, _ENDED = 0, 49
 # A terminal may show a spinner, and no cursor.
@@ -37,17 +42,16 @@ class StartedPrograms:
 
     def gone(self) -> str:
         """Which of them has ended, and how; empty while all live."""
-        for process in self._children() - self._processes.keys():
+        for process in _children(self._driver) - self._processes.keys():
             # Also of one that has ended already, whose command line is gone.
             name = _read(f"/proc/{process}/comm").strip()
             if name in _PROGRAMS:
                 self._processes[process] = _PROGRAMS[name]
+        for raylet in [number for number, name in self._processes.items() if name == _RAYLET]:
+            new = _children(raylet) - self._processes.keys()
+            self._processes |= dict.fromkeys(filter(_is_agent, new), _AGENT)
         endings = ((name, _ending(process)) for process, name in self._processes.items())
         return next((f"{name} {ending}" for name, ending in endings if ending), "")
-
-    def _children(self) -> set[int]:
-        """Those of the main thread; none where the kernel does not tell them."""
-        return set(map(int, _read(f"/proc/{self._driver}/task/{self._driver}/children").split()))
 
 
 @contextmanager
@@ -99,8 +103,24 @@ def _watch(driver: int, before: str, after: str, made: str, removed: str) -> Non
             return
 
 
+def _children(process: int) -> set[int]:
+    """None where the kernel does not tell them."""
+    try:
+        threads = os.listdir(f"/proc/{process}/task")  # noqa: PTH208
+    except OSError:
+        return set()
+    lists = (_read(f"/proc/{process}/task/{thread}/children") for thread in threads)
+    return {int(child) for children in lists for child in children.split()}
+
+
+def _is_agent(process: int) -> bool:
+    """By its command line, and by the title that it gives itself."""
+    words = _read(f"/proc/{process}/cmdline").replace("\0", " ").split()[:_WORDS]
+    return any(word.endswith(_AGENTS) for word in words)
+
+
 def _ending(process: int) -> str:
-    """How a child has ended; empty for one that lives."""
+    """How a process has ended; empty for one that lives."""
     stat = _read(f"/proc/{process}/stat").rpartition(")")[2].split()
     if not stat:
         return "has ended"

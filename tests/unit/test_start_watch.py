@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -58,6 +59,41 @@ def test_other_children_are_no_part_of_ray(tmp_path: Path) -> None:
     process.kill()
     assert started.gone() == ""
     process.wait()
+
+
+def runs_python(process: int) -> bool:
+    return Path(f"/proc/{process}/cmdline").read_bytes().startswith(sys.executable.encode())
+
+
+def test_an_agent_of_the_raylet_that_has_ended_is_told_before_the_raylet_ends(
+    tmp_path: Path,
+) -> None:
+    agent, other = tmp_path / "agent.py", tmp_path / "other.py"
+    for path in (agent, other):
+        path.write_text("import time\ntime.sleep(60)\n")
+    (tmp_path / "raylet").symlink_to("/bin/bash")
+    python = sys.executable
+    script = f"{python} {agent} & echo $!; {python} {other} & echo $!; wait; sleep 60"
+    started = StartedPrograms(os.getpid())
+    with subprocess.Popen(
+        [str(tmp_path / "raylet"), "-c", script], stdout=subprocess.PIPE, text=True
+    ) as raylet:
+        assert raylet.stdout is not None
+        agent_id, other_id = (int(raylet.stdout.readline()) for _ in range(2))
+        try:
+            for process in (agent_id, other_id):
+                wait_for(lambda here=process: runs_python(here))
+            assert started.gone() == ""
+            os.kill(other_id, signal.SIGKILL)
+            time.sleep(0.3)
+            assert started.gone() == "", "a raylet goes on without its other children"
+            os.kill(agent_id, signal.SIGKILL)
+            wait_for(started.gone)
+            assert started.gone().startswith("its raylet, or an agent of that, ")
+        finally:
+            for process in (agent_id, raylet.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
 
 
 # Waits with Python's lock held, as Ray does, when its head has ended.
