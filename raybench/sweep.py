@@ -190,21 +190,23 @@ class _Loop:
         self._is_search = rounds.plan.batch_search is not None
 
     def events(self) -> Iterator[Event]:
-        while True:
+        # At the end nobody is asked any more: a cluster may be gone when all is measured.
+        while not self._is_over:
+            if self._flights.are_none and self._schedule.is_done:
+                yield from self._next_round()
+                continue
             self._look_around(0.0)
             yield from self._decided()
-            if self._flights.are_none:
-                if self._stopping():
-                    return
-                if self._schedule.is_done:
-                    if self._round == self._rounds.count:
-                        return
-                    yield from self._next_round()
-                    continue
+            if not self._flights.are_none:
+                yield from self._landed()
+            elif not (self._stopping() or self._schedule.is_done):
                 assert self._schedule.coming, "what waits beside an idle cluster waits for workers"
                 self._look_around(_LOOK_AROUND_S)
-            else:
-                yield from self._landed()
+
+    @property
+    def _is_over(self) -> bool:
+        is_done = self._schedule.is_done and self._round == self._rounds.count
+        return self._flights.are_none and (self._stopping() or is_done)
 
     def write_in_flight(self, status: Status, error_type: str, reason: str) -> None:
         batch = [

@@ -268,9 +268,9 @@ class NodeAgents:
     def stop(self) -> None:
         """Let the agents go."""
         with self._lock:
-            for node in self._nodes.values():
-                ray.kill(node.agent, no_restart=True)
-            self._nodes = {}
+            nodes, self._nodes = self._nodes, {}
+        for node in nodes.values():
+            ray.kill(node.agent, no_restart=True)
 
     def _agents(self) -> dict[str, Any]:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from raybench.records import Answer, Device, DeviceSample, Failure, Status, Task
 
 # The loops that wait for workers look once a second.
 _PATIENCE_S = 5.0
+_LOOK_S = 0.2
 
 
 class RayCluster:
@@ -152,8 +154,17 @@ class RayCluster:
     def _let_go(self) -> bool:
         """Give everything back to Ray; False where its head goes meanwhile.
 
-        A SIGTERM to the whole process group, as by `timeout` and by schedulers, ends both.
+        A SIGTERM to the whole process group, as by `timeout` and by schedulers, ends both. In a
+        thread, because Ray waits a minute for a head that has died, and then ends this process.
         """
+        given: list[bool] = []
+        thread = threading.Thread(target=lambda: given.append(self._given_back()), daemon=True)
+        thread.start()
+        while thread.is_alive() and not self._lifelines.is_cut:
+            thread.join(_LOOK_S)
+        return given == [True]
+
+    def _given_back(self) -> bool:
         try:
             self._agents.stop()
             self._groups.close()

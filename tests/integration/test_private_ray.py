@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +59,7 @@ AT_RAYS_START = [
     ("gcs_server", "SIGTERM", 0.5),
     ("raylet", "SIGKILL", 0.0),
     ("raylet", "SIGTERM", 0.5),
-    ("runtime_env/agent", "SIGKILL", 0.0),
+    ("runtime_env/agent", "SIGKILL", 0.4),
     ("dashboard/agent", "SIGTERM", 0.3),
 ]
 AT_THE_WORKERS_START = [
@@ -71,6 +72,13 @@ AT_THE_WORKERS_START = [
     ("DashboardAgent", "SIGKILL", 1.0),
 ]
 _MOST_S = 15.0
+SMALL_JOB = """\
+version: 1
+name: small
+workload: {kind: mlp, hidden: 8, layers: 1}
+matrix: {world_size: [1, 2], batch_size: 1}
+measure: {warmup: 1, iterations: 3, breakdown: false}
+"""
 
 
 class Struck:
@@ -79,11 +87,7 @@ class Struck:
     def __init__(
         self, folder: Path, title: str, signal_name: str, delay_s: float, said: str
     ) -> None:
-        (folder / "job.yaml").write_text(
-            "version: 1\nname: small\nworkload: {kind: mlp, hidden: 8, layers: 1}\n"
-            "matrix: {world_size: [1, 2], batch_size: 1}\n"
-            "measure: {warmup: 1, iterations: 3, breakdown: false}\n"
-        )
+        (folder / "job.yaml").write_text(SMALL_JOB)
         errors = folder / "stderr.txt"
         command = sweep_command(folder, "--device", "cpu")
         with (
@@ -160,3 +164,35 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again(
     assert struck.lines[1].startswith("a worker could not start: its process ")
     assert struck.lines[1].endswith("(tried once more)")
     assert [line.split()[1] for line in struck.lines[2:]] == ["ok", "ok"]
+
+
+# The head is killed when all points are measured, where Ray would wait for it for a minute.
+ENDS_WITHOUT_HEAD = """\
+import os, signal, sys
+from raybench import cli
+from raybench.cluster import proc, ray_seats
+close = ray_seats.Seats.close
+def close_without_head(seats):
+    family = proc.with_descendants({os.getpid()}, proc.parents())
+    [head] = [process for process in family if proc.name(process) == "gcs_server"]
+    os.kill(head, signal.SIGKILL)
+    close(seats)
+ray_seats.Seats.close = close_without_head
+sys.argv = ["raybench", *sys.argv[1:]]
+cli.main()
+"""
+
+
+@pytest.mark.long
+def test_a_head_that_dies_while_workers_are_let_go_spoils_no_finished_run(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(SMALL_JOB)
+    command = sweep_command(tmp_path, "--device", "cpu")
+    options = command[command.index("raybench") + 1 :]
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS_WITHOUT_HEAD, *options],
+        env={**environment(tmp_path), "RAYBENCH_LOCK_DIR": str(tmp_path / "locks")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "samples/s" in done.stdout, "the report is printed"

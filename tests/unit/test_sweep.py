@@ -373,6 +373,20 @@ def test_when_the_cluster_is_gone_every_point_in_flight_is_lost():
     assert written == [(index, Status.LOST, "Ray's head does not answer") for index in (0, 1)]
 
 
+def test_a_cluster_that_goes_when_all_is_measured_spoils_nothing(monkeypatch):
+    cluster = started(make_devices(a=1), lambda _, rank: make_measurement(rank))
+    asked = iter([None, None])
+
+    def refresh(_: float) -> None:
+        if next(asked, "gone") == "gone":
+            raise ClusterError("Ray's head does not answer")
+
+    monkeypatch.setattr(cluster, "refresh", refresh)
+    written, events = run(plan_of(1, 1), cluster)
+    assert [record.status for record in written] == [Status.OK] * 2
+    assert sum(isinstance(event, PointFinished) for event in events) == 2
+
+
 def test_a_sweep_that_is_closed_between_two_events_leaves_rows_of_what_is_in_flight():
     release = threading.Event()
 
