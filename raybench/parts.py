@@ -136,7 +136,7 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> _Part:
     except FileNotFoundError:
         # Removed since the folder was listed: a driver drops what a killed one left.
         return _Part(path=path, rows=_no_rows(wanted))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ResultsError(f"{path}: {_unreadable(error)}; remove or restore it") from error
     if version is None or part is None:
         raise ResultsError(f"{path}: not a part of the table {table}; move it elsewhere")

@@ -120,11 +120,12 @@ def _split(root: Path, text: str) -> tuple[Path, str]:
     if os.sep not in text:
         return root, text
     path = Path(text).resolve()
-    if path.is_dir() and path.parent.name in TABLES:
+    # Path's own would raise for a name that no folder can have.
+    if os.path.isdir(path) and path.parent.name in TABLES:  # noqa: PTH112
         return path.parents[1], path.name
     head, name = os.path.split(text)
     for folder in (root / head, Path(head)):
-        if (folder / "runs").is_dir():
+        if os.path.isdir(folder / "runs"):  # noqa: PTH112
             return folder, name
     return root, _run_of_path(root, text)
 

@@ -5,6 +5,7 @@ A folder may hold ten thousand runs, so no more of them are read than are needed
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -85,7 +86,8 @@ def find_side(results: Path, text: str) -> Side:
     the others are repeats; or NAME=VALUE, the newest run with that tag and the others that have it.
     Raises ResultsError where there is none.
     """
-    if Path(text).exists():
+    # Path's would raise for a name that no file can have.
+    if os.path.exists(text):  # noqa: PTH110
         return Side(own=_find(results, text))
     if "=" in text:
         return _tagged(results, text)

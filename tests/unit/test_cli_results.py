@@ -125,6 +125,8 @@ def test_a_page_is_laid_over_that_of_another_run(raybench, tmp_path: Path) -> No
     ("arguments", "message"),
     [
         (["report", "nothing"], "no run 'nothing'"),
+        (["report", "a/" + "9" * 5000], "not a run of"),
+        (["compare", "9" * 5000, "latest"], "no run '999"),
         (["report", "run"], "ambiguous: run-old, run-new"),
         (["report", "--chart", "a.pdf"], "--chart: must end in .svg or .png, got a.pdf"),
         (["report", "-o", "no/such/folder/a.md"], "cannot be written: No such file"),

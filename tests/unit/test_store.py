@@ -307,6 +307,13 @@ def test_a_truncated_part_is_named_in_one_line(results: Path, cut: float) -> Non
         load(results, "samples", "run-old")
 
 
+def test_a_part_with_a_column_name_that_is_no_text_is_named_in_one_line(results: Path) -> None:
+    path = part_of(results, "samples")
+    path.write_bytes(path.read_bytes().replace(b"iteration", b"iterati\xaan"))
+    with pytest.raises(ResultsError, match="not a Parquet file, or a damaged one"):
+        load(results, "samples", "run-old")
+
+
 def test_a_foreign_parquet_file_is_named(results: Path) -> None:
     path = results / "points" / "run-old" / "foreign.parquet"
     pq.write_table(pa.table({"a": [1]}), path)
