@@ -36,11 +36,12 @@ def _cpu_lines() -> list[str]:
 
 
 def commit() -> str:
-    """The commit of this code; RAYBENCH_COMMIT tells it where there is no repository."""
+    """The commit of this code; RAYBENCH_COMMIT tells it where this is a copy of a repository."""
+    if told := os.environ.get("RAYBENCH_COMMIT"):
+        return told
     git = ["git", "rev-parse", "HEAD"]
     here = Path(__file__).parent
-    told = subprocess.run(git, cwd=here, capture_output=True, text=True).stdout.strip()
-    return told or os.environ.get("RAYBENCH_COMMIT", "")
+    return subprocess.run(git, cwd=here, capture_output=True, text=True).stdout.strip()
 
 
 def without_paths(text: str) -> str:
