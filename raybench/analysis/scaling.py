@@ -244,11 +244,17 @@ def _add_intervals(series: Iterable[Sequence[dict[str, Any]]], intervals: StartI
                 row |= {f"{name}_low": row[name] * low, f"{name}_high": row[name] * high}
 
 
+def is_by_mean(row: Mapping[str, Any]) -> bool:
+    """Whether the rates of a row follow the mean step, as from schema 5 on, not the median one."""
+    return not pd.isna(row["quick"])
+
+
 def _samples_per_joule(row: Mapping[str, Any]) -> float | None:
-    names = ("throughput", "step_ms_p50", "step_ms_mean", "inner_iterations", "energy_j")
+    step_ms = "step_ms_mean" if is_by_mean(row) else "step_ms_p50"
+    names = ("throughput", step_ms, "inner_iterations", "energy_j")
     if row["status"] != "ok" or any(pd.isna(row[name]) for name in names):
         return None
-    samples_per_step = row["throughput"] * row["step_ms_p50"] / 1000
+    samples_per_step = row["throughput"] * row[step_ms] / 1000
     steps = row["iterations"] * row["inner_iterations"]
     return float(samples_per_step * steps / row["energy_j"]) if row["energy_j"] > 0 else None
 

@@ -215,7 +215,7 @@ def _reason(record: Record) -> str:
 def _outcome(record: Record) -> str:
     """The step time as the report will have it, and what it comes to."""
     step_ms = stats.step_time_ns(record.measurements) / 1e6
-    reached = rates(record, step_ms)
+    reached = rates(record, stats.mean_step_ns(record.measurements) / 1e6)
     told = ((wording.number(reached[name]), unit) for name, unit in _RATES.items())
     rate = next((f"{figure:>9} {unit}" for figure, unit in told if figure), "")
     return f"{wording.duration(step_ms):>9}  {rate}".rstrip()

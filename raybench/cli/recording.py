@@ -121,12 +121,14 @@ def _opened(job: Job, start: Start, output: Path) -> Iterator[RunStore]:
 
     run = start.run
     if start.is_resumed:
-        store = RunStore(root=output, run_id=run.run_id, measure=job.measure, code=start.code)
+        store = RunStore(
+            root=output, run_id=run.run_id, measure=job.measure.of_a_round, code=start.code
+        )
         store.write_run(run)
         yield store
         return
     with hold_run(output, run.run_id):
-        yield RunStore.create(output, run, job.measure, start.code)
+        yield RunStore.create(output, run, job.measure.of_a_round, start.code)
 
 
 def recorded(

@@ -155,9 +155,11 @@ def _lagged_products(series: Sequence[NDArray[np.float64]]) -> NDArray[np.float6
     import numpy as np
 
     longest = max(len(values) for values in series)
-    # Of twice the length, so that the end of a series does not meet its beginning.
-    spectra = [np.abs(np.fft.rfft(values, 2 * longest)) ** 2 for values in series]
-    products: NDArray[np.float64] = np.fft.irfft(np.sum(spectra, axis=0), 2 * longest)
+    # Of twice the length, so that the end of a series does not meet its beginning; powers of 2 are
+    # fast.
+    length = 1 << (2 * longest - 1).bit_length()
+    spectra = [np.abs(np.fft.rfft(values, length)) ** 2 for values in series]
+    products: NDArray[np.float64] = np.fft.irfft(np.sum(spectra, axis=0), length)
     return products[: max(1, longest // 2)]
 
 

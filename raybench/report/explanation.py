@@ -9,6 +9,11 @@ from raybench.report import wording
 from raybench.report.tables import BURST, MARK_COLUMN, OF_GEMM, POINT_COLUMN, Table
 
 _STEP = (
+    "Step: the median over the iterations, ± half its 95 % interval; of ranks in lockstep their "
+    "median, else the slowest one's. Rates follow the mean of the iterations."
+)
+# Before schema 5.
+_STEP_OF_MAXIMA = (
     "Step: the slowest rank's time of each iteration, its median over the iterations, "
     "± half its 95 % interval."
 )
@@ -38,11 +43,17 @@ _PARTS_FROM = (
 
 
 def explain(
-    tables: Sequence[Table], baseline: Mapping[str, Any], ranks: str, plus_minus: str
+    tables: Sequence[Table],
+    baseline: Mapping[str, Any],
+    ranks: str,
+    plus_minus: str,
+    *,
+    by_mean: bool,
 ) -> tuple[str, ...]:
     """A paragraph for the points, one for the parts of their steps and one for the marks.
 
     plus_minus: a sentence, what ± holds over.
+    by_mean: whether rates follow the mean step, as they do from schema 5 on.
     What no table has is left out, and nothing is said twice.
     """
     # Besides the step there is nothing to explain in a table of failures.
@@ -53,13 +64,13 @@ def explain(
         for column in table.columns
     }
     parts, rates = _meanings(_PARTS, shown), _meanings(_RATES, shown)
-    points = _meanings(_of_points(baseline, ranks, plus_minus), shown)
+    step = f"{_STEP if by_mean else _STEP_OF_MAXIMA} {plus_minus}".rstrip()
+    points = _meanings(_of_points(baseline, ranks, step), shown)
     paragraphs = [points, [*parts, *rates, _PARTS_FROM]] if parts else [[*points, *rates]]
     return tuple(filter(None, [*map(" ".join, paragraphs), _marks(tables)]))
 
 
-def _of_points(baseline: Mapping[str, Any], ranks: str, plus_minus: str) -> dict[str, str]:
-    step = f"{_STEP} {plus_minus}".rstrip()
+def _of_points(baseline: Mapping[str, Any], ranks: str, step: str) -> dict[str, str]:
     return {
         **{f"step {unit.name}": step for unit in wording.UNITS},
         "samples/s": f"Samples/s: all {ranks} together.",

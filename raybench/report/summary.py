@@ -10,7 +10,7 @@ import pandas as pd
 
 from raybench.analysis.best import best_settings
 from raybench.analysis.rounds import Trials, latest_trials, without_controls
-from raybench.analysis.scaling import batch_column, scaling
+from raybench.analysis.scaling import batch_column, is_by_mean, scaling
 from raybench.analysis.start_noise import StartNoise
 from raybench.records import TrialKey, by_point
 from raybench.report import wording
@@ -48,7 +48,8 @@ class Summary:
     precision: what is gained over fp32, where the findings do not say it already.
     largest_batches: where the run has searched for them.
     ranks: what a rank runs on.
-    plus_minus: a sentence, what ± holds over. explanation: paragraphs.
+    plus_minus: a sentence, what ± holds over. by_mean: whether rates follow the mean step.
+    explanation: paragraphs.
     more_rounds: what further rounds would cost and give; None where the run has enough.
     scaling: the frame that the tables show, for pictures and machines.
     """
@@ -71,6 +72,7 @@ class Summary:
     without_speed_up: tuple[Said, ...]
     warnings: tuple[Said, ...]
     plus_minus: str
+    by_mean: bool
     explanation: tuple[str, ...]
     more_rounds: MoreRounds | None
     scaling: pd.DataFrame
@@ -100,6 +102,7 @@ def summarize(
         unit=wording.unit_of(rows),
     )
     tables = make_tables(rows, layout)
+    by_mean = any(row["status"] == "ok" and is_by_mean(row) for row in rows)
     largest = largest_batches(rows)
     plus_minus = meaning_of_plus_minus(rows)
     return Summary(
@@ -126,7 +129,8 @@ def summarize(
             ]
         ),
         plus_minus=plus_minus,
-        explanation=explain(tables, run.baseline, ranks, plus_minus),
+        by_mean=by_mean,
+        explanation=explain(tables, run.baseline, ranks, plus_minus, by_mean=by_mean),
         more_rounds=more_rounds(rows, trials),
         scaling=frame,
     )

@@ -75,7 +75,9 @@ def _tables(summary: Summary, width: int) -> list[RenderableType]:
         what = f"{table.workload} {wording.settings(table.params)}".strip()
         parts += [line(""), line(": ".join(filter(None, (what, table.kind))), "bold")]
         parts += [grid(_columns(table), table.rows)]
-    notes = explain(joined, summary.run.baseline, summary.ranks, summary.plus_minus)
+    notes = explain(
+        joined, summary.run.baseline, summary.ranks, summary.plus_minus, by_mean=summary.by_mean
+    )
     for paragraph in (*notes, *_left_out(summary.tables, fitted, width)):
         parts += [line(""), line(paragraph, "dim")]
     return parts

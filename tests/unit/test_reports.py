@@ -576,6 +576,14 @@ def test_parts_that_exceed_the_step_are_left_blank_with_the_reason() -> None:
     assert said.count == 1
 
 
+def test_a_report_says_of_which_step_its_rates_are_as_its_schema_had_them() -> None:
+    assert "Rates follow the mean" in report(sweep()).explanation[0]
+    older = points_of(sweep()).assign(quick=None)
+    before = summarize(make_run("run-a"), pd.DataFrame([]), older).explanation[0]
+    assert "the slowest rank's time of each iteration" in before
+    assert "Rates follow the mean" not in before
+
+
 def test_without_parts_nothing_is_said_of_instrumented_steps() -> None:
     measurement = make_measurement(0, [[8_000_000] * 6], flops_per_step=1e9)
     summary = report([make_record(make_point(), measurements=(measurement,))])
