@@ -184,7 +184,9 @@ def names_of(node: ast.AST) -> Iterator[str]:
 
 def is_private(name: str) -> bool:
     """Whether one of the words of an identifier is private, or it begins with `told_`."""
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_").split("_")
+    plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
+    # What runs now is in flight: anybody says so.
+    words = plain.replace("in_flight", "running").split("_")
     return (words[0] == "told" and len(words) > 1) or not _PRIVATE_WORDS.isdisjoint(words)
 
 
