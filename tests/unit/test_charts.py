@@ -57,7 +57,7 @@ def test_the_file_holds_the_marks_that_the_page_begins_with() -> None:
     page = format_page(RESULTS, load_summary(RESULTS, run_id))
     first = page[page.index('<section id="result"') : page.index('<section id="points"')]
     marks = re.compile(r'<path aria-label="([^"]*)"')
-    assert len(marks.findall(first)) == 27
+    assert len(marks.findall(first)) == 36
     assert marks.findall(svg_of(run_id)) == marks.findall(first)
 
 

@@ -15,6 +15,7 @@ from raybench import cli, load
 from raybench.cluster.local import this_process
 from raybench.job import Measure
 from raybench.plan import Plan
+from raybench.rounds import Rounds
 from raybench.store import RunStore
 from raybench.sweep import SweepSettings, sweep
 
@@ -57,7 +58,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.write_devices(cluster.devices)
     measure = Measure(warmup=1, iterations=3, breakdown=False)
     settings = SweepSettings(measure=measure, strategy="pack", stop_on_error=False)
-    list(sweep(Plan(points=tuple(points)), settings, cluster, store.write_records))
+    rounds = Rounds(plan=Plan(points=tuple(points)))
+    list(sweep(rounds, settings, cluster, store.write_records))
     return root
 
 
