@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raybench.measure import steady
-from raybench.measure.stragglers import borne_out_ms, stands_out
+from raybench.measure.stragglers import NEARLY_ALL, borne_out_ms, stands_out
 from raybench.workloads.base import NOT_WRAPPED
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ Row = Mapping[str, Any]
 
 # A larger share of the step is worth a sentence.
 _LEAST_SHARE = 0.02
-# A part of what a rank is late by that is all of it, as far as a sentence goes.
-_NEARLY_ALL = 0.75
 # A step time that is known worse than this, to either side, is no measure for others.
 WIDEST_INTERVAL = 0.10
 # The parts come from other steps than the step time: by so much they may exceed it.
@@ -216,9 +214,9 @@ def _slow_part(row: Row) -> str:
     device_ms, excess_ms = _known(row["straggler_device_ms"]), float(row["straggler_ms"])
     if device_ms is None:
         return "device or host"
-    if device_ms >= _NEARLY_ALL * excess_ms:
+    if device_ms >= NEARLY_ALL * excess_ms:
         return "device"
-    if excess_ms - device_ms >= _NEARLY_ALL * excess_ms:
+    if excess_ms - device_ms >= NEARLY_ALL * excess_ms:
         return "host"
     return f"device {device_ms:.3g} ms, host {excess_ms - device_ms:.3g} ms"
 

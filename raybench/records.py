@@ -72,8 +72,8 @@ class Repetition:
 class Breakdown:
     """Where one rank's step goes, from steps that were run after the timed ones.
 
-    local_ms: steps without communication, at this rank's own speed, in blocks that lie apart in
-    time: the first before the queued steps, the others after them.
+    local_ms: steps without communication, at this rank's own speed, in blocks: the first half of
+    them before the queued steps, the second after them.
     device_ms: median time the device needs for such a step when its work is queued beforehand.
     optimizer_ms: median time of the optimizer's part of it.
     hooked_ms: steps with timed communication, as long as they took themselves.

@@ -12,10 +12,12 @@ from typing import Any
 
 from raybench.measure import stats
 from raybench.measure.stragglers import (
+    NEARLY_ALL,
     Straggler,
     borne_out_ms,
     find_straggler,
     late_in_turn_ms,
+    pace_scatter,
     stands_out,
 )
 from raybench.records import Breakdown, Measurement
@@ -42,6 +44,7 @@ def step_parts(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
     slowest = local_ms.index(max(local_ms)) if local_ms else 0
     of_slowest = broken_down[slowest] if broken_down else Breakdown()
     data_ms = data_wait_ms(measurements[slowest : slowest + 1])
+    told = _straggler(broken_down, straggler, _pace_scatter_ms(measurements))
     return {
         "local_step_ms": max(local_ms, default=None),
         "compute_ms": _compute_ms(of_slowest, data_ms),
@@ -49,9 +52,13 @@ def step_parts(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
         "host_gap_ms": _host_gap_ms(of_slowest),
         "host_bound": _host_bound(of_slowest),
         **_by_rank(broken_down),
-        **_straggler(broken_down, straggler),
+        **told,
         **_communication(broken_down, step_ms),
-        "slowest_rank": _slowest_rank(measurements, straggler, max(local_ms, default=0.0), step_ms),
+        "slowest_rank": (
+            _slowest_rank(straggler, told["straggler_error_ms"], step_ms - max(local_ms), step_ms)
+            if straggler
+            else _slowest_timed(measurements, step_ms)
+        ),
         "methods": _methods(broken_down, step_ms),
     }
 
@@ -112,32 +119,50 @@ def _by_rank(broken_down: Sequence[Breakdown]) -> Numbers:
     }
 
 
-def _straggler(broken_down: Sequence[Breakdown], straggler: Straggler | None) -> Numbers:
+def _pace_scatter_ms(measurements: Sequence[Measurement]) -> float:
+    """How far hosts differ by chance, of the timed steps: they last longest, and the pace of the
+    step that waits for the latest host wanders with the hosts'."""
+    repeats = range(len(measurements[0].repetitions))
+    return max(
+        pace_scatter(
+            stats.step_series([m.repetitions[index].timed.step_ns for m in measurements]).tolist()
+        )
+        / _NS_PER_MS
+        for index in repeats
+    )
+
+
+def _straggler(
+    broken_down: Sequence[Breakdown], straggler: Straggler | None, scatter_ms: float
+) -> Numbers:
+    """scatter_ms: by how much more hosts may differ by chance than their local steps show."""
     blocks = [b.local_ms for b in broken_down]
+    if straggler is None:
+        names = ("straggler_ms", "straggler_error_ms", "straggler_device_ms", "late_in_turn_ms")
+        return {**dict.fromkeys(names), "local_step_drift_ms": _drift_ms(blocks)}
+    device_ms = _device_excess_ms(broken_down, straggler)
+    is_device = device_ms is not None and device_ms >= NEARLY_ALL * straggler.excess_ms
     return {
-        "straggler_ms": straggler.excess_ms if straggler else None,
-        "straggler_error_ms": straggler.error_ms if straggler else None,
-        "straggler_device_ms": _device_excess_ms(broken_down, straggler),
-        "late_in_turn_ms": late_in_turn_ms(blocks) if straggler else None,
+        "straggler_ms": straggler.excess_ms,
+        "straggler_error_ms": max(straggler.error_ms, 0.0 if is_device else scatter_ms),
+        "straggler_device_ms": device_ms,
+        "late_in_turn_ms": late_in_turn_ms(blocks),
         "local_step_drift_ms": _drift_ms(blocks),
     }
 
 
-def _device_excess_ms(
-    broken_down: Sequence[Breakdown], straggler: Straggler | None
-) -> float | None:
+def _device_excess_ms(broken_down: Sequence[Breakdown], straggler: Straggler) -> float | None:
     """How much longer the slowest rank's device works than that of the rank it is compared with."""
-    if straggler is None:
-        return None
     slow_ms, other_ms = (broken_down[r].device_ms for r in (straggler.rank, straggler.other))
     return None if slow_ms is None or other_ms is None else slow_ms - other_ms
 
 
 def _drift_ms(blocks: Sequence[Sequence[Sequence[float]]]) -> float | None:
-    """Largest change of a rank's local step from its first to its later blocks, with its sign."""
+    """Largest change of a rank's local step from the first to the second half of its blocks."""
     if not blocks or any(len(of_rank) < 2 for of_rank in blocks):
         return None
-    changes = [median(chain(*of_rank[1:])) - median(of_rank[0]) for of_rank in blocks]
+    middle = len(blocks[0]) // 2
+    changes = [median(chain(*b[middle:])) - median(chain(*b[:middle])) for b in blocks]
     return max(changes, key=abs)
 
 
@@ -178,22 +203,19 @@ def _wait_ms(broken_down: Sequence[Breakdown], step_ms: float) -> float | None:
 
 
 def _slowest_rank(
-    measurements: Sequence[Measurement],
-    straggler: Straggler | None,
-    local_ms: float,
-    step_ms: float,
+    found: Straggler, error_ms: float, exposed_ms: float, step_ms: float
 ) -> int | None:
-    """The rank that stands out, by its local steps or, where there are none, by its timed ones.
+    """The slowest rank, if it stands out."""
+    excess_ms = borne_out_ms(found.excess_ms, exposed_ms)
+    return found.rank if stands_out(excess_ms, error_ms, step_ms) else None
 
-    local_ms: the longest local step.
-    """
-    found = straggler or find_straggler(
+
+def _slowest_timed(measurements: Sequence[Measurement], step_ms: float) -> int | None:
+    """The same by the timed steps, where there are no local ones."""
+    found = find_straggler(
         [[[ns / _NS_PER_MS for ns in r.timed.step_ns] for r in m.repetitions] for m in measurements]
     )
-    if found is None:
-        return None
-    excess_ms = borne_out_ms(found.excess_ms, step_ms - local_ms)
-    return found.rank if stands_out(excess_ms, found.error_ms, step_ms) else None
+    return None if found is None else _slowest_rank(found, found.error_ms, 0.0, step_ms)
 
 
 def _methods(broken_down: Sequence[Breakdown], step_ms: float) -> dict[str, str] | None:

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
@@ -152,20 +153,19 @@ def _local(session: _Session, communication: _Communication) -> Breakdown:
         session.workload.step()
     optimizer = OptimizerMarks(context.device)
     if context.device.type == "cuda":
-        first_ms = _block_ms(session.step, _half(session), session)
-        device_ms = queued_steps(
-            session.step, optimizer, inner * statistics.median(first_ms), session.extent.steps
-        )
-        local_ms = (first_ms, *_later_blocks(session.step, first_ms, session))
+        first = _first_pass(session.step, session)
+        typical_ms = statistics.median(chain(*first))
+        device_ms = queued_steps(session.step, optimizer, inner * typical_ms, session.extent.steps)
+        second = _same_again(session.step, first, session)
     else:
         with optimizer.watching():
             step = optimizer.watched(session.step)
-            first_ms = _block_ms(step, _half(session), session)
-            local_ms = (first_ms, *_later_blocks(step, first_ms, session))
+            first = _first_pass(step, session)
+            second = _same_again(step, first, session)
         device_ms = None
     optimizer_ms = optimizer.median_ms()
     return Breakdown(
-        local_ms=local_ms,
+        local_ms=(*first, *second),
         device_ms=None if device_ms is None else device_ms / inner,
         optimizer_ms=None if optimizer_ms is None else optimizer_ms / inner,
         hooked_ms=communication.hooked_ms,
@@ -179,22 +179,26 @@ def _local(session: _Session, communication: _Communication) -> Breakdown:
     )
 
 
-def _half(session: _Session) -> int:
-    """Local steps of a block: the rest of them follows after the queued steps."""
-    return max(_LEAST_OF_A_BLOCK, -(-session.extent.steps // 2))
-
-
-def _later_blocks(
-    step: Step, first_ms: tuple[float, ...], session: _Session
-) -> list[tuple[float, ...]]:
-    """A block of local steps, and more of them while a rank cannot be told from another one."""
-    blocks = [_block_ms(step, _half(session), session)]
-    done_ms = [*first_ms, *blocks[0]]
-    most = session.extent.most_local_steps if session.context.world_size > 1 else 0
+def _first_pass(step: Step, session: _Session) -> list[tuple[float, ...]]:
+    """A block of local steps, and more of them while a rank cannot be told from another one; as
+    many follow after the queued steps, for a host that is late now may not be later."""
+    blocks = [_block_ms(step, _half(session.extent.steps), session)]
+    most = _half(session.extent.most_local_steps) if session.context.world_size > 1 else 0
+    done_ms = [*blocks[0]]
     while len(done_ms) < most and on_any_rank(_is_unsure(done_ms), session.context.device):
-        blocks.append(_block_ms(step, session.extent.steps, session))
+        blocks.append(_block_ms(step, _half(session.extent.steps), session))
         done_ms.extend(blocks[-1])
     return blocks
+
+
+def _same_again(
+    step: Step, blocks: Sequence[tuple[float, ...]], session: _Session
+) -> list[tuple[float, ...]]:
+    return [_block_ms(step, len(block), session) for block in blocks]
+
+
+def _half(steps: int) -> int:
+    return max(_LEAST_OF_A_BLOCK, -(-steps // 2))
 
 
 def _is_unsure(local_ms: Sequence[float]) -> bool:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import NormalDist, fmean, median, variance
+from statistics import NormalDist, fmean, median, stdev, variance
 
 from raybench.measure.stats import student_t
 
@@ -19,14 +19,16 @@ Blocks = Sequence[Sequence[float]]
 # A rank is called slow where its excess is larger than both of these.
 MARK_SHARE = 0.02
 MARK_ERRORS = 3.0
+# A part of an excess that is all of it, as far as a sentence goes.
+NEARLY_ALL = 0.75
 # How seldom chance alone is three standard errors from nothing: 0.27 %.
 _CONFIDENCE = 2 * NormalDist().cdf(MARK_ERRORS) - 1
 # Standard error of a median of normal samples over that of their mean: sqrt(pi / 2).
 _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 # Standard deviation of normal samples over their median absolute deviation.
 _MAD_FACTOR = 1.4826
-_QUARTERS = 4
-_LEAST_STEPS = 2
+_MOST_PARTS, _LEAST_OF_A_PART = 6, 2
+_MOST_WINDOWS, _LEAST_OF_A_WINDOW = 8, 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,19 +48,24 @@ class Straggler:
 def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
     """The slowest rank by its own steps; None for fewer than two ranks, or where one has no steps.
 
-    ranks: the blocks of each rank, in rank order.
+    ranks: the blocks of each rank, in rank order. Its error is the largest of three: of two
+    medians of independent steps, of ranks whose pace wanders, and as much as the excess is smaller
+    in the part of the steps where it is smallest.
     """
     series = [[ms for block in blocks for ms in block] for blocks in ranks]
     if len(series) < 2 or not all(series):
         return None
     rank, other = slowest_and_other([median(steps) for steps in series])
+    excess_ms = median(series[rank]) - median(series[other])
+    by_part = _by_part(series)
     return Straggler(
         rank=rank,
         other=other,
-        excess_ms=median(series[rank]) - median(series[other]),
+        excess_ms=excess_ms,
         error_ms=max(
             math.hypot(median_error(series[rank]), median_error(series[other])),
-            _wandering(series),
+            _wandering(by_part),
+            _least_favourable(by_part[rank], by_part[other], excess_ms),
         ),
     )
 
@@ -113,20 +120,41 @@ def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
     return float(max(0.0, in_turn_ms - alone_ms))
 
 
-def _wandering(series: Sequence[Sequence[float]]) -> float:
+def pace_scatter(steps: Sequence[float]) -> float:
+    """How far two paces that wander as this one does differ by chance, in ms.
+
+    From the medians of up to eight consecutive parts of at least ten steps; 0 where there are not
+    two of them. The steps may be those of all ranks together: of the slowest in each.
+    """
+    parts = min(_MOST_WINDOWS, len(steps) // _LEAST_OF_A_WINDOW)
+    return math.sqrt(2) * stdev(map(median, _split(steps, parts))) if parts > 1 else 0.0
+
+
+def _by_part(series: Sequence[Sequence[float]]) -> list[list[float]]:
+    """The medians of consecutive parts of each rank's steps; one part where they are few."""
+    parts = max(1, min(_MOST_PARTS, min(map(len, series)) // _LEAST_OF_A_PART))
+    return [[median(part) for part in _split(steps, parts)] for steps in series]
+
+
+def _wandering(by_part: Sequence[Sequence[float]]) -> float:
     """Standard error of the difference of two ranks whose pace wanders, in ms.
 
     A host is slower for tenths of a second and faster again, each on its own: neighbouring steps
-    agree better than they ought to. From the scatter of the medians of quarters of the steps,
-    pooled over all ranks, and larger for the few quarters by Student's t: three such errors are
-    exceeded by chance as seldom as three of a normal distribution.
+    agree better than they ought to. From the scatter of the parts, pooled over all ranks, and
+    larger for their number by Student's t: three such errors are exceeded by chance as seldom as
+    three of a normal distribution.
     """
-    parts = min(_QUARTERS, min(map(len, series)) // _LEAST_STEPS)
+    parts = len(by_part[0])
     if parts < 2:
         return 0.0
-    spreads = [variance([median(part) for part in _split(steps, parts)]) for steps in series]
-    few = student_t(len(series) * (parts - 1), _CONFIDENCE) / MARK_ERRORS
-    return few * math.sqrt(2 * fmean(spreads) / parts)
+    few = student_t(len(by_part) * (parts - 1), _CONFIDENCE) / MARK_ERRORS
+    return few * math.sqrt(2 * fmean(map(variance, by_part)) / parts)
+
+
+def _least_favourable(slow: Sequence[float], other: Sequence[float], excess_ms: float) -> float:
+    """An error with which a rank stands out only if it does by half in every part of its steps."""
+    least_ms = min(one - two for one, two in zip(slow, other, strict=True))
+    return max(0.0, excess_ms - least_ms) * 2 / MARK_ERRORS
 
 
 def _split(steps: Sequence[float], parts: int) -> list[Sequence[float]]:

@@ -130,6 +130,18 @@ def test_equal_ranks_have_no_slowest_one() -> None:
     assert found["slowest_rank"] is None
 
 
+def test_a_late_host_must_stand_out_from_how_far_the_timed_steps_wander_and_a_device_not() -> None:
+    """On hosts that are 10 % slower for a second and faster again, a rank is late by chance."""
+    wandering = [[round(ms * MS) for ms in (40.0, 46.0, 41.0, 45.0) for _ in range(10)]]
+    ranks = [make_measurement(number, wandering, breakdown=breakdown()) for number in (0, 1)]
+    late = of(ranks[0], replace(ranks[1], breakdown=breakdown(43.0, device_ms=39.0)))
+    assert late["straggler_ms"] == pytest.approx(3.0)
+    assert late["straggler_error_ms"] == pytest.approx(4.1, abs=0.1)
+    assert late["slowest_rank"] is None
+    slow = of(ranks[0], replace(ranks[1], breakdown=breakdown(43.0, device_ms=42.0)))
+    assert (slow["straggler_error_ms"], slow["slowest_rank"]) == (0.0, 1)
+
+
 def test_the_local_steps_say_how_far_they_drift_between_their_blocks() -> None:
     drifting = replace(breakdown(), local_ms=((40.0,) * 3, (39.0,) * 3, (39.2,) * 3))
     assert of(rank(breakdown=drifting))["local_step_drift_ms"] == pytest.approx(-0.9)
