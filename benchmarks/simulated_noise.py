@@ -1,6 +1,7 @@
 """How right the median is and how honest its interval, over simulated step times.
 
-    python -m benchmarks.simulated_noise [--runs 600] [--only WORD]... [--jobs 1] [-o FILE.json]
+    python -m benchmarks.simulated_noise [--runs 600] [--first 0] [--only WORD]... [--jobs 1]
+        [-o FILE.json]
 
 Series of steps of 10 ms with noise of a kind each (`NOISES`), the first step 50 times as long, go
 through the decisions of `raybench.measure.stopping` with the default settings, block by block as
@@ -260,6 +261,7 @@ def row(name: str, found: Sequence[Outcome]) -> dict[str, float | str]:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--runs", type=int, default=600)
+    options.add_argument("--first", type=int, default=0, help="index of the first run, its seed")
     options.add_argument("--only", action="append", help="rows with this in their name")
     options.add_argument("--jobs", type=int, default=1)
     options.add_argument("-o", "--output", type=Path)
@@ -269,7 +271,9 @@ def main() -> None:
     with ProcessPoolExecutor(chosen.jobs) as pool:
         parts = {
             name: [
-                pool.submit(outcomes, name, min(_AT_ONCE, chosen.runs - first), first)
+                pool.submit(
+                    outcomes, name, min(_AT_ONCE, chosen.runs - first), chosen.first + first
+                )
                 for first in range(0, chosen.runs, _AT_ONCE)
             ]
             for name in names
@@ -278,7 +282,7 @@ def main() -> None:
             rows.append(row(name, [o for part in waiting for o in part.result()]))
             print(" ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
     if chosen.output:
-        content = {"runs": chosen.runs, "rows": rows}
+        content = {"runs": chosen.runs, "first": chosen.first, "rows": rows}
         chosen.output.write_text(json.dumps(content, indent=2) + "\n")
 
 

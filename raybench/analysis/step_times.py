@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raybench.measure.stats import step_series
+
 _NS_PER_MS = 1e6
 
 # What `step_times` and `rank_by_iteration` need of the table `samples`.
@@ -13,14 +15,18 @@ SAMPLE_COLUMNS = ("repeat", "rank", "iteration", "is_warmup", "step_ns")
 
 
 def step_times(samples: pd.DataFrame) -> NDArray[np.float64]:
-    """The step times in milliseconds, in the order they were taken: per iteration the slowest rank.
+    """The point's step times in milliseconds, in the order they were taken.
 
     samples: rows of the table `samples` of one attempt at one point. Warm-up is left out.
+    Over the ranks as `raybench.measure.stats.step_series` takes them, repeat by repeat.
     """
     timed = samples[~samples["is_warmup"].astype(bool)]
-    slowest = timed.groupby(["repeat", "iteration"])["step_ns"].max()
-    found: NDArray[np.float64] = slowest.to_numpy(np.float64) / _NS_PER_MS
-    return found
+    by_repeat = [
+        repeat.pivot_table(index="rank", columns="iteration", values="step_ns")
+        for _, repeat in timed.groupby("repeat")
+    ]
+    series = [step_series(list(by_rank.to_numpy(np.float64))) for by_rank in by_repeat]
+    return np.concatenate([np.empty(0), *series]) / _NS_PER_MS
 
 
 def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:

@@ -513,6 +513,13 @@ def test_step_times_are_those_of_the_slowest_rank_without_warm_up() -> None:
     assert step_times(found).tolist() == [2.0, 3.0]
 
 
+def test_step_times_of_ranks_in_lockstep_are_their_medians() -> None:
+    found = samples(2, iterations=2)
+    found["step_ns"] = [10_000_000, 10_040_000, 10_040_000, 10_000_000]
+    assert step_times(found).tolist() == [10.02, 10.02]
+    assert len(step_times(found.iloc[:0])) == 0
+
+
 def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry() -> None:
     before, after = telemetry(), telemetry()
     after["time"] += pd.Timedelta(hours=2)
