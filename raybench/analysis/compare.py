@@ -1,7 +1,8 @@
 """What changed between two runs, point by point, and whether that is more than chance. Pure.
 
 `compare` pairs points by `point_id`. The change of a point is the ratio of its step times; where
-several runs of a side are known (`raybench.analysis.repeats`), of their geometric means. A step
+several runs of a side are known (`raybench.analysis.repeats`), or a run has several rounds, of
+their geometric means: both are starts of the same. A step
 time is the median over iterations of the slowest rank. How sure the change is follows from what two
 starts of the same thing differ by (`raybench.analysis.start_noise`), from what other devices of the
 same model differ by where the sides ran on others, and from the samples.
@@ -32,13 +33,12 @@ from raybench.analysis.measured_runs import (
     Row,
     known_side,
     other_world,
-    records,
     starts_beside,
     step_times,
 )
 from raybench.analysis.repeats import Sides, Start, sides
 from raybench.analysis.resampling import Series, log_median_errors
-from raybench.analysis.rounds import mean_of_rounds
+from raybench.analysis.rounds import mean_of_rounds, records
 from raybench.analysis.start_noise import (
     REPEATS,
     RUNS,
@@ -161,7 +161,7 @@ def _pairs(base: pd.DataFrame, new: pd.DataFrame) -> Iterator[Row]:
 
 def _measured(
     row: Row,
-    steps: Sequence[list[Series]],
+    steps: Sequence[list[list[Series]]],
     known: Sequence[tuple[Measured, Others | None]],
     *,
     is_one_world: bool,
@@ -170,20 +170,22 @@ def _measured(
     """Fill in what is known before all points are looked at together; None: nothing to test."""
     if not all(steps):
         return None
-    times_ms = [float(np.median(np.concatenate(repeats))) for repeats in steps]
-    row |= {"base_ms": times_ms[0], "new_ms": times_ms[1], "ratio": times_ms[1] / times_ms[0]}
+    times_ms = [[float(np.median(np.concatenate(one))) for one in rounds] for rounds in steps]
+    means_ms = [float(np.exp(np.mean(np.log(rounds)))) for rounds in times_ms]
+    row |= {"base_ms": means_ms[0], "new_ms": means_ms[1], "ratio": means_ms[1] / means_ms[0]}
     row |= {"base_runs": 1, "new_runs": 1, "verdict": UNCLEAR}
     if other := other_world(row["pair"]):
         row["why"] = other
         return None
-    if min(sum(map(len, repeats)) for repeats in steps) < MIN_SAMPLES:
+    last = [rounds[-1] for rounds in steps]
+    if min(sum(map(len, repeats)) for repeats in last) < MIN_SAMPLES:
         row["why"] = f"fewer than {MIN_SAMPLES} samples"
         return None
-    of_base = log_median_errors(steps[0], _BASE_SEED, steps[1])
-    errors = log_median_errors(steps[1], _NEW_SEED, steps[0]) - of_base
+    of_base = log_median_errors(last[0], _BASE_SEED, last[1])
+    errors = log_median_errors(last[1], _NEW_SEED, last[0]) - of_base
     base, new = (
-        known_side(own, measured, time_ms, others)
-        for own, (measured, others), time_ms in zip(row["pair"], known, times_ms, strict=True)
+        known_side(own, measured, rounds_ms, others)
+        for own, (measured, others), rounds_ms in zip(row["pair"], known, times_ms, strict=True)
     )
     return _Change(
         row=row,
@@ -193,13 +195,14 @@ def _measured(
     )
 
 
-def _noise(pair: Sequence[Row], steps: Sequence[list[Series]]) -> StartNoise:
+def _noise(pair: Sequence[Row], steps: Sequence[list[list[Series]]]) -> StartNoise:
     """Without other runs: as documented, or wider by repeats.
 
     Repeats share their processes: that they agree tells nothing of other starts.
     """
     prior = documented(pair)
-    repeats = [[float(np.median(samples)) for samples in of_run] for of_run in steps]
+    rounds = [of_round for of_run in steps for of_round in of_run]
+    repeats = [[float(np.median(samples)) for samples in of_round] for of_round in rounds]
     return max(prior, updated(prior, repeats, 0.0, REPEATS), key=lambda noise: noise.floor)
 
 
@@ -231,7 +234,8 @@ def _means(sides: Sides) -> Row:
         float(np.exp(np.mean(np.log([start.time_ms for start in side]))))
         for side in (sides.base, sides.new)
     )
-    counts = {"base_runs": len(sides.base), "new_runs": len(sides.new)}
+    runs = (len({start.run_id for start in side}) for side in (sides.base, sides.new))
+    counts = dict(zip(("base_runs", "new_runs"), runs, strict=True))
     return {"base_ms": base, "new_ms": new, "ratio": new / base, **counts}
 
 

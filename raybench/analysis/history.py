@@ -26,7 +26,18 @@ THRESHOLD = 0.015
 FALSE_STEPS = 0.02
 # What `history` reads of the table `points`.
 POINT_COLUMNS = (
-    *("run_id", "point_id", "attempt", "status", "started_at", "workload", "params", "scaling"),
+    *(
+        "run_id",
+        "point_id",
+        "attempt",
+        "round",
+        "control_of",
+        "status",
+        "started_at",
+        "workload",
+        "params",
+        "scaling",
+    ),
     *("precision", "cuda_graph", "world_size", "batch_size", "global_batch_size", "host_bound"),
     *("grad_accumulation", "device_type", "device_name", "node_count"),
     *("step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),

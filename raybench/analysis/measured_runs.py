@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,13 @@ import pandas as pd
 from raybench.analysis.ratios import slowest_rank_steps
 from raybench.analysis.repeats import Known, Start
 from raybench.analysis.resampling import Series
-from raybench.analysis.rounds import mean_of_rounds
+from raybench.analysis.rounds import (
+    Trials,
+    latest_trials,
+    mean_of_rounds,
+    records,
+    without_controls,
+)
 
 SETTINGS = ("workload", "params", "scaling", "precision", "cuda_graph", "world_size")
 BATCH = ("batch_size", "global_batch_size", "grad_accumulation")
@@ -21,7 +27,8 @@ _WORLD = {"device_type": "device", "device_name": "device", "node_count": "nodes
 _NS_PER_MS = 1e6
 # What `compare` needs of the table `points`.
 POINT_COLUMNS = (
-    *("run_id", "point_id", "attempt", "status", "started_at", "host_bound"),
+    *("run_id", "point_id", "attempt", "round", "control_of", "status", "started_at"),
+    "host_bound",
     *("step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),
     *SETTINGS,
     *BATCH,
@@ -58,21 +65,16 @@ class Measured:
     alike: Sequence[Other] = ()
 
 
-def records(frame: pd.DataFrame) -> list[Row]:
-    """The rows of a frame."""
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
-
-
-def step_times(measured: Measured) -> dict[str, list[Series]]:
-    """point_id -> the step times of each repeat of the latest attempt, in milliseconds."""
-    latest = mean_of_rounds(measured.points)
+def step_times(measured: Measured) -> dict[str, list[list[Series]]]:
+    """point_id -> for each round the step times of each repeat, in milliseconds."""
+    latest = without_controls(latest_trials(measured.points))
     ok = latest.loc[latest["status"] == "ok", ["point_id", "attempt"]]
     steps = slowest_rank_steps(measured.samples).merge(ok, on=["point_id", "attempt"])
-    found: dict[str, list[Series]] = {}
-    for (point_id, _), repeat in steps.groupby(["point_id", "repeat"]):
+    found: dict[str, dict[Hashable, list[Series]]] = {}
+    for (point_id, attempt, _), repeat in steps.groupby(["point_id", "attempt", "repeat"]):
         times_ms = repeat["step_ns"].to_numpy(np.float64) / _NS_PER_MS
-        found.setdefault(str(point_id), []).append(times_ms)
-    return found
+        found.setdefault(str(point_id), {}).setdefault(attempt, []).append(times_ms)
+    return {point_id: list(rounds.values()) for point_id, rounds in found.items()}
 
 
 def starts_beside(measured: Measured) -> dict[str, Others]:
@@ -92,31 +94,36 @@ def _starts(others: Sequence[Other]) -> dict[str, list[Start]]:
     """point_id -> its step times in these runs."""
     if not others:
         return {}
-    latest = mean_of_rounds(pd.concat([other.points for other in others]))
+    points = pd.concat([other.points for other in others], ignore_index=True)
+    latest, trials = mean_of_rounds(points), Trials(points)
     known = latest[(latest["status"] == "ok") & latest["step_ms_p50"].notna()]
     nodes = {run_id: one.node for one in others for run_id in one.points["run_id"].unique()}
     found: dict[str, list[Start]] = {}
     for row in records(known):
-        start = _start(row, nodes[row["run_id"]], row["step_ms_p50"])
+        times_ms = [float(one["step_ms_p50"]) for one in trials.rounds(row).values()]
+        start = _start(row, nodes[row["run_id"]], times_ms)
         found.setdefault(row["point_id"], []).append(start)
     return found
 
 
-def _start(row: Row, node: str, time_ms: float) -> Start:
+def _start(row: Row, node: str, times_ms: Sequence[float]) -> Start:
     return Start(
         run_id=row["run_id"],
         node=node,
         started_at=row["started_at"],
-        time_ms=time_ms,
+        time_ms=float(np.exp(np.mean(np.log(times_ms)))),
+        rounds_ms=tuple(times_ms),
         row=row,
     )
 
 
-def known_side(own: Row, measured: Measured, time_ms: float, others: Others | None) -> Known:
+def known_side(
+    own: Row, measured: Measured, times_ms: Sequence[float], others: Others | None
+) -> Known:
     """What is known of a side; runs on other devices or numbers of nodes are no repeats of it."""
     named, alike = others or (None, [])
     return Known(
-        own=_start(own, measured.node, time_ms),
+        own=_start(own, measured.node, times_ms),
         named=None if named is None else [one for one in named if _is_of_world(one.row, own)],
         alike=[one for one in alike if _is_of_world(one.row, own)],
     )

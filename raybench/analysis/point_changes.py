@@ -28,7 +28,17 @@ _LEAST_CLOCK = 0.02
 _BUSY_PCT = 50
 # What this module needs of the tables `points` and `telemetry`.
 POINT_COLUMNS = (
-    *("run_id", "point_id", "attempt", "status", "started_at", "duration_s", "step_ms_p50"),
+    *(
+        "run_id",
+        "point_id",
+        "attempt",
+        "round",
+        "control_of",
+        "status",
+        "started_at",
+        "duration_s",
+        "step_ms_p50",
+    ),
     "device_type",
     *BREAKDOWN,
     *_STATES,

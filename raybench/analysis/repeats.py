@@ -27,20 +27,21 @@ MOST_REPEATS = 10
 class Start:
     """One run's step time of a point.
 
-    node: names the devices. row: of `points`, with the columns that `documented` reads and the
-    interval of the step time.
+    rounds_ms: where it is the mean of several rounds, that of each. node: names the devices.
+    row: of `points`, with the columns that `documented` reads and the interval of the step time.
     """
 
     run_id: str
     node: str
     started_at: datetime
     time_ms: float
+    rounds_ms: Sequence[float] = ()
     row: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """The runs of a point, sorted.
+    """The starts of a point, sorted: a run of several rounds has one for each.
 
     base, new: those whose means are compared. others: groups of runs that differ by starts and
     nodes only. looks: among how many splits of the runs this one was found; 1 where it was given.
@@ -91,12 +92,21 @@ def sides(base: Known, new: Known, *, is_one_world: bool, threshold: float) -> S
                 found.setdefault((world, of_runs[start.run_id]), []).append(start)
     is_found = is_split and (base.named is None or new.named is None)
     return Sides(
-        base=of_base,
-        new=of_new,
-        others=list(found.values()),
+        base=_each_round(of_base),
+        new=_each_round(of_new),
+        others=[_each_round(starts) for starts in found.values()],
         looks=len(series[0]) - 1 if is_found else 1,
         is_step=is_split and _shift(series[0], levels[0], ends) > math.log1p(threshold),
     )
+
+
+def _each_round(starts: Sequence[Start]) -> list[Start]:
+    """A start of the processes each, where runs have several rounds."""
+    return [
+        replace(start, time_ms=time_ms, rounds_ms=())
+        for start in starts
+        for time_ms in start.rounds_ms or (start.time_ms,)
+    ]
 
 
 def _named_once(one: Known, other: Known) -> Known:

@@ -164,7 +164,7 @@ def _devices(root: Path, run_id: str) -> dict[DeviceKey, str]:
 
 def _difference(run: Run, job: Job) -> str:
     """The settings that differ, where the run tells enough of its job."""
-    before = _job_of(run)
+    before = job_of_run(run)
     if before is None:
         return "its --set overrides, or what this version of raybench takes as defaults, differ"
     old, new = (dict(_leaves(one.model_dump(mode="json"))) for one in (before, job))
@@ -192,7 +192,7 @@ def _few(differences: Sequence[str]) -> str:
     return f"{told} and {more} more" if more > 0 else told
 
 
-def _job_of(run: Run) -> Job | None:
+def job_of_run(run: Run) -> Job | None:
     """The job as the run had it, from its text and command; None where they do not tell it."""
     from raybench.job import load_job
 
@@ -200,13 +200,13 @@ def _job_of(run: Run) -> Job | None:
         path = Path(folder) / "job.yaml"
         path.write_text(run.job_text, encoding="utf-8")
         try:
-            job = load_job(path, list(_overrides(run.argv)))
+            job = load_job(path, list(overrides_in(run.argv)))
         except JobError:
             return None
     return job if job.meaning_sha256 == run.job_sha256 else None
 
 
-def _overrides(argv: tuple[str, ...]) -> Iterator[str]:
+def overrides_in(argv: tuple[str, ...]) -> Iterator[str]:
     """The values of `--set` in a command line."""
     for position, word in enumerate(argv):
         if word == "--set" and position + 1 < len(argv):

@@ -36,6 +36,9 @@ _REPEATED = (
     "device",
     "overrides",
     "expression",
+    "again",
+    "only",
+    "against",
     "retry_failed",
     "profile_expression",
     "wait_s",
@@ -51,7 +54,7 @@ def _checked_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float
 
 
 @click.command("sweep", short_help="Run a job on a cluster and report how it scales.")
-@click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="JOB", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--address",
     default="auto",
@@ -105,6 +108,23 @@ def _checked_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float
     "--retry-failed", is_flag=True, help="With --resume: also run the failed points again."
 )
 @click.option(
+    "--again",
+    metavar="RUN",
+    shell_complete=complete_run,
+    help="In place of JOB: measure the points of RUN once more, as a new run.",
+)
+@click.option(
+    "--only",
+    type=click.Choice(["unclear"]),
+    help="With --again: just the points that `raybench compare` calls unclear.",
+)
+@click.option(
+    "--against",
+    metavar="BASE",
+    shell_complete=complete_run,
+    help="With --only: the run that RUN is compared with; by default the one of its job before it.",
+)
+@click.option(
     "--profile",
     "profile_expression",
     metavar="EXPR",
@@ -124,7 +144,7 @@ def _checked_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float
 @click.pass_context
 def sweep_command(
     ctx: click.Context,
-    job_file: Path,
+    job_file: Path | None,
     address: str,
     device: Literal["auto", "cuda", "cpu"],
     wait_s: float,
@@ -134,6 +154,9 @@ def sweep_command(
     expression: str | None,
     resumed: str | None,
     retry_failed: bool,
+    again: str | None,
+    only: str | None,
+    against: str | None,
     profile_expression: str | None,
     tags: tuple[str, ...],
     dry_run: bool,
@@ -145,6 +168,7 @@ def sweep_command(
     raybench sweep jobs/ddp_scaling.yaml --address auto --tag driver=580.159
     raybench sweep jobs/ddp_scaling.yaml --device cpu --set matrix.world_size=1,2
     raybench sweep jobs/ddp_scaling.yaml --resume latest
+    raybench sweep --again latest --only unclear
     raybench sweep jobs/ddp_scaling.yaml --profile "world_size == 4"
 
     EXPR compares settings of a point, as in "world_size > 1 and precision == 'bf16'".
@@ -153,14 +177,14 @@ def sweep_command(
     3 no cluster or none that fits, 130 interrupted.
     """
     # Here, so that neither --help nor the Tab key waits for them.
-    from raybench.cli.plans import load_plan, print_plan
+    from raybench.cli.plans import print_plan
     from raybench.cli.start import Where
     from raybench.store import check_writable
 
     given_tags = _tags(tags)
     if retry_failed and resumed is None:
         raise UsageError("--retry-failed: goes with --resume RUN only")
-    job, plan = load_plan(job_file, overrides, None if resumed else expression)
+    job, plan = _asked(ctx, None if resumed else expression)
     profiled = _profiled(plan, profile_expression)
     where = Where(
         address=address,
@@ -179,6 +203,29 @@ def sweep_command(
     check_writable(output)
     start = _new_start(ctx, job, plan, given_tags)
     ctx.exit(_run(job, start, where, as_json))
+
+
+def _asked(ctx: click.Context, expression: str | None) -> tuple[Job, Plan]:
+    """The job of the command and its points. Raises UsageError."""
+    from raybench.cli.again import plan_again
+    from raybench.cli.plans import load_plan
+    from raybench.select import select_points
+
+    given = ctx.params
+    again, job_file = given["again"], given["job_file"]
+    if again is None:
+        if given["only"] or given["against"]:
+            raise UsageError("--only and --against: go with --again RUN only")
+        if job_file is None:
+            raise click.MissingParameter(ctx=ctx, param=ctx.command.params[0])
+        return load_plan(job_file, given["overrides"], expression)
+    if job_file is not None or given["resumed"] or given["overrides"]:
+        raise UsageError("--again RUN: has its job; give no JOB, --set or --resume")
+    if given["against"] and not given["only"]:
+        raise UsageError("--against BASE: goes with --only unclear")
+    job, plan = plan_again(given["output"], again, given["only"], given["against"])
+    points = plan.points if expression is None else select_points(plan.points, expression)
+    return job, replace(plan, points=points)
 
 
 def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[str, str]) -> int:
@@ -247,6 +294,9 @@ def _run(job: Job, start: Start, where: Where, as_json: bool) -> int:
 def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
     """What to type to go on with this run: the options as they were given, as far as they count."""
     words = ["sweep", str(ctx.params["job_file"]), "--resume", run_id]
+    if ctx.params["again"]:
+        # What is unclear is asked again; what is measured by then is a repeat.
+        words = ["sweep"]
     if output != Path("results"):
         words += ["-o", str(output)]
     for option in ctx.command.params:
@@ -267,6 +317,8 @@ def _new_start(ctx: click.Context, job: Job, plan: Plan, tags: dict[str, str]) -
 
     code = _code(job)
     run = _new_run(job, plan, tags, code)
+    if ctx.params["again"]:
+        run = replace(run, argv=(*run.argv, *_overrides_of(ctx)))
     return Start(
         run=run,
         code=code,
@@ -275,6 +327,16 @@ def _new_start(ctx: click.Context, job: Job, plan: Plan, tags: dict[str, str]) -
         is_resumed=False,
         resume_command=_resume_command(ctx, run.run_id, ctx.params["output"]),
     )
+
+
+def _overrides_of(ctx: click.Context) -> tuple[str, ...]:
+    """What was set in the run that is measured again: the job file alone does not tell it."""
+    from raybench import tables
+    from raybench.cli.resume import overrides_in
+
+    root, run_id = tables.find_run(ctx.params["output"], ctx.params["again"])
+    argv = tables.read_run(root, run_id).argv
+    return tuple(word for value in overrides_in(argv) for word in ("--set", value))
 
 
 def _rounds(job: Job, plan: Plan) -> Rounds:

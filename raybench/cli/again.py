@@ -1,0 +1,65 @@
+"""`raybench sweep --again`: points of a run once more, as a run of its own beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raybench.errors import UsageError
+
+if TYPE_CHECKING:
+    from raybench.job import Job
+    from raybench.plan import Plan
+
+UNCLEAR = "unclear"
+# As `raybench compare` without --threshold.
+_THRESHOLD = 0.015
+
+
+def plan_again(output: Path, text: str, only: str | None, against: str | None) -> tuple[Job, Plan]:
+    """The job of the run that `text` means, and its points.
+
+    only: UNCLEAR for those that `raybench compare AGAINST RUN` calls so; against: by default the
+    run of the job before it. Raises UsageError and ResultsError.
+    """
+    from raybench import tables
+    from raybench.cli.resume import job_of_run
+    from raybench.plan import make_plan
+
+    root, run_id = tables.find_run(output, text)
+    job = job_of_run(tables.read_run(root, run_id))
+    if job is None:
+        raise UsageError(
+            f"--again {run_id}: this version cannot tell its job; sweep the job file instead"
+        )
+    plan = make_plan(job)
+    if only is None:
+        return job, plan
+    base = against or _run_before(root, run_id, job.name)
+    unclear = _unclear(root, base, run_id)
+    points = tuple(point for point in plan.points if point.point_id in unclear)
+    if not points:
+        raise UsageError(f"--only unclear: no point of {run_id} is unclear against {base}")
+    return job, replace(plan, points=points)
+
+
+def _run_before(root: Path, run_id: str, job_name: str) -> str:
+    from raybench.run_names import run_ids
+
+    ids = run_ids(root)
+    earlier = [one for one in ids[: ids.index(run_id)] if one.startswith(f"{job_name}-")]
+    if not earlier:
+        raise UsageError(
+            f"--only unclear: {root} has no run of {job_name} before {run_id}; name the one to "
+            "compare with, as in --against RUN"
+        )
+    return earlier[-1]
+
+
+def _unclear(root: Path, base: str, run_id: str) -> set[str]:
+    """The ids of the points that are unclear between two runs."""
+    from raybench.cli.compare import load_comparison
+
+    frame = load_comparison(root, base, run_id, _THRESHOLD).frame
+    return {str(point_id) for point_id in frame.loc[frame["verdict"] == UNCLEAR, "point_id"]}

@@ -1,0 +1,87 @@
+"""`raybench sweep --again`: which points of which run are measured once more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from builders import make_measure, make_record, make_run
+
+from raybench import cli
+from raybench.job import Job, load_job
+from raybench.plan import make_plan
+from raybench.run import RunStatus
+from raybench.store import RunStore
+
+TEXT = "version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: [1, 2, 4]}\n"
+FIRST, SECOND = "a-20261101-000000-0001", "a-20261102-000000-0002"
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Two runs: the second is as fast, 2 % slower and 30 % slower than the first, once each."""
+    (tmp_path / "job.yaml").write_text(TEXT)
+    job = load_job(tmp_path / "job.yaml", ["matrix.batch_size=1,2,4,8"])
+    for run_id, slower in ((FIRST, (1, 1, 1, 1)), (SECOND, (1, 1.02, 1.3, 1))):
+        keep(tmp_path / "results", run_id, job, slower)
+    return tmp_path / "results"
+
+
+def keep(root: Path, run_id: str, job: Job, slower: tuple[float, ...]) -> None:
+    run = make_run(
+        run_id,
+        job_name="a",
+        job_text=job.text,
+        job_sha256=job.meaning_sha256,
+        status=RunStatus.OK,
+        argv=("raybench", "sweep", "job.yaml", "--set", "matrix.batch_size=1,2,4,8"),
+    )
+    store = RunStore.create(root, run, make_measure())
+    for index, (point, times) in enumerate(zip(make_plan(job).points, slower, strict=True)):
+        record = make_record(point, step_ms=10.0 * times, count=100)
+        store.write_records([(index, record)])
+        store.write_devices(record.devices)
+
+
+@pytest.fixture
+def call(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[list[int], str]]:
+    def ask(*words: str) -> tuple[list[int], str]:
+        argv = ["raybench", "sweep", *words, "-o", str(results), "--dry-run", "--json"]
+        monkeypatch.setattr("sys.argv", argv)
+        with pytest.raises(SystemExit):
+            cli.main()
+        said = capsys.readouterr()
+        points = json.loads(said.out)["points"] if said.out else []
+        return [point["batch_size"] for point in points], said.err
+
+    return ask
+
+
+def test_only_unclear_are_the_points_that_compare_calls_so(call) -> None:
+    assert call("--again", SECOND, "--only", "unclear", "--against", FIRST)[0] == [2]
+    assert call("--again", "latest", "--only", "unclear")[0] == [2]
+
+
+def test_all_points_of_the_run_with_what_was_set_there(call) -> None:
+    assert call("--again", SECOND)[0] == [1, 2, 4, 8]
+    assert call("--again", SECOND, "--filter", "batch_size > 2")[0] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--again", FIRST, "--only", "unclear"), "has no run of a before"),
+        (("--again", SECOND, "--against", FIRST), "--against BASE: goes with --only unclear"),
+        (("--only", "unclear"), "--only and --against: go with --again RUN only"),
+        (("--again", SECOND, "--set", "measure.rounds=2"), "--again RUN: has its job"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(call, words: tuple[str, ...], said: str) -> None:
+    points, error = call(*words)
+    assert points == []
+    assert said in error
+    assert len(error.splitlines()) == 1
