@@ -21,6 +21,10 @@ from raybench.point import Point, Precision
 from raybench.records import Status, TrialKey
 from raybench.scheduler import Turn, smaller_batches_first
 
+# With so many, speed-ups of GPU-bound points are known to half a percent: docs/method.md.
+WORTHWHILE = 3
+# Between two rounds the processes of all workers are replaced: 4.5 s for two on H200s.
+BETWEEN_ROUNDS_S = 5.0
 # After these a point is measured in the next round too: they fell to the machine or to the user.
 _GOES_ON = (Status.OK, Status.LOST, Status.CANCELLED)
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from raybench.plan import Plan
 
 SCHEMA_VERSION = 1  # of the JSON object that `plan` prints
+# Of speed-ups after WORTHWHILE rounds, by what is documented of starts: docs/method.md.
+_HALF_WIDTHS = "±0.5%, to ±1.1% in fp16 or where the host is the limit"
+# Of a point of ddp_scaling on H200s, beside its iterations.
+_SET_UP_S = 0.55
 # Each is an object of the imagined cluster: ten times as many take half a minute.
 _MOST_DEVICES = 100_000
 
@@ -127,7 +131,8 @@ def _makespans(job: Job, plan: Plan, devices: int | None, nodes: int) -> _Makesp
         devices=devices,
         nodes=nodes,
         at_most_s={
-            isolation: makespan_s(plan, lambda _: point_s, there, isolation, strategy)
+            isolation: job.measure.rounds
+            * makespan_s(plan, lambda _: point_s, there, isolation, strategy)
             for isolation in isolations
         },
     )
@@ -155,14 +160,28 @@ def time_at_most_s(job: Job, plan: Plan) -> float | None:
 
     None where batch sizes are searched: nobody knows how many points that takes.
     """
-    return None if plan.batch_search else len(plan.points) * _point_at_most_s(job)
+    if plan.batch_search:
+        return None
+    return job.measure.rounds * len(plan.points) * _point_at_most_s(job)
 
 
 def time_at_least_s(job: Job, plan: Plan) -> float | None:
     """What the iterations take where the first look finds steps steady and known."""
-    return (
-        None if plan.batch_search else len(plan.points) * job.measure.repeats * job.measure.least_s
-    )
+    measure = job.measure
+    if plan.batch_search:
+        return None
+    return measure.rounds * len(plan.points) * measure.repeats * measure.of_a_round.least_s
+
+
+def _more_rounds_s(job: Job, plan: Plan) -> float:
+    """What WORTHWHILE would take beside what the job takes; 0 where it has as many."""
+    from raybench.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
+
+    measure = job.measure
+    several = measure.model_copy(update={"rounds": WORTHWHILE})
+    iterations_s = len(plan.points) * measure.repeats * several.of_a_round.least_s
+    each_s = iterations_s + len(plan.points) * _SET_UP_S + BETWEEN_ROUNDS_S
+    return max(0, WORTHWHILE - measure.rounds) * each_s
 
 
 def _devices_needed(plan: Plan) -> int:
@@ -217,7 +236,9 @@ def _needs(job: Job, plan: Plan) -> str:
     count, seconds = len(plan.points), _duration(_point_at_most_s(job))
     needed = f"the largest needs {_counted(_devices_needed(plan), 'device')}"
     measure = job.measure
-    least = f"{measure.least_s:g} to" if measure.least_s else "at most"
+    least_s = measure.of_a_round.least_s
+    least = f"{least_s:.3g} to" if least_s else "at most"
+    rounds = f"{measure.rounds} rounds x " if measure.rounds > 1 else ""
     each = f"{_counted(measure.repeats, 'repeat')} of {least} {measure.max_seconds:g} s"
     more = (
         "set-up and the first step of each point take additional time, and a point is stopped "
@@ -233,7 +254,7 @@ def _needs(job: Job, plan: Plan) -> str:
                 ),
             ]
         )
-    total = _duration(count * _point_at_most_s(job))
+    total = _duration(measure.rounds * count * _point_at_most_s(job))
     if at_least_s := time_at_least_s(job, plan):
         total = f"{_duration(at_least_s)} to {total}"
     else:
@@ -241,9 +262,20 @@ def _needs(job: Job, plan: Plan) -> str:
     return "\n".join(
         [
             f"{_counted(count, 'point')}; {needed}",
-            _wrapped(f"iterations: {total} ({_counted(count, 'point')} x {each}); {more}"),
+            _wrapped(f"iterations: {total} ({rounds}{_counted(count, 'point')} x {each}); {more}"),
+            *_rounds_would(job, plan),
         ]
     )
+
+
+def _rounds_would(job: Job, plan: Plan) -> list[str]:
+    """What more rounds would cost and give, in a line."""
+    from raybench.rounds import WORTHWHILE
+
+    if not (more_s := _more_rounds_s(job, plan)):
+        return []
+    cost = f"measure.rounds={WORTHWHILE} would take about {_duration(more_s)} more"
+    return [_wrapped(f"{cost} and give speed-ups to about {_HALF_WIDTHS}")]
 
 
 def _makespans_as_text(plan: Plan, makespans: _Makespans) -> str:

@@ -18,13 +18,10 @@ from raybench.analysis.start_noise import (
 )
 from raybench.measure.stats import student_t
 from raybench.report import wording
+from raybench.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
 Row = Mapping[str, Any]
 
-# With three the speed-ups of GPU-bound points are known to half a percent: docs/method.md.
-WORTHWHILE = 3
-# Between two rounds the processes of all workers are replaced: 4.5 s for two on H200s.
-BETWEEN_ROUNDS_S = 5.0
 _KINDS_WORDS = {CPU: "on CPUs", LOOSE_KIND: "in fp16 or where the host is the limit"}
 
 

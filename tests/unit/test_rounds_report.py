@@ -1,0 +1,88 @@
+"""What reports and plans say of rounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from builders import make_measure, make_point, make_record, make_run
+from click.testing import CliRunner
+
+from raybench.cli.plans import plan_command
+from raybench.report import terminal
+from raybench.report.summary import Summary, summarize
+from raybench.rounds import WORTHWHILE
+from raybench.store import RunStore
+from raybench.tables import load
+
+
+def reported(root: Path, rounds: int, control_ms: float = 10.0) -> Summary:
+    """A run of 1 and 2 GPUs in so many rounds, each with a control after the points."""
+    run = make_run("run-a", baseline={"world_size": 1}, points_total=2)
+    store = RunStore.create(root, run, make_measure())
+    for number in range(1, rounds + 1):
+        for index, world_size in enumerate((1, 2)):
+            ms = 10.0 + world_size + number / 100
+            point = make_point(world_size=world_size)
+            record = make_record(point, step_ms=ms, round=number, attempt=number, count=40)
+            store.write_records([(10 * number + index, record)])
+        if rounds > 1:
+            control = make_record(
+                make_point(), step_ms=control_ms, round=number, attempt=9 + number, control_of=2
+            )
+            store.write_records([(10 * number + 9, control)])
+    store.write_devices(control.devices if rounds > 1 else record.devices)
+    return summarize(run, load(root, "devices", "run-a"), load(root, "points", "run-a"))
+
+
+def test_a_report_of_one_round_says_what_its_intervals_rest_on_and_what_rounds_would_cost(
+    tmp_path: Path,
+) -> None:
+    summary = reported(tmp_path, 1)
+    text = " ".join(terminal.format_report(summary, width=200).split())
+    assert "± holds over starts of the processes, as documented: two starts on H200s" in text
+    assert summary.more_rounds is not None
+    assert summary.more_rounds.rounds == WORTHWHILE
+    # Two points of 3.5 s, twice more, and new processes between.
+    assert summary.more_rounds.seconds == pytest.approx(2 * (2 * 3.5 + 5), abs=2)
+    assert "3 rounds would take about" in text
+    assert "--set measure.rounds=3" in text
+
+
+def test_a_report_of_three_rounds_has_a_line_for_each_point_and_needs_no_more(
+    tmp_path: Path,
+) -> None:
+    summary = reported(tmp_path, 3, control_ms=11.02)
+    assert len(summary.scaling) == 2
+    assert summary.counts == "2 points: 2 ok, 0 failed, 0 skipped; 3 rounds"
+    assert summary.plus_minus == "± holds over starts of the processes, by 3 rounds."
+    assert summary.more_rounds is None
+    assert summary.warnings == ()
+
+
+def test_a_control_that_moved_is_a_warning_that_names_the_block(tmp_path: Path) -> None:
+    [said] = reported(tmp_path, 2, control_ms=12.0).warnings
+    assert said.count == 2
+    assert "at the end of the block of 2 GPUs the control took" in said.text
+    assert "the machine drifts" in said.text
+
+
+def test_what_raybench_reads_of_a_run_with_rounds_is_what_its_report_says(tmp_path: Path) -> None:
+    import raybench
+
+    summary = reported(tmp_path, 3)
+    loaded = raybench.load(tmp_path, "scaling", "run-a")
+    for name in ("speed_up", "speed_up_low", "speed_up_high"):
+        pd.testing.assert_series_equal(loaded[name], summary.scaling[name])
+    assert len(raybench.load(tmp_path, "points", "run-a")) == 9
+
+
+def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: [1, 2]}\n")
+    once = CliRunner().invoke(plan_command, [str(job)]).output
+    assert "measure.rounds=3 would take about" in once
+    three = CliRunner().invoke(plan_command, [str(job), "--set", "measure.rounds=3"]).output
+    assert "would take about" not in three
+    assert "3 rounds x 2 points x 1 repeat of 1 to 20 s" in three
