@@ -223,6 +223,11 @@ class Measure(Section):
         return self.model_copy(update={"min_seconds": self.min_seconds / self.rounds})
 
     @property
+    def of_a_later_round(self) -> Measure:
+        """The parts of the step are those of the first round; they take as long as the step."""
+        return self.of_a_round.model_copy(update={"breakdown": False})
+
+    @property
     def least_s(self) -> float:
         """Seconds that the iterations of a repeat take at least; 0 where a count decides."""
         timed_s = 0.0 if self.iterations.is_fixed else self.min_seconds

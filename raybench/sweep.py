@@ -178,7 +178,6 @@ class _Loop:
         self._ended_so = dict(before.kept)
         self._attempts = Counter(before.made)
         self._has_used_workers = False
-        self._measure = settings.measure.of_a_round
         self._settings = settings
         self._cluster = cluster
         self._write = write
@@ -278,7 +277,7 @@ class _Loop:
         profile = turn.point.point_id in settings.profiled
         task = Task(
             point=turn.point,
-            settings=self._measure,
+            settings=_measure_of(turn, settings.measure),
             profile=profile,
             code=settings.code,
             precisions=settings.precisions,
@@ -326,6 +325,11 @@ class _Loop:
             self._next_index += 1
             self._schedule.add(turn)
             yield PointAdded(index=turn.index, point=point)
+
+
+def _measure_of(turn: Turn, measure: Measure) -> Measure:
+    is_first = turn.round == 1 and not turn.control_of
+    return measure.of_a_round if is_first else measure.of_a_later_round
 
 
 def _skipped(decision: Skip) -> Record:

@@ -94,6 +94,7 @@ def scaling(
     ]
     series: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
+        row |= {"rounds": len(trials.rounds(row)), "starts_from": None}
         row |= _UNKNOWN | {"batch": _batch(row), "samples_per_joule": _samples_per_joule(row)}
         row |= _checked_breakdown(row)
         row["is_baseline"] = bool(baseline) and all(
@@ -102,7 +103,7 @@ def scaling(
         series.setdefault(_series_key(row, baseline), []).append(row)
     for number, members in enumerate(series.values()):
         _compare(number, members, baseline, trials)
-    _add_step_times(rows, trials, intervals)
+    _add_step_times(rows, intervals)
     _add_intervals(series.values(), intervals)
     return _frame(rows, [*latest.columns, *_DERIVED])
 
@@ -212,14 +213,10 @@ def _base(members: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return next((row for row in members if row["is_baseline"]), None)
 
 
-def _add_step_times(
-    rows: Sequence[dict[str, Any]], trials: Trials, intervals: StartIntervals
-) -> None:
-    """Intervals of the step times, and how many rounds they are of."""
+def _add_step_times(rows: Sequence[dict[str, Any]], intervals: StartIntervals) -> None:
+    """Intervals of the step times, and where the noise of starts in them was learnt."""
     measured = [row for row in rows if row["status"] == "ok"]
     intervals.learn_times(measured)
-    for row in rows:
-        row |= {"rounds": len(trials.rounds(row)), "starts_from": None}
     for row in measured:
         row["starts_from"] = intervals.time_noise(row).source
         if (found := intervals.step_time(row)) is not None:
@@ -292,7 +289,8 @@ def _why_not(
 
 def _why_no_base(base: Mapping[str, Any]) -> str | None:
     """Why nothing can be compared with an ok point. What is not known (null) is no reason."""
-    if not pd.isna(base["stable"]) and not base["stable"]:
+    # Over several rounds the interval holds what was unsteady in one.
+    if base["rounds"] == 1 and not pd.isna(base["stable"]) and not base["stable"]:
         return "baseline point is unsteady"
     if is_imprecise(base):
         return (

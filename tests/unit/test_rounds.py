@@ -6,15 +6,25 @@ from collections.abc import Sequence
 from itertools import groupby
 
 import pytest
-from fakes import make_cluster, make_devices, make_measurement, make_point
+from fakes import make_devices, make_measurement, make_point
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raybench.cluster.local import LocalCluster
 from raybench.job import Measure
 from raybench.job_sections import BatchSearch
 from raybench.plan import Plan
 from raybench.point import Precision
-from raybench.records import Answer, Failure, Record, Status, TrialKey
+from raybench.records import (
+    Answer,
+    Failure,
+    Group,
+    Place,
+    Record,
+    Status,
+    Task,
+    TrialKey,
+)
 from raybench.rounds import Rounds
 from raybench.scheduler import Turn
 from raybench.sweep import Before, PointFinished, RoundStarted, SweepSettings, sweep
@@ -97,12 +107,17 @@ class Swept:
     """A sweep on workers of this process. processes: of each record, which start ran it."""
 
     def __init__(
-        self, rounds: Rounds, before: Before | None = None, fail: Sequence[TrialKey] = ()
+        self,
+        rounds: Rounds,
+        before: Before | None = None,
+        fail: Sequence[TrialKey] = (),
+        measure: Measure | None = None,
     ) -> None:
+        self.tasks: list[Task] = []
         self.records: list[Record] = []
         self.processes: list[int] = []
         self.starts = 0
-        cluster = make_cluster(make_devices(a=4), self._answer)
+        cluster = LocalCluster(make_devices(a=4), lambda _: self)
         restart = cluster.restart
 
         def counted() -> None:
@@ -112,11 +127,13 @@ class Swept:
         cluster.restart = counted  # type: ignore[method-assign]
         cluster.start(4, "pack")
         self._fail = fail
-        chosen = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
+        chosen = SweepSettings(measure=measure or Measure(), strategy="pack", stop_on_error=False)
         self.events = list(sweep(rounds, chosen, cluster, self._write, before))
 
-    def _answer(self, point: object, rank: int) -> Answer:
-        if any(key.point_id == point.point_id for key in self._fail):  # type: ignore[attr-defined]
+    def run(self, task: Task, place: Place, _: Group | None) -> Answer:
+        self.tasks.append(task)
+        rank = place.rank
+        if any(key.point_id == task.point.point_id for key in self._fail):
             return Failure(rank=rank, status=Status.ERROR, error_type="X", message="because")
         return make_measurement(rank)
 
@@ -175,3 +192,14 @@ def test_a_run_of_one_round_can_go_on_with_more() -> None:
     kept = {turn.key: Status.OK for turn in one.turns(1, {})}
     swept = Swept(three, Before(kept=kept))
     assert [record.round for record in swept.records] == [2] * 12 + [3] * 12
+
+
+def test_rounds_share_the_seconds_and_the_first_alone_takes_the_step_apart() -> None:
+    measure = Measure(rounds=4, min_seconds=2.0)
+    assert measure.of_a_round.min_seconds == 0.5
+    assert measure.of_a_round.iterations == measure.iterations
+    assert (measure.of_a_round.breakdown, measure.of_a_later_round.breakdown) == (True, False)
+    swept = Swept(rounds_of(), measure=measure)
+    asked = [(task.settings.min_seconds, task.settings.breakdown) for task in swept.tasks]
+    assert set(asked) == {(0.5, True), (0.5, False)}
+    assert sum(breakdown for _, breakdown in asked) == 3 * (1 + 2 + 4)
