@@ -111,8 +111,11 @@ def crowding(devices: Sequence[Device]) -> Iterator[str]:
 def is_slowed_by_one_rank(row: Row) -> bool:
     """Whether a rank stands out as slower by its own steps.
 
-    False where these are not known: before schema 5 only waits were, which did not tell.
+    False where these are not known: before schema 5 only waits were, which did not tell. Of several
+    rounds, where most of them name one rank.
     """
+    if _known(row["slowest_rank"]) is None:
+        return False
     excess, error, step = (
         _known(row[name]) for name in ("straggler_ms", "straggler_error_ms", "step_ms_p50")
     )

@@ -129,7 +129,13 @@ def test_ranks_late_in_turn_and_communication_below_nothing_are_told() -> None:
 
 
 def test_the_wait_of_an_older_row_makes_no_rank_slow() -> None:
-    assert not is_slowed_by_one_rank(row(10.0, wait_ms=5.0))
+    assert not is_slowed_by_one_rank(row(10.0, wait_ms=5.0, slowest_rank=1))
+
+
+def test_of_rounds_that_name_no_rank_in_common_none_is_slow() -> None:
+    late = {"straggler_ms": 2.0, "straggler_error_ms": 0.1}
+    assert is_slowed_by_one_rank(row(10.0, **late, slowest_rank=0))
+    assert not is_slowed_by_one_rank(row(10.0, **late, slowest_rank=None))
 
 
 def test_data_counts_beside_compute_on_a_cpu_alone() -> None:

@@ -388,7 +388,12 @@ def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothin
     None
 ):
     summary = report(sweep())
-    slow = {"straggler_ms": 2.0, "straggler_error_ms": 0.1, "straggler_device_ms": 1.5}
+    slow = {
+        "slowest_rank": 1,
+        "straggler_ms": 2.0,
+        "straggler_error_ms": 0.1,
+        "straggler_device_ms": 1.5,
+    }
     parts = {"compute_ms": 5.0, "host_gap_ms": 1.0, "comm_exposed_ms": -0.2}
     rows = [{**row, **parts, **slow} for row in rows_of(summary) if row["status"] == "ok"]
     figure = known(html_parts.parts_figure(rows[:1], summary))
