@@ -158,7 +158,7 @@ QUICK = "quick"
 def _measure(value: object) -> object:
     """`quick` is short for the settings of a short look."""
     if value == QUICK:
-        return {"min_seconds": 0.0}
+        return {"min_seconds": 0.0, "iterations": {"min": 30, "max": 1000}}
     if not isinstance(value, dict | Measure):
         raise PydanticCustomError("measure", "must be a mapping or quick")
     return value
