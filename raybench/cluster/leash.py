@@ -24,6 +24,8 @@ from contextlib import contextmanager, suppress
 
 # The variable that bears the mark: another value for each watcher.
 MARK = "RAYBENCH_MARK"
+# Bears the mark of a driver, also in workers, which have marks of their own.
+_DRIVERS_MARK = "RAYBENCH_DRIVERS_MARK"
 # A file by which a folder says that it is to stay.
 KEPT = "kept"
 # Ray's processes end by themselves, and a worker writes its last lines to the log.
@@ -56,17 +58,19 @@ def held_children(folder: str | os.PathLike[str] = "") -> Iterator[None]:
 
     folder: theirs. It is removed then, unless there is a file KEPT in it.
     """
-    before, mark = os.environ.get(MARK), new_mark()
+    mark = new_mark()
+    before = {name: os.environ.get(name) for name in (MARK, _DRIVERS_MARK)}
     told, tell = os.pipe()
     _start_watcher("children", mark, told, os.fspath(folder))
     os.close(told)
-    os.environ[MARK] = mark
+    os.environ |= dict.fromkeys(before, mark)
     try:
         yield
     finally:
-        del os.environ[MARK]
-        if before is not None:
-            os.environ[MARK] = before
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
         _tell_children(tell)
 
 
@@ -122,8 +126,7 @@ def _watch(kind: str, process: int, mark: str, folder: str) -> None:
 def _seen_to_end(mark: str, children: set[tuple[int, str | None]]) -> set[tuple[int, str | None]]:
     """What these and those with the mark have started until the grace is over; how each began.
 
-    A worker that Ray is starting has a mark of its own, and no watcher yet. When its raylet has
-    ended, nothing tells any more whose it is.
+    A worker that Ray is starting has no watcher yet, and writes a title over its environment.
     """
     found = set(children)
     for _ in range(round(_GRACE_S / _LOOK_S)):
@@ -189,7 +192,8 @@ def _stat(process: int) -> list[str]:
 
 
 def _is_marked(process: int, mark: str) -> bool:
-    return f"{MARK}={mark}".encode() in _read(process, "environ").split(b"\0")
+    marks = {f"{name}={mark}".encode() for name in (MARK, _DRIVERS_MARK)}
+    return not marks.isdisjoint(_read(process, "environ").split(b"\0"))
 
 
 def _read(process: int, name: str) -> bytes:

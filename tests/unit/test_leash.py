@@ -184,8 +184,7 @@ def test_what_a_dead_raylet_was_starting_ends_with_its_driver(tmp_path: Path) ->
         assert process.stdout is not None
         raylet, worker = map(int, process.stdout.readline().split())
         time.sleep(1.0)
-        process.kill()
-    time.sleep(1.0)
-    os.kill(raylet, signal.SIGKILL)
+        for each in (raylet, process.pid):
+            os.kill(each, signal.SIGKILL)
     assert worker in leash._parents()
     seconds_until(lambda: worker not in leash._parents(), within_s=8)
