@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -219,8 +220,15 @@ class Measure(Section):
 
     @property
     def of_a_round(self) -> Measure:
-        """How each of the rounds is measured: they share the seconds, not the iterations."""
-        return self.model_copy(update={"min_seconds": self.min_seconds / self.rounds})
+        """How each of the rounds is measured: they share the seconds, not the iterations.
+
+        The mean over N rounds is known sqrt(N) times as well as each of them.
+        """
+        share = {
+            "min_seconds": self.min_seconds / self.rounds,
+            "target_ci": min(0.99, self.target_ci * math.sqrt(self.rounds)),
+        }
+        return self.model_copy(update=share)
 
     @property
     def of_a_later_round(self) -> Measure:

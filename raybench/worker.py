@@ -162,7 +162,7 @@ class Worker:
         done = phases.measure(
             build, context, task.settings, built, profile=task.profile, rested=self._rested
         )
-        self._rested = self._counters.read()
+        self._rest()
         warnings = (*done.warnings, *self._precision_warnings(point.precision))
         self._group.check(point.workload)
         # What follows is raybench's own work, and may not suffer from what the workload has set.
@@ -227,7 +227,13 @@ class Worker:
         new = [one for one in asked if one not in self._gemm_tflops]
         self._gemm_tflops |= sustained_tflops(self._device, new)
         if new:
-            self._rested = self._counters.read()
+            self._rest()
+
+    def _rest(self) -> None:
+        """Note when a limit of the clocks may have acted last."""
+        now, last = self._counters.read(), self._rested
+        if now is None or last is None or now.limited_s != last.limited_s:
+            self._rested = now
 
     def _precision_warnings(self, asked: Precision) -> Iterator[str]:
         """What makes the precision another than the one asked for, read back after the samples."""

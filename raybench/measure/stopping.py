@@ -91,6 +91,10 @@ class Course:
         """Whether the samples show that the warm-up was not over."""
         return may_drift(self.sample_ns, self.before_ns)
 
+    def drifts(self) -> bool:
+        """Whether they show that plainly."""
+        return drifts(self.sample_ns, self.before_ns)
+
     def may_wander(self) -> bool:
         """Whether the level wanders, by the samples and the later half of what preceded them."""
         return may_wander(self._recent_ns)
@@ -122,8 +126,7 @@ def has_settled(course: Course, span: Span) -> bool | None:
     if span.is_fixed:
         return None
     whole_ns = [*course.before_ns, *course.sample_ns]
-    is_drifting = drifts(course.sample_ns, course.before_ns)
-    return is_steady(whole_ns) and not is_drifting and not course.may_wander()
+    return is_steady(whole_ns) and not course.drifts() and not course.may_wander()
 
 
 def next_timed(course: Course, settings: Measure) -> int:
@@ -200,7 +203,10 @@ def _was_warmup(course: Course, settings: Measure, left_s: float) -> bool:
     if settings.is_quick or settings.warmup.is_fixed or settings.iterations.is_fixed:
         return False
     is_enough = len(course.sample_ns) >= _NEARLY * _least_samples(course, settings)
-    return is_enough and course.timed_s <= left_s and course.may_drift()
+    if not is_enough or course.timed_s > left_s:
+        return False
+    # Rounds must stay short: a drift that may be chance is no reason to time anew.
+    return course.drifts() if settings.rounds > 1 else course.may_drift()
 
 
 def _wanted_samples(course: Course, settings: Measure) -> int:
@@ -231,7 +237,8 @@ def _least_s(settings: Measure) -> float:
 
 def _shortfall(course: Course, settings: Measure) -> float:
     """By what the samples must be multiplied to be enough, as far as can be told; 1: enough."""
-    if settings.is_quick:
+    if settings.is_quick or settings.rounds > 1:
+        # Of several rounds it is their scatter that tells how sure the result is.
         return (_half_width(course.sample_ns, 0.95) / settings.target_ci) ** 2
     wide = _half_width(course.sample_ns, _CONFIDENCE) / settings.target_ci
     wandering = _MAX_GROWTH if course.may_wander() else 0

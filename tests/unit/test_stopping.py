@@ -183,6 +183,25 @@ def test_a_drift_shows_against_the_end_of_the_warm_up_too():
         )
 
 
+def test_a_round_takes_its_share_of_the_seconds_and_no_small_drift_makes_it_longer():
+    of_a_round = Measure(rounds=4).of_a_round
+    warm = [S] + [10 * MS] * 25
+    assert next_timed(course([], warm), of_a_round) == 50
+    slow = course([200 * MS] * 30, [S] + [200 * MS] * 25)
+    assert next_timed(slow, Measure()) > 0
+    assert next_timed(slow, of_a_round) == 0, "rounds tell more than forty effective samples"
+    creeping = course([10 * MS * (1 - 0.004 * i / 50) for i in range(50)], warm)
+    assert next_timed(creeping, Measure(min_seconds=0.5)) == AGAIN
+    assert next_timed(creeping, of_a_round) == 0
+    sinking = course([10 * MS * (1 - 0.03 * i / 50) for i in range(50)], warm)
+    assert next_timed(sinking, of_a_round) == AGAIN
+
+
+def test_the_mean_over_rounds_reaches_the_target_that_none_of_them_has_to():
+    assert Measure(rounds=4, target_ci=0.01).of_a_round.target_ci == pytest.approx(0.02)
+    assert Measure(rounds=100, target_ci=0.5).of_a_round.target_ci < 1
+
+
 def test_what_warm_up_lacks_in_time_is_done_in_loops():
     short = [S] + [100_000] * 1000
     owing = course([], short, inner=10)

@@ -707,14 +707,18 @@ def test_matrix_products_are_timed_once_before_the_first_point_and_never_between
     assert done[0] == both
 
 
-def test_a_device_rests_from_the_end_of_one_point_to_the_warm_up_of_the_next(monkeypatch):
+@pytest.mark.parametrize(("limited_each_s", "since"), [(0.1, [1, 2, 3]), (0.0, [1, 1, 1])])
+def test_a_device_rests_from_the_end_of_the_last_point_in_which_its_clocks_were_limited(
+    monkeypatch, limited_each_s, since
+):
     readings = iter(range(1, 100))
     rested = []
     measure = phases.measure
 
     class Counted:
         def read(self):
-            return Reading(time_s=next(readings))
+            number = next(readings)
+            return Reading(time_s=number, limited_s={"power_cap": number * limited_each_s})
 
     def watched(*given, **named):
         rested.append(named["rested"])
@@ -727,5 +731,5 @@ def test_a_device_rests_from_the_end_of_one_point_to_the_warm_up_of_the_next(mon
     for _ in range(3):
         task = Task(point=make_point(workload="mlp", params=MLP), settings=settings)
         assert isinstance(worker.run(task, ALONE, None), Measurement)
-    # After the matrix products, then after each point.
-    assert [reading.time_s for reading in rested] == [1, 2, 3]
+    # The first reading follows the matrix products, then there is one after each point.
+    assert [reading.time_s for reading in rested] == since
