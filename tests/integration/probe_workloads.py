@@ -188,3 +188,14 @@ class Straggler(Mlp):
     def step(self) -> None:
         time.sleep(self._delay_s)
         super().step()
+
+
+class SaysItsProcess:
+    """Prints the id of its process, which the results keep as its log."""
+
+    def __init__(self, context: Context) -> None:
+        self.items_per_step = context.batch_size
+        print(f"process {os.getpid()}", flush=True)
+
+    def step(self) -> None:
+        time.sleep(0.002)
