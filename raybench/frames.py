@@ -14,6 +14,8 @@ from raybench.schemas import TABLES
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raybench.analysis.start_noise import StartNoise
+
 SCALING = "scaling"
 _TABLES = (*TABLES, SCALING)
 _FROM_POINTS = (
@@ -38,7 +40,8 @@ def load(
 
     root: the results folder. table: runs, points, samples, devices, telemetry or modules; or
     `scaling`, which is derived: the latest attempt at each point with its speed-up and efficiency
-    against the baseline point of the job, their 95 % intervals, and why_not where there is none.
+    against the baseline point of the job, their 95 % intervals, and why_not where there is none;
+    of one run with the intervals of its report, which looks at the runs beside it too.
     run_id: as `raybench report` takes it: an id, its unique prefix, a job, `latest`, or a path.
     params: of points and scaling; `columns` makes `params.hidden` of {"hidden": "4096"}, as a
     number where all its values are numbers.
@@ -91,10 +94,13 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
 
     from raybench.analysis.scaling import scaling
 
+    if run_id is not None:
+        root, run_id = tables.find_run(root, run_id)
     points = tables.load(root, "points", run_id)
     baselines = tables.baselines(root, run_id)
     derived = [
-        scaling(of_run, baselines.get(str(name), {})) for name, of_run in points.groupby("run_id")
+        scaling(of_run, baselines.get(str(name), {}), _starts(root, run_id))
+        for name, of_run in points.groupby("run_id")
     ] or [scaling(points, {})]
     frame = pd.concat([_with_baselines(one) for one in derived], ignore_index=True)
     frame = frame.rename(columns={"why": "why_not"})[[*_FROM_POINTS, *_DERIVED]]
@@ -104,6 +110,18 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
     return frame.astype(
         {name: named[kinds[name]] for name in _FROM_POINTS if kinds[name] in named} | texts
     )
+
+
+def _starts(root: Path, run_id: str | None) -> Mapping[str, StartNoise]:
+    """As the report of one run has them; none of all runs, and of one whose row is missing."""
+    from raybench.start_history import known_starts
+
+    if run_id is None:
+        return {}
+    try:
+        return known_starts(root, tables.read_run(root, run_id))
+    except ResultsError:
+        return {}
 
 
 def _with_baselines(of_run: pd.DataFrame) -> pd.DataFrame:

@@ -22,7 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from raybench.analysis.rounds import latest_trials, records, without_controls
 from raybench.measure.stats import student_t
 
 # What two runs of the same job differ by in 19 of 20 points. From an A/A pair on 4 H200s, see
@@ -47,6 +49,8 @@ _MIN_POINTS = 2
 ROUNDS, RUNS, REPEATS, POINTS, DOCUMENTED = "rounds", "runs", "repeats", "points", "documented"
 # Points whose starts scatter alike: workers on CPUs; steps that wait for the host; the rest.
 CPU, LOOSE_KIND, TIGHT_KIND = "cpu", "loose", "tight"
+# Of a 95 % interval, normal.
+_Z_95 = 1.96
 # The median of |z|, normal: half of all changes are larger than that many standard deviations.
 _MEDIAN = 0.674
 
@@ -111,6 +115,29 @@ def pooled(groups: Sequence[Sequence[float]]) -> StartNoise | None:
         return None
     squares = sum(float(((np.array(g) - np.mean(g)) ** 2).sum()) for g in groups if g)
     return StartNoise(sd=math.sqrt(squares / degrees), degrees=degrees, source=ROUNDS)
+
+
+def noise_of_runs(runs: Sequence[pd.DataFrame]) -> dict[str, StartNoise]:
+    """The noise of starts by kind of points, by runs that differ by starts only.
+
+    runs: the rows of `points` of each. Where a run has rounds, each is a start.
+    """
+    times: dict[str, dict[str, list[float]]] = {}
+    spans: dict[str, list[float]] = {}
+    for points in runs:
+        for row in records(without_controls(latest_trials(points))):
+            if row["status"] == "ok" and row["step_ms_p50"] > 0:
+                kind = kind_of([row])
+                of_point = times.setdefault(kind, {}).setdefault(row["point_id"], [])
+                of_point.append(row["step_ms_p50"])
+                if row["step_ms_ci_low"] > 0:
+                    span = math.log(row["step_ms_ci_high"] / row["step_ms_ci_low"])
+                    spans.setdefault(kind, []).append(span)
+    found = {}
+    for kind, of_kind in times.items():
+        within = (float(np.median(spans[kind])) / 2 / _Z_95) ** 2 if kind in spans else 0.0
+        found[kind] = updated(documented_of(kind), list(of_kind.values()), within, RUNS)
+    return {kind: noise for kind, noise in found.items() if noise.source == RUNS}
 
 
 def of_ratio(one: StartNoise, other: StartNoise) -> StartNoise:

@@ -102,11 +102,12 @@ def load_summary(results: Path, run: str) -> Summary:
     """The report of the run that `run` means. Raises ResultsError when there is none."""
     from raybench import tables
     from raybench.report.summary import summarize
+    from raybench.start_history import known_starts
 
     root, run_id = tables.find_run(results, run)
     found = tables.read_run(root, run_id)
     devices, points = (tables.load(root, table, run_id) for table in ("devices", "points"))
-    return summarize(found, devices, points)
+    return summarize(found, devices, points, known_starts(root, found))
 
 
 def _format(summary: Summary, kind: str, *, colored: bool) -> str:

@@ -77,6 +77,7 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
     unit = wording.unit_of(rows)
     columns = {
         Column("point"): [row["point_id"] for row in rows],
+        **({Column("round"): [_round(row) for row in rows]} if _has_rounds(rows) else {}),
         **{
             Column(wording.heading(name), folds_to=SETTING_CHARS): [
                 wording.setting(name, setting(row, name)) for row in rows
@@ -97,6 +98,16 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
     known = {column: cells for column, cells in extras.items() if any(cells)}
     reasons = [_reason(row) for row in rows]
     return rendered([_fitting(columns, known, reasons, width)], width, color)
+
+
+def _has_rounds(rows: Sequence[Row]) -> bool:
+    return any(wording.known(row["round"]) and row["round"] > 1 for row in rows)
+
+
+def _round(row: Row) -> str:
+    """Which round, and whether the point is a control there."""
+    number = f"{row['round']:.0f}" if wording.known(row["round"]) else ""
+    return f"{number} control" if wording.known(row["control_of"]) else number
 
 
 def _extras(unit: wording.Unit, rates: Sequence[str]) -> Iterator[tuple[str, Callable[[Row], str]]]:
@@ -206,14 +217,16 @@ def _attempts(attempts: Sequence[Row]) -> list[RenderableType]:
     """All attempts, where there is more than one."""
     if len(attempts) < 2:
         return []
+    rounds = ["round"] if _has_rounds(attempts) else []
     columns = [
-        *(Column(name) for name in ("attempt", "status", "started, UTC")),
+        *(Column(name) for name in ("attempt", *rounds, "status", "started, UTC")),
         Column("took s", side="right"),
         Column("reason", folds_to=SETTING_CHARS),
     ]
     rows = [
         [
             str(row["attempt"]),
+            *(_round(row) for _ in rounds),
             wording.STATUS_WORDS[row["status"]],
             f"{row['started_at']:%Y-%m-%d %H:%M:%S}",
             wording.number(row["duration_s"], 3),

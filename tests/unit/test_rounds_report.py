@@ -86,3 +86,19 @@ def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path: Pa
     three = CliRunner().invoke(plan_command, [str(job), "--set", "measure.rounds=3"]).output
     assert "would take about" not in three
     assert "3 rounds x 2 points x 1 repeat of 1 to 20 s" in three
+
+
+def test_show_has_a_line_for_each_round_and_marks_controls(tmp_path: Path) -> None:
+    from raybench.cli.results import show_command
+
+    reported(tmp_path, 2)
+    options = ["run-a", "--results", str(tmp_path)]
+    lines = CliRunner().invoke(show_command, options).output.splitlines()
+    assert [line.split()[1] for line in lines[1:]] == ["1", "1", "1", "2", "2", "2"]
+    assert sum(" control " in line for line in lines) == 2
+    point = make_point(world_size=2).point_id
+    told = CliRunner().invoke(show_command, [options[0], point, *options[1:]]).output
+    assert [line.split()[:2] for line in told.splitlines() if " ok  " in line] == [
+        ["1", "1"],
+        ["2", "2"],
+    ]
