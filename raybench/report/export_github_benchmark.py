@@ -16,7 +16,7 @@ from raybench.report.summary import Summary
 
 
 def export_github_benchmark(summary: Summary) -> str:
-    """The median step of each ok point in ms; range: half of its 95 % interval.
+    """The median step of each ok point in ms; range: half of its 95 % interval over starts.
 
     A name holds all settings of the point, so that it is the same in every run that has the point.
     Raises ResultsError where no point is ok: the action takes no empty list.
@@ -25,7 +25,7 @@ def export_github_benchmark(summary: Summary) -> str:
     ok = [row for row in point_rows(summary) if row["status"] == "ok"]
     entries = []
     for row in ok:
-        low, high = row["step_ms_ci_low"], row["step_ms_ci_high"]
+        low, high = row["step_ms_low"], row["step_ms_high"]
         entry = {
             "name": f"{wording.plain(run.job_name)}: {point_name(row)}",
             "unit": "ms",
