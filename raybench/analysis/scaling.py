@@ -47,6 +47,7 @@ _DERIVED = {
     "memory_ratio": "float64",
     "samples_per_joule": "float64",
     "why": "object",
+    "is_base_unsteady": "bool",
     "why_no_breakdown": "object",
 }
 _UNKNOWN = dict.fromkeys(name for name, kind in _DERIVED.items() if kind == "float64")
@@ -83,6 +84,7 @@ def scaling(
       all that is lost, not serial code alone.
     * memory_ratio: peak_mem_allocated_bytes / that of the baseline point.
     * samples_per_joule: of all devices, in the timed iterations: samples/s per watt.
+    * is_base_unsteady: whether the baseline point of a speed-up did not settle, or drifted.
     * why: the reason for which an ok point with a throughput has no speed-up.
     * why_no_breakdown: the reason for which the parts of the step, and what follows from them, are
       null here though `points` has them.
@@ -156,7 +158,7 @@ def _compare(
         why = _why_not(row, base, baseline)
         if why is None and len(tied) > 1 and _has_throughput(row):
             why = f"{len(tied)} points match the baseline of this series: {' and '.join(tied)}"
-        row |= {"series": number, "why": why}
+        row |= {"series": number, "why": why, "is_base_unsteady": False}
         if why is not None or base is None or not _has_throughput(row):
             continue
         ratios = trials.log_ratios(base, row)
@@ -165,6 +167,7 @@ def _compare(
             continue
         row["speed_up"] = math.exp(sum(ratios.values()) / len(ratios))
         row["memory_ratio"] = _memory_ratio(row, base)
+        row["is_base_unsteady"] = not pd.isna(base["stable"]) and not base["stable"]
         if "world_size" in baseline:
             row |= _scaled(row, base)
 
@@ -289,9 +292,6 @@ def _why_not(
 
 def _why_no_base(base: Mapping[str, Any]) -> str | None:
     """Why nothing can be compared with an ok point. What is not known (null) is no reason."""
-    # Over several rounds the interval holds what was unsteady in one.
-    if base["rounds"] == 1 and not pd.isna(base["stable"]) and not base["stable"]:
-        return "baseline point is unsteady"
     if is_imprecise(base):
         return (
             f"baseline point is known to ±{half_interval(base):.1%} only, "

@@ -100,7 +100,10 @@ def unsure(row: Row) -> str:
 
 def _where(row: Row, names: Sequence[str], ranks: str = "") -> str:
     """The settings of a point, and what makes its number doubtful."""
-    doubts = [_DOUBTS[mark] for mark in marks(dict(row))]
+    found = marks(dict(row))
+    doubts = [_DOUBTS[mark] for mark in found]
+    if row["is_base_unsteady"] and "u" not in found:
+        doubts.append("against an unsteady point")
     return ", ".join(filter(None, (settings_words(row, names, ranks), *doubts)))
 
 

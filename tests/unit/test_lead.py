@@ -122,20 +122,22 @@ def test_a_run_without_an_ok_point_leads_with_nothing() -> None:
     assert said([], {}) == ""
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "why"),
-    [
-        ("throttled", True, "clocks were limited at the baseline point (reason unknown)"),
-        ("stable", False, "baseline point is unsteady"),
-    ],
-)
-def test_a_doubtful_baseline_gives_no_figure_and_says_why(
-    column: str, value: bool, why: str
-) -> None:
-    found = frame([ran(1, 8.0), ran(2, 9.0)], {"world_size": 1}, **{column: value})
+def test_a_throttled_baseline_gives_no_figure_and_says_why() -> None:
+    found = frame([ran(1, 8.0), ran(2, 9.0)], {"world_size": 1}, throttled=True)
     assert found["speed_up"].isna().all()
     assert found["lost_unexplained"].isna().all()
-    assert set(found["why"]) == {why}
+    assert set(found["why"]) == {"clocks were limited at the baseline point (reason unknown)"}
+
+
+def test_a_speed_up_over_an_unsteady_baseline_stands_and_is_said_to_be_one() -> None:
+    points = table([ran(1, 8.0), ran(2, 9.0)])
+    found = scaling(points.assign(stable=[False, True]), {"world_size": 1})
+    assert found["speed_up"].notna().all()
+    told = lead(found.to_dict("records"), {"world_size": 1}, "GPUs")  # type: ignore[arg-type]
+    assert "(fp32, batch 64, against an unsteady point)" in told
+    both = scaling(points.assign(stable=False), {"world_size": 1})
+    told = lead(both.to_dict("records"), {"world_size": 1}, "GPUs")  # type: ignore[arg-type]
+    assert "(fp32, batch 64, unsteady)" in told
 
 
 def test_the_serial_fraction_is_of_strong_scaling_alone() -> None:

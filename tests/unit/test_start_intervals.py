@@ -193,10 +193,3 @@ def test_doubts_of_one_round_stay_and_samples_count_together() -> None:
     assert merged["iterations"].tolist() == [2 * n for n in points["iterations"][:3]]
     rate = merged["throughput"] * merged["step_ms_p50"]
     assert rate.tolist() == pytest.approx([8000.0 * n * 8 for n in (1, 2, 4)], rel=0.5)
-
-
-def test_over_several_rounds_an_unsteady_baseline_is_in_the_interval_and_refuses_nothing() -> None:
-    points = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2)).assign(stable=False)
-    assert scaling(points, BASELINE)["speed_up"].notna().all()
-    alone = scaling(points[points["round"] == 1], BASELINE)
-    assert set(alone["why"]) == {"baseline point is unsteady"}
