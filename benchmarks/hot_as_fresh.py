@@ -21,11 +21,11 @@ from pathlib import Path
 
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
-from raybench.doctor.equivalence import ratio
 from raybench.job import Measure
-from raybench.measure.stats import step_time_ns
 from raybench.point import Point, Precision, Scalar
 from raybench.records import Measurement, Task
+from raybench.stats.equivalence import ratio
+from raybench.stats.summary import step_time_ns
 
 OTHERS, PAIRS = 50, 2
 STEPS: dict[str, dict[str, dict[str, Scalar]]] = {

@@ -26,9 +26,9 @@ from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
 from raybench.cluster.rendezvous import StoreHost
 from raybench.doctor import parity
-from raybench.doctor.equivalence import ratio
-from raybench.measure.stats import step_time_ns
 from raybench.records import Answer, Group, Measurement, Place, Task
+from raybench.stats.equivalence import ratio
+from raybench.stats.summary import step_time_ns
 
 
 def main() -> None:

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raybench.job import Measure
-from raybench.measure import stats, steady
 from raybench.measure.stopping import AGAIN, Course, has_settled, next_timed, next_warmup
+from raybench.stats import steady, summary
 
 Series = NDArray[np.float64]
 Make = Callable[[np.random.Generator, int], Series]
@@ -216,7 +216,7 @@ def measured(step_ns: Sequence[float], truth_ns: float) -> Outcome:
         else:
             timed += take(count)
         course = Course(warmup_ns=warmup, drifted_ns=drifted, sample_ns=timed)
-    interval = stats.median_interval([timed])
+    interval = summary.median_interval([timed])
     assert interval is not None
     interval = interval.towards(steady.heading(timed, course.before_ns))
     is_flat = steady.worst_trend([timed]) == steady.FLAT

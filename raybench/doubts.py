@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raybench.measure import steady
-from raybench.measure.stragglers import NEARLY_ALL, borne_out_ms, stands_out
+from raybench.stats import steady
+from raybench.stats.stragglers import NEARLY_ALL, borne_out_ms, stands_out
 from raybench.workloads.base import NOT_WRAPPED
 
 if TYPE_CHECKING:

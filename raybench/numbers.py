@@ -11,9 +11,10 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from raybench.measure import stats, steady
 from raybench.measure.peaks import dense_peak_tflops
 from raybench.records import Measurement, Record
+from raybench.stats import steady
+from raybench.stats import summary as stats
 from raybench.step_parts import data_wait_ms, step_parts
 
 Numbers = dict[str, Any]

@@ -10,8 +10,9 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
-from raybench.measure import stats
-from raybench.measure.stragglers import (
+from raybench.records import Breakdown, Measurement
+from raybench.stats import summary
+from raybench.stats.stragglers import (
     NEARLY_ALL,
     Straggler,
     borne_out_ms,
@@ -20,7 +21,6 @@ from raybench.measure.stragglers import (
     pace_scatter,
     stands_out,
 )
-from raybench.records import Breakdown, Measurement
 
 Numbers = dict[str, Any]
 
@@ -71,7 +71,7 @@ def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
         if (timed := [repetition.timed for repetition in measurement.repetitions])
         and any("data" in samples.part_ns for samples in timed)
     ]
-    return stats.summarize(stats.per_iteration_max(told)).p50 / _NS_PER_MS if told else None
+    return summary.summarize(summary.per_iteration_max(told)).p50 / _NS_PER_MS if told else None
 
 
 def _breakdowns(measurements: Sequence[Measurement]) -> list[Breakdown]:
@@ -125,7 +125,7 @@ def _pace_scatter_ms(measurements: Sequence[Measurement]) -> float:
     repeats = range(len(measurements[0].repetitions))
     return max(
         pace_scatter(
-            stats.step_series([m.repetitions[index].timed.step_ns for m in measurements]).tolist()
+            summary.step_series([m.repetitions[index].timed.step_ns for m in measurements]).tolist()
         )
         / _NS_PER_MS
         for index in repeats
@@ -171,7 +171,7 @@ def _communication(broken_down: Sequence[Breakdown], step_ms: float) -> Numbers:
     local_ms, comm_ms = _local_ms(broken_down), [b.comm_ms for b in broken_down]
     has_peers = len(broken_down) > 1
     return {
-        "comm_ms": stats.median_of_smallest(comm_ms) if comm_ms else None,
+        "comm_ms": summary.median_of_smallest(comm_ms) if comm_ms else None,
         "comm_exposed_ms": step_ms - max(local_ms) if has_peers and local_ms else None,
         "hooked_step_ms": _hooked_ms(broken_down),
         "wait_ms": _wait_ms(broken_down, step_ms),
@@ -197,8 +197,8 @@ def _wait_ms(broken_down: Sequence[Breakdown], step_ms: float) -> float | None:
         return None
     if not _is_same_step(_hooked_ms(broken_down), step_ms):
         return None
-    shortest_ms = stats.median_of_smallest(tails) or 0.0
-    waits_ms = zip(stats.median_above_smallest(tails), local_ms, strict=True)
+    shortest_ms = summary.median_of_smallest(tails) or 0.0
+    waits_ms = zip(summary.median_above_smallest(tails), local_ms, strict=True)
     return max(max(0.0, min(wait, step_ms - own - shortest_ms)) for wait, own in waits_ms)
 
 

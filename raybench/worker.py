@@ -18,7 +18,7 @@ import torch
 
 from raybench import failure_text, process_state, registry
 from raybench.errors import UsageError
-from raybench.measure import phases, stats
+from raybench.measure import phases
 from raybench.measure.counters import Reading, open_counters
 from raybench.measure.flops import Counted, step_flops
 from raybench.measure.gemm import sustained_tflops
@@ -28,6 +28,7 @@ from raybench.process_group import GroupGoneError, ProcessGroup, tell_place
 from raybench.process_state import ProcessState
 from raybench.records import Answer, Device, Failure, Group, Measurement, Place, Status, Task
 from raybench.sources import Code, code_here, differing, raybench_sha256
+from raybench.stats import summary
 from raybench.workloads import precision
 from raybench.workloads.base import Context, Workload
 
@@ -256,7 +257,7 @@ def load() -> None:
     has them imported.
     """
     # Loads scipy, which the first decision between two blocks needs.
-    stats.student_t(1.0)
+    summary.student_t(1.0)
     # Of the files as they are loaded now.
     raybench_sha256()
     _freeze()

@@ -49,7 +49,7 @@ from raybench.analysis.start_noise import (
     updated,
     widened,
 )
-from raybench.measure.stats import MIN_SAMPLES
+from raybench.stats.summary import MIN_SAMPLES
 
 FALSE_DISCOVERIES = 0.02
 FASTER, SLOWER, SAME, UNCLEAR = "faster", "slower", "same", "unclear"

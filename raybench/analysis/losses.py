@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raybench.measure.stragglers import slowest_and_other
+from raybench.stats.stragglers import slowest_and_other
 
 Row = Mapping[str, Any]
 

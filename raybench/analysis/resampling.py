@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from raybench.measure.stats import autocorrelation, student_t
+from raybench.stats.summary import autocorrelation, student_t
 
 Series = NDArray[np.float64]
 

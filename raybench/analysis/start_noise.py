@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.rounds import latest_trials, records, without_controls
-from raybench.measure.stats import student_t
+from raybench.stats.summary import student_t
 
 # What two runs of the same job differ by in 19 of 20 points. From an A/A pair on 4 H200s, see
 # docs/benchmarks/same-twice-4xh200.json: points in fp32, tf32 and bf16 differ by 0.3 % in the

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raybench.measure.stats import step_series
+from raybench.stats.summary import step_series
 
 _NS_PER_MS = 1e6
 
@@ -18,7 +18,7 @@ def step_times(samples: pd.DataFrame) -> NDArray[np.float64]:
     """The point's step times in milliseconds, in the order they were taken.
 
     samples: rows of the table `samples` of one attempt at one point. Warm-up is left out.
-    Over the ranks as `raybench.measure.stats.step_series` takes them, repeat by repeat.
+    Over the ranks as `raybench.stats.summary.step_series` takes them, repeat by repeat.
     """
     timed = samples[~samples["is_warmup"].astype(bool)]
     by_repeat = [

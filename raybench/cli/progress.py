@@ -12,12 +12,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from raybench.measure import stats
 from raybench.numbers import rates
 from raybench.plan import Plan, varying_settings
 from raybench.point import Point
 from raybench.records import Record, Status
 from raybench.report import wording
+from raybench.stats import summary
 from raybench.sweep import (
     Event,
     PointAdded,
@@ -214,8 +214,8 @@ def _reason(record: Record) -> str:
 
 def _outcome(record: Record) -> str:
     """The step time as the report will have it, and what it comes to."""
-    step_ms = stats.step_time_ns(record.measurements) / 1e6
-    reached = rates(record, stats.mean_step_ns(record.measurements) / 1e6)
+    step_ms = summary.step_time_ns(record.measurements) / 1e6
+    reached = rates(record, summary.mean_step_ns(record.measurements) / 1e6)
     told = ((wording.number(reached[name]), unit) for name, unit in _RATES.items())
     rate = next((f"{figure:>9} {unit}" for figure, unit in told if figure), "")
     return f"{wording.duration(step_ms):>9}  {rate}".rstrip()

@@ -7,9 +7,9 @@ from typing import Literal
 
 from raybench.doctor.facts import Check, Facts, Verdict
 from raybench.job import Measure, Span
-from raybench.measure import stats
 from raybench.point import Point, Precision
 from raybench.records import Answer, Failure, Measurement, Status, Task
+from raybench.stats import summary
 
 _MIB = 2**20
 _SIZE_BYTES = {"cuda": 256 * _MIB, "cpu": 64 * _MIB}
@@ -97,7 +97,7 @@ def _bandwidth(measurements: Sequence[Measurement]) -> Check:
     size_bytes, factor = measurements[0].message_bytes, measurements[0].busbw_factor
     assert size_bytes is not None
     assert factor is not None
-    step_s = stats.step_time_ns(measurements) / _NS_PER_S
+    step_s = summary.step_time_ns(measurements) / _NS_PER_S
     algbw = size_bytes / step_s / 1e9
     return Check(
         name="all_reduce",

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from raybench.cluster import Cluster
-from raybench.doctor.equivalence import Agreement, Ratio, agreement, ratio
 from raybench.doctor.facts import Check, Verdict, counted
 from raybench.doctor.torchrun import BareAnswer, BareStep, TorchrunError, run_bare
 from raybench.environment import measured_variables
 from raybench.job import Measure, Span
-from raybench.measure import stats
 from raybench.point import Point, Precision, Scalar
 from raybench.records import Device, Failure, Measurement, Status, Task
+from raybench.stats import summary
+from raybench.stats.equivalence import Agreement, Ratio, agreement, ratio
 
 _WARMUP = 20
 _NS_PER_MS = 1e6
@@ -173,7 +173,7 @@ def _by_raybench(cluster: Cluster, seats: Sequence[int], step: Step) -> float:
         cause = min(failures, key=lambda failure: failure.status is Status.LOST)
         raise SideFailed(f"raybench: rank {cause.rank}: {cause.error_type}: {cause.message}")
     measured = [answer for answer in answers if isinstance(answer, Measurement)]
-    return stats.step_time_ns(measured) / _NS_PER_MS
+    return summary.step_time_ns(measured) / _NS_PER_MS
 
 
 def _settings(step: Step) -> Measure:

@@ -18,9 +18,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from raybench.measure.agreement import on_any_rank
 from raybench.measure.buckets import BucketMarks, comm_ms, tail_ms
 from raybench.measure.device_time import OptimizerMarks, queued_steps
-from raybench.measure.stragglers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.measure.timing import Step, Timer, align_ranks, looped, no_garbage_collection
 from raybench.records import Breakdown
+from raybench.stats.stragglers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
 
 SetHook = Callable[[Any], None]

@@ -31,7 +31,6 @@ from raybench.measure.counters import (
     wait_until_unlimited,
 )
 from raybench.measure.device_memory import PeakMemory
-from raybench.measure.stats import step_series
 from raybench.measure.stopping import (
     AGAIN,
     Course,
@@ -54,6 +53,7 @@ from raybench.measure.timing import (
     per_step,
 )
 from raybench.records import Breakdown, Profile, Repetition, Samples
+from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload
 
 

@@ -1,6 +1,6 @@
 """How many iterations to run next: the decisions that one rank takes between blocks. Pure.
 
-All durations are the point's step times over its ranks, `raybench.measure.stats.step_series`.
+All durations are the point's step times over its ranks, `raybench.stats.summary.step_series`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raybench.job import Measure, Span
-from raybench.measure.stats import effective_samples, median_interval
-from raybench.measure.steady import drifts, is_steady, may_drift, may_wander
+from raybench.stats.steady import drifts, is_steady, may_drift, may_wander
+from raybench.stats.summary import effective_samples, median_interval
 
 # Warm-up may not eat the whole budget: the samples are what is wanted.
 _WARMUP_SHARE = 0.5

@@ -16,9 +16,9 @@ from raybench.analysis.start_noise import (
     kind_of,
     of_ratio,
 )
-from raybench.measure.stats import student_t
 from raybench.report import wording
 from raybench.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
+from raybench.stats.summary import student_t
 
 Row = Mapping[str, Any]
 

@@ -14,9 +14,9 @@ from raybench.cluster import ray_standbys
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
 from raybench.job import Measure
-from raybench.measure.stats import step_time_ns
 from raybench.point import Point, Precision
 from raybench.records import Answer, Failure, Task
+from raybench.stats.summary import step_time_ns
 
 pytestmark = [
     pytest.mark.gpu,

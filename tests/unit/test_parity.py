@@ -11,12 +11,12 @@ import pytest
 from fakes import make_cluster, make_device, make_measurement
 
 from raybench.doctor import parity, torchrun
-from raybench.doctor.equivalence import Agreement, Ratio, agreement, ratio
 from raybench.doctor.facts import Verdict
 from raybench.doctor.torchrun import BareAnswer, BareStep, TorchrunError, run_bare
-from raybench.measure.stats import Interval
 from raybench.point import Point
 from raybench.records import Answer, Failure, Status
+from raybench.stats.equivalence import Agreement, Ratio, agreement, ratio
+from raybench.stats.summary import Interval
 
 GPU_STEP, _ = parity.steps(is_cuda=True)
 

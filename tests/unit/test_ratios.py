@@ -14,7 +14,7 @@ from raybench.analysis.ratios import (
 )
 from raybench.analysis.scaling import scaling
 from raybench.analysis.start_noise import documented
-from raybench.measure import stats
+from raybench.stats import summary as stats
 
 
 def row_of(series: list[float]) -> dict[str, float]:

@@ -25,8 +25,8 @@ from raybench.analysis.start_noise import (
     documented_of,
     pooled,
 )
-from raybench.measure.stats import student_t
 from raybench.point import Precision
+from raybench.stats.summary import student_t
 
 BASELINE = {"world_size": 1}
 ONE, TWO, FOUR = (make_point(world_size=n) for n in (1, 2, 4))

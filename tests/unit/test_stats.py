@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from series import autocorrelated, with_outliers
 
-from raybench.measure import stats
+from raybench.stats import summary as stats
 
 SAMPLES = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=60)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from series import autocorrelated, with_outliers
 
-from raybench.measure.steady import (
+from raybench.stats.steady import (
     DRIFTING,
     FLAT,
     STEPPED,

@@ -8,7 +8,6 @@ from series import autocorrelated
 
 from benchmarks import simulated_noise
 from raybench.job import Measure, Span
-from raybench.measure import stats
 from raybench.measure.stopping import (
     AGAIN,
     Course,
@@ -19,6 +18,7 @@ from raybench.measure.stopping import (
     next_timed,
     next_warmup,
 )
+from raybench.stats import summary
 
 MS = 1_000_000
 S = 1000 * MS
@@ -156,7 +156,7 @@ def test_a_quick_look_ends_when_the_median_is_known_within_the_target():
     assert next_timed(course(noisy(30, 0.001)), settings) == 0
     assert next_timed(course(noisy(30, 0.3)), settings) == 30, "no more than twice as many in all"
     samples = noisy(100, 0.05)
-    interval = stats.median_interval([samples])
+    interval = summary.median_interval([samples])
     assert interval is not None
     shortfall = (interval.high - interval.low) / 2 / float(np.median(samples)) / 0.01
     assert 1.25 < shortfall**2 < 2

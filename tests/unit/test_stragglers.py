@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.measure.stragglers import (
+from raybench.stats.stragglers import (
     Blocks,
     find_straggler,
     late_in_turn_ms,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist, fmean, median, stdev, variance
 
-from raybench.measure.stats import student_t
+from raybench.stats.summary import student_t
 
 # A rank's steps in blocks that lie apart in time, in ms.
 Blocks = Sequence[Sequence[float]]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raybench.measure.stats import autocorrelation_time, centred_ranks
+from raybench.stats.summary import autocorrelation_time, centred_ranks
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from raybench.measure.stats import Interval, student_t
+from raybench.stats.summary import Interval, student_t
 
 MIN_STARTS = 2
 

@@ -1,0 +1,1 @@
+"""Statistics of samples: numpy and scipy only."""
