@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from raybench.measure.peaks import dense_peak_tflops
+from raybench.hardware.peaks import dense_peak_tflops
 from raybench.records import Measurement, Record
 from raybench.stats import steady
 from raybench.stats import summary as stats

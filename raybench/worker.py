@@ -18,11 +18,11 @@ import torch
 
 from raybench import failure_text, process_state, registry
 from raybench.errors import UsageError
+from raybench.hardware.counters import Reading, open_counters
+from raybench.hardware.identity import describe_device
 from raybench.measure import phases
-from raybench.measure.counters import Reading, open_counters
 from raybench.measure.flops import Counted, step_flops
 from raybench.measure.gemm import sustained_tflops
-from raybench.measure.identity import describe_device
 from raybench.point import Point, Precision
 from raybench.process_group import GroupGoneError, ProcessGroup, tell_place
 from raybench.process_state import ProcessState

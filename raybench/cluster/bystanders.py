@@ -124,7 +124,7 @@ def _is_foreign(process: int) -> bool:
 
 def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
     """The processes of others on the GPU; None where NVML does not name our own either."""
-    from raybench.measure.telemetry import process_ids
+    from raybench.hardware.telemetry import process_ids
 
     found = process_ids(device.uuid)
     if device.process_id not in found:

@@ -99,7 +99,7 @@ class _Agent:
     """What one node can do beside its workers. It imports no torch, and has no CUDA context."""
 
     def __init__(self) -> None:
-        from raybench.measure.telemetry import used_memory_bytes
+        from raybench.hardware.telemetry import used_memory_bytes
 
         # Before the first worker of this run: what other processes have.
         self._used_before_bytes = used_memory_bytes()
@@ -110,7 +110,7 @@ class _Agent:
         """Shows that this node lives."""
 
     def sample(self, devices: Sequence[Device]) -> None:
-        from raybench.measure.telemetry import Sampler
+        from raybench.hardware.telemetry import Sampler
 
         self._samplers.append(Sampler(devices))
         self._samplers[-1].start()
@@ -152,7 +152,7 @@ class _Agent:
 
     def grown_memory_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
         """By device: what is in use now beyond what was before the first worker."""
-        from raybench.measure.telemetry import used_memory_bytes
+        from raybench.hardware.telemetry import used_memory_bytes
 
         now = used_memory_bytes()
         before = self._used_before_bytes

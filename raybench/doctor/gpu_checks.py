@@ -15,7 +15,7 @@ from raybench.records import Device
 _WARM_C = 75.0
 # The driver rounds caps.
 _POWER_ROUNDING_W = 1.0
-# In the words of `raybench.measure.nvml`.
+# In the words of `raybench.hardware.nvml`.
 _NOTHING_TO_DO = "idle"
 _HARDWARE_REASONS = frozenset({"hw_slowdown", "thermal_hw", "power_brake"})
 

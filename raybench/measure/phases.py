@@ -17,11 +17,7 @@ import torch
 
 from raybench.checked_answers import DECLARED, declared
 from raybench.failure_text import add_note, named
-from raybench.job import Measure
-from raybench.measure import graph, profiling
-from raybench.measure.agreement import all_ranks_ns, as_rank_0_says, slowest_rank_ns
-from raybench.measure.breakdown import Extent, break_down
-from raybench.measure.counters import (
+from raybench.hardware.counters import (
     Counters,
     Reading,
     clock_read,
@@ -30,7 +26,11 @@ from raybench.measure.counters import (
     throttle_reasons,
     wait_until_unlimited,
 )
-from raybench.measure.device_memory import PeakMemory
+from raybench.hardware.device_memory import PeakMemory
+from raybench.job import Measure
+from raybench.measure import graph, profiling
+from raybench.measure.agreement import all_ranks_ns, as_rank_0_says, slowest_rank_ns
+from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.stopping import (
     AGAIN,
     Course,

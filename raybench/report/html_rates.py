@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from raybench.analysis.scaling import setting_order
-from raybench.measure.peaks import memory_peak_gb_s
+from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.report import wording
 from raybench.report.html_figure import Entry, Figure, Panel, Spec, Value, legend, specification
 from raybench.report.html_lines import OTHER, decade_axis, layers, level_layer, power_axis

@@ -10,7 +10,7 @@ from typing import Any
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import setting, setting_order
 from raybench.doubts import is_imprecise, is_slowed_by_one_rank
-from raybench.measure.peaks import memory_peak_gb_s
+from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.report import largest_batches, wording
 from raybench.report.findings import (
     CAUSES,

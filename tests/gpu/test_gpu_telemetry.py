@@ -8,18 +8,18 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from raybench.measure import nvml
-from raybench.measure.counters import (
+from raybench.hardware import nvml
+from raybench.hardware.counters import (
     clock_read,
     energy_j,
     open_counters,
     throttle_reasons,
     wait_until_unlimited,
 )
+from raybench.hardware.identity import describe_device
+from raybench.hardware.peaks import dense_peak_tflops
+from raybench.hardware.telemetry import Sampler
 from raybench.measure.gemm import sustained_tflops
-from raybench.measure.identity import describe_device
-from raybench.measure.peaks import dense_peak_tflops
-from raybench.measure.telemetry import Sampler
 from raybench.point import Precision
 from raybench.workloads import precision
 
@@ -138,7 +138,7 @@ def test_the_samples_see_a_busy_device(device, described, show):
 
 
 def test_a_sample_costs_little(described, show):
-    from raybench.measure.telemetry import _sample
+    from raybench.hardware.telemetry import _sample
 
     handle = nvml.device(described.uuid)
     _sample(described, handle)

@@ -101,7 +101,7 @@ def test_each_node_samples_its_devices_once_a_second_in_a_process_of_its_own(age
 def test_an_agent_needs_no_torch(agents):
     (node, *_) = agents._nodes.values()
     loaded = ray.get(node.agent.__ray_call__.remote(lambda _: set(__import__("sys").modules)))
-    assert "raybench.measure.telemetry" in loaded
+    assert "raybench.hardware.telemetry" in loaded
     assert "torch" not in loaded
 
 

@@ -32,7 +32,7 @@ class FakeNvml:
         self.asked: list[str] = []
 
     def install(self, monkeypatch) -> FakeNvml:
-        from raybench.measure import nvml
+        from raybench.hardware import nvml
 
         nvml._is_open.cache_clear()
         for name in _REAL:

@@ -12,8 +12,8 @@ import pynvml
 import pytest
 import torch
 
-from raybench.measure import counters, nvml
-from raybench.measure.counters import (
+from raybench.hardware import counters, nvml
+from raybench.hardware.counters import (
     Reading,
     clock_read,
     energy_j,

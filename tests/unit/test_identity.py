@@ -9,8 +9,8 @@ import pynvml
 import pytest
 import torch
 
-from raybench.measure import identity, nvml
-from raybench.measure.identity import describe_device
+from raybench.hardware import identity, nvml
+from raybench.hardware.identity import describe_device
 from tests.unit.fake_nvml import NO_PERMISSION, UUID, FakeNvml, processes, refusal
 
 ALL = {

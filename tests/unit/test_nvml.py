@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from raybench.measure import nvml
+from raybench.hardware import nvml
 from tests.unit.fake_nvml import NO_PERMISSION, UUID, FakeNvml, fields, refusal
 
 

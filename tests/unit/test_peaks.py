@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raybench.measure import peaks
-from raybench.measure.peaks import dense_peak_tflops
+from raybench.hardware import peaks
+from raybench.hardware.peaks import dense_peak_tflops
 from raybench.point import Precision
 
 

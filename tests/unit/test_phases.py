@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from raybench.errors import UsageError
+from raybench.hardware.counters import Reading
 from raybench.job import Measure
 from raybench.measure import phases, profiling
-from raybench.measure.counters import Reading
 from raybench.point import Precision
 from raybench.records import Breakdown, Profile
 from raybench.workloads.base import Context

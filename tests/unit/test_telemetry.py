@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from raybench.measure import nvml
-from raybench.measure.telemetry import Sampler
+from raybench.hardware import nvml
+from raybench.hardware.telemetry import Sampler
 from raybench.records import DeviceSample
 from raybench.store import RunStore
 from raybench.tables import load

@@ -20,9 +20,9 @@ from messes import MESSES, seen
 from raybench import registry
 from raybench.cluster.local import this_process
 from raybench.cluster.rendezvous import StoreHost
+from raybench.hardware.counters import Reading
 from raybench.job import Measure
 from raybench.measure import phases
-from raybench.measure.counters import Reading
 from raybench.point import Precision
 from raybench.records import Failure, Group, Measurement, Place, Status, Task
 from raybench.sources import code_of

@@ -14,7 +14,7 @@ from typing import Any
 
 import pynvml
 
-from raybench.measure import nvml
+from raybench.hardware import nvml
 from raybench.records import Device, DeviceSample
 
 _BYTES_PER_KIB = 1024

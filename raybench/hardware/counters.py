@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pynvml
 import torch
 
-from raybench.measure import nvml
+from raybench.hardware import nvml
 
 _NS_PER_S = 1e9
 _MJ_PER_J = 1e3

@@ -19,7 +19,7 @@ import pynvml
 import torch
 
 from raybench.environment import measured_variables, package_versions, usable_cores
-from raybench.measure import nvml
+from raybench.hardware import nvml
 from raybench.records import Device
 
 # NVML gives sets of NUMA nodes as words of 64 bits.

@@ -1,0 +1,1 @@
+"""The devices themselves: identity, counters, telemetry, datasheet peaks."""
