@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from raybench.failure_text import DETAIL_CHARACTERS
+from raybench.records.failure_text import DETAIL_CHARACTERS
 
 if TYPE_CHECKING:
     import pyarrow as pa

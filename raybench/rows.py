@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raybench.doubts import crowding, doubts
-from raybench.failure_text import named, traceback_of, type_of
 from raybench.numbers import numbers
 from raybench.records import Device, DeviceSample, Record, Samples, Status
+from raybench.records.failure_text import named, traceback_of, type_of
 from raybench.run import Run, RunStatus
 
 if TYPE_CHECKING:
     from raybench.job import Measure
     from raybench.point import Scalar
-    from raybench.sources import Code
+    from raybench.records.sources import Code
 
 Row = dict[str, Any]
 Columns = dict[str, list[Any]]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from raybench.job import Measure
-    from raybench.sources import Code
+    from raybench.records.sources import Code
 
 # No separator, no leading dot: a run_id is one folder name that cannot leave the results. Not
 # all digits, or readers take it for a number.

@@ -15,9 +15,9 @@ from raybench.job import Measure
 from raybench.outcomes import unmeasured
 from raybench.point import Point, Precision
 from raybench.records import Device, Record, Status, Task, TrialKey
+from raybench.records.sources import Code
 from raybench.rounds import Rounds
 from raybench.scheduler import Assign, Schedule, Skip, Turn, is_tried_again
-from raybench.sources import Code
 
 # How long workers that are coming are waited for before the loop looks around again.
 _LOOK_AROUND_S = 1.0

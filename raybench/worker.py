@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from raybench import failure_text, process_state, registry
+from raybench import process_state, registry
 from raybench.errors import UsageError
 from raybench.hardware.counters import Reading, open_counters
 from raybench.hardware.identity import describe_device
@@ -26,8 +26,18 @@ from raybench.measure.gemm import sustained_tflops
 from raybench.point import Point, Precision
 from raybench.process_group import GroupGoneError, ProcessGroup, tell_place
 from raybench.process_state import ProcessState
-from raybench.records import Answer, Device, Failure, Group, Measurement, Place, Status, Task
-from raybench.sources import Code, code_here, differing, raybench_sha256
+from raybench.records import (
+    Answer,
+    Device,
+    Failure,
+    Group,
+    Measurement,
+    Place,
+    Status,
+    Task,
+    failure_text,
+)
+from raybench.records.sources import Code, code_here, differing, raybench_sha256
 from raybench.stats import summary
 from raybench.workloads import precision
 from raybench.workloads.base import Context, Workload

@@ -18,8 +18,8 @@ from raybench.cli.start import DeviceKey, Start, device_key
 from raybench.cli.stderr import say
 from raybench.errors import JobError, UsageError
 from raybench.records import Latest, Status, TrialKey, by_point
+from raybench.records.sources import Code, differing
 from raybench.run import Run, RunStatus
-from raybench.sources import Code, differing
 
 if TYPE_CHECKING:
     from raybench.job import Job, Measure

@@ -13,8 +13,8 @@ from raybench.run import Run
 
 if TYPE_CHECKING:
     from raybench.plan import Plan
+    from raybench.records.sources import Code
     from raybench.rounds import Rounds
-    from raybench.sources import Code
     from raybench.sweep import Before
 
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from raybench.cli.start import Start, Where
     from raybench.job import Job
     from raybench.plan import Plan
+    from raybench.records.sources import Code
     from raybench.rounds import Rounds
-    from raybench.sources import Code
 
 _LONGEST_WAIT_S = 1_000_000.0
 _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
@@ -356,8 +356,8 @@ def _chosen(plan: Plan, expression: str | None) -> frozenset[str]:
 
 def _code(job: Job) -> Code:
     """The sources of the job's workload, which is imported, and of raybench."""
+    from raybench.records.sources import code_of
     from raybench.registry import module_of
-    from raybench.sources import code_of
 
     return code_of(module_of(job.workload.kind))
 

@@ -9,9 +9,8 @@ from typing import Any
 import click
 import ray
 
-from raybench import failure_text
 from raybench.cluster.ray_connection import first_line
-from raybench.records import Answer, Device, Failure, Status
+from raybench.records import Answer, Device, Failure, Status, failure_text
 
 # What Python's and Ray's handlers write to the log of a process that a signal ends.
 _FATAL = re.compile(r"Fatal Python error: (.+)|\*\*\* (SIG[A-Z]+) received")

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.errors import UsageError
-from raybench.failure_text import message_of, named, says
 from raybench.point import Precision, Scalar
+from raybench.records.failure_text import message_of, named, says
 from raybench.workloads.base import Context, PartTimes
 
 _METHOD = "matrix products, convolutions and attention of one step, counted on meta tensors"

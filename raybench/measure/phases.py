@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-from raybench.checked_answers import DECLARED, declared
-from raybench.failure_text import add_note, named
 from raybench.hardware.counters import (
     Counters,
     Reading,
@@ -53,6 +51,8 @@ from raybench.measure.timing import (
     per_step,
 )
 from raybench.records import Breakdown, Profile, Repetition, Samples
+from raybench.records.checked_answers import DECLARED, declared
+from raybench.records.failure_text import add_note, named
 from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload
 

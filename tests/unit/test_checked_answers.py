@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from fakes import make_measurement
 
-from raybench.checked_answers import checked
 from raybench.records import Breakdown, Failure, Measurement, ModuleTime, Profile, Status
+from raybench.records.checked_answers import checked
 
 
 def timed(step_ns, **changes) -> Measurement:

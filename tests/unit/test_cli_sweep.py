@@ -35,9 +35,9 @@ from raybench.job import Job, load_job
 from raybench.plan import make_plan
 from raybench.point import Point
 from raybench.records import Answer, Device, Failure, Profile, Status, TrialKey, by_point
+from raybench.records.sources import code_of
 from raybench.rounds import Rounds
 from raybench.run import Run, RunStatus
-from raybench.sources import code_of
 from raybench.store import RunStore, hold_run
 from raybench.sweep import Before, Event, PointFinished, SweepSettings
 from raybench.tables import counted

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 from builders import make_device, make_point
 
-from raybench.failure_text import DETAIL_CHARACTERS
 from raybench.outcomes import answered
 from raybench.records import Failure, Record, Status
+from raybench.records.failure_text import DETAIL_CHARACTERS
 from raybench.scheduler import Turn
 
 

@@ -25,7 +25,7 @@ from raybench.job import Measure
 from raybench.measure import phases
 from raybench.point import Precision
 from raybench.records import Failure, Group, Measurement, Place, Status, Task
-from raybench.sources import code_of
+from raybench.records.sources import code_of
 from raybench.worker import Worker
 
 ALONE = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)

@@ -68,7 +68,7 @@ def differing(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
 @cache
 def raybench_sha256() -> str:
     """Of raybench's own files, as they were when this was first asked for."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     files = {path.relative_to(folder): path for path in folder.rglob("*.py")}
     return _digest(
         {

@@ -15,7 +15,7 @@ from raybench.point import Point, Precision
 
 if TYPE_CHECKING:
     from raybench.job import Measure
-    from raybench.sources import Code
+    from raybench.records.sources import Code
 
 
 _Text = TypeVar("_Text", bound=str)

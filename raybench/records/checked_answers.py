@@ -15,8 +15,8 @@ from itertools import chain
 from typing import Any
 
 from raybench.errors import UsageError
-from raybench.failure_text import MESSAGE_CHARACTERS, cut
 from raybench.records import Answer, Breakdown, Failure, Measurement, Profile, Samples, Status
+from raybench.records.failure_text import MESSAGE_CHARACTERS, cut
 
 # What a workload may declare, of one step on one rank.
 DECLARED = ("items_per_step", "message_bytes", "busbw_factor", "memory_bytes", "flops_per_step")
