@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from store_scale import device
 
 from raybench.cli.compare import compare_command
-from raybench.job import Measure
-from raybench.point import Point, Precision
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision
 from raybench.records import Device, Measurement, Record, Repetition, Samples, Status
 from raybench.run import Run, RunStatus
 from raybench.store import RunStore

@@ -16,7 +16,7 @@ from pathlib import Path
 from sizes import tell_sizes
 from store_scale import ITERATIONS, RANKS, WARMUP, process, record, run, write
 
-from raybench.job import Measure
+from raybench.job.model import Measure
 from raybench.store import RunStore
 
 RUNS = ("base", "new")

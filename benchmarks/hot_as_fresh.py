@@ -21,8 +21,8 @@ from pathlib import Path
 
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
-from raybench.job import Measure
-from raybench.point import Point, Precision, Scalar
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision, Scalar
 from raybench.records import Measurement, Task
 from raybench.stats.equivalence import ratio
 from raybench.stats.summary import step_time_ns

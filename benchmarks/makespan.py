@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 
 from fakes import make_cluster, make_measurement, make_point
 
-from raybench.job import Measure
+from raybench.job.model import Measure
+from raybench.job.plan import Plan
+from raybench.job.point import Point
 from raybench.makespan import at_least_s, imagined_devices, makespan_s
-from raybench.plan import Plan
-from raybench.point import Point
 from raybench.rounds import Rounds
 from raybench.sweep import SweepSettings, sweep
 

@@ -25,8 +25,8 @@ from sizes import tell_sizes
 from store_scale import RUN_ID, START, Cost, process, record, run
 
 from raybench.arrow_schemas import schema
-from raybench.job import Measure
-from raybench.point import Point, Precision
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision
 from raybench.records import Record, Status
 from raybench.store import RunStore
 

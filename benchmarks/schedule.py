@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 from fakes import make_cluster, make_measurement
 
 from raybench.cluster.ranks import Isolation
-from raybench.job import Job, load_job
+from raybench.job.model import Job, load_job
+from raybench.job.plan import Plan, make_plan
 from raybench.makespan import imagined_devices
-from raybench.plan import Plan, make_plan
 from raybench.records import Device
 from raybench.rounds import Rounds
 from raybench.scheduler import Assign, Schedule, Turn, workers_needed

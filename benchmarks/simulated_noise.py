@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from raybench.job import Measure
+from raybench.job.model import Measure
 from raybench.measure.stopping import AGAIN, Course, has_settled, next_timed, next_warmup
 from raybench.stats import steady, summary
 

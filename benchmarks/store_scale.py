@@ -24,8 +24,8 @@ import numpy as np
 from sizes import tell_sizes
 
 import raybench
-from raybench.job import Measure
-from raybench.point import Point, Precision
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision
 from raybench.records import Device, Measurement, Record, Repetition, Samples, Status
 from raybench.rows import point_row
 from raybench.run import Run, RunStatus

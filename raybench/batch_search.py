@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from raybench.errors import UsageError
-from raybench.job_sections import BatchSearch
-from raybench.plan import Plan, varying_settings
-from raybench.point import Point
+from raybench.job.plan import Plan, varying_settings
+from raybench.job.point import Point
+from raybench.job.sections import BatchSearch
 from raybench.records import Record, Status
 
 # The range of the setting batch_size.

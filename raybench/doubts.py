@@ -10,7 +10,7 @@ from raybench.stats.stragglers import NEARLY_ALL, borne_out_ms, stands_out
 from raybench.workloads.base import NOT_WRAPPED
 
 if TYPE_CHECKING:
-    from raybench.job import Measure
+    from raybench.job.model import Measure
     from raybench.records import Device, Record
 
 Row = Mapping[str, Any]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raybench import schemas, tables
 from raybench.errors import ResultsError
-from raybench.messages import did_you_mean
+from raybench.job.problems import did_you_mean
 from raybench.schemas import TABLES
 
 if TYPE_CHECKING:

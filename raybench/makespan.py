@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from math import ceil
 
 from raybench.cluster.ranks import Isolation, Strategy
-from raybench.plan import Plan
-from raybench.point import Point
+from raybench.job.plan import Plan
+from raybench.job.point import Point
 from raybench.records import Device
 from raybench.scheduler import Assign, Schedule, Turn
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from raybench.batch_search import largest_found
-from raybench.plan import Plan
-from raybench.point import Point, Precision
+from raybench.job.plan import Plan
+from raybench.job.point import Point, Precision
 from raybench.records import Status, TrialKey
 from raybench.scheduler import Turn, smaller_batches_first
 

@@ -13,8 +13,8 @@ from raybench.records.failure_text import named, traceback_of, type_of
 from raybench.run import Run, RunStatus
 
 if TYPE_CHECKING:
-    from raybench.job import Measure
-    from raybench.point import Scalar
+    from raybench.job.model import Measure
+    from raybench.job.point import Scalar
     from raybench.records.sources import Code
 
 Row = dict[str, Any]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from raybench.point import Scalar
+from raybench.job.point import Scalar
 
 
 class RunStatus(StrEnum):

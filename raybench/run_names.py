@@ -15,7 +15,7 @@ from pathlib import Path
 
 from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError, ResultsWarning
-from raybench.messages import did_you_mean
+from raybench.job.problems import did_you_mean
 from raybench.parts import plain_rows, read_parts
 from raybench.schemas import TABLES
 from raybench.store import LATEST

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from raybench.cluster.ranks import Isolation, Strategy
 from raybench.cluster.room import Room
-from raybench.plan import Plan
-from raybench.point import Point
+from raybench.job.plan import Plan
+from raybench.job.point import Point
 from raybench.records import Device, Record, Status, TrialKey
 
 

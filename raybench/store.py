@@ -33,7 +33,7 @@ from raybench.schemas import TABLES
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from raybench.job import Measure
+    from raybench.job.model import Measure
     from raybench.records.sources import Code
 
 # No separator, no leading dot: a run_id is one folder name that cannot leave the results. Not

@@ -11,9 +11,9 @@ from raybench.cluster import Cluster
 from raybench.cluster.ranks import Isolation, Strategy
 from raybench.errors import ClusterError
 from raybench.flights import Flights
-from raybench.job import Measure
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision
 from raybench.outcomes import unmeasured
-from raybench.point import Point, Precision
 from raybench.records import Device, Record, Status, Task, TrialKey
 from raybench.records.sources import Code
 from raybench.rounds import Rounds

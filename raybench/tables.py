@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from raybench import rows
 from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError, ResultsWarning
-from raybench.messages import did_you_mean
+from raybench.job.problems import did_you_mean
 from raybench.parts import UnreadableParts, attempts_in, plain_rows, read_parts
 from raybench.records import Latest, Status, TrialKey, by_point
 from raybench.row_checks import identified_devices, sound_points

@@ -16,14 +16,15 @@ from typing import Any, Literal
 
 import torch
 
-from raybench import process_state, registry
+from raybench import process_state
 from raybench.errors import UsageError
 from raybench.hardware.counters import Reading, open_counters
 from raybench.hardware.identity import describe_device
+from raybench.job import registry
+from raybench.job.point import Point, Precision
 from raybench.measure import phases
 from raybench.measure.flops import Counted, step_flops
 from raybench.measure.gemm import sustained_tflops
-from raybench.point import Point, Precision
 from raybench.process_group import GroupGoneError, ProcessGroup, tell_place
 from raybench.process_state import ProcessState
 from raybench.records import (

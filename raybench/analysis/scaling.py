@@ -21,7 +21,7 @@ from raybench.doubts import (
     is_imprecise,
     why_no_breakdown,
 )
-from raybench.point import Precision, Scalar
+from raybench.job.point import Precision, Scalar
 from raybench.rows import text
 
 # Settings that make a series besides the workload's parameters; the batch of the scaling kind

@@ -60,7 +60,7 @@ class _LateGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """click tells the nearest option, but not the nearest command."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from raybench.messages import unknown
+            from raybench.job.problems import unknown
 
             raise click.UsageError(unknown("command", args[0], COMMANDS), ctx)
         return super().resolve_command(ctx, args)

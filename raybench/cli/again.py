@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from raybench.errors import UsageError
 
 if TYPE_CHECKING:
-    from raybench.job import Job
-    from raybench.plan import Plan
+    from raybench.job.model import Job
+    from raybench.job.plan import Plan
 
 UNCLEAR = "unclear"
 # As `raybench compare` without --threshold.
@@ -25,7 +25,7 @@ def plan_again(output: Path, text: str, only: str | None, against: str | None) -
     """
     from raybench import tables
     from raybench.cli.resume import job_of_run
-    from raybench.plan import make_plan
+    from raybench.job.plan import make_plan
 
     root, run_id = tables.find_run(output, text)
     job = job_of_run(tables.read_run(root, run_id))

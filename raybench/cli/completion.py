@@ -60,7 +60,7 @@ def complete_workload(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Names of the built-in workloads; one of the user's own cannot be told without importing."""
-    from raybench.registry import BUILTIN
+    from raybench.job.registry import BUILTIN
 
     return [CompletionItem(name) for name in BUILTIN if name.startswith(incomplete)]
 

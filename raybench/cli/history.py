@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raybench.analysis.environment_changes import Change
-    from raybench.point import Point, Scalar
+    from raybench.job.point import Point, Scalar
 
 
 @click.command("history", short_help="Show how points changed over many runs.")
@@ -90,7 +90,7 @@ def _filtered(points: pd.DataFrame, expression: str) -> pd.DataFrame:
 
     Raises UsageError when that leaves none.
     """
-    from raybench.select import select_points
+    from raybench.job.filter import select_points
 
     alike: dict[tuple[str, ...], dict[int, tuple[Point, str]]] = {}
     for row in points.drop_duplicates("point_id").to_dict("records"):
@@ -112,7 +112,7 @@ def _filtered(points: pd.DataFrame, expression: str) -> pd.DataFrame:
 
 def _point(row: Mapping[Any, Any]) -> Point:
     """The point of a row of `points`."""
-    from raybench.point import Point, Precision
+    from raybench.job.point import Point, Precision
 
     return Point(
         workload=row["workload"],

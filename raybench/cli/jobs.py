@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 @click.command("schema", short_help="Print the JSON Schema of job files.")
 def schema_command() -> None:
     """Print the JSON Schema of job files, for editors and other tools."""
-    from raybench.job import job_schema
+    from raybench.job.model import job_schema
 
     write_result(json_text(job_schema()))
 
@@ -49,7 +49,7 @@ def init_command(file: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def workloads_command(name: str | None, as_json: bool) -> None:
     """List the built-in workloads, or the parameters of NAME (or of package.module:Class)."""
-    from raybench import registry
+    from raybench.job import registry
 
     names = list(registry.BUILTIN) if name is None else [name]
     described = [_workload(workload) for workload in names]
@@ -68,7 +68,7 @@ def workloads_command(name: str | None, as_json: bool) -> None:
 def _workload(name: str) -> dict[str, Any]:
     import inspect
 
-    from raybench import registry
+    from raybench.job import registry
 
     workload_class = registry.load(name)
     parameters = [

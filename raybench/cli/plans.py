@@ -15,9 +15,9 @@ from raybench.report.wording import printable
 
 if TYPE_CHECKING:
     from raybench.cluster.ranks import Isolation
-    from raybench.job import Job
-    from raybench.job_sections import BatchSearch
-    from raybench.plan import Plan
+    from raybench.job.model import Job
+    from raybench.job.plan import Plan
+    from raybench.job.sections import BatchSearch
 
 SCHEMA_VERSION = 1  # of the JSON object that `plan` prints
 # Of speed-ups after WORTHWHILE rounds, by what is documented of starts: docs/method.md.
@@ -37,13 +37,13 @@ def load_plan(
     """
     from dataclasses import replace
 
-    from raybench.job import load_job
-    from raybench.plan import make_plan
+    from raybench.job.model import load_job
+    from raybench.job.plan import make_plan
 
     job = load_job(path, overrides)
     plan = make_plan(job)
     if expression is not None:
-        from raybench.select import select_points
+        from raybench.job.filter import select_points
 
         plan = replace(plan, points=select_points(plan.points, expression))
     return job, plan
@@ -194,7 +194,7 @@ def _point_at_most_s(job: Job) -> float:
 
 def plan_as_text(job: Job, plan: Plan, makespans: _Makespans | None) -> str:
     """The plan as a table of what varies, below what does not, above what it needs."""
-    from raybench.plan import varying_settings
+    from raybench.job.plan import varying_settings
 
     varying = varying_settings(plan.points)
     told = plan.points[0].told_settings

@@ -12,9 +12,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from raybench.job.plan import Plan, varying_settings
+from raybench.job.point import Point
 from raybench.numbers import rates
-from raybench.plan import Plan, varying_settings
-from raybench.point import Point
 from raybench.records import Record, Status
 from raybench.report import wording
 from raybench.stats import summary

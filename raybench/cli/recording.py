@@ -22,7 +22,7 @@ from raybench.run import Run, RunStatus
 if TYPE_CHECKING:
     from raybench.batch_search import BatchSearches
     from raybench.cluster import Cluster
-    from raybench.job import Job
+    from raybench.job.model import Job
     from raybench.store import RunStore
     from raybench.sweep import Event, SweepSettings
 

@@ -22,8 +22,8 @@ from raybench.records.sources import Code, differing
 from raybench.run import Run, RunStatus
 
 if TYPE_CHECKING:
-    from raybench.job import Job, Measure
-    from raybench.plan import Plan
+    from raybench.job.model import Job, Measure
+    from raybench.job.plan import Plan
     from raybench.rounds import Rounds
     from raybench.sweep import Before
 
@@ -194,7 +194,7 @@ def _few(differences: Sequence[str]) -> str:
 
 def job_of_run(run: Run) -> Job | None:
     """The job as the run had it, from its text and command; None where they do not tell it."""
-    from raybench.job import load_job
+    from raybench.job.model import load_job
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.yaml"

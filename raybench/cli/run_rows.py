@@ -20,7 +20,7 @@ from raybench.tables import counted
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster
-    from raybench.plan import Plan
+    from raybench.job.plan import Plan
     from raybench.store import RunStore
     from raybench.sweep import RoundStarted
 

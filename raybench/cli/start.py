@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from raybench.point import Point
+from raybench.job.point import Point
 from raybench.records import Status, TrialKey, by_point
 from raybench.run import Run
 
 if TYPE_CHECKING:
-    from raybench.plan import Plan
+    from raybench.job.plan import Plan
     from raybench.records.sources import Code
     from raybench.rounds import Rounds
     from raybench.sweep import Before

@@ -23,8 +23,8 @@ from raybench.run import Run, RunStatus
 
 if TYPE_CHECKING:
     from raybench.cli.start import Start, Where
-    from raybench.job import Job
-    from raybench.plan import Plan
+    from raybench.job.model import Job
+    from raybench.job.plan import Plan
     from raybench.records.sources import Code
     from raybench.rounds import Rounds
 
@@ -209,7 +209,7 @@ def _asked(ctx: click.Context, expression: str | None) -> tuple[Job, Plan]:
     """The job of the command and its points. Raises UsageError."""
     from raybench.cli.again import plan_again
     from raybench.cli.plans import load_plan
-    from raybench.select import select_points
+    from raybench.job.filter import select_points
 
     given = ctx.params
     again, job_file = given["again"], given["job_file"]
@@ -348,7 +348,7 @@ def _rounds(job: Job, plan: Plan) -> Rounds:
 
 def _chosen(plan: Plan, expression: str | None) -> frozenset[str]:
     """The point_ids that `--filter` keeps. Raises UsageError."""
-    from raybench.select import select_points
+    from raybench.job.filter import select_points
 
     points = plan.points if expression is None else select_points(plan.points, expression)
     return frozenset(point.point_id for point in points)
@@ -356,8 +356,8 @@ def _chosen(plan: Plan, expression: str | None) -> frozenset[str]:
 
 def _code(job: Job) -> Code:
     """The sources of the job's workload, which is imported, and of raybench."""
+    from raybench.job.registry import module_of
     from raybench.records.sources import code_of
-    from raybench.registry import module_of
 
     return code_of(module_of(job.workload.kind))
 
@@ -403,7 +403,7 @@ def _profiled(plan: Plan, expression: str | None) -> frozenset[str]:
     """The point_ids that `--profile` means. Raises UsageError."""
     if expression is None:
         return frozenset()
-    from raybench.select import select_points
+    from raybench.job.filter import select_points
 
     return frozenset(p.point_id for p in select_points(plan.points, expression, "--profile"))
 

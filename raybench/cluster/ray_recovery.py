@@ -16,7 +16,7 @@ from raybench.cluster.verdicts import Seen
 from raybench.records import Answer, Device, Failure, Group
 
 if TYPE_CHECKING:
-    from raybench.job import Measure
+    from raybench.job.model import Measure
 
 # NCCL's abort takes half a second; a rank that does not answer in this time is stuck.
 _GRACE_S = 1.5

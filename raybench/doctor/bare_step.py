@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from raybench import registry
 from raybench.environment import measured_variables
-from raybench.point import Precision
+from raybench.job import registry
+from raybench.job.point import Precision
 from raybench.workloads import precision
 from raybench.workloads.base import Context, Workload
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from raybench.doctor.facts import Check, Facts, Verdict
-from raybench.job import Measure, Span
-from raybench.point import Point, Precision
+from raybench.job.model import Measure, Span
+from raybench.job.point import Point, Precision
 from raybench.records import Answer, Failure, Measurement, Status, Task
 from raybench.stats import summary
 

@@ -14,8 +14,8 @@ from raybench.cluster import Cluster
 from raybench.doctor.facts import Check, Verdict, counted
 from raybench.doctor.torchrun import BareAnswer, BareStep, TorchrunError, run_bare
 from raybench.environment import measured_variables
-from raybench.job import Measure, Span
-from raybench.point import Point, Precision, Scalar
+from raybench.job.model import Measure, Span
+from raybench.job.point import Point, Precision, Scalar
 from raybench.records import Device, Failure, Measurement, Status, Task
 from raybench.stats import summary
 from raybench.stats.equivalence import Agreement, Ratio, agreement, ratio

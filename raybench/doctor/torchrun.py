@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from raybench.point import Scalar
+from raybench.job.point import Scalar
 
 _TIMEOUT_S = 300.0
 # torchrun takes its ranks down when it is told to end, and waits 30 s for them.

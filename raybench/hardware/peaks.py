@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raybench.point import Precision
+from raybench.job.point import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

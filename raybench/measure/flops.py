@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.errors import UsageError
-from raybench.point import Precision, Scalar
+from raybench.job.point import Precision, Scalar
 from raybench.records.failure_text import message_of, named, says
 from raybench.workloads.base import Context, PartTimes
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import torch
 
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.workloads import precision as modes
 
 _SIZE = 8192

@@ -25,7 +25,7 @@ from raybench.hardware.counters import (
     wait_until_unlimited,
 )
 from raybench.hardware.device_memory import PeakMemory
-from raybench.job import Measure
+from raybench.job.model import Measure
 from raybench.measure import graph, profiling
 from raybench.measure.agreement import all_ranks_ns, as_rank_0_says, slowest_rank_ns
 from raybench.measure.breakdown import Extent, break_down

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raybench.job import Measure, Span
+from raybench.job.model import Measure, Span
 from raybench.stats.steady import drifts, is_steady, may_drift, may_wander
 from raybench.stats.summary import effective_samples, median_interval
 

@@ -11,10 +11,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from raybench.point import Point, Precision
+from raybench.job.point import Point, Precision
 
 if TYPE_CHECKING:
-    from raybench.job import Measure
+    from raybench.job.model import Measure
     from raybench.records.sources import Code
 
 

@@ -33,7 +33,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from raybench.point import Precision
+from raybench.job.point import Precision
 
 if TYPE_CHECKING:
     import torch

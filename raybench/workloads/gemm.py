@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 _DTYPES = {

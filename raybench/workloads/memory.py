@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import backends
 
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.workloads.base import Context
 
 _AUTOCAST_DTYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from raybench.errors import UsageError
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.workloads.base import Context
 from raybench.workloads.data import Batch
 from raybench.workloads.parameters import DdpOptions, OptimizerName

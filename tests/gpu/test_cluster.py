@@ -13,8 +13,8 @@ import torch
 from raybench.cluster import ray_cluster
 from raybench.cluster.ranks import choose_seats
 from raybench.cluster.ray_connection import connect
-from raybench.job import Measure
-from raybench.point import Point, Precision
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision
 from raybench.records import Failure, Measurement, Status, Task
 
 pytestmark = [

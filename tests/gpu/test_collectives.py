@@ -12,9 +12,9 @@ import torch
 from raybench.cluster import ray_cluster
 from raybench.cluster.ranks import choose_seats
 from raybench.cluster.ray_connection import connect
-from raybench.job import Measure, Span
+from raybench.job.model import Measure, Span
+from raybench.job.point import Point, Precision
 from raybench.numbers import numbers
-from raybench.point import Point, Precision
 from raybench.records import Failure, Measurement, Record, Status, Task
 
 pytestmark = [

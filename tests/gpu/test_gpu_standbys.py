@@ -13,8 +13,8 @@ import torch
 from raybench.cluster import ray_standbys
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
-from raybench.job import Measure
-from raybench.point import Point, Precision
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision
 from raybench.records import Answer, Failure, Task
 from raybench.stats.summary import step_time_ns
 

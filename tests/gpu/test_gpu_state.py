@@ -12,8 +12,8 @@ import torch
 
 from raybench.cluster import ray_cluster
 from raybench.cluster.ray_connection import connect
-from raybench.job import Measure, Span
-from raybench.point import Point, Precision
+from raybench.job.model import Measure, Span
+from raybench.job.point import Point, Precision
 from raybench.records import Measurement, Task
 
 pytestmark = [

@@ -19,8 +19,8 @@ from raybench.hardware.counters import (
 from raybench.hardware.identity import describe_device
 from raybench.hardware.peaks import dense_peak_tflops
 from raybench.hardware.telemetry import Sampler
+from raybench.job.point import Precision
 from raybench.measure.gemm import sustained_tflops
-from raybench.point import Precision
 from raybench.workloads import precision
 
 pytestmark = [

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from raybench.errors import UsageError
-from raybench.job import Measure
+from raybench.job.model import Measure
+from raybench.job.point import Precision
 from raybench.measure.graph import TRIAL_REPLAYS
 from raybench.measure.phases import Measured, measure
-from raybench.point import Precision
 from raybench.workloads import precision
 from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.workloads import precision, training
 from raybench.workloads.base import Context
 from raybench.workloads.linear import Linear

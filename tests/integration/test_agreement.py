@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from raybench.job import Measure
+from raybench.job.model import Measure
+from raybench.job.point import Precision
 from raybench.measure.agreement import all_ranks_ns, as_rank_0_says, slowest_rank_ns
 from raybench.measure.phases import Measured, measure
-from raybench.point import Precision
 from raybench.workloads.base import Context
 
 CPU = torch.device("cpu")

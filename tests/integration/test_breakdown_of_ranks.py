@@ -18,8 +18,8 @@ from raybench import rows
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
 from raybench.doubts import is_slowed_by_one_rank
-from raybench.job import Measure
-from raybench.point import Point, Precision
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision
 from raybench.records import Measurement, Record, Status, Task
 
 STRAGGLER = "tests.integration.probe_workloads:Straggler"

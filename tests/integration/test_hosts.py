@@ -140,8 +140,8 @@ PRIVATE = """\
 import json, subprocess, sys
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
-from raybench.job import Measure
-from raybench.point import Point, Precision
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision
 from raybench.records import Task
 
 connection = connect("auto", "cpu", 2)

@@ -17,8 +17,8 @@ from raybench.cluster import ray_cluster, ray_seats
 from raybench.cluster.ranks import choose_seats
 from raybench.cluster.ray_connection import connect
 from raybench.errors import ClusterError
-from raybench.job import Measure
-from raybench.point import Point, Precision
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision
 from raybench.records import Failure, Measurement, Status, Task
 
 PROBE = "tests.integration.probe_workloads:Probe"

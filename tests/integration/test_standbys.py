@@ -19,8 +19,8 @@ from raybench.cluster.ray_actors import _assigned_index, start_seat, start_stand
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
 from raybench.cluster.ray_placement import free_devices, place
-from raybench.job import Measure
-from raybench.point import Point, Precision
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision
 from raybench.records import Answer, Failure, Task
 from tests.integration.fault_runs import wait_for
 

@@ -13,8 +13,8 @@ import pytest
 
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
-from raybench.job import Measure
-from raybench.point import Point, Precision
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision
 from raybench.records import Measurement, Task
 
 MESS = "tests.integration.probe_workloads:Mess"

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from raybench.job import Measure
-from raybench.point import Point, Precision
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision
 from raybench.records import Device, Measurement, Record, Repetition, Samples, Status
 from raybench.run import Run, RunStatus
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from raybench.cluster.local import LocalCluster
-from raybench.point import Point, Precision
+from raybench.job.point import Point, Precision
 from raybench.records import Answer, Device, Measurement, Repetition, Samples
 
 

@@ -10,8 +10,8 @@ import pytest
 from builders import make_measure, make_record, make_run
 
 from raybench import cli
-from raybench.job import Job, load_job
-from raybench.plan import make_plan
+from raybench.job.model import Job, load_job
+from raybench.job.plan import make_plan
 from raybench.run import RunStatus
 from raybench.store import RunStore
 

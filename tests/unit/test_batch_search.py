@@ -22,9 +22,9 @@ from raybench.batch_search import (
 )
 from raybench.cli import raybench as command_line
 from raybench.errors import JobError, UsageError
-from raybench.job import load_job
-from raybench.plan import Plan, make_plan
-from raybench.point import Point
+from raybench.job.model import load_job
+from raybench.job.plan import Plan, make_plan
+from raybench.job.point import Point
 from raybench.records import Record, Status
 
 MOST = 2**31 - 1

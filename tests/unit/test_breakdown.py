@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from raybench.job.point import Precision
 from raybench.measure import device_time
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.buckets import comm_ms, tail_ms
 from raybench.measure.device_time import OptimizerMarks
 from raybench.measure.timing import make_timer
-from raybench.point import Precision
 from raybench.workloads.base import Context
 
 CPU = torch.device("cpu")

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from ruamel.yaml import YAML
 
 import raybench
-from raybench import registry
 from raybench.cli import main
 from raybench.cli import raybench as command_line
 from raybench.errors import JobError, UsageError
-from raybench.job import Job, job_schema
+from raybench.job import registry
+from raybench.job.model import Job, job_schema
 
 ROOT = Path(__file__).parents[2]
 JOBS = sorted((ROOT / "jobs").glob("*.yaml"))

@@ -31,9 +31,9 @@ from raybench.cli.start import Start
 from raybench.cluster import Cluster
 from raybench.cluster.ray_connection import Connection
 from raybench.errors import ClusterError, ResultsError, UsageError
-from raybench.job import Job, load_job
-from raybench.plan import make_plan
-from raybench.point import Point
+from raybench.job.model import Job, load_job
+from raybench.job.plan import make_plan
+from raybench.job.point import Point
 from raybench.records import Answer, Device, Failure, Profile, Status, TrialKey, by_point
 from raybench.records.sources import code_of
 from raybench.rounds import Rounds

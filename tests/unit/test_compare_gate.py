@@ -24,7 +24,7 @@ from click.testing import CliRunner, Result
 
 from raybench.cli.compare import compare_command
 from raybench.cli.history import history_command
-from raybench.point import Point
+from raybench.job.point import Point
 from raybench.records import Device
 from raybench.store import RunStore
 

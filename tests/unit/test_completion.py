@@ -12,7 +12,7 @@ import pytest
 from builders import START, make_measure, make_point, make_record, make_run
 
 from raybench.cli import COMMANDS
-from raybench.registry import BUILTIN
+from raybench.job.registry import BUILTIN
 from raybench.store import LATEST, RunStore
 
 PROGRAM = str(Path(sys.executable).parent / "raybench")

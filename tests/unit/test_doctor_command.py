@@ -16,7 +16,7 @@ from raybench.cli.doctor import diagnose
 from raybench.doctor import text
 from raybench.doctor.facts import Check, Facts, Verdict
 from raybench.errors import ClusterError, UsageError
-from raybench.point import Point
+from raybench.job.point import Point
 from raybench.records import Answer, Device, Failure, Measurement, Repetition, Samples, Status
 
 MS = 1_000_000

@@ -7,7 +7,7 @@ from fakes import make_cluster, make_devices, make_measurement, make_point
 
 from raybench.errors import ClusterError
 from raybench.flights import Flights
-from raybench.job import Measure
+from raybench.job.model import Measure
 from raybench.records import Answer, Task
 from raybench.scheduler import Turn
 

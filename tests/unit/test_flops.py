@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from raybench.errors import UsageError
+from raybench.job.point import Precision
 from raybench.measure import flops
 from raybench.measure.flops import step_flops
-from raybench.point import Precision
 from raybench.workloads.base import Context
 
 BATCH, HIDDEN, LAYERS = 16, 32, 3

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from raybench.job.point import Precision
 from raybench.measure.gemm import sustained_tflops
-from raybench.point import Precision
 
 PRODUCT_TFLOP = 2.0 * 8192**3 / 1e12
 

@@ -17,7 +17,7 @@ from builders import START, make_device, make_failed, make_point, make_record, m
 from test_reports import collective, report
 
 from raybench.analysis.step_times import rank_by_iteration, step_times
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.report import (
     html_batch,
     html_gains,

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from raybench.errors import JobError
-from raybench.job import Job, Measure, Span, load_job
-from raybench.job_sections import BatchSearch
-from raybench.plan import make_plan
+from raybench.job.model import Job, Measure, Span, load_job
+from raybench.job.plan import make_plan
+from raybench.job.sections import BatchSearch
 
 HEAD = "version: 1\nname: test\nworkload: {kind: mlp}\n"
 MATRIX = "matrix:\n  batch_size: [64]\n"

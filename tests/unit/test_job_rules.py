@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raybench.errors import JobError
-from raybench.job import Job, load_job
+from raybench.job.model import Job, load_job
 
 HEAD = "version: 1\nname: test\n"
 COLLECTIVE = HEAD + "workload: {kind: collective}\n"

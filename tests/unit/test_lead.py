@@ -16,7 +16,7 @@ from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import scaling
 from raybench.cli.results import load_summary
 from raybench.doubts import BREAKDOWN
-from raybench.point import Precision, Scalar
+from raybench.job.point import Precision, Scalar
 from raybench.records import Breakdown, Record
 from raybench.report.best import bests
 from raybench.report.lead import lead

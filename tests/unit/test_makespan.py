@@ -8,9 +8,9 @@ from fakes import make_cluster, make_measurement, make_point
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.job import Measure
+from raybench.job.model import Measure
+from raybench.job.plan import Plan
 from raybench.makespan import at_least_s, imagined_devices, makespan_s
-from raybench.plan import Plan
 from raybench.rounds import Rounds
 from raybench.scheduler import workers_needed
 from raybench.sweep import SweepSettings, sweep

@@ -9,7 +9,7 @@ import pytest
 from builders import make_failed, make_measurement, make_point, make_record
 from test_reports import report
 
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.records import Record
 from raybench.report import as_json, markdown, terminal
 from raybench.report.main_figure import main_figure, rows_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raybench.messages import dotted, shown, unknown
+from raybench.job.problems import dotted, shown, unknown
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from fakes import make_point
 
 from raybench import cli, load
 from raybench.cluster.local import this_process
-from raybench.job import Measure
-from raybench.plan import Plan
+from raybench.job.model import Measure
+from raybench.job.plan import Plan
 from raybench.rounds import Rounds
 from raybench.store import RunStore
 from raybench.sweep import SweepSettings, sweep

@@ -9,8 +9,8 @@ import pytest
 from builders import make_device, make_measurement, make_point, make_record, make_samples
 
 from raybench import numbers as module
+from raybench.job.point import Precision
 from raybench.numbers import numbers
-from raybench.point import Precision
 from raybench.records import Breakdown, Measurement, Record, Repetition
 
 MS = 1_000_000

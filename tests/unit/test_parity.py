@@ -13,7 +13,7 @@ from fakes import make_cluster, make_device, make_measurement
 from raybench.doctor import parity, torchrun
 from raybench.doctor.facts import Verdict
 from raybench.doctor.torchrun import BareAnswer, BareStep, TorchrunError, run_bare
-from raybench.point import Point
+from raybench.job.point import Point
 from raybench.records import Answer, Failure, Status
 from raybench.stats.equivalence import Agreement, Ratio, agreement, ratio
 from raybench.stats.summary import Interval

@@ -6,7 +6,7 @@ import pytest
 
 from raybench.hardware import peaks
 from raybench.hardware.peaks import dense_peak_tflops
-from raybench.point import Precision
+from raybench.job.point import Precision
 
 
 @pytest.mark.parametrize(

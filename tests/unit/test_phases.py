@@ -12,9 +12,9 @@ import torch
 
 from raybench.errors import UsageError
 from raybench.hardware.counters import Reading
-from raybench.job import Measure
+from raybench.job.model import Measure
+from raybench.job.point import Precision
 from raybench.measure import phases, profiling
-from raybench.point import Precision
 from raybench.records import Breakdown, Profile
 from raybench.workloads.base import Context
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from raybench.errors import JobError
-from raybench.job import load_job
-from raybench.job_sections import BatchSearch
-from raybench.plan import Plan, make_plan, varying_settings
-from raybench.point import Point, Precision
+from raybench.job.model import load_job
+from raybench.job.plan import Plan, make_plan, varying_settings
+from raybench.job.point import Point, Precision
+from raybench.job.sections import BatchSearch
 
 HEAD = "version: 1\nname: test\n"
 MLP = HEAD + "workload: {kind: mlp}\n"

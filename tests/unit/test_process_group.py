@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from raybench.cluster.rendezvous import StoreHost
-from raybench.job import Measure
+from raybench.job.model import Measure
 from raybench.process_group import GroupGoneError, ProcessGroup
 from raybench.records import Group, Place, Task
 from tests.unit.fakes import make_point

@@ -16,11 +16,11 @@ from raybench import cli
 from raybench.cli.sweep import _profiled
 from raybench.cluster.local import LocalCluster
 from raybench.errors import UsageError
+from raybench.job.plan import Plan
+from raybench.job.point import Precision
 from raybench.measure import module_times as module_times_module
 from raybench.measure.module_times import module_times
 from raybench.measure.profiling import profile
-from raybench.plan import Plan
-from raybench.point import Precision
 from raybench.records import Answer, Group, ModuleTime, Place, Profile, Record, Task
 from raybench.store import RunStore
 from raybench.sweep import SweepSettings, sweep

@@ -9,7 +9,7 @@ from builders import make_failed, make_measurement, make_point, make_record
 from rich.console import Console
 
 from raybench.cli.progress import LineProgress, LiveProgress, Progress, make_progress
-from raybench.plan import Plan
+from raybench.job.plan import Plan
 from raybench.records import Status
 from raybench.sweep import PointAdded, PointFinished, PointRetried, PointStarted
 

@@ -11,7 +11,7 @@ from raybench.cluster import ray_recovery
 from raybench.cluster.lifelines import Lifelines
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_recovery import when_late_s
-from raybench.job import Measure
+from raybench.job.model import Measure
 from raybench.records import Failure, Group, Status
 
 SETTINGS = Measure(max_seconds=0.1, timeout_s=0.3)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from raybench.job import load_job
-from raybench.plan import make_plan
+from raybench.job.model import load_job
+from raybench.job.plan import make_plan
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *REPOSITORY.glob("docs/*.md")]

@@ -11,8 +11,8 @@ import pytest
 from pydantic import Field, PositiveInt
 from typing_extensions import Doc
 
-from raybench import registry
 from raybench.errors import UsageError
+from raybench.job import registry
 
 if TYPE_CHECKING:
     from raybench.workloads.base import Context

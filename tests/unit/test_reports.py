@@ -22,7 +22,7 @@ from builders import (
 )
 
 from raybench import rows
-from raybench.point import Point, Precision
+from raybench.job.point import Point, Precision
 from raybench.records import Breakdown, Record, Status
 from raybench.report import as_json, markdown, runs, terminal, wording
 from raybench.report.points import PointDetails, format_point, format_points

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raybench.cluster.local import LocalCluster
-from raybench.job import Measure
-from raybench.job_sections import BatchSearch
-from raybench.plan import Plan
-from raybench.point import Precision
+from raybench.job.model import Measure
+from raybench.job.plan import Plan
+from raybench.job.point import Precision
+from raybench.job.sections import BatchSearch
 from raybench.records import (
     Answer,
     Failure,

@@ -19,7 +19,7 @@ from raybench import rows
 from raybench.analysis.ranks import rank_steps
 from raybench.analysis.rounds import mean_of_rounds
 from raybench.analysis.scaling import scaling, setting_order
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.records import Breakdown, Record, Status
 from raybench.schemas import TABLES
 

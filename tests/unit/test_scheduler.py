@@ -7,8 +7,8 @@ from fakes import make_devices, make_point
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.plan import Plan
-from raybench.point import Precision
+from raybench.job.plan import Plan
+from raybench.job.point import Precision
 from raybench.scheduler import Assign, Schedule, Skip, Turn, workers_needed
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from raybench.errors import UsageError
-from raybench.point import Point, Precision
-from raybench.select import select_points
+from raybench.job.filter import select_points
+from raybench.job.point import Point, Precision
 
 
 def make_point(world_size: int, precision: Precision) -> Point:

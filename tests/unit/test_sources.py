@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raybench import registry
+from raybench.job import registry
 from raybench.records.sources import code_here, code_of, differing
 
 _numbers = itertools.count()

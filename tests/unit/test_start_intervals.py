@@ -25,7 +25,7 @@ from raybench.analysis.start_noise import (
     documented_of,
     pooled,
 )
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.stats.summary import student_t
 
 BASELINE = {"world_size": 1}

@@ -7,7 +7,7 @@ import pytest
 from series import autocorrelated
 
 from benchmarks import simulated_noise
-from raybench.job import Measure, Span
+from raybench.job.model import Measure, Span
 from raybench.measure.stopping import (
     AGAIN,
     Course,

@@ -22,10 +22,10 @@ from fakes import (
 
 from raybench.cluster.local import LocalCluster
 from raybench.errors import ClusterError
-from raybench.job import Measure
-from raybench.job_sections import BatchSearch
-from raybench.plan import Plan
-from raybench.point import Precision
+from raybench.job.model import Measure
+from raybench.job.plan import Plan
+from raybench.job.point import Precision
+from raybench.job.sections import BatchSearch
 from raybench.records import Failure, Status
 from raybench.rounds import Rounds
 from raybench.sweep import (

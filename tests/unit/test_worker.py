@@ -17,13 +17,13 @@ import torch.distributed as dist
 from fakes import make_point
 from messes import MESSES, seen
 
-from raybench import registry
 from raybench.cluster.local import this_process
 from raybench.cluster.rendezvous import StoreHost
 from raybench.hardware.counters import Reading
-from raybench.job import Measure
+from raybench.job import registry
+from raybench.job.model import Measure
+from raybench.job.point import Precision
 from raybench.measure import phases
-from raybench.point import Precision
 from raybench.records import Failure, Group, Measurement, Place, Status, Task
 from raybench.records.sources import code_of
 from raybench.worker import Worker

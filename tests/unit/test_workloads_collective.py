@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from raybench.errors import UsageError
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.workloads.base import Context, WrongResultError
 from raybench.workloads.collective import Collective
 from raybench.workloads.collective_operations import busbw_factor, expected_output

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raybench.errors import UsageError
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.workloads.base import Context
 from raybench.workloads.data import LoaderBatches, loader_batches, slices
 from raybench.workloads.linear import Linear

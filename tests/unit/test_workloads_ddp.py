@@ -22,10 +22,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from raybench.job.point import Precision
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.buckets import BucketMarks
 from raybench.measure.timing import make_timer
-from raybench.point import Precision
 from raybench.records import Breakdown
 from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp

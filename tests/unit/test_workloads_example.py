@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from raybench import registry
-from raybench.point import Precision
+from raybench.job import registry
+from raybench.job.point import Precision
 from raybench.workloads.base import Context
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -57,8 +57,8 @@ def test_the_parameters_of_the_example_can_be_read_from_its_signature(example: M
 
 def test_the_signature_of_the_example_is_read_without_torch() -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import convnet, raybench.registry\n"
-        "raybench.registry.settings(convnet.ConvNet)\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); import convnet, raybench.job.registry\n"
+        "raybench.job.registry.settings(convnet.ConvNet)\n"
         "assert not {'torch', 'ray', 'pandas', 'pyarrow'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(EXAMPLE.parent)], check=True)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.workloads.base import Context, WrongResultError
 from raybench.workloads.gemm import Gemm
 

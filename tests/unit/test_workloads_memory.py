@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raybench.errors import UsageError
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.workloads.base import Context, WrongResultError
 from raybench.workloads.memory import Memory
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.workloads import precision
 from raybench.workloads.base import Context
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.errors import UsageError
-from raybench.point import Precision
+from raybench.job.point import Precision
 from raybench.workloads import training
 from raybench.workloads.base import Context
 from raybench.workloads.layers import DECODER_PRESETS, Decoder

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from raybench.errors import JobError
-from raybench.messages import Problem
-from raybench.yaml_source import MAX_FILE_BYTES, YamlSource, read_source
+from raybench.job.problems import Problem
+from raybench.job.source import MAX_FILE_BYTES, YamlSource, read_source
 
 
 @pytest.fixture

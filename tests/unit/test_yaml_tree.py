@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench.yaml_tree import MAX_DEPTH, parse_tree
+from raybench.job.yaml_tree import MAX_DEPTH, parse_tree
 
 
 def test_every_key_and_value_has_its_line_and_column() -> None:

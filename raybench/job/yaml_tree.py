@@ -15,7 +15,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.reader import ReaderError
 
-from raybench.messages import KeyPath, Position, Problem, shown
+from raybench.job.problems import KeyPath, Position, Problem, shown
 
 MAX_DEPTH = 16  # far above any real job
 _INT64_MAX = 2**63 - 1  # what the result tables can hold

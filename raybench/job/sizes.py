@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from raybench.messages import KeyPath, Problem, shown
+from raybench.job.problems import KeyPath, Problem, shown
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB|B|)")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from raybench.errors import JobError
-from raybench.messages import KeyPath, Position, Problem, dotted, shown
-from raybench.yaml_tree import Tree, parse_tree, position_after
+from raybench.job.problems import KeyPath, Position, Problem, dotted, shown
+from raybench.job.yaml_tree import Tree, parse_tree, position_after
 
 MAX_FILE_BYTES = 100_000  # far above any real job; the parser needs seconds for more
 _LABEL_CHARACTERS = 60

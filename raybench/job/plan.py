@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from raybench.messages import KeyPath, Problem, shown
-from raybench.point import BATCH_SIZES, RUN_SETTINGS, Point, Precision, Scalar
+from raybench.job.point import BATCH_SIZES, RUN_SETTINGS, Point, Precision, Scalar
+from raybench.job.problems import KeyPath, Problem, shown
 
 if TYPE_CHECKING:
-    from raybench.job import Job
-    from raybench.job_sections import BatchSearch
+    from raybench.job.model import Job
+    from raybench.job.sections import BatchSearch
 
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
 

@@ -26,8 +26,8 @@ from pydantic_core import PydanticUndefined
 from typing_extensions import Doc
 
 from raybench.errors import UsageError
-from raybench.messages import rule_of, unknown
-from raybench.point import BATCH_SIZES, Precision, Scalar
+from raybench.job.point import BATCH_SIZES, Precision, Scalar
+from raybench.job.problems import rule_of, unknown
 
 BUILTIN: Mapping[str, str] = {
     "collective": "raybench.workloads.collective:Collective",

@@ -6,12 +6,12 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raybench.messages import KeyPath, Problem, did_you_mean, dotted, shown, unknown
-from raybench.point import BATCH_SIZES, RUN_SETTINGS, Scalar
-from raybench.registry import Setting
+from raybench.job.point import BATCH_SIZES, RUN_SETTINGS, Scalar
+from raybench.job.problems import KeyPath, Problem, did_you_mean, dotted, shown, unknown
+from raybench.job.registry import Setting
 
 if TYPE_CHECKING:
-    from raybench.job import Job
+    from raybench.job.model import Job
 
 MAX_POINTS = 100_000
 _LISTED_VALUES = 8

@@ -17,9 +17,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from raybench import job_rules, registry
 from raybench.errors import JobError, UsageError
-from raybench.job_sections import (
+from raybench.job import registry, rules
+from raybench.job.plan import plan_problems
+from raybench.job.point import RUN_SETTINGS, Scalar
+from raybench.job.problems import KeyPath, Problem, dotted, rule_of, unknown
+from raybench.job.sections import (
     BatchSearch,
     Matrix,
     Measure,
@@ -31,11 +34,8 @@ from raybench.job_sections import (
     Values,
     WorkloadSection,
 )
-from raybench.messages import KeyPath, Problem, dotted, rule_of, unknown
-from raybench.plan import plan_problems
-from raybench.point import RUN_SETTINGS, Scalar
-from raybench.sizes import with_sizes
-from raybench.yaml_source import YamlSource, read_source
+from raybench.job.sizes import with_sizes
+from raybench.job.source import YamlSource, read_source
 
 __all__ = ["Job", "Measure", "Span", "job_schema", "load_job"]
 
@@ -241,11 +241,11 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
         found.append(Problem(path=("workload", "kind"), message=str(error)))
         # What every workload has can be checked all the same.
         settings = {name: registry.run_setting(name) for name in RUN_SETTINGS}
-        return found + job_rules.check_run_settings(job, settings, unsound)
+        return found + rules.check_run_settings(job, settings, unsound)
     job._settings = settings
     if registry.lacks_items(workload_class):
         job._remarks.append(Problem(path=("workload", "kind"), message=_NO_ITEMS))
-    return job_rules.check(job, settings, unsound)
+    return rules.check(job, settings, unsound)
 
 
 def _check_plan(job: Job, problems: Sequence[Problem]) -> list[Problem]:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]
 
 from raybench.errors import UsageError
-from raybench.messages import shown, unknown
-from raybench.point import Point
+from raybench.job.point import Point
+from raybench.job.problems import shown, unknown
 
 _EXAMPLE = "world_size > 1 and precision == 'bf16'"
 _CONTAINERS = (ast.List, ast.Tuple, ast.Set)

@@ -1,0 +1,1 @@
+"""What is asked: a job file becomes points."""
