@@ -95,7 +95,7 @@ def without_ray(task: Task, device: str, world_size: int) -> list[Answer]:
 def run_rank(
     task: Task, rank: int, world_size: int, device: str, group: Group, answers: Queue[Answer]
 ) -> None:
-    from raybench.worker import Worker
+    from raybench.worker.worker import Worker
 
     worker = Worker("cuda" if device == "cuda" else "cpu", rank)
     place = Place(

@@ -16,7 +16,7 @@ from raybench.records import Answer, Device, DeviceSample, Group, Place, Task
 
 
 class InProcessWorker(Protocol):
-    """What this cluster asks of a worker; `raybench.worker.Worker` is one."""
+    """What this cluster asks of a worker; `raybench.worker.worker.Worker` is one."""
 
     def run(self, task: Task, place: Place, group: Group | None) -> Answer: ...
 
@@ -88,7 +88,7 @@ class LocalCluster:
 
 def this_process() -> LocalCluster:
     """One real worker on this process's CPU."""
-    from raybench.worker import Worker
+    from raybench.worker.worker import Worker
 
     worker = Worker("cpu", 0)
     device = worker.identity(node_id="local", address="127.0.0.1")

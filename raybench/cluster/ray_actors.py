@@ -49,7 +49,7 @@ class _Seat:
         leash.hold_worker()
         gc.disable()  # the collections in between are a sixth of the time of these imports
         from raybench.cluster.rendezvous import choose_interface
-        from raybench.worker import load
+        from raybench.worker.worker import load
 
         choose_interface(_address())
         load()
@@ -61,7 +61,7 @@ class _Seat:
 
     def sit(self, kind: DeviceKind, index: int | None = None) -> Device:
         """Take this device, or the one that Ray assigned, and say which it is."""
-        from raybench.worker import Worker
+        from raybench.worker.worker import Worker
 
         if index is None:
             index = _assigned_index() if kind == "cuda" else 0

@@ -13,8 +13,8 @@ import struct
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from raybench.process_group import BROKEN, word_key
 from raybench.records import Group
+from raybench.worker.process_group import BROKEN, word_key
 
 _SIOCGIFADDR = 0x8915
 

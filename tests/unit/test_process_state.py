@@ -17,10 +17,10 @@ import pytest
 import torch
 from messes import MESSES, MESSES_WITH_CUDA
 
-from raybench.process_state import ProcessState, seed_all
-from raybench.process_state.python_settings import python_settings
-from raybench.process_state.system_settings import system_settings
-from raybench.process_state.torch_settings import torch_settings
+from raybench.worker.state import ProcessState, seed_all
+from raybench.worker.state.python_settings import python_settings
+from raybench.worker.state.system_settings import system_settings
+from raybench.worker.state.torch_settings import torch_settings
 
 CPU = torch.device("cpu")
 SETTINGS = {
@@ -94,7 +94,7 @@ def test_inference_mode_that_somebody_holds_is_told():
 def test_a_limit_that_cannot_be_raised_again_is_told():
     done = _in_a_process("""
 import os, resource
-from raybench.process_state import ProcessState
+from raybench.worker.state import ProcessState
 state = ProcessState(torch.device("cpu"))
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 os.setgid(65534), os.setuid(65534) if os.getuid() == 0 else None
@@ -106,7 +106,7 @@ print(state.restore())
 def test_a_scheduling_policy_is_put_back_on_all_threads():
     done = _in_a_process("""
 import os, threading
-from raybench.process_state import ProcessState
+from raybench.worker.state import ProcessState
 state = ProcessState(torch.device("cpu"))
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 stop = threading.Event()
@@ -216,7 +216,7 @@ def test_a_class_that_raises_when_it_is_looked_at_hides_no_replaced_function(mon
 
 def test_the_first_optimizer_of_a_class_replaces_nothing():
     done = _in_a_process("""
-from raybench.process_state import ProcessState
+from raybench.worker.state import ProcessState
 state = ProcessState(torch.device("cpu"))
 state.begin()
 parameter = torch.zeros(1, 1, requires_grad=True)
@@ -233,7 +233,7 @@ print(state.replaced_functions("own"))
 def test_what_the_compiler_wraps_is_put_back_and_wrapped_again_by_the_next_use():
     # In a process of its own: others have compiled in this one.
     done = _in_a_process("""
-from raybench.process_state import ProcessState
+from raybench.worker.state import ProcessState
 state = ProcessState(torch.device("cpu"))
 state.begin()
 step, init = torch.optim.SparseAdam.step, torch.nn.Module.__init__
@@ -268,7 +268,7 @@ def test_a_running_profiler_is_told():
 def test_a_setting_that_refuses_to_be_put_back_is_told():
     script = """
 import torch
-from raybench.process_state import ProcessState
+from raybench.worker.state import ProcessState
 state = ProcessState(torch.device("cpu"))
 torch.set_num_interop_threads(torch.get_num_interop_threads() + 1)
 print(state.restore())

@@ -39,8 +39,8 @@ def test_the_store_answers_at_its_address():
 def test_all_members_are_told_at_once_that_their_group_is_broken():
     from torch.distributed import TCPStore
 
-    from raybench.process_group import BROKEN, word_key
     from raybench.records import Group
+    from raybench.worker.process_group import BROKEN, word_key
 
     host = StoreHost("127.0.0.1")
     address, port = host.endpoint()

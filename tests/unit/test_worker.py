@@ -26,7 +26,7 @@ from raybench.job.point import Precision
 from raybench.measure import phases
 from raybench.records import Failure, Group, Measurement, Place, Status, Task
 from raybench.records.sources import code_of
-from raybench.worker import Worker
+from raybench.worker.worker import Worker
 
 ALONE = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
 MLP = {"hidden": 16, "layers": 2}
@@ -375,8 +375,8 @@ def test_declared_operations_win_over_counted_ones(workload):
 
 
 def test_operations_are_counted_once_for_equal_points(monkeypatch):
-    from raybench import worker as worker_module
     from raybench.measure.flops import Counted
+    from raybench.worker import worker as worker_module
 
     calls = []
 
@@ -676,7 +676,7 @@ def test_matrix_products_are_timed_once_before_the_first_point_and_never_between
         done.append(tuple(precisions))
         return dict.fromkeys(precisions, 700.0)
 
-    monkeypatch.setattr("raybench.worker.sustained_tflops", sustained)
+    monkeypatch.setattr("raybench.worker.worker.sustained_tflops", sustained)
 
     class Watched:
         items_per_step = 1
@@ -724,7 +724,7 @@ def test_a_device_rests_from_the_end_of_the_last_point_in_which_its_clocks_were_
         rested.append(named["rested"])
         return measure(*given, **named)
 
-    monkeypatch.setattr("raybench.worker.open_counters", lambda device: Counted())
+    monkeypatch.setattr("raybench.worker.worker.open_counters", lambda device: Counted())
     monkeypatch.setattr(phases, "measure", watched)
     worker = Worker("cpu", 0)
     settings = Measure(warmup=1, iterations=1, breakdown=False)

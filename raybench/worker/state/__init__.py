@@ -13,14 +13,14 @@ import random
 import numpy as np
 import torch
 
-from raybench.process_state.device_state import DeviceMemory, device_settings
-from raybench.process_state.leftovers import Company, Descriptors, counted
-from raybench.process_state.loaded_functions import LoadedFunctions
-from raybench.process_state.python_settings import python_settings
-from raybench.process_state.setting import Setting
-from raybench.process_state.system_settings import system_settings
-from raybench.process_state.torch_compiler import forget_compiled_code
-from raybench.process_state.torch_settings import inherit_onednn_precision, torch_settings
+from raybench.worker.state.device_state import DeviceMemory, device_settings
+from raybench.worker.state.leftovers import Company, Descriptors, counted
+from raybench.worker.state.loaded_functions import LoadedFunctions
+from raybench.worker.state.python_settings import python_settings
+from raybench.worker.state.setting import Setting
+from raybench.worker.state.system_settings import system_settings
+from raybench.worker.state.torch_compiler import forget_compiled_code
+from raybench.worker.state.torch_settings import inherit_onednn_precision, torch_settings
 
 
 class ProcessState:

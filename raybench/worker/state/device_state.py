@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from raybench.process_state.setting import Setting
+from raybench.worker.state.setting import Setting
 
 _C: Any = torch._C  # the CUDA part is missing from torch's types
 # torch's allocator takes memory for small blocks from the device in segments of 2 MiB.

@@ -10,7 +10,7 @@ import torch
 import torch._dynamo
 import torch.distributions
 
-from raybench.process_state.setting import Setting, attribute
+from raybench.worker.state.setting import Setting, attribute
 
 # torch._dynamo has loaded them all.
 _CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from raybench.process_state.setting import Setting, attribute, mapping, sequence
+from raybench.worker.state.setting import Setting, attribute, mapping, sequence
 
 # Not SIGCHLD: torch's DataLoader sets that handler once in a process, and the next loader
 # relies on it (torch.utils.data._utils.signal_handling).

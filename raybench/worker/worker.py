@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 
-from raybench import process_state
 from raybench.errors import UsageError
 from raybench.hardware.counters import Reading, open_counters
 from raybench.hardware.identity import describe_device
@@ -25,8 +24,6 @@ from raybench.job.point import Point, Precision
 from raybench.measure import phases
 from raybench.measure.flops import Counted, step_flops
 from raybench.measure.gemm import sustained_tflops
-from raybench.process_group import GroupGoneError, ProcessGroup, tell_place
-from raybench.process_state import ProcessState
 from raybench.records import (
     Answer,
     Device,
@@ -40,6 +37,9 @@ from raybench.records import (
 )
 from raybench.records.sources import Code, code_here, differing, raybench_sha256
 from raybench.stats import summary
+from raybench.worker import state
+from raybench.worker.process_group import GroupGoneError, ProcessGroup, tell_place
+from raybench.worker.state import ProcessState
 from raybench.workloads import precision
 from raybench.workloads.base import Context, Workload
 
@@ -164,7 +164,7 @@ class Worker:
         def build() -> Workload:
             # For each repeat alike.
             precision.apply(point.precision)
-            process_state.seed_all(task.seed)
+            state.seed_all(task.seed)
             workload: Workload = workload_class(context, **point.params)
             return workload
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from raybench.process_state.setting import Setting
+from raybench.worker.state.setting import Setting
 
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
 _IOPRIO_WHO_PROCESS = 1

@@ -17,8 +17,8 @@ import torch.utils._device
 import torch.utils._python_dispatch as dispatch
 from torch import backends, overrides
 
-from raybench.process_state.setting import Setting, attribute, mapping
-from raybench.process_state.torch_compiler import compiler_settings
+from raybench.worker.state.setting import Setting, attribute, mapping
+from raybench.worker.state.torch_compiler import compiler_settings
 
 _C: Any = torch._C  # much of it is missing from torch's types
 _autograd: Any = torch._C._autograd

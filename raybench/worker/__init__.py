@@ -1,0 +1,1 @@
+"""One process that owns one device, its process group and its state."""
