@@ -34,8 +34,8 @@ from raybench.cli.compare import compare_command
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Device, Measurement, Record, Repetition, Samples, Status
-from raybench.run import Run, RunStatus
-from raybench.store import RunStore
+from raybench.results.run import Run, RunStatus
+from raybench.results.writer import RunStore
 
 THRESHOLD = 0.015
 SLOWDOWN = 2 * THRESHOLD

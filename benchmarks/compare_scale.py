@@ -17,7 +17,7 @@ from sizes import tell_sizes
 from store_scale import ITERATIONS, RANKS, WARMUP, process, record, run, write
 
 from raybench.job.model import Measure
-from raybench.store import RunStore
+from raybench.results.writer import RunStore
 
 RUNS = ("base", "new")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import raybench
 from benchmarks.cluster_faults import Harm, ended_entry
-from raybench.schemas import TABLES
+from raybench.results.schema import TABLES
 from tests.integration.fault_runs import descendants, rows, start_sweep, sweep_command, write_job
 from tests.integration.harm import Waiting, harmed_sweep
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 
 from builders import make_device, make_failed, make_measure, make_point, make_record, make_run
 
-from raybench.store import RunStore
+from raybench.results.writer import RunStore
 
 _REPOSITORY = Path(__file__).parents[1]
 # A plan of a mutated job is cheap, a report takes a tenth of a second.

@@ -32,7 +32,7 @@ from statistics import median
 from typing import Any
 
 from raybench import load
-from raybench.doubts import is_slowed_by_one_rank, straggler_cost_ms
+from raybench.results.quality import is_slowed_by_one_rank, straggler_cost_ms
 
 WORKLOAD = "benchmarks.delayed_mlp:DelayedMlp"
 DELAYS_MS = (1.0, 2.0, 5.0, 10.0)

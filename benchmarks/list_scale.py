@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 from builders import START, make_measure, make_record, make_run
 from sizes import tell_sizes
 
-from raybench.run import RunStatus
-from raybench.store import RunStore
+from raybench.results.run import RunStatus
+from raybench.results.writer import RunStore
 
 PROGRAM = str(Path(sys.executable).parent / "raybench")
 

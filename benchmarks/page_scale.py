@@ -24,11 +24,11 @@ import pyarrow.parquet as pq
 from sizes import tell_sizes
 from store_scale import RUN_ID, START, Cost, process, record, run
 
-from raybench.arrow_schemas import schema
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Record, Status
-from raybench.store import RunStore
+from raybench.results.arrow_schema import schema
+from raybench.results.writer import RunStore
 
 SAMPLES, DEVICES, SECONDS = 10_000, 8, 3600
 WORLD_SIZES = (1, 2, 4, 8)

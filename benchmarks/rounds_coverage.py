@@ -24,7 +24,7 @@ import pandas as pd
 from raybench.analysis.ratios import ratio_range
 from raybench.analysis.rounds import mean_of_rounds
 from raybench.analysis.scaling import scaling
-from raybench.schemas import units
+from raybench.results.schema import units
 
 ROUNDS = (1, 2, 3, 5)
 STARTS = {"fp32": 0.0031, "tf32": 0.0031, "bf16": 0.0031, "fp16": 0.0105}

@@ -22,8 +22,8 @@ from pathlib import Path
 import pandas as pd
 
 import raybench
-from raybench import tables
 from raybench.analysis.rounds import mean_of_rounds
+from raybench.results import reader
 
 THRESHOLD = 0.02
 
@@ -87,7 +87,7 @@ def speed_ups(results: str, *runs: str) -> dict[str, float]:
 
 
 def measured(results: str, run: str) -> pd.DataFrame:
-    ok = mean_of_rounds(tables.load(results, "points", run))
+    ok = mean_of_rounds(reader.load(results, "points", run))
     ok = ok[ok["status"] == "ok"].copy()
     ok["all_iterations"] = ok["warmup_iterations"] + ok["iterations"] * ok["inner_iterations"]
     columns = ["step_ms_p50", "step_ms_ci_low", "step_ms_ci_high", "all_iterations"]

@@ -141,7 +141,7 @@ def nothing(*_: object) -> None:
 def writer(job: Job, folder: Path) -> Callable[..., None]:
     from builders import make_run
 
-    from raybench.store import RunStore
+    from raybench.results.writer import RunStore
 
     return RunStore.create(folder, make_run("scale"), job.measure).write_records
 

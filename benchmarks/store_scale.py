@@ -27,9 +27,9 @@ import raybench
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Device, Measurement, Record, Repetition, Samples, Status
-from raybench.rows import point_row
-from raybench.run import Run, RunStatus
-from raybench.store import RunStore
+from raybench.results.rows import point_row
+from raybench.results.run import Run, RunStatus
+from raybench.results.writer import RunStore
 
 RUN_ID = "store-scale"
 RANKS, WARMUP, ITERATIONS = 8, 5, 30

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
     from raybench.frames import load, units
-    from raybench.older_parts import upgrade
+    from raybench.results.older_parts import upgrade
     from raybench.workloads.base import Context, Workload, WrongResultError
     from raybench.workloads.parameters import DdpOptions
 
@@ -40,7 +40,7 @@ __all__ = [
 
 _HOMES = {
     "raybench.frames": ("load", "units"),
-    "raybench.older_parts": ("upgrade",),
+    "raybench.results.older_parts": ("upgrade",),
     "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),
     "raybench.workloads.parameters": ("DdpOptions",),
     # For the parameters of a workload.

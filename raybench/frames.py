@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from raybench import schemas, tables
 from raybench.errors import ResultsError
 from raybench.job.problems import did_you_mean
-from raybench.schemas import TABLES
+from raybench.results import reader, schema
+from raybench.results.schema import TABLES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,13 +65,13 @@ def load(
 def units(table: str) -> dict[str, str]:
     """Column -> unit, in column order; empty where a column has none."""
     if table != SCALING:
-        return schemas.units(table)
-    of_points = schemas.units("points")
+        return schema.units(table)
+    of_points = schema.units("points")
     return {name: of_points.get(name, "") for name in (*_FROM_POINTS, *_DERIVED)}
 
 
 def _stored(root: str | Path, table: str, run_id: str | None) -> pd.DataFrame:
-    read = tables.read_table(root, table, run_id)
+    read = reader.read_table(root, table, run_id)
     frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict", types_mapper=_dtypes().get)
     return frame
 
@@ -95,9 +95,9 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
     from raybench.analysis.scaling import scaling
 
     if run_id is not None:
-        root, run_id = tables.find_run(root, run_id)
-    points = tables.load(root, "points", run_id)
-    baselines = tables.baselines(root, run_id)
+        root, run_id = reader.find_run(root, run_id)
+    points = reader.load(root, "points", run_id)
+    baselines = reader.baselines(root, run_id)
     derived = [
         scaling(of_run, baselines.get(str(name), {}), _starts(root, run_id))
         for name, of_run in points.groupby("run_id")
@@ -119,7 +119,7 @@ def _starts(root: Path, run_id: str | None) -> Mapping[str, StartNoise]:
     if run_id is None:
         return {}
     try:
-        return known_starts(root, tables.read_run(root, run_id))
+        return known_starts(root, reader.read_run(root, run_id))
     except ResultsError:
         return {}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from raybench.doubts import crowding
 from raybench.records import Answer, Device, Failure, Measurement, Record, Status
 from raybench.records.checked_answers import checked
 from raybench.records.failure_text import DETAIL_CHARACTERS, cut_start
+from raybench.results.quality import crowding
 from raybench.scheduler import Turn
 
 # What most likely made a point fail, when its ranks fail in different ways: the peers of a dead

@@ -7,15 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raybench import tables
 from raybench.errors import ResultsError
-from raybench.run_names import run_ids
+from raybench.results import reader
+from raybench.results.run_names import run_ids
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from raybench.analysis.start_noise import StartNoise
-    from raybench.run import Run
+    from raybench.results.run import Run
 
 # A folder may hold ten thousand runs; those near in time tell most of how the machine is now.
 _MOST_READ = 10
@@ -48,7 +48,7 @@ def _alike(root: Path, run: Run) -> Iterator[str]:
     facts = _facts(root, run) if near else {}
     for run_id in (of_job[other] for other in near):
         with suppress(ResultsError):
-            other = tables.read_run(root, run_id)
+            other = reader.read_run(root, run_id)
             if other.job_sha256 == run.job_sha256 and _facts(root, other) == facts:
                 yield run_id
 
@@ -56,10 +56,10 @@ def _alike(root: Path, run: Run) -> Iterator[str]:
 def _facts(root: Path, run: Run) -> Mapping[str, str]:
     from raybench.analysis.environment_changes import facts
 
-    return facts(run, tables.load(root, "devices", run.run_id))
+    return facts(run, reader.load(root, "devices", run.run_id))
 
 
 def _points(root: Path, run_id: str) -> pd.DataFrame:
-    read = tables.read_table(root, "points", run_id, _COLUMNS)
+    read = reader.read_table(root, "points", run_id, _COLUMNS)
     frame: pd.DataFrame = read.to_pandas()
     return frame

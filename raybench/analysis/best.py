@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from raybench.doubts import is_imprecise
+from raybench.results.quality import is_imprecise
 
 Row = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from raybench.run import Run
+from raybench.results.run import Run
 
 NONE = "none"
 _CODE = "code of raybench"  # told by every run since version 4 of the schema

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.rounds import mean_of_rounds
-from raybench.doubts import BREAKDOWN, why_no_breakdown
+from raybench.results.quality import BREAKDOWN, why_no_breakdown
 
 _PARTS = {
     "compute_ms": "compute",

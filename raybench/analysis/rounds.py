@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.doubts import half_interval
-from raybench.schemas import TABLES
+from raybench.results.quality import half_interval
+from raybench.results.schema import TABLES
 
 Row = dict[str, Any]
 _POINT = ["run_id", "point_id"]

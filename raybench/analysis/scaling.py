@@ -13,7 +13,8 @@ from raybench.analysis.losses import LOSSES, lost_shares
 from raybench.analysis.rounds import Trials, mean_of_rounds
 from raybench.analysis.start_intervals import StartIntervals
 from raybench.analysis.start_noise import StartNoise
-from raybench.doubts import (
+from raybench.job.point import Precision, Scalar
+from raybench.results.quality import (
     BREAKDOWN,
     NO_ITEMS,
     WIDEST_INTERVAL,
@@ -21,8 +22,7 @@ from raybench.doubts import (
     is_imprecise,
     why_no_breakdown,
 )
-from raybench.job.point import Precision, Scalar
-from raybench.rows import text
+from raybench.results.rows import text
 
 # Settings that make a series besides the workload's parameters; the batch of the scaling kind
 # joins them. In weak scaling the global batch follows from the others, in strong the local one.

@@ -23,12 +23,12 @@ def plan_again(output: Path, text: str, only: str | None, against: str | None) -
     only: UNCLEAR for those that `raybench compare AGAINST RUN` calls so; against: by default the
     run of the job before it. Raises UsageError and ResultsError.
     """
-    from raybench import tables
     from raybench.cli.resume import job_of_run
     from raybench.job.plan import make_plan
+    from raybench.results import reader
 
-    root, run_id = tables.find_run(output, text)
-    job = job_of_run(tables.read_run(root, run_id))
+    root, run_id = reader.find_run(output, text)
+    job = job_of_run(reader.read_run(root, run_id))
     if job is None:
         raise UsageError(
             f"--again {run_id}: this version cannot tell its job; sweep the job file instead"
@@ -45,7 +45,7 @@ def plan_again(output: Path, text: str, only: str | None, against: str | None) -
 
 
 def _run_before(root: Path, run_id: str, job_name: str) -> str:
-    from raybench.run_names import run_ids
+    from raybench.results.run_names import run_ids
 
     ids = run_ids(root)
     earlier = [one for one in ids[: ids.index(run_id)] if one.startswith(f"{job_name}-")]

@@ -157,9 +157,9 @@ def _other(found: Found) -> Other:
 
 
 def _read(found: Found, table: str, columns: Sequence[str]) -> pd.DataFrame:
-    from raybench import tables
+    from raybench.results import reader
 
-    read = tables.read_table(found.root, table, found.run_id, columns)
+    read = reader.read_table(found.root, table, found.run_id, columns)
     frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict")
     return frame
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from raybench.errors import ResultsError
 
 if TYPE_CHECKING:
-    from raybench.run import Run
+    from raybench.results.run import Run
 
 # Runs alike around BASE and around NEW, and how many are looked at for them.
 _MOST_ALIKE, _MOST_READ = 20, 60
@@ -35,16 +35,16 @@ class Found:
 
     @cached_property
     def run(self) -> Run:
-        from raybench import tables
+        from raybench.results import reader
 
-        return tables.read_run(self.root, self.run_id)
+        return reader.read_run(self.root, self.run_id)
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        from raybench import tables
         from raybench.analysis.environment_changes import facts
+        from raybench.results import reader
 
-        return facts(self.run, tables.load(self.root, "devices", self.run_id))
+        return facts(self.run, reader.load(self.root, "devices", self.run_id))
 
     @property
     def node(self) -> str:
@@ -100,14 +100,14 @@ def find_side(results: Path, text: str) -> Side:
 
 
 def _find(results: Path, text: str) -> Found:
-    from raybench.run_names import find_run
+    from raybench.results.run_names import find_run
 
     root, run_id = find_run(results, text)
     return Found(root=root, run_id=run_id)
 
 
 def _tagged(results: Path, text: str) -> Side:
-    from raybench.run_names import run_ids
+    from raybench.results.run_names import run_ids
 
     name, _, value = text.partition("=")
     runs = (Found(root=results, run_id=run_id) for run_id in reversed(run_ids(results)))
@@ -125,9 +125,9 @@ def _tagged(results: Path, text: str) -> Side:
 
 def _tags(results: Path) -> str:
     """What tags there are."""
-    from raybench import tables
+    from raybench.results import reader
 
-    tags = tables.read_table(results, "runs", None, ("tags",)).to_pylist(maps_as_pydicts="strict")
+    tags = reader.read_table(results, "runs", None, ("tags",)).to_pylist(maps_as_pydicts="strict")
     known = sorted(
         {f"{name}={value}" for row in tags for name, value in (row["tags"] or {}).items()}
     )
@@ -151,7 +151,7 @@ def alike(one: Side, other: Side) -> list[Found]:
 
 def _near(root: Path, run_id: str) -> Iterator[Found]:
     """The runs of a folder, those nearest in time first; newest first where it has not this one."""
-    from raybench.run_names import run_ids
+    from raybench.results.run_names import run_ids
 
     ids = run_ids(root)
     place = ids.index(run_id) if run_id in ids else len(ids)

@@ -87,11 +87,11 @@ def _formatted(summary: Summary, kind: str | None) -> str:
 
 
 def _as_json(summary: Summary, results: Path, run: str) -> str:
-    from raybench import tables
     from raybench.report.export_json import export_json
+    from raybench.results import reader
 
-    root, _ = tables.find_run(results, run)
-    return export_json(summary, tables.load(root, "devices", summary.run.run_id))
+    root, _ = reader.find_run(results, run)
+    return export_json(summary, reader.load(root, "devices", summary.run.run_id))
 
 
 def _tracked(summary: Summary, tracker: str) -> str:

@@ -71,16 +71,16 @@ def history_command(
 
 def _points(results: Path, prefix: str | None, expression: str | None) -> pd.DataFrame:
     """The rows of `points` that are asked for."""
-    from raybench import tables
     from raybench.analysis.history import POINT_COLUMNS
+    from raybench.results import reader
 
-    table = tables.read_table(results, "points", None, POINT_COLUMNS)
+    table = reader.read_table(results, "points", None, POINT_COLUMNS)
     points: pd.DataFrame = table.to_pandas(maps_as_pydicts="strict")
     if points.empty:
         raise ResultsError(f"{results}: no points yet; `raybench sweep JOB` measures some")
     if prefix is not None:
         ids = list(dict.fromkeys(points["point_id"]))
-        point_id = tables.pick(prefix, ids, kind="point", where=str(results))
+        point_id = reader.pick(prefix, ids, kind="point", where=str(results))
         points = points[points["point_id"] == point_id]
     return points if expression is None else _filtered(points, expression)
 
@@ -158,12 +158,12 @@ def _causes(frame: pd.DataFrame, results: Path) -> dict[tuple[str, str], Sequenc
 
 
 def _facts(results: Path, ids: Collection[str]) -> dict[str, dict[str, str]]:
-    from raybench import tables
     from raybench.analysis.environment_changes import facts
+    from raybench.results import reader
 
     return {
-        run.run_id: facts(run, tables.load(results, "devices", run.run_id))
-        for run in tables.read_runs(results)
+        run.run_id: facts(run, reader.load(results, "devices", run.run_id))
+        for run in reader.read_runs(results)
         if run.run_id in ids
     }
 

@@ -16,19 +16,19 @@ def format_page(root: Path, summary: Summary, against: Summary | None = None) ->
     """The page of the run that `summary` reports, which is in the results folder `root`, laid over
     another run where there is one.
     """
-    from raybench import tables
     from raybench.report import html_page
     from raybench.report.html_steps import heat_points, spread_points
     from raybench.report.html_telemetry import TELEMETRY_COLUMNS
     from raybench.report.main_figure import rows_of
+    from raybench.results import reader
 
     run_id = summary.run.run_id
     rows = rows_of(summary)
-    telemetry = tables.read_table(root, "telemetry", run_id, TELEMETRY_COLUMNS)
+    telemetry = reader.read_table(root, "telemetry", run_id, TELEMETRY_COLUMNS)
     return html_page.format_page(
         html_page.PageData(
             summary=summary,
-            devices=tables.load(root, "devices", run_id),
+            devices=reader.load(root, "devices", run_id),
             telemetry=telemetry.to_pandas(),
             steps=_steps(root, run_id, spread_points(rows), heat_points(rows)),
             against=against,
@@ -40,15 +40,15 @@ def _steps(
     root: Path, run_id: str, spread: Sequence[Row], by_rank: Sequence[Row]
 ) -> list[PointSteps]:
     """The samples of these points, one after the other: all of a run may not fit into memory."""
-    from raybench import tables
     from raybench.analysis.step_times import SAMPLE_COLUMNS, rank_by_iteration, step_times
     from raybench.report.html_steps import PointSteps, columns_of_a_map
+    from raybench.results import reader
 
     mapped = {row["point_id"] for row in by_rank}
     rows = list({row["point_id"]: row for row in (*spread, *by_rank)}.values())
     attempts = [(str(row["point_id"]), int(row["attempt"])) for row in rows]
     columns = columns_of_a_map(by_rank)
-    read = tables.each_attempt(root, "samples", run_id, attempts, SAMPLE_COLUMNS)
+    read = reader.each_attempt(root, "samples", run_id, attempts, SAMPLE_COLUMNS)
     return [
         PointSteps(
             row=row,

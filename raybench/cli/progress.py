@@ -14,9 +14,9 @@ from rich.text import Text
 
 from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import Point
-from raybench.numbers import rates
 from raybench.records import Record, Status
 from raybench.report import wording
+from raybench.results.point_metrics import rates
 from raybench.stats import summary
 from raybench.sweep import (
     Event,

@@ -17,13 +17,13 @@ from raybench.cli.start import Start, Where
 from raybench.cli.stderr import say
 from raybench.errors import ClusterError, DevicesInUse, ResultsError
 from raybench.records import Record, Status, TrialKey
-from raybench.run import Run, RunStatus
+from raybench.results.run import Run, RunStatus
 
 if TYPE_CHECKING:
     from raybench.batch_search import BatchSearches
     from raybench.cluster import Cluster
     from raybench.job.model import Job
-    from raybench.store import RunStore
+    from raybench.results.writer import RunStore
     from raybench.sweep import Event, SweepSettings
 
 
@@ -117,7 +117,7 @@ def _workers_wanted(job: Job, start: Start, cluster: Cluster) -> int:
 @contextmanager
 def _opened(job: Job, start: Start, output: Path) -> Iterator[RunStore]:
     """The store of the run, which says that it is running. A resumed run is held already."""
-    from raybench.store import RunStore, hold_run
+    from raybench.results.writer import RunStore, hold_run
 
     run = start.run
     if start.is_resumed:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from raybench.report.points import PointDetails
     from raybench.report.summary import Summary
-    from raybench.run import Run
+    from raybench.results.run import Run
 
 # What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.
 _LISTED = 50
@@ -100,13 +100,13 @@ def print_report(results: Path, run_id: str, kind: str) -> None:
 
 def load_summary(results: Path, run: str) -> Summary:
     """The report of the run that `run` means. Raises ResultsError when there is none."""
-    from raybench import tables
     from raybench.report.summary import summarize
+    from raybench.results import reader
     from raybench.start_history import known_starts
 
-    root, run_id = tables.find_run(results, run)
-    found = tables.read_run(root, run_id)
-    devices, points = (tables.load(root, table, run_id) for table in ("devices", "points"))
+    root, run_id = reader.find_run(results, run)
+    found = reader.read_run(root, run_id)
+    devices, points = (reader.load(root, table, run_id) for table in ("devices", "points"))
     return summarize(found, devices, points, known_starts(root, found))
 
 
@@ -121,20 +121,20 @@ def _format(summary: Summary, kind: str, *, colored: bool) -> str:
 
 
 def _page(results: Path, run: str, summary: Summary, against: str | None) -> str:
-    from raybench import tables
     from raybench.cli.page import format_page
+    from raybench.results import reader
 
-    root, _ = tables.find_run(results, run)
+    root, _ = reader.find_run(results, run)
     return format_page(root, summary, None if against is None else load_summary(results, against))
 
 
 def _draw(results: Path, run: str, summary: Summary, path: Path) -> None:
-    from raybench import tables
     from raybench.report.charts import picture
     from raybench.report.main_figure import why_none
+    from raybench.results import reader
 
-    root, run_id = tables.find_run(results, run)
-    devices = tables.load(root, "devices", run_id)
+    root, run_id = reader.find_run(results, run)
+    devices = reader.load(root, "devices", run_id)
     drawn = picture(summary, devices, path.suffix.lower().removeprefix("."))
     if drawn is None:
         raise UsageError(f"--chart: there is nothing to draw: {why_none(summary)}")
@@ -157,13 +157,13 @@ def list_command(
     results: Path, last: int | None, is_all: bool, is_long: bool, as_json: bool
 ) -> None:
     """List the runs in the results, the newest last."""
-    from raybench import tables
-    from raybench.run_names import no_runs, run_ids
+    from raybench.results import reader
+    from raybench.results.run_names import no_runs, run_ids
 
     if last and is_all:
         raise UsageError("--last and --all: give one of them")
     newest = last or (None if is_all or as_json else _LISTED)
-    runs = tables.read_runs(results, newest)
+    runs = reader.read_runs(results, newest)
     if as_json:
         from raybench.report import as_json as json_report
 
@@ -192,11 +192,11 @@ def _listed(results: Path, runs: Sequence[Run], *, is_long: bool) -> str:
 
 def _machine(results: Path, run: Run) -> str:
     """What a run was measured on; read without pandas."""
-    from raybench import tables
+    from raybench.results import reader
 
     try:
         columns = ["kind", "name", "node_id", "host", "address", "cpu_count"]
-        devices = tables.read_table(results, "devices", run.run_id, columns).to_pylist()
+        devices = reader.read_table(results, "devices", run.run_id, columns).to_pylist()
     except ResultsError:
         return run.cluster
     return wording.machine(devices) if devices else run.cluster
@@ -221,9 +221,9 @@ def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_j
 
     RUN is as for `raybench report`.
     """
-    from raybench import tables
+    from raybench.results import reader
 
-    root, run_id = tables.find_run(results, run)
+    root, run_id = reader.find_run(results, run)
     if as_logs:
         write_result(_logs(root, run_id, point, as_json))
         return
@@ -233,15 +233,15 @@ def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_j
 
 def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
     """What ranks wrote. Raises ResultsError where they wrote nothing."""
-    from raybench import tables
     from raybench.report.logs import format_logs
+    from raybench.results import reader
 
     what, point_id = f"run {run_id}", "*"
     if prefix is not None:
-        ids = list(dict.fromkeys(key.point_id for key in tables.latest(results, run_id)))
-        point_id = tables.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
+        ids = list(dict.fromkeys(key.point_id for key in reader.latest(results, run_id)))
+        point_id = reader.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
         what = f"point {point_id}"
-    logs = tables.logs(results, run_id, point_id)
+    logs = reader.logs(results, run_id, point_id)
     if as_json:
         from dataclasses import asdict
 
@@ -254,54 +254,54 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
 
 
 def _show_points(results: Path, run_id: str, _: str, as_json: bool) -> str:
-    from raybench import tables
     from raybench.analysis.rounds import latest_trials
     from raybench.report import as_json as json_report
     from raybench.report.points import format_points
+    from raybench.results import reader
 
-    points = latest_trials(tables.load(results, "points", run_id))
+    points = latest_trials(reader.load(results, "points", run_id))
     if as_json:
         return json_report.format_object(run_id=run_id, points=json_report.records(points))
     return format_points(points, width=width(), color=color())
 
 
 def _show_point(results: Path, run_id: str, prefix: str, as_json: bool) -> str:
-    from raybench import tables
     from raybench.report import as_json as json_report
     from raybench.report.points import format_point
+    from raybench.results import reader
 
     point = _details(results, run_id, prefix)
     if as_json:
         return json_report.format_point(point)
-    return format_point(point, tables.units("points"), width=width(), color=color())
+    return format_point(point, reader.units("points"), width=width(), color=color())
 
 
 def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
-    from raybench import tables
     from raybench.analysis.device_states import device_states
     from raybench.analysis.modules import slowest_modules
     from raybench.analysis.ranks import rank_steps
     from raybench.analysis.step_times import step_times
     from raybench.report.as_json import records
     from raybench.report.points import PointDetails
+    from raybench.results import reader
 
-    points = tables.load(results, "points", run_id)
+    points = reader.load(results, "points", run_id)
     ids = list(dict.fromkeys(points["point_id"]))
-    point_id = tables.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
+    point_id = reader.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
     attempts = records(points[points["point_id"] == point_id].sort_values("attempt"))
     row = attempts[-1]
     samples, modules = (
-        tables.load_attempt(results, table, run_id, point_id, row["attempt"])
+        reader.load_attempt(results, table, run_id, point_id, row["attempt"])
         for table in ("samples", "modules")
     )
-    telemetry = tables.load(results, "telemetry", run_id)
+    telemetry = reader.load(results, "telemetry", run_id)
     return PointDetails(
         row=row,
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),
         states=device_states(telemetry, row["started_at"], row["duration_s"]),
-        wrote_logs=bool(tables.logs(results, run_id, point_id)),
-        traces=[str(path) for path in tables.traces(results, run_id, point_id, row["attempt"])],
+        wrote_logs=bool(reader.logs(results, run_id, point_id)),
+        traces=[str(path) for path in reader.traces(results, run_id, point_id, row["attempt"])],
         attempts=attempts,
         steps_ms=step_times(samples),
     )

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from raybench import tables
 from raybench.cli.run_rows import ended_run
 from raybench.cli.start import DeviceKey, Start, device_key
 from raybench.cli.stderr import say
 from raybench.errors import JobError, UsageError
 from raybench.records import Latest, Status, TrialKey, by_point
 from raybench.records.sources import Code, differing
-from raybench.run import Run, RunStatus
+from raybench.results import reader
+from raybench.results.run import Run, RunStatus
 
 if TYPE_CHECKING:
     from raybench.job.model import Job, Measure
@@ -35,8 +35,8 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
 
     Raises ResultsError when there is none, UsageError when `job` means something else by now.
     """
-    root, run_id = tables.find_run(output, text)
-    run = tables.read_run(root, run_id)
+    root, run_id = reader.find_run(output, text)
+    run = reader.read_run(root, run_id)
     if run.job_sha256 != job.meaning_sha256:
         raise UsageError(
             f"--resume {run_id}: the job is not the one of that run: {_difference(run, job)}; "
@@ -64,7 +64,7 @@ def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
     """The plan of the job, with the points that a search for batch sizes has added to the run."""
     from raybench.batch_search import with_probes
 
-    latest = tables.latest(root, run_id)
+    latest = reader.latest(root, run_id)
     first = {key.point_id: one.status for key, one in latest.items() if key.round == 1}
     return with_probes(plan, first)
 
@@ -81,13 +81,13 @@ def resumed_start(
     tags: Mapping[str, str],
 ) -> Start:
     """What is left of a run, of the points `chosen`. The run must be held: its rows are read."""
-    latest = tables.latest(root, run.run_id)
+    latest = reader.latest(root, run.run_id)
     devices = _devices(root, run.run_id)
     # A run that was filtered has more points when it goes on without the filter.
     points = {*(key.point_id for key in latest), *chosen}
     return Start(
         run=replace(
-            tables.read_run(root, run.run_id),
+            reader.read_run(root, run.run_id),
             status=RunStatus.RUNNING,
             finished_at=None,
             paused_s=_paused_s(run),
@@ -140,9 +140,9 @@ def say_nothing_left(start: Start, console: Console) -> None:
 
 def end_of_run(start: Start, root: Path, measure: Measure) -> Run:
     """The run as its rows have it; written, where a driver that died has not."""
-    from raybench.store import RunStore
+    from raybench.results.writer import RunStore
 
-    stored = tables.read_run(root, start.run.run_id)
+    stored = reader.read_run(root, start.run.run_id)
     ended = ended_run(stored, start.plan, start.ended)
     is_whole = len(by_point(start.ended)) == stored.points_total
     if is_whole and stored.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
@@ -158,7 +158,7 @@ def _is_failure(status: Status) -> bool:
 def _devices(root: Path, run_id: str) -> dict[DeviceKey, str]:
     """The devices that the run has rows of, each with its name."""
     names = ["kind", "uuid", "host", "index"]
-    table = tables.read_table(root, "devices", run_id).select([*names, "name"])
+    table = reader.read_table(root, "devices", run_id).select([*names, "name"])
     return {device_key(*(row[name] for name in names)): row["name"] for row in table.to_pylist()}
 
 

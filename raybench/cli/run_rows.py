@@ -15,13 +15,13 @@ from raybench.cli.stderr import say
 from raybench.cli.typed import command
 from raybench.errors import ClusterError, ResultsError
 from raybench.records import Device, Record, Status, TrialKey, by_point
-from raybench.run import Run, RunStatus
-from raybench.tables import counted
+from raybench.results.reader import counted
+from raybench.results.run import Run, RunStatus
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster
     from raybench.job.plan import Plan
-    from raybench.store import RunStore
+    from raybench.results.writer import RunStore
     from raybench.sweep import RoundStarted
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from raybench.job.point import Point
 from raybench.records import Status, TrialKey, by_point
-from raybench.run import Run
+from raybench.results.run import Run
 
 if TYPE_CHECKING:
     from raybench.job.plan import Plan

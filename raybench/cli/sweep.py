@@ -19,7 +19,7 @@ from raybench.cli.options import overrides_option
 from raybench.cli.typed import command
 from raybench.environment import git_commit, measured_variables, package_versions
 from raybench.errors import UsageError
-from raybench.run import Run, RunStatus
+from raybench.results.run import Run, RunStatus
 
 if TYPE_CHECKING:
     from raybench.cli.start import Start, Where
@@ -179,7 +179,7 @@ def sweep_command(
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.cli.plans import print_plan
     from raybench.cli.start import Where
-    from raybench.store import check_writable
+    from raybench.results.writer import check_writable
 
     given_tags = _tags(tags)
     if retry_failed and resumed is None:
@@ -239,8 +239,8 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[s
         say_nothing_left,
     )
     from raybench.cli.stderr import make_console, say
-    from raybench.leftovers import clear_leftovers
-    from raybench.store import hold_run
+    from raybench.results.cleanup import clear_leftovers
+    from raybench.results.writer import hold_run
 
     given = ctx.params
     output, run = run_to_resume(where.output, given["resumed"], job)
@@ -331,11 +331,11 @@ def _new_start(ctx: click.Context, job: Job, plan: Plan, tags: dict[str, str]) -
 
 def _overrides_of(ctx: click.Context) -> tuple[str, ...]:
     """What was set in the run that is measured again: the job file alone does not tell it."""
-    from raybench import tables
     from raybench.cli.resume import overrides_in
+    from raybench.results import reader
 
-    root, run_id = tables.find_run(ctx.params["output"], ctx.params["again"])
-    argv = tables.read_run(root, run_id).argv
+    root, run_id = reader.find_run(ctx.params["output"], ctx.params["again"])
+    argv = reader.read_run(root, run_id).argv
     return tuple(word for value in overrides_in(argv) for word in ("--set", value))
 
 

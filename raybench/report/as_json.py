@@ -13,8 +13,8 @@ import pandas as pd
 
 from raybench.report.points import PointDetails
 from raybench.report.summary import Summary
-from raybench.run import Run
-from raybench.schemas import SCHEMA_VERSION, TABLES
+from raybench.results.run import Run
+from raybench.results.schema import SCHEMA_VERSION, TABLES
 
 _INTEGERS = {
     column.name for columns in TABLES.values() for column in columns if column.kind == "int64"

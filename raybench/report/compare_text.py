@@ -13,7 +13,7 @@ from raybench.report import comparison as said
 from raybench.report.comparison import Comparison
 from raybench.report.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, rendered
 from raybench.report.markdown import code, escape
-from raybench.run import Run
+from raybench.results.run import Run
 
 NOT_COMPARABLE = "NOT COMPARABLE"
 _STYLES = {"slower": "bold red", "faster": "bold green", "unclear": "yellow"}

@@ -16,7 +16,7 @@ from raybench.analysis.point_changes import PointChange
 from raybench.analysis.scaling import setting, setting_order
 from raybench.report import wording
 from raybench.report.points import varying_settings
-from raybench.run import Run
+from raybench.results.run import Run
 
 Row = dict[str, Any]
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from raybench.report.as_json import format_object, records
 from raybench.report.summary import Summary
-from raybench.schemas import units
+from raybench.results.schema import units
 
 
 def export_json(summary: Summary, devices: pd.DataFrame) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import setting, setting_order
-from raybench.doubts import is_slowed_by_one_rank
 from raybench.report import wording
+from raybench.results.quality import is_slowed_by_one_rank
 
 _SETTINGS = ("workload", "scaling", "precision", "cuda_graph", "batch", "world_size")
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from raybench.analysis.losses import LOSSES
-from raybench.doubts import is_slowed_by_one_rank
 from raybench.report import wording
 from raybench.report.findings import CAUSES
 from raybench.report.html_bars import MOST_BARS, bar_panels, first_of
@@ -14,6 +13,7 @@ from raybench.report.html_figure import TOLD, Entry, Figure, Spec, Table, Value
 from raybench.report.html_series import Row, in_order, is_other, label, telling_settings
 from raybench.report.summary import Summary
 from raybench.report.tables import has_no_breakdown
+from raybench.results.quality import is_slowed_by_one_rank
 
 # What a rank that stands out takes longer than the others: no column, it is in other parts.
 _SLOWER = "slower_ms"

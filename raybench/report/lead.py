@@ -9,7 +9,6 @@ from typing import Any
 
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import setting, setting_order
-from raybench.doubts import is_imprecise, is_slowed_by_one_rank
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.report import largest_batches, wording
 from raybench.report.findings import (
@@ -25,6 +24,7 @@ from raybench.report.findings import (
 )
 from raybench.report.largest_batches import LargestBatch
 from raybench.report.tables import marks
+from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
 
 Row = Mapping[str, Any]
 

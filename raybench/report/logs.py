@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from raybench.report.wording import plain_lines
-from raybench.tables import RankLog
+from raybench.results.reader import RankLog
 
 
 def format_logs(logs: Sequence[RankLog]) -> str:

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from raybench.report import wording
 from raybench.report.console import WIDTH, Column, grid, hanging, line, rendered
-from raybench.run import Run, RunStatus
+from raybench.results.run import Run, RunStatus
 
 # A run's id is not folded below this, so that it can be copied.
 _RUN_ID_CHARS = 40

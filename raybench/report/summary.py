@@ -27,7 +27,7 @@ from raybench.report.rounds import (
 )
 from raybench.report.said import Said, failures, lost_nodes, said_once
 from raybench.report.tables import Layout, Table, make_tables
-from raybench.run import Run
+from raybench.results.run import Run
 
 Row = dict[str, Any]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raybench.analysis.scaling import batch_column, setting, setting_order
-from raybench.doubts import is_imprecise, is_slowed_by_one_rank
 from raybench.report import wording
+from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
 
 Row = dict[str, Any]
 _Column = tuple[str, Callable[[Row], str]]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from raybench.run import Run, RunStatus
+from raybench.results.run import Run, RunStatus
 
 
 class _StatusWords(dict[str, str]):

@@ -14,8 +14,8 @@ from raybench.cluster.ranks import choose_seats
 from raybench.cluster.ray_connection import connect
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
-from raybench.numbers import numbers
 from raybench.records import Failure, Measurement, Record, Status, Task
+from raybench.results.point_metrics import numbers
 
 pytestmark = [
     pytest.mark.gpu,

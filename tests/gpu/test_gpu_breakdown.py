@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from raybench import rows
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Measurement, Record, Status, Task
+from raybench.results import rows
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pandas as pd
 
 import raybench
-from raybench.run import RunStatus
-from raybench.schemas import TABLES
-from raybench.tables import read_runs
+from raybench.results.reader import read_runs
+from raybench.results.run import RunStatus
+from raybench.results.schema import TABLES
 
 _LIMIT_S = 120.0
 

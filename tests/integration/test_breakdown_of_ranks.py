@@ -14,13 +14,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from raybench import rows
 from raybench.cluster.ray_cluster import RayCluster
 from raybench.cluster.ray_connection import connect
-from raybench.doubts import is_slowed_by_one_rank
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Measurement, Record, Status, Task
+from raybench.results import rows
+from raybench.results.quality import is_slowed_by_one_rank
 
 STRAGGLER = "tests.integration.probe_workloads:Straggler"
 EXAMPLE = "docs.examples.convnet:ConvNet"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from raybench import load
-from raybench.tables import logs
+from raybench.results.reader import logs
 
 JOB = """\
 version: 1

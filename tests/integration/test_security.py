@@ -20,7 +20,7 @@ import pytest
 from raybench import cli
 from raybench.errors import ResultsError
 from raybench.records import Status
-from raybench.store import RunStore, hold_run
+from raybench.results.writer import RunStore, hold_run
 from tests.integration.fault_runs import descendants, wait_for
 from tests.unit.builders import (
     make_device,

@@ -11,7 +11,7 @@ import numpy as np
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Device, Measurement, Record, Repetition, Samples, Status
-from raybench.run import Run, RunStatus
+from raybench.results.run import Run, RunStatus
 
 START = datetime(2026, 8, 21, 10, 11, 12, tzinfo=UTC)
 

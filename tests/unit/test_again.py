@@ -12,8 +12,8 @@ from builders import make_measure, make_record, make_run
 from raybench import cli
 from raybench.job.model import Job, load_job
 from raybench.job.plan import make_plan
-from raybench.run import RunStatus
-from raybench.store import RunStore
+from raybench.results.run import RunStatus
+from raybench.results.writer import RunStore
 
 TEXT = "version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: [1, 2, 4]}\n"
 FIRST, SECOND = "a-20261101-000000-0001", "a-20261102-000000-0002"

@@ -12,11 +12,11 @@ import pytest
 from builders import make_failed, make_point, make_record, make_run
 from test_reports import collective, report, sweep
 
-from raybench import tables
 from raybench.cli.page import format_page
 from raybench.cli.results import load_summary
 from raybench.report import charts
 from raybench.report.main_figure import main_figure, rows_of, why_none
+from raybench.results import reader
 
 RESULTS = Path(__file__).parents[2] / "results" / "examples"
 RUNS = sorted(path.name for path in (RESULTS / "points").iterdir() if path.is_dir())
@@ -35,7 +35,7 @@ NO_DEVICES = pd.DataFrame()
 
 
 def svg_of(run_id: str) -> str:
-    devices = tables.load(RESULTS, "devices", run_id)
+    devices = reader.load(RESULTS, "devices", run_id)
     drawn = charts.picture(load_summary(RESULTS, run_id), devices, "svg")
     assert drawn is not None
     return drawn.decode()

@@ -23,7 +23,7 @@ from builders import (
 
 from raybench import cli
 from raybench.records import Breakdown, DeviceSample, ModuleTime, Profile
-from raybench.store import RunStore
+from raybench.results.writer import RunStore
 
 
 @pytest.fixture

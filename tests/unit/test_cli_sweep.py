@@ -36,11 +36,11 @@ from raybench.job.plan import make_plan
 from raybench.job.point import Point
 from raybench.records import Answer, Device, Failure, Profile, Status, TrialKey, by_point
 from raybench.records.sources import code_of
+from raybench.results.reader import counted
+from raybench.results.run import Run, RunStatus
+from raybench.results.writer import RunStore, hold_run
 from raybench.rounds import Rounds
-from raybench.run import Run, RunStatus
-from raybench.store import RunStore, hold_run
 from raybench.sweep import Before, Event, PointFinished, SweepSettings
-from raybench.tables import counted
 
 SETTINGS = SweepSettings(measure=make_measure(), strategy="pack", stop_on_error=False)
 GO_ON = "go on with: raybench sweep job.yaml --resume run-a\n"

@@ -24,7 +24,7 @@ from builders import (
     make_run,
 )
 
-from raybench import cli, tables
+from raybench import cli
 from raybench.analysis.compare import compare
 from raybench.analysis.environment_changes import changes, facts
 from raybench.analysis.history import find_steps, history
@@ -39,9 +39,10 @@ from raybench.analysis.start_noise import (
     updated,
     widened,
 )
-from raybench.doubts import BREAKDOWN
 from raybench.records import Device, Record
-from raybench.store import RunStore
+from raybench.results import reader
+from raybench.results.quality import BREAKDOWN
+from raybench.results.writer import RunStore
 
 RANKS = (1, 2, 4)
 
@@ -72,9 +73,9 @@ def write(
 
 def measured(root: Path, run_id: str, again: Sequence[str] = ()) -> Measured:
     return Measured(
-        points=tables.load(root, "points", run_id),
-        samples=tables.load(root, "samples", run_id),
-        named=[Other(points=tables.load(root, "points", other)) for other in again] or None,
+        points=reader.load(root, "points", run_id),
+        samples=reader.load(root, "samples", run_id),
+        named=[Other(points=reader.load(root, "points", other)) for other in again] or None,
     )
 
 
@@ -306,8 +307,8 @@ def test_two_runs_on_a_noisy_machine_are_unclear(tmp_path: Path) -> None:
 
 
 def test_environments_are_told_apart_by_what_differs(results: Path) -> None:
-    runs = {run.run_id: run for run in tables.read_runs(results)}
-    found = {name: facts(run, tables.load(results, "devices", name)) for name, run in runs.items()}
+    runs = {run.run_id: run for run in reader.read_runs(results)}
+    found = {name: facts(run, reader.load(results, "devices", name)) for name, run in runs.items()}
     assert changes(found["base"], found["twin"]) == ()
     assert [(c.name, c.base, c.new) for c in changes(found["base"], found["new"])] == [
         ("driver", "580.1", "590.2")
@@ -318,8 +319,8 @@ def test_variables_and_commits_are_among_what_changed(tmp_path: Path) -> None:
     write(tmp_path, "a", [])
     device = make_device(0, environment={"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring"})
     write(tmp_path, "b", [], [device, make_device(1)], git_commit="b" * 40 + "+changes")
-    runs = {run.run_id: run for run in tables.read_runs(tmp_path)}
-    a, b = (facts(runs[name], tables.load(tmp_path, "devices", name)) for name in ("a", "b"))
+    runs = {run.run_id: run for run in reader.read_runs(tmp_path)}
+    a, b = (facts(runs[name], reader.load(tmp_path, "devices", name)) for name in ("a", "b"))
     assert [(c.name, c.base, c.new) for c in changes(a, b)] == [
         ("git commit", "a" * 12, "b" * 12 + "+changes"),
         ("variable NCCL_ALGO", "none", "Ring"),
@@ -333,8 +334,8 @@ def test_changed_code_is_named_by_its_file_but_not_where_one_run_tells_of_none(
     write(tmp_path, "old", [])
     write(tmp_path, "a", [], **told, workload_files={"net.py": "1" * 64, "loss.py": "3" * 64})
     write(tmp_path, "b", [], **told, workload_files={"net.py": "2" * 64, "loss.py": "3" * 64})
-    runs = {run.run_id: run for run in tables.read_runs(tmp_path)}
-    old, a, b = (facts(runs[n], tables.load(tmp_path, "devices", n)) for n in ("old", "a", "b"))
+    runs = {run.run_id: run for run in reader.read_runs(tmp_path)}
+    old, a, b = (facts(runs[n], reader.load(tmp_path, "devices", n)) for n in ("old", "a", "b"))
     assert [(c.name, c.base, c.new) for c in changes(a, b)] == [("code net.py", "1" * 12, "2" * 12)]
     assert changes(old, a) == ()
 
@@ -345,8 +346,8 @@ def test_another_gpu_is_a_change_and_another_process_on_the_cpu_is_none(
 ) -> None:
     for run_id in ("a", "b"):
         write(tmp_path, run_id, [], [make_device(0, kind=kind, uuid=f"of-{run_id}")])
-    runs = {run.run_id: run for run in tables.read_runs(tmp_path)}
-    a, b = (facts(runs[name], tables.load(tmp_path, "devices", name)) for name in ("a", "b"))
+    runs = {run.run_id: run for run in reader.read_runs(tmp_path)}
+    a, b = (facts(runs[name], reader.load(tmp_path, "devices", name)) for name in ("a", "b"))
     assert [change.name for change in changes(a, b)] == told
 
 
@@ -376,7 +377,7 @@ def test_a_history_keeps_other_devices_apart(tmp_path: Path) -> None:
         device = make_device(0, name="NVIDIA H200" if day < 3 else "NVIDIA B200")
         one = record(1, 1.0 if day < 3 else 0.5, seed=day, devices=(device,))
         write(tmp_path, f"run{day}", [one], [device], started_at=START + timedelta(days=day))
-    frame = history(tables.load(tmp_path, "points"))
+    frame = history(reader.load(tmp_path, "points"))
     assert list(frame["machine"]) == [0, 0, 0, 1, 1, 1]
     assert frame["step"].isna().all()
 

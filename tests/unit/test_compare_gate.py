@@ -26,7 +26,7 @@ from raybench.cli.compare import compare_command
 from raybench.cli.history import history_command
 from raybench.job.point import Point
 from raybench.records import Device
-from raybench.store import RunStore
+from raybench.results.writer import RunStore
 
 POINTS = tuple(make_point(world_size=1, batch_size=batch) for batch in (32, 64, 128, 256))
 REGRESSION, UNCLEAR = 1, 5

@@ -13,7 +13,7 @@ from builders import START, make_measure, make_point, make_record, make_run
 
 from raybench.cli import COMMANDS
 from raybench.job.registry import BUILTIN
-from raybench.store import LATEST, RunStore
+from raybench.results.writer import LATEST, RunStore
 
 PROGRAM = str(Path(sys.executable).parent / "raybench")
 

@@ -16,7 +16,10 @@ from builders import (
     make_record,
 )
 
-from raybench.doubts import (
+from raybench.environment import usable_cores
+from raybench.records import Breakdown, Device
+from raybench.report import wording
+from raybench.results.quality import (
     BREAKDOWN,
     crowding,
     half_interval,
@@ -24,10 +27,7 @@ from raybench.doubts import (
     is_slowed_by_one_rank,
     why_no_breakdown,
 )
-from raybench.environment import usable_cores
-from raybench.records import Breakdown, Device
-from raybench.report import wording
-from raybench.rows import device_row, point_row
+from raybench.results.rows import device_row, point_row
 
 NAN = float("nan")
 

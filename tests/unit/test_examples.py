@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from raybench import tables
 from raybench.cli.page import format_page
 from raybench.cli.results import load_summary
 from raybench.report import charts, markdown
+from raybench.results import reader
 
 REPOSITORY = Path(__file__).parents[2]
 RESULTS = REPOSITORY / "results" / "examples"
@@ -70,7 +70,7 @@ def test_the_committed_markdown_is_what_the_tables_say_today(job: str) -> None:
 
 @pytest.mark.parametrize("job", CHARTS)
 def test_the_committed_charts_show_what_the_tables_say_today(job: str) -> None:
-    devices = tables.load(RESULTS, "devices", RUNS[job])
+    devices = reader.load(RESULTS, "devices", RUNS[job])
     today = charts.picture(load_summary(RESULTS, RUNS[job]), devices, "svg")
     assert today is not None
     found = marks(CHARTS[job].read_text())

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from builders import make_device, make_failed, make_measure, make_point, make_record, make_run
 
-from raybench import cli, tables
+from raybench import cli
 from raybench.cli.results import load_summary
 from raybench.errors import ResultsError
 from raybench.records import Status
@@ -24,8 +24,9 @@ from raybench.report.export_github_benchmark import export_github_benchmark
 from raybench.report.export_json import export_json
 from raybench.report.export_junit import export_junit
 from raybench.report.summary import Summary
-from raybench.run import RunStatus
-from raybench.store import RunStore
+from raybench.results import reader
+from raybench.results.run import RunStatus
+from raybench.results.writer import RunStore
 
 REPOSITORY = Path(__file__).parents[2]
 HOSTILE = 'a "b" <c> & ]]> \x1b[31m\x00 ünï\n=1+1,2'
@@ -78,7 +79,7 @@ def test_csv_of_a_committed_run_is_its_table_for_pandas():
 
 
 def test_json_has_units_devices_and_all_columns(summary, tmp_path):
-    devices = tables.load(tmp_path / "results", "devices", RUN_ID)
+    devices = reader.load(tmp_path / "results", "devices", RUN_ID)
     content = json.loads(export_json(summary, devices))
     assert content["run"]["run_id"] == RUN_ID
     assert content["units"]["step_ms_p50"] == "ms"

@@ -19,8 +19,8 @@ from builders import (
 
 import raybench
 from raybench.errors import ResultsError
-from raybench.schemas import TABLES
-from raybench.store import RunStore
+from raybench.results.schema import TABLES
+from raybench.results.writer import RunStore
 
 PARAMS = {"hidden": 4096, "dropout": 0.1, "compile": True, "data": "synthetic", "flag": "none"}
 

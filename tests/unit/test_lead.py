@@ -10,17 +10,17 @@ import pandas as pd
 import pytest
 from builders import make_failed, make_measure, make_measurement, make_point, make_record
 
-from raybench import rows
 from raybench.analysis.best import best_settings
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import scaling
 from raybench.cli.results import load_summary
-from raybench.doubts import BREAKDOWN
 from raybench.job.point import Precision, Scalar
 from raybench.records import Breakdown, Record
 from raybench.report.best import bests
 from raybench.report.lead import lead
-from raybench.schemas import TABLES
+from raybench.results import rows
+from raybench.results.quality import BREAKDOWN
+from raybench.results.schema import TABLES
 
 RESULTS = Path(__file__).parents[2] / "results" / "examples"
 # Each was compared with the tables of its report; without what is said of how sure it is.

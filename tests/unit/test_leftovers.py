@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from builders import make_failed, make_measure, make_point, make_record, make_run
 
-from raybench.leftovers import clear_leftovers
-from raybench.store import RunStore
-from raybench.tables import load
+from raybench.results.cleanup import clear_leftovers
+from raybench.results.reader import load
+from raybench.results.writer import RunStore
 
 RUN = "run-a"
 

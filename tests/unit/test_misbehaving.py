@@ -15,8 +15,8 @@ from raybench import cli, load
 from raybench.cluster.local import this_process
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
+from raybench.results.writer import RunStore
 from raybench.rounds import Rounds
-from raybench.store import RunStore
 from raybench.sweep import SweepSettings, sweep
 
 NUMBER = "must be a number from 0 to 1e+30, given"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from builders import make_device, make_measurement, make_point, make_record, make_samples
 
-from raybench import numbers as module
 from raybench.job.point import Precision
-from raybench.numbers import numbers
 from raybench.records import Breakdown, Measurement, Record, Repetition
+from raybench.results import point_metrics as module
+from raybench.results.point_metrics import numbers
 
 MS = 1_000_000
 

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import raybench
-from raybench import tables
-from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError
-from raybench.schemas import SCHEMA_VERSION, TABLES
-from raybench.store import hold_run
+from raybench.results import reader
+from raybench.results.arrow_schema import schema
+from raybench.results.schema import SCHEMA_VERSION, TABLES
+from raybench.results.writer import hold_run
 
 OLD = Path(__file__).parent / "old_results"
 COMMITTED = Path(__file__).parents[2] / "results" / "examples"
@@ -45,11 +45,11 @@ def test_each_older_version_is_read_with_nulls(run_id: str) -> None:
         assert column in pq.read_schema(part).names or version > VERSIONS[run_id]
         assert points[column].isna().all() or version <= VERSIONS[run_id]
     assert points["step_ms_p50"].notna().any()
-    assert tables.read_run(OLD, run_id).run_id == run_id
+    assert reader.read_run(OLD, run_id).run_id == run_id
 
 
 def test_a_folder_of_several_versions_is_read_whole_once_it_is_upgraded(results: Path) -> None:
-    before = {table: tables.load(results, table) for table in TABLES}
+    before = {table: reader.load(results, table) for table in TABLES}
     with pytest.raises(pl.exceptions.PolarsError):
         pl.read_parquet(results / "points")
     assert len(raybench.upgrade(results)) == len(list(OLD.rglob("*.parquet")))
@@ -61,7 +61,7 @@ def test_a_folder_of_several_versions_is_read_whole_once_it_is_upgraded(results:
         assert pl.read_parquet(pattern).height == len(before[table])
         assert duckdb.read_parquet(pattern).columns == names
         # What was there is as it was.
-        pd.testing.assert_frame_equal(tables.load(results, table), before[table])
+        pd.testing.assert_frame_equal(reader.load(results, table), before[table])
 
 
 def test_an_upgraded_part_says_of_which_version_its_values_are(results: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_committed_runs_are_read_whole_by_pandas_polars_and_duckdb(table: st
     assert pl.read_parquet(COMMITTED / table).columns == names
     pattern = str(COMMITTED / table / "**" / "*.parquet")
     assert duckdb.read_parquet(pattern).columns == names
-    assert len(plain) == len(tables.load(COMMITTED, table)) == pl.read_parquet(pattern).height
+    assert len(plain) == len(reader.load(COMMITTED, table)) == pl.read_parquet(pattern).height
 
 
 def test_a_committed_run_says_of_which_version_it_is() -> None:

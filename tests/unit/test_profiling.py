@@ -22,9 +22,9 @@ from raybench.measure import module_times as module_times_module
 from raybench.measure.module_times import module_times
 from raybench.measure.profiling import profile
 from raybench.records import Answer, Group, ModuleTime, Place, Profile, Record, Task
-from raybench.store import RunStore
+from raybench.results.reader import find_run, load
+from raybench.results.writer import RunStore
 from raybench.sweep import SweepSettings, sweep
-from raybench.tables import find_run, load
 from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp
 from raybench.workloads.transformer import Transformer

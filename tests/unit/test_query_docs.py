@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from raybench.analysis.scaling import scaling
-from raybench.tables import load
+from raybench.results.reader import load
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "query.md").read_text()

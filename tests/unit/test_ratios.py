@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 from builders import make_measure, make_measurement, make_point, make_record
 
-from raybench import rows
 from raybench.analysis.ratios import (
     ratio_range,
     slowest_rank_steps,
 )
 from raybench.analysis.scaling import scaling
 from raybench.analysis.start_noise import documented
+from raybench.results import rows
 from raybench.stats import summary as stats
 
 

@@ -67,7 +67,7 @@ def test_the_python_of_the_readme_is_right_with_repeats_and_attempts(tmp_path, m
         make_run,
     )
 
-    from raybench.store import RunStore
+    from raybench.results.writer import RunStore
 
     store = RunStore.create(tmp_path / "results", make_run("run-a"), make_measure(repeats=2))
     point = make_point(world_size=2)

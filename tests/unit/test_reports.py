@@ -21,7 +21,6 @@ from builders import (
     make_samples,
 )
 
-from raybench import rows
 from raybench.job.point import Point, Precision
 from raybench.records import Breakdown, Record, Status
 from raybench.report import as_json, markdown, runs, terminal, wording
@@ -29,8 +28,9 @@ from raybench.report.points import PointDetails, format_point, format_points
 from raybench.report.said import said_once
 from raybench.report.summary import Summary, summarize
 from raybench.report.tables import Table
-from raybench.run import Run, RunStatus
-from raybench.schemas import SCHEMA_VERSION, TABLES, units
+from raybench.results import rows
+from raybench.results.run import Run, RunStatus
+from raybench.results.schema import SCHEMA_VERSION, TABLES, units
 
 MS = 1_000_000
 EVIL = "[red]boo[/red] | <script>alert(1)</script> `x` \x1b[31m @someone #1\nsecond line"

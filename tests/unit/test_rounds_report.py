@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from raybench.cli.plans import plan_command
 from raybench.report import terminal
 from raybench.report.summary import Summary, summarize
+from raybench.results.reader import load
+from raybench.results.writer import RunStore
 from raybench.rounds import WORTHWHILE
-from raybench.store import RunStore
-from raybench.tables import load
 
 
 def reported(root: Path, rounds: int, control_ms: float = 10.0) -> Summary:

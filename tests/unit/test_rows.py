@@ -15,9 +15,9 @@ from builders import (
     make_samples,
 )
 
-from raybench import rows
 from raybench.records import Record, Repetition, Status
-from raybench.schemas import TABLES
+from raybench.results import rows
+from raybench.results.schema import TABLES
 
 MS = 1_000_000
 

@@ -15,13 +15,13 @@ from builders import (
     make_record,
 )
 
-from raybench import rows
 from raybench.analysis.ranks import rank_steps
 from raybench.analysis.rounds import mean_of_rounds
 from raybench.analysis.scaling import scaling, setting_order
 from raybench.job.point import Precision
 from raybench.records import Breakdown, Record, Status
-from raybench.schemas import TABLES
+from raybench.results import rows
+from raybench.results.schema import TABLES
 
 
 def frame(records: Iterable[Record], table: str = "points") -> pd.DataFrame:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from raybench.arrow_schemas import schema
-from raybench.schemas import SCHEMA_VERSION, TABLES, units
+from raybench.results.arrow_schema import schema
+from raybench.results.schema import SCHEMA_VERSION, TABLES, units
 
 POINTS = """\
 run_id point_id attempt status error_type error_message workload params backend

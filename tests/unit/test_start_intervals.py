@@ -13,7 +13,6 @@ from builders import make_measure, make_point, make_record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raybench import rows
 from raybench.analysis.rounds import Trials, latest_trials, mean_of_rounds
 from raybench.analysis.scaling import scaling
 from raybench.analysis.start_noise import (
@@ -26,6 +25,7 @@ from raybench.analysis.start_noise import (
     pooled,
 )
 from raybench.job.point import Precision
+from raybench.results import rows
 from raybench.stats.summary import student_t
 
 BASELINE = {"world_size": 1}

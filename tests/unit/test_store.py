@@ -25,15 +25,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import raybench
-from raybench import frames, tables
-from raybench.arrow_schemas import schema
+from raybench import frames
 from raybench.errors import ResultsError
-from raybench.numbers import numbers
 from raybench.records import ModuleTime, Profile, Record, Status
-from raybench.run import RunStatus
-from raybench.schemas import TABLES
-from raybench.store import RunStore, check_writable, hold_run
-from raybench.tables import find_run, load, load_attempt, read_runs, read_table
+from raybench.results import reader
+from raybench.results.arrow_schema import schema
+from raybench.results.point_metrics import numbers
+from raybench.results.reader import find_run, load, load_attempt, read_runs, read_table
+from raybench.results.run import RunStatus
+from raybench.results.schema import TABLES
+from raybench.results.writer import RunStore, check_writable, hold_run
 
 
 @pytest.fixture
@@ -179,7 +180,7 @@ def test_attempts_that_ended_together_share_their_parts_and_are_found_there(resu
         part = pq.read_table(results / table / "run-old" / name)
         assert len(set(part["point_id"].to_pylist())) == attempts
     asked = [(record.point.point_id, 1) for record in reversed(records)]
-    each = list(tables.each_attempt(results, "samples", "run-old", asked, ["rank", "point_id"]))
+    each = list(reader.each_attempt(results, "samples", "run-old", asked, ["rank", "point_id"]))
     for (point_id, attempt), size, found in zip(asked, reversed(sizes), each, strict=True):
         assert set(found["point_id"]) == {point_id}
         assert sorted(found["rank"].unique()) == list(range(size))
@@ -192,7 +193,7 @@ def test_a_full_disk_leaves_no_half_part_and_is_one_line(results: Path) -> None:
         "from builders import make_failed, make_measure\n"
         "from pathlib import Path\n"
         "from raybench.errors import ResultsError\n"
-        "from raybench.store import RunStore\n"
+        "from raybench.results.writer import RunStore\n"
         "store = RunStore(root=Path(sys.argv[1]), run_id='run-old', measure=make_measure())\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try:\n"
@@ -229,7 +230,7 @@ def test_a_part_that_goes_while_its_folder_is_read_is_no_error(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = part_of(results, "samples")
-    monkeypatch.setattr(tables, "_parts", lambda *_: [listed])
+    monkeypatch.setattr(reader, "_parts", lambda *_: [listed])
     listed.unlink()
     assert load(results, "samples").empty
 
@@ -457,7 +458,7 @@ def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before() 
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         raybench.nothing  # noqa: B018
     code = (
-        "import sys, raybench, raybench.tables, raybench.cli.results\n"
+        "import sys, raybench, raybench.results.reader, raybench.cli.results\n"
         "print(sorted({'pandas', 'pyarrow', 'numpy', 'vl_convert', 'torch', 'ray'} "
         "& set(sys.modules)))"
     )
@@ -517,7 +518,7 @@ def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(
             raise ArithmeticError("a bug of ours")
         return numbers(record)
 
-    monkeypatch.setattr("raybench.rows.numbers", broken)
+    monkeypatch.setattr("raybench.results.rows.numbers", broken)
     store = RunStore.create(tmp_path, make_run("run-a"), make_measure())
     bad, good = (make_record(make_point(batch_size=size)) for size in (1, 2))
     kept = store.write_records([(0, bad), (1, good)])

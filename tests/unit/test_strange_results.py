@@ -29,9 +29,9 @@ import raybench
 from raybench import cli
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.records import Status
-from raybench.schemas import SCHEMA_VERSION
-from raybench.store import RunStore
-from raybench.tables import latest
+from raybench.results.reader import latest
+from raybench.results.schema import SCHEMA_VERSION
+from raybench.results.writer import RunStore
 
 # Escape, NUL, a C1 control, right-to-left override, half of a surrogate pair is not storable.
 EVIL = "\x1b[31m\x00\x9b\u202eboo\u2028"

@@ -13,8 +13,8 @@ import pytest
 from raybench.hardware import nvml
 from raybench.hardware.telemetry import Sampler
 from raybench.records import DeviceSample
-from raybench.store import RunStore
-from raybench.tables import load
+from raybench.results.reader import load
+from raybench.results.writer import RunStore
 from tests.unit.builders import make_measure, make_record, make_run
 from tests.unit.fake_nvml import UUID, FakeNvml, fields, refusal
 from tests.unit.fakes import make_device

@@ -14,15 +14,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raybench import rows
-from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.problems import did_you_mean
-from raybench.parts import UnreadableParts, attempts_in, plain_rows, read_parts
 from raybench.records import Latest, Status, TrialKey, by_point
-from raybench.row_checks import identified_devices, sound_points
-from raybench.run import Run, RunStatus
-from raybench.run_names import (
+from raybench.results import rows
+from raybench.results.arrow_schema import schema
+from raybench.results.parts import UnreadableParts, attempts_in, plain_rows, read_parts
+from raybench.results.row_checks import identified_devices, sound_points
+from raybench.results.run import Run, RunStatus
+from raybench.results.run_names import (
     HIDDEN,
     check_folder,
     find_run,
@@ -32,8 +32,8 @@ from raybench.run_names import (
     run_folders,
     run_ids,
 )
-from raybench.schemas import TABLES, units
-from raybench.store import LOGS, has_driver
+from raybench.results.schema import TABLES, units
+from raybench.results.writer import LOGS, has_driver
 
 if TYPE_CHECKING:
     import pandas as pd

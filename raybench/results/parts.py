@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError, ResultsWarning
-from raybench.schemas import SCHEMA_VERSION
+from raybench.results.arrow_schema import schema
+from raybench.results.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pyarrow as pa

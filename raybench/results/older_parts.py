@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError
-from raybench.parts import as_today, version_of
-from raybench.run_names import check_folder, run_folders
-from raybench.schemas import SCHEMA_VERSION, TABLES
-from raybench.store import has_driver, replace_part
+from raybench.results.arrow_schema import schema
+from raybench.results.parts import as_today, version_of
+from raybench.results.run_names import check_folder, run_folders
+from raybench.results.schema import SCHEMA_VERSION, TABLES
+from raybench.results.writer import has_driver, replace_part
 
 # In the metadata of a part: the schema that its values are of. Its newer columns are null.
 WRITTEN_AS = b"written_as_schema"

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from raybench.hardware.peaks import dense_peak_tflops
 from raybench.records import Measurement, Record
+from raybench.results.step_parts import data_wait_ms, step_parts
 from raybench.stats import steady
 from raybench.stats import summary as stats
-from raybench.step_parts import data_wait_ms, step_parts
 
 Numbers = dict[str, Any]
 _Number = TypeVar("_Number", int, float)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from raybench.schemas import SCHEMA_VERSION, TABLES, Column
+from raybench.results.schema import SCHEMA_VERSION, TABLES, Column
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from raybench.doubts import crowding, doubts
-from raybench.numbers import numbers
 from raybench.records import Device, DeviceSample, Record, Samples, Status
 from raybench.records.failure_text import named, traceback_of, type_of
-from raybench.run import Run, RunStatus
+from raybench.results.point_metrics import numbers
+from raybench.results.quality import crowding, doubts
+from raybench.results.run import Run, RunStatus
 
 if TYPE_CHECKING:
     from raybench.job.model import Measure

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from raybench.parts import attempts_in
-from raybench.schemas import TABLES
-from raybench.store import LOGS
+from raybench.results.parts import attempts_in
+from raybench.results.schema import TABLES
+from raybench.results.writer import LOGS
 
 _Attempts = frozenset[tuple[str, int]]
 

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from raybench import rows
-from raybench.arrow_schemas import row_type, schema
 from raybench.errors import ResultsError
 from raybench.records import Device, DeviceSample, Record
-from raybench.run import Run
-from raybench.schemas import TABLES
+from raybench.results import rows
+from raybench.results.arrow_schema import row_type, schema
+from raybench.results.run import Run
+from raybench.results.schema import TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raybench.arrow_schemas import schema
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.problems import did_you_mean
-from raybench.parts import plain_rows, read_parts
-from raybench.schemas import TABLES
-from raybench.store import LATEST
+from raybench.results.arrow_schema import schema
+from raybench.results.parts import plain_rows, read_parts
+from raybench.results.schema import TABLES
+from raybench.results.writer import LATEST
 
 _STAMPED = re.compile(r"(?P<job>.+)-(?P<start>\d{8}-\d{6})-[0-9a-f]+")
 _MOST_NAMED = 5

@@ -1,0 +1,1 @@
+"""What is kept: the tables, their columns, written and read."""
