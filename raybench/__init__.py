@@ -18,7 +18,7 @@ from raybench.version import __version__
 if TYPE_CHECKING:
     from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-    from raybench.frames import load, units
+    from raybench.analysis.frames import load, units
     from raybench.results.older_parts import upgrade
     from raybench.workloads.base import Context, Workload, WrongResultError
     from raybench.workloads.parameters import DdpOptions
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "raybench.frames": ("load", "units"),
+    "raybench.analysis.frames": ("load", "units"),
     "raybench.results.older_parts": ("upgrade",),
     "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),
     "raybench.workloads.parameters": ("DdpOptions",),

@@ -1,0 +1,1 @@
+"""Analysis of the tables with pandas; pure."""
