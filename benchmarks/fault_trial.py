@@ -43,7 +43,7 @@ import pandas as pd
 from benchmarks.machine import commit, machine, without_paths
 from benchmarks.sweep_family import VICTIMS, Family, shared_memory, uses
 from raybench.cluster import proc
-from raybench.device_locks import FOLDER_VARIABLE
+from raybench.cluster.device_locks import FOLDER_VARIABLE
 from raybench.results.schema import TABLES
 
 _REPOSITORY = Path(__file__).parents[1]

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from raybench.cluster.ray_cluster import RayCluster
-from raybench.cluster.ray_connection import connect
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision, Scalar
 from raybench.records import Measurement, Task

@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 from raybench import cli
 from raybench.cluster.local import this_process
-from raybench.cluster.ray_connection import Connection
+from raybench.cluster.ray_cluster.connection import Connection
 
 JOB = """\
 version: 1
@@ -61,8 +61,8 @@ def in_this_process() -> Iterator[None]:
     """Let the command line use a worker of this process instead of Ray."""
     connection = Connection(where="here", lifelines={}, kind="cpu", capacity=1)
     with (
-        patch("raybench.cluster.ray_connection.connect", lambda *_, **__: connection),
-        patch("raybench.cluster.ray_cluster.RayCluster", lambda *_, **__: this_process()),
+        patch("raybench.cluster.ray_cluster.connection.connect", lambda *_, **__: connection),
+        patch("raybench.cluster.ray_cluster.cluster.RayCluster", lambda *_, **__: this_process()),
     ):
         yield
 

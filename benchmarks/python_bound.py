@@ -22,8 +22,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from queue import Queue
 
-from raybench.cluster.ray_cluster import RayCluster
-from raybench.cluster.ray_connection import connect
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.connection import connect
 from raybench.cluster.rendezvous import StoreHost
 from raybench.doctor import parity
 from raybench.records import Answer, Group, Measurement, Place, Task

@@ -14,7 +14,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 # What a process is -> what its command line has near its beginning. A raylet has the command lines
 # of Ray's agents further on.
 _KINDS = {
-    "watcher": ("leash.py",),
+    "watcher": ("reaper.py",),
     "raylet": ("/raylet/raylet",),
     "head": ("gcs_server",),
     "rank": ("ray::_Seat",),
@@ -122,5 +122,5 @@ def _title(process: int) -> str:
 def _watches(process: int) -> str:
     """The number of the process that a watcher watches."""
     words = _title(process).split()
-    places = [place for place, word in enumerate(words) if word.endswith("leash.py")]
+    places = [place for place, word in enumerate(words) if word.endswith("reaper.py")]
     return words[places[0] + 2] if places and len(words) > places[0] + 2 else ""

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from raybench.cluster.allocator import Room
 from raybench.cluster.ranks import Isolation, Strategy
-from raybench.cluster.room import Room
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device, Record, Status, TrialKey

@@ -73,9 +73,9 @@ def doctor_command(
     if starts is not None and not wants_parity:
         raise UsageError(f"--starts {starts}: is for --parity; add it, or leave --starts out")
     from raybench.cluster.claims import Terms
-    from raybench.cluster.ray_cluster import RayCluster
-    from raybench.cluster.ray_connection import connect
-    from raybench.device_locks import this_process
+    from raybench.cluster.device_locks import this_process
+    from raybench.cluster.ray_cluster.cluster import RayCluster
+    from raybench.cluster.ray_cluster.connection import connect
     from raybench.doctor.text import format_json, format_text
 
     console = Console(stderr=True)

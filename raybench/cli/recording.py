@@ -31,9 +31,9 @@ def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
     """Run the points on a cluster; the run as it ended. Raises ClusterError and ResultsError."""
     from raybench.batch_search import check_bounded
     from raybench.cluster.claims import Terms, processors_held
-    from raybench.cluster.ray_cluster import RayCluster
-    from raybench.cluster.ray_connection import connect, starts_private
-    from raybench.device_locks import this_process
+    from raybench.cluster.device_locks import this_process
+    from raybench.cluster.ray_cluster.cluster import RayCluster
+    from raybench.cluster.ray_cluster.connection import connect, starts_private
     from raybench.sweep import SweepSettings
 
     sizes = [point.world_size for point in start.left.points]

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from raybench.cluster import leash, proc
-from raybench.device_locks import CPU, DeviceLocks, Holder
+from raybench.cluster import proc, reaper
+from raybench.cluster.device_locks import CPU, DeviceLocks, Holder
 from raybench.records import Device
 
 # Of the processors that the workers can use: a quiet system does less by itself.
@@ -119,7 +119,7 @@ def _is_foreign(process: int) -> bool:
     """Whether it is a worker of Ray that no sweep has started."""
     title = proc.read(process, "cmdline")
     is_worker = title.startswith(b"ray::") or b"default_worker.py" in title
-    return is_worker and f"{leash.MARK}=".encode() not in proc.read(process, "environ")
+    return is_worker and f"{reaper.MARK}=".encode() not in proc.read(process, "environ")
 
 
 def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from raybench.cluster.bystanders import lock_name
-from raybench.device_locks import CPU, Claim, DeviceLocks, Holder
+from raybench.cluster.device_locks import CPU, Claim, DeviceLocks, Holder
 from raybench.errors import DevicesInUse
 from raybench.records import Device
 

@@ -10,9 +10,9 @@ import pynvml
 import pytest
 import torch
 
-from raybench.cluster import ray_cluster
 from raybench.cluster.ranks import choose_seats
-from raybench.cluster.ray_connection import connect
+from raybench.cluster.ray_cluster import cluster as ray_cluster
+from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Failure, Measurement, Status, Task

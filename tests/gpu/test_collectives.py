@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from raybench.cluster import ray_cluster
 from raybench.cluster.ranks import choose_seats
-from raybench.cluster.ray_connection import connect
+from raybench.cluster.ray_cluster import cluster as ray_cluster
+from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
 from raybench.records import Failure, Measurement, Record, Status, Task

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from raybench.cluster.claims import Terms
-from raybench.cluster.ray_cluster import RayCluster
-from raybench.cluster.ray_connection import connect
-from raybench.device_locks import FOLDER_VARIABLE, DeviceLocks, this_process
+from raybench.cluster.device_locks import FOLDER_VARIABLE, DeviceLocks, this_process
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.connection import connect
 
 pytestmark = pytest.mark.gpu
 

@@ -10,9 +10,9 @@ import pytest
 import ray
 import torch
 
-from raybench.cluster import ray_standbys
-from raybench.cluster.ray_cluster import RayCluster
-from raybench.cluster.ray_connection import connect
+from raybench.cluster.ray_cluster import spares
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Failure, Task
@@ -43,7 +43,7 @@ def failures(answers: tuple[Answer, ...]) -> list[str]:
     return [answer.detail or answer.message for answer in answers if isinstance(answer, Failure)]
 
 
-def standbys(cluster: RayCluster) -> list[ray_standbys._Standby]:
+def standbys(cluster: RayCluster) -> list[spares._Standby]:
     (there,) = cluster._seats._standbys._by_node.values()
     assert len(there) == 2
     return there

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from raybench.cluster import ray_cluster
-from raybench.cluster.ray_connection import connect
+from raybench.cluster.ray_cluster import cluster as ray_cluster
+from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
 from raybench.records import Measurement, Task

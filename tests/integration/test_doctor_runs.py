@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from raybench.cluster.ray_cluster import RayCluster
-from raybench.cluster.ray_connection import connect
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.connection import connect
 from raybench.doctor import parity
 
 DOCTOR = [sys.executable, "-m", "raybench", "doctor"]

@@ -138,8 +138,8 @@ def only_child(process_id: int) -> int:
 
 PRIVATE = """\
 import json, subprocess, sys
-from raybench.cluster.ray_cluster import RayCluster
-from raybench.cluster.ray_connection import connect
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Task
@@ -151,7 +151,10 @@ point = Point(workload="mlp", params={"hidden": 8, "layers": 1}, world_size=2, b
               precision=Precision.FP32, global_batch_size=4, scaling="weak")
 answers = cluster.run(Task(point=point, settings=Measure(warmup=1, iterations=2)), (0, 1))
 listening = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True).stdout
-again = "from raybench.cluster.ray_connection import connect; print(connect('auto', 'cpu', 1))"
+again = (
+    "from raybench.cluster.ray_cluster.connection import connect\n"
+    "print(connect('auto', 'cpu', 1))"
+)
 other = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True)
 print(json.dumps({
     "where": connection.where,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from raybench.cluster.ray_actors import start_standby
-from raybench.cluster.ray_connection import connect
+from raybench.cluster.ray_cluster.actors import start_standby
+from raybench.cluster.ray_cluster.connection import connect
 from tests.integration.fault_runs import descendants, environment, sweep_command, wait_for
 
 _STUCK = """\

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import ray
 
-from raybench.cluster import ray_cluster, ray_seats
 from raybench.cluster.ranks import choose_seats
-from raybench.cluster.ray_connection import connect
+from raybench.cluster.ray_cluster import cluster as ray_cluster
+from raybench.cluster.ray_cluster import workers
+from raybench.cluster.ray_cluster.connection import connect
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
@@ -160,8 +161,8 @@ def test_a_failure_of_a_lone_rank_keeps_its_process(cluster):
 
 
 def test_no_worker_at_all_is_one_clear_error(cluster, monkeypatch):
-    monkeypatch.setattr(ray_seats, "_FIRST_DEVICE_TIMEOUT_S", 2.0)
-    others = ray_seats.Seats(
+    monkeypatch.setattr(workers, "_FIRST_DEVICE_TIMEOUT_S", 2.0)
+    others = workers.Seats(
         cluster._connection,
         cluster._agents,
         cluster._seats._standbys,

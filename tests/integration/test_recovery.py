@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from raybench.cluster import ray_recovery
-from raybench.cluster.ray_cluster import RayCluster
-from raybench.cluster.ray_connection import connect
+from raybench.cluster.ray_cluster import point_end
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Failure, Status, Task
@@ -28,7 +28,7 @@ def cluster(three_nodes: str) -> Iterator[RayCluster]:
     joined = RayCluster(connect(three_nodes, "cpu", wanted=3))
     joined.start(3, "pack")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ray_recovery, "_GRACE_S", PATIENCE_S)
+        patched.setattr(point_end, "_GRACE_S", PATIENCE_S)
         yield joined
     joined.close()
 

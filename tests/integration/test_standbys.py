@@ -14,11 +14,11 @@ import pytest
 import ray
 from ray.util.placement_group import remove_placement_group
 
-from raybench.cluster import leash
-from raybench.cluster.ray_actors import _assigned_index, start_seat, start_standby
-from raybench.cluster.ray_cluster import RayCluster
-from raybench.cluster.ray_connection import connect
-from raybench.cluster.ray_placement import free_devices, place
+from raybench.cluster import reaper
+from raybench.cluster.ray_cluster.actors import _assigned_index, start_seat, start_standby
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.connection import connect
+from raybench.cluster.ray_cluster.placement import free_devices, place
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Failure, Task
@@ -30,8 +30,8 @@ QUICK_S = 3.0
 DRIVER = """\
 import os, sys, time
 import ray
-from raybench.cluster.ray_cluster import RayCluster
-from raybench.cluster.ray_connection import connect
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.connection import connect
 cluster = RayCluster(connect(sys.argv[1], "cpu", wanted=1), standby_on_cpus=True)
 cluster.start(1, "pack")
 ((standby,),) = cluster._seats._standbys._by_node.values()
@@ -82,7 +82,7 @@ def standby_processes(cluster: RayCluster) -> dict[str, set[int]]:
 
 
 def wait_until_gone(process: int, within_s: float) -> float:
-    return wait_for(lambda: leash._parents().get(process) is None, within_s)
+    return wait_for(lambda: reaper._parents().get(process) is None, within_s)
 
 
 def test_a_killed_rank_is_replaced_by_the_standby_of_its_node_and_by_a_new_worker_without(cluster):
@@ -130,7 +130,7 @@ def test_a_standby_ends_with_its_driver(three_nodes: str):
         try:
             assert driver.stdout is not None
             standby = int(driver.stdout.readline())
-            assert standby in leash._parents()
+            assert standby in reaper._parents()
         finally:
             driver.kill()
         print(f"gone {wait_until_gone(standby, 15):.1f} s after the driver's SIGKILL")
@@ -169,4 +169,4 @@ def facts(seat) -> tuple[dict[str, str], int]:
 
 def environment(seat) -> dict[str, str]:
     found = ray.get(seat.__ray_call__.remote(lambda _: dict(os.environ)))
-    return {name: value for name, value in found.items() if name != leash.MARK}
+    return {name: value for name, value in found.items() if name != reaper.MARK}

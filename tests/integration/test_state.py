@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from raybench.cluster.ray_cluster import RayCluster
-from raybench.cluster.ray_connection import connect
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Measurement, Task

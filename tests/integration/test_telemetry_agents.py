@@ -17,8 +17,8 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raybench.cluster.lifelines import Lifelines
-from raybench.cluster.ray_agents import NodeAgents
+from raybench.cluster.ray_cluster.liveness import Lifelines
+from raybench.cluster.ray_cluster.node_agents import NodeAgents
 from tests.unit.fakes import make_device
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import raybench
-from raybench.device_locks import CPU, FOLDER_VARIABLE, DeviceLocks, this_process
+from raybench.cluster.device_locks import CPU, FOLDER_VARIABLE, DeviceLocks, this_process
 
 JOB = """
 version: 1

@@ -12,8 +12,8 @@ from fakes import make_device
 
 from raybench.cluster import bystanders, proc
 from raybench.cluster.bystanders import Look, others_between
+from raybench.cluster.device_locks import DeviceLocks, Holder, this_process
 from raybench.cluster.proc import Spent
-from raybench.device_locks import DeviceLocks, Holder, this_process
 
 RUN = Holder(sweep="s", what="run a-1", user="bob", host="alpha", process_id=7, since="")
 CPU_WORKER = make_device(kind="cpu", uuid="a/1", cpu_count=2)

@@ -10,7 +10,7 @@ from fakes import make_device
 
 from raybench.cluster import claims
 from raybench.cluster.claims import Claims, Terms
-from raybench.device_locks import CPU, Claim, Holder, this_process
+from raybench.cluster.device_locks import CPU, Claim, Holder, this_process
 from raybench.errors import DevicesInUse
 from raybench.records import Device
 

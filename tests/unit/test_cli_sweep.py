@@ -29,7 +29,7 @@ from raybench.cli.recording import _closed, recorded
 from raybench.cli.run_rows import RunRows
 from raybench.cli.start import Start
 from raybench.cluster import Cluster
-from raybench.cluster.ray_connection import Connection
+from raybench.cluster.ray_cluster.connection import Connection
 from raybench.errors import ClusterError, ResultsError, UsageError
 from raybench.job.model import Job, load_job
 from raybench.job.plan import make_plan
@@ -268,8 +268,8 @@ def test_a_search_without_a_maximum_leaves_no_run_on_cpu_workers(
     path = tmp_path / "job.yaml"
     path.write_text("version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: auto}\n")
     cpus = Connection(where="here", lifelines={}, kind="cpu", capacity=2)
-    monkeypatch.setattr("raybench.cluster.ray_connection.connect", lambda *_, **__: cpus)
-    monkeypatch.setattr("raybench.cluster.ray_cluster.ray.shutdown", lambda: None)
+    monkeypatch.setattr("raybench.cluster.ray_cluster.connection.connect", lambda *_, **__: cpus)
+    monkeypatch.setattr("raybench.cluster.ray_cluster.cluster.ray.shutdown", lambda: None)
     argv = ["raybench", "sweep", str(path), "-o", str(tmp_path / "results")]
     with pytest.raises(UsageError, match="auto on CPU workers"):
         cli.raybench.main(argv[1:], standalone_mode=False)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from raybench.device_locks import CPU, FOLDER_VARIABLE, DeviceLocks, Holder, this_process
+from raybench.cluster.device_locks import CPU, FOLDER_VARIABLE, DeviceLocks, Holder, this_process
 
 HOLD = """
 import sys, time
-from raybench.device_locks import DeviceLocks, this_process
+from raybench.cluster.device_locks import DeviceLocks, this_process
 locks = DeviceLocks()
 claim = locks.claim(sys.argv[2:], this_process(sys.argv[1]), shared=True)
 print(claim.problem or "held", flush=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from raybench.cluster import leash
+from raybench.cluster import reaper
 
 # What a worker of Ray is to its raylet: a child that leads a group of its own.
 RAYLET = """
@@ -23,7 +23,7 @@ RAYLET = """
 """
 WORKER = """
     import multiprocessing, os, subprocess, time
-    from raybench.cluster import leash
+    from raybench.cluster import reaper as leash
     leash.hold_worker()
     {starts}
     print("started", os.getpid(), flush=True)
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Lin
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> str:
     value = f"test-{time.monotonic_ns()}"
-    monkeypatch.setenv(leash.MARK, value)
+    monkeypatch.setenv(reaper.MARK, value)
     return value
 
 
@@ -56,12 +56,12 @@ def raylet_and_worker(starts: str, then: str = "time.sleep(60)") -> Iterator[tup
 
 
 def marked(mark: str) -> set[int]:
-    return {pid for pid in leash._parents() if leash._is_marked(pid, mark)} - {os.getpid()}
+    return {pid for pid in reaper._parents() if reaper._is_marked(pid, mark)} - {os.getpid()}
 
 
 def watchers(mark: str) -> list[int]:
     """The watchers that were started for workers with this mark."""
-    return [pid for pid in leash._parents() if mark.encode() in leash._read(pid, "cmdline")]
+    return [pid for pid in reaper._parents() if mark.encode() in reaper._read(pid, "cmdline")]
 
 
 def seconds_until(holds: Callable[[], bool], within_s: float) -> float:
@@ -86,10 +86,10 @@ ORPHANS = {
 @pytest.mark.parametrize("starts", ORPHANS.values(), ids=ORPHANS.keys())
 def test_what_a_killed_worker_started_is_gone_within_a_second(starts: str, mark: str) -> None:
     with raylet_and_worker(starts) as (_, worker):
-        left = {*leash._left_behind(mark, worker)} - {worker}
+        left = {*reaper._left_behind(mark, worker)} - {worker}
         assert left
         os.kill(worker, signal.SIGKILL)
-        seconds_until(lambda: not left & leash._parents().keys(), within_s=3)
+        seconds_until(lambda: not left & reaper._parents().keys(), within_s=3)
 
 
 def test_the_children_of_a_worker_that_ends_by_itself_are_gone_too(mark: str) -> None:
@@ -100,7 +100,7 @@ def test_the_children_of_a_worker_that_ends_by_itself_are_gone_too(mark: str) ->
 def test_a_worker_that_hangs_ends_when_its_raylet_has_been_gone_for_five_seconds(mark: str) -> None:
     with raylet_and_worker(ORPHANS["a daemon"]) as (raylet, worker):
         os.kill(raylet, signal.SIGKILL)
-        took_s = seconds_until(lambda: worker not in leash._parents(), within_s=10)
+        took_s = seconds_until(lambda: worker not in reaper._parents(), within_s=10)
         assert took_s > 3, "a worker that ends by itself must have time to do so"
         seconds_until(lambda: not marked(mark), within_s=3)
 
@@ -115,7 +115,7 @@ def test_the_watcher_ends_when_its_worker_does(mark: str) -> None:
 def test_the_watcher_is_no_child_no_member_and_small(mark: str) -> None:
     with raylet_and_worker("pass") as (raylet, worker):
         (watcher,) = watchers(mark)
-        state, parent, group = leash._stat(watcher)[:3]
+        state, parent, group = reaper._stat(watcher)[:3]
         assert state == "S"
         assert int(parent) not in (raylet, worker)
         assert int(group) != worker
@@ -126,7 +126,7 @@ def test_the_watcher_is_no_child_no_member_and_small(mark: str) -> None:
 
 
 def test_nothing_of_other_workers_is_touched(mark: str) -> None:
-    other = {**os.environ, leash.MARK: f"{mark}-other"}
+    other = {**os.environ, reaper.MARK: f"{mark}-other"}
     with subprocess.Popen(["sleep", "60"], env=other, start_new_session=True) as neighbour:
         with raylet_and_worker(ORPHANS["a daemon"]) as (_, worker):
             os.kill(worker, signal.SIGKILL)
@@ -141,7 +141,7 @@ def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_i
 ) -> None:
     driver = """
         import os, subprocess, sys, time
-        from raybench.cluster import leash
+        from raybench.cluster import reaper as leash
         with leash.held_children(sys.argv[1]):
             print(os.environ[leash.MARK], flush=True)
             subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL)
@@ -154,7 +154,7 @@ def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_i
     (folder / "logs").mkdir(parents=True)
     (folder / "logs" / "one").touch()
     if is_kept:
-        (folder / leash.KEPT).touch()
+        (folder / reaper.KEPT).touch()
     command = [sys.executable, "-c", textwrap.dedent(driver), str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -163,7 +163,7 @@ def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_i
         assert folder.exists()
         process.kill()
         assert seconds_until(lambda: not marked(mark), within_s=10) > 3
-        assert later in leash._parents(), "what else the driver started is no business of ours"
+        assert later in reaper._parents(), "what else the driver started is no business of ours"
         os.kill(later, signal.SIGKILL)
         seconds_until(lambda: not watchers(mark), within_s=3)
     assert (folder / "logs" / "one").exists() == is_kept
@@ -172,7 +172,7 @@ def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_i
 def test_what_a_dead_raylet_was_starting_ends_with_its_driver(tmp_path: Path) -> None:
     driver = """
         import subprocess, sys, time
-        from raybench.cluster import leash
+        from raybench.cluster import reaper as leash
         with leash.held_children():
             # A raylet; what it starts has another mark.
             subprocess.Popen(["sh", "-c", f"{leash.MARK}=other sleep 60 & echo $$ $!; wait"])
@@ -186,5 +186,5 @@ def test_what_a_dead_raylet_was_starting_ends_with_its_driver(tmp_path: Path) ->
         time.sleep(1.0)
         for each in (raylet, process.pid):
             os.kill(each, signal.SIGKILL)
-    assert worker in leash._parents()
-    seconds_until(lambda: worker not in leash._parents(), within_s=8)
+    assert worker in reaper._parents()
+    seconds_until(lambda: worker not in reaper._parents(), within_s=8)

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from raybench.cluster import lifelines
-from raybench.cluster.lifelines import Lifelines
+from raybench.cluster.ray_cluster import liveness
+from raybench.cluster.ray_cluster.liveness import Lifelines
 from raybench.errors import ClusterError
 
 
@@ -37,5 +37,5 @@ def test_what_has_just_answered_and_died_is_found_gone_before_an_actor_is_replac
 
 def test_a_head_that_missed_one_call_is_there(monkeypatch):
     answers = iter([False, True])
-    monkeypatch.setattr(lifelines, "_listens", lambda _: next(answers))
+    monkeypatch.setattr(liveness, "_listens", lambda _: next(answers))
     assert not Lifelines({"the head": "127.0.0.1:1"}).is_cut

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raybench.cluster.own_clusters import Found, find_own_cluster
+from raybench.cluster.ray_cluster.own_clusters import Found, find_own_cluster
 from raybench.errors import ClusterError
 
 NOBODY = 65534

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from fakes import make_devices, make_measurement
 
-from raybench.cluster import ray_recovery
-from raybench.cluster.lifelines import Lifelines
-from raybench.cluster.ray_cluster import RayCluster
-from raybench.cluster.ray_recovery import when_late_s
+from raybench.cluster.ray_cluster import point_end
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.liveness import Lifelines
+from raybench.cluster.ray_cluster.point_end import when_late_s
 from raybench.job.model import Measure
 from raybench.records import Failure, Group, Status
 
@@ -22,20 +22,18 @@ GROUP = Group(name="group-0", store_address="10.0.0.1", store_port=1)
 def settled(monkeypatch):
     """Settles a point whose ranks' answers are there at once, in this order, or never (None)."""
 
-    def settle(
-        *answers: object, group: Group | None = None
-    ) -> tuple[ray_recovery.Outcome, list[str]]:
+    def settle(*answers: object, group: Group | None = None) -> tuple[point_end.Outcome, list[str]]:
         calls: list[str] = []
 
         def wait(refs, num_returns, timeout):
             there = [ref for ref in refs if answers[ref] is not None]
             if not there:
-                ray_recovery.time.sleep(timeout)
+                point_end.time.sleep(timeout)
             return there[:1], there[1:]
 
-        monkeypatch.setattr(ray_recovery, "ray", SimpleNamespace(wait=wait))
-        monkeypatch.setattr(ray_recovery, "answer_of", lambda ref, *_: answers[ref])
-        monkeypatch.setattr(ray_recovery, "_GRACE_S", 0.05)
+        monkeypatch.setattr(point_end, "ray", SimpleNamespace(wait=wait))
+        monkeypatch.setattr(point_end, "answer_of", lambda ref, *_: answers[ref])
+        monkeypatch.setattr(point_end, "_GRACE_S", 0.05)
         agents = SimpleNamespace(
             silent_nodes=frozenset,
             log_tails=lambda _: {},
@@ -43,7 +41,7 @@ def settled(monkeypatch):
             wait_until_free=lambda *_: (),
         )
         devices = make_devices(a=len(answers))
-        outcome = ray_recovery.settle(
+        outcome = point_end.settle(
             range(len(answers)),
             devices,
             group,

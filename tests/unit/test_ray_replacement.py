@@ -9,9 +9,9 @@ import pytest
 from builders import make_device
 from ray.exceptions import RayActorError
 
-from raybench.cluster import ray_replacement
-from raybench.cluster.ray_placement import Seat, Slot
-from raybench.cluster.ray_replacement import Replacement
+from raybench.cluster.ray_cluster import replacement
+from raybench.cluster.ray_cluster.placement import Seat, Slot
+from raybench.cluster.ray_cluster.replacement import Replacement
 
 GPU = replace(
     make_device(), kind="cuda", node_id="n", index=1, uuid="GPU-1", process_id=10, cpu_count=8
@@ -62,11 +62,11 @@ def replaced(monkeypatch, calls):
             kill=lambda actor, **_: calls.append(f"kill {actor.name}"),
             wait=wait,
             get=get,
-            exceptions=ray_replacement.ray.exceptions,
+            exceptions=replacement.ray.exceptions,
         )
-        monkeypatch.setattr(ray_replacement, "ray", fake)
-        monkeypatch.setattr(ray_replacement, "_STANDBY_TIMEOUT_S", 0.05)
-        monkeypatch.setattr(ray_replacement, "start_seat", lambda *_: Actor("new", fresh, calls))
+        monkeypatch.setattr(replacement, "ray", fake)
+        monkeypatch.setattr(replacement, "_STANDBY_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(replacement, "start_seat", lambda *_: Actor("new", fresh, calls))
         agents = SimpleNamespace(
             silent_nodes=frozenset,
             has_ended=lambda _: False,

@@ -10,8 +10,8 @@ import ray
 from builders import make_device
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from raybench.cluster import ray_standbys
-from raybench.cluster.ray_standbys import Standbys, wanted
+from raybench.cluster.ray_cluster import spares
+from raybench.cluster.ray_cluster.spares import Standbys, wanted
 
 GPU = replace(make_device(), kind="cuda", node_id="n", cpu_count=8)
 
@@ -50,8 +50,8 @@ def started(monkeypatch):
         get=get,
         exceptions=ray.exceptions,
     )
-    monkeypatch.setattr(ray_standbys, "ray", fake)
-    monkeypatch.setattr(ray_standbys, "start_standby", start)
+    monkeypatch.setattr(spares, "ray", fake)
+    monkeypatch.setattr(spares, "start_standby", start)
     return SimpleNamespace(begun=begun, loaded=loaded, killed=killed)
 
 

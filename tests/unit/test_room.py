@@ -5,8 +5,8 @@ from fakes import make_device, make_devices
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raybench.cluster.allocator import Room
 from raybench.cluster.ranks import choose_seats
-from raybench.cluster.room import Room
 
 
 def room(isolation="device", strategy="pack", lost=(), **nodes):

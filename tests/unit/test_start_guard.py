@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from raybench.cluster.start_guard import StartGuard
+from raybench.cluster.ray_cluster.start_guard import StartGuard
 
 
 def test_a_block_that_is_left_in_time_goes_on() -> None:
@@ -20,7 +20,7 @@ def test_a_block_that_is_left_in_time_goes_on() -> None:
 def test_a_process_that_hangs_in_the_block_is_ended_with_the_exit_code_of_a_lost_cluster() -> None:
     hangs = (
         "import time\n"
-        "from raybench.cluster.start_guard import StartGuard, end_process\n"
+        "from raybench.cluster.ray_cluster.start_guard import StartGuard, end_process\n"
         "with StartGuard(lambda: 'its head is gone', end_process, patience_s=0.1):\n"
         "    time.sleep(60)\n"
     )

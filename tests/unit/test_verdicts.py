@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from raybench.cluster.verdicts import (
+from raybench.cluster.failures import (
     Seen,
     after_failure,
     after_timeout,

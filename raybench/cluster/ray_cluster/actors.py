@@ -21,11 +21,11 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from raybench.cluster import leash
+from raybench.cluster import reaper
 from raybench.cluster.bystanders import Look
+from raybench.cluster.device_locks import FOLDER_VARIABLE, Claim, DeviceLocks, Holder
 from raybench.cluster.node_processes import Output
-from raybench.cluster.ray_connection import DeviceKind
-from raybench.device_locks import FOLDER_VARIABLE, Claim, DeviceLocks, Holder
+from raybench.cluster.ray_cluster.connection import DeviceKind
 from raybench.environment import measured_variables
 from raybench.records import Answer, Device, DeviceSample, Group, Place, Task
 
@@ -46,7 +46,7 @@ class _Seat:
     def __init__(self, search_path: str) -> None:
         if search_path not in sys.path:
             sys.path.insert(0, search_path)
-        leash.hold_worker()
+        reaper.hold_worker()
         gc.disable()  # the collections in between are a sixth of the time of these imports
         from raybench.cluster.rendezvous import choose_interface
         from raybench.worker.worker import load
@@ -177,7 +177,7 @@ def _seat(there: Any, *, num_gpus: int, num_cpus: int) -> Any:
         "max_restarts": 0,
         "max_task_retries": 0,
         "scheduling_strategy": there,
-        "runtime_env": {"env_vars": _worker_environment() | {leash.MARK: leash.new_mark()}},
+        "runtime_env": {"env_vars": _worker_environment() | {reaper.MARK: reaper.new_mark()}},
     }
     return ray.remote(_Seat).options(**options).remote(str(Path.cwd()))
 
@@ -198,7 +198,7 @@ def _on_node(actor: type, node_id: str) -> Any:
         # Ray's nice 15 lets a busy node look like a dead one.
         "RAY_worker_niceness": "0",
         # By which its processor time is known to be ours.
-        leash.MARK: leash.new_mark(),
+        reaper.MARK: reaper.new_mark(),
     }
     if folder := os.environ.get(FOLDER_VARIABLE):
         environment[FOLDER_VARIABLE] = folder

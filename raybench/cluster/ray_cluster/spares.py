@@ -22,7 +22,7 @@ from typing import Any
 
 import ray
 
-from raybench.cluster.ray_actors import start_standby
+from raybench.cluster.ray_cluster.actors import start_standby
 from raybench.records import Device
 
 _CORES_PER_DEVICE = 4

@@ -12,11 +12,11 @@ from typing import Any
 import ray
 
 from raybench.cluster.bystanders import Look, lock_name, others_between
-from raybench.cluster.lifelines import Lifelines
+from raybench.cluster.device_locks import Claim, Holder
 from raybench.cluster.node_processes import Output
-from raybench.cluster.ray_actors import start_agent
-from raybench.cluster.ray_connection import nodes
-from raybench.device_locks import Claim, Holder
+from raybench.cluster.ray_cluster.actors import start_agent
+from raybench.cluster.ray_cluster.connection import nodes
+from raybench.cluster.ray_cluster.liveness import Lifelines
 from raybench.records import Device, DeviceSample
 
 # An agent answers in a millisecond; a node that does not is not waited for.

@@ -15,11 +15,10 @@ from ray.util.placement_group import remove_placement_group
 from raybench.cluster import ranks
 from raybench.cluster.claims import Claims
 from raybench.cluster.ranks import Strategy
-from raybench.cluster.ray_actors import start_seat
-from raybench.cluster.ray_agents import NodeAgents
-from raybench.cluster.ray_answers import was_killed, why_no_start
-from raybench.cluster.ray_connection import Connection, DeviceKind
-from raybench.cluster.ray_placement import (
+from raybench.cluster.ray_cluster.actors import start_seat
+from raybench.cluster.ray_cluster.connection import Connection, DeviceKind
+from raybench.cluster.ray_cluster.node_agents import NodeAgents
+from raybench.cluster.ray_cluster.placement import (
     Seat,
     Slot,
     ask_autoscaler,
@@ -28,8 +27,9 @@ from raybench.cluster.ray_placement import (
     resource,
     shares,
 )
-from raybench.cluster.ray_replacement import MOST_STARTS, START_TIMEOUT_S, Replacement
-from raybench.cluster.ray_standbys import Standbys
+from raybench.cluster.ray_cluster.ray_errors import was_killed, why_no_start
+from raybench.cluster.ray_cluster.replacement import MOST_STARTS, START_TIMEOUT_S, Replacement
+from raybench.cluster.ray_cluster.spares import Standbys
 from raybench.environment import package_versions
 from raybench.errors import ClusterError
 from raybench.records import Device

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from raybench.cluster import verdicts
-from raybench.cluster.ray_agents import NodeAgents
-from raybench.cluster.ray_answers import answer_of, cause_of_death, node_lost
-from raybench.cluster.verdicts import Seen
+from raybench.cluster import failures
+from raybench.cluster.failures import Seen
+from raybench.cluster.ray_cluster.node_agents import NodeAgents
+from raybench.cluster.ray_cluster.ray_errors import answer_of, cause_of_death, node_lost
 from raybench.records import Answer, Device, Failure, Group
 
 if TYPE_CHECKING:
@@ -78,12 +78,12 @@ def settle(
     by_killing = is_timeout and devices[0].kind == "cpu"
     ranks.collect(_WRITE_S if by_killing else _GRACE_S, enough=lambda: False)
     if by_killing:
-        ranks.kill(verdicts.hanging(ranks.seen(finished)))
+        ranks.kill(failures.hanging(ranks.seen(finished)))
         ranks.collect(_GRACE_S, enough=lambda: False)
     if is_timeout:
-        answers = verdicts.after_timeout(ranks.seen(finished), settings.timeout_s)
+        answers = failures.after_timeout(ranks.seen(finished), settings.timeout_s)
     else:
-        answers = verdicts.after_failure(ranks.seen(finished))
+        answers = failures.after_failure(ranks.seen(finished))
     unfit = frozenset(answer.rank for answer in answers if not answer.keeps_worker)
     answers = ranks.end(answers, unfit)
     return Outcome(answers=answers, unfit=unfit, group_is_gone=group is not None, was_late=was_late)
@@ -113,7 +113,7 @@ class _Ranks:
         return any(isinstance(answer, Failure) for answer in self.answers.values())
 
     def has_cause(self) -> bool:
-        return verdicts.own_failure(self.answers.values()) is not None
+        return failures.own_failure(self.answers.values()) is not None
 
     def has_succeeded(self) -> bool:
         """Whether all have answered and can go on as they are, with their process group.

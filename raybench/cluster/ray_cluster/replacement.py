@@ -9,12 +9,12 @@ from typing import Any
 
 import ray
 
-from raybench.cluster.ray_actors import start_seat
-from raybench.cluster.ray_agents import NodeAgents
-from raybench.cluster.ray_answers import was_killed, why_no_start
-from raybench.cluster.ray_connection import DeviceKind
-from raybench.cluster.ray_placement import Seat
-from raybench.cluster.ray_standbys import Standbys
+from raybench.cluster.ray_cluster.actors import start_seat
+from raybench.cluster.ray_cluster.connection import DeviceKind
+from raybench.cluster.ray_cluster.node_agents import NodeAgents
+from raybench.cluster.ray_cluster.placement import Seat
+from raybench.cluster.ray_cluster.ray_errors import was_killed, why_no_start
+from raybench.cluster.ray_cluster.spares import Standbys
 
 START_TIMEOUT_S = 180.0
 # A process that is killed while it starts is started again, so often in all.

@@ -11,9 +11,9 @@ import ray
 import ray._private.ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
-from raybench.cluster import leash
-from raybench.cluster.private_folder import PrivateFolder, make_private_folder
-from raybench.cluster.start_watch import watched_programs
+from raybench.cluster import reaper
+from raybench.cluster.ray_cluster.private_folder import PrivateFolder, make_private_folder
+from raybench.cluster.ray_cluster.start_watch import watched_programs
 from raybench.environment import usable_cores
 from raybench.errors import ClusterError
 
@@ -44,7 +44,7 @@ def start_private_ray(
         _NOT_STARTED, after, made=str(folder.kept), removed=str(folder.token)
     )
     try:
-        with leash.held_children(folder.path), _environment(folder), _on_loopback(), watched:
+        with reaper.held_children(folder.path), _environment(folder), _on_loopback(), watched:
             ray.init(
                 address="local",
                 num_cpus=wanted if oversubscribe else min(wanted, cores),

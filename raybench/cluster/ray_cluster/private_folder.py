@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from raybench.cluster import leash
+from raybench.cluster import reaper
 from raybench.errors import ClusterError
 
 _PREFIX = "raybench-"
@@ -49,7 +49,7 @@ class PrivateFolder:
     @property
     def kept(self) -> Path:
         """The file by which the folder stays where all of its processes have ended."""
-        return self.path / leash.KEPT
+        return self.path / reaper.KEPT
 
     def remove(self) -> None:
         """Remove all of it. What a process of Ray still writes meanwhile is left to the watcher."""

@@ -21,11 +21,11 @@ from ray._private.authentication.authentication_token_setup import (
 )
 from ray._private.services import find_node_ids
 
-from raybench.cluster.lifelines import Lifelines
-from raybench.cluster.own_clusters import find_own_cluster
-from raybench.cluster.private_folder import PrivateFolder
-from raybench.cluster.ray_private import read_settings_anew, start_private_ray
-from raybench.cluster.start_guard import StartGuard, end_process
+from raybench.cluster.ray_cluster.liveness import Lifelines
+from raybench.cluster.ray_cluster.own_clusters import find_own_cluster
+from raybench.cluster.ray_cluster.private_folder import PrivateFolder
+from raybench.cluster.ray_cluster.private_ray import read_settings_anew, start_private_ray
+from raybench.cluster.ray_cluster.start_guard import StartGuard, end_process
 from raybench.errors import ClusterError, UsageError
 
 DeviceKind = Literal["cuda", "cpu"]

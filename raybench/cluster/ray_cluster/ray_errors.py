@@ -9,7 +9,7 @@ from typing import Any
 import click
 import ray
 
-from raybench.cluster.ray_connection import first_line
+from raybench.cluster.ray_cluster.connection import first_line
 from raybench.records import Answer, Device, Failure, Status, failure_text
 
 # What Python's and Ray's handlers write to the log of a process that a signal ends.

@@ -10,10 +10,10 @@ from typing import Any
 
 import ray
 
-from raybench.cluster.lifelines import Lifelines
-from raybench.cluster.ray_actors import start_store
-from raybench.cluster.ray_answers import all_done
-from raybench.cluster.ray_seats import Seats
+from raybench.cluster.ray_cluster.actors import start_store
+from raybench.cluster.ray_cluster.liveness import Lifelines
+from raybench.cluster.ray_cluster.ray_errors import all_done
+from raybench.cluster.ray_cluster.workers import Seats
 from raybench.errors import ClusterError
 from raybench.records import Group
 

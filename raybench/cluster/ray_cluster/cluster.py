@@ -10,16 +10,16 @@ import ray
 
 from raybench.cluster import ranks
 from raybench.cluster.claims import Claims, Terms
-from raybench.cluster.lifelines import Lifelines
+from raybench.cluster.failures import with_losses
 from raybench.cluster.ranks import Strategy
-from raybench.cluster.ray_agents import NodeAgents
-from raybench.cluster.ray_connection import Connection
-from raybench.cluster.ray_groups import ProcessGroups
-from raybench.cluster.ray_recovery import settle
-from raybench.cluster.ray_seats import Seats
-from raybench.cluster.ray_standbys import Standbys
-from raybench.cluster.start_guard import StartGuard, end_process
-from raybench.cluster.verdicts import with_losses
+from raybench.cluster.ray_cluster.connection import Connection
+from raybench.cluster.ray_cluster.liveness import Lifelines
+from raybench.cluster.ray_cluster.node_agents import NodeAgents
+from raybench.cluster.ray_cluster.point_end import settle
+from raybench.cluster.ray_cluster.process_groups import ProcessGroups
+from raybench.cluster.ray_cluster.spares import Standbys
+from raybench.cluster.ray_cluster.start_guard import StartGuard, end_process
+from raybench.cluster.ray_cluster.workers import Seats
 from raybench.records import Answer, Device, DeviceSample, Failure, Status, Task
 
 # The loops that wait for workers look once a second.

@@ -1,0 +1,1 @@
+"""Workers on Ray: the only place that imports it."""
