@@ -2,11 +2,10 @@
 
     python benchmarks/makespan.py [--points 64] [--plans 50] [-o FILE.json]
 
-Two ways: by a counted clock over many plans (`raybench.makespan`, the decisions of a real sweep),
-and by real sweeps on the in-process cluster whose points are threads that sleep, 50 ms at the
-median.
-Durations are log-normal (sigma 0.6) and unknown to the schedule; world sizes are 1, 2, 4 and 8.
-The third figure is what the loop itself takes for a point with isolation `cluster`.
+Two ways: by a counted clock over many plans (`raybench.sweep.makespan`, the decisions of a real
+sweep), and by real sweeps on the in-process cluster whose points are threads that sleep, 50 ms at
+the median. Durations are log-normal (sigma 0.6) and unknown to the schedule; world sizes are 1, 2,
+4 and 8. The third figure is what the loop itself takes for a point with isolation `cluster`.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from fakes import make_cluster, make_measurement, make_point
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Point
-from raybench.makespan import at_least_s, imagined_devices, makespan_s
-from raybench.rounds import Rounds
-from raybench.sweep import SweepSettings, sweep
+from raybench.sweep.loop import SweepSettings, sweep
+from raybench.sweep.makespan import at_least_s, imagined_devices, makespan_s
+from raybench.sweep.rounds import Rounds
 
 DEVICES = imagined_devices(8, 1)
 MEAN_S = 0.05

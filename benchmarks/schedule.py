@@ -29,11 +29,11 @@ from fakes import make_cluster, make_measurement
 from raybench.cluster.ranks import Isolation
 from raybench.job.model import Job, load_job
 from raybench.job.plan import Plan, make_plan
-from raybench.makespan import imagined_devices
 from raybench.records import Device
-from raybench.rounds import Rounds
-from raybench.scheduler import Assign, Schedule, Turn, workers_needed
-from raybench.sweep import SweepSettings, sweep
+from raybench.sweep.loop import SweepSettings, sweep
+from raybench.sweep.makespan import imagined_devices
+from raybench.sweep.rounds import Rounds
+from raybench.sweep.scheduler import Assign, Schedule, Turn, workers_needed
 
 JOB = """version: 1
 name: scale

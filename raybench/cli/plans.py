@@ -114,7 +114,7 @@ def _makespans(job: Job, plan: Plan, devices: int | None, nodes: int) -> _Makesp
     Raises UsageError for nodes that cannot be equal.
     """
     from raybench.errors import UsageError
-    from raybench.makespan import imagined_devices, makespan_s
+    from raybench.sweep.makespan import imagined_devices, makespan_s
 
     devices = devices or _devices_needed(plan)
     if devices % nodes:
@@ -175,7 +175,7 @@ def time_at_least_s(job: Job, plan: Plan) -> float | None:
 
 def _more_rounds_s(job: Job, plan: Plan) -> float:
     """What WORTHWHILE would take beside what the job takes; 0 where it has as many."""
-    from raybench.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
+    from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
     measure = job.measure
     several = measure.model_copy(update={"rounds": WORTHWHILE})
@@ -270,7 +270,7 @@ def _needs(job: Job, plan: Plan) -> str:
 
 def _rounds_would(job: Job, plan: Plan) -> list[str]:
     """What more rounds would cost and give, in a line."""
-    from raybench.rounds import WORTHWHILE
+    from raybench.sweep.rounds import WORTHWHILE
 
     if not (more_s := _more_rounds_s(job, plan)):
         return []

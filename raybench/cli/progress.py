@@ -18,7 +18,7 @@ from raybench.records import Record, Status
 from raybench.report import wording
 from raybench.results.point_metrics import rates
 from raybench.stats import summary
-from raybench.sweep import (
+from raybench.sweep.loop import (
     Event,
     PointAdded,
     PointFinished,

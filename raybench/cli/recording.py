@@ -20,21 +20,21 @@ from raybench.records import Record, Status, TrialKey
 from raybench.results.run import Run, RunStatus
 
 if TYPE_CHECKING:
-    from raybench.batch_search import BatchSearches
     from raybench.cluster import Cluster
     from raybench.job.model import Job
     from raybench.results.writer import RunStore
-    from raybench.sweep import Event, SweepSettings
+    from raybench.sweep.batch_search import BatchSearches
+    from raybench.sweep.loop import Event, SweepSettings
 
 
 def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
     """Run the points on a cluster; the run as it ended. Raises ClusterError and ResultsError."""
-    from raybench.batch_search import check_bounded
     from raybench.cluster.claims import Terms, processors_held
     from raybench.cluster.device_locks import this_process
     from raybench.cluster.ray_cluster.cluster import RayCluster
     from raybench.cluster.ray_cluster.connection import connect, starts_private
-    from raybench.sweep import SweepSettings
+    from raybench.sweep.batch_search import check_bounded
+    from raybench.sweep.loop import SweepSettings
 
     sizes = [point.world_size for point in start.left.points]
     # Points that run side by side can use more devices; they are worth no waiting.
@@ -99,7 +99,7 @@ def _closed(cluster: Cluster, interrupts: Interrupts) -> Iterator[None]:
 
 def _workers_wanted(job: Job, start: Start, cluster: Cluster) -> int:
     """How many workers to start. Raises ClusterError when no point of a new run fits."""
-    from raybench.scheduler import workers_needed
+    from raybench.sweep.scheduler import workers_needed
 
     plan = start.left
     if workers := workers_needed(plan, cluster.capacity, job.placement.isolation):
@@ -166,9 +166,9 @@ def _swept(
     settings: SweepSettings, cluster: Cluster, rows: RunRows, interrupts: Interrupts
 ) -> None:
     """The loop over the points, with its progress."""
-    from raybench.batch_search import BatchSearches
     from raybench.cli.progress import make_progress
-    from raybench.sweep import sweep
+    from raybench.sweep.batch_search import BatchSearches
+    from raybench.sweep.loop import sweep
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:
         with interrupts.held_back():
@@ -200,7 +200,7 @@ def _swept(
 
 def _note(event: Event, rows: RunRows, interrupts: Interrupts, searches: BatchSearches) -> None:
     """Keep up which points are left, and how many are in flight."""
-    from raybench.sweep import PointAdded, PointFinished, PointStarted, RoundStarted
+    from raybench.sweep.loop import PointAdded, PointFinished, PointStarted, RoundStarted
 
     if isinstance(event, RoundStarted):
         rows.begin_round(event)

@@ -24,8 +24,8 @@ from raybench.results.run import Run, RunStatus
 if TYPE_CHECKING:
     from raybench.job.model import Job, Measure
     from raybench.job.plan import Plan
-    from raybench.rounds import Rounds
-    from raybench.sweep import Before
+    from raybench.sweep.loop import Before
+    from raybench.sweep.rounds import Rounds
 
 _MOST_DIFFERENCES = 5
 
@@ -62,7 +62,7 @@ def check_code(run: Run, code: Code) -> str | None:
 
 def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
     """The plan of the job, with the points that a search for batch sizes has added to the run."""
-    from raybench.batch_search import with_probes
+    from raybench.sweep.batch_search import with_probes
 
     latest = reader.latest(root, run_id)
     first = {key.point_id: one.status for key, one in latest.items() if key.round == 1}
@@ -109,8 +109,8 @@ def resumed_start(
 def _before(
     latest: Mapping[TrialKey, Latest], chosen: Collection[str], *, retry_failed: bool
 ) -> Before:
-    from raybench.scheduler import is_kept
-    from raybench.sweep import Before
+    from raybench.sweep.loop import Before
+    from raybench.sweep.scheduler import is_kept
 
     made: dict[str, int] = {}
     for key, one in latest.items():

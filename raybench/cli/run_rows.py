@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from raybench.cluster import Cluster
     from raybench.job.plan import Plan
     from raybench.results.writer import RunStore
-    from raybench.sweep import RoundStarted
+    from raybench.sweep.loop import RoundStarted
 
 
 def ended_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:

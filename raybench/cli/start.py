@@ -14,8 +14,8 @@ from raybench.results.run import Run
 if TYPE_CHECKING:
     from raybench.job.plan import Plan
     from raybench.records.sources import Code
-    from raybench.rounds import Rounds
-    from raybench.sweep import Before
+    from raybench.sweep.loop import Before
+    from raybench.sweep.rounds import Rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

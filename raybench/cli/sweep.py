@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from raybench.job.model import Job
     from raybench.job.plan import Plan
     from raybench.records.sources import Code
-    from raybench.rounds import Rounds
+    from raybench.sweep.rounds import Rounds
 
 _LONGEST_WAIT_S = 1_000_000.0
 _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
@@ -313,7 +313,7 @@ def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
 
 def _new_start(ctx: click.Context, job: Job, plan: Plan, tags: dict[str, str]) -> Start:
     from raybench.cli.start import Start
-    from raybench.sweep import Before
+    from raybench.sweep.loop import Before
 
     code = _code(job)
     run = _new_run(job, plan, tags, code)
@@ -340,7 +340,7 @@ def _overrides_of(ctx: click.Context) -> tuple[str, ...]:
 
 
 def _rounds(job: Job, plan: Plan) -> Rounds:
-    from raybench.rounds import Rounds
+    from raybench.sweep.rounds import Rounds
 
     has_controls = job.placement.isolation == "cluster"
     return Rounds(plan=plan, count=job.measure.rounds, has_controls=has_controls)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from raybench.analysis.scaling import setting, setting_order
-from raybench.batch_search import is_found
 from raybench.report import wording
+from raybench.sweep.batch_search import is_found
 
 Row = Mapping[str, Any]
 

@@ -17,8 +17,8 @@ from raybench.analysis.start_noise import (
     of_ratio,
 )
 from raybench.report import wording
-from raybench.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 from raybench.stats.summary import student_t
+from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
 Row = Mapping[str, Any]
 

@@ -11,7 +11,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.batch_search import (
+from raybench.cli import raybench as command_line
+from raybench.errors import JobError, UsageError
+from raybench.job.model import load_job
+from raybench.job.plan import Plan, make_plan
+from raybench.job.point import Point
+from raybench.records import Record, Status
+from raybench.sweep.batch_search import (
     BatchSearches,
     Ended,
     Found,
@@ -20,12 +26,6 @@ from raybench.batch_search import (
     next_batch,
     with_probes,
 )
-from raybench.cli import raybench as command_line
-from raybench.errors import JobError, UsageError
-from raybench.job.model import load_job
-from raybench.job.plan import Plan, make_plan
-from raybench.job.point import Point
-from raybench.records import Record, Status
 
 MOST = 2**31 - 1
 

@@ -39,8 +39,8 @@ from raybench.records.sources import code_of
 from raybench.results.reader import counted
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore, hold_run
-from raybench.rounds import Rounds
-from raybench.sweep import Before, Event, PointFinished, SweepSettings
+from raybench.sweep.loop import Before, Event, PointFinished, SweepSettings
+from raybench.sweep.rounds import Rounds
 
 SETTINGS = SweepSettings(measure=make_measure(), strategy="pack", stop_on_error=False)
 GO_ON = "go on with: raybench sweep job.yaml --resume run-a\n"

@@ -6,10 +6,10 @@ import pytest
 from fakes import make_cluster, make_devices, make_measurement, make_point
 
 from raybench.errors import ClusterError
-from raybench.flights import Flights
 from raybench.job.model import Measure
 from raybench.records import Answer, Task
-from raybench.scheduler import Turn
+from raybench.sweep.inflight import Flights
+from raybench.sweep.scheduler import Turn
 
 
 def begun(flights: Flights, cluster, sizes) -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
-from raybench.makespan import at_least_s, imagined_devices, makespan_s
-from raybench.rounds import Rounds
-from raybench.scheduler import workers_needed
-from raybench.sweep import SweepSettings, sweep
+from raybench.sweep.loop import SweepSettings, sweep
+from raybench.sweep.makespan import at_least_s, imagined_devices, makespan_s
+from raybench.sweep.rounds import Rounds
+from raybench.sweep.scheduler import workers_needed
 
 EIGHT = imagined_devices(8, 1)
 

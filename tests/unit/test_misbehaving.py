@@ -16,8 +16,8 @@ from raybench.cluster.local import this_process
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.results.writer import RunStore
-from raybench.rounds import Rounds
-from raybench.sweep import SweepSettings, sweep
+from raybench.sweep.loop import SweepSettings, sweep
+from raybench.sweep.rounds import Rounds
 
 NUMBER = "must be a number from 0 to 1e+30, given"
 # By workload: the status of its point, and what its message says, or a column and its value.

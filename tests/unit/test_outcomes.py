@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 import pytest
 from builders import make_device, make_point
 
-from raybench.outcomes import answered
 from raybench.records import Failure, Record, Status
 from raybench.records.failure_text import DETAIL_CHARACTERS
-from raybench.scheduler import Turn
+from raybench.sweep.outcomes import answered
+from raybench.sweep.scheduler import Turn
 
 
 def record_of(detail: str, output: str) -> Record:

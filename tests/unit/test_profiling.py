@@ -24,7 +24,7 @@ from raybench.measure.profiling import profile
 from raybench.records import Answer, Group, ModuleTime, Place, Profile, Record, Task
 from raybench.results.reader import find_run, load
 from raybench.results.writer import RunStore
-from raybench.sweep import SweepSettings, sweep
+from raybench.sweep.loop import SweepSettings, sweep
 from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp
 from raybench.workloads.transformer import Transformer

@@ -11,7 +11,7 @@ from rich.console import Console
 from raybench.cli.progress import LineProgress, LiveProgress, Progress, make_progress
 from raybench.job.plan import Plan
 from raybench.records import Status
-from raybench.sweep import PointAdded, PointFinished, PointRetried, PointStarted
+from raybench.sweep.loop import PointAdded, PointFinished, PointRetried, PointStarted
 
 PLAN = Plan(points=tuple(make_point(batch_size=2**power) for power in range(40)), warnings=())
 LONG = "rank 3 (a-node-with-a-long-name, cuda:3): " + "CUDA out of memory. " * 30

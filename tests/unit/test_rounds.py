@@ -25,9 +25,9 @@ from raybench.records import (
     Task,
     TrialKey,
 )
-from raybench.rounds import Rounds
-from raybench.scheduler import Turn
-from raybench.sweep import Before, PointFinished, RoundStarted, SweepSettings, sweep
+from raybench.sweep.loop import Before, PointFinished, RoundStarted, SweepSettings, sweep
+from raybench.sweep.rounds import Rounds
+from raybench.sweep.scheduler import Turn
 
 BASELINE = {"world_size": 1}
 

@@ -14,7 +14,7 @@ from raybench.report import terminal
 from raybench.report.summary import Summary, summarize
 from raybench.results.reader import load
 from raybench.results.writer import RunStore
-from raybench.rounds import WORTHWHILE
+from raybench.sweep.rounds import WORTHWHILE
 
 
 def reported(root: Path, rounds: int, control_ms: float = 10.0) -> Summary:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
-from raybench.scheduler import Assign, Schedule, Skip, Turn, workers_needed
+from raybench.sweep.scheduler import Assign, Schedule, Skip, Turn, workers_needed
 
 
 def turns(points):

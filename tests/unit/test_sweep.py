@@ -27,8 +27,7 @@ from raybench.job.plan import Plan
 from raybench.job.point import Precision
 from raybench.job.sections import BatchSearch
 from raybench.records import Failure, Status
-from raybench.rounds import Rounds
-from raybench.sweep import (
+from raybench.sweep.loop import (
     Before,
     PointAdded,
     PointFinished,
@@ -37,6 +36,7 @@ from raybench.sweep import (
     SweepSettings,
     sweep,
 )
+from raybench.sweep.rounds import Rounds
 
 
 def run(plan, cluster, *, stop_on_error=False, isolation="cluster", precisions=(), **more):

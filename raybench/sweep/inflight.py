@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 
 from raybench.cluster import Cluster
-from raybench.outcomes import answered
 from raybench.records import Answer, Device, Record, Task
-from raybench.scheduler import Turn
+from raybench.sweep.outcomes import answered
+from raybench.sweep.scheduler import Turn
 
 # More of them in one part would make readers wait for the first, and take memory together.
 _MOST_AT_ONCE = 64

@@ -15,11 +15,11 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from raybench.batch_search import largest_found
 from raybench.job.plan import Plan
 from raybench.job.point import Point, Precision
 from raybench.records import Status, TrialKey
-from raybench.scheduler import Turn, smaller_batches_first
+from raybench.sweep.batch_search import largest_found
+from raybench.sweep.scheduler import Turn, smaller_batches_first
 
 # With so many, speed-ups of GPU-bound points are known to half a percent: docs/method.md.
 WORTHWHILE = 3

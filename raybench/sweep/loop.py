@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 from raybench.cluster import Cluster
 from raybench.cluster.ranks import Isolation, Strategy
 from raybench.errors import ClusterError
-from raybench.flights import Flights
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
-from raybench.outcomes import unmeasured
 from raybench.records import Device, Record, Status, Task, TrialKey
 from raybench.records.sources import Code
-from raybench.rounds import Rounds
-from raybench.scheduler import Assign, Schedule, Skip, Turn, is_tried_again
+from raybench.sweep.inflight import Flights
+from raybench.sweep.outcomes import unmeasured
+from raybench.sweep.rounds import Rounds
+from raybench.sweep.scheduler import Assign, Schedule, Skip, Turn, is_tried_again
 
 # How long workers that are coming are waited for before the loop looks around again.
 _LOOK_AROUND_S = 1.0

@@ -1,6 +1,7 @@
 """How long a plan takes on an idle cluster, and how long at least. Pure: a clock that is counted.
 
-The decisions are those of `raybench.scheduler`; only the durations are given instead of measured.
+The decisions are those of `raybench.sweep.scheduler`; only the durations are given instead of
+measured.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from raybench.cluster.ranks import Isolation, Strategy
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device
-from raybench.scheduler import Assign, Schedule, Turn
+from raybench.sweep.scheduler import Assign, Schedule, Turn
 
 
 def makespan_s(

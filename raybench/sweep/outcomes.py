@@ -9,7 +9,7 @@ from raybench.records import Answer, Device, Failure, Measurement, Record, Statu
 from raybench.records.checked_answers import checked
 from raybench.records.failure_text import DETAIL_CHARACTERS, cut_start
 from raybench.results.quality import crowding
-from raybench.scheduler import Turn
+from raybench.sweep.scheduler import Turn
 
 # What most likely made a point fail, when its ranks fail in different ways: the peers of a dead
 # rank report broken connections, and those of a slow one nothing at all.
