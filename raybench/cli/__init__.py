@@ -93,7 +93,7 @@ def _tell(error: click.ClickException) -> None:
 def _complain(text: str) -> None:
     """Each line on stderr. What it holds of a job or a path does not control the terminal."""
     from raybench.cli.typed import program
-    from raybench.report.wording import printable
+    from raybench.report.formatting import printable
 
     # What a message says in backticks is to be typed.
     text = text.replace("`raybench ", f"`{program()} ")

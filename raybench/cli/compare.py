@@ -165,7 +165,7 @@ def _read(found: Found, table: str, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _format(comparison: Comparison, kind: str) -> str:
-    from raybench.report import compare_text
+    from raybench.report.text import compare as compare_text
 
     if kind == "md":
         return compare_text.format_markdown(comparison)

@@ -74,20 +74,20 @@ def export_command(
 
 def _formatted(summary: Summary, kind: str | None) -> str:
     if kind == "csv":
-        from raybench.report.export_csv import export_csv
+        from raybench.report.export.csv import export_csv
 
         return export_csv(summary)
     if kind == "junit":
-        from raybench.report.export_junit import export_junit
+        from raybench.report.export.junit import export_junit
 
         return export_junit(summary)
-    from raybench.report.export_github_benchmark import export_github_benchmark
+    from raybench.report.export.github_benchmark import export_github_benchmark
 
     return export_github_benchmark(summary)
 
 
 def _as_json(summary: Summary, results: Path, run: str) -> str:
-    from raybench.report.export_json import export_json
+    from raybench.report.export.json import export_json
     from raybench.results import reader
 
     root, _ = reader.find_run(results, run)
@@ -96,9 +96,9 @@ def _as_json(summary: Summary, results: Path, run: str) -> str:
 
 def _tracked(summary: Summary, tracker: str) -> str:
     if tracker == "mlflow":
-        from raybench.report.export_mlflow import to_mlflow
+        from raybench.report.export.mlflow import to_mlflow
 
         return to_mlflow(summary)
-    from raybench.report.export_wandb import to_wandb
+    from raybench.report.export.wandb import to_wandb
 
     return to_wandb(summary)

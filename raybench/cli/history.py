@@ -169,8 +169,8 @@ def _facts(results: Path, ids: Collection[str]) -> dict[str, dict[str, str]]:
 
 
 def _format(frame: pd.DataFrame, results: Path, as_json: bool) -> str:
-    from raybench.report import as_json as json_report
-    from raybench.report.history_text import format_history
+    from raybench.report.export import as_json as json_report
+    from raybench.report.text.history import format_history
 
     if as_json:
         return json_report.format_object(points=json_report.records(frame))
@@ -178,7 +178,7 @@ def _format(frame: pd.DataFrame, results: Path, as_json: bool) -> str:
 
 
 def _draw(frame: pd.DataFrame, path: Path) -> None:
-    from raybench.report.charts import render
-    from raybench.report.history_chart import history_chart
+    from raybench.report.charts.charts import render
+    from raybench.report.charts.history import history_chart
 
     write_file(path, render(history_chart(frame), path.suffix.lower().removeprefix(".")))

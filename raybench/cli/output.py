@@ -58,7 +58,7 @@ def text_width() -> int:
 
 def scalar_text(value: object) -> str:
     """A value as a job file writes it."""
-    from raybench.report.wording import printable
+    from raybench.report.formatting import printable
 
     if isinstance(value, bool):
         return str(value).lower()
@@ -72,7 +72,7 @@ def json_text(value: object) -> str:
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns of text, as wide as the terminal at most, plain where it is piped."""
-    from raybench.report.console import SETTING_CHARS, Column, grid, rendered
+    from raybench.report.text.console import SETTING_CHARS, Column, grid, rendered
 
     whole = ("parameter", "point_id")
     shown = [Column(name, None if name in whole else SETTING_CHARS) for name in columns]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from raybench.report.html_series import Row
-    from raybench.report.html_steps import PointSteps
+    from raybench.report.html.series import Row
+    from raybench.report.html.steps import PointSteps
     from raybench.report.summary import Summary
 
 
@@ -16,17 +16,17 @@ def format_page(root: Path, summary: Summary, against: Summary | None = None) ->
     """The page of the run that `summary` reports, which is in the results folder `root`, laid over
     another run where there is one.
     """
-    from raybench.report import html_page
-    from raybench.report.html_steps import heat_points, spread_points
-    from raybench.report.html_telemetry import TELEMETRY_COLUMNS
-    from raybench.report.main_figure import rows_of
+    from raybench.report.charts.main_figure import rows_of
+    from raybench.report.html import page
+    from raybench.report.html.steps import heat_points, spread_points
+    from raybench.report.html.telemetry import TELEMETRY_COLUMNS
     from raybench.results import reader
 
     run_id = summary.run.run_id
     rows = rows_of(summary)
     telemetry = reader.read_table(root, "telemetry", run_id, TELEMETRY_COLUMNS)
-    return html_page.format_page(
-        html_page.PageData(
+    return page.format_page(
+        page.PageData(
             summary=summary,
             devices=reader.load(root, "devices", run_id),
             telemetry=telemetry.to_pandas(),
@@ -41,7 +41,7 @@ def _steps(
 ) -> list[PointSteps]:
     """The samples of these points, one after the other: all of a run may not fit into memory."""
     from raybench.analysis.step_times import SAMPLE_COLUMNS, rank_by_iteration, step_times
-    from raybench.report.html_steps import PointSteps, columns_of_a_map
+    from raybench.report.html.steps import PointSteps, columns_of_a_map
     from raybench.results import reader
 
     mapped = {row["point_id"] for row in by_rank}

@@ -15,7 +15,7 @@ from rich.text import Text
 from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import Point
 from raybench.records import Record, Status
-from raybench.report import wording
+from raybench.report import formatting
 from raybench.results.point_metrics import rates
 from raybench.stats import summary
 from raybench.sweep.loop import (
@@ -208,17 +208,17 @@ class _Wording:
 
 def _reason(record: Record) -> str:
     message = record.error_message or ""
-    told = wording.failure(record.status, record.error_type, message)
-    return wording.shortened(told, _REASON_CHARS)
+    told = formatting.failure(record.status, record.error_type, message)
+    return formatting.shortened(told, _REASON_CHARS)
 
 
 def _outcome(record: Record) -> str:
     """The step time as the report will have it, and what it comes to."""
     step_ms = summary.step_time_ns(record.measurements) / 1e6
     reached = rates(record, summary.mean_step_ns(record.measurements) / 1e6)
-    told = ((wording.number(reached[name]), unit) for name, unit in _RATES.items())
+    told = ((formatting.number(reached[name]), unit) for name, unit in _RATES.items())
     rate = next((f"{figure:>9} {unit}" for figure, unit in told if figure), "")
-    return f"{wording.duration(step_ms):>9}  {rate}".rstrip()
+    return f"{formatting.duration(step_ms):>9}  {rate}".rstrip()
 
 
 def _shown(point: Point, name: str) -> str:
@@ -226,5 +226,5 @@ def _shown(point: Point, name: str) -> str:
     label = {"world_size": "ws", "batch_size": "batch", "global_batch_size": "global batch"}
     # A precision or a preset speaks for itself; a number does not.
     if isinstance(value, str):
-        return wording.plain(value)
-    return f"{label.get(name, wording.heading(name))} {wording.setting(name, value)}"
+        return formatting.plain(value)
+    return f"{label.get(name, formatting.heading(name))} {formatting.setting(name, value)}"

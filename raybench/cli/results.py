@@ -12,13 +12,13 @@ from raybench.cli.github import append_to_summary
 from raybench.cli.options import format_asked, json_format_option, results_option
 from raybench.cli.output import color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
-from raybench.report import wording
+from raybench.report import formatting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from raybench.report.points import PointDetails
     from raybench.report.summary import Summary
+    from raybench.report.text.points import PointDetails
     from raybench.results.run import Run
 
 # What `list` shows unless it is asked for more: to read 10,000 runs takes seconds.
@@ -111,7 +111,8 @@ def load_summary(results: Path, run: str) -> Summary:
 
 
 def _format(summary: Summary, kind: str, *, colored: bool) -> str:
-    from raybench.report import as_json, markdown, terminal
+    from raybench.report.export import as_json
+    from raybench.report.text import markdown, terminal
 
     if kind == "md":
         return markdown.format_report(summary)
@@ -129,8 +130,8 @@ def _page(results: Path, run: str, summary: Summary, against: str | None) -> str
 
 
 def _draw(results: Path, run: str, summary: Summary, path: Path) -> None:
-    from raybench.report.charts import picture
-    from raybench.report.main_figure import why_none
+    from raybench.report.charts.charts import picture
+    from raybench.report.charts.main_figure import why_none
     from raybench.results import reader
 
     root, run_id = reader.find_run(results, run)
@@ -165,7 +166,7 @@ def list_command(
     newest = last or (None if is_all or as_json else _LISTED)
     runs = reader.read_runs(results, newest)
     if as_json:
-        from raybench.report import as_json as json_report
+        from raybench.report.export import as_json as json_report
 
         write_result(json_report.format_runs(runs))
         return
@@ -180,7 +181,7 @@ def list_command(
 
 def _listed(results: Path, runs: Sequence[Run], *, is_long: bool) -> str:
     from raybench.cli.stderr import make_console
-    from raybench.report.runs import format_runs, format_runs_long
+    from raybench.report.text.runs import format_runs, format_runs_long
 
     machines = {run.run_id: _machine(results, run) for run in runs}
     if not is_long:
@@ -199,7 +200,7 @@ def _machine(results: Path, run: Run) -> str:
         devices = reader.read_table(results, "devices", run.run_id, columns).to_pylist()
     except ResultsError:
         return run.cluster
-    return wording.machine(devices) if devices else run.cluster
+    return formatting.machine(devices) if devices else run.cluster
 
 
 def _lead(results: Path, run_id: str) -> str:
@@ -233,7 +234,7 @@ def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_j
 
 def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
     """What ranks wrote. Raises ResultsError where they wrote nothing."""
-    from raybench.report.logs import format_logs
+    from raybench.report.text.logs import format_logs
     from raybench.results import reader
 
     what, point_id = f"run {run_id}", "*"
@@ -245,7 +246,7 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
     if as_json:
         from dataclasses import asdict
 
-        from raybench.report import as_json as json_report
+        from raybench.report.export import as_json as json_report
 
         return json_report.format_object(run_id=run_id, logs=[asdict(log) for log in logs])
     if not logs:
@@ -255,8 +256,8 @@ def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
 
 def _show_points(results: Path, run_id: str, _: str, as_json: bool) -> str:
     from raybench.analysis.rounds import latest_trials
-    from raybench.report import as_json as json_report
-    from raybench.report.points import format_points
+    from raybench.report.export import as_json as json_report
+    from raybench.report.text.points import format_points
     from raybench.results import reader
 
     points = latest_trials(reader.load(results, "points", run_id))
@@ -266,8 +267,8 @@ def _show_points(results: Path, run_id: str, _: str, as_json: bool) -> str:
 
 
 def _show_point(results: Path, run_id: str, prefix: str, as_json: bool) -> str:
-    from raybench.report import as_json as json_report
-    from raybench.report.points import format_point
+    from raybench.report.export import as_json as json_report
+    from raybench.report.text.points import format_point
     from raybench.results import reader
 
     point = _details(results, run_id, prefix)
@@ -281,8 +282,8 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
     from raybench.analysis.modules import slowest_modules
     from raybench.analysis.ranks import rank_steps
     from raybench.analysis.step_times import step_times
-    from raybench.report.as_json import records
-    from raybench.report.points import PointDetails
+    from raybench.report.export.as_json import records
+    from raybench.report.text.points import PointDetails
     from raybench.results import reader
 
     points = reader.load(results, "points", run_id)

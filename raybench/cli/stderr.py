@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from raybench.report.wording import printable
+from raybench.report.formatting import printable
 
 
 def make_console() -> Console:

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from raybench.doctor.facts import Check, Facts, Verdict
-from raybench.report import wording
-from raybench.report.console import WIDTH, rendered
+from raybench.report import formatting
+from raybench.report.text.console import WIDTH, rendered
 
 SCHEMA_VERSION = 1  # of the JSON object
 _STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
@@ -51,7 +51,7 @@ def format_text(diagnosis: Diagnosis, *, width: int = WIDTH, color: bool = False
 
 def _plain(text: str) -> Text:
     """Never markup, and one line: some of it comes from error messages and variables."""
-    return Text(wording.plain(text))
+    return Text(formatting.plain(text))
 
 
 def _sum(checks: Sequence[Check]) -> str:

@@ -1,0 +1,1 @@
+"""Text from the analysis; prints nothing."""

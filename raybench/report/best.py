@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raybench.report import wording
+from raybench.report import formatting
 from raybench.report.findings import ranks_words, settings_words, varying_settings
 
 Row = Mapping[str, Any]
@@ -34,8 +34,10 @@ def _sought(one: Row, by_id: Mapping[str, Row], varying: Sequence[str], ranks: s
 
 def _chosen(one: Row, by_id: Mapping[str, Row]) -> str:
     unit = {"throughput": "samples/s", "samples_per_joule": "samples/s per watt"}[one["by"]]
-    told = f"{_precision_and_batch(by_id[one['point_id']])}: {wording.number(one['value'])} {unit}"
-    if not wording.known(one["rival_point_id"]):
+    told = (
+        f"{_precision_and_batch(by_id[one['point_id']])}: {formatting.number(one['value'])} {unit}"
+    )
+    if not formatting.known(one["rival_point_id"]):
         return told
     rival = by_id[one["rival_point_id"]]
     return f"{told}; {_precision_and_batch(rival)} may be as good"

@@ -14,8 +14,8 @@ from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.point_changes import PointChange
 from raybench.analysis.scaling import setting, setting_order
-from raybench.report import wording
-from raybench.report.points import varying_settings
+from raybench.report import formatting
+from raybench.report.text.points import varying_settings
 from raybench.results.run import Run
 
 Row = dict[str, Any]
@@ -61,7 +61,7 @@ class Comparison:
     @cached_property
     def compared(self) -> list[Row]:
         """The points that have a step time in both runs."""
-        return [row for row in self.rows if wording.known(row["verdict"])]
+        return [row for row in self.rows if formatting.known(row["verdict"])]
 
     @property
     def verdicts(self) -> Counter[str]:
@@ -83,9 +83,9 @@ class Comparison:
         """Why pairs of points are no experiment on one thing; empty where all of them are."""
         return tuple(
             dict.fromkeys(
-                wording.plain(row["why"])
+                formatting.plain(row["why"])
                 for row in self.compared
-                if wording.known(row["why"]) and row["why"].startswith("other ")
+                if formatting.known(row["why"]) and row["why"].startswith("other ")
             )
         )
 
@@ -94,7 +94,9 @@ def _urgency(row: Row) -> tuple[Any, ...]:
     verdict = row["verdict"]
     place = _ORDER.index(verdict) if verdict in _ORDER else len(_ORDER)
     size = (
-        -abs(row["ratio"] - 1) if place < _ORDER.index(SAME) and wording.known(row["ratio"]) else 0
+        -abs(row["ratio"] - 1)
+        if place < _ORDER.index(SAME) and formatting.known(row["ratio"])
+        else 0
     )
     return (place, size, *(setting_order(setting(row, name)) for name in (*_NAMES, _batch(row))))
 
@@ -105,7 +107,9 @@ def _batch(row: Row) -> str:
 
 def percent(relative: float) -> str:
     """A change with its sign."""
-    return f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}" if wording.known(relative) else ""
+    return (
+        f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}" if formatting.known(relative) else ""
+    )
 
 
 def shown(comparison: Comparison) -> tuple[list[Row], int]:
@@ -120,16 +124,16 @@ def table(comparison: Comparison) -> tuple[list[str], int, list[list[str]]]:
     """Columns, how many of them are settings, and cells, of the points in `shown`."""
     rows, _ = shown(comparison)
     names = varying_settings(comparison.compared)
-    unit = wording.unit_of_times(row["base_ms"] for row in rows)
+    unit = formatting.unit_of_times(row["base_ms"] for row in rows)
     heads = (f"base {unit.name}", f"new {unit.name}", "change", "seen from")
-    columns = [*map(wording.heading, names), *heads]
+    columns = [*map(formatting.heading, names), *heads]
     cells = [
         [
-            *(wording.setting(name, setting(row, name)) for name in names),
-            wording.time_in(unit, row["base_ms"]),
-            wording.time_in(unit, row["new_ms"]),
+            *(formatting.setting(name, setting(row, name)) for name in names),
+            formatting.time_in(unit, row["base_ms"]),
+            formatting.time_in(unit, row["new_ms"]),
             _change(row),
-            f"{row['least_seen']:.1%}" if wording.known(row["least_seen"]) else "",
+            f"{row['least_seen']:.1%}" if formatting.known(row["least_seen"]) else "",
             row["verdict"],
         ]
         for row in rows
@@ -140,14 +144,16 @@ def table(comparison: Comparison) -> tuple[list[str], int, list[list[str]]]:
 def _change(row: Row) -> str:
     """The change and half its interval."""
     low, high = row["ratio_low"], row["ratio_high"]
-    half = f" {wording.half_width((high - low) / 2)}" if wording.known(low) else ""
+    half = f" {formatting.half_width((high - low) / 2)}" if formatting.known(low) else ""
     return percent(row["ratio"] - 1) + half
 
 
 def label(row: Row, names: Sequence[str]) -> str:
     """A point by the settings that tell it from the others."""
-    told = {wording.heading(name): wording.setting(name, setting(row, name)) for name in names}
-    return wording.settings(told) or row["point_id"]
+    told = {
+        formatting.heading(name): formatting.setting(name, setting(row, name)) for name in names
+    }
+    return formatting.settings(told) or row["point_id"]
 
 
 def beside(comparison: Comparison) -> list[tuple[str, str]]:
@@ -156,24 +162,24 @@ def beside(comparison: Comparison) -> list[tuple[str, str]]:
     names = varying_settings(rows)
     found = []
     for row in rows:
-        told = [*([row["why"]] if wording.known(row["why"]) else [])]
+        told = [*([row["why"]] if formatting.known(row["why"]) else [])]
         if row["verdict"] != SAME:
             told += [_point_change(one) for one in comparison.beside.get(row["point_id"], ())]
             if told:
-                found.append((label(row, names), "; ".join(map(wording.plain, told))))
+                found.append((label(row, names), "; ".join(map(formatting.plain, told))))
     return found
 
 
 def _point_change(one: PointChange) -> str:
     if isinstance(one.base, bool):
         return f"{one.name} {'now' if one.new else 'before'}, not {'before' if one.new else 'now'}"
-    before, now = (wording.number(value, 3) for value in (one.base, one.new))
+    before, now = (formatting.number(value, 3) for value in (one.base, one.new))
     return f"{one.name} {before} -> {now} {one.unit}"
 
 
 def unpaired(comparison: Comparison) -> list[tuple[str, str]]:
     """(point, how it ended in each run) of the points of both runs that failed in one of them."""
-    rows = [row for row in comparison.rows if not wording.known(row["verdict"])]
+    rows = [row for row in comparison.rows if not formatting.known(row["verdict"])]
     rows = [row for row in rows if not absent(row)]
     names = varying_settings(rows)
     return [
@@ -188,30 +194,30 @@ def unpaired(comparison: Comparison) -> list[tuple[str, str]]:
 def absent(row: Row) -> str:
     """The run that has no row of the point; empty where both have."""
     for side in ("base", "new"):
-        if not wording.known(row[f"status_{side}"]):
+        if not formatting.known(row[f"status_{side}"]):
             return side
     return ""
 
 
 def _status(status: Any) -> str:
-    return wording.STATUS_WORDS.get(status, wording.plain(status))
+    return formatting.STATUS_WORDS.get(status, formatting.plain(status))
 
 
 def environment(comparison: Comparison) -> list[tuple[str, str]]:
     """(what, its values before and now) of everything that changed around the points."""
     return [
-        (wording.plain(one.name), before_and_now(one, _MOST_CHARS)) for one in comparison.changes
+        (formatting.plain(one.name), before_and_now(one, _MOST_CHARS)) for one in comparison.changes
     ]
 
 
 def before_and_now(change: Change, most: int) -> str:
     """Two values of at most so many characters each, such that their difference is seen."""
-    values = [wording.plain(value) for value in (change.base, change.new)]
-    short = [wording.shortened(value, most) for value in values]
+    values = [formatting.plain(value) for value in (change.base, change.new)]
+    short = [formatting.shortened(value, most) for value in values]
     if short[0] == short[1]:
         pairs = enumerate(zip(*values, strict=False))
         alike = next((place for place, (a, b) in pairs if a != b), min(map(len, values)))
         short = [
-            wording.shortened(f"…{value[max(0, alike - most // 3) :]}", most) for value in values
+            formatting.shortened(f"…{value[max(0, alike - most // 3) :]}", most) for value in values
         ]
     return f"{short[0]} -> {short[1]}"

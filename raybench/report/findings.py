@@ -11,7 +11,7 @@ from typing import Any
 
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import setting, setting_order
-from raybench.report import wording
+from raybench.report import formatting
 from raybench.results.quality import is_slowed_by_one_rank
 
 _SETTINGS = ("workload", "scaling", "precision", "cuda_graph", "batch", "world_size")
@@ -75,12 +75,12 @@ def with_most_ranks(rows: Sequence[Row]) -> list[Row]:
 
 def compared_rows(rows: Sequence[Row]) -> list[Row]:
     """What has a speed-up, but for the baseline points."""
-    return [r for r in rows if wording.known(r["speed_up"]) and not r["is_baseline"]]
+    return [r for r in rows if formatting.known(r["speed_up"]) and not r["is_baseline"]]
 
 
 def has_causes(row: Row) -> bool:
     """Whether anything is known of what the step is lost to."""
-    return any(wording.known(row[name]) for name in LOSSES[:-1])
+    return any(formatting.known(row[name]) for name in LOSSES[:-1])
 
 
 def ranks_words(count: int, ranks: str) -> str:
@@ -91,15 +91,15 @@ def ranks_words(count: int, ranks: str) -> str:
 def settings_words(row: Row, names: Sequence[str], ranks: str) -> str:
     """Settings for a sentence: `fp32, batch 1024, 4 GPUs, preset=350m`."""
     words: dict[str, Callable[[Any], str]] = {
-        "workload": wording.plain,
-        "precision": wording.plain,
+        "workload": formatting.plain,
+        "precision": formatting.plain,
         "batch": lambda value: f"batch {value}",
         "world_size": lambda value: ranks_words(value, ranks),
     }
     return ", ".join(
         words[name](setting(row, name))
         if name in words
-        else f"{wording.heading(name)}={wording.setting(name, setting(row, name))}"
+        else f"{formatting.heading(name)}={formatting.setting(name, setting(row, name))}"
         for name in names
     )
 
@@ -110,10 +110,10 @@ def _whom(rows: Sequence[Row]) -> str:
 
 
 def _span(shares: Sequence[float]) -> str:
-    known = [share for share in shares if wording.known(share)]
+    known = [share for share in shares if formatting.known(share)]
     if not known or max(map(abs, known)) < _LEAST_SHARE:
         return ""
-    least, most = (wording.percent(choose(known)) for choose in (min, max))
+    least, most = (formatting.percent(choose(known)) for choose in (min, max))
     return most if least == most else f"{least} to {most}"
 
 
@@ -127,7 +127,7 @@ def varying_settings(rows: Sequence[Row], but: Collection[str]) -> list[str]:
 def _label(settings: Mapping[str, Any], ranks: str) -> str:
     if tuple(settings) == ("world_size",):
         return f"{settings['world_size']} {ranks}"
-    return wording.settings(settings)
+    return formatting.settings(settings)
 
 
 def _range(rows: Sequence[Row], varying: Sequence[str], ranks: str) -> str:
@@ -138,27 +138,27 @@ def _range(rows: Sequence[Row], varying: Sequence[str], ranks: str) -> str:
 
 def memory_range(rows: Sequence[Row]) -> str:
     """`; 71.8% to 96.3% of its memory`, where it is not the number of ranks that is compared."""
-    known = [row["memory_ratio"] for row in rows if wording.known(row["memory_ratio"])]
-    if not known or any(wording.known(row["efficiency"]) for row in rows):
+    known = [row["memory_ratio"] for row in rows if formatting.known(row["memory_ratio"])]
+    if not known or any(formatting.known(row["efficiency"]) for row in rows):
         return ""
-    least, most = wording.percent(min(known)), wording.percent(max(known))
+    least, most = formatting.percent(min(known)), formatting.percent(max(known))
     return f"; {least if least == most else f'{least} to {most}'} of the memory"
 
 
 def plus_minus(row: Row) -> float | None:
     """Half of the interval of a speed-up, over it; None where it is not known."""
     low, high = row["speed_up_low"], row["speed_up_high"]
-    return (high - low) / 2 / row["speed_up"] if wording.known(low) else None
+    return (high - low) / 2 / row["speed_up"] if formatting.known(low) else None
 
 
 def _speed_up(row: Row, varying: Sequence[str], ranks: str) -> str:
     sure = plus_minus(row)
-    efficiency, serial = wording.percent(row["efficiency"]), row["serial_fraction"]
+    efficiency, serial = formatting.percent(row["efficiency"]), row["serial_fraction"]
     told = (
-        f"{wording.ratio(row['speed_up'])}x"
-        + ("" if sure is None else f" {wording.half_width(sure)}")
+        f"{formatting.ratio(row['speed_up'])}x"
+        + ("" if sure is None else f" {formatting.half_width(sure)}")
         + (f", {efficiency} efficiency" if efficiency else "")
-        + (f", {wording.percent(serial)} serial fraction" if wording.known(serial) else "")
+        + (f", {formatting.percent(serial)} serial fraction" if formatting.known(serial) else "")
     )
     where = settings_words(row, varying, ranks)
     return f"{told} ({where})" if where else told

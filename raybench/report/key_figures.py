@@ -8,7 +8,7 @@ from typing import Any
 
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import setting_order
-from raybench.report import largest_batches, wording
+from raybench.report import formatting, largest_batches
 from raybench.report.findings import (
     CAUSES,
     compared_rows,
@@ -17,9 +17,9 @@ from raybench.report.findings import (
     varying_settings,
     with_most_ranks,
 )
-from raybench.report.html_products import peak_tflops
-from raybench.report.html_rates import datasheet_gb_s, size_of
-from raybench.report.lead import precise, unsure
+from raybench.report.headline import precise, unsure
+from raybench.report.html.products import peak_tflops
+from raybench.report.html.rates import datasheet_gb_s, size_of
 from raybench.report.summary import Summary
 
 Row = Mapping[str, Any]
@@ -65,13 +65,13 @@ def _scaling(summary: Summary, measured: Sequence[Row]) -> list[KeyFigure]:
     where = settings_words(best, names, summary.ranks)
     found = [
         KeyFigure(
-            value=f"{wording.ratio(best['speed_up'])}×",
+            value=f"{formatting.ratio(best['speed_up'])}×",
             counts=f"the samples/s of {ranks_words(base, summary.ranks)} on {count}"
             f"{unsure(best)}; {ideal:.4g}× is ideal",
             where=where,
         ),
         KeyFigure(
-            value=wording.percent(best["efficiency"]),
+            value=formatting.percent(best["efficiency"]),
             counts=f"scaling efficiency on {count}",
             where=where,
         ),
@@ -82,7 +82,8 @@ def _scaling(summary: Summary, measured: Sequence[Row]) -> list[KeyFigure]:
 def _loss(rows: Sequence[Row], count: str) -> list[KeyFigure]:
     """The cause that takes most, over the points on the most ranks."""
     totals = {
-        name: [float(row[name]) for row in rows if wording.known(row[name])] for name in LOSSES[:-1]
+        name: [float(row[name]) for row in rows if formatting.known(row[name])]
+        for name in LOSSES[:-1]
     }
     known = {name: shares for name, shares in totals.items() if shares}
     if not known:
@@ -100,20 +101,20 @@ def _gains(summary: Summary, compared: Sequence[Row]) -> list[KeyFigure]:
     names = [*baseline, *varying_settings(compared, tuple(baseline))]
     best = max(precise(compared), key=lambda row: row["speed_up"])
     alone = tuple(baseline) == ("precision",)
-    of = wording.plain(baseline["precision"]) if alone else wording.settings(baseline)
+    of = formatting.plain(baseline["precision"]) if alone else formatting.settings(baseline)
     found = [
         KeyFigure(
-            value=f"{wording.ratio(best['speed_up'])}×",
+            value=f"{formatting.ratio(best['speed_up'])}×",
             counts=f"the samples/s of {of}{unsure(best)}",
             where=settings_words(best, names, summary.ranks),
         )
     ]
-    lightest = [row for row in compared if wording.known(row["memory_ratio"])]
+    lightest = [row for row in compared if formatting.known(row["memory_ratio"])]
     if lightest:
         least = min(lightest, key=lambda row: row["memory_ratio"])
         found.append(
             KeyFigure(
-                value=wording.percent(least["memory_ratio"]),
+                value=formatting.percent(least["memory_ratio"]),
                 counts=f"of the memory of {of}",
                 where=settings_words(least, names, summary.ranks),
             )
@@ -122,7 +123,7 @@ def _gains(summary: Summary, compared: Sequence[Row]) -> list[KeyFigure]:
 
 
 def _throughput(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
-    known = [row for row in measured if wording.known(row["throughput"])]
+    known = [row for row in measured if formatting.known(row["throughput"])]
     if not known:
         return []
     most = max(precise(known), key=lambda row: row["throughput"])
@@ -130,7 +131,7 @@ def _throughput(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
     names += varying_settings(known, ("workload", *names))
     return [
         KeyFigure(
-            value=wording.number(most["throughput"]),
+            value=formatting.number(most["throughput"]),
             counts="samples/s at most",
             where=settings_words(most, names, ranks),
         )
@@ -143,7 +144,7 @@ def _largest(summary: Summary) -> list[KeyFigure]:
             value=f"{one.batch_size:,}",
             counts="is the largest batch per device that fits"
             + (
-                f", in {wording.gib(one.peak_mem_allocated_bytes)} GiB"
+                f", in {formatting.gib(one.peak_mem_allocated_bytes)} GiB"
                 if one.peak_mem_allocated_bytes is not None
                 else ""
             ),
@@ -155,7 +156,7 @@ def _largest(summary: Summary) -> list[KeyFigure]:
 
 def _rates(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
     for name, what in (("busbw_gb_s", "bus bandwidth"), ("memory_gb_s", "memory bandwidth")):
-        known = [row for row in measured if wording.known(row[name])]
+        known = [row for row in measured if formatting.known(row[name])]
         if known:
             return _bandwidths(known, name, what, ranks)
     return []
@@ -170,8 +171,8 @@ def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[K
     names = varying_settings(rows, ("cuda_graph", "size_bytes"))
     found = [
         KeyFigure(
-            value=f"{wording.number(most[name])} GB/s",
-            counts=f"{what} at most with {wording.size(largest)}",
+            value=f"{formatting.number(most[name])} GB/s",
+            counts=f"{what} at most with {formatting.size(largest)}",
             where=settings_words(most, names, ranks),
         )
     ]
@@ -179,7 +180,7 @@ def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[K
     if peak:
         found.append(
             KeyFigure(
-                value=wording.percent(most[name] / peak),
+                value=formatting.percent(most[name] / peak),
                 counts=f"of the datasheet's {peak:,.0f} GB/s",
                 where=settings_words(most, names, ranks),
             )
@@ -189,15 +190,15 @@ def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[K
         wide = max(sums, key=lambda row: row["world_size"])
         found.append(
             KeyFigure(
-                value=f"{wording.number(wide[name])} GB/s",
-                counts=f"{what} with {wording.size(largest)}",
+                value=f"{formatting.number(wide[name])} GB/s",
+                counts=f"{what} with {formatting.size(largest)}",
                 where=settings_words(wide, names, ranks),
             )
         )
     found.append(
         KeyFigure(
-            value=wording.duration(quickest["step_ms_p50"]),
-            counts=f"for {wording.size(smallest)} at least",
+            value=formatting.duration(quickest["step_ms_p50"]),
+            counts=f"for {formatting.size(smallest)} at least",
             where=settings_words(quickest, names, ranks),
         )
     )
@@ -206,7 +207,7 @@ def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[K
 
 def _operations(measured: Sequence[Row]) -> list[KeyFigure]:
     """The most of each precision, the fastest first."""
-    known = [row for row in measured if wording.known(row[_REACHED])]
+    known = [row for row in measured if formatting.known(row[_REACHED])]
     best: dict[str, Row] = {}
     for row in sorted(precise(known), key=lambda row: setting_order(row["precision"])):
         if row["precision"] not in best or row[_REACHED] > best[row["precision"]][_REACHED]:
@@ -214,8 +215,8 @@ def _operations(measured: Sequence[Row]) -> list[KeyFigure]:
     ordered = sorted(best.values(), key=lambda row: -row[_REACHED])
     return [
         KeyFigure(
-            value=wording.number(row[_REACHED]),
-            counts=f"TFLOP/s in {wording.plain(row['precision'])} at most" + _of_peak(row),
+            value=formatting.number(row[_REACHED]),
+            counts=f"TFLOP/s in {formatting.plain(row['precision'])} at most" + _of_peak(row),
             where=settings_words(row, varying_settings(known, ("precision",)), "GPUs"),
         )
         for row in ordered

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raybench.analysis.scaling import setting, setting_order
-from raybench.report import wording
+from raybench.report import formatting
 from raybench.sweep.batch_search import is_found
 
 Row = Mapping[str, Any]
@@ -72,7 +72,7 @@ def _largest(rows: Sequence[Row], names: Sequence[str]) -> LargestBatch | None:
         settings={name: setting(row, name) for name in names},
         batch_size=int(row["batch_size"]),
         ran_out=ran_out,
-        peak_mem_allocated_bytes=int(peak) if wording.known(peak) else None,
+        peak_mem_allocated_bytes=int(peak) if formatting.known(peak) else None,
     )
 
 
@@ -85,17 +85,17 @@ def label(settings: Mapping[str, Any], ranks: str) -> str:
     """`bf16, 1 GPU`; other settings with their names."""
     one_rank = ranks.removesuffix("s")
     words = {
-        "workload": lambda value: wording.plain(value),
-        "precision": lambda value: wording.plain(value),
+        "workload": lambda value: formatting.plain(value),
+        "precision": lambda value: formatting.plain(value),
         "world_size": lambda value: f"{value} {one_rank if value == 1 else ranks}",
     }
     return ", ".join(
-        words[name](value) if name in words else f"{name}={wording.setting(name, value)}"
+        words[name](value) if name in words else f"{name}={formatting.setting(name, value)}"
         for name, value in settings.items()
     )
 
 
 def _told(one: LargestBatch) -> str:
     peak = one.peak_mem_allocated_bytes
-    memory = "" if peak is None else f" ({wording.gib(peak)} GiB)"
+    memory = "" if peak is None else f" ({formatting.gib(peak)} GiB)"
     return f"{one.batch_size:,}{memory}; {one.ran_out:,} runs out of memory"

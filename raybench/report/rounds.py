@@ -16,7 +16,7 @@ from raybench.analysis.start_noise import (
     kind_of,
     of_ratio,
 )
-from raybench.report import wording
+from raybench.report import formatting
 from raybench.stats.summary import student_t
 from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
@@ -38,18 +38,18 @@ class MoreRounds:
     def sentence(self) -> str:
         """`3 rounds would take about 2 min 40 s more and give ±0.5%`."""
         told = " and ".join(
-            f"{wording.half_width(width)} {_KINDS_WORDS.get(kind, '')}".rstrip()
+            f"{formatting.half_width(width)} {_KINDS_WORDS.get(kind, '')}".rstrip()
             for kind, width in sorted(self.half_widths.items(), key=lambda one: one[1])
         )
         return (
-            f"{self.rounds} rounds would take about {wording.long_time(self.seconds)} more and "
+            f"{self.rounds} rounds would take about {formatting.long_time(self.seconds)} more and "
             f"give about {told}"
         )
 
 
 def meaning_of_plus_minus(rows: Sequence[Row]) -> str:
     """What the ± of a report holds over; empty where nothing has one."""
-    known = [row for row in rows if wording.known(row["step_ms_low"])]
+    known = [row for row in rows if formatting.known(row["step_ms_low"])]
     if not known:
         return ""
     sources = {row["starts_from"] for row in known}
@@ -88,7 +88,9 @@ def more_rounds(rows: Sequence[Row], trials: Trials) -> MoreRounds | None:
 
     rows: of the scaling frame.
     """
-    measured = [row for row in rows if row["status"] == "ok" and wording.known(row["step_ms_low"])]
+    measured = [
+        row for row in rows if row["status"] == "ok" and formatting.known(row["step_ms_low"])
+    ]
     done = max((row["rounds"] for row in measured), default=WORTHWHILE)
     if done >= WORTHWHILE:
         return None
@@ -104,7 +106,7 @@ def more_rounds(rows: Sequence[Row], trials: Trials) -> MoreRounds | None:
 def _round_s(row: Row) -> float:
     """How long a point takes in one of several rounds, which share its timed seconds."""
     timed_s = row["step_ms_mean"] * row["iterations"] * row["inner_iterations"] / 1000
-    shared_s = 0.0 if wording.is_set(row["quick"]) else timed_s * (1 - 1 / WORTHWHILE)
+    shared_s = 0.0 if formatting.is_set(row["quick"]) else timed_s * (1 - 1 / WORTHWHILE)
     return float(max(0.0, row["duration_s"] - shared_s))
 
 

@@ -13,19 +13,19 @@ from raybench.analysis.rounds import Trials, latest_trials, without_controls
 from raybench.analysis.scaling import batch_column, is_by_mean, scaling
 from raybench.analysis.start_noise import StartNoise
 from raybench.records import TrialKey, by_point
-from raybench.report import wording
+from raybench.report import formatting
 from raybench.report.best import bests
-from raybench.report.explanation import explain
 from raybench.report.findings import findings, losses
+from raybench.report.grouped_messages import Said, failures, lost_nodes, said_once
+from raybench.report.headline import lead
 from raybench.report.largest_batches import LargestBatch, largest_batches
-from raybench.report.lead import lead
+from raybench.report.legend import explain
 from raybench.report.rounds import (
     MoreRounds,
     drift_warnings,
     meaning_of_plus_minus,
     more_rounds,
 )
-from raybench.report.said import Said, failures, lost_nodes, said_once
 from raybench.report.tables import Layout, Table, make_tables
 from raybench.results.run import Run
 
@@ -99,7 +99,7 @@ def summarize(
         compared=tuple(run.baseline),
         ranks=ranks,
         has_throughput=has_throughput,
-        unit=wording.unit_of(rows),
+        unit=formatting.unit_of(rows),
     )
     tables = make_tables(rows, layout)
     by_mean = any(row["status"] == "ok" and is_by_mean(row) for row in rows)
@@ -111,7 +111,7 @@ def summarize(
         versions=_versions(run, devices),
         lost_nodes=lost_nodes(zip(points["error_type"], points["error_host"], strict=True)),
         shared=shared,
-        counts=wording.counts(run, _statuses(attempts)) + _rounds(rows),
+        counts=formatting.counts(run, _statuses(attempts)) + _rounds(rows),
         lead=lead(rows, run.baseline, ranks, largest),
         findings=findings(rows, run.baseline, ranks),
         losses=losses(rows, run.baseline, ranks),
@@ -144,7 +144,7 @@ def _rounds(rows: Sequence[Row]) -> str:
 def _statuses(trials: Sequence[Row]) -> list[str]:
     """How each point ended over its rounds."""
     ended = {
-        TrialKey(row["point_id"], int(row["round"]) if wording.known(row["round"]) else 1): str(
+        TrialKey(row["point_id"], int(row["round"]) if formatting.known(row["round"]) else 1): str(
             row["status"]
         )
         for row in trials
@@ -164,23 +164,23 @@ def _precision(run: Run, points: pd.DataFrame, ranks: str) -> tuple[tuple[str, s
 
 def ranks_word(rows: Iterable[Row]) -> str:
     """What a rank runs on."""
-    kinds = {row["device_type"] for row in rows if wording.known(row["device_type"])}
+    kinds = {row["device_type"] for row in rows if formatting.known(row["device_type"])}
     return "workers" if kinds == {"cpu"} else "GPUs"
 
 
 def _has_throughput(rows: Sequence[Row]) -> bool:
     """Whether the points finish samples; where none is ok, those with a batch size would."""
     if any(row["status"] == "ok" for row in rows):
-        return any(wording.known(row["throughput"]) for row in rows)
+        return any(formatting.known(row["throughput"]) for row in rows)
     return any(batch_column(row) for row in rows)
 
 
 def _machine(run: Run, devices: pd.DataFrame, rows: Sequence[Row]) -> str:
     """The devices of the run. After `--resume` elsewhere no point may have had them all."""
     if devices.empty:
-        return wording.plain(run.cluster)
-    text = wording.machine(_rows(devices))
-    counts = [row["node_count"] for row in rows if wording.known(row["node_count"])]
+        return formatting.plain(run.cluster)
+    text = formatting.machine(_rows(devices))
+    counts = [row["node_count"] for row in rows if formatting.known(row["node_count"])]
     if counts and max(counts) < devices["node_id"].nunique():
         most = int(max(counts))
         text += f", at most {most} {'node' if most == 1 else 'nodes'} in a point"
@@ -195,7 +195,7 @@ def _versions(run: Run, devices: pd.DataFrame) -> dict[str, str]:
     return {
         **run.versions,
         **dict(first["versions"]),
-        **({"driver": driver} if wording.known(driver) else {}),
+        **({"driver": driver} if formatting.known(driver) else {}),
     }
 
 
@@ -204,16 +204,16 @@ def _shared(rows: Sequence[Row]) -> dict[str, str]:
         return {}
     first = rows[0]["params"]
     same = {k: v for k, v in first.items() if all(row["params"].get(k) == v for row in rows)}
-    replayed = all(wording.is_set(row["cuda_graph"]) for row in rows)
+    replayed = all(formatting.is_set(row["cuda_graph"]) for row in rows)
     return same | ({"cuda_graph": "true"} if replayed else {})
 
 
 def _whys(rows: Sequence[Row]) -> list[str]:
     """Why points have no speed-up. A baseline is compared with nothing, so it does not count."""
-    without = [row for row in rows if wording.known(row["why"])]
+    without = [row for row in rows if formatting.known(row["why"])]
     others = [row for row in without if not row["is_baseline"]]
     return [row["why"] for row in others or without]
 
 
 def _texts(warnings: Any) -> Sequence[str]:
-    return [] if warnings is None else [wording.plain(text) for text in warnings]
+    return [] if warnings is None else [formatting.plain(text) for text in warnings]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raybench.analysis.scaling import batch_column, setting, setting_order
-from raybench.report import wording
+from raybench.report import formatting
 from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
 
 Row = dict[str, Any]
@@ -31,14 +31,14 @@ _TEXTS = (MARK_COLUMN, POINT_COLUMN)
 def marks(row: Row) -> str:
     """What makes the number of a point doubtful, a letter each; wording.MARKS explains them."""
     found = {
-        "u": wording.known(row["stable"]) and not row["stable"],
+        "u": formatting.known(row["stable"]) and not row["stable"],
         "w": is_imprecise(row),
-        "h": wording.is_set(row["host_bound"]),
-        "t": wording.is_set(row["throttled"]),
+        "h": formatting.is_set(row["host_bound"]),
+        "t": formatting.is_set(row["throttled"]),
         "s": is_slowed_by_one_rank(row),
-        "c": row["status"] == "ok" and wording.is_set(row["crowded"]),
-        "n": row["status"] == "ok" and wording.several(row["neighbours"]),
-        "q": row["status"] == "ok" and wording.is_set(row["quick"]),
+        "c": row["status"] == "ok" and formatting.is_set(row["crowded"]),
+        "n": row["status"] == "ok" and formatting.several(row["neighbours"]),
+        "q": row["status"] == "ok" and formatting.is_set(row["quick"]),
         "b": has_no_breakdown(row),
     }
     return "".join(mark for mark, is_set in found.items() if is_set)
@@ -46,23 +46,23 @@ def marks(row: Row) -> str:
 
 def has_no_breakdown(row: Mapping[str, Any]) -> bool:
     """Whether the parts of the step are left out because they contradict it."""
-    return wording.known(row["why_no_breakdown"])
+    return formatting.known(row["why_no_breakdown"])
 
 
 def _number(name: str) -> Callable[[Row], str]:
-    return lambda row: wording.number(row[name])
+    return lambda row: formatting.number(row[name])
 
 
 def _share(name: str) -> Callable[[Row], str]:
-    return lambda row: wording.percent(row[name] / 100) if wording.known(row[name]) else ""
+    return lambda row: formatting.percent(row[name] / 100) if formatting.known(row[name]) else ""
 
 
 _SCALING: tuple[_Column, ...] = (
     (MARK_COLUMN, marks),
     ("samples/s", _number("throughput")),
-    ("speed-up", lambda row: wording.ratio(row["speed_up"])),
-    ("efficiency", lambda row: wording.percent(row["efficiency"])),
-    ("GiB", lambda row: wording.gib(row["peak_mem_allocated_bytes"])),
+    ("speed-up", lambda row: formatting.ratio(row["speed_up"])),
+    ("efficiency", lambda row: formatting.percent(row["efficiency"])),
+    ("GiB", lambda row: formatting.gib(row["peak_mem_allocated_bytes"])),
 )
 _RATES: tuple[_Column, ...] = (
     # Its parts are not shown, so nothing is missed where they are doubtful.
@@ -150,7 +150,7 @@ class Layout:
     compared: Sequence[str]
     ranks: str
     has_throughput: bool
-    unit: wording.Unit
+    unit: formatting.Unit
 
     def params_of_a_table(self, row: Row) -> dict[str, str]:
         """Parameters that make a table of their own."""
@@ -219,14 +219,14 @@ def _table(
     *,
     kind: str,
 ) -> Table:
-    shown = [[wording.setting(name, setting(row, name)) for name in names] for row in rows]
+    shown = [[formatting.setting(name, setting(row, name)) for name in names] for row in rows]
     columns = [(title, [cell(row) for row in rows]) for title, cell in measured]
     # What no row has (memory on a CPU, efficiency of a precision) needs no column.
     kept = [(title, cells) for title, cells in columns if any(cells)]
     cells = zip(_without_repeats(shown), *(cells for _, cells in kept), strict=True)
     texts = (_heading(name, layout) for name in names if not _is_number(name, rows))
     return Table(
-        workload=wording.plain(rows[0]["workload"]),
+        workload=formatting.plain(rows[0]["workload"]),
         params=layout.params_of_a_table(rows[0]),
         kind=kind,
         columns=(*(_heading(name, layout) for name in names), *(title for title, _ in kept)),
@@ -236,40 +236,40 @@ def _table(
     )
 
 
-def _step(unit: wording.Unit) -> _Column:
+def _step(unit: formatting.Unit) -> _Column:
     """The step time, or how a point ended that has none."""
 
     def cell(row: Row) -> str:
         is_ok = row["status"] == "ok"
-        return wording.step_in(unit, row) if is_ok else wording.STATUS_WORDS[row["status"]]
+        return formatting.step_in(unit, row) if is_ok else formatting.STATUS_WORDS[row["status"]]
 
     return f"step {unit.name}", cell
 
 
-def _times(unit: wording.Unit) -> list[_Column]:
+def _times(unit: formatting.Unit) -> list[_Column]:
     """The step, and its parts."""
 
     def part(name: str) -> Callable[[Row], str]:
-        return lambda row: wording.part(row[name], unit)
+        return lambda row: formatting.part(row[name], unit)
 
-    step: _Column = ("step", lambda row: wording.time_in(unit, row["step_ms_p50"]))
+    step: _Column = ("step", lambda row: formatting.time_in(unit, row["step_ms_p50"]))
     return [step, *((head, part(name)) for head, name in _TIMES.items())]
 
 
-def _extras(rows: Sequence[Row], unit: wording.Unit) -> dict[str, tuple[str, ...]]:
+def _extras(rows: Sequence[Row], unit: formatting.Unit) -> dict[str, tuple[str, ...]]:
     if not any(row["status"] == "ok" for row in rows):
         return {}
     return {
         f"p99 {unit.name}": tuple(
-            wording.time_in(unit, row["step_ms_p99"]) if row["status"] == "ok" else ""
+            formatting.time_in(unit, row["step_ms_p99"]) if row["status"] == "ok" else ""
             for row in rows
         ),
-        POINT_COLUMN: tuple(wording.plain(row["point_id"]) for row in rows),
+        POINT_COLUMN: tuple(formatting.plain(row["point_id"]) for row in rows),
     }
 
 
 def _is_broken_down(row: Row) -> bool:
-    return has_no_breakdown(row) or any(wording.known(row[name]) for name in _BROKEN_DOWN)
+    return has_no_breakdown(row) or any(formatting.known(row[name]) for name in _BROKEN_DOWN)
 
 
 def _is_number(name: str, rows: Sequence[Row]) -> bool:
@@ -277,7 +277,7 @@ def _is_number(name: str, rows: Sequence[Row]) -> bool:
 
 
 def _heading(name: str, layout: Layout) -> str:
-    return layout.ranks if name == "world_size" else wording.heading(name)
+    return layout.ranks if name == "world_size" else formatting.heading(name)
 
 
 def _told_by(name: str, row: Row) -> str | None:
@@ -292,7 +292,7 @@ def _kind(first: Row, names: Sequence[str], layout: Layout) -> str:
         if "dtype" in first["params"]:
             # What has a number format of its own computes nothing in the precision.
             del told["precision"]
-        return ", ".join(wording.plain(text) for name, text in told.items() if name not in names)
+        return ", ".join(formatting.plain(text) for name, text in told.items() if name not in names)
     batch = {"weak": "batch per device", "strong": "global batch"}.get(first["scaling"], "")
     scaling = f"{first['scaling']} scaling" if batch and "world_size" in layout.compared else ""
     return ", ".join(filter(None, (scaling, batch)))

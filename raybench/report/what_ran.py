@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raybench.analysis.scaling import setting, setting_order
-from raybench.report import wording
+from raybench.report import formatting
 from raybench.workloads.model_sizes import parameter_count
 
 Row = Mapping[str, Any]
@@ -45,11 +45,11 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
     yield ", ".join(dict.fromkeys(_model(row) for row in rows))
     yield _span("", [_parameters(row) for row in rows], " parameters")
     yield ", ".join(
-        _OPTIMIZERS.get(name, wording.plain(name))
+        _OPTIMIZERS.get(name, formatting.plain(name))
         for name in _values(rows, "optimizer")
         if name is not None
     )
-    if any(wording.known(row["throughput"]) for row in rows) or _values(rows, "batch"):
+    if any(formatting.known(row["throughput"]) for row in rows) or _values(rows, "batch"):
         yield _batches(rows)
     yield _list("", _values(rows, "operation"))
     yield _span("", [_size(value) for value in _values(rows, "size_bytes")])
@@ -63,7 +63,7 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
 
 def _model(row: Row) -> str:
     params, workload = row["params"], str(row["workload"])
-    name = _MODELS.get(workload, wording.plain(workload))
+    name = _MODELS.get(workload, formatting.plain(workload))
     if workload == "mlp":
         return f"{name} of {params['layers']} layers, {int(params['hidden']):,} wide"
     if workload == "transformer":
@@ -100,22 +100,22 @@ def _others(rows: Sequence[Row]) -> Iterator[str]:
         is_number = all(setting_order(value)[0] == 0 for value in values)
         if name in _OWN_WORDS or [str(v) for v in values] == [_USUAL.get(name)]:
             continue
-        texts = [wording.setting(name, value) for value in values]
+        texts = [formatting.setting(name, value) for value in values]
         shown = _span("", texts) if is_number else _list("", texts)
-        yield f"{wording.plain(name)}={shown}"
+        yield f"{formatting.plain(name)}={shown}"
 
 
 def _size(value: Any) -> str:
-    return wording.setting("size_bytes", value)
+    return formatting.setting("size_bytes", value)
 
 
 def _values(rows: Sequence[Row], name: str) -> list[Any]:
     found = {setting(row, name) for row in rows}
-    return sorted((value for value in found if wording.known(value)), key=setting_order)
+    return sorted((value for value in found if formatting.known(value)), key=setting_order)
 
 
 def _list(prefix: str, values: Sequence[Any]) -> str:
-    texts = [wording.plain(value) for value in values]
+    texts = [formatting.plain(value) for value in values]
     more = len(texts) - _MOST_VALUES
     shown = texts if more <= 2 else [*texts[:_MOST_VALUES], f"and {more} more"]
     return prefix + ", ".join(shown) if shown else ""

@@ -14,8 +14,8 @@ from test_reports import collective, report, sweep
 
 from raybench.cli.page import format_page
 from raybench.cli.results import load_summary
-from raybench.report import charts
-from raybench.report.main_figure import main_figure, rows_of, why_none
+from raybench.report.charts import charts
+from raybench.report.charts.main_figure import main_figure, rows_of, why_none
 from raybench.results import reader
 
 RESULTS = Path(__file__).parents[2] / "results" / "examples"

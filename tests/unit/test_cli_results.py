@@ -343,7 +343,7 @@ def test_the_summary_of_a_step_needs_markdown_and_a_step(
 
 def test_show_leaves_out_what_has_no_room() -> None:
     from raybench.cli.results import load_summary
-    from raybench.report.points import format_points
+    from raybench.report.text.points import format_points
 
     points = load_summary(Path(__file__).parents[2] / "results" / "examples", "collectives").scaling
     for columns, heads in ((120, ["status", "busbw"]), (80, ["status"]), (74, [])):

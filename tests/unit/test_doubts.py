@@ -18,7 +18,7 @@ from builders import (
 
 from raybench.environment import usable_cores
 from raybench.records import Breakdown, Device
-from raybench.report import wording
+from raybench.report import formatting
 from raybench.results.quality import (
     BREAKDOWN,
     crowding,
@@ -198,7 +198,7 @@ def test_cores_are_those_of_the_affinity_and_of_the_quota(
 
 def test_the_machine_counts_processors_and_not_workers() -> None:
     def told(devices: list[Device]) -> str:
-        return wording.machine([device_row("r", device) for device in devices])
+        return formatting.machine([device_row("r", device) for device in devices])
 
     assert told(cpu_workers(2)) == "2 workers on 1 x CPU (2 cores)"
     assert told(cpu_workers(1, cpu_count=1)) == "1 worker on 1 x CPU (1 core)"

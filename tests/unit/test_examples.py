@@ -14,7 +14,8 @@ import pytest
 
 from raybench.cli.page import format_page
 from raybench.cli.results import load_summary
-from raybench.report import charts, markdown
+from raybench.report.charts import charts
+from raybench.report.text import markdown
 from raybench.results import reader
 
 REPOSITORY = Path(__file__).parents[2]

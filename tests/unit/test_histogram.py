@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raybench.report.console import rendered
-from raybench.report.histogram import histogram
+from raybench.report.text.console import rendered
+from raybench.report.text.histogram import histogram
 
 
 def bars(times_ms, width=80):

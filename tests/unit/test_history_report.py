@@ -10,9 +10,9 @@ from builders import START
 
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.history import history
-from raybench.report.charts import render
+from raybench.report.charts.charts import render
+from raybench.report.charts.history import history_chart
 from raybench.report.comparison import before_and_now
-from raybench.report.history_chart import history_chart
 
 
 def runs(points: int, count: int = 6, apart: timedelta = timedelta(days=1)) -> pd.DataFrame:

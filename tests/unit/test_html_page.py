@@ -18,21 +18,15 @@ from test_reports import collective, report
 
 from raybench.analysis.step_times import rank_by_iteration, step_times
 from raybench.job.point import Precision
-from raybench.report import (
-    html_batch,
-    html_gains,
-    html_parts,
-    html_points,
-    html_products,
-    html_rates,
-    html_scaling,
-    html_steps,
-)
-from raybench.report.html_figure import Figure
-from raybench.report.html_page import PageData, format_page
-from raybench.report.html_steps import PointSteps
-from raybench.report.html_telemetry import telemetry_figure
-from raybench.report.main_figure import main_figure, rows_laid_over, rows_of
+from raybench.report.charts.main_figure import main_figure, rows_laid_over, rows_of
+from raybench.report.html import batch as html_batch
+from raybench.report.html import gains, points, products, rates, scaling
+from raybench.report.html import parts as html_parts
+from raybench.report.html import steps as html_steps
+from raybench.report.html.figure import Figure
+from raybench.report.html.page import PageData, format_page
+from raybench.report.html.steps import PointSteps
+from raybench.report.html.telemetry import telemetry_figure
 from raybench.report.summary import Summary
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\u202e</svg></style>'
@@ -226,7 +220,7 @@ def test_the_answer_and_its_picture_come_first_then_the_points_then_the_rest() -
 def test_the_points_have_ids_values_to_sort_by_and_marks_that_say_what_they_mean() -> None:
     summary = report(sweep())
     rows = [{**row, "throttled": row["world_size"] == 1} for row in rows_of(summary)]
-    table = html_points.point_table(rows, summary)
+    table = points.point_table(rows, summary)
     titles = [column.title for column in table.columns]
     assert titles[:4] == ["point", "precision", "batch", "GPUs"]
     assert [column.is_setting for column in table.columns[:5]] == [False, True, True, True, False]
@@ -249,7 +243,7 @@ def test_a_run_is_laid_over_another_in_charts_and_table() -> None:
     ]
     other = report(slower, make_run("run-b"))
     rows = rows_laid_over(summary, other)
-    figure = known(html_scaling.speed_up_figure(rows, summary))
+    figure = known(scaling.speed_up_figure(rows, summary))
     assert "the other run" in [entry.label for entry in figure.legend]
     spec = figure.panels[0].spec
     laid_under = [value for value in values(spec) if value["other"]]
@@ -257,7 +251,7 @@ def test_a_run_is_laid_over_another_in_charts_and_table() -> None:
     assert all("of the other run" in value["tip"] for value in laid_under)
     filters = [layer["transform"][0]["filter"] for layer in spec["layer"] if "transform" in layer]
     assert filters == ["datum.other", "datum.other", "!datum.other", "!datum.other"]
-    table = html_points.point_table(rows, summary, "run-b")
+    table = points.point_table(rows, summary, "run-b")
     assert len(table.rows) == 19
     change = [column.title for column in table.columns].index("change")
     changes = [row[change].text.split()[0] for row in table.rows if row[change].text]
@@ -278,7 +272,7 @@ def test_a_run_is_laid_over_another_in_charts_and_table() -> None:
 
 def test_speed_up_is_drawn_per_precision_with_a_line_per_batch_and_the_ideal() -> None:
     summary = report(sweep())
-    figure = known(html_scaling.speed_up_figure(rows_of(summary), summary))
+    figure = known(scaling.speed_up_figure(rows_of(summary), summary))
     assert [panel.title for panel in figure.panels] == ["fp32", "bf16"]
     spec = figure.panels[0].spec
     assert spec["layer"][0]["data"]["values"] == [{"x": s, "y": s} for s in (1, 2, 4)]
@@ -305,7 +299,7 @@ def test_a_series_that_is_not_drawn_is_explained_where_it_is_missing() -> None:
         if (size, batch) != (1, 128)
     ]
     summary = report([*records, make_failed(make_point(world_size=4, batch_size=64))])
-    [panel] = known(html_scaling.speed_up_figure(rows_of(summary), summary)).panels
+    [panel] = known(scaling.speed_up_figure(rows_of(summary), summary)).panels
     assert panel.missing == (
         "Not drawn: batch 64, 4 GPUs: out of memory; batch 128: "
         "no ok point with world_size=1 in this series."
@@ -320,7 +314,7 @@ def test_an_interval_that_is_too_long_to_be_drawn_ends_in_an_arrow() -> None:
         {**row, "speed_up_low": row["speed_up"] / 9, "speed_up_high": row["speed_up"] * 1.1}
         for row in rows_of(summary)
     ]
-    figure = known(html_scaling.speed_up_figure(rows, summary))
+    figure = known(scaling.speed_up_figure(rows, summary))
     layers = figure.panels[0].spec["layer"]
     [rule] = [one for one in layers if one["mark"]["type"] == "rule"]
     bottom = rule["encoding"]["y"]["scale"]["domain"][0]
@@ -340,7 +334,7 @@ def test_a_precision_is_drawn_against_fp32_with_its_memory() -> None:
     assert [panel.title for panel in figure.panels] == ["Speed-up over fp32", "Memory, of fp32"]
     assert [value["y"] for value in values(figure.panels[0].spec)] == pytest.approx([4.0, 4.0])
     assert [entry.label for entry in figure.legend] == ["batch 64", "batch 128", "fp32"]
-    assert html_gains.gains_figure(rows_of(report(sweep())), report(sweep())) is None
+    assert gains.gains_figure(rows_of(report(sweep())), report(sweep())) is None
 
 
 def test_products_are_drawn_against_the_peak_of_their_precision() -> None:
@@ -349,7 +343,7 @@ def test_products_are_drawn_against_the_peak_of_their_precision() -> None:
         {**row, "throughput": float("nan"), "achieved_tflops_per_device": 50.0, "mfu_pct": 25.0}
         for row in rows_of(summary)
     ]
-    [panel] = known(html_products.products_figure(rows, summary)).panels
+    [panel] = known(products.products_figure(rows, summary)).panels
     [value] = values(panel.spec)
     assert value["bar"] == "64 × 32 × 16"
     assert value["short"] == "50.00 · 25%"
@@ -431,7 +425,7 @@ def test_bandwidth_and_time_are_drawn_over_the_size_with_all_axes_logarithmic() 
         for size in (2**30, 4096, 2**20)
     ]
     summary = report(records)
-    [figure] = html_rates.rate_figures(rows_of(summary), summary)
+    [figure] = rates.rate_figures(rows_of(summary), summary)
     assert [panel.title for panel in figure.panels] == ["Bus bandwidth", "Time of a step"]
     for panel in figure.panels:
         encoding = panel.spec["layer"][-1]["encoding"]
@@ -449,7 +443,7 @@ def test_memory_faster_than_its_datasheet_is_told_to_be_the_cache() -> None:
         {**row, "busbw_gb_s": float("nan"), "memory_gb_s": rate, "device_name": "NVIDIA H200"}
         for row, rate in zip(rows_of(summary), (6000.0, 4000.0), strict=True)
     ]
-    [figure] = html_rates.rate_figures(rows, summary)
+    [figure] = rates.rate_figures(rows, summary)
     assert "What lies above the datasheet's line (1 MiB) cannot come from the memory" in figure.note
     assert figure.legend[-1].label == "datasheet, 4,800 GB/s"
     [line] = [one for one in figure.panels[0].spec["layer"] if one["mark"]["type"] == "rule"]
@@ -591,11 +585,11 @@ def test_what_is_drawn_of_a_big_run_is_bounded_and_the_table_has_all() -> None:
         for batch in range(1, 10)
     ]
     summary = report(records)
-    figure = known(html_scaling.speed_up_figure(rows_of(summary), summary))
+    figure = known(scaling.speed_up_figure(rows_of(summary), summary))
     assert len(figure.panels) == 8
     told = "The first 8 of 20 charts and 7 of 9 lines of a chart are drawn; the table of the points"
     assert told in figure.note
-    assert len(html_points.point_table(rows_of(summary), summary).rows) == 360
+    assert len(points.point_table(rows_of(summary), summary).rows) == 360
 
 
 def test_the_page_holds_no_build_paths_and_its_files_are_part_of_the_package() -> None:

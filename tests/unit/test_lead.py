@@ -17,7 +17,7 @@ from raybench.cli.results import load_summary
 from raybench.job.point import Precision, Scalar
 from raybench.records import Breakdown, Record
 from raybench.report.best import bests
-from raybench.report.lead import lead
+from raybench.report.headline import lead
 from raybench.results import rows
 from raybench.results.quality import BREAKDOWN
 from raybench.results.schema import TABLES

@@ -11,9 +11,10 @@ from test_reports import report
 
 from raybench.job.point import Precision
 from raybench.records import Record
-from raybench.report import as_json, markdown, terminal
-from raybench.report.main_figure import main_figure, rows_of
+from raybench.report.charts.main_figure import main_figure, rows_of
+from raybench.report.export import as_json
 from raybench.report.summary import Summary
+from raybench.report.text import markdown, terminal
 
 GIB = 2**30
 MODEL_BYTES = 7 * GIB

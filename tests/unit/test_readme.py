@@ -37,7 +37,7 @@ def test_every_run_that_is_named_is_committed(page):
 
 def test_the_table_of_the_readme_is_that_of_its_run():
     from raybench.cli.results import load_summary
-    from raybench.report.markdown import format_report
+    from raybench.report.text.markdown import format_report
 
     text = (REPOSITORY / "README.md").read_text()
     run_id = next(run for run in RUN_ID.findall(text) if run.startswith("ddp_scaling-"))

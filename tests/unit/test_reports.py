@@ -23,11 +23,13 @@ from builders import (
 
 from raybench.job.point import Point, Precision
 from raybench.records import Breakdown, Record, Status
-from raybench.report import as_json, markdown, runs, terminal, wording
-from raybench.report.points import PointDetails, format_point, format_points
-from raybench.report.said import said_once
+from raybench.report import formatting
+from raybench.report.export import as_json
+from raybench.report.grouped_messages import said_once
 from raybench.report.summary import Summary, summarize
 from raybench.report.tables import Table
+from raybench.report.text import markdown, runs, terminal
+from raybench.report.text.points import PointDetails, format_point, format_points
 from raybench.results import rows
 from raybench.results.run import Run, RunStatus
 from raybench.results.schema import SCHEMA_VERSION, TABLES, units
@@ -119,8 +121,8 @@ def test_an_exception_is_told_with_its_type_after_the_place_and_only_once() -> N
     assert told("", error_type="RuntimeError") == "error: RuntimeError"
     assert told("RuntimeError: no", error_type="RuntimeError") == "error: RuntimeError: no"
     place = "rank 0 (alpha, cuda:0): "
-    assert wording.failure("error", "ValueError", f"{place}no") == f"{place}ValueError: no"
-    assert wording.failure("lost", "NodeLost", "it is gone") == "it is gone"
+    assert formatting.failure("error", "ValueError", f"{place}no") == f"{place}ValueError: no"
+    assert formatting.failure("lost", "NodeLost", "it is gone") == "it is gone"
 
 
 def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks() -> None:
@@ -410,11 +412,11 @@ def test_json_has_null_for_what_json_cannot_say() -> None:
     ],
 )
 def test_numbers_have_four_digits(value: float, text: str) -> None:
-    assert wording.number(value) == text
+    assert formatting.number(value) == text
 
 
 def test_every_status_has_its_words() -> None:
-    assert set(wording.STATUS_WORDS) == {status.value for status in Status}
+    assert set(formatting.STATUS_WORDS) == {status.value for status in Status}
 
 
 def test_the_list_of_points_shows_only_the_settings_that_vary() -> None:
@@ -506,17 +508,17 @@ def test_an_interrupted_run_says_so_and_its_cancelled_point_did_not_fail() -> No
 )
 def test_a_step_time_tells_how_well_it_is_known(low: float, high: float, text: str) -> None:
     row = {"step_ms_p50": 10.0, "step_ms_ci_low": low, "step_ms_ci_high": high}
-    assert wording.step_ms(row) == text
+    assert formatting.step_ms(row) == text
 
 
 def test_the_title_does_not_say_the_job_twice() -> None:
-    assert wording.title(make_run("ddp-1", job_name="ddp")) == "ddp-1"
-    assert wording.title(make_run("x-1", job_name="ddp")) == "ddp  x-1"
+    assert formatting.title(make_run("ddp-1", job_name="ddp")) == "ddp-1"
+    assert formatting.title(make_run("x-1", job_name="ddp")) == "ddp  x-1"
 
 
 @pytest.mark.parametrize(("value", "text"), [(3.9, "3.90"), (0.31, "0.31"), (0.0039, "0.0039")])
 def test_a_tiny_speed_up_keeps_two_digits(value: float, text: str) -> None:
-    assert wording.ratio(value) == text
+    assert formatting.ratio(value) == text
 
 
 def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does_not_know() -> None:
@@ -847,7 +849,7 @@ def test_a_run_of_the_first_schema_is_reported_as_it_was() -> None:
     ("time_ms", "text"), [(0.0116, "11.60 µs"), (0.1, "0.1000 ms"), (1234.5, "1,234 ms")]
 )
 def test_a_short_time_is_told_in_microseconds(time_ms: float, text: str) -> None:
-    assert wording.duration(time_ms) == text
+    assert formatting.duration(time_ms) == text
 
 
 @pytest.mark.parametrize(
@@ -855,17 +857,17 @@ def test_a_short_time_is_told_in_microseconds(time_ms: float, text: str) -> None
     [(0, "0 B"), (1000, "1000 B"), (4096, "4 KiB"), (3 * 2**19, "1.5 MiB"), (2**40, "1 TiB")],
 )
 def test_sizes_are_told_in_binary_units(count: int, text: str) -> None:
-    assert wording.size(count) == text
+    assert formatting.size(count) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.094, "0.094"), (12.34, "12.3"), (0.0, "0")])
 def test_parts_of_a_step_have_three_digits(value: float, text: str) -> None:
-    assert wording.part_ms(value) == text
+    assert formatting.part_ms(value) == text
 
 
 def test_parts_of_a_very_short_step_have_three_digits_too() -> None:
-    assert wording.part_ms(0.001785, step_ms=0.002) == "0.00178"
-    assert wording.part_ms(0.001785, step_ms=2.0) == "0.002"
+    assert formatting.part_ms(0.001785, step_ms=0.002) == "0.00178"
+    assert formatting.part_ms(0.001785, step_ms=2.0) == "0.002"
 
 
 def test_the_rank_that_a_warning_names_is_no_figure() -> None:

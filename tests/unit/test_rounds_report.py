@@ -10,8 +10,8 @@ from builders import make_measure, make_point, make_record, make_run
 from click.testing import CliRunner
 
 from raybench.cli.plans import plan_command
-from raybench.report import terminal
 from raybench.report.summary import Summary, summarize
+from raybench.report.text import terminal
 from raybench.results.reader import load
 from raybench.results.writer import RunStore
 from raybench.sweep.rounds import WORTHWHILE

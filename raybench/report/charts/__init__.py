@@ -1,0 +1,1 @@
+"""Charts in files of their own."""

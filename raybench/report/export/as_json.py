@@ -1,0 +1,104 @@
+"""Results as one JSON object each, for other programs: no NaN, times in ISO 8601, no rounding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+import pandas as pd
+
+from raybench.report.summary import Summary
+from raybench.report.text.points import PointDetails
+from raybench.results.run import Run
+from raybench.results.schema import SCHEMA_VERSION, TABLES
+
+_INTEGERS = {
+    column.name for columns in TABLES.values() for column in columns if column.kind == "int64"
+}
+
+
+def format_report(summary: Summary) -> str:
+    """run, machine, lead, lost_nodes, points (all columns and those of
+    `raybench.analysis.scaling`), largest_batches, failures, warnings, plus_minus
+    (what intervals hold over), more_rounds (what they would cost and give).
+    """
+    return format_object(
+        run=asdict(summary.run),
+        machine=summary.machine,
+        lead=summary.lead,
+        lost_nodes=list(summary.lost_nodes),
+        points=records(summary.scaling),
+        largest_batches=[asdict(one) for one in summary.largest_batches],
+        failures=[asdict(said) for said in summary.failures],
+        warnings=[asdict(said) for said in summary.warnings],
+        plus_minus=summary.plus_minus,
+        more_rounds=asdict(summary.more_rounds) if summary.more_rounds else None,
+    )
+
+
+def format_runs(runs: Sequence[Run]) -> str:
+    """All runs, oldest first."""
+    return format_object(runs=[asdict(run) for run in runs])
+
+
+def format_point(point: PointDetails) -> str:
+    """The latest attempt at a point, its ranks, its modules, the state of the devices, its traces,
+    and the rows of all attempts.
+    """
+    return format_object(
+        point=point.row,
+        ranks=records(point.ranks),
+        modules=records(point.modules),
+        devices=records(point.states),
+        traces=list(point.traces),
+        attempts=list(point.attempts),
+    )
+
+
+def format_object(**members: Any) -> str:
+    """One object that tells its schema version. ASCII alone: nothing in it controls a terminal."""
+    content = _jsonable({"schema_version": SCHEMA_VERSION, **members})
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """One object per row of a table. Integers are integers, also where pandas made floats of them
+    because another row has none."""
+    return [
+        {str(name): _integer(str(name), value) for name, value in row.items()}
+        for row in frame.to_dict("records")
+    ]
+
+
+def plain_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """As `records`, of values that JSON can hold: null is None, times are ISO 8601."""
+    return [_jsonable(row) for row in records(frame)]
+
+
+def _integer(name: str, value: Any) -> Any:
+    return (
+        int(value) if name in _INTEGERS and isinstance(value, float) and value == value else value
+    )
+
+
+def _jsonable(value: Any) -> Any:
+    """What json can write; NaN, NaT, NA and infinities become null, arrays lists."""
+    if isinstance(value, Mapping):
+        return {str(name): _jsonable(item) for name, item in value.items()}
+    if isinstance(value, str | bool | int) or value is None:
+        return value.value if isinstance(value, Enum) else value
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _jsonable(value.tolist())
+    if value is pd.NaT or value is pd.NA or (isinstance(value, float) and not _finite(value)):
+        return None
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _finite(value: float) -> bool:
+    return value - value == 0

@@ -1,0 +1,51 @@
+"""The points of a run as CSV, for spreadsheets and for what reads nothing better."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from typing import Any
+
+from raybench.report import formatting
+from raybench.report.export.rows import point_rows
+from raybench.report.summary import Summary
+
+# What a spreadsheet takes for a formula, unless a quote is before it; a number is none.
+# https://owasp.org/www-community/attacks/CSV_Injection
+_BEGINS_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+
+
+def export_csv(summary: Summary) -> str:
+    """A line per point, the latest attempt: the columns of `points` and what the report derives.
+
+    A parameter of the workload is a column `params.NAME`, `methods` is JSON, a list is joined by
+    "; ", null is empty. UTF-8, a comma between cells, a full stop in numbers. A text that a
+    spreadsheet would take for a formula begins with a quote.
+    """
+    rows = point_rows(summary)
+    names = [str(name) for name in summary.scaling.columns if name != "params"]
+    params = sorted({name for row in rows for name in row["params"]})
+    target = io.StringIO()
+    writer = csv.writer(target, lineterminator="\n")
+    writer.writerow([_cell(name) for name in (*names, *(f"params.{name}" for name in params))])
+    for row in rows:
+        cells = [row[name] for name in names] + [row["params"].get(name) for name in params]
+        writer.writerow([_cell(value) for value in cells])
+    return target.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return json.dumps(value)
+    text = "; ".join(map(str, value)) if isinstance(value, list) else value
+    if not isinstance(text, str):
+        return text
+    # Somebody will look at it in a terminal.
+    lines = "\n".join(map(formatting.printable, text.splitlines()))
+    is_formula = text.startswith(_BEGINS_FORMULA) and not _NUMBER.fullmatch(text)
+    return f"'{lines}" if is_formula else lines

@@ -1,0 +1,65 @@
+"""The points of a run as every exporter takes them: their settings, their figures, their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from raybench.analysis.scaling import batch_column
+from raybench.report import formatting
+from raybench.report.export.as_json import plain_records
+from raybench.report.summary import Summary
+
+Row = Mapping[str, Any]
+
+# Numbers that say which point it is, not what was measured.
+_NOT_FIGURES = {
+    "attempt",
+    "error_rank",
+    "world_size",
+    "node_count",
+    "cuda_graph",
+    "batch_size",
+    "global_batch_size",
+    "batch",
+    "grad_accumulation",
+    "series",
+    "is_baseline",
+}
+
+
+def point_rows(summary: Summary) -> list[dict[str, Any]]:
+    """The latest attempt at each point, with what the report derives, as JSON can hold it."""
+    return plain_records(summary.scaling)
+
+
+def settings(row: Row) -> dict[str, str]:
+    """All that defines the point: it is the same in every run that has the point."""
+    names = ["precision", *filter(None, [batch_column(row)]), "world_size"]
+    replayed = {"cuda_graph": "true"} if row["cuda_graph"] else {}
+    fixed = {name: row[name] for name in names}
+    told = {"workload": row["workload"], **row["params"], **replayed, **fixed}
+    return {formatting.plain(name): formatting.plain(value) for name, value in told.items()}
+
+
+def point_name(row: Row) -> str:
+    """The settings in a line, such as `mlp hidden=4096 precision=bf16 world_size=2`."""
+    named = settings(row)
+    return f"{named.pop('workload')} {formatting.settings(named)}"
+
+
+def figures(row: Row) -> dict[str, int | float]:
+    """What was measured and derived, as numbers: yes is 1, what is null is left out."""
+    return {
+        name: int(value) if isinstance(value, bool) else value
+        for name, value in row.items()
+        if isinstance(value, int | float) and name not in _NOT_FIGURES
+    }
+
+
+def is_failure(row: Row, summary: Summary) -> bool:
+    """Whether the point went wrong. In a search for the largest batch, running out of memory is an
+    answer: the status of the run tells."""
+    if row["status"] == "oom":
+        return summary.run.status.value != "ok"
+    return row["status"] in ("error", "timeout", "lost")

@@ -1,0 +1,313 @@
+"""The sentence that a report leads with: what the run found, in short. Pure, over the rows of
+`raybench.analysis.scaling`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raybench.analysis.losses import LOSSES
+from raybench.analysis.scaling import setting, setting_order
+from raybench.hardware.peaks import memory_peak_gb_s
+from raybench.report import formatting, largest_batches
+from raybench.report.findings import (
+    CAUSES,
+    compared_rows,
+    has_causes,
+    memory_range,
+    plus_minus,
+    ranks_words,
+    settings_words,
+    varying_settings,
+    with_most_ranks,
+)
+from raybench.report.largest_batches import LargestBatch
+from raybench.report.tables import marks
+from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
+
+Row = Mapping[str, Any]
+
+_SIZE = "size_bytes"
+# A burst that is faster by less is no other figure.
+_UNSURE = 0.01
+# What is lost of a step that is hardly worth a sentence.
+_LEAST_LOSS = 0.01
+_DOUBTS = {
+    "u": "unsteady",
+    "w": "known badly",
+    "h": "host-bound",
+    "t": "throttled",
+    "s": "slowed by one rank",
+    "c": "sharing cores",
+    "n": "not alone",
+    "q": "quick",
+    "b": "without a breakdown",
+}
+
+
+def lead(
+    rows: Sequence[Row],
+    baseline: Mapping[str, Any],
+    ranks: str,
+    largest: Sequence[LargestBatch] = (),
+) -> str:
+    """One sentence; empty where nothing was measured."""
+    measured = [row for row in rows if row["status"] == "ok"]
+    compared = compared_rows(rows)
+    if largest:
+        return _largest(largest, ranks)
+    if compared:
+        if "world_size" in baseline:
+            told = _scaling(compared, baseline, ranks, measured)
+        else:
+            told = _against(compared, baseline, ranks)
+        return "; ".join(filter(None, (told, _refused(rows))))
+    most = _most_samples(measured, ranks) or _rates(measured, ranks)
+    return "; ".join(filter(None, (_why_not(rows, baseline), most)))
+
+
+def _scaling(
+    compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str, measured: Sequence[Row]
+) -> str:
+    """`4 GPUs do 3.48 times the samples/s of 1 GPU, 87.0% efficiency (fp32, batch 1024)`, what most
+    is lost to, and the most samples/s."""
+    found = with_most_ranks(compared)
+    rows = precise(found)
+    names = varying_settings(rows, baseline) or ("precision", "batch")
+    best, worst = (choose(rows, key=lambda row: row["speed_up"]) for choose in (max, min))
+    of = f" the samples/s of {ranks_words(int(baseline['world_size']), ranks)}"
+    told = f"{ranks_words(best['world_size'], ranks)} do "
+    if len(rows) == 1:
+        told += _speed_up(best, names, of)
+    else:
+        told += f"{_speed_up(best, names, f'{of} at best')}, and "
+        told += _speed_up(worst, names, " at worst")
+    most = _most_samples(measured, ranks) if len(rows) > 1 else ""
+    return "; ".join(filter(None, (told, _left_out(found), _lost(rows), most)))
+
+
+def _speed_up(row: Row, names: Sequence[str], of: str = "") -> str:
+    times, efficiency = formatting.ratio(row["speed_up"]), formatting.percent(row["efficiency"])
+    return f"{times}{unsure(row)} times{of}, {efficiency} efficiency ({_where(row, names)})"
+
+
+def unsure(row: Row) -> str:
+    """How unsure a speed-up is, if that is known."""
+    sure = plus_minus(row)
+    return "" if sure is None else f" {formatting.half_width(sure)}"
+
+
+def _where(row: Row, names: Sequence[str], ranks: str = "") -> str:
+    """The settings of a point, and what makes its number doubtful."""
+    found = marks(dict(row))
+    doubts = [_DOUBTS[mark] for mark in found]
+    if row["is_base_unsteady"] and "u" not in found:
+        doubts.append("against an unsteady point")
+    return ", ".join(filter(None, (settings_words(row, names, ranks), *doubts)))
+
+
+def _lost(rows: Sequence[Row]) -> str:
+    """What takes the largest part of the loss."""
+    losing = [row for row in rows if row["efficiency"] < 1 - _LEAST_LOSS and not _may_be_ideal(row)]
+    if not losing:
+        return ""
+    told = [row for row in losing if has_causes(row)]
+    contradicted = [row for row in losing if formatting.known(row["why_no_breakdown"])]
+    if not told and contradicted:
+        return "what the rest is lost to is not known: the parts of the step exceed it"
+    if len(told) + len(contradicted) < len(losing):
+        return "what the rest is lost to was not measured"
+    causes = [max(_causes(row), key=lambda name: _known(row[name])) for row in told]
+    cause, count = Counter(causes).most_common(1)[0]
+    if count < len(losing):
+        return f"{CAUSES[cause]} is the largest loss in {count} of {len(losing)} settings"
+    shares = [min(1.0, row[cause] / (1 - row["efficiency"])) for row in losing]
+    least, most = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    return f"{CAUSES[cause]} is {most if least == most else f'{least} to {most}'} of the loss"
+
+
+def _causes(row: Row) -> list[str]:
+    """What the loss may be put down to: one rank only where it stands out."""
+    return [name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)]
+
+
+def precise(rows: Sequence[Row]) -> Sequence[Row]:
+    """Those of which a best and a worst may be told; all where none is known well enough."""
+    return [row for row in rows if not is_imprecise(row)] or rows
+
+
+def _left_out(rows: Sequence[Row]) -> str:
+    """How many points are known too badly to be the best or the worst."""
+    count = len(rows) - len(precise(rows))
+    are = "is" if count == 1 else "are"
+    return f"{count} of {len(rows)} settings {are} left out, known worse than ±10%" if count else ""
+
+
+def _may_be_ideal(row: Row) -> bool:
+    return formatting.known(row["efficiency_high"]) and row["efficiency_high"] >= 1
+
+
+def _known(value: Any) -> float:
+    return float(value) if formatting.known(value) else 0.0
+
+
+def _refused(rows: Sequence[Row]) -> str:
+    """How many points would have been compared, and why they are not."""
+    others = [row for row in rows if row["status"] == "ok" and not row["is_baseline"]]
+    reasons = [formatting.plain(row["why"]) for row in others if formatting.known(row["why"])]
+    if not reasons:
+        return ""
+    are = "is" if len(reasons) == 1 else "are"
+    told = f"{len(reasons)} of {len(others)} points {are} not compared"
+    return f"{told}: {reasons[0]}" if len(set(reasons)) == 1 else told
+
+
+def _against(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -> str:
+    """`bf16 is 4.19 to 6.83 times as fast as fp32, with 71.8% to 96.3% of the memory`."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in compared:
+        groups.setdefault(tuple(str(setting(row, name)) for name in baseline), []).append(row)
+    found = max(groups.values(), key=lambda group: max(row["speed_up"] for row in group))
+    rows = precise(found)
+    ends = [choose(rows, key=lambda row: row["speed_up"]) for choose in (min, max)]
+    least, most = (formatting.ratio(row["speed_up"]) + unsure(row) for row in ends)
+    names = varying_settings(rows, baseline) if len(rows) > 1 else ("precision", "batch")
+    names = [name for name in names if name not in baseline]
+    where = f" ({_where(rows[0], names)})" if len(rows) == 1 else ""
+    return (
+        f"{settings_words(rows[0], tuple(baseline), ranks)} is "
+        f"{most if least == most else f'{least} to {most}'} times as fast as "
+        f"{_named(baseline)}{where}"
+        + memory_range(rows).replace("; ", ", with ")
+        + (f"; {left_out}" if (left_out := _left_out(found)) else "")
+    )
+
+
+def _named(baseline: Mapping[str, Any]) -> str:
+    alone = tuple(baseline) == ("precision",)
+    return formatting.plain(baseline["precision"]) if alone else formatting.settings(baseline)
+
+
+def _why_not(rows: Sequence[Row], baseline: Mapping[str, Any]) -> str:
+    """Why nothing is compared, where something was to be."""
+    others = [r for r in rows if r["status"] == "ok" and not r["is_baseline"]]
+    reasons = Counter(
+        formatting.plain(row["why"]) for row in others if formatting.known(row["why"])
+    )
+    if not baseline or not reasons:
+        return ""
+    return f"no speed-up: {reasons.most_common(1)[0][0]}"
+
+
+def _most_samples(measured: Sequence[Row], ranks: str) -> str:
+    """`at most 585,826 samples/s (bf16, batch 1024, 4 GPUs)`."""
+    known = [row for row in measured if formatting.known(row["throughput"])]
+    if not known:
+        return ""
+    most = max(precise(known), key=lambda row: row["throughput"])
+    varying = varying_settings(known, ("workload", "world_size", "precision", "batch"))
+    names = ("precision", "batch", "world_size", *varying)
+    return (
+        f"at most {formatting.number(most['throughput'])} samples/s ({_where(most, names, ranks)})"
+    )
+
+
+def _rates(measured: Sequence[Row], ranks: str) -> str:
+    """The bandwidths of the largest messages, or the most operations per second."""
+    for name, what in (("busbw_gb_s", "bus bandwidth"), ("memory_gb_s", "memory bandwidth")):
+        known = [row for row in measured if formatting.known(row[name])]
+        if known:
+            return _bandwidth(known, name, what, ranks)
+    known = [row for row in measured if formatting.known(row["achieved_tflops_per_device"])]
+    return _operations(known) if known else ""
+
+
+def _bandwidth(rows: Sequence[Row], name: str, what: str, ranks: str) -> str:
+    """`bus bandwidth with 1 GiB on 4 GPUs: 324.9 GB/s (all_gather) to 356.7 GB/s (sendrecv)`."""
+    most = max(row["world_size"] for row in rows)
+    sizes = [key for key in rows[0]["params"] if key.endswith("_bytes")]
+    chosen = [row for row in rows if row["world_size"] == most]
+    for size in sizes:
+        largest = max(setting_order(setting(row, size)) for row in chosen)
+        chosen = [row for row in chosen if setting_order(setting(row, size)) == largest]
+    chosen = list(precise(chosen))
+    having = "".join(
+        f" with {formatting.setting(size, setting(chosen[0], size))}" for size in sizes
+    )
+    on = settings_words(chosen[0], ("world_size",), ranks)
+    told = f"{what}{having} on {on}: {_from_to(chosen, name, 'GB/s')}"
+    return told + (_of_datasheet(chosen) if name == "memory_gb_s" else _latency(rows, most))
+
+
+def _from_to(rows: Sequence[Row], name: str, unit: str) -> str:
+    """`324.9 GB/s (all_gather) to 356.7 GB/s (sendrecv)`."""
+    names = varying_settings(rows, ("world_size", "cuda_graph"))
+    ends = [choose(rows, key=lambda row: row[name]) for choose in (min, max)]
+    told = [
+        (
+            formatting.duration(row[name])
+            if unit == "ms"
+            else f"{formatting.number(row[name])} {unit}"
+        )
+        + (f" ({where})" if (where := _values(row, names)) else "")
+        for row in ends
+    ]
+    return told[0] if len(rows) == 1 else " to ".join(told)
+
+
+def _of_datasheet(rows: Sequence[Row]) -> str:
+    """How much of what the device's memory can do."""
+    peaks = {memory_peak_gb_s(str(row["device_name"])) for row in rows}
+    if len(peaks) > 1 or (peak := peaks.pop()) is None:
+        return ""
+    shares = [
+        formatting.percent(choose(r["memory_gb_s"] for r in rows) / peak) for choose in (min, max)
+    ]
+    span = shares[0] if shares[0] == shares[1] else " to ".join(shares)
+    return f", {span} of the datasheet's {peak:,.0f} GB/s"
+
+
+def _latency(rows: Sequence[Row], most: int) -> str:
+    """The times of the smallest messages."""
+    sized = [row for row in rows if row["world_size"] == most and _SIZE in row["params"]]
+    if len({row["params"][_SIZE] for row in sized}) < 2:
+        return ""
+    least = min(setting_order(row["params"][_SIZE]) for row in sized)
+    chosen = precise([row for row in sized if setting_order(row["params"][_SIZE]) == least])
+    size = formatting.setting(_SIZE, chosen[0]["params"][_SIZE])
+    return f"; {size} takes {_from_to(chosen, 'step_ms_p50', 'ms')}"
+
+
+def _values(row: Row, names: Sequence[str]) -> str:
+    return ", ".join(formatting.setting(name, setting(row, name)) for name in names)
+
+
+def _operations(rows: Sequence[Row]) -> str:
+    """`at most 793.8 TFLOP/s, 80.2% of the datasheet's peak (bf16, k=4096, m=4096, n=4096)`."""
+    best = max(precise(rows), key=lambda row: row["achieved_tflops_per_device"])
+    share = formatting.percent(best["mfu_pct"] / 100) if formatting.known(best["mfu_pct"]) else ""
+    of_peak = f", {share} of the datasheet's peak" if share else ""
+    where = _where(best, varying_settings(rows, ()))
+    return (
+        f"at most {formatting.number(best['achieved_tflops_per_device'])} TFLOP/s{of_peak}"
+        + (f" ({where})" if where else "")
+        + _burst(best)
+    )
+
+
+def _burst(row: Row) -> str:
+    """What a short measurement would have told, where that is more."""
+    burst, sustained = row["burst_tflops_per_device"], row["achieved_tflops_per_device"]
+    if not formatting.known(burst) or burst < (1 + _UNSURE) * sustained:
+        return ""
+    return f"; {formatting.number(burst)} TFLOP/s in its first 30 ms"
+
+
+def _largest(found: Sequence[LargestBatch], ranks: str) -> str:
+    """`the largest batch that fits is 192 per device (bf16, 1 GPU)`."""
+    ends = [choose(found, key=lambda one: one.batch_size) for choose in (min, max)]
+    told = [f"{one.batch_size:,} ({largest_batches.label(one.settings, ranks)})" for one in ends]
+    return "the largest batch per device that fits is " + (
+        told[0] if len(found) == 1 else " to ".join(told)
+    )

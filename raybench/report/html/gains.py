@@ -1,0 +1,174 @@
+"""Speed-up and memory of a setting over the baseline's, as of a precision over fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from raybench.analysis.scaling import setting, setting_order
+from raybench.report import formatting
+from raybench.report.findings import compared_rows, varying_settings
+from raybench.report.html.figure import (
+    MOST_LINES,
+    TOLD,
+    Entry,
+    Figure,
+    Panel,
+    Spec,
+    Value,
+    by_line,
+    legend,
+    specification,
+)
+from raybench.report.html.scaling import speed_up_words
+from raybench.report.html.series import Row, is_other, label, missing, named
+from raybench.report.summary import Summary
+
+
+def gains_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
+    """None where it is the number of ranks that is compared, or the largest batch that is sought,
+    and where nothing is compared."""
+    baseline = summary.run.baseline
+    own = [row for row in rows if not is_other(row)]
+    compared = compared_rows(own)
+    if not compared or "world_size" in baseline or summary.largest_batches:
+        return None
+    names = tuple(baseline)
+    apart = varying_settings(compared, names)
+    ordered = sorted(compared, key=lambda row: [setting_order(setting(row, n)) for n in apart])
+    lines = list(dict.fromkeys(_line(row, apart, summary) for row in ordered))
+    shown = [row for row in ordered if _line(row, apart, summary) in lines[:MOST_LINES]]
+    against = _named(baseline)
+    lacking = [
+        (label(row, [*names, *apart], summary.ranks), row)
+        for row in own
+        if not row["is_baseline"] and not formatting.known(row["speed_up"])
+    ]
+    told = missing(lacking, lambda _: False, (), summary.ranks)
+    used = lines[:MOST_LINES]
+    panels = [
+        _panel(shown, used, apart, summary, column="speed_up", title=f"Speed-up over {against}"),
+        _panel(shown, used, apart, summary, column="memory_ratio", title=f"Memory, of {against}"),
+    ]
+    drawn = [panel for panel in panels if panel is not None]
+    more = f" {len(used)} of {len(lines)} settings are drawn." if len(used) < len(lines) else ""
+    return Figure(
+        anchor="gains",
+        title=f"What is gained over {against}",
+        note=f"Samples per second and peak memory in proportion to {against} with the same other "
+        f"settings. Dashed: {against}. Thin bars: 95 % intervals.{more}",
+        legend=[
+            *(legend(used, points=False) if len(used) > 1 else []),
+            Entry(label=against, color="var(--axis)", shape="dash"),
+        ],
+        panels=[
+            Panel(title=panel.title, spec=panel.spec, missing=told if place == 0 else "")
+            for place, panel in enumerate(drawn)
+        ],
+    )
+
+
+def _named(baseline: dict[str, Any] | Any) -> str:
+    alone = tuple(baseline) == ("precision",)
+    return formatting.plain(baseline["precision"]) if alone else formatting.settings(baseline)
+
+
+def _line(row: Row, names: Sequence[str], summary: Summary) -> str:
+    return label(row, names, summary.ranks) or formatting.plain(row["workload"])
+
+
+def _panel(
+    rows: Sequence[Row],
+    lines: Sequence[str],
+    apart: Sequence[str],
+    summary: Summary,
+    *,
+    column: str,
+    title: str,
+) -> Panel | None:
+    names, against = tuple(summary.run.baseline), _named(summary.run.baseline)
+    known = [row for row in rows if formatting.known(row[column])]
+    if not known:
+        return None
+    groups = sorted(known, key=lambda row: [setting_order(setting(row, name)) for name in names])
+    order = list(dict.fromkeys(label(row, names, summary.ranks) for row in groups))
+    values = [
+        {
+            "x": label(row, names, summary.ranks),
+            "y": float(row[column]),
+            "line": _line(row, apart, summary),
+            "tip": _tip(row, [*names, *apart], summary),
+            **_interval(row, column),
+        }
+        for row in known
+    ]
+    y: Spec = {
+        "field": "y",
+        "type": "quantitative",
+        "title": f"times the samples/s of {against}" if column == "speed_up" else "share",
+        "scale": {"zero": True},
+        "axis": {"tickCount": 5, **({} if column == "speed_up" else {"format": "~%"})},
+    }
+    return Panel(title=title, spec=specification(values, _layers(values, order, lines, y)))
+
+
+def _layers(
+    values: Sequence[Value], order: Sequence[str], lines: Sequence[str], y: Spec
+) -> list[Spec]:
+    x: Spec = {
+        "field": "x",
+        "type": "nominal",
+        "title": None,
+        "sort": list(order),
+        "axis": {"labelAngle": 0, "ticks": False},
+        "scale": {"paddingInner": 0.25},
+    }
+    offset: Spec = {"field": "line", "type": "nominal", "sort": list(lines)}
+    intervals = [value for value in values if "low" in value]
+    whiskers: Spec = {
+        "data": {"values": intervals},
+        "mark": {"type": "rule", "color": "var(--text)", "strokeWidth": 1.2, "aria": False},
+        "encoding": {
+            "x": x,
+            "xOffset": offset,
+            "y": {**y, "field": "low"},
+            "y2": {"field": "high"},
+        },
+    }
+    level: Spec = {
+        "data": {"values": [{"y": 1.0}]},
+        "mark": {
+            "type": "rule",
+            "color": "var(--axis)",
+            "strokeDash": [5, 4],
+            "strokeWidth": 1.5,
+            "aria": False,
+        },
+        "encoding": {"y": y},
+    }
+    bars: Spec = {
+        "mark": {"type": "bar"},
+        "encoding": {
+            "x": x,
+            "xOffset": offset,
+            "y": y,
+            "color": by_line(lines, "color"),
+            "description": TOLD,
+        },
+    }
+    return [bars, *([whiskers] if intervals else []), level]
+
+
+def _interval(row: Row, column: str) -> dict[str, float]:
+    if column != "speed_up" or not formatting.known(row["speed_up_low"]):
+        return {}
+    return {"low": float(row["speed_up_low"]), "high": float(row["speed_up_high"])}
+
+
+def _tip(row: Row, names: Sequence[str], summary: Summary) -> str:
+    memory = row["memory_ratio"]
+    told = f"\n{formatting.percent(memory)} of the memory" if formatting.known(memory) else ""
+    return (
+        f"{named(row, names, summary.ranks)}\n{speed_up_words(row)} times the samples/s{told}\n"
+        f"{formatting.step_time(row)}, {formatting.number(row['throughput'])} samples/s"
+    )

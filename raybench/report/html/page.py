@@ -1,0 +1,193 @@
+"""The report of a run as one page: it needs nothing beside itself, and asks nobody for anything.
+
+Its policy (Content-Security-Policy) allows the one style and the one script that are in it, by
+their hashes, and nothing else: should a text from the results ever come through as markup, it can
+still neither run nor fetch. The template escapes all that is not a chart drawn here.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from raybench.report import best, formatting, largest_batches
+from raybench.report.charts.main_figure import main_figure, rows_laid_over, rows_of, why_none
+from raybench.report.grouped_messages import Said, in_short
+from raybench.report.html.batch import memory_figure, throughput_figure
+from raybench.report.html.environment import device_table, facts
+from raybench.report.html.figure import WIDE, Figure, Panel
+from raybench.report.html.gains import gains_figure
+from raybench.report.html.parts import parts_figure
+from raybench.report.html.points import point_table
+from raybench.report.html.products import products_figure
+from raybench.report.html.rates import rate_figures
+from raybench.report.html.scaling import efficiency_figure, speed_up_figure
+from raybench.report.html.series import Row, is_other
+from raybench.report.html.steps import PointSteps, heat_figure, spread_figure
+from raybench.report.html.svg import drawn, key
+from raybench.report.html.telemetry import telemetry_figure
+from raybench.report.key_figures import key_figures
+from raybench.report.summary import OVER_FP32, Summary
+from raybench.report.what_ran import what_ran
+
+# A strip that can be pointed at and is not seen.
+_STRIP = re.compile(r'<path aria-label="[^"]*" d="[^"]*"/>')
+# Software that a reader asks for first; the rest is in the environment.
+_VERSIONS = {"torch": "PyTorch", "cuda": "CUDA", "nccl": "NCCL", "driver": "driver"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageData:
+    """What the page shows besides the summary.
+
+    devices: the table of the run. telemetry: its TELEMETRY_COLUMNS. steps: of the points that
+    `html_steps.spread_points` and `heat_points` ask for. against: a run that this one is laid over.
+    """
+
+    summary: Summary
+    devices: pd.DataFrame
+    telemetry: pd.DataFrame
+    steps: Sequence[PointSteps]
+    against: Summary | None = None
+
+
+def format_page(data: PageData) -> str:
+    """The whole page."""
+    summary = data.summary
+    style, script = _asset("page.css"), _asset("page.js")
+    rows = rows_laid_over(summary, data.against)
+    first = main_figure(rows, summary, data.devices)
+    others = [one for one in _figures(data, rows) if first is None or one.anchor != first.anchor]
+    page: str = _template().render(
+        summary=summary,
+        run=summary.run,
+        policy=Markup(
+            f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+            "base-uri 'none'; form-action 'none'"
+        ),
+        style=Markup(style),
+        script=Markup(script),
+        title=formatting.plain(summary.run.job_name),
+        lead=formatting.sentence(summary.lead) if summary.lead else "",
+        versions=[
+            (told, summary.versions[name])
+            for name, told in _VERSIONS.items()
+            if name in summary.versions
+        ],
+        when=f"{formatting.when(summary.run.started_at)}, {formatting.course(summary.run)}",
+        against=data.against,
+        shares_points=_shares_points(rows),
+        trained=what_ran(rows_of(summary), summary.ranks),
+        key_figures=key_figures(summary, rows_of(summary)),
+        first=first,
+        why_none=why_none(summary),
+        figures=others,
+        points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
+        findings=_findings(summary),
+        said=_all_said(summary),
+        facts=[(name, text) for name, text in facts(summary) if text],
+        devices=device_table(data.devices),
+        job_lines=formatting.plain_lines(summary.run.job_text),
+    )
+    return page
+
+
+def _figures(data: PageData, rows: Sequence[Row]) -> list[Figure]:
+    """In the order of the page; those without data are left out."""
+    summary = data.summary
+    found = [
+        *rate_figures(rows, summary),
+        speed_up_figure(rows, summary),
+        efficiency_figure(rows, summary),
+        gains_figure(rows, summary),
+        products_figure(rows, summary),
+        throughput_figure(rows, summary),
+        memory_figure(rows, summary, data.devices),
+        parts_figure(rows, summary),
+        spread_figure(data.steps, rows_of(summary), summary),
+        heat_figure(data.steps, summary),
+        telemetry_figure(data.telemetry, summary.run.started_at, rows_of(summary), summary.ranks),
+    ]
+    return [one for one in found if one is not None]
+
+
+def _shares_points(rows: Sequence[Row]) -> bool:
+    own, others = (
+        {row["point_id"] for row in rows if is_other(row) == of_other} for of_other in (False, True)
+    )
+    return not own.isdisjoint(others)
+
+
+def _findings(summary: Summary) -> list[tuple[str, Sequence[tuple[str, str]]]]:
+    baseline = summary.run.baseline
+    told = (
+        (largest_batches.TITLE, largest_batches.said(summary.largest_batches, summary.ranks)),
+        (formatting.over(baseline), summary.findings),
+        (formatting.lost(baseline), summary.losses),
+        (best.TITLE, summary.best),
+        (formatting.over(OVER_FP32), summary.precision),
+    )
+    return [(title, lines) for title, lines in told if lines]
+
+
+def _all_said(summary: Summary) -> list[tuple[str, list[str]]]:
+    """What went wrong, is missing or is doubtful."""
+    told: tuple[tuple[str, Sequence[Said]], ...] = (
+        ("Failed and skipped points", summary.failures),
+        ("Without speed-up", summary.without_speed_up),
+        ("Warnings", summary.warnings),
+    )
+    found = []
+    for title, all_said in told:
+        lines, more = in_short(all_said)
+        found.append((title, [lead + text for lead, text in lines] + [more] * bool(more)))
+    return [(title, lines) for title, lines in found if lines]
+
+
+def _charts(panel: Panel, figure: Figure) -> Markup:
+    """A chart; where there is room for it, drawn wide too: the style shows one of them."""
+    name = ": ".join(filter(None, (figure.title, panel.title)))
+    small = drawn(panel.spec, name)
+    if not figure.is_large:
+        return Markup(small)
+    if figure.is_wide:
+        # Strips that are pointed at are too many to have them twice, and too narrow on a phone.
+        small = _STRIP.sub("", small)
+    wide = drawn(panel.spec, name, (WIDE[0], max(WIDE[1], panel.spec["height"])))
+    return Markup(f'<div class="small">{small}</div><div class="large">{wide}</div>')
+
+
+def _finished(value: Any) -> Any:
+    """No character of the results turns the direction of writing."""
+    return value if isinstance(value, Markup) else formatting.printable(str(value))
+
+
+def _template() -> Any:
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finished,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["charts"] = _charts
+    environment.filters["key"] = lambda entry: Markup(key(entry.shape, entry.color))
+    return environment.from_string(_asset("page.html"))
+
+
+def _asset(name: str) -> str:
+    return resources.files("raybench.report.html").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"

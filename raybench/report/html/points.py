@@ -1,0 +1,215 @@
+"""The table of all points, which the page sorts and filters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raybench.analysis.ratios import ratio_range
+from raybench.analysis.scaling import setting, setting_order
+from raybench.report import formatting
+from raybench.report.html.scaling import speed_up_words
+from raybench.report.html.series import Row, in_order, is_other, varying_settings
+from raybench.report.summary import Summary
+from raybench.report.tables import MARK_COLUMN, marks
+
+_GIB = 2**30
+_MEANINGS = {
+    "step": "Median over iterations of the slowest rank's time.",
+    "±": "Half of the 95 % interval of the step time, relative to it.",
+    MARK_COLUMN: "What makes the number doubtful; a letter each.",
+    "other step": "Step time in the run that this one is laid over.",
+    "change": "Step time of this run over that of the other, less 1, ± half of the 95 % interval "
+    "of these two starts. `raybench compare` tells chance from change.",
+    "samples/s": "Of all ranks together.",
+    "speed-up": "samples/s over those of the baseline point, ± half of the 95 % interval.",
+    "efficiency": "Speed-up over the ratio of the numbers of ranks.",
+    "GiB": "Peak memory allocated on the device that needs most.",
+    "algbw GB/s": "Bytes over step time, as nccl-tests counts them.",
+    "busbw GB/s": "algbw times the operation's factor, as nccl-tests counts it.",
+    "memory GB/s": "Bytes read and written over step time.",
+    "TFLOP/s": "Of one device.",
+    "burst": "TFLOP/s in the first 30 ms of the warm-up, before a power limit acts.",
+    "MFU": "TFLOP/s over the datasheet's dense peak.",
+    "GEMM": "TFLOP/s over those of large matrix products on the same device.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """text: what is seen. value: what it is sorted by where the text is no plain number. hint:
+    what it means."""
+
+    text: str
+    value: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """is_setting: it can be chosen by its values."""
+
+    title: str
+    is_number: bool
+    is_setting: bool = False
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointTable:
+    """texts: how many columns, from the first, are aligned as text. meanings: of its columns and
+    marks."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    texts: int
+    meanings: Sequence[tuple[str, str]]
+
+
+def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> PointTable:
+    """rows: the points of the run, and those of the one that it is laid over, `against`."""
+    own = in_order([row for row in rows if not is_other(row)])
+    others = {row["point_id"]: row for row in rows if is_other(row)}
+    names = varying_settings(own) or ["precision"]
+    words = [name for name in names if not _is_number(name, own)]
+    numbers = [name for name in names if _is_number(name, own)]
+    measured = _measured(own, others, against)
+    kept = [(title, cells) for title, cells in measured if any(cell.text for cell in cells)]
+    settings = [(name, [_setting(row, name) for row in own]) for name in (*words, *numbers)]
+    cells = zip(*(cells for _, cells in [*settings, *kept]), strict=True)
+    found = {letter for row in own for letter in marks(dict(row))}
+    titles = [title for title, _ in kept]
+    return PointTable(
+        columns=[
+            Column(title="point", is_number=False, hint="For `raybench show RUN POINT`."),
+            *(_setting_column(name, own, summary.ranks) for name, _ in settings),
+            *(
+                Column(title=title, is_number=title != MARK_COLUMN, hint=_MEANINGS.get(title, ""))
+                for title in titles
+            ),
+        ],
+        rows=[
+            [Cell(text=str(row["point_id"])), *line] for row, line in zip(own, cells, strict=True)
+        ]
+        if own
+        else [],
+        texts=1 + len(words),
+        meanings=[
+            *((title, _MEANINGS[title]) for title in titles if title in _MEANINGS),
+            *((mark, text + ".") for mark, text in formatting.MARKS.items() if mark in found),
+        ],
+    )
+
+
+def _is_number(name: str, rows: Sequence[Row]) -> bool:
+    return all(setting_order(setting(row, name))[0] == 0 for row in rows)
+
+
+def _setting_column(name: str, rows: Sequence[Row], ranks: str) -> Column:
+    title = ranks if name == "world_size" else formatting.heading(name)
+    return Column(title=title, is_number=_is_number(name, rows), is_setting=True)
+
+
+def _setting(row: Row, name: str) -> Cell:
+    value = setting(row, name)
+    text = "" if value is None else formatting.setting(name, value)
+    return Cell(text=text, value=str(value) if name.endswith("_bytes") else "")
+
+
+def _measured(
+    rows: Sequence[Row], others: Mapping[str, Row], against: str
+) -> list[tuple[str, list[Cell]]]:
+    columns: list[tuple[str, Callable[[Row], Cell]]] = [
+        ("step", _step),
+        ("±", _unsure),
+        (MARK_COLUMN, _marks),
+        ("samples/s", _number("throughput")),
+        ("speed-up", _speed_up),
+        ("efficiency", _percent("efficiency", 1.0)),
+        ("GiB", _gib),
+        ("algbw GB/s", _number("algbw_gb_s")),
+        ("busbw GB/s", _number("busbw_gb_s")),
+        ("memory GB/s", _number("memory_gb_s")),
+        ("TFLOP/s", _number("achieved_tflops_per_device")),
+        ("burst", _number("burst_tflops_per_device")),
+        ("MFU", _percent("mfu_pct", 100.0)),
+        ("GEMM", _percent("gemm_share_pct", 100.0)),
+    ]
+    if against:
+        columns[2:2] = [
+            (
+                "other step",
+                lambda row: _step(others[row["point_id"]]) if _in(row, others) else _NONE,
+            ),
+            ("change", lambda row: _change(others.get(row["point_id"]), row)),
+        ]
+    return [(title, [cell(row) for row in rows]) for title, cell in columns]
+
+
+_NONE = Cell(text="")
+
+
+def _in(row: Row, others: Mapping[str, Row]) -> bool:
+    return row["point_id"] in others
+
+
+def _step(row: Row) -> Cell:
+    if row["status"] != "ok":
+        reason = row["error_message"]
+        hint = (
+            formatting.shortened(formatting.plain(reason), 300) if formatting.known(reason) else ""
+        )
+        return Cell(text=formatting.STATUS_WORDS[row["status"]], hint=hint)
+    time_ms = row["step_ms_p50"]
+    if not formatting.known(time_ms):
+        return _NONE
+    return Cell(text=formatting.duration(time_ms), value=f"{time_ms:.6g}")
+
+
+def _unsure(row: Row) -> Cell:
+    value, low, high = (row[f"step_ms_{name}"] for name in ("p50", "ci_low", "ci_high"))
+    if not all(map(formatting.known, (value, low, high))):
+        return _NONE
+    share = (high - low) / 2 / value
+    return Cell(text=formatting.half_width(share), value=f"{share:.4g}")
+
+
+def _change(other: Row | None, row: Row) -> Cell:
+    """Of the step time, since the other run: this one over it, less 1."""
+    if other is None or not all(formatting.known(one["step_ms_p50"]) for one in (other, row)):
+        return _NONE
+    change = float(row["step_ms_p50"] / other["step_ms_p50"] - 1)
+    around = ratio_range(other, row)
+    sure = "" if around is None else f" {formatting.half_width((around[1] - around[0]) / 2)}"
+    return Cell(text=f"{change:+.1%}{sure}", value=f"{change:.6g}")
+
+
+def _marks(row: Row) -> Cell:
+    found = marks(dict(row))
+    return Cell(text=found, hint="; ".join(formatting.MARKS[mark] for mark in found))
+
+
+def _number(name: str) -> Callable[[Row], Cell]:
+    return lambda row: Cell(text=formatting.number(row[name]))
+
+
+def _percent(name: str, whole: float) -> Callable[[Row], Cell]:
+    def cell(row: Row) -> Cell:
+        known = formatting.known(row[name])
+        share = row[name] / whole if known else 0.0
+        return Cell(text=formatting.percent(share), value=f"{share:.5g}") if known else _NONE
+
+    return cell
+
+
+def _speed_up(row: Row) -> Cell:
+    if not formatting.known(row["speed_up"]):
+        reason = formatting.plain(row["why"]) if formatting.known(row["why"]) else ""
+        return Cell(text="–" if reason else "", hint=reason)
+    return Cell(text=speed_up_words(row), value=f"{row['speed_up']:.6g}")
+
+
+def _gib(row: Row) -> Cell:
+    value: Any = row["peak_mem_allocated_bytes"]
+    return Cell(text=formatting.gib(value))

@@ -1,0 +1,166 @@
+"""Speed-up against ideal and scaling efficiency over the ranks, as figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from raybench.report import formatting
+from raybench.report.findings import plus_minus
+from raybench.report.html.figure import Entry, Figure, Panel, Spec, Value, legend, specification
+from raybench.report.html.lines import (
+    OTHER,
+    ideal_layer,
+    interval_layers,
+    layers,
+    linear_axis,
+    number_layer,
+    power_axis,
+    reached,
+)
+from raybench.report.html.series import Row, arrange, drawn_of, is_other, lines_of, missing, named
+from raybench.report.html.series import varying_settings as varying
+from raybench.report.summary import Summary
+
+# What tells the lines of one panel from each other.
+_LINES = ("batch", "scaling")
+_IDEAL = Entry(label="ideal", color="var(--axis)", shape="dash")
+
+
+def speed_up_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
+    """None where there is no speed-up over several numbers of ranks."""
+    return _figure(
+        rows,
+        summary,
+        name="speed_up",
+        title=f"Speed-up over the number of {summary.ranks}",
+        note=f"Samples per second over those of the same settings on {_base(summary)}. Both axes "
+        "double from tick to tick. Bars: 95 % intervals, mostly smaller than the points.",
+    )
+
+
+def efficiency_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
+    """None where there is no efficiency over several numbers of ranks."""
+    return _figure(
+        rows,
+        summary,
+        name="efficiency",
+        title="Scaling efficiency",
+        note=f"Speed-up over the ratio of {summary.ranks}; 100 % is ideal.",
+    )
+
+
+def _base(summary: Summary) -> str:
+    count = int(summary.run.baseline.get("world_size", 1))
+    return f"{count} {summary.ranks.removesuffix('s') if count == 1 else summary.ranks}"
+
+
+def _figure(
+    rows: Sequence[Row], summary: Summary, *, name: str, title: str, note: str
+) -> Figure | None:
+    def is_known(row: Row) -> bool:
+        return bool(formatting.known(row[name]) and row[name] > 0)
+
+    known = [row for row in rows if is_known(row)]
+    sizes = sorted({row["world_size"] for row in known})
+    if "world_size" not in summary.run.baseline or len(sizes) < 2:
+        return None
+    series = arrange(rows, over=("world_size",), lines_by=_LINES, ranks=summary.ranks)
+    lines = lines_of(series, is_known)
+    told = varying(rows)
+    values = {
+        head: _values([one for one in members if is_known(one[1])], name, told, summary)
+        for head, members in series.panels.items()
+    }
+    x = power_axis("x", summary.ranks, sizes)
+    x["axis"] = {"values": sizes, "format": "~g"}
+    base = float(summary.run.baseline["world_size"])
+    ends = reached([value for found in values.values() for value in found])
+    ideal = [{"x": s, "y": s / base if name == "speed_up" else 1.0} for s in sizes]
+    ends += [point["y"] for point in ideal]
+    # Room for the numbers beside the last points.
+    x["scale"]["domain"][1] *= 1.2
+    times = f"times the samples/s of {_base(summary)}"
+    y = power_axis("y", times, ends) if name == "speed_up" else _percent_axis(ends)
+    panels = [
+        Panel(
+            title=head,
+            spec=_spec(values[head], lines, x, y, ideal),
+            missing=missing(members, is_known, ("world_size",), summary.ranks),
+        )
+        for head, members in series.panels.items()
+    ]
+    others = [OTHER] if any(map(is_other, known)) else []
+    return Figure(
+        anchor=name.replace("_", "-"),
+        title=title,
+        note=note + drawn_of(series),
+        legend=[*legend(lines), _IDEAL, *others],
+        panels=panels,
+    )
+
+
+def _percent_axis(ends: Sequence[float]) -> Spec:
+    return linear_axis(
+        "y",
+        "efficiency",
+        scale={"domain": [0, max(1.0, *ends) * 1.05], "nice": False},
+        axis={"format": "~%", "tickCount": 5},
+    )
+
+
+def _spec(
+    values: Sequence[Value],
+    lines: Sequence[str],
+    x: Spec,
+    y: Spec,
+    ideal: Sequence[dict[str, float]],
+) -> Spec:
+    return specification(
+        values,
+        [
+            ideal_layer(ideal, x, y),
+            *interval_layers(values, lines, x, y),
+            *layers(values, lines, x, y),
+            *number_layer(values, x, y),
+        ],
+    )
+
+
+def _values(
+    members: Sequence[tuple[str, Row]], name: str, told: Sequence[str], summary: Summary
+) -> list[Value]:
+    return [
+        {
+            "x": int(row["world_size"]),
+            "y": float(row[name]),
+            "line": line,
+            "number": formatting.ratio(row[name]) if name == "speed_up" else f"{row[name]:.0%}",
+            "other": is_other(row),
+            "tip": _tip(row, told, summary.ranks),
+            **_interval(row, name),
+        }
+        for line, row in members
+    ]
+
+
+def _interval(row: Row, name: str) -> dict[str, Any]:
+    """The 95 % interval of a figure, where the table has one."""
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    known = formatting.known(low) and formatting.known(high)
+    return {"low": float(low), "high": float(high)} if known else {}
+
+
+def _tip(row: Row, told: Sequence[str], ranks: str) -> str:
+    return (
+        f"{named(row, told, ranks)}\nspeed-up {speed_up_words(row)}, "
+        f"efficiency {formatting.percent(row['efficiency'])}\n{formatting.step_time(row)}, "
+        f"{formatting.number(row['throughput'])} samples/s"
+    )
+
+
+def speed_up_words(row: Row) -> str:
+    """A speed-up and half of its interval, relative."""
+    sure = plus_minus(row)
+    told = "" if sure is None or row["is_baseline"] else f" {formatting.half_width(sure)}"
+    return formatting.ratio(row["speed_up"]) + told

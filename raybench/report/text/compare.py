@@ -1,0 +1,135 @@
+"""A comparison of two runs as text: for a terminal, as Markdown, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import RenderableType
+
+from raybench.report import comparison as said
+from raybench.report import formatting
+from raybench.report.comparison import Comparison
+from raybench.report.export import as_json
+from raybench.report.text import compare_words as words
+from raybench.report.text.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, rendered
+from raybench.report.text.markdown import code, escape
+from raybench.results.run import Run
+
+NOT_COMPARABLE = "NOT COMPARABLE"
+_STYLES = {"slower": "bold red", "faster": "bold green", "unclear": "yellow"}
+
+
+def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool = False) -> str:
+    """The comparison: the answer, what changed around it, then point by point."""
+    parts: list[RenderableType] = [
+        pairs([("base", _run(comparison.base)), ("new", _run(comparison.new))]),
+        line(""),
+        line(words.headline(comparison), "bold"),
+        *(line(text) for text in _told(comparison)),
+        *(line(text, "yellow") for text in words.advice(comparison)),
+        *(line(_loud(why), "bold red") for why in comparison.obstacles),
+    ]
+    parts += _pairs("What changed around the points", said.environment(comparison), _SAME_AROUND)
+    if comparison.compared:
+        parts += [line(""), _table(comparison)]
+        parts += [line(left_out) for left_out in _left_out(comparison)]
+    parts += _pairs("What changed beside, or is missing for a verdict", said.beside(comparison))
+    parts += _pairs("Failed in one of the runs", said.unpaired(comparison))
+    for paragraph in words.explanation(comparison):
+        parts += [line(""), line(paragraph, "dim")]
+    return rendered(parts, width, color)
+
+
+def _told(comparison: Comparison) -> list[str]:
+    """The sentences that follow the answer."""
+    return [text for text in (words.sensitivity(comparison), words.one_sided(comparison)) if text]
+
+
+_SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variables, commit"
+
+
+def _run(run: Run) -> str:
+    return f"{formatting.title(run)}, {formatting.when(run.started_at)}"
+
+
+def _loud(why: str) -> str:
+    return f"{NOT_COMPARABLE}: {why}. The changes below tell of that, not of the software."
+
+
+def _pairs(
+    title: str, lines: Sequence[tuple[str, str]], otherwise: str = ""
+) -> list[RenderableType]:
+    if not lines and not otherwise:
+        return []
+    return [line(""), line(title, "bold"), pairs(lines) if lines else line(otherwise)]
+
+
+def _left_out(comparison: Comparison) -> list[str]:
+    _, hidden = said.shown(comparison)
+    return [f"and {hidden} more that are the same; `--format json` has all"] if hidden else []
+
+
+def _table(comparison: Comparison) -> RenderableType:
+    names, settings, cells = said.table(comparison)
+    columns = [
+        Column(
+            name,
+            folds_to=SETTING_CHARS if place < settings else None,
+            side="right" if settings <= place < len(names) - 1 else "left",
+        )
+        for place, name in enumerate(names)
+    ]
+    return grid(columns, cells, [_STYLES.get(cell[-1], "") for cell in cells])
+
+
+def format_markdown(comparison: Comparison) -> str:
+    """The comparison, to be read in a pull request."""
+    names, settings, cells = said.table(comparison)
+    blocks = [
+        f"## {escape(comparison.new.job_name)}: {code(comparison.new.run_id)} against "
+        f"{code(comparison.base.run_id)}",
+        f"**{escape(words.headline(comparison))}**",
+        *map(escape, (*_told(comparison), *words.advice(comparison))),
+        *(f"> **{escape(_loud(why))}**" for why in comparison.obstacles),
+        *_listed("What changed around the points", said.environment(comparison), _SAME_AROUND),
+    ]
+    if cells:
+        numbers = len(names) - 1 - settings
+        aligned = [*[":---"] * settings, *["---:"] * numbers, ":---"]
+        rows = [[escape(cell) for cell in row] for row in [names, *cells]]
+        lines = [rows[0], aligned, *rows[1:]]
+        blocks.append("\n".join("| " + " | ".join(row) + " |" for row in lines))
+        blocks += _left_out(comparison)
+    blocks += [
+        *_listed("What changed beside, or is missing for a verdict", said.beside(comparison)),
+        *_listed("Failed in one of the runs", said.unpaired(comparison)),
+        *(escape(paragraph) for paragraph in words.explanation(comparison)),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _listed(title: str, lines: Sequence[tuple[str, str]], otherwise: str = "") -> list[str]:
+    if not lines and not otherwise:
+        return []
+    items = [f"* {escape(what)}: {code(text)}" for what, text in lines] or [escape(otherwise)]
+    return [f"**{escape(title)}**", "\n".join(items)]
+
+
+def format_json(comparison: Comparison) -> str:
+    """base, new (runs), threshold, comparable (false, and why not), changes, verdicts, points (all
+    columns of `raybench.analysis.compare.compare`, and what else changed there)."""
+    points = as_json.records(comparison.frame)
+    for row in points:
+        row["beside"] = [asdict(one) for one in comparison.beside.get(row["point_id"], ())]
+    return as_json.format_object(
+        base=asdict(comparison.base),
+        new=asdict(comparison.new),
+        threshold=comparison.threshold,
+        left_out=[asdict(one) for one in comparison.left_out],
+        comparable=not comparison.obstacles,
+        obstacles=list(comparison.obstacles),
+        changes=[asdict(one) for one in comparison.changes],
+        verdicts=dict(comparison.verdicts),
+        points=points,
+    )

@@ -1,0 +1,104 @@
+"""The scaling report as GitHub-flavoured Markdown. Text from the results is escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from raybench.report import best, formatting, largest_batches
+from raybench.report.grouped_messages import Said, in_short, some
+from raybench.report.summary import OVER_FP32, Summary
+from raybench.report.tables import Table
+
+# What Markdown or HTML could take for markup, anywhere in a line.
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&@$])")
+_BACKTICKS = re.compile(r"`+")
+
+
+def format_report(summary: Summary) -> str:
+    """The scaling report, to be read in a pull request."""
+    run = summary.run
+    blocks = [
+        f"## {escape(run.job_name)}",
+        *([f"**{escape(formatting.sentence(summary.lead))}**"] if summary.lead else []),
+        f"Run {code(run.run_id)}, {formatting.when(run.started_at)}, {formatting.course(run)}; "
+        f"{summary.counts}.  \n{escape(summary.machine)}.  \n"
+        + escape(formatting.versions(summary.versions)),
+        *([f"Nodes lost: {code(some(summary.lost_nodes))}"] if summary.lost_nodes else []),
+        *(
+            [f"In all points: {code(formatting.settings(summary.shared))}"]
+            if summary.shared
+            else []
+        ),
+        *_findings(summary),
+        *(block for table in summary.tables for block in _table(table)),
+        *_explained(summary),
+        *_said("Failed and skipped points", summary.failures),
+        *_said("Without speed-up", summary.without_speed_up),
+        *_said("Warnings", summary.warnings),
+        *([escape(f"{summary.more_rounds.sentence}.")] if summary.more_rounds else []),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text that shows as it is."""
+    return _SPECIAL.sub(r"\\\1", formatting.plain(text))
+
+
+def code(text: str) -> str:
+    """Text as a code span: there, no mention or issue number turns into a link either."""
+    one_line = formatting.plain(text)
+    longest = max((len(run) for run in _BACKTICKS.findall(one_line)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if one_line.startswith("`") or one_line.endswith("`") else ""
+    return f"{fence}{pad}{one_line}{pad}{fence}"
+
+
+def _table(table: Table) -> list[str]:
+    aligned = [":---" if column in table.texts else "---:" for column in table.columns]
+    lines = [_row(escape(column) for column in table.columns), _row(aligned)]
+    lines += [_row(escape(cell) for cell in row) for row in table.rows]
+    title = "### " + ": ".join(filter(None, (escape(table.workload), escape(table.kind))))
+    return [
+        title,
+        *([code(formatting.settings(table.params))] if table.params else []),
+        "\n".join(lines),
+    ]
+
+
+def _findings(summary: Summary) -> list[str]:
+    baseline = summary.run.baseline
+    largest = largest_batches.said(summary.largest_batches, summary.ranks)
+    return [
+        *_listed(largest_batches.TITLE, largest),
+        *_listed(formatting.over(baseline), summary.findings),
+        *_listed(formatting.lost(baseline), summary.losses),
+        *_listed(best.TITLE, summary.best),
+        *_listed(formatting.over(OVER_FP32), summary.precision),
+    ]
+
+
+def _listed(title: str, lines: Sequence[tuple[str, str]]) -> list[str]:
+    if not lines:
+        return []
+    items = (f"* {escape(what)}: {escape(found)}" for what, found in lines)
+    return [f"**{escape(title)}**", "\n".join(items)]
+
+
+def _explained(summary: Summary) -> list[str]:
+    if not summary.tables:
+        return ["No point has been finished yet."]
+    return [escape(paragraph) for paragraph in summary.explanation]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _said(title: str, all_said: Sequence[Said]) -> list[str]:
+    if not all_said:
+        return []
+    told, more = in_short(all_said)
+    lines = [f"* {lead}{code(text)}" for lead, text in told]
+    return [f"**{title}**", "\n".join(lines), *([more] if more else [])]

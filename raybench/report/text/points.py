@@ -1,0 +1,333 @@
+"""The points of a run, and everything about one of them, as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from rich.console import RenderableType
+from rich.table import Table
+
+from raybench.analysis.scaling import setting
+from raybench.report import formatting
+from raybench.report.text.console import (
+    SETTING_CHARS,
+    WIDTH,
+    Column,
+    grid,
+    line,
+    min_width,
+    pairs,
+    rendered,
+    whole,
+)
+from raybench.report.text.histogram import histogram
+
+Row = Mapping[str, Any]
+
+# Parameters vary too, but their values belong to the reader who asks for one point.
+_SETTINGS = ("precision", "cuda_graph", "batch_size", "global_batch_size", "world_size")
+_RATES = {
+    "throughput": "samples/s",
+    "busbw_gb_s": "busbw GB/s",
+    "memory_gb_s": "memory GB/s",
+    "achieved_tflops_per_device": "TFLOP/s",
+}
+_REASON_CHARS = 80
+_LEAST_REASON_CHARS = 24
+# A model has hundreds of modules; the table `modules` holds the rest.
+_MOST_MODULES = 20
+_MODULE_CHARS = 20
+# The end of a traceback or a log says most; `--json` has all of it.
+_DETAIL_LINES = 15
+# These have a place of their own.
+_APART = ("methods", "error_detail")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointDetails:
+    """The latest attempt at a point, and the rows of all attempts at it, in order.
+
+    row: of `points`. steps_ms, ranks, modules, states: as the functions of raybench.analysis give
+    them, for modules that were profiled and devices that were sampled. traces: paths.
+    wrote_logs: there is text of its ranks.
+    """
+
+    row: Row
+    ranks: pd.DataFrame
+    modules: pd.DataFrame
+    states: pd.DataFrame
+    traces: Sequence[str]
+    wrote_logs: bool = False
+    attempts: Sequence[Row] = ()
+    steps_ms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+
+def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = False) -> str:
+    """The points of one run: the settings that vary among them, and what was measured."""
+    if points.empty:
+        return rendered([line("No point has been finished yet.")], width, color)
+    rows = [{str(k): v for k, v in row.items()} for row in points.to_dict("records")]
+    names = varying_settings(rows)
+    rates = [name for name in _RATES if any(formatting.known(row[name]) for row in rows)]
+    unit = formatting.unit_of(rows)
+    columns = {
+        Column("point"): [row["point_id"] for row in rows],
+        **({Column("round"): [_round(row) for row in rows]} if _has_rounds(rows) else {}),
+        **{
+            Column(formatting.heading(name), folds_to=SETTING_CHARS): [
+                formatting.setting(name, setting(row, name)) for row in rows
+            ]
+            for name in names
+        },
+        Column("status"): [formatting.STATUS_WORDS[row["status"]] for row in rows],
+        Column(f"step {unit.name}", side="right"): [formatting.step_in(unit, row) for row in rows],
+        **{
+            Column(_RATES[name], side="right"): [formatting.number(row[name]) for row in rows]
+            for name in rates[:1]
+        },
+    }
+    extras = {
+        Column(head, side="right"): [cell(row) for row in rows]
+        for head, cell in _extras(unit, rates[1:])
+    }
+    known = {column: cells for column, cells in extras.items() if any(cells)}
+    reasons = [_reason(row) for row in rows]
+    return rendered([_fitting(columns, known, reasons, width)], width, color)
+
+
+def _has_rounds(rows: Sequence[Row]) -> bool:
+    return any(formatting.known(row["round"]) and row["round"] > 1 for row in rows)
+
+
+def _round(row: Row) -> str:
+    """Which round, and whether the point is a control there."""
+    number = f"{row['round']:.0f}" if formatting.known(row["round"]) else ""
+    return f"{number} control" if formatting.known(row["control_of"]) else number
+
+
+def _extras(
+    unit: formatting.Unit, rates: Sequence[str]
+) -> Iterator[tuple[str, Callable[[Row], str]]]:
+    """What is shown of each point beside its step, where there is room."""
+
+    def number(name: str) -> Callable[[Row], str]:
+        return lambda row: formatting.number(row[name])
+
+    def p99(row: Row) -> str:
+        return formatting.time_in(unit, row["step_ms_p99"])
+
+    yield from ((_RATES[name], number(name)) for name in rates)
+    yield f"p99 {unit.name}", p99
+    yield "GiB", lambda row: formatting.gib(row["peak_mem_allocated_bytes"])
+
+
+def _reason(row: Row) -> str:
+    message = row["error_message"]
+    if not formatting.known(message):
+        return ""
+    return formatting.failure(row["status"], row["error_type"], message)
+
+
+def _fitting(
+    columns: Mapping[Column, Sequence[str]],
+    extras: Mapping[Column, Sequence[str]],
+    reasons: Sequence[str],
+    width: int,
+) -> Table:
+    """With the reasons of failures and as many of the extras as there is room for; where there is
+    none, without the rate, then without a status that is ok everywhere.
+    """
+
+    def room(shown: Mapping[Column, Sequence[str]]) -> int:
+        return width - min_width(list(shown), list(zip(*shown.values(), strict=True))) - 2
+
+    last: dict[Column, Sequence[str]] = {}
+    if any(reasons) and (chars := room(columns)) >= _LEAST_REASON_CHARS:
+        last[Column("reason")] = [
+            formatting.shortened(reason, min(chars, _REASON_CHARS)) for reason in reasons
+        ]
+    for column, cells in extras.items():
+        if room({**columns, column: cells, **last}) >= -2:
+            columns = {**columns, column: cells}
+    columns = {**columns, **last}
+    rates = [column for column in columns if column.name in _RATES.values()]
+    statuses = [c for c, cells in columns.items() if c.name == "status" and {*cells} == {"ok"}]
+    shown = dict(columns)
+    for dropped in ([], rates, statuses):
+        shown = {column: cells for column, cells in shown.items() if column not in dropped}
+        table = grid(list(shown), list(zip(*shown.values(), strict=True)))
+        if (table.min_width or 0) <= width:
+            break
+    return table
+
+
+def varying_settings(rows: Sequence[Row]) -> list[str]:
+    """The settings and parameters that are not the same in all rows.
+
+    The global batch is left out where it just follows from the batch per device.
+    """
+    params = dict.fromkeys(name for row in rows for name in row["params"])
+    weak = all(row["scaling"] == "weak" for row in rows)
+    names = ["workload", *params, *(n for n in _SETTINGS if not (weak and n.startswith("global")))]
+    if not weak:
+        names.remove("batch_size")
+    return [name for name in names if len({str(setting(row, name)) for row in rows}) > 1]
+
+
+def format_point(
+    point: PointDetails, units: Mapping[str, str], *, width: int = WIDTH, color: bool = False
+) -> str:
+    """Everything about the latest attempt at a point, what is null left out, and how the earlier
+    ones ended."""
+    row = {n: _short(value) if n.endswith("_sha256") else value for n, value in point.row.items()}
+    shown = ((name, _value(value, units.get(name, ""))) for name, value in row.items())
+    told = [(name, text) for name, text in shown if text and name not in _APART]
+    parts: list[RenderableType] = [pairs(told)]
+    for block in (_detail(point.row["error_detail"]), _attempts(point.attempts)):
+        parts += [line(""), *block] if block else []
+    methods = point.row["methods"]
+    if isinstance(methods, Mapping) and methods:
+        parts += [line(""), line("How each was measured", "bold"), pairs(_methods(methods))]
+    spread = histogram(point.steps_ms)
+    for table in (spread, _ranks(point.ranks), _states(point.states), _modules(point.modules)):
+        parts += [line(""), *table] if table else []
+    if point.wrote_logs:
+        parts += [line(""), line("What its ranks wrote: the same command with --logs")]
+    if point.traces:
+        parts += [line(""), line("Traces, for ui.perfetto.dev", "bold"), *map(whole, point.traces)]
+    return rendered(parts, width, color)
+
+
+def _short(digest: Any) -> Any:
+    return digest[:12] if isinstance(digest, str) else digest
+
+
+def _detail(detail: Any) -> list[RenderableType]:
+    if not formatting.known(detail) or not (lines := formatting.plain_lines(detail)):
+        return []
+    last = lines[-_DETAIL_LINES:]
+    cut = f", the last {len(last)} of {len(lines)} lines" if len(lines) > len(last) else ""
+    return [line(f"error_detail{cut}", "bold"), *map(line, last)]
+
+
+def _attempts(attempts: Sequence[Row]) -> list[RenderableType]:
+    """All attempts, where there is more than one."""
+    if len(attempts) < 2:
+        return []
+    rounds = ["round"] if _has_rounds(attempts) else []
+    columns = [
+        *(Column(name) for name in ("attempt", *rounds, "status", "started, UTC")),
+        Column("took s", side="right"),
+        Column("reason", folds_to=SETTING_CHARS),
+    ]
+    rows = [
+        [
+            str(row["attempt"]),
+            *(_round(row) for _ in rounds),
+            formatting.STATUS_WORDS[row["status"]],
+            f"{row['started_at']:%Y-%m-%d %H:%M:%S}",
+            formatting.number(row["duration_s"], 3),
+            _reason(row),
+        ]
+        for row in attempts
+    ]
+    return [line("Attempts", "bold"), grid(columns, rows)]
+
+
+def _methods(methods: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Each column and how it was got; where columns in a row share that, it is said once."""
+    said = ""
+    for name, text in methods.items():
+        yield formatting.plain(name), "the same" if text == said else formatting.plain(text)
+        said = text
+
+
+def _value(value: Any, unit: str) -> str:
+    """A cell and its unit; empty for null and for what is empty."""
+    if isinstance(value, Mapping):
+        return formatting.settings(value)
+    if isinstance(value, list | np.ndarray):
+        return "; ".join(formatting.plain(item) for item in value)
+    if not formatting.known(value):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat(timespec="seconds"))
+    if unit == "bytes":
+        return formatting.size(value)
+    shown = formatting.number(value) if isinstance(value, float) else formatting.plain(value)
+    return f"{shown} {unit}".rstrip()
+
+
+def _ranks(ranks: pd.DataFrame) -> list[RenderableType]:
+    if ranks.empty:
+        return []
+    names = ("rank", "iterations", "median ms", "min ms", "max ms")
+    rows = [
+        [str(rank), str(iterations), *(formatting.number(ms) for ms in times_ms)]
+        for rank, iterations, *times_ms in ranks.itertuples(index=False)
+    ]
+    return [grid([Column(name, side="right") for name in names], rows)]
+
+
+def _states(states: pd.DataFrame) -> list[RenderableType]:
+    """What was sampled of the devices, from the least to the most."""
+    if states.empty:
+        return []
+    heads = {
+        "sm_clock_mhz": "SM MHz",
+        "memory_clock_mhz": "memory MHz",
+        "power_w": "W",
+        "temperature_c": "degC",
+        "gpu_utilization_pct": "busy %",
+    }
+    rows = [
+        [
+            f"{formatting.plain(row['node_id'])[:8]}:{row['index']}",
+            *(_span(row[f"{name}_min"], row[f"{name}_max"]) for name in heads),
+            ", ".join(row["throttle_reasons"]),
+        ]
+        for row in states.to_dict("records")
+    ]
+    columns = [
+        Column("device"),
+        *(Column(head, side="right") for head in heads.values()),
+        Column("throttled by", folds_to=SETTING_CHARS),
+    ]
+    title = f"All devices of the run meanwhile, {states['samples'].max()} samples each"
+    return [line(title, "bold"), grid(columns, rows)]
+
+
+def _span(least: float, most: float) -> str:
+    if not formatting.known(least) or not formatting.known(most):
+        return ""
+    low, high = f"{least:.0f}", f"{most:.0f}"
+    return low if low == high else f"{low}-{high}"
+
+
+def _modules(modules: pd.DataFrame) -> list[RenderableType]:
+    if modules.empty:
+        return []
+    columns = [
+        Column("module", folds_to=_MODULE_CHARS),
+        Column("class", folds_to=_MODULE_CHARS),
+        *(Column(name, side="right") for name in ("calls", "forward ms", "backward ms")),
+    ]
+    rows = list(_module_rows(modules.head(_MOST_MODULES)))
+    more = len(modules) - len(rows)
+    hidden = f"; {more} more are in the table `modules`" if more > 0 else ""
+    title = f"Modules with their children, per step{hidden}"
+    return [line(title, "bold"), grid(columns, rows)]
+
+
+def _module_rows(modules: pd.DataFrame) -> Iterator[list[str]]:
+    for row in modules.to_dict("records"):
+        times = (formatting.part_ms(row[name]) for name in ("forward_ms", "backward_ms"))
+        name = formatting.plain(row["module"]) or "(the model)"
+        yield [name, formatting.plain(row["kind"]), str(row["calls"]), *times]

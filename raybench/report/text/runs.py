@@ -1,0 +1,94 @@
+"""The runs of a results folder as text for a terminal; without pandas, which is slow to import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import RenderableType
+
+from raybench.report import formatting
+from raybench.report.text.console import WIDTH, Column, grid, hanging, line, rendered
+from raybench.results.run import Run, RunStatus
+
+# A run's id is not folded below this, so that it can be copied.
+_RUN_ID_CHARS = 40
+_TAGS_CHARS = 30
+
+
+def format_runs(
+    runs: Sequence[Run],
+    machines: Mapping[str, str],
+    *,
+    width: int = WIDTH,
+    color: bool = False,
+) -> str:
+    """A line per run, the newest last. What was done of a run is known when it has ended.
+
+    machines: what each run was measured on, by run_id. Tags, the machine and the start are left out
+    in turn where there is no room.
+    """
+    columns = {
+        Column("run", folds_to=_RUN_ID_CHARS): [run.run_id for run in runs],
+        Column("started, UTC"): [f"{run.started_at:%Y-%m-%d %H:%M}" for run in runs],
+        Column("status"): [run.status.value for run in runs],
+        Column("ok", side="right"): [_count(run, run.points_ok) for run in runs],
+        Column("fail", side="right"): [_count(run, run.points_failed) for run in runs],
+        Column("skip", side="right"): [_count(run, run.points_skipped) for run in runs],
+        Column("took", side="right"): [_took(run) for run in runs],
+        Column("on"): [machines.get(run.run_id, "") for run in runs],
+        Column("tags"): [formatting.shortened(tags(run), _TAGS_CHARS) for run in runs],
+    }
+    dropped: list[str] = []
+    for name in ("", "tags", "on", "started, UTC"):
+        dropped.append(name)
+        shown = {c: cells for c, cells in columns.items() if c.name not in dropped and any(cells)}
+        cells = [
+            [formatting.plain(cell) for cell in row] for row in zip(*shown.values(), strict=True)
+        ]
+        table = grid(list(shown), cells)
+        if (table.min_width or 0) <= width:
+            break
+    return rendered([table], width, color)
+
+
+def format_runs_long(
+    runs: Sequence[Run],
+    machines: Mapping[str, str],
+    leads: Mapping[str, str],
+    *,
+    width: int = WIDTH,
+    color: bool = False,
+) -> str:
+    """A few lines per run: how it ended, on what, its tags and what it found (leads, by run_id)."""
+    parts: list[RenderableType] = []
+    for run in runs:
+        parts.append(line(formatting.plain(run.run_id), "bold"))
+        told = (
+            f"{formatting.when(run.started_at)}, {_ended(run)}",
+            machines.get(run.run_id, ""),
+            tags(run),
+            leads.get(run.run_id, ""),
+        )
+        parts += [hanging("  ", formatting.plain(text)) for text in told if text]
+    return rendered(parts, width, color)
+
+
+def tags(run: Run) -> str:
+    """The tags of a run, as `--tag` takes them."""
+    return formatting.settings(run.tags)
+
+
+def _ended(run: Run) -> str:
+    if run.status is RunStatus.RUNNING:
+        return run.status.value
+    done = f"{run.points_ok} ok, {run.points_failed} failed, {run.points_skipped} skipped"
+    return f"{run.status.value} after {formatting.lasted(run)}; {done}"
+
+
+def _count(run: Run, count: int) -> str:
+    return "" if run.status is RunStatus.RUNNING else str(count)
+
+
+def _took(run: Run) -> str:
+    # Compact: at 80 columns the run_id needs the room.
+    return formatting.lasted(run).replace(" min", "m").replace(" h", "h").replace(" s", "s")
