@@ -28,7 +28,7 @@ from raybench.results import reader
 from raybench.results.run import RunStatus
 from raybench.results.writer import RunStore
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 HOSTILE = 'a "b" <c> & ]]> \x1b[31m\x00 ünï\n=1+1,2'
 RUN_ID = "run-of-three"
 

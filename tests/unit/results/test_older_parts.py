@@ -20,7 +20,7 @@ from raybench.results.schema import SCHEMA_VERSION, TABLES
 from raybench.results.writer import hold_run
 
 OLD = Path(__file__).parent / "old_results"
-COMMITTED = Path(__file__).parents[2] / "results" / "examples"
+COMMITTED = Path(__file__).parents[3] / "results" / "examples"
 VERSIONS = {
     "ddp_linear-20261120-194439-364b": b"1",
     "gemm-20261121-113145-0e78": b"2",

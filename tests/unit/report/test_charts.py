@@ -18,7 +18,7 @@ from raybench.report.charts import charts
 from raybench.report.charts.main_figure import main_figure, rows_of, why_none
 from raybench.results import reader
 
-RESULTS = Path(__file__).parents[2] / "results" / "examples"
+RESULTS = Path(__file__).parents[3] / "results" / "examples"
 RUNS = sorted(path.name for path in (RESULTS / "points").iterdir() if path.is_dir())
 TITLES = {
     "collectives": "Bus bandwidth and time over the size",

@@ -20,7 +20,7 @@ from raybench.errors import JobError, UsageError
 from raybench.job import registry
 from raybench.job.model import Job, job_schema
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 JOBS = sorted((ROOT / "jobs").glob("*.yaml"))
 JOB = """version: 1
 name: test

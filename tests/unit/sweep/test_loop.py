@@ -478,9 +478,10 @@ def test_after_a_node_is_lost_its_point_is_tried_on_what_is_left_and_bigger_ones
 
 
 def test_a_breakpoint_in_a_workload_of_the_in_process_cluster_works():
+    folders = Path(__file__).parents[:2]
     program = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_sweep import *\n"
+        f"import sys; sys.path[:0] = {[str(folder) for folder in folders]}\n"
+        "from test_loop import *\n"
         "def script(point, rank):\n"
         "    answer = 41\n"
         "    breakpoint()\n"

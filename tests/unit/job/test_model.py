@@ -19,7 +19,7 @@ from raybench.job.sections import BatchSearch
 
 HEAD = "version: 1\nname: test\nworkload: {kind: mlp}\n"
 MATRIX = "matrix:\n  batch_size: [64]\n"
-JOBS = Path(__file__).parents[2] / "jobs"
+JOBS = Path(__file__).parents[3] / "jobs"
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from raybench.results import rows
 from raybench.results.quality import BREAKDOWN
 from raybench.results.schema import TABLES
 
-RESULTS = Path(__file__).parents[2] / "results" / "examples"
+RESULTS = Path(__file__).parents[3] / "results" / "examples"
 # Each was compared with the tables of its report; without what is said of how sure it is.
 LEADS = {
     "collectives-20261121-113112-4db3": "bus bandwidth with 1 GiB on 4 GPUs: "

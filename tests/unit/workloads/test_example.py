@@ -16,7 +16,7 @@ from raybench.job import registry
 from raybench.job.point import Precision
 from raybench.workloads.base import Context
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 EXAMPLE = DOCS / "examples" / "convnet.py"
 
 

@@ -14,7 +14,7 @@ from raybench.report.what_ran import what_ran
 from raybench.workloads.layers import DECODER_PRESETS, Decoder, linear_stack
 from raybench.workloads.model_sizes import LINEAR_FEATURES, parameter_count
 
-RESULTS = Path(__file__).parents[2] / "results" / "examples"
+RESULTS = Path(__file__).parents[3] / "results" / "examples"
 RUNS = {path.name.partition("-")[0]: path.name for path in (RESULTS / "points").iterdir()}
 WHAT = {
     "ddp_scaling": "MLP of 8 layers, 4,096 wide; 134 M parameters; Adam; "

@@ -207,7 +207,7 @@ def test_a_full_disk_leaves_no_half_part_and_is_one_line(results: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1],
     )
     assert "cannot be written: File too large" in done.stdout
     assert done.stdout.count("\n") == 1
