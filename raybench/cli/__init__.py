@@ -92,8 +92,8 @@ def _tell(error: click.ClickException) -> None:
 
 def _complain(text: str) -> None:
     """Each line on stderr. What it holds of a job or a path does not control the terminal."""
-    from raybench.cli.typed import program
     from raybench.report.formatting import printable
+    from raybench.sweep.commands import program
 
     # What a message says in backticks is to be typed.
     text = text.replace("`raybench ", f"`{program()} ")

@@ -23,9 +23,9 @@ def plan_again(output: Path, text: str, only: str | None, against: str | None) -
     only: UNCLEAR for those that `raybench compare AGAINST RUN` calls so; against: by default the
     run of the job before it. Raises UsageError and ResultsError.
     """
-    from raybench.cli.resume import job_of_run
     from raybench.job.plan import make_plan
     from raybench.results import reader
+    from raybench.sweep.resume import job_of_run
 
     root, run_id = reader.find_run(output, text)
     job = job_of_run(reader.read_run(root, run_id))

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Literal
 import click
 from rich.console import Console
 
-from raybench.cli.interrupts import Interrupts
+from raybench.cli.listener import ConsoleListener
 from raybench.cli.output import color, width, write_result
 from raybench.environment import measured_variables, package_versions, usable_cores
 from raybench.errors import ClusterError, UsageError
+from raybench.sweep.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster
@@ -80,7 +81,7 @@ def doctor_command(
 
     console = Console(stderr=True)
     with ExitStack() as at_the_end:
-        interrupts = at_the_end.enter_context(Interrupts(console))
+        interrupts = at_the_end.enter_context(Interrupts(ConsoleListener(console)))
         with _phase(console, "connecting to Ray"), interrupts.held_back(math.inf):
             # A private Ray on CPUs gets a worker for each core.
             connection = connect(address, device, usable_cores(), end=interrupts.end)

@@ -11,8 +11,8 @@ import click
 
 from raybench.cli.completion import complete_workload
 from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
-from raybench.cli.typed import command, program
 from raybench.report.formatting import printable
+from raybench.sweep.commands import command, program
 
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 

@@ -6,7 +6,7 @@ The lines stay: they are the trace of the night that the report does not replace
 from __future__ import annotations
 
 import time
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,6 +18,7 @@ from raybench.records import Record, Status
 from raybench.report import formatting
 from raybench.results.point_metrics import rates
 from raybench.stats import summary
+from raybench.sweep.listener import Progress
 from raybench.sweep.loop import (
     Event,
     PointAdded,
@@ -36,16 +37,6 @@ _RATES = {
     "memory_gb_s": "GB/s",
     "achieved_tflops_per_device": "TFLOP/s",
 }
-
-
-class Progress(Protocol):
-    """Shows the events of a sweep while they come; used as a context manager."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def show(self, event: Event) -> None: ...
 
 
 def make_progress(plan: Plan, console: Console, trials: int | None = None) -> Progress:

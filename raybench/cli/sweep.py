@@ -16,17 +16,17 @@ from click.core import ParameterSource
 
 from raybench.cli.completion import complete_run
 from raybench.cli.options import overrides_option
-from raybench.cli.typed import command
 from raybench.environment import git_commit, measured_variables, package_versions
 from raybench.errors import UsageError
 from raybench.results.run import Run, RunStatus
+from raybench.sweep.commands import command
 
 if TYPE_CHECKING:
-    from raybench.cli.start import Start, Where
     from raybench.job.model import Job
     from raybench.job.plan import Plan
     from raybench.records.sources import Code
     from raybench.sweep.rounds import Rounds
+    from raybench.sweep.run_state import Start, Where
 
 _LONGEST_WAIT_S = 1_000_000.0
 _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
@@ -178,8 +178,8 @@ def sweep_command(
     """
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.cli.plans import print_plan
-    from raybench.cli.start import Where
     from raybench.results.writer import check_writable
+    from raybench.sweep.run_state import Where
 
     given_tags = _tags(tags)
     if retry_failed and resumed is None:
@@ -231,16 +231,16 @@ def _asked(ctx: click.Context, expression: str | None) -> tuple[Job, Plan]:
 def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[str, str]) -> int:
     """Go on with the run that `--resume` names; the exit code."""
     from raybench.cli.plans import print_plan
-    from raybench.cli.resume import (
-        check_code,
-        plan_of_run,
-        resumed_start,
-        run_to_resume,
-        say_nothing_left,
-    )
     from raybench.cli.stderr import make_console, say
     from raybench.results.cleanup import clear_leftovers
     from raybench.results.writer import hold_run
+    from raybench.sweep.resume import (
+        check_code,
+        nothing_left,
+        plan_of_run,
+        resumed_start,
+        run_to_resume,
+    )
 
     given = ctx.params
     output, run = run_to_resume(where.output, given["resumed"], job)
@@ -263,7 +263,7 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[s
         )
         if given["dry_run"]:
             if not start.todo:
-                say_nothing_left(start, make_console())
+                say(make_console(), nothing_left(start))
             if start.todo or given["as_json"]:
                 print_plan(job, start.left, given["as_json"])
             return 0
@@ -273,18 +273,19 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[s
 
 def _run(job: Job, start: Start, where: Where, as_json: bool) -> int:
     """Carry the run out, print its report; the exit code."""
-    from raybench.cli.recording import carried_out
+    from raybench.cli.listener import ConsoleListener
     from raybench.cli.results import print_report
-    from raybench.cli.resume import end_of_run, say_nothing_left
     from raybench.cli.stderr import make_console, say
+    from raybench.sweep.resume import end_of_run, nothing_left
+    from raybench.sweep.runner import carried_out
 
     console = make_console()
     for warning in start.plan.warnings:
         say(console, f"{warning} (warning)")
     if start.todo:
-        run = carried_out(job, start, where, console)
+        run = carried_out(job, start, where, ConsoleListener(console))
     else:
-        say_nothing_left(start, console)
+        say(console, nothing_left(start))
         run = end_of_run(start, where.output, job.measure)
     if as_json or run.points_ok + run.points_failed + run.points_skipped:
         print_report(where.output, run.run_id, "json" if as_json else "terminal")
@@ -312,8 +313,8 @@ def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
 
 
 def _new_start(ctx: click.Context, job: Job, plan: Plan, tags: dict[str, str]) -> Start:
-    from raybench.cli.start import Start
     from raybench.sweep.loop import Before
+    from raybench.sweep.run_state import Start
 
     code = _code(job)
     run = _new_run(job, plan, tags, code)
@@ -331,8 +332,8 @@ def _new_start(ctx: click.Context, job: Job, plan: Plan, tags: dict[str, str]) -
 
 def _overrides_of(ctx: click.Context) -> tuple[str, ...]:
     """What was set in the run that is measured again: the job file alone does not tell it."""
-    from raybench.cli.resume import overrides_in
     from raybench.results import reader
+    from raybench.sweep.resume import overrides_in
 
     root, run_id = reader.find_run(ctx.params["output"], ctx.params["again"])
     argv = reader.read_run(root, run_id).argv

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from rich.console import Console
 
-from raybench.cli.interrupts import Interrupts
+from raybench.cli.listener import ConsoleListener
+from raybench.sweep.interrupts import Interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def tell(number: int = signal.SIGINT) -> None:
 
 
 def entered() -> Interrupts:
-    return Interrupts(Console(file=io.StringIO()))
+    return Interrupts(ConsoleListener(Console(file=io.StringIO())))
 
 
 def told_before_points(reached: list[str]) -> None:
@@ -110,8 +111,9 @@ def test_what_asks_to_stop_now_raises_once_and_nothing_else_does(
 STUCK = """
 import ctypes, sys
 from rich.console import Console
-from raybench.cli.interrupts import Interrupts
-with Interrupts(Console(stderr=True)) as interrupts, interrupts.points_run():
+from raybench.cli.listener import ConsoleListener
+from raybench.sweep.interrupts import Interrupts
+with Interrupts(ConsoleListener(Console(stderr=True))) as interrupts, interrupts.points_run():
     interrupts.in_flight = int(sys.argv[1])
     interrupts.farewell = lambda _: print("go on", flush=True)
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
@@ -145,9 +147,10 @@ def test_the_second_ctrl_c_works_within_2_s_while_the_main_thread_is_stuck() -> 
 HELD_BACK = """
 import math, time
 from rich.console import Console
-from raybench.cli.interrupts import Interrupts
+from raybench.cli.listener import ConsoleListener
+from raybench.sweep.interrupts import Interrupts
 console = Console(stderr=True, force_terminal=True)
-with Interrupts(console) as interrupts, interrupts.held_back(math.inf):
+with Interrupts(ConsoleListener(console)) as interrupts, interrupts.held_back(math.inf):
     console.show_cursor(False)
     print("held", flush=True)
     for _ in range(300):

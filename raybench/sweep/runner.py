@@ -9,15 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from raybench.cli.interrupts import Interrupts
-from raybench.cli.run_rows import RunRows
-from raybench.cli.start import Start, Where
-from raybench.cli.stderr import say
 from raybench.errors import ClusterError, DevicesInUse, ResultsError
 from raybench.records import Record, Status, TrialKey
 from raybench.results.run import Run, RunStatus
+from raybench.sweep.interrupts import Interrupts
+from raybench.sweep.listener import Listener
+from raybench.sweep.run_rows import RunRows
+from raybench.sweep.run_state import Start, Where
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from raybench.sweep.loop import Event, SweepSettings
 
 
-def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
+def carried_out(job: Job, start: Start, where: Where, listener: Listener) -> Run:
     """Run the points on a cluster; the run as it ended. Raises ClusterError and ResultsError."""
     from raybench.cluster.claims import Terms, processors_held
     from raybench.cluster.device_locks import this_process
@@ -40,16 +38,16 @@ def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
     # Points that run side by side can use more devices; they are worth no waiting.
     wanted = sum(sizes) if job.placement.isolation == "device" and not where.wait_s else max(sizes)
     with ExitStack() as at_the_end:
-        interrupts = at_the_end.enter_context(Interrupts(console))
+        interrupts = at_the_end.enter_context(Interrupts(listener))
         terms = Terms(
             holder=this_process(f"run {start.run.run_id}"),
             shared=where.shared,
             wait_s=where.wait_s,
         )
         if where.is_on_cpus and starts_private(where.address):
-            at_the_end.enter_context(processors_held(terms, lambda line: say(console, line)))
+            at_the_end.enter_context(processors_held(terms, listener.tell))
         # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
-        with console.status("connecting to Ray"), interrupts.held_back(math.inf):
+        with listener.waiting("connecting to Ray"), interrupts.held_back(math.inf):
             connection = connect(
                 where.address,
                 where.device,
@@ -60,14 +58,14 @@ def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
             )
             cluster = RayCluster(
                 connection,
-                tell=lambda line: say(console, line),
+                tell=listener.tell,
                 end=interrupts.end,
                 terms=terms,
             )
             at_the_end.enter_context(_closed(cluster, interrupts))
             interrupts.take_signals()
         check_bounded(start.plan, connection.kind)
-        say(console, f"{cluster.description}; run {start.run.run_id} in {where.output}")
+        listener.tell(f"{cluster.description}; run {start.run.run_id} in {where.output}")
         workers = _workers_wanted(job, start, cluster)
         start = replace(start, run=replace(start.run, cluster=cluster.description))
         store = at_the_end.enter_context(_opened(job, start, where.output))
@@ -81,7 +79,7 @@ def carried_out(job: Job, start: Start, where: Where, console: Console) -> Run:
             # A worker that lives for one point needs no others.
             precisions=() if job.measure.fresh_workers else start.plan.precisions,
         )
-        return recorded(settings, cluster, workers, RunRows(start, store, console), interrupts)
+        return recorded(settings, cluster, workers, RunRows(start, store, listener), interrupts)
 
 
 @contextmanager
@@ -137,7 +135,7 @@ def recorded(
     """The run from its first worker to its last point; however it ends, its row says so."""
     interrupts.farewell = rows.tell_kept
     try:
-        with rows.console.status(f"starting {workers} worker{'s' * (workers != 1)}"):
+        with rows.listener.waiting(f"starting {workers} worker{'s' * (workers != 1)}"):
             cluster.start(workers, settings.strategy)
         rows.keep_devices(cluster.devices)
         _swept(settings, cluster, rows, interrupts)
@@ -158,7 +156,7 @@ def recorded(
         rows.tell_kept("interrupted")
     if rows.store.traces.is_dir():
         where = f"{rows.store.traces} (open them in ui.perfetto.dev or chrome://tracing)"
-        say(rows.console, f"traces: {where}")
+        rows.listener.tell(f"traces: {where}")
     return run
 
 
@@ -166,7 +164,6 @@ def _swept(
     settings: SweepSettings, cluster: Cluster, rows: RunRows, interrupts: Interrupts
 ) -> None:
     """The loop over the points, with its progress."""
-    from raybench.cli.progress import make_progress
     from raybench.sweep.batch_search import BatchSearches
     from raybench.sweep.loop import sweep
 
@@ -187,7 +184,7 @@ def _swept(
         follow=searches,
     )
     with (
-        make_progress(start.left, rows.console, len(start.todo)) as progress,
+        rows.listener.progress(start.left, len(start.todo)) as progress,
         closing(events),
         interrupts.points_run(),
     ):
@@ -195,7 +192,7 @@ def _swept(
             _note(event, rows, interrupts, searches)
             progress.show(event)
     for line in searches.endings():
-        say(rows.console, line)
+        rows.listener.tell(line)
 
 
 def _note(event: Event, rows: RunRows, interrupts: Interrupts, searches: BatchSearches) -> None:

@@ -14,10 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
-from rich.console import Console
-
-from raybench.cli.stderr import say
 from raybench.errors import ClusterError
+from raybench.sweep.listener import Listener
 
 _TICK_S = 0.25
 _NOTICE_S = 1.5  # Ray looks for signals once a second while it waits
@@ -39,10 +37,10 @@ class Interrupts:
     with.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, listener: Listener) -> None:
         self.in_flight = 0
         self.farewell: Callable[[str], None] | None = None
-        self._console = console
+        self._listener = listener
         self._points_run = False
         self._asked = 0  # signals so far
         self._due = 0  # of them, those that ask to stop now
@@ -114,17 +112,17 @@ class Interrupts:
         if self.farewell:
             self.farewell("ended at once")
         else:
-            say(self._console, "interrupted")
+            self._listener.tell("interrupted")
 
     def end(self, reason: str) -> None:
         """End the process from another thread, where the main one waits for a cluster that is gone.
 
         reason: the line that an error would be.
         """
-        self._console.show_cursor()
+        self._listener.show_cursor()
         if self.farewell:
             self.farewell("stopped")
-        say(self._console, reason)
+        self._listener.tell(reason)
         os._exit(ClusterError.exit_code)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
@@ -169,11 +167,11 @@ class Interrupts:
                 self._tell_stopping()
             if time.monotonic() > self._deadline_s:
                 # A spinner or a progress bar has hidden it.
-                self._console.show_cursor()
+                self._listener.show_cursor()
                 self.say_farewell()
                 os._exit(_INTERRUPTED)
 
     def _tell_stopping(self) -> None:
         what = "the point" if self.in_flight < 2 else f"the {self.in_flight} points"
         text = f"finishing {what} in flight, then stopping; Ctrl-C again stops now"
-        say(self._console, text)
+        self._listener.tell(text)

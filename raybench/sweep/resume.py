@@ -10,16 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from raybench.cli.run_rows import ended_run
-from raybench.cli.start import DeviceKey, Start, device_key
-from raybench.cli.stderr import say
 from raybench.errors import JobError, UsageError
 from raybench.records import Latest, Status, TrialKey, by_point
 from raybench.records.sources import Code, differing
 from raybench.results import reader
 from raybench.results.run import Run, RunStatus
+from raybench.sweep.run_rows import ended_run
+from raybench.sweep.run_state import DeviceKey, Start, device_key
 
 if TYPE_CHECKING:
     from raybench.job.model import Job, Measure
@@ -130,12 +127,12 @@ def _paused_s(run: Run) -> float:
     return (run.paused_s or 0.0) + max(0.0, (datetime.now(UTC) - ended_at).total_seconds())
 
 
-def say_nothing_left(start: Start, console: Console) -> None:
-    """That the run has nothing left to do, and what could be tried again."""
-    text = f"run {start.run.run_id}: nothing to do; the points that failed: --retry-failed"
-    if not any(_is_failure(status) for status in start.ended.values()):
-        text = f"run {start.run.run_id}: nothing to do"
-    say(console, text)
+def nothing_left(start: Start) -> str:
+    """Say that the run has nothing left to do, and what could be tried again."""
+    text = f"run {start.run.run_id}: nothing to do"
+    if any(_is_failure(status) for status in start.ended.values()):
+        text += "; the points that failed: --retry-failed"
+    return text
 
 
 def end_of_run(start: Start, root: Path, measure: Measure) -> Run:

@@ -23,11 +23,8 @@ from fakes import make_cluster, make_device, make_measurement
 from rich.console import Console
 
 from raybench import cli
-from raybench.cli.interrupts import Interrupts
+from raybench.cli.listener import ConsoleListener
 from raybench.cli.progress import LineProgress
-from raybench.cli.recording import _closed, recorded
-from raybench.cli.run_rows import RunRows
-from raybench.cli.start import Start
 from raybench.cluster import Cluster
 from raybench.cluster.ray_cluster.connection import Connection
 from raybench.errors import ClusterError, ResultsError, UsageError
@@ -39,8 +36,12 @@ from raybench.records.sources import code_of
 from raybench.results.reader import counted
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore, hold_run
+from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import Before, Event, PointFinished, SweepSettings
 from raybench.sweep.rounds import Rounds
+from raybench.sweep.run_rows import RunRows
+from raybench.sweep.run_state import Start
+from raybench.sweep.runner import _closed, recorded
 
 SETTINGS = SweepSettings(measure=make_measure(), strategy="pack", stop_on_error=False)
 GO_ON = "go on with: raybench sweep job.yaml --resume run-a\n"
@@ -95,8 +96,8 @@ def sweeping(tmp_path: Path, job: Job) -> Callable[[Cluster], tuple[Run, str]]:
                 is_resumed=False,
                 resume_command="raybench sweep job.yaml --resume run-a",
             )
-            rows = RunRows(start, store, console)
-            with Interrupts(console) as interrupts:
+            rows = RunRows(start, store, ConsoleListener(console))
+            with Interrupts(ConsoleListener(console)) as interrupts:
                 ended = recorded(SETTINGS, cluster, 1, rows, interrupts)
         finally:
             assert isinstance(console.file, io.StringIO)
@@ -209,8 +210,8 @@ def test_an_end_that_takes_too_long_is_told_where_the_whole_run_is(
         resume_command="raybench sweep job.yaml --resume run-a",
     )
     cluster, console = SlowToClose(), Console(file=io.StringIO(), width=200)
-    rows = RunRows(start, store, console)
-    with Interrupts(console) as interrupts:
+    rows = RunRows(start, store, ConsoleListener(console))
+    with Interrupts(ConsoleListener(console)) as interrupts:
         interrupts.farewell = rows.tell_kept
         with pytest.raises(KeyboardInterrupt), _closed(cluster, interrupts):
             pass
@@ -236,7 +237,7 @@ def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_r
         resume_command="",
     )
     console = Console(file=io.StringIO(), width=200)
-    rows = RunRows(start, store, console)
+    rows = RunRows(start, store, ConsoleListener(console))
     rows.tell_kept("stopped")
     listed = rows.close()
     assert (listed.points_ok, listed.points_failed) == (1, 2)
@@ -313,7 +314,7 @@ def test_rows_that_are_removed_while_the_sweep_runs_are_told_and_left_to_be_run(
 def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
     tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("raybench.cli.recording.carried_out", lambda *_: pytest.fail("went on"))
+    monkeypatch.setattr("raybench.sweep.runner.carried_out", lambda *_: pytest.fail("went on"))
     (tmp_path / "file").touch()
     argv = ["raybench", "sweep", str(tmp_path / "job.yaml"), "-o", str(tmp_path / "file")]
     monkeypatch.setattr("sys.argv", argv)
@@ -372,7 +373,7 @@ def test_a_command_to_be_typed_is_quoted_and_called_as_this_one_was(
         resume_command="",
     )
     console = Console(file=io.StringIO(), width=200)
-    RunRows(start, store, console).tell_kept("stopped")
+    RunRows(start, store, ConsoleListener(console)).tell_kept("stopped")
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().endswith(
         f"see: python -m raybench report run-a --results '{store.root}'\n"
@@ -481,7 +482,7 @@ def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
             starts.append(start)
             return counted(start.run, by_point(start.ended))
 
-        monkeypatch.setattr("raybench.cli.recording.carried_out", carried_out)
+        monkeypatch.setattr("raybench.sweep.runner.carried_out", carried_out)
         path = str(tmp_path / "job.yaml")
         argv = ["raybench", "sweep", path, "-o", str(results), "--resume", "run-a", *options]
         monkeypatch.setattr("sys.argv", argv)
@@ -620,7 +621,7 @@ def test_devices_that_come_during_the_run_have_their_rows(tmp_path: Path, job: J
     start = Start(
         run=run, rounds=Rounds(plan=plan), before=Before(), is_resumed=False, resume_command=""
     )
-    rows = RunRows(start, store, Console(file=io.StringIO()))
+    rows = RunRows(start, store, ConsoleListener(Console(file=io.StringIO())))
     first, second = make_device(), make_device("b")
     for devices in ([first], [first], [first, second], [first, second]):
         rows.keep_devices(devices)
@@ -640,6 +641,9 @@ def test_devices_of_another_model_do_not_go_into_a_resumed_run(tmp_path: Path, j
     )
     cluster = make_cluster([make_device()], lambda *_: make_measurement())
     console = Console(file=io.StringIO())
-    rows, interrupts = RunRows(start, store, console), Interrupts(console)
+    rows, interrupts = (
+        RunRows(start, store, ConsoleListener(console)),
+        Interrupts(ConsoleListener(console)),
+    )
     with pytest.raises(ClusterError, match="was measured on Other GPU, this cluster has Test GPU"):
         recorded(SETTINGS, cluster, 1, rows, interrupts)

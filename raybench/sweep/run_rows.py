@@ -8,15 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from raybench.cli.start import Start, device_key
-from raybench.cli.stderr import say
-from raybench.cli.typed import command
 from raybench.errors import ClusterError, ResultsError
 from raybench.records import Device, Record, Status, TrialKey, by_point
 from raybench.results.reader import counted
 from raybench.results.run import Run, RunStatus
+from raybench.sweep.commands import command
+from raybench.sweep.listener import Listener
+from raybench.sweep.run_state import Start, device_key
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster
@@ -41,10 +39,10 @@ def ended_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
 class RunRows:
     """What is written of a run. left: trials that the sweep still has to finish."""
 
-    def __init__(self, start: Start, store: RunStore, console: Console) -> None:
+    def __init__(self, start: Start, store: RunStore, listener: Listener) -> None:
         self.start = start
         self.store = store
-        self.console = console
+        self.listener = listener
         self.left = set(start.todo)
         self._ended = dict(start.ended)
         self._known = set(start.devices)
@@ -77,7 +75,7 @@ class RunRows:
         self._ended.update((record.key, record.status) for record in kept)
         for (_, measured), record in zip(batch, kept, strict=True):
             if record is not measured:
-                say(self.console, f"point {record.point.point_id}: {record.error_message}")
+                self.listener.tell(f"point {record.point.point_id}: {record.error_message}")
         self.keep_devices(cluster.devices)
         self.store.write_telemetry(batch, cluster.telemetry())
 
@@ -137,8 +135,8 @@ class RunRows:
             text = f"{what}: {count} finished {points} kept{_how_they_ended(run)}; see: "
             text += command("report", self.store.run_id, "--results", str(self.store.root))
         if self.left:
-            say(self.console, f"go on with: {self.start.resume_command}")
-        say(self.console, text)
+            self.listener.tell(f"go on with: {self.start.resume_command}")
+        self.listener.tell(text)
 
 
 def _how_they_ended(run: Run) -> str:

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from raybench.cli.typed import command
+from raybench.sweep.commands import command
 
 NAMES = [
     "plain",
