@@ -185,12 +185,11 @@ def sweep_command(
     if retry_failed and resumed is None:
         raise UsageError("--retry-failed: goes with --resume RUN only")
     job, plan = _asked(ctx, None if resumed else expression)
-    profiled = _profiled(plan, profile_expression)
     where = Where(
         address=address,
         device=device,
         output=output,
-        profiled=profiled,
+        profiled=_profiled(plan, profile_expression),
         wait_s=wait_s,
         shared=shared,
     )
