@@ -100,9 +100,9 @@ def print_report(results: Path, run_id: str, kind: str) -> None:
 
 def load_summary(results: Path, run: str) -> Summary:
     """The report of the run that `run` means. Raises ResultsError when there is none."""
+    from raybench.analysis.start_history import known_starts
     from raybench.report.summary import summarize
     from raybench.results import reader
-    from raybench.start_history import known_starts
 
     root, run_id = reader.find_run(results, run)
     found = reader.read_run(root, run_id)

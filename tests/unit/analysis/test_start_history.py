@@ -10,11 +10,11 @@ import pytest
 from builders import START, make_measure, make_point, make_record, make_run
 
 import raybench
+from raybench.analysis.start_history import known_starts
 from raybench.analysis.start_noise import RUNS, TIGHT_KIND, documented_of
 from raybench.cli.results import load_summary
 from raybench.results.reader import read_run
 from raybench.results.writer import RunStore
-from raybench.start_history import known_starts
 
 
 def keep(root: Path, number: int, step_ms: float, **changes: Any) -> str:
