@@ -133,7 +133,7 @@ def test_changes_up_to_the_threshold_are_none(results: Path) -> None:
 
 
 def test_the_slowest_rank_is_compared_and_warm_up_is_not(tmp_path: Path) -> None:
-    even = tuple(make_measurement(rank, [[8_000_000] * 20]) for rank in range(2))
+    even = tuple(make_measurement(rank, [[8_000_000] * 20], warmup=9) for rank in range(2))
     odd = (even[0], make_measurement(1, [[9_000_000] * 20], warmup=9))
     write(tmp_path, "a", [record(2, measurements=even)])
     write(tmp_path, "b", [record(2, measurements=odd)])

@@ -25,6 +25,7 @@ from raybench.records import Answer, Group, ModuleTime, Place, Profile, Record, 
 from raybench.results.reader import find_run, load
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
+from raybench.sweep.rounds import Rounds
 from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp
 from raybench.workloads.transformer import Transformer
@@ -244,7 +245,7 @@ def test_only_the_chosen_points_are_profiled() -> None:
     settings = SweepSettings(
         measure=make_measure(), strategy="pack", stop_on_error=False, profiled=profiled
     )
-    list(sweep(plan, settings, cluster, lambda *_: None))
+    list(sweep(Rounds(plan=plan), settings, cluster, lambda *_: None))
     assert [task.profile for task in asked] == [False, True, True]
     assert _profiled(plan, None) == frozenset()
 
