@@ -27,10 +27,10 @@ from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.sweep.loop import SweepSettings, sweep
-from raybench.sweep.makespan import at_least_s, imagined_devices, makespan_s
+from raybench.sweep.makespan import at_least_s, imagine_devices, makespan_s
 from raybench.sweep.rounds import Rounds
 
-DEVICES = imagined_devices(8, 1)
+DEVICES = imagine_devices(8, 1)
 MEAN_S = 0.05
 
 

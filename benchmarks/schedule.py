@@ -31,7 +31,7 @@ from raybench.job.model import Job, load_job
 from raybench.job.plan import Plan, make_plan
 from raybench.records import Device
 from raybench.sweep.loop import SweepSettings, sweep
-from raybench.sweep.makespan import imagined_devices
+from raybench.sweep.makespan import imagine_devices
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.scheduler import Assign, Schedule, Turn, workers_needed
 
@@ -53,7 +53,7 @@ def main() -> None:
     options.add_argument("-o", "--output", type=Path)
     chosen = options.parse_args()
     job, plan, plan_s = planned(chosen.points)
-    devices = imagined_devices(8 * chosen.nodes, chosen.nodes)
+    devices = imagine_devices(8 * chosen.nodes, chosen.nodes)
     cpus = len(os.sched_getaffinity(0))
     found = {
         "cpus": cpus,

@@ -125,7 +125,7 @@ def compare(
     steps = [step_times(measured) for measured in (base, new)]
     others = [starts_beside(measured) for measured in (base, new)]
     measured = [
-        _measured(
+        _measure_change(
             row,
             [of_run.get(row["point_id"], []) for of_run in steps],
             [
@@ -159,7 +159,7 @@ def _pairs(base: pd.DataFrame, new: pd.DataFrame) -> Iterator[Row]:
         }
 
 
-def _measured(
+def _measure_change(
     row: Row,
     steps: Sequence[list[list[Series]]],
     known: Sequence[tuple[Measured, Others | None]],

@@ -62,17 +62,17 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
         # A file that only one of two runs has is not loaded by the other.
         **{f"code {name}": digest[:12] for name, digest in run.workload_files.items()},
         _CODE: (run.raybench_sha256 or NONE)[:12],
-        "devices": _counted(devices["name"]) if len(devices) else NONE,
+        "devices": _count(devices["name"]) if len(devices) else NONE,
         # A point may use fewer of them.
         "nodes of the run": str(devices["node_id"].nunique()),
-        _HOSTS: _joined(devices["host"]),
+        _HOSTS: _join(devices["host"]),
         # Of a CPU worker it names a process, which is another one in each run.
-        _UUIDS: _joined(devices.loc[devices["kind"] != "cpu", "uuid"]),
+        _UUIDS: _join(devices.loc[devices["kind"] != "cpu", "uuid"]),
     }
-    found |= {name: _joined(devices[column]) for column, name in _DEVICE_FACTS.items()}
-    for name, version in _merged(run.versions, devices["versions"]).items():
+    found |= {name: _join(devices[column]) for column, name in _DEVICE_FACTS.items()}
+    for name, version in _merge(run.versions, devices["versions"]).items():
         found[name] = version
-    for name, value in _merged(run.environment, devices["environment"]).items():
+    for name, value in _merge(run.environment, devices["environment"]).items():
         found[f"variable {name}"] = value
     return {name: value for name, value in found.items() if value != NONE}
 
@@ -103,16 +103,16 @@ def changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ..
     )
 
 
-def _merged(of_driver: Any, of_workers: pd.Series) -> dict[str, str]:
+def _merge(of_driver: Any, of_workers: pd.Series) -> dict[str, str]:
     """Versions or variables: the driver's, and those of the workers where these tell more."""
     seen: dict[str, list[Any]] = {}
     for one in of_workers:
         for name, value in dict(one or {}).items():
             seen.setdefault(name, []).append(value)
-    return dict(of_driver) | {name: _joined(values) for name, values in seen.items()}
+    return dict(of_driver) | {name: _join(values) for name, values in seen.items()}
 
 
-def _joined(values: Iterable[Any]) -> str:
+def _join(values: Iterable[Any]) -> str:
     known = {_text(value) for value in values if not pd.isna(value)}
     return ", ".join(sorted(known)) or NONE
 
@@ -122,5 +122,5 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _counted(names: pd.Series) -> str:
+def _count(names: pd.Series) -> str:
     return ", ".join(f"{count} x {name}" for name, count in sorted(Counter(names).items()))

@@ -58,7 +58,7 @@ def load(
         raise ResultsError(f"table: must be one of {', '.join(_TABLES)}, got {table!r}{guess}")
     if params == "columns" and table not in ("points", SCALING):
         raise ResultsError(f"params='columns': points and scaling have parameters, {table} has not")
-    frame = _scaling(Path(root), run_id) if table == SCALING else _stored(root, table, run_id)
+    frame = _scaling(Path(root), run_id) if table == SCALING else _read_stored(root, table, run_id)
     return _with_columns(frame) if params == "columns" else frame
 
 
@@ -70,7 +70,7 @@ def units(table: str) -> dict[str, str]:
     return {name: of_points.get(name, "") for name in (*_FROM_POINTS, *_DERIVED)}
 
 
-def _stored(root: str | Path, table: str, run_id: str | None) -> pd.DataFrame:
+def _read_stored(root: str | Path, table: str, run_id: str | None) -> pd.DataFrame:
     read = reader.read_table(root, table, run_id)
     frame: pd.DataFrame = read.to_pandas(maps_as_pydicts="strict", types_mapper=_dtypes().get)
     return frame
@@ -138,13 +138,15 @@ def _with_columns(frame: pd.DataFrame) -> pd.DataFrame:
     found: list[Mapping[str, str]] = [one or {} for one in frame["params"]]
     names = sorted({name for one in found for name in one})
     columns = {
-        f"params.{name}": _typed(pd.Series([one.get(name) for one in found], frame.index, "string"))
+        f"params.{name}": _as_typed(
+            pd.Series([one.get(name) for one in found], frame.index, "string")
+        )
         for name in names
     }
     return pd.concat([frame.drop(columns="params"), pd.DataFrame(columns, frame.index)], axis=1)
 
 
-def _typed(texts: pd.Series) -> pd.Series:
+def _as_typed(texts: pd.Series) -> pd.Series:
     """As numbers or truth values where all are; the tables hold text."""
     import pandas as pd
 

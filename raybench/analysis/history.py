@@ -68,8 +68,7 @@ def history(points: pd.DataFrame, *, threshold: float = THRESHOLD) -> pd.DataFra
     machines = ok.groupby(_MACHINE, dropna=False, sort=False).ngroup()
     ok = ok.assign(machine=machines, level_ms=math.nan, step=math.nan)
     parts = [
-        _levelled(series, threshold)
-        for _, series in ok.groupby(["point_id", "machine"], sort=False)
+        _level(series, threshold) for _, series in ok.groupby(["point_id", "machine"], sort=False)
     ]
     if not parts:
         return ok
@@ -79,7 +78,7 @@ def history(points: pd.DataFrame, *, threshold: float = THRESHOLD) -> pd.DataFra
     return whole.iloc[np.argsort(places, kind="stable")].reset_index(drop=True)
 
 
-def _levelled(series: pd.DataFrame, threshold: float) -> pd.DataFrame:
+def _level(series: pd.DataFrame, threshold: float) -> pd.DataFrame:
     values = np.log(series["step_ms_p50"].to_numpy(np.float64))
     rows = [{str(name): value for name, value in row.items()} for row in series.to_dict("records")]
     sd, degrees = series_noise(documented(rows), rows, values)

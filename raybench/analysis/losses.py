@@ -41,8 +41,8 @@ def lost_shares(row: Row, base: Row, efficiency: float) -> dict[str, float | Non
 
     None for a cause that was not measured; all but lost_unexplained, where nothing was.
     """
-    step_ms = _paced_ms(row)
-    work = efficiency * step_ms / _paced_ms(base)
+    step_ms = _pace_ms(row)
+    work = efficiency * step_ms / _pace_ms(base)
     now, before = _parts(row), _parts(base)
     grown = {name: _growth(getattr(now, name), getattr(before, name), work) for name in _NAMES}
     if row["device_type"] != "cpu":
@@ -72,12 +72,12 @@ class _Parts:
 
 
 def _parts(row: Row) -> _Parts:
-    local_ms = _known(row["local_step_ms"])
+    local_ms = _has_value(row["local_step_ms"])
     if local_ms is None:
-        return _Parts(data=_known(row["data_ms"]))
+        return _Parts(data=_has_value(row["data_ms"]))
     is_alone = row["world_size"] == 1
-    excess_ms = 0.0 if is_alone else _known(row["straggler_ms"])
-    own_ms, data_ms = local_ms - (excess_ms or 0.0), _known(row["data_ms"])
+    excess_ms = 0.0 if is_alone else _has_value(row["straggler_ms"])
+    own_ms, data_ms = local_ms - (excess_ms or 0.0), _has_value(row["data_ms"])
     on_cpu, device_ms = row["device_type"] == "cpu", _device_ms(row)
     compute_ms = own_ms - (data_ms or 0.0) if on_cpu else device_ms
     host_ms = None if on_cpu or device_ms is None else own_ms - device_ms
@@ -97,10 +97,10 @@ def _communication_ms(row: Row, local_ms: float) -> float | None:
     Communication delays a rank for as long as it runs at most, whether it is waited for or takes
     from the computation beside it.
     """
-    timed_ms = _known(row["comm_ms"])
+    timed_ms = _has_value(row["comm_ms"])
     if timed_ms is None:
         return None
-    most_ms = timed_ms + (_known(row["late_in_turn_ms"]) or 0.0)
+    most_ms = timed_ms + (_has_value(row["late_in_turn_ms"]) or 0.0)
     return float(min(max(0.0, row["step_ms_p50"] - local_ms), most_ms))
 
 
@@ -114,11 +114,11 @@ def _device_ms(row: Row) -> float | None:
         return by_rank[0]
     if by_rank and len(by_rank) == len(local_ms):
         return by_rank[slowest_and_other(local_ms)[1]]
-    local, gap = _known(row["local_step_ms"]), _known(row["host_gap_ms"])
+    local, gap = _has_value(row["local_step_ms"]), _has_value(row["host_gap_ms"])
     return None if local is None or gap is None else local - gap
 
 
-def _paced_ms(row: Row) -> float:
+def _pace_ms(row: Row) -> float:
     """The step that the row's samples/s are of: since schema 5 the mean one."""
     is_mean = bool(_list(row["local_step_ms_by_rank"]))
     return float(row["step_ms_mean" if is_mean else "step_ms_p50"])
@@ -143,5 +143,5 @@ def _list(value: Any) -> list[float]:
     return [] if value is None or isinstance(value, float) else [float(ms) for ms in value]
 
 
-def _known(value: Any) -> float | None:
+def _has_value(value: Any) -> float | None:
     return None if value is None or value != value else float(value)

@@ -46,12 +46,12 @@ class MeanChange:
     @cached_property
     def interval(self) -> tuple[float, float]:
         """The 90 % interval of the ratio: the true one is below it in 5 %, and above in 5 %."""
-        half = self._exceeded_by(0.1)
+        half = self._quantile(0.1)
         return math.exp(self.size - half), math.exp(self.size + half)
 
     def least_seen(self, level: float) -> float:
         """The relative change whose p_value is `level`: a smaller one cannot be called."""
-        return math.expm1(self._exceeded_by(level / self.looks))
+        return math.expm1(self._quantile(level / self.looks))
 
     def _chance(self, size: float) -> float:
         """That error and noise together are as large as `size`, either way."""
@@ -62,7 +62,7 @@ class MeanChange:
         )
         return 2 * float(tails @ _WEIGHTS)
 
-    def _exceeded_by(self, chance: float) -> float:
+    def _quantile(self, chance: float) -> float:
         """The size that error and noise exceed with this chance."""
         from scipy.special import stdtrit
 

@@ -76,7 +76,7 @@ def point_changes(base: Row, new: Row) -> tuple[PointChange, ...]:
     states = [
         PointChange(name=name, base=bool(base[column]), new=bool(new[column]))
         for column, name in _STATES.items()
-        if _known(base[column]) and _known(new[column]) and base[column] != new[column]
+        if _has_value(base[column]) and _has_value(new[column]) and base[column] != new[column]
     ]
     return (*parts, *states, *_clock(base.get("clock_mhz"), new.get("clock_mhz")))
 
@@ -120,10 +120,10 @@ def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _clock(base: Any, new: Any) -> tuple[PointChange, ...]:
-    if not _known(base) or not _known(new) or abs(new / base - 1) < _LEAST_CLOCK:
+    if not _has_value(base) or not _has_value(new) or abs(new / base - 1) < _LEAST_CLOCK:
         return ()
     return (PointChange(name="SM clock", base=float(base), new=float(new), unit="MHz"),)
 
 
-def _known(value: Any) -> bool:
+def _has_value(value: Any) -> bool:
     return value is not None and value == value

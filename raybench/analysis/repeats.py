@@ -74,7 +74,7 @@ def sides(base: Known, new: Known, *, is_one_world: bool, threshold: float) -> S
     is_one_world: whether the tables tell no difference between BASE and NEW either; the runs of
     both are then one series. A run that was named for both is of neither.
     """
-    base, new = _named_once(base, new), _named_once(new, base)
+    base, new = _name_once(base, new), _name_once(new, base)
     series = [_in_order(base, new)] * 2 if is_one_world else [_in_order(base), _in_order(new)]
     levels = [_levels(one, threshold) for one in series]
     ends = [levels[0].get(one.own.run_id) for one in (base, new)]
@@ -109,7 +109,7 @@ def _each_round(starts: Sequence[Start]) -> list[Start]:
     ]
 
 
-def _named_once(one: Known, other: Known) -> Known:
+def _name_once(one: Known, other: Known) -> Known:
     """Without what was named on the other side too: that tells of noise alone."""
     if one.named is None:
         return one

@@ -46,12 +46,12 @@ def log_median_errors(repeats: Sequence[Series], seed: int, alike: Sequence[Seri
     factor = widening(sum(len(samples) for samples in known), block, phi)
     if len(repeats) > 1:
         factor *= np.sqrt(len(repeats) / (len(repeats) - 1))
-    medians = _resampled_medians(repeats, block, seed)
+    medians = _draw_medians(repeats, block, seed)
     errors: Series = factor * np.log(medians / np.median(values))
     return errors
 
 
-def _resampled_medians(repeats: Sequence[Series], block: int, seed: int) -> Series:
+def _draw_medians(repeats: Sequence[Series], block: int, seed: int) -> Series:
     """Medians of RESAMPLES draws. Places among the samples are drawn in their stead: fast."""
     rng = np.random.default_rng(seed)
     ordered, places = in_order(np.concatenate(repeats))

@@ -63,7 +63,7 @@ def mean_of_rounds(points: pd.DataFrame) -> pd.DataFrame:
     by_point: dict[tuple[Any, ...], list[Row]] = {}
     for row in records(trials):
         by_point.setdefault(tuple(row[name] for name in _POINT), []).append(row)
-    merged = [_merged(rows) for rows in by_point.values()]
+    merged = [_merge(rows) for rows in by_point.values()]
     return pd.DataFrame(merged, columns=trials.columns).astype(trials.dtypes.to_dict())
 
 
@@ -72,7 +72,7 @@ def records(frame: pd.DataFrame) -> list[Row]:
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
-def _merged(rows: Sequence[Row]) -> Row:
+def _merge(rows: Sequence[Row]) -> Row:
     ok = [row for row in rows if row["status"] == "ok"]
     if not ok:
         return min(rows, key=lambda row: _worst_first(row["status"]))
@@ -80,7 +80,7 @@ def _merged(rows: Sequence[Row]) -> Row:
     if len(ok) > 1 and all(name in merged for name in ("step_ms_p50", *_ENDS)):
         merged |= _interval_of_mean(ok, merged["step_ms_p50"])
     if failed := [row for row in rows if row["status"] != "ok" and "warnings" in row]:
-        merged["warnings"] = [*_listed(merged["warnings"]), *map(_failure, failed)]
+        merged["warnings"] = [*_list(merged["warnings"]), *map(_failure, failed)]
     return merged
 
 
@@ -144,7 +144,7 @@ def _union(values: Sequence[Any]) -> list[Any] | None:
     return list(dict.fromkeys(one for value in known for one in value)) if known else None
 
 
-def _listed(value: Any) -> list[Any]:
+def _list(value: Any) -> list[Any]:
     return [] if value is None or not np.ndim(value) else list(value)
 
 

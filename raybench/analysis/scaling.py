@@ -98,7 +98,7 @@ def scaling(
     for row in rows:
         row |= {"rounds": len(trials.rounds(row)), "starts_from": None}
         row |= _UNKNOWN | {"batch": _batch(row), "samples_per_joule": _samples_per_joule(row)}
-        row |= _checked_breakdown(row)
+        row |= _check_breakdown(row)
         row["is_baseline"] = bool(baseline) and all(
             _same(setting(row, name), value) for name, value in baseline.items()
         )
@@ -134,7 +134,7 @@ def setting_order(value: Any) -> tuple[int, float, str]:
     return (1, precisions.index(value), "") if value in precisions else (2, 0.0, str(value))
 
 
-def _checked_breakdown(row: Mapping[str, Any]) -> dict[str, Any]:
+def _check_breakdown(row: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of the breakdown, null where it contradicts the step, and the reason."""
     reason = why_no_breakdown(row)
     blanked = dict.fromkeys((*BREAKDOWN, "host_bound")) if reason else {}
@@ -169,10 +169,10 @@ def _compare(
         row["memory_ratio"] = _memory_ratio(row, base)
         row["is_base_unsteady"] = not pd.isna(base["stable"]) and not base["stable"]
         if "world_size" in baseline:
-            row |= _scaled(row, base)
+            row |= _scale(row, base)
 
 
-def _scaled(row: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+def _scale(row: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """What a speed-up over the number of devices comes to."""
     devices = row["world_size"] / base["world_size"]
     speed_up = row["speed_up"]
@@ -180,7 +180,7 @@ def _scaled(row: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     is_serial = row["scaling"] == "strong" and devices > 1
     return {
         "efficiency": efficiency,
-        **_lost_shares(row, base, efficiency),
+        **_shares_of_loss(row, base, efficiency),
         "serial_fraction": _serial_fraction(row, base) if is_serial else None,
     }
 
@@ -199,7 +199,7 @@ def _serial_fraction(row: Mapping[str, Any], base: Mapping[str, Any]) -> float |
     return float(of_base / share) if share > 0 else None
 
 
-def _lost_shares(
+def _shares_of_loss(
     row: Mapping[str, Any], base: Mapping[str, Any], efficiency: float
 ) -> Mapping[str, float | None]:
     """None of them known where one of the two breakdowns contradicts its step."""

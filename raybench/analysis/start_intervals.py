@@ -39,26 +39,28 @@ class StartIntervals:
 
     def learn_times(self, rows: Iterable[Row]) -> None:
         """Take in how the step times of these points scatter over their rounds."""
-        self._of_times = _pooled(
+        self._of_times = _pool(
             (kind_of([row]), [math.log(one["step_ms_p50"]) for one in self._times(row)])
             for row in rows
         )
 
     def learn_ratios(self, pairs: Iterable[tuple[Row, Row]]) -> None:
         """Take in how the speed-ups of these points, (baseline point, point), scatter."""
-        self._of_ratios = _pooled(
+        self._of_ratios = _pool(
             (kind_of(pair), [*self._trials.log_ratios(*pair).values()]) for pair in pairs
         )
 
     def time_noise(self, row: Row) -> StartNoise:
         """How far starts of a point lie apart, as far as that is known."""
         kind = kind_of([row])
-        return self._of_times.get(kind) or self._known(kind)
+        return self._of_times.get(kind) or self._has_value(kind)
 
     def ratio_noise(self, base: Row, row: Row) -> StartNoise:
         """How far starts of the ratio of two points lie apart."""
         found = self._of_ratios.get(kind_of([base, row]))
-        return found or start_noise.of_ratio(*(self._known(kind_of([one])) for one in (base, row)))
+        return found or start_noise.of_ratio(
+            *(self._has_value(kind_of([one])) for one in (base, row))
+        )
 
     def step_time(self, row: Row) -> Range | None:
         """The interval of a step time in milliseconds; None where it has none."""
@@ -78,11 +80,11 @@ class StartIntervals:
         rounds = self._trials.rounds(row).values()
         return [one for one in rounds if not pd.isna(one["step_ms_p50"])]
 
-    def _known(self, kind: str) -> StartNoise:
+    def _has_value(self, kind: str) -> StartNoise:
         return self._elsewhere.get(kind) or start_noise.documented_of(kind)
 
 
-def _pooled(groups: Iterable[tuple[str, Sequence[float]]]) -> dict[str, StartNoise]:
+def _pool(groups: Iterable[tuple[str, Sequence[float]]]) -> dict[str, StartNoise]:
     by_kind: dict[str, list[Sequence[float]]] = {}
     for kind, values in groups:
         by_kind.setdefault(kind, []).append(values)

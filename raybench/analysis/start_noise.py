@@ -158,7 +158,7 @@ def updated(
     groups: step times in any unit; within a group they differ by starts, and by how unsure each
     is. within: variance of the latter, of the logarithm of one step time; it is no noise of starts.
     """
-    variance, degrees = _seen(groups, within)
+    variance, degrees = _observe(groups, within)
     if not degrees:
         return prior
     whole = prior.degrees + degrees
@@ -191,7 +191,7 @@ def node_noise(
     return StartNoise(sd=math.sqrt(variance), degrees=whole, source=RUNS)
 
 
-def _seen(groups: Sequence[Sequence[float]], within: float) -> tuple[float, int]:
+def _observe(groups: Sequence[Sequence[float]], within: float) -> tuple[float, int]:
     """The variance of the noise of starts, and its degrees of freedom."""
     told = [np.log(group) for group in groups if len(group) > 1]
     degrees = sum(len(group) - 1 for group in told)
@@ -213,7 +213,7 @@ def raised(
 
     factors = []
     for prior, of_point, within in zip(priors, groups, withins, strict=True):
-        variance, degrees = _seen(of_point, within)
+        variance, degrees = _observe(of_point, within)
         if degrees:
             median = 2 * gammaincinv(degrees / 2, 0.5) / degrees
             factors.append(math.sqrt(variance / median) / prior.sd)

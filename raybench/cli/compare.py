@@ -111,7 +111,7 @@ def load_comparison(results: Path, base: str, new: str, threshold: float) -> Com
     is_one_world = not lasting_changes(own[0].facts, own[1].facts)
     of_base = [_other(one) for one in alike(*sides)]
     of_new = of_base if is_one_world else [_other(one) for one in alike(*sides[::-1])]
-    measured = [_measured(*pair) for pair in zip(sides, (of_base, of_new), strict=True)]
+    measured = [_as_measured(*pair) for pair in zip(sides, (of_base, of_new), strict=True)]
     return Comparison(
         base=own[0].run,
         new=own[1].run,
@@ -119,11 +119,11 @@ def load_comparison(results: Path, base: str, new: str, threshold: float) -> Com
         frame=compare(*measured, is_one_world=is_one_world, threshold=threshold),
         changes=changes(own[0].facts, own[1].facts),
         beside=all_point_changes(measured[0].points, measured[1].points),
-        left_out=tuple(run for side in sides for run in _left_out(side)),
+        left_out=tuple(run for side in sides for run in _runs_left_out(side)),
     )
 
 
-def _left_out(side: Side) -> Iterator[LeftOut]:
+def _runs_left_out(side: Side) -> Iterator[LeftOut]:
     """The runs that were named with `side`'s and differ from it by more than their start."""
     from raybench.analysis.environment_changes import lasting_changes
     from raybench.report.comparison import LeftOut
@@ -133,7 +133,7 @@ def _left_out(side: Side) -> Iterator[LeftOut]:
         yield LeftOut(run_id=one.run_id, differs_in=tuple(change.name for change in differing))
 
 
-def _measured(side: Side, others: Sequence[Other]) -> Measured:
+def _as_measured(side: Side, others: Sequence[Other]) -> Measured:
     from raybench.analysis import measured_runs, point_changes
     from raybench.analysis.ratios import STEP_COLUMNS
 

@@ -90,7 +90,7 @@ def find_side(results: Path, text: str) -> Side:
     if os.path.exists(text):  # noqa: PTH110
         return Side(own=_find(results, text))
     if "=" in text:
-        return _tagged(results, text)
+        return _runs_with_tag(results, text)
     names = [name.strip() for name in text.split(",") if name.strip()]
     if len(names) < 2:
         return Side(own=_find(results, text))
@@ -106,7 +106,7 @@ def _find(results: Path, text: str) -> Found:
     return Found(root=root, run_id=run_id)
 
 
-def _tagged(results: Path, text: str) -> Side:
+def _runs_with_tag(results: Path, text: str) -> Side:
     from raybench.results.run_names import run_ids
 
     name, _, value = text.partition("=")

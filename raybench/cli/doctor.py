@@ -106,14 +106,14 @@ def diagnose(cluster: Cluster, starts: int, console: Console) -> Diagnosis:
     from raybench.doctor.facts import Facts
     from raybench.doctor.text import Diagnosis
 
-    refusal = _started(cluster, console)
+    refusal = _start(cluster, console)
     facts = Facts(
         devices=cluster.devices,
         versions=package_versions(),
         refusal=refusal,
         others=cluster.others,
     )
-    checks = [*examine(facts), *_worked(cluster, facts, console)]
+    checks = [*examine(facts), *_try_devices(cluster, facts, console)]
     if starts and not refusal:
         checks += _parity(cluster, facts, starts, console)
     return Diagnosis(
@@ -124,7 +124,7 @@ def diagnose(cluster: Cluster, starts: int, console: Console) -> Diagnosis:
     )
 
 
-def _started(cluster: Cluster, console: Console) -> str:
+def _start(cluster: Cluster, console: Console) -> str:
     """Why raybench refuses the devices that it found; empty when it does not."""
     count = cluster.capacity
     with _phase(console, f"starting {count} worker{'s' * (count != 1)}"):
@@ -137,7 +137,7 @@ def _started(cluster: Cluster, console: Console) -> str:
     return ""
 
 
-def _worked(cluster: Cluster, facts: Facts, console: Console) -> list[Check]:
+def _try_devices(cluster: Cluster, facts: Facts, console: Console) -> list[Check]:
     """The checks for which the devices do something."""
     from raybench.doctor import collective
 

@@ -63,16 +63,16 @@ def export_command(
         raise UsageError(f"-o: goes with --format only; --to {tracker} writes no file")
     summary = load_summary(results, run)
     if tracker:
-        click.echo(_tracked(summary, tracker))
+        click.echo(_track(summary, tracker))
         return
-    text = _as_json(summary, results, run) if kind == "json" else _formatted(summary, kind)
+    text = _as_json(summary, results, run) if kind == "json" else _format(summary, kind)
     if output is None:
         write_result(text)
     else:
         write_file(output, text.encode())
 
 
-def _formatted(summary: Summary, kind: str | None) -> str:
+def _format(summary: Summary, kind: str | None) -> str:
     if kind == "csv":
         from raybench.report.export.csv import export_csv
 
@@ -94,7 +94,7 @@ def _as_json(summary: Summary, results: Path, run: str) -> str:
     return export_json(summary, reader.load(root, "devices", summary.run.run_id))
 
 
-def _tracked(summary: Summary, tracker: str) -> str:
+def _track(summary: Summary, tracker: str) -> str:
     if tracker == "mlflow":
         from raybench.report.export.mlflow import to_mlflow
 

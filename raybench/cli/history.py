@@ -82,10 +82,10 @@ def _points(results: Path, prefix: str | None, expression: str | None) -> pd.Dat
         ids = list(dict.fromkeys(points["point_id"]))
         point_id = reader.pick(prefix, ids, kind="point", where=str(results))
         points = points[points["point_id"] == point_id]
-    return points if expression is None else _filtered(points, expression)
+    return points if expression is None else _filter(points, expression)
 
 
-def _filtered(points: pd.DataFrame, expression: str) -> pd.DataFrame:
+def _filter(points: pd.DataFrame, expression: str) -> pd.DataFrame:
     """The points for which the expression is true; those that lack one of its names are not.
 
     Raises UsageError when that leaves none.

@@ -114,18 +114,18 @@ def _makespans(job: Job, plan: Plan, devices: int | None, nodes: int) -> _Makesp
     Raises UsageError for nodes that cannot be equal.
     """
     from raybench.errors import UsageError
-    from raybench.sweep.makespan import imagined_devices, makespan_s
+    from raybench.sweep.makespan import imagine_devices, makespan_s
 
     devices = devices or _devices_needed(plan)
     if devices % nodes:
         raise UsageError(
-            f"--nodes {nodes}: {_counted(devices, 'device')} cannot be shared evenly; "
+            f"--nodes {nodes}: {_count(devices, 'device')} cannot be shared evenly; "
             "give --devices a multiple of --nodes"
         )
     if plan.batch_search or not plan.points:
         return None
     point_s, strategy = _point_at_most_s(job), job.placement.strategy
-    there = imagined_devices(devices, nodes)
+    there = imagine_devices(devices, nodes)
     isolations: tuple[Isolation, ...] = ("cluster", "node", "device")
     return _Makespans(
         devices=devices,
@@ -208,8 +208,8 @@ def plan_as_text(job: Job, plan: Plan, makespans: _Makespans | None) -> str:
     ]
     paragraphs = [
         f"{job.name}: workload {job.workload.kind}",
-        _wrapped(f"in all points: {same}"),
-        *([_searched(plan.batch_search)] if plan.batch_search else []),
+        _wrap(f"in all points: {same}"),
+        *([_search_text(plan.batch_search)] if plan.batch_search else []),
         "",
         table_text(["#", "point_id", *varying], rows),
         _needs(job, plan),
@@ -218,15 +218,15 @@ def plan_as_text(job: Job, plan: Plan, makespans: _Makespans | None) -> str:
     return "\n".join(paragraphs) + "\n"
 
 
-def _wrapped(text: str) -> str:
+def _wrap(text: str) -> str:
     return click.wrap_text(text, text_width(), subsequent_indent="  ")
 
 
-def _searched(search: BatchSearch) -> str:
+def _search_text(search: BatchSearch) -> str:
     doubled = [search.start, 2 * search.start]
     first = [str(batch) for batch in doubled if search.max is None or batch <= search.max]
     most = "" if search.max is None else f" or {search.max} is reached"
-    return _wrapped(
+    return _wrap(
         f"batch_size: {', '.join(first)}, ... until memory runs out{most}, then bisected to the "
         "largest that fits; below: the first point of each series"
     )
@@ -234,12 +234,12 @@ def _searched(search: BatchSearch) -> str:
 
 def _needs(job: Job, plan: Plan) -> str:
     count, seconds = len(plan.points), _duration(_point_at_most_s(job))
-    needed = f"the largest needs {_counted(_devices_needed(plan), 'device')}"
+    needed = f"the largest needs {_count(_devices_needed(plan), 'device')}"
     measure = job.measure
     least_s = measure.of_a_round.least_s
     least = f"{least_s:.3g} to" if least_s else "at most"
     rounds = f"{measure.rounds} rounds x " if measure.rounds > 1 else ""
-    each = f"{_counted(measure.repeats, 'repeat')} of {least} {measure.max_seconds:g} s"
+    each = f"{_count(measure.repeats, 'repeat')} of {least} {measure.max_seconds:g} s"
     more = (
         "set-up and the first step of each point take additional time, and a point is stopped "
         f"after {job.measure.timeout_s:g} s"
@@ -248,7 +248,7 @@ def _needs(job: Job, plan: Plan) -> str:
         return "\n".join(
             [
                 f"{count} series; {needed}",
-                _wrapped(
+                _wrap(
                     f"iterations: at most {seconds} a point; the number of points is known when "
                     f"the sweep has ended; {more}"
                 ),
@@ -261,8 +261,8 @@ def _needs(job: Job, plan: Plan) -> str:
         total = f"at most {total}"
     return "\n".join(
         [
-            f"{_counted(count, 'point')}; {needed}",
-            _wrapped(f"iterations: {total} ({rounds}{_counted(count, 'point')} x {each}); {more}"),
+            f"{_count(count, 'point')}; {needed}",
+            _wrap(f"iterations: {total} ({rounds}{_count(count, 'point')} x {each}); {more}"),
             *_rounds_would(job, plan),
         ]
     )
@@ -275,19 +275,19 @@ def _rounds_would(job: Job, plan: Plan) -> list[str]:
     if not (more_s := _more_rounds_s(job, plan)):
         return []
     cost = f"measure.rounds={WORTHWHILE} would take about {_duration(more_s)} more"
-    return [_wrapped(f"{cost} and give speed-ups to about {_HALF_WIDTHS}")]
+    return [_wrap(f"{cost} and give speed-ups to about {_HALF_WIDTHS}")]
 
 
 def _makespans_as_text(plan: Plan, makespans: _Makespans) -> str:
-    where = f"{_counted(makespans.devices, 'device')} of {_counted(makespans.nodes, 'node')}"
+    where = f"{_count(makespans.devices, 'device')} of {_count(makespans.nodes, 'node')}"
     each = (f"{_duration(seconds)} ({name})" for name, seconds in makespans.at_most_s.items())
     text = f"on {where}, by placement.isolation, at most: {', '.join(each)}"
     if too_big := sum(point.world_size > makespans.devices for point in plan.points):
-        text += f"; without {_counted(too_big, 'point')} that cannot run there"
-    return _wrapped(text)
+        text += f"; without {_count(too_big, 'point')} that cannot run there"
+    return _wrap(text)
 
 
-def _counted(count: int, noun: str) -> str:
+def _count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

@@ -64,7 +64,7 @@ class LineProgress:
         return None
 
     def show(self, event: Event) -> None:
-        line = _told(event, self._count, self._wording)
+        line = _line_of(event, self._count, self._wording)
         if line is not None:
             left = self._count.left() if isinstance(event, PointFinished) else ""
             self._console.print(Text(f"{line}  {left}".rstrip()), soft_wrap=True)
@@ -101,7 +101,7 @@ class LiveProgress:
             self._running = {**self._running, event.index: (event, time.monotonic())}
         elif not isinstance(event, RoundStarted):
             self._running = {i: one for i, one in self._running.items() if i != event.index}
-        line = _told(event, self._count, self._wording)
+        line = _line_of(event, self._count, self._wording)
         if line is not None:
             self._console.print(Text(line, style=_style(event)), soft_wrap=True)
 
@@ -120,7 +120,7 @@ class LiveProgress:
         return "  ".join([indent, f"{'runs':<7}", self._wording.settings(event.point), running])
 
 
-def _told(event: Event, count: _Count, wording_of: _Wording) -> str | None:
+def _line_of(event: Event, count: _Count, wording_of: _Wording) -> str | None:
     """The line that stays of an event, if there is one; counts it."""
     if isinstance(event, PointAdded):
         count.total += 1
@@ -180,7 +180,8 @@ class _Wording:
         if plan.batch_search and "batch_size" not in self._varying:
             self._varying.append("batch_size")
         self._widths = {
-            name: max(len(_shown(point, name)) for point in plan.points) for name in self._varying
+            name: max(len(_show_setting(point, name)) for point in plan.points)
+            for name in self._varying
         }
 
     def finished(self, record: Record) -> str:
@@ -193,7 +194,7 @@ class _Wording:
         return f"{self.finished(record)} (tried once more)"
 
     def settings(self, point: Point) -> str:
-        cells = (f"{_shown(point, name):<{self._widths[name]}}" for name in self._varying)
+        cells = (f"{_show_setting(point, name):<{self._widths[name]}}" for name in self._varying)
         return " ".join(cells) or point.point_id
 
 
@@ -212,7 +213,7 @@ def _outcome(record: Record) -> str:
     return f"{formatting.duration(step_ms):>9}  {rate}".rstrip()
 
 
-def _shown(point: Point, name: str) -> str:
+def _show_setting(point: Point, name: str) -> str:
     value = point.settings.get(name, "none")
     label = {"world_size": "ws", "batch_size": "batch", "global_batch_size": "global batch"}
     # A precision or a preset speaks for itself; a number does not.

@@ -173,13 +173,13 @@ def list_command(
     if not runs:
         click.echo(no_runs(results), err=True)
         return
-    write_result(_listed(results, runs, is_long=is_long))
+    write_result(_list_text(results, runs, is_long=is_long))
     older = 0 if last or is_all else len(run_ids(results)) - _LISTED
     if older > 0:
         click.echo(f"{older} older runs are not shown: --all", err=True)
 
 
-def _listed(results: Path, runs: Sequence[Run], *, is_long: bool) -> str:
+def _list_text(results: Path, runs: Sequence[Run], *, is_long: bool) -> str:
     from raybench.cli.stderr import make_console
     from raybench.report.text.runs import format_runs, format_runs_long
 

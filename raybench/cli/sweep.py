@@ -46,7 +46,7 @@ _REPEATED = (
 )
 
 
-def _checked_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float:
+def _check_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float:
     # Nothing is above or below NaN: it fails this test, and passes that of click's ranges.
     if not 0 <= wait_s <= _LONGEST_WAIT_S:
         raise UsageError(f"--wait {wait_s:g}: must be from 0 to {_LONGEST_WAIT_S:,.0f} seconds")
@@ -74,7 +74,7 @@ def _checked_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float
     "--wait",
     "wait_s",
     type=float,
-    callback=_checked_wait,
+    callback=_check_wait,
     default=0.0,
     metavar="SECONDS",
     help="How long to wait for devices: for other sweeps that use them to end, and for nodes that "
@@ -184,12 +184,12 @@ def sweep_command(
     given_tags = _tags(tags)
     if retry_failed and resumed is None:
         raise UsageError("--retry-failed: goes with --resume RUN only")
-    job, plan = _asked(ctx, None if resumed else expression)
+    job, plan = _load_asked(ctx, None if resumed else expression)
     where = Where(
         address=address,
         device=device,
         output=output,
-        profiled=_profiled(plan, profile_expression),
+        profiled=_choose_profiled(plan, profile_expression),
         wait_s=wait_s,
         shared=shared,
     )
@@ -204,7 +204,7 @@ def sweep_command(
     ctx.exit(_run(job, start, where, as_json))
 
 
-def _asked(ctx: click.Context, expression: str | None) -> tuple[Job, Plan]:
+def _load_asked(ctx: click.Context, expression: str | None) -> tuple[Job, Plan]:
     """The job of the command and its points. Raises UsageError."""
     from raybench.cli.again import plan_again
     from raybench.cli.plans import load_plan
@@ -237,7 +237,7 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[s
         check_code,
         nothing_left,
         plan_of_run,
-        resumed_start,
+        resume_run,
         run_to_resume,
     )
 
@@ -249,8 +249,8 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[s
     again = _resume_command(ctx, run.run_id, output)
     with hold_run(output, run.run_id):
         plan = plan_of_run(plan, output, run.run_id)
-        chosen = _chosen(plan, given["expression"])
-        start = resumed_start(
+        chosen = _choose(plan, given["expression"])
+        start = resume_run(
             run,
             _rounds(job, plan),
             output,
@@ -276,13 +276,13 @@ def _run(job: Job, start: Start, where: Where, as_json: bool) -> int:
     from raybench.cli.results import print_report
     from raybench.cli.stderr import make_console, say
     from raybench.sweep.resume import end_of_run, nothing_left
-    from raybench.sweep.runner import carried_out
+    from raybench.sweep.runner import run_sweep
 
     console = make_console()
     for warning in start.plan.warnings:
         say(console, f"{warning} (warning)")
     if start.todo:
-        run = carried_out(job, start, where, ConsoleListener(console))
+        run = run_sweep(job, start, where, ConsoleListener(console))
     else:
         say(console, nothing_left(start))
         run = end_of_run(start, where.output, job.measure)
@@ -346,7 +346,7 @@ def _rounds(job: Job, plan: Plan) -> Rounds:
     return Rounds(plan=plan, count=job.measure.rounds, has_controls=has_controls)
 
 
-def _chosen(plan: Plan, expression: str | None) -> frozenset[str]:
+def _choose(plan: Plan, expression: str | None) -> frozenset[str]:
     """The point_ids that `--filter` keeps. Raises UsageError."""
     from raybench.job.filter import select_points
 
@@ -399,7 +399,7 @@ def _check_kept(output: Path) -> None:
         )
 
 
-def _profiled(plan: Plan, expression: str | None) -> frozenset[str]:
+def _choose_profiled(plan: Plan, expression: str | None) -> frozenset[str]:
     """The point_ids that `--profile` means. Raises UsageError."""
     if expression is None:
         return frozenset()

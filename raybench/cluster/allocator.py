@@ -65,7 +65,7 @@ class Room:
             return self._alone(world_size) if self.is_idle else None
         if kept := next(iter(self._kept.get(world_size, ())), None):
             return kept
-        seats = self._found(world_size)
+        seats = self._find(world_size)
         return None if seats is None else tuple(sorted(seats, key=self._order.__getitem__))
 
     def take(self, seats: Sequence[int]) -> None:
@@ -88,7 +88,7 @@ class Room:
             self._on_idle_cluster[world_size] = tuple(self._seats[p] for p in positions)
         return self._on_idle_cluster[world_size]
 
-    def _found(self, world_size: int) -> list[int] | None:
+    def _find(self, world_size: int) -> list[int] | None:
         """Seats on the nodes that have the least to offer beyond them: full nodes stay whole."""
         per_node = Counter(self._node[seat] for seat in self._alone(world_size))
         wanted = Counter((count, self._model[node]) for node, count in per_node.items())

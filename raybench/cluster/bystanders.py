@@ -74,20 +74,20 @@ def others_between(before: Look, after: Look, devices: Sequence[Device]) -> Iter
         for process in dict.fromkeys(found):
             yield f"{process} on {device.kind}:{device.index} of {host}"
     threads = sum(max(1, device.omp_num_threads) for device in devices if device.kind == "cpu")
-    taken = _taken_by_others(before, after)
+    taken = _load_of_others(before, after)
     if taken > _LEAST_SHARE * min(threads, after.processors):
         yield f"other processes kept {taken:.2g} of {after.processors} processors busy on {host}"
 
 
-def _taken_by_others(before: Look, after: Look) -> float:
+def _load_of_others(before: Look, after: Look) -> float:
     """How many processors others have used on average; 0 where nobody knows."""
     if before.busy_s is None or after.busy_s is None:
         return 0.0
-    others_s = after.busy_s - before.busy_s - _spent_s(before.own, after.own)
+    others_s = after.busy_s - before.busy_s - _time_spent_s(before.own, after.own)
     return others_s / (after.time_s - before.time_s) if others_s > _LEAST_S else 0.0
 
 
-def _spent_s(before: Mapping[int, proc.Spent], after: Mapping[int, proc.Spent]) -> float:
+def _time_spent_s(before: Mapping[int, proc.Spent], after: Mapping[int, proc.Spent]) -> float:
     """What these processes have used of processors between two looks."""
     nothing = proc.Spent(began="", own_s=0.0, children_s=0.0)
 
@@ -129,8 +129,8 @@ def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
     found = process_ids(device.uuid)
     if device.process_id not in found:
         return None
-    return tuple(_told(process) for process in sorted(found - own))
+    return tuple(_describe(process) for process in sorted(found - own))
 
 
-def _told(process: int) -> str:
+def _describe(process: int) -> str:
     return f"process {process} ({proc.name(process) or 'of another container'})"

@@ -40,7 +40,7 @@ def processors_held(terms: Terms, tell: Callable[[str], None]) -> Iterator[None]
     where = {CPU: "the processors of this host"}
 
     def others() -> dict[str, tuple[Holder, ...]]:
-        return _told(locks.claim([CPU], terms.holder, shared=terms.shared), where)
+        return _describe(locks.claim([CPU], terms.holder, shared=terms.shared), where)
 
     try:
         if terms.shared:
@@ -103,7 +103,7 @@ class Claims:
                     "there would go unseen (warning)"
                 )
             here = [device for device in devices if device.node_id == first.node_id]
-            found |= _told(claim, {lock_name(device): _place(device) for device in here})
+            found |= _describe(claim, {lock_name(device): _place(device) for device in here})
         if found and not terms.shared:
             # Two sweeps that wait for each other's nodes would wait for ever.
             self._nodes.release(devices)
@@ -147,7 +147,7 @@ def _place(device: Device) -> str:
     return f"the processors of {device.host}"
 
 
-def _told(claim: Claim, places: Mapping[str, str]) -> dict[str, tuple[Holder, ...]]:
+def _describe(claim: Claim, places: Mapping[str, str]) -> dict[str, tuple[Holder, ...]]:
     return {places[name]: held_by for name, held_by in claim.others.items()}
 
 

@@ -166,7 +166,7 @@ class DeviceLocks:
             return
         for name in (_slot(device, number) for number in range(_MOST_SLOTS)):
             with suppress(OSError):  # another's, or no file
-                self._held[name] = _taken(folder, name, holder)
+                self._held[name] = _take(folder, name, holder)
                 return
         raise OSError(f"no slot of {device} can be had")
 
@@ -189,14 +189,14 @@ def _open_folder(path: Path) -> int:
 def _open_file(folder: int, name: str) -> int:
     """A plain file of that name, made where there is none. Raises OSError where it is another."""
     try:
-        file = _opened(folder, name)
+        file = _open(folder, name)
     except FileNotFoundError:
         # Linux refuses O_CREAT for another's file in such a folder: so only where there is none.
         with suppress(FileExistsError):
             made = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=folder)
             os.fchmod(made, 0o666)
             return made
-        file = _opened(folder, name)
+        file = _open(folder, name)
     facts = os.fstat(file)
     if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
         os.close(file)
@@ -204,7 +204,7 @@ def _open_file(folder: int, name: str) -> int:
     return file
 
 
-def _opened(folder: int, name: str) -> int:
+def _open(folder: int, name: str) -> int:
     try:
         return os.open(name, os.O_RDWR | _OPEN, dir_fd=folder)
     except PermissionError:
@@ -220,7 +220,7 @@ def _lock_soon(file: int) -> None:
     return None
 
 
-def _taken(folder: int, name: str, holder: Holder) -> int:
+def _take(folder: int, name: str, holder: Holder) -> int:
     """The slot, locked, with the holder in it. Raises BlockingIOError where it is another's."""
     file = _open_file(folder, name)
     try:
@@ -257,16 +257,16 @@ def _read_holder(content: bytes) -> Holder:
     told = found if isinstance(found, dict) else {}
     number = told.get("process_id")
     return Holder(
-        sweep=_cleaned(told.get("sweep")),
-        what=_cleaned(told.get("what")),
-        user=_cleaned(told.get("user")),
-        host=_cleaned(told.get("host")),
+        sweep=_clean(told.get("sweep")),
+        what=_clean(told.get("what")),
+        user=_clean(told.get("user")),
+        host=_clean(told.get("host")),
         process_id=number if type(number) is int and 0 < number < 2**22 else 0,
-        since=_cleaned(told.get("since")),
+        since=_clean(told.get("since")),
     )
 
 
-def _cleaned(text: object) -> str:
+def _clean(text: object) -> str:
     if not isinstance(text, str):
         return "unknown"
     return "".join(c if c.isprintable() else "?" for c in text[:_MOST_CHARACTERS])

@@ -74,7 +74,7 @@ def after_failure(seen: Seen) -> tuple[Answer, ...]:
         silent = {rank: _silent(rank, seen) for rank in seen.stuck}
         blamed = _ranks(seen.stuck)
     elif cause is None:
-        return tuple(_lost(seen.answers[rank]) for rank in range(seen.world_size))
+        return tuple(_make_lost(seen.answers[rank]) for rank in range(seen.world_size))
     else:
         silent, blamed = {}, f"rank {cause.rank}"
     return tuple(
@@ -96,7 +96,7 @@ def after_timeout(seen: Seen, timeout_s: float) -> tuple[Answer, ...]:
     if len(blamed) > 1:
         facts.append(f"{_ranks(blamed)} gave none")
     for what, where in (("collective", "in a collective"), ("device", "for the device")):
-        if those := [rank for rank in waiting if _waited_for(rank, seen) == what]:
+        if those := [rank for rank in waiting if _wait_reason(rank, seen) == what]:
             facts.append(f"{_ranks(those)} waited {where}")
     if seen.finished:
         facts.append(f"{_ranks(sorted(seen.finished))} had finished")
@@ -105,7 +105,7 @@ def after_timeout(seen: Seen, timeout_s: float) -> tuple[Answer, ...]:
     for rank in range(seen.world_size):
         if rank in blamed:
             text = "; ".join([message + _at(rank, seen), *facts])
-            answers.append(_failed(rank, Status.TIMEOUT, "Timeout", text, seen))
+            answers.append(_make_failed(rank, Status.TIMEOUT, "Timeout", text, seen))
         else:
             reason = f"waited for {_ranks(blamed)}"
             answers.append(_beside(rank, reason, Status.TIMEOUT, seen))
@@ -120,14 +120,14 @@ def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answ
     """
     unsaid = (Status.LOST, Status.TIMEOUT)
     return tuple(
-        replace(answer, status=Status.LOST, error_type=_lost_type(reason), message=reason)
+        replace(answer, status=Status.LOST, error_type=_loss_type(reason), message=reason)
         if reason and isinstance(answer, Failure) and answer.status in unsaid
         else answer
         for answer, reason in zip(answers, reasons, strict=True)
     )
 
 
-def _lost_type(reason: str) -> str:
+def _loss_type(reason: str) -> str:
     """A seat is lost with its node, or alone."""
     return "NodeLost" if reason.startswith("node ") else "WorkerLost"
 
@@ -146,7 +146,7 @@ def place_of(log_tail: str) -> _Place | None:
     )
 
 
-def _lost(answer: Answer) -> Answer:
+def _make_lost(answer: Answer) -> Answer:
     """A peer that all lost, and that nobody knows why: not the point's fault, as far as is seen."""
     if not isinstance(answer, Failure):
         return answer
@@ -162,7 +162,7 @@ def _beside(rank: int, reason: str, status: Status, seen: Seen) -> Answer:
     answer = seen.answers.get(rank)
     if answer is None:
         text = f"{reason}, and this rank did not stop{_at(rank, seen)}"
-        return _failed(rank, status, _PEER_FAILED, text, seen)
+        return _make_failed(rank, status, _PEER_FAILED, text, seen)
     if isinstance(answer, Failure):
         # A process that dies when it is told to stop dies of that.
         is_own = answer.error_type != "WorkerDied" or rank in seen.finished
@@ -170,15 +170,15 @@ def _beside(rank: int, reason: str, status: Status, seen: Seen) -> Answer:
             return answer
     elif rank in seen.finished:
         return answer
-    return _failed(rank, status, _PEER_FAILED, reason, seen)
+    return _make_failed(rank, status, _PEER_FAILED, reason, seen)
 
 
 def _silent(rank: int, seen: Seen) -> Failure:
     text = f"no answer, and the others lost the connection to it{_at(rank, seen)}"
-    return _failed(rank, Status.LOST, "NoAnswer", text, seen)
+    return _make_failed(rank, Status.LOST, "NoAnswer", text, seen)
 
 
-def _failed(rank: int, status: Status, error_type: str, message: str, seen: Seen) -> Failure:
+def _make_failed(rank: int, status: Status, error_type: str, message: str, seen: Seen) -> Failure:
     answer = seen.answers.get(rank)
     return Failure(
         rank=rank,
@@ -200,7 +200,7 @@ def _waits_for(rank: int, seen: Seen) -> str:
     return place.waits_for if place else "nothing"
 
 
-def _waited_for(rank: int, seen: Seen) -> str:
+def _wait_reason(rank: int, seen: Seen) -> str:
     """As _waits_for; one that came back when it was told to stop was in a collective."""
     return "collective" if rank in seen.answers else _waits_for(rank, seen)
 

@@ -41,7 +41,7 @@ def new_mark() -> str:
     return os.urandom(16).hex()
 
 
-def hold_worker() -> None:
+def reap_orphans_of_worker() -> None:
     """End what this worker leaves behind at once, and the worker soon after its raylet.
 
     It must have been started with MARK in its environment: what it forks then has it too, where
@@ -53,7 +53,7 @@ def hold_worker() -> None:
 
 
 @contextmanager
-def held_children(folder: str | os.PathLike[str] = "") -> Iterator[None]:
+def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[None]:
     """What is started in this block ends soon after this process.
 
     folder: theirs. It is removed then, unless there is a file KEPT in it.
@@ -113,7 +113,7 @@ def _watch(kind: str, process: int, mark: str, folder: str) -> None:
     elif not is_worker:
         children |= _seen_to_end(mark, children)
     for _ in range(_ROUNDS):
-        left = _left_behind(mark, process if is_worker else None) | _living(children)
+        left = _find_orphans(mark, process if is_worker else None) | _living(children)
         if not left:
             break
         for number in left:
@@ -130,7 +130,7 @@ def _seen_to_end(mark: str, children: set[tuple[int, str | None]]) -> set[tuple[
     """
     found = set(children)
     for _ in range(round(_GRACE_S / _LOOK_S)):
-        living = _left_behind(mark, None) | _living(found)
+        living = _find_orphans(mark, None) | _living(found)
         found |= {(number, _began(number)) for number in _with_descendants(living, _parents())}
         time.sleep(_LOOK_S)
     return found
@@ -153,7 +153,7 @@ def _end(handle: int) -> None:
         signal.pidfd_send_signal(handle, signal.SIGKILL)
 
 
-def _left_behind(mark: str, group: int | None) -> set[int]:
+def _find_orphans(mark: str, group: int | None) -> set[int]:
     """Living processes that bear the mark or are of the group, and their descendants."""
     parents = _parents()
     found = {p for p in parents if _is_marked(p, mark) or (group and _group(p) == group)}

@@ -58,12 +58,12 @@ def judge(answers: Sequence[Answer]) -> list[Check]:
     """What the workers answered."""
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     if failures:
-        return [_failed(failures)]
+        return [_fail(failures)]
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     return [_first(measurements), _bandwidth(measurements)]
 
 
-def _failed(failures: Sequence[Failure]) -> Check:
+def _fail(failures: Sequence[Failure]) -> Check:
     # The others only tell that they lost their peer.
     cause = min(failures, key=lambda failure: failure.status is Status.LOST)
     return Check(

@@ -208,7 +208,7 @@ def judge(parity: Parity, *, is_cuda: bool) -> Check:
     return Check(
         name=name,
         verdict=_verdict(agreed, is_cuda),
-        found=f"{agreed}: raybench / torchrun = {_told(found)}, equal within {margin:.0%}; "
+        found=f"{agreed}: raybench / torchrun = {_describe(found)}, equal within {margin:.0%}; "
         f"{counted(len(parity.raybench_ms), 'start')} each",
         advice=_advice(agreed, is_cuda),
         details=_details(parity, found, agreed),
@@ -231,7 +231,7 @@ def _advice(agreed: Agreement, is_cuda: bool) -> str:
     return "numbers of steps like this one are not those of torchrun: see `differing` in --json"
 
 
-def _told(found: Ratio) -> str:
+def _describe(found: Ratio) -> str:
     return f"{found.value:.4f} ({found.interval.low:.4f} to {found.interval.high:.4f})"
 
 

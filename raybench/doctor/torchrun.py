@@ -59,7 +59,7 @@ def run_bare(step: BareStep, environment: Mapping[str, str]) -> BareAnswer:
     with tempfile.TemporaryDirectory(prefix="raybench-bare-") as folder:
         output = Path(folder) / "answer.json"
         spec = json.dumps({**asdict(step), "output": str(output)})
-        errors = _carried_out([*_command(len(step.indexes)), spec], environment)
+        errors = _execute([*_command(len(step.indexes)), spec], environment)
         try:
             answer: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -72,7 +72,7 @@ def _command(processes: int) -> list[str]:
     return [*launcher, f"--nproc-per-node={processes}", "-m", "raybench.doctor.bare_step"]
 
 
-def _carried_out(command: Sequence[str], environment: Mapping[str, str]) -> str:
+def _execute(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """What was said on stderr. However this ends, no rank stays behind."""
     process = subprocess.Popen(
         command,
@@ -89,10 +89,10 @@ def _carried_out(command: Sequence[str], environment: Mapping[str, str]) -> str:
         raise TorchrunError(f"torchrun did not end within {_TIMEOUT_S:.0f} s") from None
     finally:
         if process.poll() is None:
-            _ended(process)
+            _end(process)
 
 
-def _ended(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[str]) -> None:
     process.terminate()
     try:
         process.communicate(timeout=_END_S)

@@ -163,7 +163,7 @@ def variables(facts: Facts) -> Check:
 
 def traps(facts: Facts) -> list[Check]:
     """One check for each variable whose value costs something."""
-    return [check for trap in _TRAPS if (check := _sprung(trap, facts)) is not None]
+    return [check for trap in _TRAPS if (check := _check_traps(trap, facts)) is not None]
 
 
 def differences(facts: Facts) -> Check:
@@ -195,7 +195,7 @@ def _values(devices: Sequence[Device], name: str) -> dict[str, list[str]]:
     return owners
 
 
-def _sprung(trap: _Trap, facts: Facts) -> Check | None:
+def _check_traps(trap: _Trap, facts: Facts) -> Check | None:
     if trap.between_nodes and len(facts.nodes) < 2:
         return None
     caught = {

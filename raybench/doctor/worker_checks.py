@@ -42,7 +42,7 @@ def devices(facts: Facts) -> Check:
             "nodes differ in their count: if one should have more, look for a GPU that fell off "
             "the bus (dmesg | grep Xid) and at what Ray was told (ray status)"
         )
-    return _advised("devices", found, advice)
+    return _advise("devices", found, advice)
 
 
 def identity(facts: Facts) -> Check:
@@ -173,6 +173,6 @@ def _below(facts: Facts, fact: str, least_bytes: int) -> list[Device]:
     return [device for device, size in sizes if size is not None and size < least_bytes]
 
 
-def _advised(name: str, found: str, advice: list[str]) -> Check:
+def _advise(name: str, found: str, advice: list[str]) -> Check:
     verdict = Verdict.WARN if advice else Verdict.OK
     return Check(name=name, verdict=verdict, found=found, advice="; ".join(advice))

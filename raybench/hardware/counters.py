@@ -66,7 +66,7 @@ class _NvmlCounters:
         return Reading(
             time_s=time.monotonic(),
             energy_j=None if energy_mj is None else energy_mj / _MJ_PER_J,
-            limited_s=_limited_s(self._handle),
+            limited_s=_limits_s(self._handle),
         )
 
     def clock_mhz(self) -> int | None:
@@ -82,7 +82,7 @@ def open_counters(device: torch.device) -> Counters:
     return _NoCounters() if handle is None else _NvmlCounters(handle)
 
 
-def _limited_s(handle: Any) -> dict[str, float]:
+def _limits_s(handle: Any) -> dict[str, float]:
     counted = nvml.field_values(handle, tuple(nvml.LIMITED_NS_FIELDS))
     limited_s = {
         reason: counted[field] / _NS_PER_S

@@ -55,7 +55,7 @@ class Sampler:
             self._samples.extend(_sample(device, handle) for device, handle in self._devices)
 
 
-def used_memory_bytes() -> dict[str, int]:
+def memory_in_use_bytes() -> dict[str, int]:
     """What is in use of each GPU of this node, by UUID, whoever uses it; empty without NVML."""
     read = [
         (nvml.ask(pynvml.nvmlDeviceGetUUID, handle), _memory(handle)) for handle in nvml.devices()

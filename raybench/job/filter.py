@@ -47,7 +47,7 @@ def select_points(
     if len(expression) > _MAX_CHARACTERS:
         raise UsageError(f"{option}: at most {_MAX_CHARACTERS} characters")
     label = f"{option} {expression if expression.isprintable() else shown(expression)}"
-    tree = _parsed(expression, label)
+    tree = _parse(expression, label)
     if complaint := _complaint(tree, len(points)):
         raise UsageError(f"{label}: {complaint}")
     evaluator = _evaluator()
@@ -57,7 +57,7 @@ def select_points(
             if _holds(evaluator, tree, point):
                 kept.append(point)
         except NameNotDefined as error:
-            raise UsageError(f"{label}: {_unknown_name(error.name, point, points)}") from error
+            raise UsageError(f"{label}: {_name_problem(error.name, point, points)}") from error
         except Exception as error:
             # The expression is the user's, and so is whatever Python says to it.
             raise UsageError(f"{label}: {_reason(error)}") from error
@@ -66,7 +66,7 @@ def select_points(
     return tuple(kept)
 
 
-def _parsed(expression: str, label: str) -> ast.expr:
+def _parse(expression: str, label: str) -> ast.expr:
     try:
         with warnings.catch_warnings():
             # What Python remarks on, as the escape in '\d', would be printed.
@@ -137,7 +137,7 @@ def _holds(evaluator: EvalWithCompoundTypes, tree: ast.expr, point: Point) -> bo
     return answer
 
 
-def _unknown_name(name: str, point: Point, points: Iterable[Point]) -> str:
+def _name_problem(name: str, point: Point, points: Iterable[Point]) -> str:
     """Most often a text without its quotes: `precision == bf16`."""
     for other in points:
         for setting, value in other.settings.items():

@@ -97,7 +97,7 @@ def plan_problems(job: Job) -> list[Problem]:
 def _work_out(job: Job) -> _Worked:
     excludes = _Excludes(job)
     product = [candidate for candidate in _product(job) if not excludes.match(candidate.values)]
-    candidates = [*product, *_included(job)]
+    candidates = [*product, *_include(job)]
     problems: dict[KeyPath, Problem] = {}
     points: dict[str, Point] = {}
     duplicates: Counter[KeyPath] = Counter()
@@ -115,7 +115,7 @@ def _work_out(job: Job) -> _Worked:
     is_given = "baseline" in job.model_fields_set
     if baseline and is_given:
         problems[baseline.path] = baseline
-    elif tie := _tied_baseline(job, points.values()):
+    elif tie := _baseline_tie(job, points.values()):
         problems[tie.path] = tie
     return _Worked(
         points=points,
@@ -134,7 +134,7 @@ def _product(job: Job) -> Iterator[_Candidate]:
     axes = [*_matrix_axes(job), *_zip_axes(job)]
     if not axes and job.include:
         return
-    shared = _shared(job)
+    shared = _common_settings(job)
     for choices in itertools.product(*axes):
         given = {name: (value, path) for choice in choices for name, value, path in choice}
         values = {name: value for name, (value, _) in given.items()}
@@ -162,8 +162,8 @@ def _zip_axes(job: Job) -> Iterator[list[_Choice]]:
         yield list(zip(*columns, strict=True))
 
 
-def _included(job: Job) -> Iterator[_Candidate]:
-    shared = _shared(job)
+def _include(job: Job) -> Iterator[_Candidate]:
+    shared = _common_settings(job)
     for number, entry in enumerate(job.include):
         values = {name: job.settings[name].accept(value) for name, value in entry.items()}
         origin = ("include", number)
@@ -171,7 +171,7 @@ def _included(job: Job) -> Iterator[_Candidate]:
         yield _Candidate(values=shared | values, size_path=size_path, origin=origin)
 
 
-def _shared(job: Job) -> dict[str, Scalar]:
+def _common_settings(job: Job) -> dict[str, Scalar]:
     """What all points have, unless an axis says otherwise: defaults, then the workload section."""
     defaults = {
         name: setting.accept(setting.default)
@@ -283,7 +283,7 @@ def _baseline_remark(job: Job, points: Collection[Point]) -> Problem | None:
     return Problem(path=("baseline",), message=message)
 
 
-def _tied_baseline(job: Job, points: Collection[Point]) -> Problem | None:
+def _baseline_tie(job: Job, points: Collection[Point]) -> Problem | None:
     """That two points of one series match the baseline, as text or as numbers.
 
     Reports read settings as text: there `08` is a number as good as `8`.

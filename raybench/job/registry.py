@@ -236,10 +236,10 @@ def _parameters(workload_class: type) -> Iterator[Setting]:
         if parameter.kind is parameter.KEYWORD_ONLY:
             yield _parameter(name, parameter, hints)
         else:
-            yield from _unpacked(name, parameter.name, hints.get(parameter.name))
+            yield from _unpack(name, parameter.name, hints.get(parameter.name))
 
 
-def _unpacked(class_name: str, name: str, annotation: Any) -> Iterator[Setting]:
+def _unpack(class_name: str, name: str, annotation: Any) -> Iterator[Setting]:
     """The parameters that `**name: Unpack[SomeTypedDict]` stands for."""
     (options,) = typing.get_args(annotation) or (None,)
     if not typing.is_typeddict(options):

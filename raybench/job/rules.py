@@ -37,7 +37,7 @@ def check(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> list[Pro
     } & set(unsound)
     if is_whole:
         axes = _axes_given(job, unsound)
-        fixed = {*job.workload.parameters, *_named_below("workload", unsound)}
+        fixed = {*job.workload.parameters, *_names_below("workload", unsound)}
         problems += _check_sizes(job, settings, axes)
         problems += _check_required(job, settings, axes, fixed)
         problems += _check_include_is_full(job, axes)
@@ -72,10 +72,10 @@ def axis_names(job: Job) -> list[str]:
 
 def _axes_given(job: Job, unsound: Sequence[KeyPath]) -> list[str]:
     """The names of all axes, those with unsound values included."""
-    return list(dict.fromkeys([*axis_names(job), *_named_below("matrix", unsound)]))
+    return list(dict.fromkeys([*axis_names(job), *_names_below("matrix", unsound)]))
 
 
-def _named_below(section: str, paths: Sequence[KeyPath]) -> list[str]:
+def _names_below(section: str, paths: Sequence[KeyPath]) -> list[str]:
     return [str(path[1]) for path in paths if len(path) > 1 and path[0] == section]
 
 
@@ -86,7 +86,7 @@ def _check_workload(job: Job, settings: _Settings) -> Iterator[Problem]:
         if name in RUN_SETTINGS and name in settings:
             yield Problem(path=path, at_key=True, message="not a parameter; put it into matrix")
         elif name not in own:
-            yield _unknown_setting(job, own, path, "parameter")
+            yield _setting_problem(job, own, path, "parameter")
         else:
             yield from _check_value(settings[name], path, value)
 
@@ -108,7 +108,7 @@ def _check_axes(
         for name, values in group.items():
             if name not in settings:
                 if not others_are_unknown:
-                    yield _unknown_setting(job, settings, (*path, name), what)
+                    yield _setting_problem(job, settings, (*path, name), what)
                 continue
             for index, value in enumerate(values):
                 yield from _check_value(settings[name], (*path, name, index), value)
@@ -126,10 +126,10 @@ def _check_points(
             if name in settings:
                 yield from _check_value(settings[name], (*path, name), value)
             elif not others_are_unknown:
-                yield _unknown_setting(job, settings, (*path, name), "setting")
+                yield _setting_problem(job, settings, (*path, name), "setting")
 
 
-def _unknown_setting(job: Job, known: Collection[str], path: KeyPath, what: str) -> Problem:
+def _setting_problem(job: Job, known: Collection[str], path: KeyPath, what: str) -> Problem:
     name = path[-1]
     if name in BATCH_SIZES:
         message = f"workload {job.workload.kind} takes no batch size; leave {name} out"

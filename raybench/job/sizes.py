@@ -45,14 +45,14 @@ def _settings(given: Mapping[str, Any], path: KeyPath, problems: list[Problem]) 
 
 def _values(value: Any, path: KeyPath, problems: list[Problem]) -> Any:
     if not isinstance(value, list):
-        found = _expanded(value, path, problems)
+        found = _expand(value, path, problems)
         return found[0] if len(found) == 1 else found or value
     return [
-        size for place, one in enumerate(value) for size in _expanded(one, (*path, place), problems)
+        size for place, one in enumerate(value) for size in _expand(one, (*path, place), problems)
     ]
 
 
-def _expanded(value: Any, path: KeyPath, problems: list[Problem]) -> list[Any]:
+def _expand(value: Any, path: KeyPath, problems: list[Problem]) -> list[Any]:
     """What stands for a value: itself, unless it is the text of a size or a range."""
     if not isinstance(value, str) or not value[:1].isdigit():
         return [value]

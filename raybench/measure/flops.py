@@ -60,7 +60,7 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
     )
     try:
         with _no_trace(context.device):
-            flops = _counted(workload_class, params, on_meta)
+            flops = _count(workload_class, params, on_meta)
     except Exception as error:
         return Counted(flops=None, method=f"not counted: {_why_not(error)}; {_REMEDY}")
     if not flops:
@@ -81,7 +81,7 @@ def _why_not(error: Exception) -> str:
     )
 
 
-def _counted(workload_class: type, params: Mapping[str, Scalar], context: Context) -> int:
+def _count(workload_class: type, params: Mapping[str, Scalar], context: Context) -> int:
     counter = FlopCounterMode(display=False)
     # The counter does not see into compiled code, and compiling would cost more than counting.
     with torch.compiler.set_stance("force_eager"), _Deadline(_LIMIT_S):

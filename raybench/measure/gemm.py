@@ -24,7 +24,7 @@ _FLOP_PER_TFLOP = 1e12
 _DTYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 
 
-def sustained_tflops(
+def tflops_sustained(
     device: torch.device, precisions: Sequence[Precision]
 ) -> dict[Precision, float | None]:
     """TFLOP/s of products of two 8192 x 8192 matrices under the power limit, by precision.
@@ -59,16 +59,16 @@ def _product_times_ms(device: torch.device, dtype: torch.dtype) -> list[float]:
         torch.randn(_SIZE, _SIZE, device=device, dtype=dtype, generator=generator) for _ in range(2)
     )
     product = torch.empty(_SIZE, _SIZE, device=device, dtype=dtype)
-    product_ms = _timed_ms(left, right, product, _WARMUPS)[-1]
+    product_ms = _time_ms(left, right, product, _WARMUPS)[-1]
     settling, measured = (
         max(_FEWEST_PRODUCTS, math.ceil(phase_ms / product_ms))
         for phase_ms in (_SETTLE_MS, _MEASURE_MS)
     )
     # In one go: a pause would let the clocks rise again.
-    return _timed_ms(left, right, product, settling + measured)[settling:]
+    return _time_ms(left, right, product, settling + measured)[settling:]
 
 
-def _timed_ms(
+def _time_ms(
     left: torch.Tensor, right: torch.Tensor, product: torch.Tensor, count: int
 ) -> list[float]:
     events = [_event() for _ in range(count + 1)]

@@ -80,7 +80,7 @@ class _Watch:
             )
         ]
         handles += [
-            parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._accumulate)  # type: ignore[no-untyped-call]
             for parameter in self._owners
             if parameter.requires_grad
         ]
@@ -120,7 +120,7 @@ class _Watch:
 
         return tree_map_only(Tensor, lambda tensor: _with_hook(tensor, entered), outputs)
 
-    def _accumulated(self, parameter: Tensor) -> None:
+    def _accumulate(self, parameter: Tensor) -> None:
         mark = self._mark()
         for module in self._owners[parameter]:
             call = self._latest.get(module)

@@ -122,7 +122,7 @@ def measure(
         gc.collect()
         context.replicas.forget()
         rested = session.counters.read() if repeat or rested is None else rested
-        with graph.own_stream(context), _closed_at_the_end(build()) as workload:
+        with graph.own_stream(context), _closing(build()) as workload:
             wait_until_unlimited(session.counters, rested)
             built()
             found = _sizes(workload)
@@ -131,10 +131,10 @@ def measure(
                 with no_garbage_collection():
                     found |= _explanations(workload, session, profile)
         del workload
-    return _measured(session, found)
+    return _measure(session, found)
 
 
-def _measured(session: _Session, found: dict[str, Any]) -> Measured:
+def _measure(session: _Session, found: dict[str, Any]) -> Measured:
     known = [energy for energy in session.energies_j if energy is not None]
     return Measured(
         repetitions=tuple(session.repetitions),
@@ -148,7 +148,7 @@ def _measured(session: _Session, found: dict[str, Any]) -> Measured:
 
 
 @contextmanager
-def _closed_at_the_end(workload: Workload) -> Iterator[Workload]:
+def _closing(workload: Workload) -> Iterator[Workload]:
     """Close the workload, if it can be; what it raises then does not hide an earlier error."""
     close = getattr(workload, "close", lambda: None)
     try:
@@ -196,7 +196,7 @@ def _repetition(workload: Workload, session: _Session) -> None:
         session.memory.forget()
         _check(workload, session)
         inner = _inner_iterations(workload, warmup, session)
-        with _timed_step(workload, inner, context) as step:
+        with _make_timed_step(workload, inner, context) as step:
             timing = _Timing(step=step, inner=inner, warmup_ns=warmup.point_ns(), session=session)
             timing.run()
             _check(workload, session)
@@ -236,7 +236,9 @@ def _inner_iterations(workload: Workload, warmup: _Phase, session: _Session) -> 
     )
 
 
-def _timed_step(workload: Workload, inner: int, context: Context) -> AbstractContextManager[Step]:
+def _make_timed_step(
+    workload: Workload, inner: int, context: Context
+) -> AbstractContextManager[Step]:
     if context.cuda_graph:
         return graph.captured(workload, inner, context)
     return nullcontext(looped(workload.step, inner))
@@ -320,14 +322,14 @@ def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[
     )
     found: dict[str, Any] = {}
     if settings.breakdown:
-        found |= _explained(
+        found |= _explain(
             "breakdown",
             lambda: break_down(workload, session.timer, context, extent),
             context,
             without="measure.breakdown: false",
         )
     if profile:
-        again = _explained(
+        again = _explain(
             "profile",
             lambda: profiling.profile(workload, context, steps),
             context,
@@ -337,7 +339,7 @@ def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[
     return found
 
 
-def _explained(
+def _explain(
     name: str, explain: Callable[[], Any], context: Context, *, without: str
 ) -> dict[str, Any]:
     """What `explain` finds, or a warning in its place: the samples are there already.

@@ -117,8 +117,8 @@ def next_warmup(step_ns: Sequence[float], settings: Measure, *, at_least: int = 
         return 1
     left_s = settings.max_seconds * _WARMUP_SHARE - sum(step_ns[1:]) / _NS_PER_S
     needed = max(0, at_least - done)
-    missing = max(needed, _wanted_warmup(step_ns, settings) - done)
-    return _bounded(missing, step_ns[1:], left_s, at_least=needed)
+    missing = max(needed, _warmup_wanted(step_ns, settings) - done)
+    return _bound(missing, step_ns[1:], left_s, at_least=needed)
 
 
 def has_settled(course: Course, span: Span) -> bool | None:
@@ -135,11 +135,11 @@ def next_timed(course: Course, settings: Measure) -> int:
     AGAIN: the samples so far were warm-up, and timing begins anew.
     """
     done, left_s = len(course.sample_ns), settings.max_seconds - course.warm_s - course.timed_s
-    owed = _owed_warmup(course, settings)
+    owed = _warmup_owed(course, settings)
     if done and (done >= _NEARLY * owed if owed else _was_warmup(course, settings, left_s)):
         return AGAIN
-    wanted = owed or _wanted_samples(course, settings)
-    return _bounded(wanted - done, course.expected_ns, left_s, at_least=0 if done else 1)
+    wanted = owed or _samples_wanted(course, settings)
+    return _bound(wanted - done, course.expected_ns, left_s, at_least=0 if done else 1)
 
 
 def lead_in(course: Course) -> int:
@@ -175,7 +175,7 @@ def most_local_steps(step_ns: Sequence[float], settings: Measure) -> int:
     return max(breakdown_steps(step_ns, settings), min(_MAX_LOCAL_STEPS, fits))
 
 
-def _wanted_warmup(step_ns: Sequence[float], settings: Measure) -> int:
+def _warmup_wanted(step_ns: Sequence[float], settings: Measure) -> int:
     """Iterations of warm-up in all, as far as can be told now."""
     span, done = settings.warmup, len(step_ns)
     if done < span.min or span.is_fixed:
@@ -189,7 +189,7 @@ def _wanted_warmup(step_ns: Sequence[float], settings: Measure) -> int:
     return min(max(span.max, least), max(done + 1, round(done * _WARMUP_GROWTH)))
 
 
-def _owed_warmup(course: Course, settings: Measure) -> int:
+def _warmup_owed(course: Course, settings: Measure) -> int:
     """Samples that the warm-up still lacks in time; short steps go on in loops, once."""
     owed_s = _least_s(settings) * _WARMUP_SHARE - course.warm_s
     is_chosen = not settings.warmup.is_fixed and not course.drifted_ns
@@ -209,7 +209,7 @@ def _was_warmup(course: Course, settings: Measure, left_s: float) -> bool:
     return course.drifts() if settings.rounds > 1 else course.may_drift()
 
 
-def _wanted_samples(course: Course, settings: Measure) -> int:
+def _samples_wanted(course: Course, settings: Measure) -> int:
     """Samples in all, as far as can be told now: the error falls with the root of their count."""
     span, done = settings.iterations, len(course.sample_ns)
     if span.is_fixed:
@@ -259,7 +259,7 @@ def _half_width(sample_ns: Sequence[float], confidence: float) -> float:
     return (interval.high - interval.low) / 2 / median if interval and median else float("inf")
 
 
-def _bounded(missing: int, expected_ns: Sequence[float], left_s: float, *, at_least: int) -> int:
+def _bound(missing: int, expected_ns: Sequence[float], left_s: float, *, at_least: int) -> int:
     """As many of the missing iterations as fit the budget, and one block.
 
     expected_ns: what such iterations took so far; while nothing is known, one is run to learn it.

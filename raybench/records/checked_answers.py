@@ -35,7 +35,7 @@ def declared(owner: str, name: str, value: object) -> int | float | None:
     number = _plain(value)
     if number is None or not 0 <= number <= MOST:
         raise UsageError(
-            f"{owner}: {name} must be a number from 0 to {MOST:g}, given {_shown(value)}"
+            f"{owner}: {name} must be a number from 0 to {MOST:g}, given {_quote(value)}"
         )
     return float(number) if name not in _WHOLE or number > _MOST_EXACT else number
 
@@ -45,18 +45,18 @@ def checked(answers: Sequence[Answer]) -> tuple[Answer, ...]:
 
     One that is not what it should be, or does not go with those of the other ranks, is a Failure.
     """
-    each = [_checked(answer) for answer in answers]
+    each = [_check(answer) for answer in answers]
     measurements = [answer for answer in each if isinstance(answer, Measurement)]
     if len(measurements) == len(each) and (reason := _why_not_together(measurements)):
         return tuple(_invalid(measurement, reason) for measurement in measurements)
     return tuple(each)
 
 
-def _checked(answer: Answer) -> Answer:
+def _check(answer: Answer) -> Answer:
     if isinstance(answer, Failure):
         return replace(answer, message=cut(answer.message, MESSAGE_CHARACTERS))
     try:
-        plain = replace(answer, **_plain_numbers(answer), warnings=_bounded(answer.warnings))
+        plain = replace(answer, **_plain_numbers(answer), warnings=_bound(answer.warnings))
     except UsageError as error:
         return _invalid(answer, str(error))
     reason = next(_problems(plain), None)
@@ -67,7 +67,7 @@ def _plain_numbers(measurement: Measurement) -> dict[str, Any]:
     return {name: declared("the workload", name, getattr(measurement, name)) for name in DECLARED}
 
 
-def _bounded(warnings: Iterable[str]) -> tuple[str, ...]:
+def _bound(warnings: Iterable[str]) -> tuple[str, ...]:
     return tuple(cut(str(warning), MESSAGE_CHARACTERS) for warning in warnings)
 
 
@@ -105,14 +105,14 @@ def _sample_problems(samples: Samples) -> Iterator[str]:
     durations = {"step": samples.step_ns, "host": samples.host_ns}
     for part, spent_ns in samples.part_ns.items():
         if not isinstance(part, str):
-            yield f"the name of a part must be a text, given {_shown(part)}"
+            yield f"the name of a part must be a text, given {_quote(part)}"
         durations[f"part {part}"] = spent_ns
     for what, spent_ns in {"start": samples.start_ns, **durations}.items():
         if len(spent_ns) != len(samples.step_ns):
             yield f"{len(spent_ns)} times of {what} for {len(samples.step_ns)} steps"
         if not _are_times(spent_ns):
             wrong = next(ns for ns in spent_ns if not _are_times([ns]))
-            yield f"the clock of this rank gave {_shown(wrong)} ns for {cut(what, 60)}"
+            yield f"the clock of this rank gave {_quote(wrong)} ns for {cut(what, 60)}"
 
 
 def _are_times(spent_ns: Sequence[int]) -> bool:
@@ -126,7 +126,7 @@ def _amount_problems(**amounts: object) -> Iterator[str]:
     for name, value in amounts.items():
         number = None if value is None else _plain(value)
         if value is not None and (number is None or not 0 <= number < _MOST_EXACT):
-            yield f"{name} is {_shown(value)}"
+            yield f"{name} is {_quote(value)}"
 
 
 def _breakdown_problems(breakdown: Breakdown | None) -> Iterator[str]:
@@ -152,10 +152,10 @@ def _why_not_together(measurements: Sequence[Measurement]) -> str | None:
     """Why these ranks have not measured one point."""
     shapes = {measurement.rank: _shape(measurement) for measurement in measurements}
     if len(set(shapes.values())) > 1:
-        return "the ranks have not run the same steps: " + _listed(
+        return "the ranks have not run the same steps: " + _list(
             {rank: " + ".join(map(str, shape)) for rank, shape in shapes.items()}
         )
-    step_ns = zip(*(_timed_ns(measurement) for measurement in measurements), strict=True)
+    step_ns = zip(*(_steps_ns(measurement) for measurement in measurements), strict=True)
     if statistics.median(map(max, step_ns)) == 0:
         return "the clock stood still: the timed steps took 0 ns"
     return None
@@ -165,11 +165,11 @@ def _shape(measurement: Measurement) -> tuple[int, ...]:
     return tuple(len(repetition.timed.step_ns) for repetition in measurement.repetitions)
 
 
-def _timed_ns(measurement: Measurement) -> list[int]:
+def _steps_ns(measurement: Measurement) -> list[int]:
     return [ns for repetition in measurement.repetitions for ns in repetition.timed.step_ns]
 
 
-def _listed(by_rank: Mapping[int, str]) -> str:
+def _list(by_rank: Mapping[int, str]) -> str:
     return ", ".join(f"rank {rank} timed {text}" for rank, text in by_rank.items())
 
 
@@ -184,7 +184,7 @@ def _plain(value: object) -> int | float | None:
         return None
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     """On one line, and short: the digits of an integer may be too many to be written."""
     try:
         text = repr(value)

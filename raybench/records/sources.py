@@ -166,7 +166,7 @@ def _top_level(name: str) -> tuple[list[Path], list[Path]]:
 
 
 @cache
-def _installed_folders() -> tuple[Path, ...]:
+def _folders_of_installs() -> tuple[Path, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     return tuple(Path(sysconfig.get_path(name)).resolve() for name in names)
 
@@ -174,7 +174,7 @@ def _installed_folders() -> tuple[Path, ...]:
 def _is_installed(path: Path) -> bool:
     if {"site-packages", "dist-packages"} & set(path.parts):
         return True
-    return any(path.resolve().is_relative_to(folder) for folder in _installed_folders())
+    return any(path.resolve().is_relative_to(folder) for folder in _folders_of_installs())
 
 
 def _imports(content: bytes, file: str) -> Iterator[str]:

@@ -23,16 +23,16 @@ def bests(best: Sequence[Row], rows: Sequence[Row], ranks: str) -> tuple[tuple[s
     by_id = {row["point_id"]: row for row in rows}
     chosen = [one for one in best if one["world_size"] == most]
     varying = varying_settings([by_id[one["point_id"]] for one in chosen], ("precision", "batch"))
-    return tuple((_sought(one, by_id, varying, ranks), _chosen(one, by_id)) for one in chosen)
+    return tuple((_criterion(one, by_id, varying, ranks), _choice(one, by_id)) for one in chosen)
 
 
-def _sought(one: Row, by_id: Mapping[str, Row], varying: Sequence[str], ranks: str) -> str:
+def _criterion(one: Row, by_id: Mapping[str, Row], varying: Sequence[str], ranks: str) -> str:
     where = settings_words(by_id[one["point_id"]], varying, ranks)
     named = f" with {where}" if where else ""
     return ranks_words(one["world_size"], ranks) + named
 
 
-def _chosen(one: Row, by_id: Mapping[str, Row]) -> str:
+def _choice(one: Row, by_id: Mapping[str, Row]) -> str:
     unit = {"throughput": "samples/s", "samples_per_joule": "samples/s per watt"}[one["by"]]
     told = (
         f"{_precision_and_batch(by_id[one['point_id']])}: {formatting.number(one['value'])} {unit}"

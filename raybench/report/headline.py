@@ -62,7 +62,7 @@ def lead(
             told = _scaling(compared, baseline, ranks, measured)
         else:
             told = _against(compared, baseline, ranks)
-        return "; ".join(filter(None, (told, _refused(rows))))
+        return "; ".join(filter(None, (told, _refusal(rows))))
     most = _most_samples(measured, ranks) or _rates(measured, ranks)
     return "; ".join(filter(None, (_why_not(rows, baseline), most)))
 
@@ -84,7 +84,7 @@ def _scaling(
         told += f"{_speed_up(best, names, f'{of} at best')}, and "
         told += _speed_up(worst, names, " at worst")
     most = _most_samples(measured, ranks) if len(rows) > 1 else ""
-    return "; ".join(filter(None, (told, _left_out(found), _lost(rows), most)))
+    return "; ".join(filter(None, (told, _omission(found), _loss(rows), most)))
 
 
 def _speed_up(row: Row, names: Sequence[str], of: str = "") -> str:
@@ -107,7 +107,7 @@ def _where(row: Row, names: Sequence[str], ranks: str = "") -> str:
     return ", ".join(filter(None, (settings_words(row, names, ranks), *doubts)))
 
 
-def _lost(rows: Sequence[Row]) -> str:
+def _loss(rows: Sequence[Row]) -> str:
     """What takes the largest part of the loss."""
     losing = [row for row in rows if row["efficiency"] < 1 - _LEAST_LOSS and not _may_be_ideal(row)]
     if not losing:
@@ -118,7 +118,7 @@ def _lost(rows: Sequence[Row]) -> str:
         return "what the rest is lost to is not known: the parts of the step exceed it"
     if len(told) + len(contradicted) < len(losing):
         return "what the rest is lost to was not measured"
-    causes = [max(_causes(row), key=lambda name: _known(row[name])) for row in told]
+    causes = [max(_causes(row), key=lambda name: _precision_of(row[name])) for row in told]
     cause, count = Counter(causes).most_common(1)[0]
     if count < len(losing):
         return f"{CAUSES[cause]} is the largest loss in {count} of {len(losing)} settings"
@@ -137,7 +137,7 @@ def precise(rows: Sequence[Row]) -> Sequence[Row]:
     return [row for row in rows if not is_imprecise(row)] or rows
 
 
-def _left_out(rows: Sequence[Row]) -> str:
+def _omission(rows: Sequence[Row]) -> str:
     """How many points are known too badly to be the best or the worst."""
     count = len(rows) - len(precise(rows))
     are = "is" if count == 1 else "are"
@@ -148,11 +148,11 @@ def _may_be_ideal(row: Row) -> bool:
     return formatting.known(row["efficiency_high"]) and row["efficiency_high"] >= 1
 
 
-def _known(value: Any) -> float:
+def _precision_of(value: Any) -> float:
     return float(value) if formatting.known(value) else 0.0
 
 
-def _refused(rows: Sequence[Row]) -> str:
+def _refusal(rows: Sequence[Row]) -> str:
     """How many points would have been compared, and why they are not."""
     others = [row for row in rows if row["status"] == "ok" and not row["is_baseline"]]
     reasons = [formatting.plain(row["why"]) for row in others if formatting.known(row["why"])]
@@ -178,13 +178,13 @@ def _against(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -
     return (
         f"{settings_words(rows[0], tuple(baseline), ranks)} is "
         f"{most if least == most else f'{least} to {most}'} times as fast as "
-        f"{_named(baseline)}{where}"
+        f"{_name_point(baseline)}{where}"
         + memory_range(rows).replace("; ", ", with ")
-        + (f"; {left_out}" if (left_out := _left_out(found)) else "")
+        + (f"; {left_out}" if (left_out := _omission(found)) else "")
     )
 
 
-def _named(baseline: Mapping[str, Any]) -> str:
+def _name_point(baseline: Mapping[str, Any]) -> str:
     alone = tuple(baseline) == ("precision",)
     return formatting.plain(baseline["precision"]) if alone else formatting.settings(baseline)
 

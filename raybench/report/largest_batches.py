@@ -78,7 +78,7 @@ def _largest(rows: Sequence[Row], names: Sequence[str]) -> LargestBatch | None:
 
 def said(found: Sequence[LargestBatch], ranks: str) -> tuple[tuple[str, str], ...]:
     """(the series, its largest batch) as the formats list it."""
-    return tuple((label(one.settings, ranks), _told(one)) for one in found)
+    return tuple((label(one.settings, ranks), _describe(one)) for one in found)
 
 
 def label(settings: Mapping[str, Any], ranks: str) -> str:
@@ -95,7 +95,7 @@ def label(settings: Mapping[str, Any], ranks: str) -> str:
     )
 
 
-def _told(one: LargestBatch) -> str:
+def _describe(one: LargestBatch) -> str:
     peak = one.peak_mem_allocated_bytes
     memory = "" if peak is None else f" ({formatting.gib(peak)} GiB)"
     return f"{one.batch_size:,}{memory}; {one.ran_out:,} runs out of memory"

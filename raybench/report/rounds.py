@@ -57,10 +57,10 @@ def meaning_of_plus_minus(rows: Sequence[Row]) -> str:
         return f"± holds over starts of the processes, by {max(r['rounds'] for r in known)} rounds."
     if RUNS in sources:
         return "± holds over starts of the processes, as other runs here show."
-    return f"± holds over starts of the processes, as documented: {_documented(known)}."
+    return f"± holds over starts of the processes, as documented: {_documentation(known)}."
 
 
-def _documented(rows: Sequence[Row]) -> str:
+def _documentation(rows: Sequence[Row]) -> str:
     """`two starts on H200s differ by up to 1.4%`, and more where a kind scatters more."""
     kinds = dict.fromkeys(kind_of([row]) for row in rows)
     floors = {kind: documented_of(kind).floor for kind in kinds}

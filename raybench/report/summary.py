@@ -92,7 +92,7 @@ def summarize(
     rows, trials = _rows(frame), Trials(points)
     attempts = _rows(without_controls(latest_trials(points)))
     ranks = ranks_word(rows if devices.empty else [{"device_type": devices["kind"].iloc[0]}])
-    shared = _shared(rows)
+    shared = _common_settings(rows)
     has_throughput = _has_throughput(rows)
     layout = Layout(
         shared=shared,
@@ -199,7 +199,7 @@ def _versions(run: Run, devices: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def _shared(rows: Sequence[Row]) -> dict[str, str]:
+def _common_settings(rows: Sequence[Row]) -> dict[str, str]:
     if not rows:
         return {}
     first = rows[0]["params"]

@@ -176,7 +176,7 @@ class Layout:
         if batch_column(first) is None:
             names.remove("batch")
         # What is compared varies fastest, so that it is read from one line to the next.
-        return sorted([*params, *names], key=lambda name: _told_by(name, first) in self.compared)
+        return sorted([*params, *names], key=lambda name: _setting_of(name, first) in self.compared)
 
     def _is_column(self, name: str, value: str) -> bool:
         if self.has_throughput:
@@ -280,7 +280,7 @@ def _heading(name: str, layout: Layout) -> str:
     return layout.ranks if name == "world_size" else formatting.heading(name)
 
 
-def _told_by(name: str, row: Row) -> str | None:
+def _setting_of(name: str, row: Row) -> str | None:
     """The setting behind a column of the report."""
     return batch_column(row) if name == "batch" else name
 

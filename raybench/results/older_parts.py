@@ -34,11 +34,11 @@ def upgrade(root: str | Path) -> list[Path]:
         for run_id in run_folders(root / table)
         if not has_driver(root, run_id)
         for path in sorted((root / table / run_id).glob("[!._]*.parquet"))
-        if _upgraded(path, table)
+        if _upgrade_part(path, table)
     ]
 
 
-def _upgraded(path: Path, table: str) -> bool:
+def _upgrade_part(path: Path, table: str) -> bool:
     """Write one part again where it differs from today's schema; whether it did."""
     import pyarrow as pa
     import pyarrow.parquet as pq

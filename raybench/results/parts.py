@@ -132,7 +132,7 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> _Part:
             metadata = file.metadata.metadata or {}
             version = version_of(metadata, table)
             part = file.read(columns=wanted.names, use_threads=False) if version else None
-            unknown = _unknown(file, table) if (version or 0) > SCHEMA_VERSION else []
+            unknown = _foreign_columns(file, table) if (version or 0) > SCHEMA_VERSION else []
     except FileNotFoundError:
         # Removed since the folder was listed: a driver drops what a killed one left.
         return _Part(path=path, rows=_no_rows(wanted))
@@ -159,7 +159,7 @@ def version_of(metadata: Mapping[bytes, bytes], table: str) -> int | None:
     return int(told) if is_part else None
 
 
-def _unknown(file: pq.ParquetFile, table: str) -> list[str]:
+def _foreign_columns(file: pq.ParquetFile, table: str) -> list[str]:
     return [name for name in file.schema_arrow.names if name not in schema(table).names]
 
 

@@ -58,7 +58,7 @@ def rates(record: Record, step_ms: float) -> Numbers:
 def _step_times(record: Record) -> Numbers:
     measurements = record.measurements
     repeats = [_repeat_ms(measurements, index) for index in _repeats(measurements)]
-    ranks = [_timed_ms(measurement) for measurement in measurements]
+    ranks = [_steps_ms(measurement) for measurement in measurements]
     steps_ms = [ms for repeat in repeats for ms in repeat]
     summary = replace(stats.summarize(steps_ms), mean=stats.mean_step_ns(measurements) / _NS_PER_MS)
     interval = _interval(record, repeats)
@@ -111,7 +111,7 @@ def _repeat_ms(measurements: Sequence[Measurement], index: int) -> list[float]:
     return [float(ns) / _NS_PER_MS for ns in stats.step_series(ranks)]
 
 
-def _timed_ms(measurement: Measurement) -> list[float]:
+def _steps_ms(measurement: Measurement) -> list[float]:
     return [ns / _NS_PER_MS for ns in stats.timed_step_ns(measurement)]
 
 
@@ -191,7 +191,7 @@ def _clock_mhz(measurements: Sequence[Measurement]) -> float | None:
 
 def _energy(measurements: Sequence[Measurement]) -> Numbers:
     """Of all devices; the error as if all counters were late in the same way."""
-    known = [(m.energy_j, _timed_s(m), m) for m in measurements if m.energy_j is not None]
+    known = [(m.energy_j, _phase_s(m), m) for m in measurements if m.energy_j is not None]
     if len(known) < len(measurements):
         return {"energy_j": None, "energy_j_error": None}
     errors = [
@@ -202,7 +202,7 @@ def _energy(measurements: Sequence[Measurement]) -> Numbers:
     return {"energy_j": sum(joules for joules, _, _ in known), "energy_j_error": sum(errors)}
 
 
-def _timed_s(measurement: Measurement) -> float:
+def _phase_s(measurement: Measurement) -> float:
     """From the first timed step to the end of the last, of all repeats."""
     phases = [(r.timed, r.inner_iterations) for r in measurement.repetitions]
     return sum(

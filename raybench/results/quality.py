@@ -57,8 +57,8 @@ def doubts(row: Row, record: Record, measure: Measure) -> Iterator[str]:
     if reason := why_no_breakdown(row):
         yield reason
     else:
-        yield from _held_up(row)
-    yield from _throttled(row, record)
+        yield from _hold_ups(row)
+    yield from _throttling(row, record)
     if row["mfu_pct"] is not None and row["mfu_pct"] > 100:
         yield (
             f"{row['mfu_pct']:.0f}% of the device's peak is impossible: the operations or the "
@@ -68,7 +68,9 @@ def doubts(row: Row, record: Record, measure: Measure) -> Iterator[str]:
 
 def half_interval(row: Row) -> float | None:
     """Half of the 95 % interval of the step time, over it; None where it is not known."""
-    step_ms, low, high = (_known(row[f"step_ms_{name}"]) for name in ("p50", "ci_low", "ci_high"))
+    step_ms, low, high = (
+        _value_or_none(row[f"step_ms_{name}"]) for name in ("p50", "ci_low", "ci_high")
+    )
     return None if not step_ms or low is None or high is None else (high - low) / 2 / step_ms
 
 
@@ -83,7 +85,7 @@ def why_no_breakdown(row: Row) -> str | None:
 
     The one rule for tables, charts, sentences and shares of losses.
     """
-    step_ms = _known(row["step_ms_p50"])
+    step_ms = _value_or_none(row["step_ms_p50"])
     longest_ms = _parts_ms(row)
     if not step_ms or longest_ms <= _MOST_PARTS * step_ms:
         return None
@@ -114,14 +116,16 @@ def is_slowed_by_one_rank(row: Row) -> bool:
     False where these are not known: before schema 5 only waits were, which did not tell. Of several
     rounds, where most of them name one rank.
     """
-    if _known(row["slowest_rank"]) is None:
+    if _value_or_none(row["slowest_rank"]) is None:
         return False
     excess, error, step = (
-        _known(row[name]) for name in ("straggler_ms", "straggler_error_ms", "step_ms_p50")
+        _value_or_none(row[name]) for name in ("straggler_ms", "straggler_error_ms", "step_ms_p50")
     )
     if excess is None or not step:
         return False
-    return stands_out(borne_out_ms(excess, _known(row["comm_exposed_ms"])), error or 0.0, step)
+    return stands_out(
+        borne_out_ms(excess, _value_or_none(row["comm_exposed_ms"])), error or 0.0, step
+    )
 
 
 def straggler_cost_ms(row: Row) -> tuple[float, float]:
@@ -130,7 +134,7 @@ def straggler_cost_ms(row: Row) -> tuple[float, float]:
     Its excess at most. Less where communication that would be exposed without it is hidden behind
     its excess: no more than `comm_ms` could be, and `comm_exposed_ms` of it still is.
     """
-    comm_ms, exposed_ms = _known(row["comm_ms"]), _known(row["comm_exposed_ms"])
+    comm_ms, exposed_ms = _value_or_none(row["comm_ms"]), _value_or_none(row["comm_exposed_ms"])
     excess_ms = borne_out_ms(float(row["straggler_ms"]), exposed_ms)
     if comm_ms is None or exposed_ms is None:
         return excess_ms, excess_ms
@@ -142,7 +146,7 @@ def _shortfalls(row: Row, measure: Measure) -> Iterator[str]:
     wanted = measure.iterations.min * measure.repeats
     if row["iterations"] < wanted:
         yield f"time budget: {row['iterations']} of {wanted} iterations"
-    timed_s = _timed_s(row)
+    timed_s = _phase_s(row)
     if measure.is_quick:
         yield f"quick: {timed_s:.2g} s timed"
     elif not measure.iterations.is_fixed and timed_s < _NEARLY * measure.min_seconds:
@@ -155,7 +159,7 @@ def _shortfalls(row: Row, measure: Measure) -> Iterator[str]:
         )
 
 
-def _timed_s(row: Row) -> float:
+def _phase_s(row: Row) -> float:
     """How long the timed phase of a repeat took."""
     steps = row["iterations"] * row["inner_iterations"]
     return float(row["step_ms_mean"] * steps / row["repeats"] / 1000)
@@ -179,7 +183,7 @@ def _unsteady(row: Row, record: Record) -> Iterator[str]:
         yield _TRENDS[row["trend"]]
 
 
-def _throttled(row: Row, record: Record) -> Iterator[str]:
+def _throttling(row: Row, record: Record) -> Iterator[str]:
     if row["throttled"]:
         timed = [r.timed.throttled for m in record.measurements for r in m.repetitions]
         marks = [mark for marks in timed for mark in marks]
@@ -187,7 +191,7 @@ def _throttled(row: Row, record: Record) -> Iterator[str]:
         yield f"clocks were limited in {sum(marks) / len(marks):.0%} of the samples: {reasons}"
 
 
-def _held_up(row: Row) -> Iterator[str]:
+def _hold_ups(row: Row) -> Iterator[str]:
     """What made the step slower than the devices can be, as the breakdown tells."""
     step_ms = row["step_ms_p50"]
     if row["host_bound"]:
@@ -214,7 +218,7 @@ def _slow_part(row: Row) -> str:
     """Whether the device of a slow rank is slower, or its host late, or both."""
     if row["device_type"] == "cpu":
         return "host"
-    device_ms, excess_ms = _known(row["straggler_device_ms"]), float(row["straggler_ms"])
+    device_ms, excess_ms = _value_or_none(row["straggler_device_ms"]), float(row["straggler_ms"])
     if device_ms is None:
         return "device or host"
     if device_ms >= NEARLY_ALL * excess_ms:
@@ -241,13 +245,13 @@ def _negative_communication(row: Row) -> Iterator[str]:
 
 def _parts_ms(row: Row) -> float:
     """What the parts come to, counting no time twice; 0 where none is known."""
-    parts = [_known(row[name]) or 0.0 for name in _CONSECUTIVE_PARTS]
+    parts = [_value_or_none(row[name]) or 0.0 for name in _CONSECUTIVE_PARTS]
     # On a GPU the host may wait for data while the device computes.
-    data_ms = (_known(row["data_ms"]) or 0.0) if row["device_type"] == "cpu" else 0.0
-    waits_ms = _known(row["wait_ms"]) or 0.0
-    return max(sum(parts) + data_ms, _known(row["local_step_ms"]) or 0.0, waits_ms)
+    data_ms = (_value_or_none(row["data_ms"]) or 0.0) if row["device_type"] == "cpu" else 0.0
+    waits_ms = _value_or_none(row["wait_ms"]) or 0.0
+    return max(sum(parts) + data_ms, _value_or_none(row["local_step_ms"]) or 0.0, waits_ms)
 
 
-def _known(value: Any) -> float | None:
+def _value_or_none(value: Any) -> float | None:
     """Also None for NaN, which pandas makes of null."""
     return None if value is None or value != value else float(value)

@@ -270,10 +270,10 @@ def _without_row(root: Path) -> list[str]:
 
 def read_run(root: str | Path, run_id: str) -> Run:
     """Read one run, as in `read_runs`. run_id: the whole id of a run that is there."""
-    return _as_it_stands(Path(root), _stored_run(Path(root), run_id))
+    return _as_it_stands(Path(root), _read_stored_run(Path(root), run_id))
 
 
-def _stored_run(root: Path, run_id: str) -> Run:
+def _read_stored_run(root: Path, run_id: str) -> Run:
     found = plain_rows(read_table(root, "runs", run_id))
     if len(found) != 1:
         raise ResultsError(f"{root}: run {run_id} has {len(found)} rows in `runs`, not one")
@@ -303,7 +303,7 @@ def _as_it_stands(root: Path, run: Run) -> Run:
     if not is_here or has_driver(root, run.run_id) is not False:
         return run
     # Its driver may have come to the end after the row was read.
-    run = _stored_run(root, run.run_id)
+    run = _read_stored_run(root, run.run_id)
     if run.status is not RunStatus.RUNNING:
         return run
     # Its last sign of life.

@@ -49,10 +49,10 @@ def sound_points(found: pa.Table) -> tuple[pa.Table, list[str]]:
     kept = _with_settings(found)
     if lacking := found.num_rows - kept.num_rows:
         said.append(f"{_rows_are(lacking)} left out: a setting is missing or impossible")
-    kept, impossible = _changed(kept, _possible)
+    kept, impossible = _change(kept, _possible)
     if impossible:
         said.append(f"impossible figures are read as unknown: {_some(impossible)}")
-    kept, longer = _changed(kept, _short)
+    kept, longer = _change(kept, _short)
     if longer:
         said.append(f"texts are cut after {_MOST_CHARACTERS:,} characters: {_some(longer)}")
     return kept, said
@@ -89,7 +89,7 @@ def _with_settings(found: pa.Table) -> pa.Table:
     return found
 
 
-def _changed(
+def _change(
     found: pa.Table, change: Callable[[pa.ChunkedArray, str], pa.ChunkedArray]
 ) -> tuple[pa.Table, list[str]]:
     """The table with its columns changed, and the names of those that differ."""
@@ -135,12 +135,14 @@ def _short(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     if longest is None or longest <= _MOST_CHARACTERS:
         return column
     if column.type == pa.string():
-        return pa.chunked_array([[_cut(text) for text in column.to_pylist()]], column.type)
-    lists = [None if texts is None else [_cut(t) for t in texts] for texts in column.to_pylist()]
+        return pa.chunked_array([[_shorten(text) for text in column.to_pylist()]], column.type)
+    lists = [
+        None if texts is None else [_shorten(t) for t in texts] for texts in column.to_pylist()
+    ]
     return pa.chunked_array([lists], column.type)
 
 
-def _cut(text: str | None) -> str | None:
+def _shorten(text: str | None) -> str | None:
     if text is None or len(text) <= _MOST_CHARACTERS:
         return text
     return f"{text[: _MOST_CHARACTERS - 1]}\N{HORIZONTAL ELLIPSIS}"

@@ -43,7 +43,7 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
     run in any results folder. Raises ResultsError, naming the candidates, when it means none or
     several.
     """
-    folder, name = _split(Path(root), text)
+    folder, name = _separate(Path(root), text)
     ids = _origins(folder)
     if name != LATEST and (elsewhere := _elsewhere(folder, name, ids)):
         raise ResultsError(elsewhere)
@@ -51,7 +51,7 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
         raise ResultsError(no_runs(folder))
     if name == LATEST:
         return folder, _newest_readable(folder, list(ids))
-    return folder, _meant(folder, name, ids)
+    return folder, _resolve(folder, name, ids)
 
 
 def run_ids(root: Path) -> list[str]:
@@ -115,7 +115,7 @@ def no_runs(root: Path) -> str:
     return f"{root}: no runs yet; `raybench sweep JOB` makes one{elsewhere}"
 
 
-def _split(root: Path, text: str) -> tuple[Path, str]:
+def _separate(root: Path, text: str) -> tuple[Path, str]:
     """The results folder, and what is asked of it."""
     if os.sep not in text:
         return root, text
@@ -140,7 +140,7 @@ def _run_of_path(root: Path, text: str) -> str:
     return inside[1]
 
 
-def _meant(root: Path, name: str, ids: Mapping[str, _Origin]) -> str:
+def _resolve(root: Path, name: str, ids: Mapping[str, _Origin]) -> str:
     if name not in ids and (of_job := [i for i, origin in ids.items() if origin.job == name]):
         return _newest_readable(root, of_job)
     if name not in ids and name and name in run_folders(root / "points"):

@@ -173,12 +173,12 @@ def _communication(broken_down: Sequence[Breakdown], step_ms: float) -> Numbers:
     return {
         "comm_ms": summary.median_of_smallest(comm_ms) if comm_ms else None,
         "comm_exposed_ms": step_ms - max(local_ms) if has_peers and local_ms else None,
-        "hooked_step_ms": _hooked_ms(broken_down),
+        "hooked_step_ms": _hook_ms(broken_down),
         "wait_ms": _wait_ms(broken_down, step_ms),
     }
 
 
-def _hooked_ms(broken_down: Sequence[Breakdown]) -> float | None:
+def _hook_ms(broken_down: Sequence[Breakdown]) -> float | None:
     """Median of the steps with timed communication, of the rank that took longest."""
     hooked = [b.hooked_ms for b in broken_down]
     return max(median(steps) for steps in hooked) if hooked and all(hooked) else None
@@ -195,7 +195,7 @@ def _wait_ms(broken_down: Sequence[Breakdown], step_ms: float) -> float | None:
     tails, local_ms = [b.tail_ms for b in broken_down], _local_ms(broken_down)
     if len(tails) < 2 or not all(tails) or not local_ms:
         return None
-    if not _is_same_step(_hooked_ms(broken_down), step_ms):
+    if not _is_same_step(_hook_ms(broken_down), step_ms):
         return None
     shortest_ms = summary.median_of_smallest(tails) or 0.0
     waits_ms = zip(summary.median_above_smallest(tails), local_ms, strict=True)
@@ -221,7 +221,7 @@ def _slowest_timed(measurements: Sequence[Measurement], step_ms: float) -> int |
 def _methods(broken_down: Sequence[Breakdown], step_ms: float) -> dict[str, str] | None:
     if not broken_down or not broken_down[0].methods:
         return None
-    hooked_ms = _hooked_ms(broken_down)
+    hooked_ms = _hook_ms(broken_down)
     if hooked_ms is None or _is_same_step(hooked_ms, step_ms):
         return dict(broken_down[0].methods)
     reason = f"unknown: the instrumented step took {hooked_ms:.3g} ms, the timed {step_ms:.3g} ms"

@@ -235,7 +235,7 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
     with file:
-        if not _locked(file):
+        if not _lock(file):
             raise ResultsError(
                 f"{root}: run {run_id} is being written by another sweep; wait for its end, "
                 "or stop it"
@@ -261,7 +261,7 @@ def _check_inside(root: Path, run_id: str) -> None:
                 raise ResultsError(f"{path}: a link that leads out of {root}; remove it")
 
 
-def _locked(file: IO[bytes]) -> bool:
+def _lock(file: IO[bytes]) -> bool:
     deadline_s = time.monotonic() + _READERS_S
     while True:
         try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raybench.stats.summary import autocorrelation_time, centred_ranks
+from raybench.stats.summary import autocorrelation_time, center_ranks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -184,7 +184,7 @@ def may_wander(samples: ArrayLike) -> bool:
     series = np.asarray(samples, dtype=np.float64)
     if len(series) < _MIN_FREQUENCIES**2 or _spread_of_quarters(series) < _WANDERS:
         return False
-    ranks = centred_ranks(series)
+    ranks = center_ranks(series)
     lowest = math.isqrt(len(ranks))
     power = np.abs(np.fft.rfft(ranks)[1 : lowest + 1]) ** 2
     if not power.all():

@@ -127,13 +127,13 @@ def pace_scatter(steps: Sequence[float]) -> float:
     two of them. The steps may be those of all ranks together: of the slowest in each.
     """
     parts = min(_MOST_WINDOWS, len(steps) // _LEAST_OF_A_WINDOW)
-    return math.sqrt(2) * stdev(map(median, _split(steps, parts))) if parts > 1 else 0.0
+    return math.sqrt(2) * stdev(map(median, _separate(steps, parts))) if parts > 1 else 0.0
 
 
 def _by_part(series: Sequence[Sequence[float]]) -> list[list[float]]:
     """The medians of consecutive parts of each rank's steps; one part where they are few."""
     parts = max(1, min(_MOST_PARTS, min(map(len, series)) // _LEAST_OF_A_PART))
-    return [[median(part) for part in _split(steps, parts)] for steps in series]
+    return [[median(part) for part in _separate(steps, parts)] for steps in series]
 
 
 def _wandering(by_part: Sequence[Sequence[float]]) -> float:
@@ -157,7 +157,7 @@ def _least_favourable(slow: Sequence[float], other: Sequence[float], excess_ms: 
     return max(0.0, excess_ms - least_ms) * 2 / MARK_ERRORS
 
 
-def _split(steps: Sequence[float], parts: int) -> list[Sequence[float]]:
+def _separate(steps: Sequence[float], parts: int) -> list[Sequence[float]]:
     """Consecutive parts of nearly equal length."""
     ends = [len(steps) * part // parts for part in range(parts + 1)]
     return [steps[start:end] for start, end in pairwise(ends)]

@@ -137,7 +137,7 @@ def autocorrelation_time(series: Sequence[NDArray[np.float64]], caution: float =
     import numpy as np
 
     count = sum(len(values) for values in series)
-    sums = _lagged_products(series)
+    sums = _products_at_lag(series)
     if sums[0] <= 0:
         return 1.0
     lags = np.arange(len(sums))
@@ -150,7 +150,7 @@ def autocorrelation_time(series: Sequence[NDArray[np.float64]], caution: float =
     return max(1.0, unbiased * (1 + caution * math.sqrt(2 * terms / count)))
 
 
-def _lagged_products(series: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+def _products_at_lag(series: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Sums of products of values a lag apart, for each lag below half the longest series."""
     import numpy as np
 
@@ -171,14 +171,14 @@ def autocorrelation(repeats: Sequence[ArrayLike]) -> float | None:
     """
     import numpy as np
 
-    ranks = [centred_ranks(np.asarray(samples, dtype=np.float64)) for samples in repeats]
+    ranks = [center_ranks(np.asarray(samples, dtype=np.float64)) for samples in repeats]
     variance = sum(float(r @ r) for r in ranks)
     if sum(len(r) for r in ranks) < MIN_SAMPLES or variance == 0:
         return None
     return sum(float(r[1:] @ r[:-1]) for r in ranks) / variance
 
 
-def centred_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def center_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Ranks less their mean; equal values share the mean of their ranks."""
     import numpy as np
 

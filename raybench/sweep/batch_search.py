@@ -56,7 +56,7 @@ def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
             return Ended(reason=f"batch_size {batch:,} ended {status.value}")
     fits = max(below, default=0)
     if ran_out is not None:
-        return _bisected(fits, ran_out)
+        return _bisect(fits, ran_out)
     if not fits:
         return start
     if fits >= most:
@@ -69,7 +69,7 @@ def is_found(fits: int, ran_out: int) -> bool:
     return ran_out - fits <= max(1, int(_RESOLUTION * fits))
 
 
-def _bisected(fits: int, ran_out: int) -> Step:
+def _bisect(fits: int, ran_out: int) -> Step:
     if not is_found(fits, ran_out):
         return (fits + ran_out) // 2
     if fits:
@@ -133,7 +133,7 @@ def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
     search = plan.batch_search
     assert search is not None, "only a search finds batches"
     series = {(first := _with_batch(point, search.start)).point_id: first for point in plan.points}
-    points = (point for first in series.values() for point in _tried(search, first, outcomes))
+    points = (point for first in series.values() for point in _probe(search, first, outcomes))
     largest = {
         _with_batch(point, search.start).point_id: point
         for point in sorted(points, key=_batch)
@@ -142,7 +142,7 @@ def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
     return [largest[first] for first in series if first in largest]
 
 
-def _tried(search: BatchSearch, first: Point, outcomes: Mapping[str, Status]) -> Iterator[Point]:
+def _probe(search: BatchSearch, first: Point, outcomes: Mapping[str, Status]) -> Iterator[Point]:
     yield first
     yield from _probes(search, first, outcomes)
 

@@ -16,17 +16,17 @@ def program() -> str:
 
 def command(*words: str) -> str:
     """A command of raybench, quoted for a shell."""
-    return " ".join([program(), *map(_quoted, words)])
+    return " ".join([program(), *map(_quote, words)])
 
 
-def _quoted(word: str) -> str:
+def _quote(word: str) -> str:
     """As a shell takes it; what would control the terminal as bash and zsh write it: `$'a\\nb'`."""
     if word.isprintable():
         return shlex.quote(word)
-    letters = (letter if letter.isprintable() else _escaped(letter) for letter in word)
+    letters = (letter if letter.isprintable() else _escape(letter) for letter in word)
     return "$'" + "".join("\\" + one if one in ("'", "\\") else one for one in letters) + "'"
 
 
-def _escaped(letter: str) -> str:
+def _escape(letter: str) -> str:
     # In octal: a digit that follows is no part of it.
     return "".join(f"\\{byte:03o}" for byte in os.fsencode(letter))

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 
 from raybench.cluster import Cluster
 from raybench.records import Answer, Device, Record, Task
-from raybench.sweep.outcomes import answered
+from raybench.sweep.outcomes import make_record_of
 from raybench.sweep.scheduler import Turn
 
 # More of them in one part would make readers wait for the first, and take memory together.
@@ -93,7 +93,7 @@ class Flights:
         flight = self._flights.pop(landing.index)
         for device in flight.devices:
             self._by_node[device.node_id].pop(landing.index, None)
-        record = answered(
+        record = make_record_of(
             flight.turn,
             answers,
             flight.devices,

@@ -15,7 +15,7 @@ from raybench.job.point import Point, Precision
 from raybench.records import Device, Record, Status, Task, TrialKey
 from raybench.records.sources import Code
 from raybench.sweep.inflight import Flights
-from raybench.sweep.outcomes import unmeasured
+from raybench.sweep.outcomes import make_unmeasured
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.scheduler import Assign, Schedule, Skip, Turn, is_tried_again
 
@@ -195,9 +195,9 @@ class _Loop:
                 yield from self._next_round()
                 continue
             self._look_around(0.0)
-            yield from self._decided()
+            yield from self._decide()
             if not self._flights.are_none:
-                yield from self._landed()
+                yield from self._wait_for_next()
             elif not (self._stopping() or self._schedule.is_done):
                 assert self._schedule.coming, "what waits beside an idle cluster waits for workers"
                 self._look_around(_LOOK_AROUND_S)
@@ -211,7 +211,7 @@ class _Loop:
         batch = [
             (
                 flight.turn.index,
-                unmeasured(
+                make_unmeasured(
                     flight.turn,
                     status,
                     error_type,
@@ -228,14 +228,14 @@ class _Loop:
     def _next_round(self) -> Iterator[Event]:
         """Begin the next round, in workers that have run nothing yet."""
         self._round += 1
-        turns = self._left(self._round)
+        turns = self._trials_left(self._round)
         if self._rounds.count > 1:
             yield RoundStarted(
                 round=self._round,
                 rounds=self._rounds.count,
                 trials=tuple(turn.key for turn in turns),
                 later=sum(
-                    len(self._left(later))
+                    len(self._trials_left(later))
                     for later in range(self._round + 1, self._rounds.count + 1)
                 ),
             )
@@ -245,7 +245,7 @@ class _Loop:
         for turn in turns:
             self._schedule.add(turn)
 
-    def _left(self, number: int) -> list[Turn]:
+    def _trials_left(self, number: int) -> list[Turn]:
         if self._schedule.is_stopped:
             return []
         return self._before.left(self._rounds.turns(number, self._ended_so))
@@ -255,22 +255,22 @@ class _Loop:
         cluster.refresh(timeout_s)
         self._schedule.see(cluster.devices, cluster.capacity, cluster.lost, cluster.coming)
 
-    def _decided(self) -> Iterator[Event]:
+    def _decide(self) -> Iterator[Event]:
         """Start what can begin now, and write what is skipped."""
         while not self._stopping() and (decision := self._schedule.next()) is not None:
-            decision = replace(decision, turn=self._counted(decision.turn))
+            decision = replace(decision, turn=self._count(decision.turn))
             if isinstance(decision, Skip):
-                yield from self._ended([(decision.turn, _skipped(decision))])
+                yield from self._end([(decision.turn, _make_skipped(decision))])
             else:
-                yield from self._started(decision)
+                yield from self._start(decision)
 
-    def _counted(self, turn: Turn) -> Turn:
+    def _count(self, turn: Turn) -> Turn:
         """With the number of its attempt: a point has one more in each round."""
         point_id = turn.point.point_id
         self._attempts[point_id] += 1
         return replace(turn, attempt=self._attempts[point_id])
 
-    def _started(self, decision: Assign) -> Iterator[Event]:
+    def _start(self, decision: Assign) -> Iterator[Event]:
         turn, settings = decision.turn, self._settings
         devices = tuple(self._cluster.devices[seat] for seat in decision.seats)
         yield PointStarted(index=turn.index, point=turn.point, devices=devices)
@@ -285,20 +285,20 @@ class _Loop:
         self._has_used_workers = True
         self._flights.launch(turn, task, decision.seats, devices)
 
-    def _landed(self) -> Iterator[Event]:
+    def _wait_for_next(self) -> Iterator[Event]:
         """Wait for the next points in flight, or for workers that are coming."""
         landed = self._flights.landed(_LOOK_AROUND_S if self._schedule.coming else None)
         for turn, _ in landed:
             self._schedule.ended(turn)
-        yield from self._ended(landed)
+        yield from self._end(landed)
 
-    def _ended(self, ended: Sequence[tuple[Turn, Record]]) -> Iterator[Event]:
+    def _end(self, ended: Sequence[tuple[Turn, Record]]) -> Iterator[Event]:
         if ended:
             self._write([(turn.index, record) for turn, record in ended])
         for turn, record in ended:
-            yield from self._kept(turn, record)
+            yield from self._follow_up(turn, record)
 
-    def _kept(self, turn: Turn, record: Record) -> Iterator[Event]:
+    def _follow_up(self, turn: Turn, record: Record) -> Iterator[Event]:
         """What follows from a record that is written."""
         if is_tried_again(record, turn.tries) and not self._stopping():
             self._schedule.add(replace(turn, tries=turn.tries + 1))
@@ -311,7 +311,7 @@ class _Loop:
             self._schedule.stop(turn.point.point_id)
         yield PointFinished(index=turn.index, record=record)
         if not self._stopping() and turn.round == 1 and not turn.control_of:
-            yield from self._added(self._follow(record))
+            yield from self._add(self._follow(record))
 
     def _is_failure(self, status: Status) -> bool:
         # A batch that does not fit is what a search looks for.
@@ -319,7 +319,7 @@ class _Loop:
             self._is_search and status is Status.OOM
         )
 
-    def _added(self, points: Sequence[Point]) -> Iterator[Event]:
+    def _add(self, points: Sequence[Point]) -> Iterator[Event]:
         for point in points:
             turn = Turn(index=self._next_index, point=point, attempt=1)
             self._next_index += 1
@@ -332,8 +332,8 @@ def _measure_of(turn: Turn, measure: Measure) -> Measure:
     return measure.of_a_round if is_first else measure.of_a_later_round
 
 
-def _skipped(decision: Skip) -> Record:
-    return unmeasured(
+def _make_skipped(decision: Skip) -> Record:
+    return make_unmeasured(
         decision.turn,
         decision.status,
         decision.error_type,

@@ -76,7 +76,7 @@ def at_least_s(
     )
 
 
-def imagined_devices(devices: int, nodes: int) -> tuple[Device, ...]:
+def imagine_devices(devices: int, nodes: int) -> tuple[Device, ...]:
     """Devices that nobody has, shared evenly by so many nodes, to plan with."""
     per_node = devices // nodes
     return tuple(

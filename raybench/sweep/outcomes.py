@@ -17,7 +17,7 @@ _CAUSES_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
 _LAST_LINES = 10
 
 
-def unmeasured(
+def make_unmeasured(
     turn: Turn,
     status: Status,
     error_type: str,
@@ -41,7 +41,7 @@ def unmeasured(
     )
 
 
-def answered(
+def make_record_of(
     turn: Turn,
     answers: Sequence[Answer],
     devices: tuple[Device, ...],
@@ -70,7 +70,7 @@ def answered(
         devices=devices,
         measurements=() if failure else tuple(measurements),
         error_type=failure.error_type if failure else None,
-        error_message=_explained(failure, devices) if failure else None,
+        error_message=_explain(failure, devices) if failure else None,
         error_rank=failure.rank if failure else None,
         error_detail=_detail(failure, outputs[failure.rank]) if failure else None,
         outputs=outputs if any(outputs) else (),
@@ -86,7 +86,7 @@ def _cause(answers: Sequence[Answer]) -> Failure | None:
     return min(candidates, key=lambda failure: _CAUSES_FIRST.index(failure.status), default=None)
 
 
-def _explained(failure: Failure, devices: Sequence[Device]) -> str:
+def _explain(failure: Failure, devices: Sequence[Device]) -> str:
     device = devices[failure.rank]
     return f"rank {failure.rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
 

@@ -15,7 +15,7 @@ from raybench.records import Latest, Status, TrialKey, by_point
 from raybench.records.sources import Code, differing
 from raybench.results import reader
 from raybench.results.run import Run, RunStatus
-from raybench.sweep.run_rows import ended_run
+from raybench.sweep.run_rows import finish_run
 from raybench.sweep.run_state import DeviceKey, Start, device_key
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
     return with_probes(plan, first)
 
 
-def resumed_start(
+def resume_run(
     run: Run,
     rounds: Rounds,
     root: Path,
@@ -87,7 +87,7 @@ def resumed_start(
             reader.read_run(root, run.run_id),
             status=RunStatus.RUNNING,
             finished_at=None,
-            paused_s=_paused_s(run),
+            paused_s=_pause_s(run),
             points_total=max(run.points_total, len(points)),
             host=socket.gethostname(),
             tags={**run.tags, **tags},
@@ -120,7 +120,7 @@ def _before(
     return Before(kept=kept, made=made, chosen=chosen)
 
 
-def _paused_s(run: Run) -> float:
+def _pause_s(run: Run) -> float:
     """For how long nothing was swept of a run that goes on now: a killed driver's last sign of life
     ends its sweep. Of one that another host may still drive nobody knows."""
     ended_at = run.finished_at or datetime.now(UTC)
@@ -140,7 +140,7 @@ def end_of_run(start: Start, root: Path, measure: Measure) -> Run:
     from raybench.results.writer import RunStore
 
     stored = reader.read_run(root, start.run.run_id)
-    ended = ended_run(stored, start.plan, start.ended)
+    ended = finish_run(stored, start.plan, start.ended)
     is_whole = len(by_point(start.ended)) == stored.points_total
     if is_whole and stored.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
         ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
@@ -166,7 +166,7 @@ def _difference(run: Run, job: Job) -> str:
         return "its --set overrides, or what this version of raybench takes as defaults, differ"
     old, new = (dict(_leaves(one.model_dump(mode="json"))) for one in (before, job))
     differences = [
-        f"{key} was {_shown(old, key)}, is {_shown(new, key)}"
+        f"{key} was {_show_setting(old, key)}, is {_show_setting(new, key)}"
         for key in dict.fromkeys([*old, *new])
         if old.get(key) != new.get(key) and key.split(".")[0] not in ("name", "baseline")
     ]
@@ -221,5 +221,5 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from _leaves(inner, f"{path}.{key}" if path else str(key))
 
 
-def _shown(settings: Mapping[str, Any], key: str) -> str:
+def _show_setting(settings: Mapping[str, Any], key: str) -> str:
     return str(settings[key]) if key in settings else "not set"

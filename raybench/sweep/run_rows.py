@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from raybench.sweep.loop import RoundStarted
 
 
-def ended_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
+def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
     """The run with its counts and the status that follows from its points, as `counted` has it.
 
     Where batch sizes are searched, a batch that runs out of memory is an answer and no failure.
@@ -95,18 +95,18 @@ class RunRows:
 
         Raises ResultsError where rows are gone that were written; those points are left.
         """
-        if removed := self._removed():
+        if removed := self._find_removed():
             self.close(RunStatus.INTERRUPTED)
             raise ResultsError(
                 f"{self.store.points}: the rows of {removed} point{'s' * (removed != 1)} were "
                 "removed while the sweep ran; put them back, or go on with the run"
             )
-        run = ended_run(self._run, self.start.plan, self._ended)
+        run = finish_run(self._run, self.start.plan, self._ended)
         run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
         self.store.write_run(run)
         return run
 
-    def _removed(self) -> int:
+    def _find_removed(self) -> int:
         """How many points have lost their rows since the last call; they are left to be run."""
         gone = [path for path in self._written if not path.exists()]
         trials = {key for path in gone for key in self._written.pop(path)}

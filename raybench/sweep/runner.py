@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from raybench.sweep.loop import Event, SweepSettings
 
 
-def carried_out(job: Job, start: Start, where: Where, listener: Listener) -> Run:
+def run_sweep(job: Job, start: Start, where: Where, listener: Listener) -> Run:
     """Run the points on a cluster; the run as it ended. Raises ClusterError and ResultsError."""
     from raybench.cluster.claims import Terms, processors_held
     from raybench.cluster.device_locks import this_process
@@ -62,13 +62,13 @@ def carried_out(job: Job, start: Start, where: Where, listener: Listener) -> Run
                 end=interrupts.end,
                 terms=terms,
             )
-            at_the_end.enter_context(_closed(cluster, interrupts))
+            at_the_end.enter_context(_closing(cluster, interrupts))
             interrupts.take_signals()
         check_bounded(start.plan, connection.kind)
         listener.tell(f"{cluster.description}; run {start.run.run_id} in {where.output}")
         workers = _workers_wanted(job, start, cluster)
         start = replace(start, run=replace(start.run, cluster=cluster.description))
-        store = at_the_end.enter_context(_opened(job, start, where.output))
+        store = at_the_end.enter_context(_open_store(job, start, where.output))
         settings = SweepSettings(
             measure=job.measure,
             strategy=job.placement.strategy,
@@ -79,11 +79,11 @@ def carried_out(job: Job, start: Start, where: Where, listener: Listener) -> Run
             # A worker that lives for one point needs no others.
             precisions=() if job.measure.fresh_workers else start.plan.precisions,
         )
-        return recorded(settings, cluster, workers, RunRows(start, store, listener), interrupts)
+        return record_run(settings, cluster, workers, RunRows(start, store, listener), interrupts)
 
 
 @contextmanager
-def _closed(cluster: Cluster, interrupts: Interrupts) -> Iterator[None]:
+def _closing(cluster: Cluster, interrupts: Interrupts) -> Iterator[None]:
     """Close the cluster at the end; whom that takes too long is told what is kept."""
     try:
         yield
@@ -113,7 +113,7 @@ def _workers_wanted(job: Job, start: Start, cluster: Cluster) -> int:
 
 
 @contextmanager
-def _opened(job: Job, start: Start, output: Path) -> Iterator[RunStore]:
+def _open_store(job: Job, start: Start, output: Path) -> Iterator[RunStore]:
     """The store of the run, which says that it is running. A resumed run is held already."""
     from raybench.results.writer import RunStore, hold_run
 
@@ -129,7 +129,7 @@ def _opened(job: Job, start: Start, output: Path) -> Iterator[RunStore]:
         yield RunStore.create(output, run, job.measure.of_a_round, start.code)
 
 
-def recorded(
+def record_run(
     settings: SweepSettings, cluster: Cluster, workers: int, rows: RunRows, interrupts: Interrupts
 ) -> Run:
     """The run from its first worker to its last point; however it ends, its row says so."""
@@ -138,7 +138,7 @@ def recorded(
         with rows.listener.waiting(f"starting {workers} worker{'s' * (workers != 1)}"):
             cluster.start(workers, settings.strategy)
         rows.keep_devices(cluster.devices)
-        _swept(settings, cluster, rows, interrupts)
+        _run_points(settings, cluster, rows, interrupts)
         run = rows.close(RunStatus.INTERRUPTED if rows.left else None)
     except KeyboardInterrupt:
         # The points in flight have their rows already.
@@ -160,7 +160,7 @@ def recorded(
     return run
 
 
-def _swept(
+def _run_points(
     settings: SweepSettings, cluster: Cluster, rows: RunRows, interrupts: Interrupts
 ) -> None:
     """The loop over the points, with its progress."""

@@ -169,7 +169,7 @@ class Schedule:
         if self._isolation == "cluster" and self._running:
             return None
         for waiting in sorted(filter(None, self._waiting.values())):
-            decision = self._decided(waiting[0][1])
+            decision = self._decide(waiting[0][1])
             if decision is not None:
                 heapq.heappop(waiting)
                 return decision
@@ -199,7 +199,7 @@ class Schedule:
             self._ranks[trial] = (turn.round, most, block, len(self._ranks))
         return self._ranks[trial]
 
-    def _decided(self, turn: Turn) -> Decision | None:
+    def _decide(self, turn: Turn) -> Decision | None:
         if why_not := self._why_not(turn):
             return why_not
         seats = self._room.place(turn.point.world_size)

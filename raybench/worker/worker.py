@@ -23,7 +23,7 @@ from raybench.job import registry
 from raybench.job.point import Point, Precision
 from raybench.measure import phases
 from raybench.measure.flops import Counted, step_flops
-from raybench.measure.gemm import sustained_tflops
+from raybench.measure.gemm import tflops_sustained
 from raybench.records import (
     Answer,
     Device,
@@ -102,8 +102,8 @@ class Worker:
             return replace(answer, keeps_worker=False)  # cleaning up may wait for lost peers
         try:
             package = task.point.workload.partition(":")[0].partition(".")[0]
-            left = (*self._clean_up(), *self._state.replaced_functions(package))
-            return _told(answer, left)
+            left = (*self._clean_up(), *self._state.functions_replaced(package))
+            return _warn_of_leftovers(answer, left)
         except Exception as error:
             return replace(_failure(error, place), keeps_worker=False)
 
@@ -213,14 +213,14 @@ class Worker:
         elif done.message_bytes is not None:
             counted = Counted(flops=None, method="none: a collective is no arithmetic")
         else:
-            counted = self._counted(point, context, group)
+            counted = self._count(point, context, group)
         breakdown = done.breakdown
         if breakdown is not None:
             methods = {**breakdown.methods, "flops_per_step": counted.method}
             breakdown = replace(breakdown, methods=methods)
         return {"flops_per_step": counted.flops, "breakdown": breakdown}
 
-    def _counted(self, point: Point, context: Context, group: Group | None) -> Counted:
+    def _count(self, point: Point, context: Context, group: Group | None) -> Counted:
         # With the group: a workload may communicate while it is counted, so its ranks must either
         # all count or all remember.
         key = (group, point.workload, tuple(point.params.items()), point.batch_size)
@@ -237,7 +237,7 @@ class Worker:
         """
         asked = dict.fromkeys((*task.precisions, task.point.precision))
         new = [one for one in asked if one not in self._gemm_tflops]
-        self._gemm_tflops |= sustained_tflops(self._device, new)
+        self._gemm_tflops |= tflops_sustained(self._device, new)
         if new:
             self._rest()
 
@@ -249,7 +249,7 @@ class Worker:
 
     def _precision_warnings(self, asked: Precision) -> Iterator[str]:
         """What makes the precision another than the one asked for, read back after the samples."""
-        if reason := precision.unsupported(asked, self._device):
+        if reason := precision.why_not_supported(asked, self._device):
             yield reason
         switched = Precision.TF32 if asked is Precision.TF32 else Precision.FP32
         if (got := precision.effective()) != switched:
@@ -283,7 +283,7 @@ def _freeze() -> None:
     gc.freeze()
 
 
-def _told(answer: Answer, left: tuple[str, ...]) -> Answer:
+def _warn_of_leftovers(answer: Answer, left: tuple[str, ...]) -> Answer:
     """The answer of a worker in which the workload left something behind."""
     if not left:
         return answer

@@ -54,7 +54,7 @@ def effective() -> str:
     return Precision.TF32 if modes.pop() else Precision.FP32
 
 
-def unsupported(precision: Precision, device: torch.device) -> str | None:
+def why_not_supported(precision: Precision, device: torch.device) -> str | None:
     """Why the device cannot do what the precision asks, in one sentence; None when it can."""
     if precision is Precision.TF32 and not _has_tf32(device):
         return f"precision tf32 asked, but {_name(device)} has no TF32: the numbers are fp32's"

@@ -20,7 +20,7 @@ from raybench.hardware.identity import describe_device
 from raybench.hardware.peaks import dense_peak_tflops
 from raybench.hardware.telemetry import Sampler
 from raybench.job.point import Precision
-from raybench.measure.gemm import sustained_tflops
+from raybench.measure.gemm import tflops_sustained
 from raybench.workloads import precision
 
 pytestmark = [
@@ -154,7 +154,7 @@ def test_a_sample_costs_little(described, show):
 def test_the_product_s_rate_is_below_the_datasheet_s_peak(device, described, show, mode):
     started_s = time.perf_counter()
     before = torch.cuda.memory_reserved(device)
-    reached = sustained_tflops(device, [mode])[mode]
+    reached = tflops_sustained(device, [mode])[mode]
     spent_s = time.perf_counter() - started_s
     peak = dense_peak_tflops(described.name, mode)
     show(f"{described.name} {mode}: {reached:.1f} TFLOP/s of {peak} in {spent_s:.2f} s")
@@ -169,6 +169,6 @@ def test_no_memory_for_the_product_is_no_error(device):
     torch.cuda.empty_cache()
     free_bytes, _ = torch.cuda.mem_get_info(device)
     held = torch.empty(free_bytes - 200 * 2**20, dtype=torch.uint8, device=device)
-    assert sustained_tflops(device, [Precision.FP32]) == {Precision.FP32: None}
+    assert tflops_sustained(device, [Precision.FP32]) == {Precision.FP32: None}
     del held
     torch.cuda.empty_cache()

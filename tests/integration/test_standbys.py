@@ -15,7 +15,7 @@ import ray
 from ray.util.placement_group import remove_placement_group
 
 from raybench.cluster import reaper
-from raybench.cluster.ray_cluster.actors import _assigned_index, start_seat, start_standby
+from raybench.cluster.ray_cluster.actors import _index_of_gpu, start_seat, start_standby
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.cluster.ray_cluster.placement import free_devices, place
@@ -164,7 +164,7 @@ def test_ray_keeps_the_gpu_of_a_dead_worker_for_us_and_a_standby_sees_what_worke
 
 def facts(seat) -> tuple[dict[str, str], int]:
     """Its environment, and the index of the GPU that it would take."""
-    return environment(seat), ray.get(seat.__ray_call__.remote(lambda _: _assigned_index()))
+    return environment(seat), ray.get(seat.__ray_call__.remote(lambda _: _index_of_gpu()))
 
 
 def environment(seat) -> dict[str, str]:

@@ -46,7 +46,7 @@ class _Seat:
     def __init__(self, search_path: str) -> None:
         if search_path not in sys.path:
             sys.path.insert(0, search_path)
-        reaper.hold_worker()
+        reaper.reap_orphans_of_worker()
         gc.disable()  # the collections in between are a sixth of the time of these imports
         from raybench.cluster.rendezvous import choose_interface
         from raybench.worker.worker import load
@@ -64,7 +64,7 @@ class _Seat:
         from raybench.worker.worker import Worker
 
         if index is None:
-            index = _assigned_index() if kind == "cuda" else 0
+            index = _index_of_gpu() if kind == "cuda" else 0
         self._worker = Worker(kind, index)
         node_id = ray.get_runtime_context().get_node_id()
         return self._worker.identity(node_id=node_id, address=_address())
@@ -99,10 +99,10 @@ class _Agent:
     """What one node can do beside its workers. It imports no torch, and has no CUDA context."""
 
     def __init__(self) -> None:
-        from raybench.hardware.telemetry import used_memory_bytes
+        from raybench.hardware.telemetry import memory_in_use_bytes
 
         # Before the first worker of this run: what other processes have.
-        self._used_before_bytes = used_memory_bytes()
+        self._used_before_bytes = memory_in_use_bytes()
         self._samplers: list[Any] = []
         self._locks = DeviceLocks()
 
@@ -150,11 +150,11 @@ class _Agent:
         folder = Path(session.get_logs_dir_path())
         return {process: new_output(folder, process, ends) for process, ends in read_to.items()}
 
-    def grown_memory_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
+    def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
         """By device: what is in use now beyond what was before the first worker."""
-        from raybench.hardware.telemetry import used_memory_bytes
+        from raybench.hardware.telemetry import memory_in_use_bytes
 
-        now = used_memory_bytes()
+        now = memory_in_use_bytes()
         before = self._used_before_bytes
         return {uuid: now[uuid] - before.get(uuid, 0) for uuid in uuids if uuid in now}
 
@@ -215,7 +215,7 @@ def _address() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
-def _assigned_index() -> int:
+def _index_of_gpu() -> int:
     """torch's index of the GPU that Ray assigned to this actor, with no GPU masked.
 
     Ray names a GPU by its entry in the raylet's CUDA_VISIBLE_DEVICES where that is set, and torch

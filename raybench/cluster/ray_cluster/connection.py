@@ -104,7 +104,7 @@ def connect(
         where = _join(address, given, end)
     head = ray.get_runtime_context().gcs_address
     try:
-        with _guarded(head, end):
+        with _guard(head, end):
             kind, capacity = _capacity(device, is_final=not wait_s)
             here = _this_hosts_ray()
     except ClusterError:
@@ -178,7 +178,7 @@ def _init(address: str, given: str, end: Callable[[str], None]) -> str:
             "nodes, or use ray job submit"
         )
     try:
-        with _guarded(address, end):
+        with _guard(address, end):
             ray.init(address=address, **_QUIET)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(f"{given}: {' '.join(str(error).split())}") from None
@@ -214,7 +214,7 @@ def _no_token(given: str) -> ClusterError:
     )
 
 
-def _guarded(head: str, end: Callable[[str], None]) -> StartGuard:
+def _guard(head: str, end: Callable[[str], None]) -> StartGuard:
     """For calls that Ray's head answers. It may have died since it was asked last."""
     return StartGuard(Lifelines({_HEAD: head}).gone, end, patience_s=_PATIENCE_S)
 

@@ -31,7 +31,7 @@ class Lifelines:
     @property
     def is_cut(self) -> bool:
         """One did not answer twice in a row. Asks at most once a second."""
-        return self._asked(_ASK_EVERY_S) is not None
+        return self._ask(_ASK_EVERY_S) is not None
 
     def check(self, *, afresh: bool = False) -> None:
         """Raises ClusterError when one is gone.
@@ -43,10 +43,10 @@ class Lifelines:
 
     def gone(self, *, afresh: bool = False) -> str:
         """Which one is gone, in words; empty while all are there."""
-        name = self._asked(0.0 if afresh else _ASK_EVERY_S)
+        name = self._ask(0.0 if afresh else _ASK_EVERY_S)
         return f"{name} at {self._addresses[name]} is gone" if name else ""
 
-    def _asked(self, every_s: float) -> str | None:
+    def _ask(self, every_s: float) -> str | None:
         with self._lock:
             if not self._gone and time.monotonic() >= self._asked_s + every_s:
                 self._gone = self._silent()

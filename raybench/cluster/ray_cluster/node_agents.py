@@ -90,7 +90,7 @@ class NodeAgents:
         Raises ClusterError when the head of the cluster is gone, or this host's Ray.
         """
         with self._lock:
-            new = [_started(node_id) for node_id in set(node_ids) - self._nodes.keys()]
+            new = [_start_node(node_id) for node_id in set(node_ids) - self._nodes.keys()]
             self._nodes |= {node.node_id: node for node in new}
         pings, deadline_s = [node.ping for node in new], time.monotonic() + _START_TIMEOUT_S
         while pings and time.monotonic() < deadline_s:
@@ -235,10 +235,10 @@ class NodeAgents:
         not waited for.
         """
         deadline_s = time.monotonic() + timeout_s
-        kept = self._kept_bytes(devices)
+        kept = self._memory_leaks(devices)
         while kept and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
-            kept = self._kept_bytes(devices)
+            kept = self._memory_leaks(devices)
         return tuple(
             f"{size / 1024**3:.1f} GiB of {device.kind}:{device.index} on {device.host} are not "
             f"free {timeout_s:g} s after its worker ended"
@@ -284,11 +284,11 @@ class NodeAgents:
             for node_id in sorted(node_ids)
         ]
 
-    def _kept_bytes(self, devices: Sequence[Device]) -> list[tuple[Device, int]]:
+    def _memory_leaks(self, devices: Sequence[Device]) -> list[tuple[Device, int]]:
         """The GPUs that have more in use than before the first worker, and how much more."""
         gpus = [device for device in devices if device.kind == "cuda"]
         asked = [
-            (here, agent.grown_memory_bytes.remote([device.uuid for device in here]))
+            (here, agent.memory_growth_bytes.remote([device.uuid for device in here]))
             for agent, here in self._by_agent(gpus)
         ]
         answers = _answers([ref for _, ref in asked])
@@ -300,7 +300,7 @@ class NodeAgents:
         return [(device, size) for device, size in found if size > _FREE_WITHIN_BYTES]
 
 
-def _started(node_id: str) -> _Node:
+def _start_node(node_id: str) -> _Node:
     agent = start_agent(node_id)
     (raylet,) = (node for node in nodes() if node["NodeID"] == node_id)
     return _Node(
@@ -375,10 +375,10 @@ def _answers(refs: Sequence[Any], timeout_s: float = _ANSWER_TIMEOUT_S) -> list[
     if not refs:
         return []
     done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
-    return [_said(ref) if ref in done else None for ref in refs]
+    return [_ask(ref) if ref in done else None for ref in refs]
 
 
-def _said(ref: Any) -> Any:
+def _ask(ref: Any) -> Any:
     try:
         return ray.get(ref)
     except ray.exceptions.RayError:

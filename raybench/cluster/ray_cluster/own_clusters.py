@@ -51,11 +51,13 @@ def find_own_cluster(usual: Path, processes: Path = Path("/proc")) -> Found:
     """
     raylets = _raylets(processes)
     heads = {raylet.head for raylet in raylets}
-    address, owner = _written(usual)
-    if address in heads and owner in _trusted():
+    address, owner = _read_address(usual)
+    if address in heads and owner in _check_trust():
         return _unless_taken_over(address)
     others = {raylet.folder for raylet in raylets} - {usual}
-    found = {address for address, owner in map(_written, others) if owner in _trusted()} & heads
+    found = {
+        address for address, owner in map(_read_address, others) if owner in _check_trust()
+    } & heads
     if len(found) > 1:
         raise ClusterError(
             f"--address auto: several Ray clusters run on this host ({', '.join(sorted(found))}); "
@@ -66,14 +68,14 @@ def find_own_cluster(usual: Path, processes: Path = Path("/proc")) -> Found:
     return Found(unused=_why_unused(address, owner))
 
 
-def _trusted() -> tuple[int, int]:
+def _check_trust() -> tuple[int, int]:
     return (0, os.geteuid())
 
 
 def _why_unused(address: str, owner: int) -> str:
     if not address:
         return ""
-    if owner not in _trusted():
+    if owner not in _check_trust():
         return (
             f"the cluster at {address} is another user's: --address {address} joins it all the same"
         )
@@ -84,12 +86,12 @@ def _unless_taken_over(address: str) -> Found:
     """On this host the kernel says whose process listens; elsewhere the raylet stands for it."""
     host, _, port = address.rpartition(":")
     owners = _listeners(int(port)) if _is_here(host.strip("[]")) else set()
-    if owners <= set(_trusted()):
+    if owners <= set(_check_trust()):
         return Found(address=address)
     return Found(unused=f"the cluster at {address} is gone: another user listens there")
 
 
-def _written(folder: Path) -> tuple[str, int]:
+def _read_address(folder: Path) -> tuple[str, int]:
     """The address in the file of this folder, and who owns the file; empty where there is none."""
     try:
         # No link is followed, and no pipe waited for.
@@ -113,7 +115,7 @@ def _raylets(processes: Path) -> list[_Raylet]:
             words = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # it has ended, or is hidden from us
-        if owner in _trusted() and words[0].endswith(b"/raylet"):
+        if owner in _check_trust() and words[0].endswith(b"/raylet"):
             options = dict(os.fsdecode(word).partition("=")[::2] for word in words)
             if "--gcs-address" in options and "--temp_dir" in options:
                 folder = Path(options["--temp_dir"])

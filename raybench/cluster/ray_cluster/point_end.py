@@ -149,7 +149,7 @@ class _Ranks:
         return Seen(
             world_size=len(self._devices),
             answers={
-                rank: _explained(answer, self._log_tails.get(rank, ""))
+                rank: _explain(answer, self._log_tails.get(rank, ""))
                 for rank, answer in self.answers.items()
             },
             finished=finished,
@@ -188,7 +188,7 @@ class _Ranks:
                 self.answers[rank] = node_lost(rank, self._devices[rank])
 
 
-def _explained(answer: Answer, log_tail: str) -> Answer:
+def _explain(answer: Answer, log_tail: str) -> Answer:
     """With the end of its log, if it is that of a process that died."""
     if not (isinstance(answer, Failure) and _is_death(answer)):
         return answer

@@ -69,7 +69,7 @@ def make_private_folder() -> PrivateFolder:
             reasons.append(f"{base} {reason}")
             continue
         try:
-            return _made(base)
+            return _make(base)
         except OSError as error:
             reasons.append(f"{base}: {error.strerror}")
     raise ClusterError(
@@ -78,7 +78,7 @@ def make_private_folder() -> PrivateFolder:
     )
 
 
-def _made(base: Path) -> PrivateFolder:
+def _make(base: Path) -> PrivateFolder:
     folder = PrivateFolder(path=Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base)))
     try:
         descriptor = os.open(folder.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

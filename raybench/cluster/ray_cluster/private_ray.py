@@ -44,7 +44,12 @@ def start_private_ray(
         _NOT_STARTED, after, made=str(folder.kept), removed=str(folder.token)
     )
     try:
-        with reaper.held_children(folder.path), _environment(folder), _on_loopback(), watched:
+        with (
+            reaper.reap_orphans_of_children(folder.path),
+            _environment(folder),
+            _on_loopback(),
+            watched,
+        ):
             ray.init(
                 address="local",
                 num_cpus=wanted if oversubscribe else min(wanted, cores),

@@ -103,14 +103,16 @@ class ProcessGroups:
             if self._store is None:
                 self._store = start_store()
             try:
-                endpoint: tuple[str, int] = ray.get(self._answered(self._store.endpoint.remote()))
+                endpoint: tuple[str, int] = ray.get(
+                    self._await_answer(self._store.endpoint.remote())
+                )
             except ray.exceptions.RayActorError:
                 self._store = None
             else:
                 return endpoint
         raise ClusterError("the rendezvous store died as soon as it was started")
 
-    def _answered(self, ref: Any) -> Any:
+    def _await_answer(self, ref: Any) -> Any:
         """Wait for it, as long as there is a Ray that could start the store."""
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while not ray.wait([ref], timeout=_LOOK_S)[0]:

@@ -31,7 +31,7 @@ def answer_of(ref: Any, rank: int, device: Device) -> Answer:
     try:
         answer: Answer = ray.get(ref)
     except ray.exceptions.OutOfMemoryError as error:
-        return _killed_for_memory(rank, device, str(error))
+        return _out_of_host_memory(rank, device, str(error))
     except (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError) as error:
         return _death(rank, device, click.unstyle(str(error)))
     except ray.exceptions.RayError as error:
@@ -109,7 +109,7 @@ def all_done(refs: Sequence[Any], timeout_s: float) -> bool:
 
 def _death(rank: int, device: Device, told: str) -> Failure:
     if "memory" in told and ("running low on memory" in told or "memory monitor" in told):
-        return _killed_for_memory(rank, device, told)
+        return _out_of_host_memory(rank, device, told)
     if any(words in told for words in _NODE_DEATHS):
         return node_lost(rank, device)
     return Failure(
@@ -121,7 +121,7 @@ def _death(rank: int, device: Device, told: str) -> Failure:
     )
 
 
-def _killed_for_memory(rank: int, device: Device, told: str) -> Failure:
+def _out_of_host_memory(rank: int, device: Device, told: str) -> Failure:
     return Failure(
         rank=rank,
         status=Status.OOM,

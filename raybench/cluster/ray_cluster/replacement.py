@@ -66,7 +66,7 @@ class Replacement:
             self._begin(seat)
         while self._coming:
             for ref in ray.wait(list(self._coming), num_returns=1, timeout=_LOOK_S)[0]:
-                self._arrived(self._coming.pop(ref), ref)
+                self._take_over(self._coming.pop(ref), ref)
             self._lose_nodes(self._agents.silent_nodes())
             self._drop_late()
 
@@ -92,16 +92,16 @@ class Replacement:
             give_up_s=time.monotonic() + limit_s,
         )
 
-    def _arrived(self, coming: _Coming, ref: Any) -> None:
+    def _take_over(self, coming: _Coming, ref: Any) -> None:
         seat = coming.seat
         try:
             device = ray.get(ref)
         except ray.exceptions.RayError as error:
-            self._failed(coming, why_no_start(error), was_killed=was_killed(error))
+            self._try_next(coming, why_no_start(error), was_killed=was_killed(error))
             return
         # When a GPU has fallen off the bus, CUDA counts the others anew.
         if device.kind == "cuda" and device.uuid != seat.device.uuid:
-            self._failed(coming, f"cuda:{device.index} is {device.uuid} now")
+            self._try_next(coming, f"cuda:{device.index} is {device.uuid} now")
         else:
             seat.device = device
 
@@ -112,9 +112,9 @@ class Replacement:
                 del self._coming[ref]
             elif time.monotonic() > coming.give_up_s:
                 del self._coming[ref]
-                self._failed(coming, f"no new process in {START_TIMEOUT_S:.0f} s")
+                self._try_next(coming, f"no new process in {START_TIMEOUT_S:.0f} s")
 
-    def _failed(self, coming: _Coming, reason: str, *, was_killed: bool = False) -> None:
+    def _try_next(self, coming: _Coming, reason: str, *, was_killed: bool = False) -> None:
         """After a standby the next is tried, after the last a new worker, and again if killed."""
         ray.kill(coming.seat.actor, no_restart=True)
         if self._agents.has_ended(coming.seat.slot.node_id):

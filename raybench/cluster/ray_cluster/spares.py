@@ -97,12 +97,12 @@ class Standbys:
 
     def close(self) -> None:
         """Let them go; no other is started."""
-        for standby in self._closed():
+        for standby in self._close():
             ray.kill(standby.actor, no_restart=True)
 
     def close_without_head(self) -> None:
         """As close. One that is still loading cannot be told; its raylet ends it in a minute."""
-        refs = [standby.actor.end.remote() for standby in self._closed()]
+        refs = [standby.actor.end.remote() for standby in self._close()]
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=_END_TIMEOUT_S)
 
@@ -113,9 +113,9 @@ class Standbys:
             there = self._by_node[node_id]
             # Those of a late point are let go with it.
             staying = [each for each in there if is_for_late or not each.is_for_late]
-            there += [_started(node_id, is_for_late) for _ in range(count - len(staying))]
+            there += [_start(node_id, is_for_late) for _ in range(count - len(staying))]
 
-    def _closed(self) -> list[_Standby]:
+    def _close(self) -> list[_Standby]:
         with self._lock:
             self._is_closed = True
             standbys = [standby for there in self._by_node.values() for standby in there]
@@ -136,7 +136,7 @@ def wanted(devices: Sequence[Device], *, on_cpus: bool) -> dict[str, int]:
     }
 
 
-def _started(node_id: str, is_for_late: bool) -> _Standby:
+def _start(node_id: str, is_for_late: bool) -> _Standby:
     actor = start_standby(node_id)
     return _Standby(actor=actor, is_loaded=actor.is_loaded.remote(), is_for_late=is_for_late)
 

@@ -68,14 +68,14 @@ def watched_programs(before: str, after: str, *, made: str, removed: str) -> Ite
     command = [sys.executable, "-I", "-S", __file__, *words]
     # In a session of its own: an interrupt of the terminal is not meant for it.
     with (
-        _ended_by_signal(),
+        _end_by_signal(),
         subprocess.Popen(command, env={}, start_new_session=True, stdin=subprocess.PIPE),
     ):
         yield
 
 
 @contextmanager
-def _ended_by_signal() -> Iterator[None]:
+def _end_by_signal() -> Iterator[None]:
     """Let _END end this process with its number as exit code, whatever it does."""
     import ctypes
 

@@ -184,7 +184,7 @@ class Seats:
         free = {node: n for node, n in free_devices(kind).items() if node not in barred}
         slots = place(kind, shares(free, self._missing, self._strategy))
         self._agents.start(slot.node_id for slot in slots)
-        started = [_started(kind, slot) for slot in slots]
+        started = [_start_worker_on(kind, slot) for slot in slots]
         with self._lock:
             self._starting += started
 
@@ -205,7 +205,7 @@ class Seats:
                 try:
                     came.append(_seat(start))
                 except ray.exceptions.RayError as error:
-                    if not self._tried_again(start, error):
+                    if not self._try_again(start, error):
                         raise ClusterError(why_no_start(error)) from None
                 else:
                     deadline_s = min(deadline_s, time.monotonic() + _SLOW_START_S)
@@ -238,12 +238,12 @@ class Seats:
         for start in late:
             self._refuse(start, f"its process did not start within {START_TIMEOUT_S:.0f} s")
 
-    def _tried_again(self, start: _Start, error: Exception) -> bool:
+    def _try_again(self, start: _Start, error: Exception) -> bool:
         """Start it anew where its process was killed. What failed by itself would fail again."""
         if start.tries >= MOST_STARTS or not was_killed(error):
             return False
         ray.kill(start.actor, no_restart=True)
-        again = _started(self._connection.kind, start.slot, start.tries + 1)
+        again = _start_worker_on(self._connection.kind, start.slot, start.tries + 1)
         with self._lock:
             self._starting.append(again)
         self._tell(f"{why_no_start(error)} (tried once more)")
@@ -262,7 +262,7 @@ class Seats:
             if reason := self._claims.refusal([seat.device]):
                 raise ClusterError(reason)
         except ray.exceptions.RayError as error:
-            if not self._tried_again(start, error):
+            if not self._try_again(start, error):
                 self._refuse(start, why_no_start(error))
             return False
         except ClusterError as error:
@@ -284,7 +284,7 @@ class Seats:
         self._tell(seat.lost_because)
 
 
-def _started(kind: DeviceKind, slot: Slot, tries: int = 1) -> _Start:
+def _start_worker_on(kind: DeviceKind, slot: Slot, tries: int = 1) -> _Start:
     actor = start_seat(kind, slot.placement, slot.bundle)
     identity = actor.sit.remote(kind)
     return _Start(slot=slot, actor=actor, identity=identity, since_s=time.monotonic(), tries=tries)

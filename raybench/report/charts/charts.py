@@ -62,15 +62,15 @@ def render(spec: Spec, kind: str) -> bytes:
     return bytes(vl_convert.vegalite_to_png(spec, vl_version=_VEGA_LITE, scale=2))
 
 
-def told_apart(lines: Sequence[str]) -> tuple[Spec, Spec]:
+def distinguish_lines(lines: Sequence[str]) -> tuple[Spec, Spec]:
     """Colour and shape of each line."""
     common = {"field": "line", "type": "nominal", "sort": list(lines), "title": None}
-    colors = {"domain": list(lines), "range": _cycled(COLORS, len(lines))}
-    shapes = {"domain": list(lines), "range": _cycled(SHAPES, len(lines))}
+    colors = {"domain": list(lines), "range": _cycle(COLORS, len(lines))}
+    shapes = {"domain": list(lines), "range": _cycle(SHAPES, len(lines))}
     return {**common, "scale": colors}, {**common, "scale": shapes}
 
 
-def _cycled(values: Sequence[str], count: int) -> list[str]:
+def _cycle(values: Sequence[str], count: int) -> list[str]:
     return [values[place % len(values)] for place in range(count)]
 
 

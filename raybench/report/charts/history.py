@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from raybench.report import formatting
-from raybench.report.charts.charts import COLORS, CONFIG, LONE, SCHEMA, Spec, told_apart
+from raybench.report.charts.charts import COLORS, CONFIG, LONE, SCHEMA, Spec, distinguish_lines
 from raybench.report.comparison import label
 from raybench.report.text.points import varying_settings
 
@@ -53,7 +53,7 @@ def _value(row: dict[str, Any], names: list[str], several: bool) -> dict[str, An
 
 
 def _one_panel(values: list[dict[str, Any]], lines: list[str]) -> Spec:
-    color, shape = told_apart(lines)
+    color, shape = distinguish_lines(lines)
     legend = {"legend": {**CONFIG["legend"], "orient": "bottom", "columns": 2}}
     return {
         **_head(values, []),

@@ -27,7 +27,7 @@ def export_junit(summary: Summary) -> str:
     """
     rows = point_rows(summary)
     suites = ET.Element("testsuites")
-    suite = ET.SubElement(suites, "testsuite", _counted(summary, rows))
+    suite = ET.SubElement(suites, "testsuite", _counts(summary, rows))
     _properties(suite, _of_run(summary))
     for row in rows:
         _add_case(suite, row, summary)
@@ -35,7 +35,7 @@ def export_junit(summary: Summary) -> str:
     return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _counted(summary: Summary, rows: Sequence[Row]) -> dict[str, str]:
+def _counts(summary: Summary, rows: Sequence[Row]) -> dict[str, str]:
     run = summary.run
     seconds = sum(row["duration_s"] or 0 for row in rows)
     return {

@@ -37,12 +37,12 @@ def to_mlflow(summary: Summary) -> str:
         missing = f"--to mlflow: no module {error.name}; pip install 'raybench[mlflow]'"
         raise UsageError(missing) from error
     try:
-        return _written(MlflowClient(), summary)
+        return _write(MlflowClient(), summary)
     except (MlflowException, ModuleNotFoundError) as error:
         raise UsageError(f"--to mlflow: {formatting.plain(error)}") from error
 
 
-def _written(client: Any, summary: Summary) -> str:
+def _write(client: Any, summary: Summary) -> str:
     run = summary.run
     experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or run.job_name
     experiment_id = _experiment(client, experiment)

@@ -65,7 +65,7 @@ def _write_point(wandb: Any, project: str, row: Row, summary: Summary) -> None:
         tags=[row["status"]],
         settings=wandb.Settings(**_QUIET),
     )
-    written.summary.update(figures(row) | _said(row))
+    written.summary.update(figures(row) | _summary_of(row))
     written.finish(exit_code=int(is_failure(row, summary)))
 
 
@@ -82,7 +82,7 @@ def _of_run(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _said(row: Row) -> dict[str, Any]:
+def _summary_of(row: Row) -> dict[str, Any]:
     return {
         "point_id": row["point_id"],
         "status": row["status"],

@@ -38,7 +38,7 @@ def gains_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     ordered = sorted(compared, key=lambda row: [setting_order(setting(row, n)) for n in apart])
     lines = list(dict.fromkeys(_line(row, apart, summary) for row in ordered))
     shown = [row for row in ordered if _line(row, apart, summary) in lines[:MOST_LINES]]
-    against = _named(baseline)
+    against = _name_line(baseline)
     lacking = [
         (label(row, [*names, *apart], summary.ranks), row)
         for row in own
@@ -68,7 +68,7 @@ def gains_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     )
 
 
-def _named(baseline: dict[str, Any] | Any) -> str:
+def _name_line(baseline: dict[str, Any] | Any) -> str:
     alone = tuple(baseline) == ("precision",)
     return formatting.plain(baseline["precision"]) if alone else formatting.settings(baseline)
 
@@ -86,7 +86,7 @@ def _panel(
     column: str,
     title: str,
 ) -> Panel | None:
-    names, against = tuple(summary.run.baseline), _named(summary.run.baseline)
+    names, against = tuple(summary.run.baseline), _name_line(summary.run.baseline)
     known = [row for row in rows if formatting.known(row[column])]
     if not known:
         return None

@@ -124,7 +124,7 @@ def number_layer(values: Sequence[Value], x: Spec, y: Spec) -> list[Spec]:
 
 def interval_layers(values: Sequence[Value], lines: Sequence[str], x: Spec, y: Spec) -> list[Spec]:
     """Bars from `low` to `high`, with an arrow where one is longer than can be drawn."""
-    known = [_shortened(value) for value in values if "low" in value and not value.get("other")]
+    known = [_shorten(value) for value in values if "low" in value and not value.get("other")]
     if not known:
         return []
     color = by_line(lines, "color")
@@ -145,7 +145,7 @@ def interval_layers(values: Sequence[Value], lines: Sequence[str], x: Spec, y: S
     ]
 
 
-def _shortened(value: Value) -> Value:
+def _shorten(value: Value) -> Value:
     low = max(value["low"], value["y"] / _LONGEST_INTERVAL)
     high = min(value["high"], value["y"] * _LONGEST_INTERVAL)
     ends = {"low": low, "high": high}
@@ -154,7 +154,7 @@ def _shortened(value: Value) -> Value:
 
 def reached(values: Sequence[Value]) -> list[float]:
     """What the axis of y must hold: points, and intervals as far as they are drawn."""
-    shown = [_shortened(value) if "low" in value else value for value in values]
+    shown = [_shorten(value) if "low" in value else value for value in values]
     return [value[name] for value in shown for name in ("y", "low", "high") if name in value]
 
 

@@ -166,7 +166,7 @@ def _charts(panel: Panel, figure: Figure) -> Markup:
     return Markup(f'<div class="small">{small}</div><div class="large">{wide}</div>')
 
 
-def _finished(value: Any) -> Any:
+def _finish(value: Any) -> Any:
     """No character of the results turns the direction of writing."""
     return value if isinstance(value, Markup) else formatting.printable(str(value))
 
@@ -175,7 +175,7 @@ def _template() -> Any:
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_finished,
+        finalize=_finish,
         trim_blocks=True,
         lstrip_blocks=True,
     )

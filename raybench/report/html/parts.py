@@ -44,7 +44,7 @@ def parts_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
         title="Where the step goes",
         note="Shares of the step time. The parts come from instrumented steps after the timed "
         "ones, on the slowest rank, so they need not add up to 100 %."
-        + _left_out(rows)
+        + _omission(rows)
         + first_of(len(shown), len(known)),
         legend=[Entry(label=_PARTS[name], color=_COLORS[name]) for name in used],
         panels=bar_panels(shown, summary.ranks, _values, lambda y, _: [_layer(used, highest, y)]),
@@ -52,7 +52,7 @@ def parts_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     )
 
 
-def _left_out(rows: Sequence[Row]) -> str:
+def _omission(rows: Sequence[Row]) -> str:
     count = sum(has_no_breakdown(row) and not is_other(row) for row in rows)
     if not count:
         return ""

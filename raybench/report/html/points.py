@@ -74,7 +74,7 @@ def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Poi
     names = varying_settings(own) or ["precision"]
     words = [name for name in names if not _is_number(name, own)]
     numbers = [name for name in names if _is_number(name, own)]
-    measured = _measured(own, others, against)
+    measured = _measurements(own, others, against)
     kept = [(title, cells) for title, cells in measured if any(cell.text for cell in cells)]
     settings = [(name, [_setting(row, name) for row in own]) for name in (*words, *numbers)]
     cells = zip(*(cells for _, cells in [*settings, *kept]), strict=True)
@@ -117,7 +117,7 @@ def _setting(row: Row, name: str) -> Cell:
     return Cell(text=text, value=str(value) if name.endswith("_bytes") else "")
 
 
-def _measured(
+def _measurements(
     rows: Sequence[Row], others: Mapping[str, Row], against: str
 ) -> list[tuple[str, list[Cell]]]:
     columns: list[tuple[str, Callable[[Row], Cell]]] = [

@@ -93,7 +93,7 @@ def _figure(rows: Sequence[Row], summary: Summary, rate: _Rate) -> Figure | None
     return Figure(
         anchor=rate.column.split("_")[0],
         title=f"{rate.noun.capitalize()} and time over the size",
-        note=rate.note + _cached(above) + drawn_of(series),
+        note=rate.note + _cache_note(above) + drawn_of(series),
         legend=[
             *legend(lines),
             *([_of_datasheet(peak)] if peak else []),
@@ -107,7 +107,7 @@ def _of_datasheet(peak: float) -> Entry:
     return Entry(label=f"datasheet, {peak:,.0f} GB/s", color="var(--axis)", shape="dash")
 
 
-def _cached(sizes: Sequence[int]) -> str:
+def _cache_note(sizes: Sequence[int]) -> str:
     """Memory cannot be faster than itself."""
     if not sizes:
         return ""

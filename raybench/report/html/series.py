@@ -92,10 +92,10 @@ def telling_settings(rows: Sequence[Row]) -> list[str]:
 
 def label(row: Row, names: Sequence[str], ranks: str) -> str:
     """The values of some settings: `fp32, batch 64, 4 GPUs, hidden=8`."""
-    return ", ".join(_told(row, name, ranks) for name in names)
+    return ", ".join(_tip(row, name, ranks) for name in names)
 
 
-def _told(row: Row, name: str, ranks: str) -> str:
+def _tip(row: Row, name: str, ranks: str) -> str:
     value = formatting.setting(name, setting(row, name))
     if name == "world_size":
         return f"{value} {ranks.removesuffix('s') if value == '1' else ranks}"

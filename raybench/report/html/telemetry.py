@@ -181,7 +181,7 @@ def _spec(drawn: pd.DataFrame, lines: Sequence[str], name: str, bands: Sequence[
                     "detail": {"field": "part", "type": "nominal"},
                 },
             },
-            _told_layer(values, _SHOWN[name][1], bands),
+            _tip_layer(values, _SHOWN[name][1], bands),
         ],
     )
 
@@ -208,7 +208,7 @@ def _band_layers(bands: Sequence[Value], domain: Sequence[float]) -> list[Spec]:
     return [{"data": {"values": shown}, "mark": mark, "encoding": encoding}]
 
 
-def _told_layer(values: Sequence[Value], unit: str, bands: Sequence[Value]) -> Spec:
+def _tip_layer(values: Sequence[Value], unit: str, bands: Sequence[Value]) -> Spec:
     """What can be pointed at: a strip for each time, over the whole height."""
     times = sorted({value["x"] for value in values})
     half = float(np.diff(times).min()) / 2 if len(times) > 1 else 0.5

@@ -26,14 +26,14 @@ def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool =
         pairs([("base", _run(comparison.base)), ("new", _run(comparison.new))]),
         line(""),
         line(words.headline(comparison), "bold"),
-        *(line(text) for text in _told(comparison)),
+        *(line(text) for text in _sentences(comparison)),
         *(line(text, "yellow") for text in words.advice(comparison)),
         *(line(_loud(why), "bold red") for why in comparison.obstacles),
     ]
     parts += _pairs("What changed around the points", said.environment(comparison), _SAME_AROUND)
     if comparison.compared:
         parts += [line(""), _table(comparison)]
-        parts += [line(left_out) for left_out in _left_out(comparison)]
+        parts += [line(left_out) for left_out in _omissions(comparison)]
     parts += _pairs("What changed beside, or is missing for a verdict", said.beside(comparison))
     parts += _pairs("Failed in one of the runs", said.unpaired(comparison))
     for paragraph in words.explanation(comparison):
@@ -41,7 +41,7 @@ def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool =
     return rendered(parts, width, color)
 
 
-def _told(comparison: Comparison) -> list[str]:
+def _sentences(comparison: Comparison) -> list[str]:
     """The sentences that follow the answer."""
     return [text for text in (words.sensitivity(comparison), words.one_sided(comparison)) if text]
 
@@ -65,7 +65,7 @@ def _pairs(
     return [line(""), line(title, "bold"), pairs(lines) if lines else line(otherwise)]
 
 
-def _left_out(comparison: Comparison) -> list[str]:
+def _omissions(comparison: Comparison) -> list[str]:
     _, hidden = said.shown(comparison)
     return [f"and {hidden} more that are the same; `--format json` has all"] if hidden else []
 
@@ -90,9 +90,9 @@ def format_markdown(comparison: Comparison) -> str:
         f"## {escape(comparison.new.job_name)}: {code(comparison.new.run_id)} against "
         f"{code(comparison.base.run_id)}",
         f"**{escape(words.headline(comparison))}**",
-        *map(escape, (*_told(comparison), *words.advice(comparison))),
+        *map(escape, (*_sentences(comparison), *words.advice(comparison))),
         *(f"> **{escape(_loud(why))}**" for why in comparison.obstacles),
-        *_listed("What changed around the points", said.environment(comparison), _SAME_AROUND),
+        *_list("What changed around the points", said.environment(comparison), _SAME_AROUND),
     ]
     if cells:
         numbers = len(names) - 1 - settings
@@ -100,16 +100,16 @@ def format_markdown(comparison: Comparison) -> str:
         rows = [[escape(cell) for cell in row] for row in [names, *cells]]
         lines = [rows[0], aligned, *rows[1:]]
         blocks.append("\n".join("| " + " | ".join(row) + " |" for row in lines))
-        blocks += _left_out(comparison)
+        blocks += _omissions(comparison)
     blocks += [
-        *_listed("What changed beside, or is missing for a verdict", said.beside(comparison)),
-        *_listed("Failed in one of the runs", said.unpaired(comparison)),
+        *_list("What changed beside, or is missing for a verdict", said.beside(comparison)),
+        *_list("Failed in one of the runs", said.unpaired(comparison)),
         *(escape(paragraph) for paragraph in words.explanation(comparison)),
     ]
     return "\n\n".join(blocks) + "\n"
 
 
-def _listed(title: str, lines: Sequence[tuple[str, str]], otherwise: str = "") -> list[str]:
+def _list(title: str, lines: Sequence[tuple[str, str]], otherwise: str = "") -> list[str]:
     if not lines and not otherwise:
         return []
     items = [f"* {escape(what)}: {code(text)}" for what, text in lines] or [escape(otherwise)]

@@ -73,7 +73,7 @@ def advice(comparison: Comparison) -> list[str]:
     """What to do about points that one run a side cannot decide, and about runs left out."""
     return [
         *_unclear(comparison),
-        *_undocumented(comparison),
+        *_documentation_note(comparison),
         *(
             f"{formatting.plain(one.run_id)} is left out: it is no repeat, as it differs in "
             f"{', '.join(map(formatting.plain, one.differs_in))}."
@@ -100,7 +100,7 @@ def _unclear(comparison: Comparison) -> list[str]:
     ]
 
 
-def _undocumented(comparison: Comparison) -> list[str]:
+def _documentation_note(comparison: Comparison) -> list[str]:
     """Verdicts on one run a side suppose a machine as quiet as the documented one."""
     called = [
         row

@@ -32,10 +32,10 @@ def format_report(summary: Summary) -> str:
         ),
         *_findings(summary),
         *(block for table in summary.tables for block in _table(table)),
-        *_explained(summary),
-        *_said("Failed and skipped points", summary.failures),
-        *_said("Without speed-up", summary.without_speed_up),
-        *_said("Warnings", summary.warnings),
+        *_explain(summary),
+        *_group_lines("Failed and skipped points", summary.failures),
+        *_group_lines("Without speed-up", summary.without_speed_up),
+        *_group_lines("Warnings", summary.warnings),
         *([escape(f"{summary.more_rounds.sentence}.")] if summary.more_rounds else []),
     ]
     return "\n\n".join(blocks) + "\n"
@@ -71,22 +71,22 @@ def _findings(summary: Summary) -> list[str]:
     baseline = summary.run.baseline
     largest = largest_batches.said(summary.largest_batches, summary.ranks)
     return [
-        *_listed(largest_batches.TITLE, largest),
-        *_listed(formatting.over(baseline), summary.findings),
-        *_listed(formatting.lost(baseline), summary.losses),
-        *_listed(best.TITLE, summary.best),
-        *_listed(formatting.over(OVER_FP32), summary.precision),
+        *_list(largest_batches.TITLE, largest),
+        *_list(formatting.over(baseline), summary.findings),
+        *_list(formatting.lost(baseline), summary.losses),
+        *_list(best.TITLE, summary.best),
+        *_list(formatting.over(OVER_FP32), summary.precision),
     ]
 
 
-def _listed(title: str, lines: Sequence[tuple[str, str]]) -> list[str]:
+def _list(title: str, lines: Sequence[tuple[str, str]]) -> list[str]:
     if not lines:
         return []
     items = (f"* {escape(what)}: {escape(found)}" for what, found in lines)
     return [f"**{escape(title)}**", "\n".join(items)]
 
 
-def _explained(summary: Summary) -> list[str]:
+def _explain(summary: Summary) -> list[str]:
     if not summary.tables:
         return ["No point has been finished yet."]
     return [escape(paragraph) for paragraph in summary.explanation]
@@ -96,7 +96,7 @@ def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _said(title: str, all_said: Sequence[Said]) -> list[str]:
+def _group_lines(title: str, all_said: Sequence[Said]) -> list[str]:
     if not all_said:
         return []
     told, more = in_short(all_said)

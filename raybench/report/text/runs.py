@@ -64,7 +64,7 @@ def format_runs_long(
     for run in runs:
         parts.append(line(formatting.plain(run.run_id), "bold"))
         told = (
-            f"{formatting.when(run.started_at)}, {_ended(run)}",
+            f"{formatting.when(run.started_at)}, {_end_of(run)}",
             machines.get(run.run_id, ""),
             tags(run),
             leads.get(run.run_id, ""),
@@ -78,7 +78,7 @@ def tags(run: Run) -> str:
     return formatting.settings(run.tags)
 
 
-def _ended(run: Run) -> str:
+def _end_of(run: Run) -> str:
     if run.status is RunStatus.RUNNING:
         return run.status.value
     done = f"{run.points_ok} ok, {run.points_failed} failed, {run.points_skipped} skipped"

@@ -44,9 +44,9 @@ def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) 
         ),
     ]
     parts += [*_findings(summary), *_tables(summary, width)]
-    parts += _said("Failed and skipped points", summary.failures)
-    parts += _said("Without speed-up", summary.without_speed_up)
-    parts += _said("Warnings", summary.warnings)
+    parts += _group_lines("Failed and skipped points", summary.failures)
+    parts += _group_lines("Without speed-up", summary.without_speed_up)
+    parts += _group_lines("Warnings", summary.warnings)
     if summary.more_rounds is not None:
         parts += [line(""), line(f"{summary.more_rounds.sentence}: {_HOW_TO_ADD_ROUNDS}", "dim")]
     return rendered(parts, width, color)
@@ -72,8 +72,8 @@ def _tables(summary: Summary, width: int) -> list[RenderableType]:
     """The tables as they fit, and what their columns mean."""
     if not summary.tables:
         return [line(""), line("No point has been finished yet.")]
-    fitted = [_narrowed(table, width) for table in summary.tables]
-    joined = [_widened(table, width) for table in _joined(fitted, width)]
+    fitted = [_narrow(table, width) for table in summary.tables]
+    joined = [_widen(table, width) for table in _join(fitted, width)]
     parts: list[RenderableType] = []
     for table in joined:
         what = f"{table.workload} {formatting.settings(table.params)}".strip()
@@ -82,12 +82,12 @@ def _tables(summary: Summary, width: int) -> list[RenderableType]:
     notes = explain(
         joined, summary.run.baseline, summary.ranks, summary.plus_minus, by_mean=summary.by_mean
     )
-    for paragraph in (*notes, *_left_out(summary.tables, fitted, width)):
+    for paragraph in (*notes, *_omissions(summary.tables, fitted, width)):
         parts += [line(""), line(paragraph, "dim")]
     return parts
 
 
-def _narrowed(table: Table, width: int) -> Table:
+def _narrow(table: Table, width: int) -> Table:
     """The table without what it can do without, as far as it needs."""
     for name in table.optional:
         if min_width(_columns(table), table.rows) <= width:
@@ -97,7 +97,7 @@ def _narrowed(table: Table, width: int) -> Table:
     return table
 
 
-def _joined(tables: Sequence[Table], width: int) -> list[Table]:
+def _join(tables: Sequence[Table], width: int) -> list[Table]:
     """Where the steps go beside the points, where both fit and are of the same points."""
     joined: list[Table] = []
     for table in tables:
@@ -120,7 +120,7 @@ def _side_by_side(points: Table, parts: Table) -> Table | None:
     return wide
 
 
-def _widened(table: Table, width: int) -> Table:
+def _widen(table: Table, width: int) -> Table:
     """The table with more columns, where there is room beside all of its own."""
     for name, cells in table.extras.items():
         wider = table.with_column(name, cells)
@@ -130,7 +130,7 @@ def _widened(table: Table, width: int) -> Table:
     return table
 
 
-def _left_out(tables: Sequence[Table], fitted: Sequence[Table], width: int) -> list[str]:
+def _omissions(tables: Sequence[Table], fitted: Sequence[Table], width: int) -> list[str]:
     """Which columns had no room, and where they are."""
     pairs_of = zip(tables, fitted, strict=True)
     gone = dict.fromkeys(
@@ -155,7 +155,7 @@ def _columns(table: Table) -> list[Column]:
     ]
 
 
-def _said(title: str, all_said: Sequence[Said]) -> list[RenderableType]:
+def _group_lines(title: str, all_said: Sequence[Said]) -> list[RenderableType]:
     if not all_said:
         return []
     told, more = in_short(all_said)

@@ -56,10 +56,10 @@ class ProcessState:
         self._memory.release()
         # Once more: what the collector ended may have put settings back that were not ours.
         changed = self._write_back()
-        left = (*self._company.newcomers(), *self._descriptors.left_open())
+        left = (*self._company.newcomers(), *self._descriptors.count_open())
         return (*changed, *left, *self._memory.still_held())
 
-    def replaced_functions(self, package: str) -> tuple[str, ...]:
+    def functions_replaced(self, package: str) -> tuple[str, ...]:
         """Functions of others that a workload of this package has replaced, as a noun phrase.
 
         About 10 ms: there are many of them.
@@ -80,11 +80,11 @@ class ProcessState:
         return [
             f"a changed {setting.name}"
             for setting, before in zip(self._settings, self._before, strict=True)
-            if setting.read() != before and not _put_back(setting, before)
+            if setting.read() != before and not _restore(setting, before)
         ]
 
 
-def _put_back(setting: Setting, before: object) -> bool:
+def _restore(setting: Setting, before: object) -> bool:
     if setting.write is None:
         return False
     try:

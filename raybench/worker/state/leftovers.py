@@ -48,7 +48,7 @@ class Descriptors:
     def __init__(self) -> None:
         self._before = _open_files()
 
-    def left_open(self) -> tuple[str, ...]:
+    def count_open(self) -> tuple[str, ...]:
         """Many more than before, as a noun phrase: a few are a library's log or cache."""
         more = _open_files() - self._before
         return (f"{more} open files",) if more > _OPEN_FILES else ()

@@ -98,15 +98,15 @@ class LoadedFunctions:
         package: that of the workload. A module that was loaded since, nobody knows as it was; but
         no library has functions of the workload's by itself. It counts as seen now.
         """
-        differences = [one for space in self._changed() for one in space.differences()]
+        differences = [one for space in self._find_changed() for one in space.differences()]
         by_compiler = [one for one in differences if is_of_compiler(one.now)]
         for one in by_compiler:
-            one.put_back()
+            one.restore_functions()
         if by_compiler:
             let_compiler_wrap_again()
         new = list(self._new())
         names = {one.name for one in differences if one not in by_compiler}
-        names |= {name for space in new for name in space.given_by(package)}
+        names |= {name for space in new for name in space.names_given_by(package)}
         self._namespaces.extend(new)
         return sorted(names)
 
@@ -118,7 +118,7 @@ class LoadedFunctions:
             if isinstance(module, types.ModuleType) and not _is_of_others(name):
                 yield from self._namespaces_of(name, module)
 
-    def _changed(self) -> Iterator[_Namespace]:
+    def _find_changed(self) -> Iterator[_Namespace]:
         """Those that need a closer look: 65,000 functions are compared in 6 ms, so mostly in C."""
         for space in self._namespaces:
             _, _, entries, pick, _, values, size = space
@@ -153,7 +153,7 @@ class _Difference(NamedTuple):
     before: Any
     now: Any
 
-    def put_back(self) -> None:
+    def restore_functions(self) -> None:
         if self.before is _GONE:
             delattr(self.owner, self.attribute)
         else:
@@ -183,10 +183,10 @@ class _Namespace(NamedTuple):
             return
         for name in self.entries.keys() - known.keys():
             now = self.entries[name]
-            if type(now) in _FUNCTIONS and not _is_still(_inherited(self.owner, name), now):
+            if type(now) in _FUNCTIONS and not _is_still(_inherit(self.owner, name), now):
                 yield _Difference(self.owner, name, f"{self.name}.{name}", _GONE, now)
 
-    def given_by(self, package: str) -> Iterator[str]:
+    def names_given_by(self, package: str) -> Iterator[str]:
         if self.name.partition(".")[0] == package:
             return
         for name, value in zip(self.names, self.values, strict=True):
@@ -239,7 +239,7 @@ def _is_class(value: Any) -> bool:
     return issubclass(type(value), type)
 
 
-def _inherited(owner: type, name: str) -> Any:
+def _inherit(owner: type, name: str) -> Any:
     """What a class has of its bases."""
     bases = _read(owner, "__mro__")[1:]
     return next((_entries(base)[name] for base in bases if name in _entries(base)), _GONE)
@@ -247,9 +247,9 @@ def _inherited(owner: type, name: str) -> Any:
 
 def _is_still(before: Any, now: Any) -> bool:
     """The first optimizer of a class wraps its `step`, in every process."""
-    return now is before or _unhooked(now) is _unhooked(before)
+    return now is before or _without_hooks(now) is _without_hooks(before)
 
 
-def _unhooked(function: Any) -> Any:
+def _without_hooks(function: Any) -> Any:
     is_hooked = getattr(function, "hooked", False) is True
     return getattr(function, "__wrapped__", function) if is_hooked else function

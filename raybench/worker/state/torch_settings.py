@@ -171,7 +171,7 @@ def _hooks() -> Iterator[Setting]:
             if name.startswith(_GLOBAL_HOOKS):
                 is_mapping = isinstance(value, dict)
                 yield mapping(name, value) if is_mapping else attribute(name, module, name)
-    yield Setting("saved-tensor hooks", _saved_tensor_hooks, _drop_saved_tensor_hooks)
+    yield Setting("saved-tensor hooks", _tensor_hooks, _drop_saved_tensor_hooks)
     yield Setting(
         "ban of saved-tensor hooks",
         _autograd._saved_tensors_hooks_get_disabled_error_message,
@@ -234,12 +234,12 @@ def _set_autocast_nesting(before: int) -> None:
     torch.clear_autocast_cache()
 
 
-def _saved_tensor_hooks() -> Any:
+def _tensor_hooks() -> Any:
     return _autograd._top_saved_tensors_default_hooks(True)
 
 
 def _drop_saved_tensor_hooks(before: None) -> None:
-    while _saved_tensor_hooks() is not None:
+    while _tensor_hooks() is not None:
         _autograd._pop_saved_tensors_default_hooks()
 
 

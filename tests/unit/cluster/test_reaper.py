@@ -24,7 +24,7 @@ RAYLET = """
 WORKER = """
     import multiprocessing, os, subprocess, time
     from raybench.cluster import reaper as leash
-    leash.hold_worker()
+    leash.reap_orphans_of_worker()
     {starts}
     print("started", os.getpid(), flush=True)
     {then}
@@ -86,7 +86,7 @@ ORPHANS = {
 @pytest.mark.parametrize("starts", ORPHANS.values(), ids=ORPHANS.keys())
 def test_what_a_killed_worker_started_is_gone_within_a_second(starts: str, mark: str) -> None:
     with raylet_and_worker(starts) as (_, worker):
-        left = {*reaper._left_behind(mark, worker)} - {worker}
+        left = {*reaper._find_orphans(mark, worker)} - {worker}
         assert left
         os.kill(worker, signal.SIGKILL)
         seconds_until(lambda: not left & reaper._parents().keys(), within_s=3)
@@ -142,7 +142,7 @@ def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_i
     driver = """
         import os, subprocess, sys, time
         from raybench.cluster import reaper as leash
-        with leash.held_children(sys.argv[1]):
+        with leash.reap_orphans_of_children(sys.argv[1]):
             print(os.environ[leash.MARK], flush=True)
             subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL)
         assert leash.MARK not in os.environ
@@ -173,7 +173,7 @@ def test_what_a_dead_raylet_was_starting_ends_with_its_driver(tmp_path: Path) ->
     driver = """
         import subprocess, sys, time
         from raybench.cluster import reaper as leash
-        with leash.held_children():
+        with leash.reap_orphans_of_children():
             # A raylet; what it starts has another mark.
             subprocess.Popen(["sh", "-c", f"{leash.MARK}=other sleep 60 & echo $$ $!; wait"])
             time.sleep(0.5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raybench.job.point import Precision
-from raybench.measure.gemm import sustained_tflops
+from raybench.measure.gemm import tflops_sustained
 
 PRODUCT_TFLOP = 2.0 * 8192**3 / 1e12
 
@@ -43,7 +43,7 @@ def test_a_product_is_as_fast_as_under_the_power_limit_not_as_in_its_first_momen
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limited = Limited(monkeypatch)
-    found = sustained_tflops(torch.device("cuda", 0), [Precision.BF16])
+    found = tflops_sustained(torch.device("cuda", 0), [Precision.BF16])
     assert found == {Precision.BF16: pytest.approx(PRODUCT_TFLOP / 2e-3)}
     assert limited.now_ms > 400
 
@@ -57,10 +57,10 @@ def test_a_device_without_room_for_the_matrices_has_no_rate(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch, "randn", full)
-    assert sustained_tflops(torch.device("cuda", 0), [Precision.FP32]) == {Precision.FP32: None}
+    assert tflops_sustained(torch.device("cuda", 0), [Precision.FP32]) == {Precision.FP32: None}
 
 
 def test_a_cpu_has_no_rate_and_no_product_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     limited = Limited(monkeypatch)
-    assert sustained_tflops(torch.device("cpu"), list(Precision)) == dict.fromkeys(Precision)
+    assert tflops_sustained(torch.device("cpu"), list(Precision)) == dict.fromkeys(Precision)
     assert limited.products == 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from raybench import cli
-from raybench.cli.sweep import _profiled
+from raybench.cli.sweep import _choose_profiled
 from raybench.cluster.local import LocalCluster
 from raybench.errors import UsageError
 from raybench.job.plan import Plan
@@ -241,16 +241,16 @@ def test_only_the_chosen_points_are_profiled() -> None:
     cluster = LocalCluster([make_device()], lambda _: Noting())
     cluster.start(1, "pack")
     plan = Plan(points=tuple(make_point(batch_size=size) for size in (8, 16, 32)))
-    profiled = _profiled(plan, "batch_size > 8")
+    profiled = _choose_profiled(plan, "batch_size > 8")
     settings = SweepSettings(
         measure=make_measure(), strategy="pack", stop_on_error=False, profiled=profiled
     )
     list(sweep(Rounds(plan=plan), settings, cluster, lambda *_: None))
     assert [task.profile for task in asked] == [False, True, True]
-    assert _profiled(plan, None) == frozenset()
+    assert _choose_profiled(plan, None) == frozenset()
 
 
 def test_a_mistake_in_the_expression_names_the_option() -> None:
     plan = Plan(points=(make_point(),))
     with pytest.raises(UsageError, match=r"^--profile nonsense > 1: "):
-        _profiled(plan, "nonsense > 1")
+        _choose_profiled(plan, "nonsense > 1")

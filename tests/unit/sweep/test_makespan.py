@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.sweep.loop import SweepSettings, sweep
-from raybench.sweep.makespan import at_least_s, imagined_devices, makespan_s
+from raybench.sweep.makespan import at_least_s, imagine_devices, makespan_s
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.scheduler import workers_needed
 
-EIGHT = imagined_devices(8, 1)
+EIGHT = imagine_devices(8, 1)
 
 
 def mixed(count, seed, sizes=(1, 2, 4, 8)):
@@ -38,7 +38,7 @@ def one_second(point):
 def test_what_shares_no_device_runs_at_once(isolation, nodes, expected_s):
     sizes = (8, 4, 4, 4, 2, 2)
     points = tuple(make_point(world_size=n, batch_size=i + 1) for i, n in enumerate(sizes))
-    plan, devices = Plan(points=points), imagined_devices(8, nodes)
+    plan, devices = Plan(points=points), imagine_devices(8, nodes)
     assert makespan_s(plan, one_second, devices, isolation, "pack") == expected_s
 
 
@@ -71,7 +71,7 @@ def test_no_order_beats_the_lower_bound(sizes, nodes, isolation, strategy, seed)
         return durations_s[point.point_id]
 
     taken_s = makespan_s(
-        Plan(points=points), duration_s, imagined_devices(8, nodes), isolation, strategy
+        Plan(points=points), duration_s, imagine_devices(8, nodes), isolation, strategy
     )
     least_s = at_least_s(Plan(points=points), duration_s, 8, nodes, isolation)
     assert taken_s >= least_s - 1e-9
@@ -100,7 +100,7 @@ def test_a_real_sweep_of_sleeping_points_takes_what_the_simulation_says():
 @pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
 def test_a_decision_over_eight_thousand_devices_takes_less_than_a_millisecond(isolation):
     plan, _ = mixed(2000, 0)
-    devices = imagined_devices(8000, 1000)
+    devices = imagine_devices(8000, 1000)
     began_s = time.process_time()
     makespan_s(plan, one_second, devices, isolation, "pack")
     assert (time.process_time() - began_s) / len(plan.points) < 0.001

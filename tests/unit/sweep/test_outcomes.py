@@ -9,7 +9,7 @@ from builders import make_device, make_point
 
 from raybench.records import Failure, Record, Status
 from raybench.records.failure_text import DETAIL_CHARACTERS
-from raybench.sweep.outcomes import answered
+from raybench.sweep.outcomes import make_record_of
 from raybench.sweep.scheduler import Turn
 
 
@@ -23,7 +23,7 @@ def record_of(detail: str, output: str) -> Record:
         detail=detail,
         output=output,
     )
-    return answered(
+    return make_record_of(
         Turn(index=0, point=make_point(), attempt=1),
         (failure,),
         (make_device(),),

@@ -41,7 +41,7 @@ from raybench.sweep.loop import Before, Event, PointFinished, SweepSettings
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_rows import RunRows
 from raybench.sweep.run_state import Start
-from raybench.sweep.runner import _closed, recorded
+from raybench.sweep.runner import _closing, record_run
 
 SETTINGS = SweepSettings(measure=make_measure(), strategy="pack", stop_on_error=False)
 GO_ON = "go on with: raybench sweep job.yaml --resume run-a\n"
@@ -98,7 +98,7 @@ def sweeping(tmp_path: Path, job: Job) -> Callable[[Cluster], tuple[Run, str]]:
             )
             rows = RunRows(start, store, ConsoleListener(console))
             with Interrupts(ConsoleListener(console)) as interrupts:
-                ended = recorded(SETTINGS, cluster, 1, rows, interrupts)
+                ended = record_run(SETTINGS, cluster, 1, rows, interrupts)
         finally:
             assert isinstance(console.file, io.StringIO)
             call.said = console.file.getvalue()
@@ -213,7 +213,7 @@ def test_an_end_that_takes_too_long_is_told_where_the_whole_run_is(
     rows = RunRows(start, store, ConsoleListener(console))
     with Interrupts(ConsoleListener(console)) as interrupts:
         interrupts.farewell = rows.tell_kept
-        with pytest.raises(KeyboardInterrupt), _closed(cluster, interrupts):
+        with pytest.raises(KeyboardInterrupt), _closing(cluster, interrupts):
             pass
     rows.tell_kept("told again")
     assert isinstance(console.file, io.StringIO)
@@ -314,7 +314,7 @@ def test_rows_that_are_removed_while_the_sweep_runs_are_told_and_left_to_be_run(
 def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
     tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("raybench.sweep.runner.carried_out", lambda *_: pytest.fail("went on"))
+    monkeypatch.setattr("raybench.sweep.runner.run_sweep", lambda *_: pytest.fail("went on"))
     (tmp_path / "file").touch()
     argv = ["raybench", "sweep", str(tmp_path / "job.yaml"), "-o", str(tmp_path / "file")]
     monkeypatch.setattr("sys.argv", argv)
@@ -478,11 +478,11 @@ def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
         store.write_records([(0, make_failed(first, status=status))])
         starts: list[Start] = []
 
-        def carried_out(_: Job, start: Start, *__: object) -> Run:
+        def run_sweep(_: Job, start: Start, *__: object) -> Run:
             starts.append(start)
             return counted(start.run, by_point(start.ended))
 
-        monkeypatch.setattr("raybench.sweep.runner.carried_out", carried_out)
+        monkeypatch.setattr("raybench.sweep.runner.run_sweep", run_sweep)
         path = str(tmp_path / "job.yaml")
         argv = ["raybench", "sweep", path, "-o", str(results), "--resume", "run-a", *options]
         monkeypatch.setattr("sys.argv", argv)
@@ -646,4 +646,4 @@ def test_devices_of_another_model_do_not_go_into_a_resumed_run(tmp_path: Path, j
         Interrupts(ConsoleListener(console)),
     )
     with pytest.raises(ClusterError, match="was measured on Other GPU, this cluster has Test GPU"):
-        recorded(SETTINGS, cluster, 1, rows, interrupts)
+        record_run(SETTINGS, cluster, 1, rows, interrupts)

@@ -28,7 +28,7 @@ def started(made):
     return [(d.turn.index, d.seats) for d in decisions if isinstance(d, Assign)]
 
 
-def carried_out(made):
+def run_sweep(made):
     """All decisions when every point ends before the next one starts."""
     decisions = []
     while (decision := made.next()) is not None:
@@ -39,7 +39,7 @@ def carried_out(made):
 
 
 def skipped(made):
-    return {d.turn.index: (d.error_type, d.reason) for d in carried_out(made) if type(d) is Skip}
+    return {d.turn.index: (d.error_type, d.reason) for d in run_sweep(made) if type(d) is Skip}
 
 
 def test_a_point_that_fits_gets_seats_in_rank_order():
@@ -155,7 +155,7 @@ def test_points_of_one_world_size_follow_each_other_and_smaller_batches_come_fir
     axes = [(1, 64), (2, 16), (1, 8), (2, 32), (1, 16)]
     points = [make_point(world_size=n, batch_size=batch) for n, batch in axes]
     made = schedule(points, make_devices(a=2))
-    assert [decision.turn.index for decision in carried_out(made)] == [2, 4, 0, 1, 3]
+    assert [decision.turn.index for decision in run_sweep(made)] == [2, 4, 0, 1, 3]
 
 
 @given(sizes=st.lists(st.integers(1, 6), max_size=30), strategy=st.sampled_from(["pack", "spread"]))
@@ -165,7 +165,7 @@ def test_the_order_never_changes_the_process_group_more_often_than_the_plan_does
 
     points = [make_point(world_size=n, batch_size=i + 1) for i, n in enumerate(sizes)]
     made = schedule(points, make_devices(a=2, b=4), strategy=strategy)
-    ordered = [decision.seats for decision in carried_out(made)]
+    ordered = [decision.seats for decision in run_sweep(made)]
     assert len(ordered) == len(sizes)
     assert changes(ordered) <= changes(sizes)
 

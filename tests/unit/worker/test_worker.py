@@ -676,7 +676,7 @@ def test_matrix_products_are_timed_once_before_the_first_point_and_never_between
         done.append(tuple(precisions))
         return dict.fromkeys(precisions, 700.0)
 
-    monkeypatch.setattr("raybench.worker.worker.sustained_tflops", sustained)
+    monkeypatch.setattr("raybench.worker.worker.tflops_sustained", sustained)
 
     class Watched:
         items_per_step = 1

@@ -174,14 +174,14 @@ def _doubled(*arguments: object) -> int:
 def test_a_replaced_function_is_told_until_it_is_back(monkeypatch, owner, name, told):
     state = ProcessState(CPU)
     state.begin()
-    assert state.replaced_functions("own") == ()
+    assert state.functions_replaced("own") == ()
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, _doubled)
         if told == "sys.excepthook":  # which pytest looks at
-            assert state.replaced_functions("own")
+            assert state.functions_replaced("own")
         else:
-            assert state.replaced_functions("own") == (f"1 replaced function ({told})",)
-    assert state.replaced_functions("own") == ()
+            assert state.functions_replaced("own") == (f"1 replaced function ({told})",)
+    assert state.functions_replaced("own") == ()
 
 
 def test_a_module_that_came_with_the_point_is_searched_for_what_is_the_workloads(monkeypatch):
@@ -189,14 +189,14 @@ def test_a_module_that_came_with_the_point_is_searched_for_what_is_the_workloads
     state.begin()
     monkeypatch.setitem(sys.modules, "late_library", library)
     library.attention, library.Layer = _doubled, Layer
-    assert state.replaced_functions("other") == ()
+    assert state.functions_replaced("other") == ()
     library.attention = lambda: 3
-    assert state.replaced_functions("other") == ("1 replaced function (late_library.attention)",)
+    assert state.functions_replaced("other") == ("1 replaced function (late_library.attention)",)
     state, package = ProcessState(CPU), __name__.partition(".")[0]
     monkeypatch.delitem(sys.modules, "late_library")
     state.begin()
     monkeypatch.setitem(sys.modules, "late_library", library)
-    assert state.replaced_functions(package)[0].startswith("2 replaced functions (late_library.")
+    assert state.functions_replaced(package)[0].startswith("2 replaced functions (late_library.")
 
 
 def test_a_class_that_raises_when_it_is_looked_at_hides_no_replaced_function(monkeypatch):
@@ -209,9 +209,9 @@ def test_a_class_that_raises_when_it_is_looked_at_hides_no_replaced_function(mon
     monkeypatch.setitem(sys.modules, "unfriendly_library", library)
     state = ProcessState(CPU)
     state.begin()
-    assert state.replaced_functions("own") == ()
+    assert state.functions_replaced("own") == ()
     monkeypatch.setattr(library, "Layer", _doubled)
-    assert state.replaced_functions("own") == ("1 replaced function (unfriendly_library.Layer)",)
+    assert state.functions_replaced("own") == ("1 replaced function (unfriendly_library.Layer)",)
 
 
 def test_the_first_optimizer_of_a_class_replaces_nothing():
@@ -223,9 +223,9 @@ parameter = torch.zeros(1, 1, requires_grad=True)
 for optimizer in ("AdamW", "Adam", "SGD", "Adafactor", "LBFGS", "RMSprop", "NAdam"):
     made = getattr(torch.optim, optimizer)([parameter])
     assert made.step.hooked
-print(state.replaced_functions("own"))
+print(state.functions_replaced("own"))
 torch.optim.AdamW.step = lambda self: None
-print(state.replaced_functions("own"))
+print(state.functions_replaced("own"))
 """)
     assert done == "()\n('1 replaced function (torch.optim.adamw.AdamW.step)',)\n"
 
@@ -241,7 +241,7 @@ for _ in range(2):
     model = torch.compile(torch.nn.Linear(2, 2), backend="eager")
     model(torch.ones(1, 2))
     print(torch.optim.SparseAdam.step is step, torch.nn.Module.__init__ is init)
-    print(state.restore(), state.replaced_functions("own"))
+    print(state.restore(), state.functions_replaced("own"))
     print(torch.optim.SparseAdam.step is step, torch.nn.Module.__init__ is init)
 """)
     assert done == 2 * "False False\n() ()\nTrue True\n"
@@ -252,7 +252,7 @@ def test_all_functions_are_looked_at_in_well_under_20_milliseconds():
     state.begin()
     for _ in range(5):
         start_s = time.process_time()
-        assert state.replaced_functions("own") == ()
+        assert state.functions_replaced("own") == ()
         times_s.append(time.process_time() - start_s)
     assert min(times_s) < 0.02
 

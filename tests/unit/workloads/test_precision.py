@@ -71,9 +71,11 @@ def test_the_variable_that_switches_tf32_off_below_torch_is_seen(
 
 
 def test_a_cpu_is_said_to_have_no_tf32() -> None:
-    sentence = precision.unsupported(Precision.TF32, CPU)
+    sentence = precision.why_not_supported(Precision.TF32, CPU)
     assert sentence == "precision tf32 asked, but a CPU has no TF32: the numbers are fp32's"
-    assert all(precision.unsupported(mode, CPU) is None for mode in Precision if mode != "tf32")
+    assert all(
+        precision.why_not_supported(mode, CPU) is None for mode in Precision if mode != "tf32"
+    )
 
 
 @pytest.mark.parametrize(
