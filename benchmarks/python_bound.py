@@ -63,13 +63,13 @@ def main() -> None:
 def make_ways(
     cluster: RayCluster, step: parity.Step, device: str, world_size: int
 ) -> dict[str, Callable[[], float]]:
-    seats = range(world_size)
+    worker_ids = range(world_size)
     fresh = parity.task_of(step, world_size)
     hot = replace(fresh, settings=fresh.settings.model_copy(update={"fresh_workers": False}))
     return {
-        "torchrun": lambda: parity.by_torchrun(cluster, seats, step).step_ms_p50,
-        "fresh actors": lambda: step_ms(cluster.run(fresh, seats)),
-        "hot actors": lambda: step_ms(cluster.run(hot, seats)),
+        "torchrun": lambda: parity.by_torchrun(cluster, worker_ids, step).step_ms_p50,
+        "fresh actors": lambda: step_ms(cluster.run(fresh, worker_ids)),
+        "hot actors": lambda: step_ms(cluster.run(hot, worker_ids)),
         "without Ray": lambda: step_ms(without_ray(hot, device, world_size)),
     }
 

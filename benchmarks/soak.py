@@ -137,7 +137,7 @@ def judged(
     late = settled[-max(1, len(settled) // 5) :]
     growth = statistics.median(each.resident_mib for each in late) / settled[0].resident_mib - 1
     files = statistics.median(each.open_files for each in late) - settled[0].open_files
-    workers = sum(n for title, n in late[-1].below.items() if title.startswith("ray::_Seat"))
+    workers = sum(n for title, n in late[-1].below.items() if title.startswith("ray::_Worker"))
     checks = {
         "a row for every point": len(last) == len(faults),
         "exactly the good points are ok": ok == good,

@@ -17,7 +17,7 @@ _KINDS = {
     "watcher": ("reaper.py",),
     "raylet": ("/raylet/raylet",),
     "head": ("gcs_server",),
-    "rank": ("ray::_Seat",),
+    "rank": ("ray::_Worker",),
     "agent": ("ray::_Agent",),
     "store": ("ray::_Store",),
     "starting worker": ("setup_worker.py", "default_worker.py", "ray::IDLE"),

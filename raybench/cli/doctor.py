@@ -153,8 +153,8 @@ def _parity(cluster: Cluster, facts: Facts, starts: int, console: Console) -> li
     from raybench.doctor import parity
     from raybench.doctor.facts import Check, Verdict
 
-    seats = parity.local_seats(facts.devices, socket.gethostname())
-    if not seats:
+    worker_ids = parity.local_worker_ids(facts.devices, socket.gethostname())
+    if not worker_ids:
         found = f"not run: no worker on this host ({socket.gethostname()})"
         advice = "run doctor on a node that has devices"
         return [Check(name="parity", verdict=Verdict.WARN, found=found, advice=advice)]
@@ -162,7 +162,7 @@ def _parity(cluster: Cluster, facts: Facts, starts: int, console: Console) -> li
     for step in parity.steps(facts.is_cuda):
         with _phase(console, f"{step.name}: {starts} starts of torchrun and of raybench"):
             found_by = parity.compare(
-                cluster, seats, step, starts, lambda line: _say(console, line)
+                cluster, worker_ids, step, starts, lambda line: _say(console, line)
             )
         checks.append(parity.judge(found_by, is_cuda=facts.is_cuda))
     return checks

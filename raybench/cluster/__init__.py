@@ -25,9 +25,9 @@ class Cluster(Protocol):
 
     description: one line for the user: which cluster, and of what.
     capacity: devices that the cluster could give to a point.
-    devices: of every seat, by node and then by index; a seat is a position in it. Seats that come
-    late stand at the end; a seat is never taken away.
-    lost: seats that cannot be used any more, because their node or their device is gone.
+    devices: of every worker, by node and then by index; a worker is a position in it. Workers that
+    come late stand at the end; a worker is never taken away.
+    lost: workers that cannot be used any more, because their node or their device is gone.
     coming: workers that were asked for and may still come.
     others: other sweeps that had the devices at the start, in words.
     """
@@ -56,21 +56,21 @@ class Cluster(Protocol):
     def refresh(self, timeout_s: float) -> None:
         """Take in workers that came and note those that are gone; wait at most so long for one."""
 
-    def run(self, task: Task, seats: Sequence[int]) -> tuple[Answer, ...]:
+    def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """One answer per rank, always: a rank that died or hangs is a Failure, never an exception.
 
-        Several threads may call it at once for disjoint seats. It returns when the seats are fit
-        for their next point, or lost. Raises ClusterError when the cluster itself is gone.
+        Several threads may call it at once for disjoint workers. It returns when the workers are
+        fit for their next point, or lost. Raises ClusterError when the cluster itself is gone.
         """
 
     def restart(self) -> None:
-        """Replace the processes of all seats, at once; no point may run meanwhile.
+        """Replace the processes of all workers, at once; no point may run meanwhile.
 
-        A seat that can have no new process is lost. Raises ClusterError when the cluster is gone.
+        A worker that can have no new process is lost. Raises ClusterError when the cluster is gone.
         """
 
-    def bystanders(self, seats: Sequence[int]) -> Callable[[], tuple[str, ...]]:
-        """Begin to look who else uses the devices of these seats.
+    def bystanders(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
+        """Begin to look who else uses the devices of these workers.
 
         The call, when their point has run, tells who did meanwhile, a few words for each; neither
         raises, nor waits long.

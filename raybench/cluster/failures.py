@@ -116,7 +116,7 @@ def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answ
     """A rank that failed with its node or device says so: a dead process is how it showed.
 
     What the rank itself said of its failure stays, also when it took the device along.
-    reasons: why each rank's seat is lost; "" where it is not.
+    reasons: why each rank's worker is lost; "" where it is not.
     """
     unsaid = (Status.LOST, Status.TIMEOUT)
     return tuple(
@@ -128,7 +128,7 @@ def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answ
 
 
 def _loss_type(reason: str) -> str:
-    """A seat is lost with its node, or alone."""
+    """A worker is lost with its node, or alone."""
     return "NodeLost" if reason.startswith("node ") else "WorkerLost"
 
 

@@ -27,7 +27,7 @@ class LocalCluster:
     def __init__(
         self, devices: Sequence[Device], make_worker: Callable[[Device], InProcessWorker]
     ) -> None:
-        self._offered = [devices[position] for position in ranks.in_seat_order(devices)]
+        self._offered = [devices[position] for position in ranks.in_device_order(devices)]
         self._make_worker = make_worker
         self._workers: dict[str, InProcessWorker] = {}
         self._devices: tuple[Device, ...] = ()
@@ -60,21 +60,21 @@ class LocalCluster:
         """Nothing comes and goes here."""
 
     def start(self, count: int, strategy: Strategy) -> None:
-        seats = ranks.choose_seats(self._offered, count, strategy)
-        self._devices = tuple(self._offered[seat] for seat in seats)
+        worker_ids = ranks.choose_workers(self._offered, count, strategy)
+        self._devices = tuple(self._offered[worker_id] for worker_id in worker_ids)
         self.restart()
 
     def restart(self) -> None:
         self._workers = {device.uuid: self._make_worker(device) for device in self._devices}
 
-    def run(self, task: Task, seats: Sequence[int]) -> tuple[Answer, ...]:
-        devices = [self._devices[seat] for seat in seats]
+    def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
+        devices = [self._devices[worker_id] for worker_id in worker_ids]
         return tuple(
             self._workers[device.uuid].run(task, place, None)
             for device, place in zip(devices, ranks.places(devices), strict=True)
         )
 
-    def bystanders(self, seats: Sequence[int]) -> Callable[[], tuple[str, ...]]:
+    def bystanders(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
         """Nobody: this process is no place to look from."""
         return tuple
 

@@ -13,7 +13,7 @@ Strategy = Literal["pack", "spread"]
 Isolation = Literal["cluster", "node", "device"]
 
 
-def in_seat_order(devices: Sequence[Device]) -> list[int]:
+def in_device_order(devices: Sequence[Device]) -> list[int]:
     """Positions of `devices` sorted by node (its address, then its id), then by device index.
 
     Placement groups and GPU ids follow no order of their own, so ranks would change from run
@@ -27,8 +27,10 @@ def in_seat_order(devices: Sequence[Device]) -> list[int]:
     return sorted(range(len(devices)), key=key)
 
 
-def choose_seats(devices: Sequence[Device], world_size: int, strategy: Strategy) -> tuple[int, ...]:
-    """The seats of a point, in rank order.
+def choose_workers(
+    devices: Sequence[Device], world_size: int, strategy: Strategy
+) -> tuple[int, ...]:
+    """The workers of a point, in rank order.
 
     pack fills one node after the other; spread takes from all nodes in turn. Both give ranks by
     node, then by device, as torchrun does. Raises ValueError when there are too few devices.
@@ -36,14 +38,14 @@ def choose_seats(devices: Sequence[Device], world_size: int, strategy: Strategy)
     if world_size > len(devices):
         raise ValueError(f"{world_size} devices asked, {len(devices)} there")
     by_node: dict[str, list[int]] = {}
-    for seat, device in enumerate(devices):
-        by_node.setdefault(device.node_id, []).append(seat)
+    for worker_id, device in enumerate(devices):
+        by_node.setdefault(device.node_id, []).append(worker_id)
     if strategy == "spread":
         rounds = zip_longest(*by_node.values())
-        order = [seat for taken in rounds for seat in taken if seat is not None]
+        order = [worker_id for taken in rounds for worker_id in taken if worker_id is not None]
     else:
         fullest_first = sorted(by_node.values(), key=len, reverse=True)
-        order = [seat for seats in fullest_first for seat in seats]
+        order = [worker_id for worker_ids in fullest_first for worker_id in worker_ids]
     return tuple(sorted(order[:world_size]))
 
 

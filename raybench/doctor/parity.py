@@ -84,10 +84,12 @@ def steps(is_cuda: bool) -> tuple[Step, Step]:
     return (_GPU_BOUND if is_cuda else _CPU_BOUND, _PYTHON_BOUND)
 
 
-def local_seats(devices: Sequence[Device], host: str) -> tuple[int, ...]:
-    """The seats of the node that torchrun can reach from here; of several on `host`, the first."""
+def local_worker_ids(devices: Sequence[Device], host: str) -> tuple[int, ...]:
+    """The workers of the node that torchrun reaches from here; of several on `host`, the first."""
     here = [device.node_id for device in devices if device.host == host]
-    return tuple(seat for seat, device in enumerate(devices) if here and device.node_id == here[0])
+    return tuple(
+        worker_id for worker_id, device in enumerate(devices) if here and device.node_id == here[0]
+    )
 
 
 def order(starts: int) -> Iterator[str]:
@@ -99,7 +101,7 @@ def order(starts: int) -> Iterator[str]:
 
 def compare(
     cluster: Cluster,
-    seats: Sequence[int],
+    worker_ids: Sequence[int],
     step: Step,
     starts: int,
     tell: Callable[[str], None],
@@ -110,11 +112,11 @@ def compare(
     try:
         for side in order(starts):
             if side == "torchrun":
-                answer = by_torchrun(cluster, seats, step)
-                differing |= _differing(answer, cluster.devices[seats[0]])
+                answer = by_torchrun(cluster, worker_ids, step)
+                differing |= _differing(answer, cluster.devices[worker_ids[0]])
                 times_ms[side].append(answer.step_ms_p50)
             else:
-                times_ms[side].append(_by_raybench(cluster, seats, step))
+                times_ms[side].append(_by_raybench(cluster, worker_ids, step))
             done = f"{len(times_ms[side])} of {starts}"
             tell(f"{step.name}: {side} {done}: {times_ms[side][-1]:.3f} ms")
     except SideFailed as error:
@@ -127,9 +129,9 @@ def compare(
     )
 
 
-def by_torchrun(cluster: Cluster, seats: Sequence[int], step: Step) -> BareAnswer:
+def by_torchrun(cluster: Cluster, worker_ids: Sequence[int], step: Step) -> BareAnswer:
     """One start in the environment that the workers have. Raises SideFailed."""
-    devices = [cluster.devices[seat] for seat in seats]
+    devices = [cluster.devices[worker_id] for worker_id in worker_ids]
     bare = BareStep(
         device=devices[0].kind,
         indexes=tuple(device.index for device in devices),
@@ -166,8 +168,8 @@ def task_of(step: Step, world_size: int) -> Task:
     return Task(point=point, settings=_settings(step))
 
 
-def _by_raybench(cluster: Cluster, seats: Sequence[int], step: Step) -> float:
-    answers = cluster.run(task_of(step, len(seats)), seats)
+def _by_raybench(cluster: Cluster, worker_ids: Sequence[int], step: Step) -> float:
+    answers = cluster.run(task_of(step, len(worker_ids)), worker_ids)
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     if failures:
         cause = min(failures, key=lambda failure: failure.status is Status.LOST)

@@ -58,16 +58,16 @@ class Flights:
         return self._flights.values()
 
     def launch(
-        self, turn: Turn, task: Task, seats: Sequence[int], devices: tuple[Device, ...]
+        self, turn: Turn, task: Task, worker_ids: Sequence[int], devices: tuple[Device, ...]
     ) -> None:
-        """Run the attempt on the workers of these seats."""
+        """Run the attempt on the workers with these ids."""
         flight = Flight(turn=turn, devices=devices, started_at=datetime.now(UTC))
         self._note_neighbours(flight)
         self._flights[turn.index] = flight
         # A daemon: a cluster that is stuck must not keep the process from ending.
         threading.Thread(
             target=self._fly,
-            args=(turn.index, task, seats),
+            args=(turn.index, task, worker_ids),
             name=f"point {turn.point.point_id}",
             daemon=True,
         ).start()
@@ -104,13 +104,13 @@ class Flights:
         )
         return flight.turn, record
 
-    def _fly(self, index: int, task: Task, seats: Sequence[int]) -> None:
+    def _fly(self, index: int, task: Task, worker_ids: Sequence[int]) -> None:
         started_s = time.perf_counter()
         outcome: tuple[Answer, ...] | BaseException
         others: tuple[str, ...] = ()
         try:
-            seen = self._cluster.bystanders(seats)
-            outcome = self._cluster.run(task, seats)
+            seen = self._cluster.bystanders(worker_ids)
+            outcome = self._cluster.run(task, worker_ids)
             duration_s = time.perf_counter() - started_s
             others = seen()
         except BaseException as error:

@@ -272,7 +272,7 @@ class _Loop:
 
     def _start(self, decision: Assign) -> Iterator[Event]:
         turn, settings = decision.turn, self._settings
-        devices = tuple(self._cluster.devices[seat] for seat in decision.seats)
+        devices = tuple(self._cluster.devices[worker_id] for worker_id in decision.worker_ids)
         yield PointStarted(index=turn.index, point=turn.point, devices=devices)
         profile = turn.point.point_id in settings.profiled
         task = Task(
@@ -283,7 +283,7 @@ class _Loop:
             precisions=settings.precisions,
         )
         self._has_used_workers = True
-        self._flights.launch(turn, task, decision.seats, devices)
+        self._flights.launch(turn, task, decision.worker_ids, devices)
 
     def _wait_for_next(self) -> Iterator[Event]:
         """Wait for the next points in flight, or for workers that are coming."""

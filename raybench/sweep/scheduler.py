@@ -43,10 +43,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """Run the point on the workers of these seats, in rank order."""
+    """Run the point on the workers with these ids, in rank order."""
 
     turn: Turn
-    seats: tuple[int, ...]
+    worker_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") 
 
 
 class Schedule:
-    """The attempts that wait for their turn, and which of them can begin on the idle seats.
+    """The attempts that wait for their turn, and which of them can begin on the idle workers.
 
     isolation `cluster`: points of one world_size follow each other, so that their process group
     is kept; `node` and `device`: those of most devices come first, because small ones fill the gaps
@@ -156,8 +156,8 @@ class Schedule:
         self._devices, self._lost = devices, lost
         self._all_cuda = all(device.kind == "cuda" for device in devices)
         self._room = Room(devices, lost, self._strategy, self._isolation)
-        for seats in self._running.values():
-            self._room.take(seats)
+        for worker_ids in self._running.values():
+            self._room.take(worker_ids)
 
     def add(self, turn: Turn) -> None:
         """Let one more attempt wait, behind those of its round and block."""
@@ -165,7 +165,7 @@ class Schedule:
         heapq.heappush(waiting, (self._rank(turn), turn))
 
     def next(self) -> Decision | None:
-        """What to do now; None while everything that waits needs seats that are not idle yet."""
+        """What to do now; None while everything that waits needs workers that are not idle yet."""
         if self._isolation == "cluster" and self._running:
             return None
         for waiting in sorted(filter(None, self._waiting.values())):
@@ -176,7 +176,7 @@ class Schedule:
         return None
 
     def ended(self, turn: Turn) -> None:
-        """The seats of this attempt are idle again."""
+        """The workers of this attempt are idle again."""
         self._room.free(self._running.pop(turn.index))
 
     def note_oom(self, point: Point) -> None:
@@ -202,12 +202,12 @@ class Schedule:
     def _decide(self, turn: Turn) -> Decision | None:
         if why_not := self._why_not(turn):
             return why_not
-        seats = self._room.place(turn.point.world_size)
-        if seats is None:
+        worker_ids = self._room.place(turn.point.world_size)
+        if worker_ids is None:
             return None
-        self._room.take(seats)
-        self._running[turn.index] = seats
-        return Assign(turn=turn, seats=seats)
+        self._room.take(worker_ids)
+        self._running[turn.index] = worker_ids
+        return Assign(turn=turn, worker_ids=worker_ids)
 
     def _why_not(self, turn: Turn) -> Skip | None:
         """The reason where the point cannot be run, now or later."""
@@ -245,7 +245,7 @@ class Schedule:
     def _losses(self) -> tuple[str, str]:
         """What is lost: whole nodes, or workers of nodes that are there; a type and a phrase."""
         hosts = Counter(device.host for device in self._devices)
-        lost = Counter(self._devices[seat].host for seat in sorted(self._lost))
+        lost = Counter(self._devices[worker_id].host for worker_id in sorted(self._lost))
         if all(hosts[host] == count for host, count in lost.items()):
             names = f"node {next(iter(lost))} was" if len(lost) == 1 else f"nodes {_all(lost)} were"
             return "NodeLost", names

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 import torch
 
-from raybench.cluster.ranks import choose_seats
+from raybench.cluster.ranks import choose_workers
 from raybench.cluster.ray_cluster import cluster as ray_cluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
@@ -46,9 +46,9 @@ def run(cluster, world_size, *, precision=Precision.BF16, timeout_s=60.0, **para
         global_batch_size=8 * world_size,
         scaling="weak",
     )
-    seats = choose_seats(cluster.devices, world_size, "pack")
+    worker_ids = choose_workers(cluster.devices, world_size, "pack")
     settings = Measure(warmup=3, iterations=20, timeout_s=timeout_s)
-    return cluster.run(Task(point=point, settings=settings), seats)
+    return cluster.run(Task(point=point, settings=settings), worker_ids)
 
 
 def failures(answers) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from raybench.cluster.ranks import choose_seats
+from raybench.cluster.ranks import choose_workers
 from raybench.cluster.ray_cluster import cluster as ray_cluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure, Span
@@ -61,8 +61,8 @@ def run(
         global_batch_size=None,
         scaling=None,
     )
-    seats = choose_seats(cluster.devices, world_size, "pack")
-    answers = cluster.run(Task(point=point, settings=SETTINGS), seats)
+    worker_ids = choose_workers(cluster.devices, world_size, "pack")
+    answers = cluster.run(Task(point=point, settings=SETTINGS), worker_ids)
     failures = [a.detail or a.message for a in answers if isinstance(a, Failure)]
     assert failures == []
     record = Record(
@@ -71,7 +71,7 @@ def run(
         status=Status.OK,
         started_at=datetime.now(UTC),
         duration_s=0.0,
-        devices=tuple(cluster.devices[seat] for seat in seats),
+        devices=tuple(cluster.devices[worker_id] for worker_id in worker_ids),
         measurements=tuple(a for a in answers if isinstance(a, Measurement)),
     )
     return numbers(record)

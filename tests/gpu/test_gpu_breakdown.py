@@ -58,9 +58,9 @@ def record_of(
         global_batch_size=batch_size * world_size,
         scaling="weak",
     )
-    seats = tuple(range(world_size))
+    worker_ids = tuple(range(world_size))
     settings = Measure(warmup=10, iterations=40)
-    answers = cluster.run(Task(point=point, settings=settings, profile=profile), seats)
+    answers = cluster.run(Task(point=point, settings=settings, profile=profile), worker_ids)
     assert all(isinstance(answer, Measurement) for answer in answers), answers
     return Record(
         point=point,
@@ -68,7 +68,7 @@ def record_of(
         status=Status.OK,
         started_at=datetime.now(UTC),
         duration_s=1.0,
-        devices=tuple(cluster.devices[seat] for seat in seats),
+        devices=tuple(cluster.devices[worker_id] for worker_id in worker_ids),
         measurements=answers,
     )
 

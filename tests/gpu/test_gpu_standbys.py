@@ -44,7 +44,7 @@ def failures(answers: tuple[Answer, ...]) -> list[str]:
 
 
 def standbys(cluster: RayCluster) -> list[spares._Standby]:
-    (there,) = cluster._seats._standbys._by_node.values()
+    (there,) = cluster._workers._standbys._by_node.values()
     assert len(there) == 2
     return there
 

@@ -73,10 +73,10 @@ def test_the_same_step_is_timed_by_torchrun_and_by_fresh_workers(two_workers: Ra
         name="tiny", params={"hidden": 32, "layers": 2}, batch_size=8, iterations=50, margin=0.05
     )
     host = two_workers.devices[0].host
-    seats = parity.local_seats(two_workers.devices, host)
+    worker_ids = parity.local_worker_ids(two_workers.devices, host)
     before = {device.process_id for device in two_workers.devices}
     told: list[str] = []
-    done = parity.compare(two_workers, seats, step, 2, told.append)
+    done = parity.compare(two_workers, worker_ids, step, 2, told.append)
     assert done.error == ""
     assert min(*done.torchrun_ms, *done.raybench_ms) > 0
     assert [line.split()[1] for line in told] == ["torchrun", "raybench", "raybench", "torchrun"]

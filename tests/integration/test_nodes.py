@@ -75,18 +75,18 @@ def freeze(raylet: int) -> None:
         os.kill(process, signal.SIGSTOP)
 
 
-def run(cluster: RayCluster, seats: tuple[int, ...], fault: str = "none"):
+def run(cluster: RayCluster, worker_ids: tuple[int, ...], fault: str = "none"):
     point = Point(
         workload=FAULTY,
         params={"fault": fault, "faulty_rank": 0},
-        world_size=len(seats),
+        world_size=len(worker_ids),
         precision=Precision.FP32,
         batch_size=8,
-        global_batch_size=8 * len(seats),
+        global_batch_size=8 * len(worker_ids),
         scaling="weak",
     )
     settings = Measure(warmup=2, iterations=4, timeout_s=90.0, breakdown=False)
-    return cluster.run(Task(point=point, settings=settings), seats)
+    return cluster.run(Task(point=point, settings=settings), worker_ids)
 
 
 def are_measured(answers) -> bool:
@@ -100,12 +100,14 @@ def are_measured(answers) -> bool:
         pytest.param("node frozen", freeze, marks=pytest.mark.long),
     ],
 )
-def test_a_lost_node_costs_its_seats_and_the_others_go_on(
+def test_a_lost_node_costs_its_workers_and_the_others_go_on(
     cluster, node, told, fault: str, harm: Callable[[int], None]
 ):
     assert are_measured(run(cluster, (0, 1, 2, 3)))
     here = {
-        seat for seat in range(4) if cluster.devices[seat].process_id in family(raylet_of(node))
+        worker_id
+        for worker_id in range(4)
+        if cluster.devices[worker_id].process_id in family(raylet_of(node))
     }
     assert len(here) == 2
     left = tuple(sorted({0, 1, 2, 3} - here))
@@ -118,7 +120,7 @@ def test_a_lost_node_costs_its_seats_and_the_others_go_on(
     threading.Timer(3.0, strike).start()
     answers = run(cluster, (0, 1, 2, 3), "hang")
     ended_s = time.monotonic() - harmed_s[0]
-    lost = [answers[seat] for seat in sorted(here)]
+    lost = [answers[worker_id] for worker_id in sorted(here)]
     assert all(isinstance(answer, Failure) for answer in answers)
     assert {(one.status, one.error_type) for one in lost} == {(Status.LOST, "NodeLost")}
     assert lost[0].message == f"node {cluster.devices[min(here)].host} does not answer"

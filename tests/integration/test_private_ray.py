@@ -47,7 +47,7 @@ def test_a_process_that_does_not_come_up_keeps_no_other_waiting_and_none_comes_u
     standbys = [start_standby(node_id) for _ in range(2)]
     assert ray.get([standby.is_loaded.remote() for standby in standbys], timeout=60) == [True, True]
     titles = descendants(raylet).values()
-    assert sum(title.startswith("ray::_Seat") for title in titles) == 2
+    assert sum(title.startswith("ray::_Worker") for title in titles) == 2
     assert [title for title in titles if title.startswith("ray::IDLE")] == []
 
 
@@ -159,7 +159,7 @@ def test_what_dies_while_workers_start_is_told_with_the_command_to_go_on_with(
 def test_a_worker_that_is_killed_while_it_starts_is_started_again(
     name: str, tmp_path: Path
 ) -> None:
-    struck = Struck(tmp_path, "ray::_Seat", name, 0.2, said="; run ")
+    struck = Struck(tmp_path, "ray::_Worker", name, 0.2, said="; run ")
     assert struck.returncode == 0, struck.lines
     assert struck.lines[1].startswith("a worker could not start: its process ")
     assert struck.lines[1].endswith("(tried once more)")
@@ -171,13 +171,13 @@ ENDS_WITHOUT_HEAD = """\
 import os, signal, sys
 from raybench import cli
 from raybench.cluster import proc, ray_seats
-close = ray_seats.Seats.close
-def close_without_head(seats):
+close = ray_seats.Workers.close
+def close_without_head(workers):
     family = proc.with_descendants({os.getpid()}, proc.parents())
     [head] = [process for process in family if proc.name(process) == "gcs_server"]
     os.kill(head, signal.SIGKILL)
-    close(seats)
-ray_seats.Seats.close = close_without_head
+    close(workers)
+ray_seats.Workers.close = close_without_head
 sys.argv = ["raybench", *sys.argv[1:]]
 cli.main()
 """

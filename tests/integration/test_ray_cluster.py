@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from raybench.cluster.ranks import choose_seats
+from raybench.cluster.ranks import choose_workers
 from raybench.cluster.ray_cluster import cluster as ray_cluster
 from raybench.cluster.ray_cluster import workers
 from raybench.cluster.ray_cluster.connection import connect
@@ -47,9 +47,9 @@ def make_point(workload: str, world_size: int, **params: str | int) -> Point:
 
 
 def run(cluster, point, *, strategy="pack", timeout_s=60.0):
-    seats = choose_seats(cluster.devices, point.world_size, strategy)
+    worker_ids = choose_workers(cluster.devices, point.world_size, strategy)
     settings = Measure(warmup=2, iterations=4, timeout_s=timeout_s)
-    return seats, cluster.run(Task(point=point, settings=settings), seats)
+    return worker_ids, cluster.run(Task(point=point, settings=settings), worker_ids)
 
 
 def failures(answers) -> list[str]:
@@ -86,14 +86,16 @@ def test_a_group_sums_its_ranks_and_knows_its_places(
     cluster, tmp_path, strategy, world_size, local_ranks, node_ranks
 ):
     point = make_point(PROBE, world_size, folder=str(tmp_path))
-    seats, answers = run(cluster, point, strategy=strategy)
+    worker_ids, answers = run(cluster, point, strategy=strategy)
     assert failures(answers) == []
     told = facts(tmp_path, world_size)
     assert {one["sum"] for one in told} == {world_size * (world_size + 1) // 2}
     assert [one["environment"]["LOCAL_RANK"] for one in told] == local_ranks
     assert [one["environment"]["GROUP_RANK"] for one in told] == node_ranks
     assert [one["environment"]["RANK"] for one in told] == [str(r) for r in range(world_size)]
-    assert [one["pid"] for one in told] == [cluster.devices[seat].process_id for seat in seats]
+    assert [one["pid"] for one in told] == [
+        cluster.devices[worker_id].process_id for worker_id in worker_ids
+    ]
     assert {one["niceness"] for one in told} == {0}
 
 
@@ -162,11 +164,11 @@ def test_a_failure_of_a_lone_rank_keeps_its_process(cluster):
 
 def test_no_worker_at_all_is_one_clear_error(cluster, monkeypatch):
     monkeypatch.setattr(workers, "_FIRST_DEVICE_TIMEOUT_S", 2.0)
-    others = workers.Seats(
+    others = workers.WorkerGroup(
         cluster._connection,
         cluster._agents,
-        cluster._seats._standbys,
-        cluster._seats._claims,
+        cluster._workers._standbys,
+        cluster._workers._claims,
         print,
     )
     with pytest.raises(ClusterError, match="no CPU could be had from the cluster in 2 s: others"):
@@ -184,18 +186,22 @@ def test_a_store_that_was_killed_is_replaced_and_the_workers_are_kept(cluster):
     assert [device.process_id for device in cluster.devices] == before
 
 
-def test_points_on_disjoint_seats_run_at_once(cluster):
+def test_points_on_disjoint_workers_run_at_once(cluster):
     answers: dict[tuple[int, ...], tuple] = {}
 
-    def points(seats: tuple[int, ...]) -> None:
-        task = Task(point=make_point(FAULTY, len(seats)), settings=Measure(warmup=2, iterations=4))
+    def points(worker_ids: tuple[int, ...]) -> None:
+        task = Task(
+            point=make_point(FAULTY, len(worker_ids)), settings=Measure(warmup=2, iterations=4)
+        )
         for _ in range(5):
-            answers[seats] = cluster.run(task, seats)
+            answers[worker_ids] = cluster.run(task, worker_ids)
 
     for disjoint in ([(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0,), (1, 2, 3), (4, 5)]):
-        threads = [threading.Thread(target=points, args=(seats,)) for seats in disjoint]
+        threads = [threading.Thread(target=points, args=(worker_ids,)) for worker_ids in disjoint]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
-        assert [failures(answers.pop(seats)) for seats in disjoint] == [[]] * len(disjoint)
+        assert [failures(answers.pop(worker_ids)) for worker_ids in disjoint] == [[]] * len(
+            disjoint
+        )

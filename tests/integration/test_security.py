@@ -266,7 +266,7 @@ def _when_measuring(driver: int) -> set[int]:
     while time.monotonic() < deadline_s:
         family = family_of(driver)
         titles = [_command_line(pid) for pid in family]
-        if sum(title.startswith(b"ray::_Seat.run") for title in titles) == 2:
+        if sum(title.startswith(b"ray::_Worker.run") for title in titles) == 2:
             time.sleep(1)
             return family_of(driver)
         time.sleep(0.2)

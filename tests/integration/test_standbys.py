@@ -1,4 +1,4 @@
-"""A standby takes the seat of a worker that died; what Ray keeps for us meanwhile."""
+"""A standby takes the worker of a worker that died; what Ray keeps for us meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import ray
 from ray.util.placement_group import remove_placement_group
 
 from raybench.cluster import reaper
-from raybench.cluster.ray_cluster.actors import _index_of_gpu, start_seat, start_standby
+from raybench.cluster.ray_cluster.actors import _index_of_gpu, start_standby, start_worker
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.cluster.ray_cluster.placement import free_devices, place
@@ -74,7 +74,7 @@ def process_id(actor) -> int:
 
 def standby_processes(cluster: RayCluster) -> dict[str, set[int]]:
     """Node id -> the processes of its standbys, which are loaded when this returns."""
-    standbys = cluster._seats._standbys._by_node
+    standbys = cluster._workers._standbys._by_node
     return {
         node_id: {process_id(standby.actor) for standby in there}
         for node_id, there in standbys.items()
@@ -144,29 +144,29 @@ def test_ray_keeps_the_gpu_of_a_dead_worker_for_us_and_a_standby_sees_what_worke
         connect(host.address, "cuda", wanted=2)
         (node_id,) = free_devices("cuda")
         slots = place("cuda", {node_id: 2})
-        seats = [start_seat("cuda", slot.placement, slot.bundle) for slot in slots]
+        worker_ids = [start_worker("cuda", slot.placement, slot.bundle) for slot in slots]
         standby = start_standby(node_id)
-        first, second = (facts(seat) for seat in seats)
+        first, second = (facts(worker_id) for worker_id in worker_ids)
         assert {first[1], second[1]} == {0, 1}
         assert environment(standby) == first[0]
-        for seat in seats:
-            ray.kill(seat)
+        for worker_id in worker_ids:
+            ray.kill(worker_id)
             time.sleep(1)
         # Nobody else can have them, and a new worker gets the one that was there.
         assert free_devices("cuda") == {}
         for slot, (_, index) in zip(reversed(slots), (second, first), strict=True):
-            assert facts(start_seat("cuda", slot.placement, slot.bundle))[1] == index
+            assert facts(start_worker("cuda", slot.placement, slot.bundle))[1] == index
         remove_placement_group(slots[0].placement)
     finally:
         ray.shutdown()
         host.shutdown()
 
 
-def facts(seat) -> tuple[dict[str, str], int]:
+def facts(worker_id) -> tuple[dict[str, str], int]:
     """Its environment, and the index of the GPU that it would take."""
-    return environment(seat), ray.get(seat.__ray_call__.remote(lambda _: _index_of_gpu()))
+    return environment(worker_id), ray.get(worker_id.__ray_call__.remote(lambda _: _index_of_gpu()))
 
 
-def environment(seat) -> dict[str, str]:
-    found = ray.get(seat.__ray_call__.remote(lambda _: dict(os.environ)))
+def environment(worker_id) -> dict[str, str]:
+    found = ray.get(worker_id.__ray_call__.remote(lambda _: dict(os.environ)))
     return {name: value for name, value in found.items() if name != reaper.MARK}

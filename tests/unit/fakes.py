@@ -71,7 +71,7 @@ def make_cluster(devices: list[Device], script: Callable[[Point, int], Answer]) 
 
 
 class ChangingCluster(LocalCluster):
-    """Some of its workers come late, and some of its seats get lost.
+    """Some of its workers come late, and some of its workers get lost.
 
     late: devices of which one joins at each refresh that may wait. lost: changed by the test.
     """

@@ -1,6 +1,6 @@
 """The actors that raybench runs on a Ray cluster, and the processes that they get.
 
-A seat per device, an agent per node, and one store.
+A worker per device, an agent per node, and one store.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SURVIVE_A_PEER = {
 }
 
 
-class _Seat:
+class _Worker:
     """A Worker, and what only Ray can tell it. It has no device before `sit`."""
 
     def __init__(self, search_path: str) -> None:
@@ -59,7 +59,7 @@ class _Seat:
         """Shows that this process has done all that can be done without a device."""
         return True
 
-    def sit(self, kind: DeviceKind, index: int | None = None) -> Device:
+    def attach_device(self, kind: DeviceKind, index: int | None = None) -> Device:
         """Take this device, or the one that Ray assigned, and say which it is."""
         from raybench.worker.worker import Worker
 
@@ -159,18 +159,18 @@ class _Agent:
         return {uuid: now[uuid] - before.get(uuid, 0) for uuid in uuids if uuid in now}
 
 
-def start_seat(kind: DeviceKind, placement: PlacementGroup, bundle: int) -> Any:
+def start_worker(kind: DeviceKind, placement: PlacementGroup, bundle: int) -> Any:
     """A new worker that Ray gives the device of this bundle."""
     there = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle)
-    return _seat(there, num_gpus=int(kind == "cuda"), num_cpus=int(kind == "cpu"))
+    return _start_actor(there, num_gpus=int(kind == "cuda"), num_cpus=int(kind == "cpu"))
 
 
 def start_standby(node_id: str) -> Any:
     """A new worker on this node that Ray gives no device."""
-    return _seat(NodeAffinitySchedulingStrategy(node_id, soft=False), num_gpus=0, num_cpus=0)
+    return _start_actor(NodeAffinitySchedulingStrategy(node_id, soft=False), num_gpus=0, num_cpus=0)
 
 
-def _seat(there: Any, *, num_gpus: int, num_cpus: int) -> Any:
+def _start_actor(there: Any, *, num_gpus: int, num_cpus: int) -> Any:
     options = {
         "num_gpus": num_gpus,
         "num_cpus": num_cpus,
@@ -179,7 +179,7 @@ def _seat(there: Any, *, num_gpus: int, num_cpus: int) -> Any:
         "scheduling_strategy": there,
         "runtime_env": {"env_vars": _worker_environment() | {reaper.MARK: reaper.new_mark()}},
     }
-    return ray.remote(_Seat).options(**options).remote(str(Path.cwd()))
+    return ray.remote(_Worker).options(**options).remote(str(Path.cwd()))
 
 
 def start_store() -> Any:

@@ -19,7 +19,7 @@ from raybench.cluster.ray_cluster.point_end import settle
 from raybench.cluster.ray_cluster.process_groups import ProcessGroups
 from raybench.cluster.ray_cluster.spares import Standbys
 from raybench.cluster.ray_cluster.start_guard import StartGuard, end_process
-from raybench.cluster.ray_cluster.workers import Seats
+from raybench.cluster.ray_cluster.workers import WorkerGroup
 from raybench.records import Answer, Device, DeviceSample, Failure, Status, Task
 
 # The loops that wait for workers look once a second.
@@ -50,8 +50,8 @@ class RayCluster:
         self._agents = NodeAgents(self._lifelines)
         self._standbys = Standbys(on_cpus=standby_on_cpus)
         self._claims = Claims(self._agents, terms, tell)
-        self._seats = Seats(connection, self._agents, self._standbys, self._claims, tell)
-        self._groups = ProcessGroups(self._seats, self._lifelines)
+        self._workers = WorkerGroup(connection, self._agents, self._standbys, self._claims, tell)
+        self._groups = ProcessGroups(self._workers, self._lifelines)
 
     @property
     def description(self) -> str:
@@ -64,48 +64,52 @@ class RayCluster:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        return self._seats.devices
+        return self._workers.devices
 
     @property
     def lost(self) -> frozenset[int]:
-        return self._seats.lost
+        return self._workers.lost
 
     @property
     def coming(self) -> int:
-        return self._seats.coming
+        return self._workers.coming
 
     def start(self, count: int, strategy: Strategy) -> None:
         """Place workers on the devices that can be had and learn which these are."""
         with StartGuard(self._lifelines.gone, self._end, patience_s=_PATIENCE_S):
             if count > 1:
                 self._groups.start()
-            self._seats.start(count, strategy)
+            self._workers.start(count, strategy)
 
     @property
     def others(self) -> tuple[str, ...]:
         return self._claims.others
 
-    def bystanders(self, seats: Sequence[int]) -> Callable[[], tuple[str, ...]]:
-        return self._agents.bystanders([self._seats[seat].device for seat in seats])
+    def bystanders(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
+        return self._agents.bystanders(
+            [self._workers[worker_id].device for worker_id in worker_ids]
+        )
 
     def refresh(self, timeout_s: float) -> None:
-        self._seats.refresh(timeout_s)
+        self._workers.refresh(timeout_s)
 
-    def run(self, task: Task, seats: Sequence[int]) -> tuple[Answer, ...]:
-        chosen = tuple(seats)
-        self._seats.lose(self._agents.silent_nodes())
-        if task.settings.fresh_workers and any(self._seats[seat].is_used for seat in chosen):
+    def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
+        chosen = tuple(worker_ids)
+        self._workers.lose(self._agents.silent_nodes())
+        if task.settings.fresh_workers and any(
+            self._workers[worker_id].is_used for worker_id in chosen
+        ):
             self._groups.leave(chosen)
             self._lifelines.check(afresh=True)
-            self._seats.replace(chosen)
+            self._workers.replace(chosen)
         group = self._groups.join(chosen)
-        if any(self._seats[seat].lost_because for seat in chosen):
+        if any(self._workers[worker_id].lost_because for worker_id in chosen):
             return self._not_run(chosen)
-        devices = [self._seats[seat].device for seat in chosen]
+        devices = [self._workers[worker_id].device for worker_id in chosen]
         refs = []
-        for seat, place in zip(chosen, ranks.places(devices), strict=True):
-            self._seats[seat].is_used = True
-            refs.append(self._seats[seat].actor.run.remote(task, place, group))
+        for worker_id, place in zip(chosen, ranks.places(devices), strict=True):
+            self._workers[worker_id].is_used = True
+            refs.append(self._workers[worker_id].actor.run.remote(task, place, group))
         outcome = settle(
             refs,
             devices,
@@ -125,18 +129,20 @@ class RayCluster:
         )
         if outcome.unfit:
             self._lifelines.check(afresh=True)
-            self._seats.replace([chosen[rank] for rank in sorted(outcome.unfit)])
+            self._workers.replace([chosen[rank] for rank in sorted(outcome.unfit)])
         if outcome.was_late:
             self._lifelines.check(afresh=True)
             self._standbys.dismiss(devices)
         return self._with_losses(answers, chosen)
 
     def restart(self) -> None:
-        self._seats.lose(self._agents.silent_nodes())
-        used = [seat for seat in range(len(self.devices)) if self._seats[seat].is_used]
+        self._workers.lose(self._agents.silent_nodes())
+        used = [
+            worker_id for worker_id in range(len(self.devices)) if self._workers[worker_id].is_used
+        ]
         self._groups.forget(used)
         self._lifelines.check(afresh=True)
-        self._seats.replace(used)
+        self._workers.replace(used)
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
         return self._agents.drain()
@@ -145,7 +151,7 @@ class RayCluster:
         """Kill the actors and let go of Ray; a private cluster ends with it."""
         if self._lifelines.is_cut or not self._let_go():
             # Ray would wait for a minute; the agents need no head.
-            self._agents.kill(self._seats.devices)
+            self._agents.kill(self._workers.devices)
             self._standbys.close_without_head()
         ray.shutdown()
         if folder := self._connection.folder:
@@ -168,7 +174,7 @@ class RayCluster:
         try:
             self._agents.stop()
             self._groups.close()
-            self._seats.close()
+            self._workers.close()
         except ray.exceptions.RayError:
             return False
         return True
@@ -177,8 +183,8 @@ class RayCluster:
         self._lifelines.check(afresh=True)
         self._standbys.prepare(devices)
 
-    def _not_run(self, seats: Sequence[int]) -> tuple[Answer, ...]:
-        """For a point of which a seat was lost before it began."""
+    def _not_run(self, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
+        """For a point of which a worker was lost before it began."""
         waited = (
             Failure(
                 rank=rank,
@@ -187,9 +193,13 @@ class RayCluster:
                 message="another rank has no worker",
                 keeps_worker=True,
             )
-            for rank in range(len(seats))
+            for rank in range(len(worker_ids))
         )
-        return self._with_losses(tuple(waited), seats)
+        return self._with_losses(tuple(waited), worker_ids)
 
-    def _with_losses(self, answers: Sequence[Answer], seats: Sequence[int]) -> tuple[Answer, ...]:
-        return with_losses(answers, [self._seats[seat].lost_because for seat in seats])
+    def _with_losses(
+        self, answers: Sequence[Answer], worker_ids: Sequence[int]
+    ) -> tuple[Answer, ...]:
+        return with_losses(
+            answers, [self._workers[worker_id].lost_because for worker_id in worker_ids]
+        )

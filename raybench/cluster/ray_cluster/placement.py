@@ -35,7 +35,7 @@ class Slot:
 
 
 @dataclass(slots=True, kw_only=True)
-class Seat:
+class WorkerHandle:
     """A worker and where it is held. lost_because: empty as long as it can be used."""
 
     slot: Slot

@@ -1,4 +1,4 @@
-"""The process groups of the seats: each kept while consecutive points use the same seats."""
+"""The process groups of the workers: each kept while consecutive points use the same workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import ray
 from raybench.cluster.ray_cluster.actors import start_store
 from raybench.cluster.ray_cluster.liveness import Lifelines
 from raybench.cluster.ray_cluster.ray_errors import all_done
-from raybench.cluster.ray_cluster.workers import Seats
+from raybench.cluster.ray_cluster.workers import WorkerGroup
 from raybench.errors import ClusterError
 from raybench.records import Group
 
@@ -26,8 +26,8 @@ _LEAVE_TIMEOUT_S = 10.0
 class ProcessGroups:
     """Who is in which group, and the store in which a new one meets."""
 
-    def __init__(self, seats: Seats, lifelines: Lifelines) -> None:
-        self._seats = seats
+    def __init__(self, worker_ids: WorkerGroup, lifelines: Lifelines) -> None:
+        self._workers = worker_ids
         self._lifelines = lifelines
         self._groups: dict[tuple[int, ...], Group] = {}
         self._store: Any = None
@@ -38,33 +38,33 @@ class ProcessGroups:
         """Start the store, which takes as long as a worker. Does not wait."""
         self._store = start_store()
 
-    def join(self, seats: tuple[int, ...]) -> Group | None:
-        """The group of exactly these seats, None for one alone; what they were in is left.
+    def join(self, worker_ids: tuple[int, ...]) -> Group | None:
+        """The group of exactly these workers, None for one alone; what they were in is left.
 
         Raises ClusterError when there can be no store.
         """
         with self._lock:
-            endpoint = self._endpoint() if len(seats) > 1 else None
-            kept = self._groups.get(seats)
+            endpoint = self._endpoint() if len(worker_ids) > 1 else None
+            kept = self._groups.get(worker_ids)
             if kept and (kept.store_address, kept.store_port) == endpoint:
                 return kept
-            self._leave(seats)
+            self._leave(worker_ids)
             if endpoint is None:
                 return None
             address, port = endpoint
             name = f"group-{next(self._epochs)}"
-            self._groups[seats] = Group(name=name, store_address=address, store_port=port)
-            return self._groups[seats]
+            self._groups[worker_ids] = Group(name=name, store_address=address, store_port=port)
+            return self._groups[worker_ids]
 
-    def leave(self, seats: Sequence[int]) -> None:
-        """Take down all groups that one of these seats is in."""
+    def leave(self, worker_ids: Sequence[int]) -> None:
+        """Take down all groups that one of these workers is in."""
         with self._lock:
-            self._leave(seats)
+            self._leave(worker_ids)
 
-    def forget(self, seats: Sequence[int]) -> None:
-        """These seats' groups are gone, with their processes or without."""
+    def forget(self, worker_ids: Sequence[int]) -> None:
+        """These workers' groups are gone, with their processes or without."""
         with self._lock:
-            for members in self._with(seats):
+            for members in self._with(worker_ids):
                 del self._groups[members]
 
     def tell_abort(self, group: Group) -> None:
@@ -79,23 +79,23 @@ class ProcessGroups:
             ray.kill(self._store, no_restart=True)
         self._store, self._groups = None, {}
 
-    def _with(self, seats: Sequence[int]) -> list[tuple[int, ...]]:
-        return [members for members in self._groups if not set(members).isdisjoint(seats)]
+    def _with(self, worker_ids: Sequence[int]) -> list[tuple[int, ...]]:
+        return [members for members in self._groups if not set(members).isdisjoint(worker_ids)]
 
-    def _leave(self, seats: Sequence[int]) -> None:
+    def _leave(self, worker_ids: Sequence[int]) -> None:
         """All members of a group must leave it before one of them joins another.
 
         They are idle: a point runs on all members of its group.
         """
-        for members in self._with(seats):
+        for members in self._with(worker_ids):
             group = self._groups.pop(members)
-            if not self._seats.lost.isdisjoint(members):
+            if not self._workers.lost.isdisjoint(members):
                 # Without all members it cannot be left; the others end it when they join the next.
                 self.tell_abort(group)
                 continue
-            refs = [self._seats[seat].actor.leave.remote() for seat in members]
+            refs = [self._workers[worker_id].actor.leave.remote() for worker_id in members]
             if not all_done(refs, _LEAVE_TIMEOUT_S):
-                self._seats.replace(members)
+                self._workers.replace(members)
 
     def _endpoint(self) -> tuple[str, int]:
         """Of the store; of a new one when that is gone."""

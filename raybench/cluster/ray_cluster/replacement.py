@@ -9,10 +9,10 @@ from typing import Any
 
 import ray
 
-from raybench.cluster.ray_cluster.actors import start_seat
+from raybench.cluster.ray_cluster.actors import start_worker
 from raybench.cluster.ray_cluster.connection import DeviceKind
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
-from raybench.cluster.ray_cluster.placement import Seat
+from raybench.cluster.ray_cluster.placement import WorkerHandle
 from raybench.cluster.ray_cluster.ray_errors import was_killed, why_no_start
 from raybench.cluster.ray_cluster.spares import Standbys
 
@@ -28,18 +28,18 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Coming:
-    """A process that is taking its seat. tries: new workers so far, for this seat."""
+    """A process that is taking its worker. tries: new workers so far, for this worker."""
 
-    seat: Seat
+    worker: WorkerHandle
     is_standby: bool
     tries: int
     give_up_s: float
 
 
 class Replacement:
-    """Replaces the processes of some seats. The seats of other points are not touched.
+    """Replaces the processes of some workers. The workers of other points are not touched.
 
-    lose_nodes: gives up the seats of nodes. lose_seat: gives up one, for a reason.
+    lose_nodes: gives up the workers of nodes. lose_seat: gives up one, for a reason.
     """
 
     def __init__(
@@ -48,67 +48,69 @@ class Replacement:
         agents: NodeAgents,
         standbys: Standbys,
         lose_nodes: Callable[[Collection[str]], None],
-        lose_seat: Callable[[Seat, str], None],
+        lose_worker: Callable[[WorkerHandle, str], None],
     ) -> None:
         self._kind = kind
         self._agents = agents
         self._standbys = standbys
         self._lose_nodes = lose_nodes
-        self._lose_seat = lose_seat
+        self._lose_worker = lose_worker
         self._coming: dict[Any, _Coming] = {}
 
-    def run(self, seats: Sequence[Seat]) -> None:
+    def run(self, workers: Sequence[WorkerHandle]) -> None:
         """Return when each of them has a new process, or is lost."""
         self._lose_nodes(self._agents.silent_nodes())
-        seats = [seat for seat in seats if not seat.lost_because]
-        self._end(seats)
-        for seat in seats:
-            self._begin(seat)
+        workers = [worker for worker in workers if not worker.lost_because]
+        self._end(workers)
+        for worker in workers:
+            self._begin(worker)
         while self._coming:
             for ref in ray.wait(list(self._coming), num_returns=1, timeout=_LOOK_S)[0]:
                 self._take_over(self._coming.pop(ref), ref)
             self._lose_nodes(self._agents.silent_nodes())
             self._drop_late()
 
-    def _end(self, seats: Sequence[Seat]) -> None:
+    def _end(self, workers: Sequence[WorkerHandle]) -> None:
         """Kill their processes. A standby is so quick that it could find their memory in use."""
-        for seat in seats:
-            ray.kill(seat.actor, no_restart=True)
-        devices = [seat.device for seat in seats]
+        for worker in workers:
+            ray.kill(worker.actor, no_restart=True)
+        devices = [worker.device for worker in workers]
         self._agents.kill(devices)
         self._agents.wait_until_free(devices, _FREE_TIMEOUT_S)
 
-    def _begin(self, seat: Seat, tries: int = 0) -> None:
-        standby = self._standbys.take(seat.slot.node_id)
+    def _begin(self, worker: WorkerHandle, tries: int = 0) -> None:
+        standby = self._standbys.take(worker.slot.node_id)
         is_standby = standby is not None
-        seat.actor = standby or start_seat(self._kind, seat.slot.placement, seat.slot.bundle)
-        seat.is_used = False
+        worker.actor = standby or start_worker(
+            self._kind, worker.slot.placement, worker.slot.bundle
+        )
+        worker.is_used = False
         limit_s = _STANDBY_TIMEOUT_S if is_standby else START_TIMEOUT_S
-        ref = seat.actor.sit.remote(self._kind, seat.device.index)
+        ref = worker.actor.attach_device.remote(self._kind, worker.device.index)
         self._coming[ref] = _Coming(
-            seat=seat,
+            worker=worker,
             is_standby=is_standby,
             tries=tries + (not is_standby),
             give_up_s=time.monotonic() + limit_s,
         )
 
     def _take_over(self, coming: _Coming, ref: Any) -> None:
-        seat = coming.seat
+        worker = coming.worker
         try:
             device = ray.get(ref)
         except ray.exceptions.RayError as error:
             self._try_next(coming, why_no_start(error), was_killed=was_killed(error))
             return
         # When a GPU has fallen off the bus, CUDA counts the others anew.
-        if device.kind == "cuda" and device.uuid != seat.device.uuid:
+        if device.kind == "cuda" and device.uuid != worker.device.uuid:
             self._try_next(coming, f"cuda:{device.index} is {device.uuid} now")
         else:
-            seat.device = device
+            worker.device = device
 
     def _drop_late(self) -> None:
         """Those whose time is up, and those that were lost meanwhile."""
         for ref, coming in list(self._coming.items()):
-            if coming.seat.lost_because:
+            if coming.worker.lost_because:
                 del self._coming[ref]
             elif time.monotonic() > coming.give_up_s:
                 del self._coming[ref]
@@ -116,10 +118,10 @@ class Replacement:
 
     def _try_next(self, coming: _Coming, reason: str, *, was_killed: bool = False) -> None:
         """After a standby the next is tried, after the last a new worker, and again if killed."""
-        ray.kill(coming.seat.actor, no_restart=True)
-        if self._agents.has_ended(coming.seat.slot.node_id):
-            self._lose_nodes({coming.seat.slot.node_id})
+        ray.kill(coming.worker.actor, no_restart=True)
+        if self._agents.has_ended(coming.worker.slot.node_id):
+            self._lose_nodes({coming.worker.slot.node_id})
         elif coming.is_standby or (was_killed and coming.tries < MOST_STARTS):
-            self._begin(coming.seat, coming.tries)
+            self._begin(coming.worker, coming.tries)
         else:
-            self._lose_seat(coming.seat, reason)
+            self._lose_worker(coming.worker, reason)

@@ -1,4 +1,4 @@
-"""The seats of a run: workers that came, were replaced, got lost, and may still come."""
+"""The workers of a run: those that came, were replaced, got lost, and may still come."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ray.util.placement_group import remove_placement_group
 from raybench.cluster import ranks
 from raybench.cluster.claims import Claims
 from raybench.cluster.ranks import Strategy
-from raybench.cluster.ray_cluster.actors import start_seat
+from raybench.cluster.ray_cluster.actors import start_worker
 from raybench.cluster.ray_cluster.connection import Connection, DeviceKind
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
 from raybench.cluster.ray_cluster.placement import (
-    Seat,
     Slot,
+    WorkerHandle,
     ask_autoscaler,
     free_devices,
     place,
@@ -55,8 +55,8 @@ class _Start:
     tries: int
 
 
-class Seats:
-    """All seats, in order of their numbers. Several points may ask at once, each for its own.
+class WorkerGroup:
+    """All workers, in order of their numbers. Several points may ask at once, each for its own.
 
     tell: gets a line for the user when workers are waited for, come late or are lost.
     """
@@ -74,7 +74,7 @@ class Seats:
         self._standbys = standbys
         self._claims = claims
         self._tell = tell
-        self._seats: list[Seat] = []
+        self._workers: list[WorkerHandle] = []
         self._starting: list[_Start] = []
         self._refused: set[str] = set()
         self._count = 0
@@ -82,17 +82,17 @@ class Seats:
         self._wait_until_s = self._looked_s = 0.0
         self._lock = threading.RLock()
 
-    def __getitem__(self, number: int) -> Seat:
-        return self._seats[number]
+    def __getitem__(self, number: int) -> WorkerHandle:
+        return self._workers[number]
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        return tuple(seat.device for seat in list(self._seats))
+        return tuple(worker.device for worker in list(self._workers))
 
     @property
     def lost(self) -> frozenset[int]:
-        seats = enumerate(list(self._seats))
-        return frozenset(number for number, seat in seats if seat.lost_because)
+        workers = enumerate(list(self._workers))
+        return frozenset(number for number, worker in workers if worker.lost_because)
 
     @property
     def coming(self) -> int:
@@ -103,7 +103,7 @@ class Seats:
     @property
     def _missing(self) -> int:
         """Workers that were asked for and have no device yet."""
-        return self._count - len(self._seats) + len(self.lost) - len(self._starting)
+        return self._count - len(self._workers) + len(self.lost) - len(self._starting)
 
     def start(self, count: int, strategy: Strategy) -> None:
         """As Cluster.start: what is slow, or not there yet, is left to `refresh`."""
@@ -113,12 +113,12 @@ class Seats:
             ask_autoscaler(self._connection.kind, count)
         self._hold_devices()
         came = self._first_answers()
-        order = ranks.in_seat_order([seat.device for seat in came])
-        check_devices([seat.device for seat in came])
-        self._claims.hold([seat.device for seat in came])
+        order = ranks.in_device_order([worker.device for worker in came])
+        check_devices([worker.device for worker in came])
+        self._claims.hold([worker.device for worker in came])
         self._agents.watch([came[position].device for position in order])
         with self._lock:
-            self._seats = [came[position] for position in order]
+            self._workers = [came[position] for position in order]
         self._keep_standbys()
         if self.coming:
             self._tell(f"{len(came)} of {count} workers are there, up to {self.coming} may come")
@@ -132,10 +132,10 @@ class Seats:
             self.lose(self._agents.silent_nodes())
 
     def replace(self, numbers: Collection[int]) -> None:
-        """New processes on the same devices; a seat that cannot have one is lost."""
+        """New processes on the same devices; a worker that cannot have one is lost."""
         kind, lose = self._connection.kind, self.lose
-        Replacement(kind, self._agents, self._standbys, lose, self._lose_seat).run(
-            [self._seats[number] for number in numbers]
+        Replacement(kind, self._agents, self._standbys, lose, self._lose_worker).run(
+            [self._workers[number] for number in numbers]
         )
         self._keep_standbys()
 
@@ -143,22 +143,22 @@ class Seats:
         """Give up what is on these nodes."""
         self._standbys.lose(node_ids)
         with self._lock:
-            gone = [seat for seat in self._seats if seat.slot.node_id in node_ids]
-            gone = [seat for seat in gone if not seat.lost_because]
+            gone = [worker for worker in self._workers if worker.slot.node_id in node_ids]
+            gone = [worker for worker in gone if not worker.lost_because]
             late = [start for start in self._starting if start.slot.node_id in node_ids]
             self._starting = [start for start in self._starting if start not in late]
-            for seat in gone:
-                seat.lost_because = f"node {seat.device.host} does not answer"
+            for worker in gone:
+                worker.lost_because = f"node {worker.device.host} does not answer"
             _let_go([*gone, *late])
-        for reason, count in Counter(seat.lost_because for seat in gone).items():
+        for reason, count in Counter(worker.lost_because for worker in gone).items():
             self._tell(f"{reason}: {count} worker{'s are' if count > 1 else ' is'} lost")
 
     def close(self) -> None:
         """Let go of all workers and of their devices."""
         self._standbys.close()
         with self._lock:
-            _let_go([*self._seats, *self._starting])
-            self._seats, self._starting = [], []
+            _let_go([*self._workers, *self._starting])
+            self._workers, self._starting = [], []
         if self._connection.wait_s:
             ask_autoscaler(self._connection.kind, 0)
 
@@ -190,20 +190,20 @@ class Seats:
 
     def _keep_standbys(self) -> None:
         with self._lock:
-            used = [seat.device for seat in self._seats if not seat.lost_because]
+            used = [worker.device for worker in self._workers if not worker.lost_because]
         self._standbys.keep(used)
 
-    def _first_answers(self) -> list[Seat]:
+    def _first_answers(self) -> list[WorkerHandle]:
         """The workers that are there in time. Raises ClusterError when one cannot start."""
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        came: list[Seat] = []
+        came: list[WorkerHandle] = []
         while self._starting and time.monotonic() < deadline_s:
             refs = [start.identity for start in self._starting]
             done, _ = ray.wait(refs, num_returns=len(refs), timeout=_LOOK_S)
             for start in [start for start in self._starting if start.identity in done]:
                 self._starting.remove(start)
                 try:
-                    came.append(_seat(start))
+                    came.append(_handle_of(start))
                 except ray.exceptions.RayError as error:
                     if not self._try_again(start, error):
                         raise ClusterError(why_no_start(error)) from None
@@ -257,9 +257,9 @@ class Seats:
     def _take_in(self, start: _Start) -> bool:
         """A worker that came late; one that cannot be used costs its node, not the run."""
         try:
-            seat = _seat(start)
-            check_devices([*(s.device for s in self._seats if not s.lost_because), seat.device])
-            if reason := self._claims.refusal([seat.device]):
+            worker = _handle_of(start)
+            check_devices([*(s.device for s in self._workers if not s.lost_because), worker.device])
+            if reason := self._claims.refusal([worker.device]):
                 raise ClusterError(reason)
         except ray.exceptions.RayError as error:
             if not self._try_again(start, error):
@@ -268,37 +268,37 @@ class Seats:
         except ClusterError as error:
             self._refuse(start, str(error))
             return False
-        self._agents.watch([seat.device])
-        self._seats.append(seat)
+        self._agents.watch([worker.device])
+        self._workers.append(worker)
         self._keep_standbys()
-        now = len(self._seats) - len(self.lost)
-        self._tell(f"a worker came on {seat.device.host}: {now} of {self._count} are there")
+        now = len(self._workers) - len(self.lost)
+        self._tell(f"a worker came on {worker.device.host}: {now} of {self._count} are there")
         return True
 
-    def _lose_seat(self, seat: Seat, reason: str) -> None:
-        device = seat.device
+    def _lose_worker(self, worker: WorkerHandle, reason: str) -> None:
+        device = worker.device
         with self._lock:
-            if seat.lost_because:
+            if worker.lost_because:
                 return
-            seat.lost_because = f"{device.kind}:{device.index} on {device.host} is lost: {reason}"
-        self._tell(seat.lost_because)
+            worker.lost_because = f"{device.kind}:{device.index} on {device.host} is lost: {reason}"
+        self._tell(worker.lost_because)
 
 
 def _start_worker_on(kind: DeviceKind, slot: Slot, tries: int = 1) -> _Start:
-    actor = start_seat(kind, slot.placement, slot.bundle)
-    identity = actor.sit.remote(kind)
+    actor = start_worker(kind, slot.placement, slot.bundle)
+    identity = actor.attach_device.remote(kind)
     return _Start(slot=slot, actor=actor, identity=identity, since_s=time.monotonic(), tries=tries)
 
 
-def _let_go(held: Sequence[Seat | _Start]) -> None:
+def _let_go(held: Sequence[WorkerHandle | _Start]) -> None:
     for one in held:
         ray.kill(one.actor, no_restart=True)
     for placement in {one.slot.placement for one in held}:
         remove_placement_group(placement)
 
 
-def _seat(start: _Start) -> Seat:
-    return Seat(slot=start.slot, actor=start.actor, device=ray.get(start.identity))
+def _handle_of(start: _Start) -> WorkerHandle:
+    return WorkerHandle(slot=start.slot, actor=start.actor, device=ray.get(start.identity))
 
 
 def check_devices(devices: Sequence[Device]) -> None:

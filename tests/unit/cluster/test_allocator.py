@@ -1,4 +1,4 @@
-"""The idle seats, and the place of one more point among them."""
+"""The idle workers, and the place of one more point among them."""
 
 import pytest
 from fakes import make_device, make_devices
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.cluster.allocator import Room
-from raybench.cluster.ranks import choose_seats
+from raybench.cluster.ranks import choose_workers
 
 
 def room(isolation="device", strategy="pack", lost=(), **nodes):
@@ -55,7 +55,7 @@ def test_a_point_stays_on_the_models_that_it_would_have_on_the_idle_cluster():
     assert taken(where, 1, 1, 1) == [(0,), (1,), None]
 
 
-def test_seats_that_ran_such_a_point_before_are_taken_again_and_not_once_they_ran_another():
+def test_workers_that_ran_such_a_point_before_are_taken_again_and_not_once_they_ran_another():
     where = room(a=8)
     first, second = taken(where, 2, 2)
     where.free(second)
@@ -74,14 +74,14 @@ def test_neighbours_are_preferred_and_pairs_begin_at_even_devices():
     assert where.place(2) == (0, 4)
 
 
-def test_late_seats_have_ranks_by_node_all_the_same():
+def test_late_workers_have_ranks_by_node_all_the_same():
     devices = [*make_devices(a=1, b=2), make_device("a", 1)]
     where = Room(devices, (), "pack", "device")
     assert where.place(4) == (0, 3, 1, 2)
 
 
 @pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
-def test_lost_seats_are_given_to_nobody(isolation):
+def test_lost_workers_are_given_to_nobody(isolation):
     where = room(isolation, lost={0, 1}, a=2, b=2)
     assert where.living == 2
     assert where.place(2) == (2, 3)
@@ -105,18 +105,24 @@ def test_whatever_comes_and_goes_places_are_disjoint_and_of_the_same_shape(
         world_size = data.draw(st.integers(1, len(devices)))
         if running and data.draw(st.booleans()):
             where.free(running.pop(data.draw(st.integers(0, len(running) - 1))))
-        if (seats := where.place(world_size)) is None:
+        if (worker_ids := where.place(world_size)) is None:
             assert running, "every point has a place on the idle cluster"
             continue
-        where.take(seats)
-        running.append(seats)
-        assert shape(devices, seats) == shape(devices, choose_seats(devices, world_size, strategy))
-    used = [seat for seats in running for seat in seats]
+        where.take(worker_ids)
+        running.append(worker_ids)
+        assert shape(devices, worker_ids) == shape(
+            devices, choose_workers(devices, world_size, strategy)
+        )
+    used = [worker_id for worker_ids in running for worker_id in worker_ids]
     assert len(used) == len(set(used))
-    nodes = [node for seats in running for node in {devices[seat].node_id for seat in seats}]
+    nodes = [
+        node
+        for worker_ids in running
+        for node in {devices[worker_id].node_id for worker_id in worker_ids}
+    ]
     assert isolation == "device" or len(nodes) == len(set(nodes))
 
 
-def shape(devices, seats):
-    nodes = [devices[seat].node_id for seat in seats]
+def shape(devices, worker_ids):
+    nodes = [devices[worker_id].node_id for worker_id in worker_ids]
     return sorted(nodes.count(node) for node in set(nodes))

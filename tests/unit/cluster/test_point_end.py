@@ -110,7 +110,7 @@ def test_the_store_starts_before_the_workers_where_points_can_have_a_group(count
     calls: list[str] = []
     cluster = object.__new__(RayCluster)
     cluster._groups = SimpleNamespace(start=lambda: calls.append("store"))
-    cluster._seats = SimpleNamespace(start=lambda *_: calls.append("workers"))
+    cluster._workers = SimpleNamespace(start=lambda *_: calls.append("workers"))
     cluster._lifelines, cluster._end = Lifelines({}), calls.append
     cluster.start(count, "pack")
     assert calls == begun

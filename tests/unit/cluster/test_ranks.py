@@ -7,13 +7,13 @@ from fakes import make_device, make_devices
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.cluster.ranks import choose_seats, in_seat_order, places, shared_devices
+from raybench.cluster.ranks import choose_workers, in_device_order, places, shared_devices
 
 
-def test_seats_are_ordered_by_node_then_device_whatever_order_they_came_in():
+def test_workers_are_ordered_by_node_then_device_whatever_order_they_came_in():
     devices = make_devices(a=2, b=3)
     shuffled = random.Random(7).sample(devices, len(devices))
-    assert [shuffled[position] for position in in_seat_order(shuffled)] == devices
+    assert [shuffled[position] for position in in_device_order(shuffled)] == devices
 
 
 def test_nodes_that_share_an_address_stay_apart():
@@ -23,7 +23,7 @@ def test_nodes_that_share_an_address_stay_apart():
         make_device("b", 1, address="127.0.0.1"),
         make_device("a", 0, address="127.0.0.1"),
     ]
-    ordered = [devices[position] for position in in_seat_order(devices)]
+    ordered = [devices[position] for position in in_device_order(devices)]
     assert [(device.node_id, device.index) for device in ordered] == [
         ("a", 0),
         ("a", 1),
@@ -45,13 +45,15 @@ def test_nodes_that_share_an_address_stay_apart():
 )
 def test_pack_fills_nodes_and_spread_takes_turns(strategy, world_size, expected):
     devices = make_devices(a=2, b=3, c=1)
-    seats = choose_seats(devices, world_size, strategy)
-    assert [(devices[seat].node_id, devices[seat].index) for seat in seats] == expected
+    worker_ids = choose_workers(devices, world_size, strategy)
+    assert [
+        (devices[worker_id].node_id, devices[worker_id].index) for worker_id in worker_ids
+    ] == expected
 
 
 def test_too_few_devices_is_said():
     with pytest.raises(ValueError, match="4 devices asked, 3 there"):
-        choose_seats(make_devices(a=3), 4, "pack")
+        choose_workers(make_devices(a=3), 4, "pack")
 
 
 def test_places_are_those_of_torchrun():
@@ -75,12 +77,12 @@ def test_a_device_with_two_owners_is_found():
     data=st.data(),
     strategy=st.sampled_from(["pack", "spread"]),
 )
-def test_any_choice_gives_distinct_seats_and_whole_places(sizes, data, strategy):
+def test_any_choice_gives_distinct_workers_and_whole_places(sizes, data, strategy):
     devices = make_devices(**sizes)
     world_size = data.draw(st.integers(1, len(devices)))
-    seats = choose_seats(devices, world_size, strategy)
-    assert len(set(seats)) == world_size
-    ranked = places([devices[seat] for seat in seats])
+    worker_ids = choose_workers(devices, world_size, strategy)
+    assert len(set(worker_ids)) == world_size
+    ranked = places([devices[worker_id] for worker_id in worker_ids])
     assert [place.rank for place in ranked] == list(range(world_size))
     for node in {place.node_rank for place in ranked}:
         local = [place.local_rank for place in ranked if place.node_rank == node]

@@ -96,8 +96,8 @@ def test_the_sides_take_turns_in_going_first() -> None:
 
 def test_only_devices_of_one_node_of_this_host_are_compared() -> None:
     devices = [make_device("a", 0), make_device("b", 0), make_device("b", 1)]
-    assert parity.local_seats(devices, "host-b") == (1, 2)
-    assert parity.local_seats(devices, "elsewhere") == ()
+    assert parity.local_worker_ids(devices, "host-b") == (1, 2)
+    assert parity.local_worker_ids(devices, "elsewhere") == ()
 
 
 def measured(torchrun_ms: tuple[float, ...], raybench_ms: tuple[float, ...]) -> parity.Parity:

@@ -23,9 +23,9 @@ def schedule(points, devices, isolation="cluster", *, capacity=None, **changes):
 
 
 def started(made):
-    """What starts before anything ends: (index, seats)."""
+    """What starts before anything ends: (index, workers)."""
     decisions = iter(made.next, None)
-    return [(d.turn.index, d.seats) for d in decisions if isinstance(d, Assign)]
+    return [(d.turn.index, d.worker_ids) for d in decisions if isinstance(d, Assign)]
 
 
 def run_sweep(made):
@@ -42,7 +42,7 @@ def skipped(made):
     return {d.turn.index: (d.error_type, d.reason) for d in run_sweep(made) if type(d) is Skip}
 
 
-def test_a_point_that_fits_gets_seats_in_rank_order():
+def test_a_point_that_fits_gets_workers_in_rank_order():
     assert started(schedule([make_point(world_size=2)], make_devices(a=4))) == [(0, (0, 1))]
 
 
@@ -72,7 +72,7 @@ def test_no_node_is_called_lost_of_which_a_worker_is_left():
     assert skipped(made) == {0: ("WorkerLost", told)}
 
 
-def test_a_lost_seat_is_given_to_nobody_also_when_its_point_ends_later():
+def test_a_lost_worker_is_given_to_nobody_also_when_its_point_ends_later():
     devices = make_devices(a=1, b=1)
     made = schedule([make_point(batch_size=n) for n in (1, 2, 4)], devices, "device")
     assert started(made) == [(0, (0,)), (1, (1,))]
@@ -165,7 +165,7 @@ def test_the_order_never_changes_the_process_group_more_often_than_the_plan_does
 
     points = [make_point(world_size=n, batch_size=i + 1) for i, n in enumerate(sizes)]
     made = schedule(points, make_devices(a=2, b=4), strategy=strategy)
-    ordered = [decision.seats for decision in run_sweep(made)]
+    ordered = [decision.worker_ids for decision in run_sweep(made)]
     assert len(ordered) == len(sizes)
     assert changes(ordered) <= changes(sizes)
 
