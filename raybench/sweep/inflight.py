@@ -21,7 +21,7 @@ _MOST_AT_ONCE = 64
 
 
 @dataclass(slots=True, kw_only=True)
-class Flight:
+class RunningAttempt:
     """An attempt that runs now. neighbours: point_ids beside it; a dict keeps their order."""
 
     turn: Turn
@@ -31,48 +31,48 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Landing:
+class _Finished:
     index: int
     outcome: tuple[Answer, ...] | BaseException
     duration_s: float
     others: tuple[str, ...]
 
 
-class Flights:
+class InFlight:
     """Starts attempts on a cluster and gives back their records, one after the other."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._flights: dict[int, Flight] = {}
+        self._running: dict[int, RunningAttempt] = {}
         self._by_node: defaultdict[str, dict[int, None]] = defaultdict(dict)
-        self._landings: SimpleQueue[_Landing] = SimpleQueue()
+        self._finished: SimpleQueue[_Finished] = SimpleQueue()
 
     @property
-    def are_none(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether nothing runs."""
-        return not self._flights
+        return not self._running
 
     @property
-    def now(self) -> Iterable[Flight]:
+    def now(self) -> Iterable[RunningAttempt]:
         """Those that run, in the order of their starts."""
-        return self._flights.values()
+        return self._running.values()
 
-    def launch(
+    def submit(
         self, turn: Turn, task: Task, worker_ids: Sequence[int], devices: tuple[Device, ...]
     ) -> None:
         """Run the attempt on the workers with these ids."""
-        flight = Flight(turn=turn, devices=devices, started_at=datetime.now(UTC))
-        self._note_neighbours(flight)
-        self._flights[turn.index] = flight
+        attempt = RunningAttempt(turn=turn, devices=devices, started_at=datetime.now(UTC))
+        self._note_neighbours(attempt)
+        self._running[turn.index] = attempt
         # A daemon: a cluster that is stuck must not keep the process from ending.
         threading.Thread(
-            target=self._fly,
+            target=self._run,
             args=(turn.index, task, worker_ids),
             name=f"point {turn.point.point_id}",
             daemon=True,
         ).start()
 
-    def landed(self, timeout_s: float | None) -> list[tuple[Turn, Record]]:
+    def next_finished(self, timeout_s: float | None) -> list[tuple[Turn, Record]]:
         """The next attempt that ends, and those that have ended too; none when none does in time.
 
         Raises what `Cluster.run` raised; that attempt counts as running then.
@@ -80,31 +80,31 @@ class Flights:
         ended: list[tuple[Turn, Record]] = []
         with suppress(Empty):
             while len(ended) < _MOST_AT_ONCE:
-                landing = self._landings.get(block=not ended, timeout=timeout_s)
-                if isinstance(landing.outcome, BaseException):
+                finished = self._finished.get(block=not ended, timeout=timeout_s)
+                if isinstance(finished.outcome, BaseException):
                     if not ended:
-                        raise landing.outcome
-                    self._landings.put(landing)  # what has ended well comes first
+                        raise finished.outcome
+                    self._finished.put(finished)  # what has ended well comes first
                     break
-                ended.append(self._record(landing, landing.outcome))
+                ended.append(self._record(finished, finished.outcome))
         return ended
 
-    def _record(self, landing: _Landing, answers: tuple[Answer, ...]) -> tuple[Turn, Record]:
-        flight = self._flights.pop(landing.index)
-        for device in flight.devices:
-            self._by_node[device.node_id].pop(landing.index, None)
+    def _record(self, finished: _Finished, answers: tuple[Answer, ...]) -> tuple[Turn, Record]:
+        attempt = self._running.pop(finished.index)
+        for device in attempt.devices:
+            self._by_node[device.node_id].pop(finished.index, None)
         record = make_record_of(
-            flight.turn,
+            attempt.turn,
             answers,
-            flight.devices,
-            started_at=flight.started_at,
-            duration_s=landing.duration_s,
-            neighbours=tuple(flight.neighbours),
-            others=landing.others,
+            attempt.devices,
+            started_at=attempt.started_at,
+            duration_s=finished.duration_s,
+            neighbours=tuple(attempt.neighbours),
+            others=finished.others,
         )
-        return flight.turn, record
+        return attempt.turn, record
 
-    def _fly(self, index: int, task: Task, worker_ids: Sequence[int]) -> None:
+    def _run(self, index: int, task: Task, worker_ids: Sequence[int]) -> None:
         started_s = time.perf_counter()
         outcome: tuple[Answer, ...] | BaseException
         others: tuple[str, ...] = ()
@@ -116,14 +116,14 @@ class Flights:
         except BaseException as error:
             # It is raised again on the thread that waits.
             outcome, duration_s = error, time.perf_counter() - started_s
-        self._landings.put(
-            _Landing(index=index, outcome=outcome, duration_s=duration_s, others=others)
+        self._finished.put(
+            _Finished(index=index, outcome=outcome, duration_s=duration_s, others=others)
         )
 
-    def _note_neighbours(self, flight: Flight) -> None:
-        for node_id in {device.node_id: None for device in flight.devices}:
+    def _note_neighbours(self, attempt: RunningAttempt) -> None:
+        for node_id in {device.node_id: None for device in attempt.devices}:
             for index in self._by_node[node_id]:
-                other = self._flights[index]
-                other.neighbours[flight.turn.point.point_id] = None
-                flight.neighbours[other.turn.point.point_id] = None
-            self._by_node[node_id][flight.turn.index] = None
+                other = self._running[index]
+                other.neighbours[attempt.turn.point.point_id] = None
+                attempt.neighbours[other.turn.point.point_id] = None
+            self._by_node[node_id][attempt.turn.index] = None

@@ -14,7 +14,7 @@ from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Device, Record, Status, Task, TrialKey
 from raybench.records.sources import Code
-from raybench.sweep.inflight import Flights
+from raybench.sweep.inflight import InFlight
 from raybench.sweep.outcomes import make_unmeasured
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.scheduler import Assign, Schedule, Skip, Turn, is_tried_again
@@ -184,19 +184,19 @@ class _Loop:
         self._stopping = stopping
         self._follow = follow
         self._schedule = schedule
-        self._flights = Flights(cluster)
+        self._running = InFlight(cluster)
         self._next_index = len(rounds.plan.points)
         self._is_search = rounds.plan.batch_search is not None
 
     def events(self) -> Iterator[Event]:
         # At the end nobody is asked any more: a cluster may be gone when all is measured.
         while not self._is_over:
-            if self._flights.are_none and self._schedule.is_done:
+            if self._running.is_empty and self._schedule.is_done:
                 yield from self._next_round()
                 continue
             self._look_around(0.0)
             yield from self._decide()
-            if not self._flights.are_none:
+            if not self._running.is_empty:
                 yield from self._wait_for_next()
             elif not (self._stopping() or self._schedule.is_done):
                 assert self._schedule.coming, "what waits beside an idle cluster waits for workers"
@@ -205,22 +205,22 @@ class _Loop:
     @property
     def _is_over(self) -> bool:
         is_done = self._schedule.is_done and self._round == self._rounds.count
-        return self._flights.are_none and (self._stopping() or is_done)
+        return self._running.is_empty and (self._stopping() or is_done)
 
     def write_in_flight(self, status: Status, error_type: str, reason: str) -> None:
         batch = [
             (
-                flight.turn.index,
+                one.turn.index,
                 make_unmeasured(
-                    flight.turn,
+                    one.turn,
                     status,
                     error_type,
                     reason,
-                    started_at=flight.started_at,
-                    neighbours=tuple(flight.neighbours),
+                    started_at=one.started_at,
+                    neighbours=tuple(one.neighbours),
                 ),
             )
-            for flight in self._flights.now
+            for one in self._running.now
         ]
         if batch:
             self._write(batch)
@@ -283,14 +283,16 @@ class _Loop:
             precisions=settings.precisions,
         )
         self._has_used_workers = True
-        self._flights.launch(turn, task, decision.worker_ids, devices)
+        self._running.submit(turn, task, decision.worker_ids, devices)
 
     def _wait_for_next(self) -> Iterator[Event]:
         """Wait for the next points in flight, or for workers that are coming."""
-        landed = self._flights.landed(_LOOK_AROUND_S if self._schedule.coming else None)
-        for turn, _ in landed:
+        next_finished = self._running.next_finished(
+            _LOOK_AROUND_S if self._schedule.coming else None
+        )
+        for turn, _ in next_finished:
             self._schedule.ended(turn)
-        yield from self._end(landed)
+        yield from self._end(next_finished)
 
     def _end(self, ended: Sequence[tuple[Turn, Record]]) -> Iterator[Event]:
         if ended:
