@@ -63,7 +63,7 @@ _PHASES = {"starts": 4, "runs": 5, "ends": 1}
 _STOPPED_S = 5.0
 _LIMIT_S = 300.0
 # From the fault to the end of a sweep that cannot go on.
-_TOLD_S = 30.0
+_SHOWN_EVERY_S = 30.0
 # docs/reliability.md: watchers and all; a busy machine takes its time.
 _GONE_S = 75.0
 # These live for a moment each, and the first of them come when so much of the start is over.
@@ -336,7 +336,7 @@ def _check_end(trial: Trial, rows: pd.DataFrame) -> None:
         trial.findings.append(f"exit {trial.code} {why}")
     if trial.code != 3:
         return
-    if trial.ended_s > _TOLD_S:
+    if trial.ended_s > _SHOWN_EVERY_S:
         trial.findings.append(f"exit 3 came {trial.ended_s:g} s after the fault")
     is_left = len(_ok(rows)) < _POINTS
     if (

@@ -197,7 +197,7 @@ def plan_as_text(job: Job, plan: Plan, makespans: _Makespans | None) -> str:
     from raybench.job.plan import varying_settings
 
     varying = varying_settings(plan.points)
-    told = plan.points[0].told_settings
+    told = plan.points[0].settings_as_given
     searched = {"batch_size"} if plan.batch_search else set()
     same = " ".join(
         f"{n}={scalar_text(value)}" for n, value in told.items() if n not in {*varying, *searched}

@@ -74,11 +74,11 @@ def versions(facts: Facts) -> Check:
             found.append(f"{name} {next(iter(seen))}")
             continue
         differing.append(name)
-        told_by = (
+        informants = (
             f"{version} on {listed([owner for owner, has in owners.items() if has == version])}"
             for version in seen
         )
-        found.append(f"{name}: {', '.join(told_by)}")
+        found.append(f"{name}: {', '.join(informants)}")
     if not differing:
         return Check(name="versions", verdict=Verdict.OK, found=", ".join(found))
     return Check(

@@ -40,7 +40,7 @@ class Plan:
 
 def varying_settings(points: Sequence[Point]) -> list[str]:
     """Names of the told settings that are not the same in all points."""
-    told = [point.told_settings for point in points]
+    told = [point.settings_as_given for point in points]
     names = dict.fromkeys(name for settings in told for name in settings)
     return [
         name for name in names if any(settings.get(name) != told[0].get(name) for settings in told)
@@ -290,7 +290,7 @@ def _baseline_tie(job: Job, points: Collection[Point]) -> Problem | None:
     """
     matching: dict[tuple[object, ...], Point] = {}
     for point in points:
-        settings = point.told_settings
+        settings = point.settings_as_given
         if not all(_is_equal(settings.get(name), value) for name, value in job.baseline.items()):
             continue
         series = tuple((name, settings[name]) for name in settings if name not in job.baseline)

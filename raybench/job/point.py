@@ -82,7 +82,7 @@ class Point:
         }
 
     @property
-    def told_settings(self) -> dict[str, Scalar]:
+    def settings_as_given(self) -> dict[str, Scalar]:
         """`settings` without the batch size that follows from the one that the job fixes."""
         derived = "global_batch_size" if self.scaling == "weak" else "batch_size"
         return {name: value for name, value in self.settings.items() if name != derived}

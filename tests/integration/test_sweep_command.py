@@ -204,7 +204,7 @@ def test_stopping_now_keeps_what_finished_and_exits_with_130(tmp_path, told):
         for number in told:
             process.send_signal(number)
             time.sleep(0.5)
-            told_s = time.time()
+            shown_after_s = time.time()
         stdout, stderr = process.communicate(timeout=60)
     assert running.returncode == 0, running.stderr
     assert "unfinished; 2 points: 1 ok, 0 failed, 0 skipped, 1 not run" in running.stdout
@@ -221,7 +221,7 @@ def test_stopping_now_keeps_what_finished_and_exits_with_130(tmp_path, told):
     (run,) = pd.read_parquet(results / "runs").to_dict("records")
     assert run["status"] == "interrupted"
     # Whatever hangs: here the point does.
-    assert run["finished_at"].timestamp() < told_s + 2
+    assert run["finished_at"].timestamp() < shown_after_s + 2
     assert stderr.count("finishing the point in flight") == len(told) - 1
 
 

@@ -33,13 +33,13 @@ def entered() -> Interrupts:
     return Interrupts(ConsoleListener(Console(file=io.StringIO())))
 
 
-def told_before_points(reached: list[str]) -> None:
+def interrupted_before_points(reached: list[str]) -> None:
     with entered():
         tell()
         reached.append("went on")
 
 
-def told_twice_while_points_run(reached: list[str]) -> None:
+def interrupted_twice_while_points_run(reached: list[str]) -> None:
     with entered() as interrupts, interrupts.points_run():
         reached.append(f"stopping: {interrupts.stopping}")
         tell()
@@ -54,7 +54,7 @@ def terminated_while_points_run(reached: list[str]) -> None:
         reached.append("went on")
 
 
-def told_again_while_rows_are_written(reached: list[str]) -> None:
+def interrupted_again_while_rows_are_written(reached: list[str]) -> None:
     with entered():
         try:
             tell()
@@ -63,13 +63,13 @@ def told_again_while_rows_are_written(reached: list[str]) -> None:
             reached.append("written")
 
 
-def told_once_while_held_back(reached: list[str]) -> None:
+def interrupted_once_while_held_back(reached: list[str]) -> None:
     with entered() as interrupts, interrupts.held_back(math.inf):
         tell()
         reached.append("the end")
 
 
-def told_twice_while_held_back(reached: list[str]) -> None:
+def interrupted_twice_while_held_back(reached: list[str]) -> None:
     with entered() as interrupts, interrupts.held_back():
         tell()
         reached.append("after the first")
@@ -77,7 +77,7 @@ def told_twice_while_held_back(reached: list[str]) -> None:
         reached.append("after the second")
 
 
-def told_twice_while_held_back_for_good(reached: list[str]) -> None:
+def interrupted_twice_while_held_back_for_good(reached: list[str]) -> None:
     with entered() as interrupts, interrupts.held_back(math.inf):
         tell()
         tell()
@@ -87,13 +87,13 @@ def told_twice_while_held_back_for_good(reached: list[str]) -> None:
 @pytest.mark.parametrize(
     ("block", "expected"),
     [
-        (told_before_points, []),
-        (told_twice_while_points_run, ["stopping: False", "stopping: True"]),
+        (interrupted_before_points, []),
+        (interrupted_twice_while_points_run, ["stopping: False", "stopping: True"]),
         (terminated_while_points_run, []),
-        (told_again_while_rows_are_written, ["written"]),
-        (told_once_while_held_back, ["the end"]),
-        (told_twice_while_held_back, ["after the first"]),
-        (told_twice_while_held_back_for_good, ["the end"]),
+        (interrupted_again_while_rows_are_written, ["written"]),
+        (interrupted_once_while_held_back, ["the end"]),
+        (interrupted_twice_while_held_back, ["after the first"]),
+        (interrupted_twice_while_held_back_for_good, ["the end"]),
     ],
 )
 def test_what_asks_to_stop_now_raises_once_and_nothing_else_does(
@@ -134,9 +134,9 @@ def test_the_second_ctrl_c_works_within_2_s_while_the_main_thread_is_stuck() -> 
         time.sleep(0.5)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        told_s = time.monotonic()
+        shown_after_s = time.monotonic()
         said, stopping = process.communicate(timeout=30)
-        took_s = time.monotonic() - told_s
+        took_s = time.monotonic() - shown_after_s
     assert process.returncode == 130
     assert said == "go on\n"
     assert stopping == ("finishing the 3 points in flight, then stopping; Ctrl-C again stops now\n")
@@ -167,9 +167,9 @@ def test_the_second_ctrl_c_ends_the_process_where_nothing_may_be_raised() -> Non
         process.send_signal(signal.SIGINT)
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        told_s = time.monotonic()
+        shown_after_s = time.monotonic()
         _, said = process.communicate(timeout=30)
-        took_s = time.monotonic() - told_s
+        took_s = time.monotonic() - shown_after_s
     assert process.returncode == 130
     assert said == "\x1b[?25l\x1b[?25hinterrupted\n"
     assert took_s < 2.5
