@@ -26,7 +26,7 @@ from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.cluster.rendezvous import StoreHost
 from raybench.doctor import parity
-from raybench.records import Answer, Group, Measurement, Place, Task
+from raybench.records import Answer, Group, Measurement, RankInfo, Task
 from raybench.stats.equivalence import ratio
 from raybench.stats.summary import step_time_ns
 
@@ -98,7 +98,7 @@ def run_rank(
     from raybench.worker.worker import Worker
 
     worker = Worker("cuda" if device == "cuda" else "cpu", rank)
-    place = Place(
+    place = RankInfo(
         rank=rank,
         world_size=world_size,
         local_rank=rank,

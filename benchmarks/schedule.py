@@ -33,7 +33,7 @@ from raybench.records import Device
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.makespan import imagine_devices
 from raybench.sweep.rounds import Rounds
-from raybench.sweep.scheduler import Assign, Schedule, Turn, workers_needed
+from raybench.sweep.scheduler import Assign, Attempt, Schedule, workers_needed
 
 JOB = """version: 1
 name: scale
@@ -91,11 +91,11 @@ def decisions_ms(plan: Plan, devices: tuple[Device, ...], isolation: Isolation) 
         return answer
 
     began_s = time.perf_counter()
-    turns = [Turn(index=i, point=point, attempt=1) for i, point in enumerate(plan.points)]
+    turns = [Attempt(index=i, point=point, attempt=1) for i, point in enumerate(plan.points)]
     schedule = Schedule(turns, "pack", isolation)
     schedule.see(devices, len(devices), frozenset(), 0)
     start_ms = 1e3 * (time.perf_counter() - began_s)
-    running: list[tuple[float, int, Turn]] = []
+    running: list[tuple[float, int, Attempt]] = []
     now_s = 0.0
     while True:
         while (decision := timed(schedule.next)) is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from raybench.job.plan import Plan
     from raybench.records.sources import Code
     from raybench.sweep.rounds import Rounds
-    from raybench.sweep.run_state import Start, Where
+    from raybench.sweep.run_state import RunState, RunTarget
 
 _LONGEST_WAIT_S = 1_000_000.0
 _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
@@ -179,13 +179,13 @@ def sweep_command(
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.cli.plans import print_plan
     from raybench.results.writer import check_writable
-    from raybench.sweep.run_state import Where
+    from raybench.sweep.run_state import RunTarget
 
     given_tags = _tags(tags)
     if retry_failed and resumed is None:
         raise UsageError("--retry-failed: goes with --resume RUN only")
     job, plan = _load_asked(ctx, None if resumed else expression)
-    where = Where(
+    where = RunTarget(
         address=address,
         device=device,
         output=output,
@@ -227,7 +227,9 @@ def _load_asked(ctx: click.Context, expression: str | None) -> tuple[Job, Plan]:
     return job, replace(plan, points=points)
 
 
-def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[str, str]) -> int:
+def _resume(
+    ctx: click.Context, job: Job, plan: Plan, where: RunTarget, tags: dict[str, str]
+) -> int:
     """Go on with the run that `--resume` names; the exit code."""
     from raybench.cli.plans import print_plan
     from raybench.cli.stderr import make_console, say
@@ -270,7 +272,7 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: Where, tags: dict[s
         return _run(job, start, replace(where, output=output), given["as_json"])
 
 
-def _run(job: Job, start: Start, where: Where, as_json: bool) -> int:
+def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     """Carry the run out, print its report; the exit code."""
     from raybench.cli.listener import ConsoleListener
     from raybench.cli.results import print_report
@@ -311,15 +313,15 @@ def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
     return command(*words)
 
 
-def _new_start(ctx: click.Context, job: Job, plan: Plan, tags: dict[str, str]) -> Start:
+def _new_start(ctx: click.Context, job: Job, plan: Plan, tags: dict[str, str]) -> RunState:
     from raybench.sweep.loop import Before
-    from raybench.sweep.run_state import Start
+    from raybench.sweep.run_state import RunState
 
     code = _code(job)
     run = _new_run(job, plan, tags, code)
     if ctx.params["again"]:
         run = replace(run, argv=(*run.argv, *_overrides_of(ctx)))
-    return Start(
+    return RunState(
         run=run,
         code=code,
         rounds=replace(_rounds(job, plan), seed=run.seed or 0),

@@ -28,7 +28,7 @@ class Cluster(Protocol):
     devices: of every worker, by node and then by index; a worker is a position in it. Workers that
     come late stand at the end; a worker is never taken away.
     lost: workers that cannot be used any more, because their node or their device is gone.
-    coming: workers that were asked for and may still come.
+    pending: workers that were asked for and may still come.
     others: other sweeps that had the devices at the start, in words.
     """
 
@@ -45,7 +45,7 @@ class Cluster(Protocol):
     def lost(self) -> frozenset[int]: ...
 
     @property
-    def coming(self) -> int: ...
+    def pending(self) -> int: ...
 
     @property
     def others(self) -> tuple[str, ...]: ...

@@ -9,7 +9,7 @@ from raybench.cluster.ranks import Isolation, Strategy, choose_workers, in_devic
 from raybench.records import Device
 
 
-class Room:
+class DeviceAllocator:
     """The living workers of a cluster, which of them are taken, and the place for one more point.
 
     A point gets as many devices of as many nodes of the same models as it would get on the idle

@@ -25,7 +25,7 @@ _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<functio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class PointObservation:
     """answers: by rank, in the order in which they came; those without one are stuck.
 
     finished: ranks that answered before the others were told to stop. log_tails: of stuck ranks.
@@ -42,7 +42,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _StackLocation:
     """A line of code. waits_for: what it is in, where that may wait for other ranks."""
 
     text: str
@@ -55,7 +55,7 @@ def own_failure(answers: Collection[Answer]) -> Failure | None:
     return next((failure for failure in failures if not _is_loss_of_peer(failure)), None)
 
 
-def hanging(seen: Seen) -> list[int]:
+def hanging(seen: PointObservation) -> list[int]:
     """The stuck ranks that do not wait for others; all, where all of them may.
 
     A device may be busy with a collective, or with an endless kernel of its own.
@@ -67,7 +67,7 @@ def hanging(seen: Seen) -> list[int]:
     return seen.stuck
 
 
-def after_failure(seen: Seen) -> tuple[Answer, ...]:
+def after_failure(seen: PointObservation) -> tuple[Answer, ...]:
     """An answer for each rank of a point that failed before its time was up."""
     cause = own_failure(seen.answers.values())
     if cause is None and seen.stuck:
@@ -83,7 +83,7 @@ def after_failure(seen: Seen) -> tuple[Answer, ...]:
     )
 
 
-def after_timeout(seen: Seen, timeout_s: float) -> tuple[Answer, ...]:
+def after_timeout(seen: PointObservation, timeout_s: float) -> tuple[Answer, ...]:
     """An answer for each rank of a point whose time is up.
 
     Those that answer once they are told to stop had only waited for others, and so had those whose
@@ -132,7 +132,7 @@ def _loss_type(reason: str) -> str:
     return "NodeLost" if reason.startswith("node ") else "WorkerLost"
 
 
-def place_of(log_tail: str) -> _Place | None:
+def place_of(log_tail: str) -> _StackLocation | None:
     """Where the main thread was when its time was up, from what faulthandler wrote to the log."""
     # Of several threads the main one stands last.
     _, thread, frames = log_tail.rpartition("(most recent call first):")
@@ -140,7 +140,7 @@ def place_of(log_tail: str) -> _Place | None:
     if not (thread and matches):
         return None
     told = next((match for match in matches if _is_of_workload(match["path"])), matches[0])
-    return _Place(
+    return _StackLocation(
         text=f"{PurePath(told['path']).name}:{told['line']} in {told['function']}",
         waits_for=_what_waits(matches[0]),
     )
@@ -157,7 +157,7 @@ def _make_lost(answer: Answer) -> Answer:
     return replace(answer, status=Status.LOST) if is_lost else answer
 
 
-def _beside(rank: int, reason: str, status: Status, seen: Seen) -> Answer:
+def _beside(rank: int, reason: str, status: Status, seen: PointObservation) -> Answer:
     """Of a rank that did not begin it; its own failure stays, and so do samples in full."""
     answer = seen.answers.get(rank)
     if answer is None:
@@ -173,12 +173,14 @@ def _beside(rank: int, reason: str, status: Status, seen: Seen) -> Answer:
     return _make_failed(rank, status, _PEER_FAILED, reason, seen)
 
 
-def _silent(rank: int, seen: Seen) -> Failure:
+def _silent(rank: int, seen: PointObservation) -> Failure:
     text = f"no answer, and the others lost the connection to it{_at(rank, seen)}"
     return _make_failed(rank, Status.LOST, "NoAnswer", text, seen)
 
 
-def _make_failed(rank: int, status: Status, error_type: str, message: str, seen: Seen) -> Failure:
+def _make_failed(
+    rank: int, status: Status, error_type: str, message: str, seen: PointObservation
+) -> Failure:
     answer = seen.answers.get(rank)
     return Failure(
         rank=rank,
@@ -186,7 +188,7 @@ def _make_failed(rank: int, status: Status, error_type: str, message: str, seen:
         error_type=error_type,
         message=message,
         detail=answer.detail if isinstance(answer, Failure) else seen.log_tails.get(rank, ""),
-        keeps_worker=answer is not None and answer.keeps_worker,
+        worker_reusable=answer is not None and answer.worker_reusable,
     )
 
 
@@ -195,12 +197,12 @@ def _is_loss_of_peer(failure: Failure) -> bool:
     return failure.error_type in _LOSS_TYPES or (failure.error_type == "RuntimeError" and told)
 
 
-def _waits_for(rank: int, seen: Seen) -> str:
+def _waits_for(rank: int, seen: PointObservation) -> str:
     place = place_of(seen.log_tails.get(rank, ""))
     return place.waits_for if place else "nothing"
 
 
-def _wait_reason(rank: int, seen: Seen) -> str:
+def _wait_reason(rank: int, seen: PointObservation) -> str:
     """As _waits_for; one that came back when it was told to stop was in a collective."""
     return "collective" if rank in seen.answers else _waits_for(rank, seen)
 
@@ -212,7 +214,7 @@ def _what_waits(frame: re.Match[str]) -> Literal["nothing", "device", "collectiv
     return "device" if "/torch/cuda/" in path and frame["function"] == "synchronize" else "nothing"
 
 
-def _at(rank: int, seen: Seen) -> str:
+def _at(rank: int, seen: PointObservation) -> str:
     if rank in seen.answers:
         return ""
     place = place_of(seen.log_tails.get(rank, ""))

@@ -12,13 +12,13 @@ from typing import Protocol
 
 from raybench.cluster import ranks
 from raybench.cluster.ranks import Strategy
-from raybench.records import Answer, Device, DeviceSample, Group, Place, Task
+from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
 
 
 class InProcessWorker(Protocol):
     """What this cluster asks of a worker; `raybench.worker.worker.Worker` is one."""
 
-    def run(self, task: Task, place: Place, group: Group | None) -> Answer: ...
+    def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer: ...
 
 
 class LocalCluster:
@@ -49,7 +49,7 @@ class LocalCluster:
         return frozenset()
 
     @property
-    def coming(self) -> int:
+    def pending(self) -> int:
         return 0
 
     @property

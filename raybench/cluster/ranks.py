@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Literal
 
-from raybench.records import Device, Place
+from raybench.records import Device, RankInfo
 
 Strategy = Literal["pack", "spread"]
 Isolation = Literal["cluster", "node", "device"]
@@ -49,7 +49,7 @@ def choose_workers(
     return tuple(sorted(order[:world_size]))
 
 
-def places(devices: Sequence[Device]) -> tuple[Place, ...]:
+def places(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
     """The place of each device of a group, given in rank order."""
     sizes = Counter(device.node_id for device in devices)
     nodes = list(dict.fromkeys(device.node_id for device in devices))
@@ -57,7 +57,7 @@ def places(devices: Sequence[Device]) -> tuple[Place, ...]:
     result = []
     for rank, device in enumerate(devices):
         result.append(
-            Place(
+            RankInfo(
                 rank=rank,
                 world_size=len(devices),
                 local_rank=taken[device.node_id],

@@ -132,7 +132,7 @@ class Measurement:
     throttle_reasons: why the clocks were limited in the timed phase.
     sm_clocks_mhz: of the device, read while it was timed; empty where that is not known.
     warnings: what this rank knows to make the number doubtful, one sentence each.
-    keeps_worker: the process is as fit for the next point as a fresh one.
+    worker_reusable: the process is as fit for the next point as a fresh one.
     output: what the process wrote to stdout and stderr meanwhile, as far as it is kept.
     """
 
@@ -153,7 +153,7 @@ class Measurement:
     breakdown: Breakdown | None = None
     profile: Profile | None = None
     warnings: tuple[str, ...] = ()
-    keeps_worker: bool = True
+    worker_reusable: bool = True
     output: str = ""
 
 
@@ -161,7 +161,7 @@ class Measurement:
 class Failure:
     """Why one rank has no measurement. `detail` is the traceback or log tail, when there is one.
 
-    keeps_worker: the process that answered is known to be fit for the next point.
+    worker_reusable: the process that answered is known to be fit for the next point.
     output: as of a Measurement.
     """
 
@@ -170,7 +170,7 @@ class Failure:
     error_type: str
     message: str
     detail: str = ""
-    keeps_worker: bool = False
+    worker_reusable: bool = False
     output: str = ""
 
 
@@ -300,7 +300,7 @@ class Latest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankInfo:
     """Where a worker stands in its group, in the words of torch.distributed."""
 
     rank: int

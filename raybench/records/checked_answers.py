@@ -77,7 +77,7 @@ def _invalid(measurement: Measurement, reason: str) -> Failure:
         status=Status.ERROR,
         error_type="InvalidMeasurement",
         message=cut(reason, MESSAGE_CHARACTERS),
-        keeps_worker=measurement.keeps_worker,
+        worker_reusable=measurement.worker_reusable,
     )
 
 

@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class MessageGroup:
     """What `count` points say; where only the figures vary, with the range of each.
 
     where: the ranks, hosts and devices that said it; empty where that is not known.
@@ -39,22 +39,22 @@ class Said:
         return f"{text} ({self.where})" if self.where else text
 
 
-def said_once(texts: Iterable[str]) -> tuple[Said, ...]:
+def group_messages(texts: Iterable[str]) -> tuple[MessageGroup, ...]:
     """Each text once, whatever figures it holds, in the order of the first ones."""
     alike: dict[str, list[str]] = {}
     for text in texts:
         alike.setdefault(_FIGURES.sub("#", text), []).append(text)
-    return tuple(Said(text=_ranges(found), count=len(found)) for found in alike.values())
+    return tuple(MessageGroup(text=_ranges(found), count=len(found)) for found in alike.values())
 
 
-def failures(rows: Iterable[Row]) -> tuple[Said, ...]:
+def failures(rows: Iterable[Row]) -> tuple[MessageGroup, ...]:
     """How the points that are not ok ended, and why; rows of `points`."""
     alike: dict[str, list[Row]] = {}
     for row in rows:
         if row["status"] != "ok":
             alike.setdefault(_FIGURES.sub("#", _reason(row)), []).append(row)
     return tuple(
-        Said(
+        MessageGroup(
             text=_ranges([_reason(row) for row in members]),
             count=len(members),
             where=_where(members),
@@ -63,7 +63,7 @@ def failures(rows: Iterable[Row]) -> tuple[Said, ...]:
     )
 
 
-def in_short(all_said: Sequence[Said]) -> tuple[list[tuple[str, str]], str]:
+def in_short(all_said: Sequence[MessageGroup]) -> tuple[list[tuple[str, str]], str]:
     """(how many, what they say) of the first ones, and what is to be said of the rest, if any."""
     told = [(f"{said.count} x ", said.shortened) for said in all_said[:_MOST_LINES]]
     more = sum(said.count for said in all_said[_MOST_LINES:])

@@ -16,7 +16,7 @@ from raybench.records import TrialKey, by_point
 from raybench.report import formatting
 from raybench.report.best import bests
 from raybench.report.findings import findings, losses
-from raybench.report.grouped_messages import Said, failures, lost_nodes, said_once
+from raybench.report.grouped_messages import MessageGroup, failures, group_messages, lost_nodes
 from raybench.report.headline import lead
 from raybench.report.largest_batches import LargestBatch, largest_batches
 from raybench.report.legend import explain
@@ -68,9 +68,9 @@ class Summary:
     largest_batches: tuple[LargestBatch, ...]
     ranks: str
     tables: tuple[Table, ...]
-    failures: tuple[Said, ...]
-    without_speed_up: tuple[Said, ...]
-    warnings: tuple[Said, ...]
+    failures: tuple[MessageGroup, ...]
+    without_speed_up: tuple[MessageGroup, ...]
+    warnings: tuple[MessageGroup, ...]
     plus_minus: str
     by_mean: bool
     explanation: tuple[str, ...]
@@ -121,8 +121,8 @@ def summarize(
         ranks=ranks,
         tables=tables,
         failures=failures(attempts),
-        without_speed_up=said_once(_whys(rows)),
-        warnings=said_once(
+        without_speed_up=group_messages(_whys(rows)),
+        warnings=group_messages(
             [
                 *drift_warnings(trials, ranks),
                 *(text for row in rows for text in _texts(row["warnings"]) if text != row["why"]),

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from raybench.cluster import Cluster
 from raybench.records import Answer, Device, Record, Task
 from raybench.sweep.outcomes import make_record_of
-from raybench.sweep.scheduler import Turn
+from raybench.sweep.scheduler import Attempt
 
 # More of them in one part would make readers wait for the first, and take memory together.
 _MOST_AT_ONCE = 64
@@ -24,7 +24,7 @@ _MOST_AT_ONCE = 64
 class RunningAttempt:
     """An attempt that runs now. neighbours: point_ids beside it; a dict keeps their order."""
 
-    turn: Turn
+    turn: Attempt
     devices: tuple[Device, ...]
     started_at: datetime
     neighbours: dict[str, None] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class InFlight:
         return self._running.values()
 
     def submit(
-        self, turn: Turn, task: Task, worker_ids: Sequence[int], devices: tuple[Device, ...]
+        self, turn: Attempt, task: Task, worker_ids: Sequence[int], devices: tuple[Device, ...]
     ) -> None:
         """Run the attempt on the workers with these ids."""
         attempt = RunningAttempt(turn=turn, devices=devices, started_at=datetime.now(UTC))
@@ -72,12 +72,12 @@ class InFlight:
             daemon=True,
         ).start()
 
-    def next_finished(self, timeout_s: float | None) -> list[tuple[Turn, Record]]:
+    def next_finished(self, timeout_s: float | None) -> list[tuple[Attempt, Record]]:
         """The next attempt that ends, and those that have ended too; none when none does in time.
 
         Raises what `Cluster.run` raised; that attempt counts as running then.
         """
-        ended: list[tuple[Turn, Record]] = []
+        ended: list[tuple[Attempt, Record]] = []
         with suppress(Empty):
             while len(ended) < _MOST_AT_ONCE:
                 finished = self._finished.get(block=not ended, timeout=timeout_s)
@@ -89,7 +89,7 @@ class InFlight:
                 ended.append(self._record(finished, finished.outcome))
         return ended
 
-    def _record(self, finished: _Finished, answers: tuple[Answer, ...]) -> tuple[Turn, Record]:
+    def _record(self, finished: _Finished, answers: tuple[Answer, ...]) -> tuple[Attempt, Record]:
         attempt = self._running.pop(finished.index)
         for device in attempt.devices:
             self._by_node[device.node_id].pop(finished.index, None)

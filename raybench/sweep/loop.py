@@ -17,7 +17,7 @@ from raybench.records.sources import Code
 from raybench.sweep.inflight import InFlight
 from raybench.sweep.outcomes import make_unmeasured
 from raybench.sweep.rounds import Rounds
-from raybench.sweep.scheduler import Assign, Schedule, Skip, Turn, is_tried_again
+from raybench.sweep.scheduler import Assign, Attempt, Schedule, Skip, is_tried_again
 
 # How long workers that are coming are waited for before the loop looks around again.
 _LOOK_AROUND_S = 1.0
@@ -110,13 +110,13 @@ class Before:
     made: Mapping[str, int] = field(default_factory=dict)
     chosen: Collection[str] | None = None
 
-    def left(self, turns: Sequence[Turn]) -> list[Turn]:
+    def left(self, turns: Sequence[Attempt]) -> list[Attempt]:
         """Those that are to be run. A control says nothing of a block that ended before."""
         left = [turn for turn in turns if self._is_left(turn)]
         blocks = {turn.block for turn in left if not turn.control_of}
         return [turn for turn in left if turn.block in blocks]
 
-    def _is_left(self, turn: Turn) -> bool:
+    def _is_left(self, turn: Attempt) -> bool:
         is_chosen = self.chosen is None or turn.point.point_id in self.chosen
         return is_chosen and turn.key not in self.kept
 
@@ -199,7 +199,7 @@ class _Loop:
             if not self._running.is_empty:
                 yield from self._wait_for_next()
             elif not (self._stopping() or self._schedule.is_done):
-                assert self._schedule.coming, "what waits beside an idle cluster waits for workers"
+                assert self._schedule.pending, "what waits beside an idle cluster waits for workers"
                 self._look_around(_LOOK_AROUND_S)
 
     @property
@@ -245,7 +245,7 @@ class _Loop:
         for turn in turns:
             self._schedule.add(turn)
 
-    def _trials_left(self, number: int) -> list[Turn]:
+    def _trials_left(self, number: int) -> list[Attempt]:
         if self._schedule.is_stopped:
             return []
         return self._before.left(self._rounds.turns(number, self._ended_so))
@@ -253,7 +253,7 @@ class _Loop:
     def _look_around(self, timeout_s: float) -> None:
         cluster = self._cluster
         cluster.refresh(timeout_s)
-        self._schedule.see(cluster.devices, cluster.capacity, cluster.lost, cluster.coming)
+        self._schedule.see(cluster.devices, cluster.capacity, cluster.lost, cluster.pending)
 
     def _decide(self) -> Iterator[Event]:
         """Start what can begin now, and write what is skipped."""
@@ -264,7 +264,7 @@ class _Loop:
             else:
                 yield from self._start(decision)
 
-    def _count(self, turn: Turn) -> Turn:
+    def _count(self, turn: Attempt) -> Attempt:
         """With the number of its attempt: a point has one more in each round."""
         point_id = turn.point.point_id
         self._attempts[point_id] += 1
@@ -288,19 +288,19 @@ class _Loop:
     def _wait_for_next(self) -> Iterator[Event]:
         """Wait for the next points in flight, or for workers that are coming."""
         next_finished = self._running.next_finished(
-            _LOOK_AROUND_S if self._schedule.coming else None
+            _LOOK_AROUND_S if self._schedule.pending else None
         )
         for turn, _ in next_finished:
             self._schedule.ended(turn)
         yield from self._end(next_finished)
 
-    def _end(self, ended: Sequence[tuple[Turn, Record]]) -> Iterator[Event]:
+    def _end(self, ended: Sequence[tuple[Attempt, Record]]) -> Iterator[Event]:
         if ended:
             self._write([(turn.index, record) for turn, record in ended])
         for turn, record in ended:
             yield from self._follow_up(turn, record)
 
-    def _follow_up(self, turn: Turn, record: Record) -> Iterator[Event]:
+    def _follow_up(self, turn: Attempt, record: Record) -> Iterator[Event]:
         """What follows from a record that is written."""
         if is_tried_again(record, turn.tries) and not self._stopping():
             self._schedule.add(replace(turn, tries=turn.tries + 1))
@@ -323,13 +323,13 @@ class _Loop:
 
     def _add(self, points: Sequence[Point]) -> Iterator[Event]:
         for point in points:
-            turn = Turn(index=self._next_index, point=point, attempt=1)
+            turn = Attempt(index=self._next_index, point=point, attempt=1)
             self._next_index += 1
             self._schedule.add(turn)
             yield PointAdded(index=turn.index, point=point)
 
 
-def _measure_of(turn: Turn, measure: Measure) -> Measure:
+def _measure_of(turn: Attempt, measure: Measure) -> Measure:
     is_first = turn.round == 1 and not turn.control_of
     return measure.of_a_round if is_first else measure.of_a_later_round
 

@@ -15,7 +15,7 @@ from raybench.cluster.ranks import Isolation, Strategy
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device
-from raybench.sweep.scheduler import Assign, Schedule, Turn
+from raybench.sweep.scheduler import Assign, Attempt, Schedule
 
 
 def makespan_s(
@@ -29,12 +29,12 @@ def makespan_s(
 
     duration_s: of each point, which the schedule learns only when the point ends.
     """
-    turns = [Turn(index=i, point=point, attempt=1) for i, point in enumerate(plan.points)]
+    turns = [Attempt(index=i, point=point, attempt=1) for i, point in enumerate(plan.points)]
     schedule = Schedule(turns, strategy, isolation)
     schedule.see(devices, len(devices), frozenset(), 0)
     now_s = 0.0
     tie = itertools.count()
-    running: list[tuple[float, int, Turn]] = []
+    running: list[tuple[float, int, Attempt]] = []
     while True:
         while (decision := schedule.next()) is not None:
             if isinstance(decision, Assign):

@@ -9,7 +9,7 @@ from raybench.records import Answer, Device, Failure, Measurement, Record, Statu
 from raybench.records.checked_answers import checked
 from raybench.records.failure_text import DETAIL_CHARACTERS, cut_start
 from raybench.results.quality import crowding
-from raybench.sweep.scheduler import Turn
+from raybench.sweep.scheduler import Attempt
 
 # What most likely made a point fail, when its ranks fail in different ways: the peers of a dead
 # rank report broken connections, and those of a slow one nothing at all.
@@ -18,7 +18,7 @@ _LAST_LINES = 10
 
 
 def make_unmeasured(
-    turn: Turn,
+    turn: Attempt,
     status: Status,
     error_type: str,
     reason: str,
@@ -42,7 +42,7 @@ def make_unmeasured(
 
 
 def make_record_of(
-    turn: Turn,
+    turn: Attempt,
     answers: Sequence[Answer],
     devices: tuple[Device, ...],
     *,

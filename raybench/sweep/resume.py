@@ -16,7 +16,7 @@ from raybench.records.sources import Code, differing
 from raybench.results import reader
 from raybench.results.run import Run, RunStatus
 from raybench.sweep.run_rows import finish_run
-from raybench.sweep.run_state import DeviceKey, Start, device_key
+from raybench.sweep.run_state import DeviceKey, RunState, device_key
 
 if TYPE_CHECKING:
     from raybench.job.model import Job, Measure
@@ -76,13 +76,13 @@ def resume_run(
     *,
     retry_failed: bool,
     tags: Mapping[str, str],
-) -> Start:
+) -> RunState:
     """What is left of a run, of the points `chosen`. The run must be held: its rows are read."""
     latest = reader.latest(root, run.run_id)
     devices = _devices(root, run.run_id)
     # A run that was filtered has more points when it goes on without the filter.
     points = {*(key.point_id for key in latest), *chosen}
-    return Start(
+    return RunState(
         run=replace(
             reader.read_run(root, run.run_id),
             status=RunStatus.RUNNING,
@@ -127,7 +127,7 @@ def _pause_s(run: Run) -> float:
     return (run.paused_s or 0.0) + max(0.0, (datetime.now(UTC) - ended_at).total_seconds())
 
 
-def nothing_left(start: Start) -> str:
+def nothing_left(start: RunState) -> str:
     """Say that the run has nothing left to do, and what could be tried again."""
     text = f"run {start.run.run_id}: nothing to do"
     if any(_is_failure(status) for status in start.ended.values()):
@@ -135,7 +135,7 @@ def nothing_left(start: Start) -> str:
     return text
 
 
-def end_of_run(start: Start, root: Path, measure: Measure) -> Run:
+def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     """The run as its rows have it; written, where a driver that died has not."""
     from raybench.results.writer import RunStore
 

@@ -19,7 +19,7 @@ from raybench.job.plan import Plan
 from raybench.job.point import Point, Precision
 from raybench.records import Status, TrialKey
 from raybench.sweep.batch_search import largest_found
-from raybench.sweep.scheduler import Turn, smaller_batches_first
+from raybench.sweep.scheduler import Attempt, smaller_batches_first
 
 # With so many, speed-ups of GPU-bound points are known to half a percent: docs/method.md.
 WORTHWHILE = 3
@@ -42,7 +42,7 @@ class Rounds:
     seed: int = 0
     has_controls: bool = True
 
-    def turns(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Turn, ...]:
+    def turns(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
         """The trials of a round, in the order in which they are to be run.
 
         number: of the round, from 1. ended: how trials ended so far. A point that failed or was
@@ -56,7 +56,7 @@ class Rounds:
         found = (point.point_id for point in points if point.point_id not in of_plan)
         indices = of_plan | {one: index for index, one in enumerate(found, len(of_plan))}
         turns = [
-            Turn(index=first + indices[point.point_id], point=point, attempt=1, round=number)
+            Attempt(index=first + indices[point.point_id], point=point, attempt=1, round=number)
             for point in points
         ]
         if self.count == 1:
@@ -80,9 +80,9 @@ class Rounds:
         }
         return [point for point in points if point.point_id not in stopped]
 
-    def _in_order(self, number: int, turns: Sequence[Turn]) -> list[list[Turn]]:
+    def _in_order(self, number: int, turns: Sequence[Attempt]) -> list[list[Attempt]]:
         """The blocks of a round: shuffled, and from the last to the first in every other one."""
-        blocks: dict[int, list[Turn]] = {size: [] for size in _blocks(self.plan.points)}
+        blocks: dict[int, list[Attempt]] = {size: [] for size in _blocks(self.plan.points)}
         for turn in turns:
             blocks.setdefault(turn.point.world_size, []).append(turn)
         draw = random.Random(f"{self.seed}/{number}")
@@ -109,9 +109,9 @@ def _blocks(points: Sequence[Point]) -> list[int]:
     return list(dict.fromkeys(point.world_size for point in points))
 
 
-def _controls(control: Point | None, block: Sequence[Turn], index: int) -> list[Turn]:
+def _controls(control: Point | None, block: Sequence[Attempt], index: int) -> list[Attempt]:
     """The control at the end of a block, if there is one."""
     if control is None:
         return []
     of, number = block[0].point.world_size, block[0].round
-    return [Turn(index=index, point=control, attempt=1, round=number, control_of=of)]
+    return [Attempt(index=index, point=control, attempt=1, round=number, control_of=of)]

@@ -14,7 +14,7 @@ from raybench.results.reader import counted
 from raybench.results.run import Run, RunStatus
 from raybench.sweep.commands import command
 from raybench.sweep.listener import Listener
-from raybench.sweep.run_state import Start, device_key
+from raybench.sweep.run_state import RunState, device_key
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster
@@ -39,7 +39,7 @@ def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
 class RunRows:
     """What is written of a run. left: trials that the sweep still has to finish."""
 
-    def __init__(self, start: Start, store: RunStore, listener: Listener) -> None:
+    def __init__(self, start: RunState, store: RunStore, listener: Listener) -> None:
         self.start = start
         self.store = store
         self.listener = listener

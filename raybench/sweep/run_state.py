@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
+class RunTarget:
     """Where a run is carried out, where its tables go, and the point_ids to profile.
 
     wait_s: how long the cluster may take to get the devices that the biggest point needs, and other
@@ -49,7 +49,7 @@ def device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class RunState:
     """A run and what is to be done of it.
 
     rounds: of the whole run. ended: how the trials ended that have a row already. before: which of

@@ -15,7 +15,7 @@ from raybench.results.run import Run, RunStatus
 from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.listener import Listener
 from raybench.sweep.run_rows import RunRows
-from raybench.sweep.run_state import Start, Where
+from raybench.sweep.run_state import RunState, RunTarget
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from raybench.sweep.loop import Event, SweepSettings
 
 
-def run_sweep(job: Job, start: Start, where: Where, listener: Listener) -> Run:
+def run_sweep(job: Job, start: RunState, where: RunTarget, listener: Listener) -> Run:
     """Run the points on a cluster; the run as it ended. Raises ClusterError and ResultsError."""
     from raybench.cluster.claims import Terms, processors_held
     from raybench.cluster.device_locks import this_process
@@ -95,7 +95,7 @@ def _closing(cluster: Cluster, interrupts: Interrupts) -> Iterator[None]:
             raise
 
 
-def _workers_wanted(job: Job, start: Start, cluster: Cluster) -> int:
+def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
     """How many workers to start. Raises ClusterError when no point of a new run fits."""
     from raybench.sweep.scheduler import workers_needed
 
@@ -113,7 +113,7 @@ def _workers_wanted(job: Job, start: Start, cluster: Cluster) -> int:
 
 
 @contextmanager
-def _open_store(job: Job, start: Start, output: Path) -> Iterator[RunStore]:
+def _open_store(job: Job, start: RunState, output: Path) -> Iterator[RunStore]:
     """The store of the run, which says that it is running. A resumed run is held already."""
     from raybench.results.writer import RunStore, hold_run
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from raybench.cluster.allocator import Room
+from raybench.cluster.allocator import DeviceAllocator
 from raybench.cluster.ranks import Isolation, Strategy
 from raybench.job.plan import Plan
 from raybench.job.point import Point
@@ -15,7 +15,7 @@ from raybench.records import Device, Record, Status, TrialKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Attempt:
     """One attempt to be made.
 
     index: the place among all trials of the run; without rounds, the point's position in the plan.
@@ -45,7 +45,7 @@ class Turn:
 class Assign:
     """Run the point on the workers with these ids, in rank order."""
 
-    turn: Turn
+    turn: Attempt
     worker_ids: tuple[int, ...]
 
 
@@ -53,7 +53,7 @@ class Assign:
 class Skip:
     """Do not run the point; the reason goes into its row."""
 
-    turn: Turn
+    turn: Attempt
     status: Status = Status.SKIPPED
     error_type: str
     reason: str
@@ -110,7 +110,7 @@ class Schedule:
 
     def __init__(
         self,
-        turns: Sequence[Turn],
+        turns: Sequence[Attempt],
         strategy: Strategy,
         isolation: Isolation,
         ran_out: Iterable[Point] = (),
@@ -121,7 +121,7 @@ class Schedule:
         for point in ran_out:
             self.note_oom(point)
         # By world_size, because those of one world_size wait for the same room; heaps.
-        self._waiting: dict[int, list[tuple[_Rank, Turn]]] = {}
+        self._waiting: dict[int, list[tuple[_Rank, Attempt]]] = {}
         self._ranks: dict[tuple[int, int], _Rank] = {}
         self._blocks: dict[tuple[int, int], int] = {}
         for turn in smaller_batches_first(turns):
@@ -130,8 +130,8 @@ class Schedule:
         self._all_cuda = True
         self._capacity = 0
         self._lost: frozenset[int] = frozenset()
-        self.coming = 0
-        self._room = Room((), self._lost, strategy, isolation)
+        self.pending = 0
+        self._room = DeviceAllocator((), self._lost, strategy, isolation)
         self._running: dict[int, tuple[int, ...]] = {}
 
     @property
@@ -145,21 +145,21 @@ class Schedule:
         return self._stopped_by is not None
 
     def see(
-        self, devices: Sequence[Device], capacity: int, lost: frozenset[int], coming: int
+        self, devices: Sequence[Device], capacity: int, lost: frozenset[int], pending: int
     ) -> None:
         """Take in how the cluster is now, in the words of its protocol."""
-        self._capacity, self.coming = capacity, coming
+        self._capacity, self.pending = capacity, pending
         # What the room knows of kept process groups is lost with it. The tuples are made anew at
         # each look, and comparing them costs no more than comparing the ids of their items.
         if devices == self._devices and lost == self._lost:
             return
         self._devices, self._lost = devices, lost
         self._all_cuda = all(device.kind == "cuda" for device in devices)
-        self._room = Room(devices, lost, self._strategy, self._isolation)
+        self._room = DeviceAllocator(devices, lost, self._strategy, self._isolation)
         for worker_ids in self._running.values():
             self._room.take(worker_ids)
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: Attempt) -> None:
         """Let one more attempt wait, behind those of its round and block."""
         waiting = self._waiting.setdefault(turn.point.world_size, [])
         heapq.heappush(waiting, (self._rank(turn), turn))
@@ -175,7 +175,7 @@ class Schedule:
                 return decision
         return None
 
-    def ended(self, turn: Turn) -> None:
+    def ended(self, turn: Attempt) -> None:
         """The workers of this attempt are idle again."""
         self._room.free(self._running.pop(turn.index))
 
@@ -190,7 +190,7 @@ class Schedule:
         """The point failed in a run that has `on_error: stop`: nothing else is tried."""
         self._stopped_by = self._stopped_by or point_id
 
-    def _rank(self, turn: Turn) -> _Rank:
+    def _rank(self, turn: Attempt) -> _Rank:
         """The place of a turn among all; that of its first attempt where there was one."""
         trial = turn.round, turn.index
         if trial not in self._ranks:
@@ -199,7 +199,7 @@ class Schedule:
             self._ranks[trial] = (turn.round, most, block, len(self._ranks))
         return self._ranks[trial]
 
-    def _decide(self, turn: Turn) -> Decision | None:
+    def _decide(self, turn: Attempt) -> Decision | None:
         if why_not := self._why_not(turn):
             return why_not
         worker_ids = self._room.place(turn.point.world_size)
@@ -209,13 +209,13 @@ class Schedule:
         self._running[turn.index] = worker_ids
         return Assign(turn=turn, worker_ids=worker_ids)
 
-    def _why_not(self, turn: Turn) -> Skip | None:
+    def _why_not(self, turn: Attempt) -> Skip | None:
         """The reason where the point cannot be run, now or later."""
         point = turn.point
         if self._stopped_by is not None:
             reason = f"on_error: stop, after point {self._stopped_by} failed"
             return Skip(turn=turn, error_type="Stopped", reason=reason)
-        if point.world_size > self._room.living + self.coming:
+        if point.world_size > self._room.living + self.pending:
             return self._too_few_devices(turn)
         if point.cuda_graph and not self._all_cuda:
             reason = "cuda_graph: true needs CUDA devices"
@@ -226,7 +226,7 @@ class Schedule:
             return Skip(turn=turn, error_type="OutOfMemoryBefore", reason=reason)
         return None
 
-    def _too_few_devices(self, turn: Turn) -> Skip:
+    def _too_few_devices(self, turn: Attempt) -> Skip:
         """Lost, not skipped, where there were enough of them: the sweep has failed then."""
         asked, left = turn.point.world_size, self._room.living
         if self._lost and asked <= len(self._devices):
@@ -261,7 +261,7 @@ def _were(count: int) -> str:
     return "was" if count == 1 else "were"
 
 
-def smaller_batches_first(turns: Sequence[Turn]) -> list[Turn]:
+def smaller_batches_first(turns: Sequence[Attempt]) -> list[Attempt]:
     """The turns, each series in the places that it had, its smaller batches before the bigger."""
     places: defaultdict[_Series, list[int]] = defaultdict(list)
     for place, turn in enumerate(turns):

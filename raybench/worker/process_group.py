@@ -22,7 +22,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from raybench.errors import UsageError
 from raybench.measure.agreement import on_any_rank
 from raybench.measure.timing import align_ranks
-from raybench.records import Group, Place, Task
+from raybench.records import Group, RankInfo, Task
 
 # The driver's deadline ends a point; torch's own must not come before it, nor never.
 _TIMEOUT_MARGIN_S = 60.0
@@ -54,12 +54,12 @@ class ProcessGroup:
         self._device = device
         self._group: Group | None = None
         self._ours: dist.ProcessGroup | None = None
-        self._word: _Word | None = None
+        self._word: _AbortSignal | None = None
         self._ended: Group | None = None
         self._broken: Group | None = None
         self._lock = threading.Lock()
 
-    def join(self, task: Task, place: Place, group: Group | None) -> None:
+    def join(self, task: Task, place: RankInfo, group: Group | None) -> None:
         """Form `group` if it is another than the last; tell the place as torchrun does.
 
         Raises GroupGoneError.
@@ -90,10 +90,10 @@ class ProcessGroup:
         """Whether another rank, or the driver, has ended it."""
         return group is not None and group == self._broken
 
-    def _form(self, group: Group, task: Task, place: Place) -> None:
+    def _form(self, group: Group, task: Task, place: RankInfo) -> None:
         timeout = timedelta(seconds=task.settings.timeout_s + _TIMEOUT_MARGIN_S)
         store = TCPStore(group.store_address, group.store_port, is_master=False, timeout=timeout)
-        self._group, self._word = group, _Word(group, store)
+        self._group, self._word = group, _AbortSignal(group, store)
         self._word.wait(lambda: self._end_broken(group))
         self._meet(store, group, place)
         # No device_id: torch then splits communicators, which crashes after a second init
@@ -112,7 +112,7 @@ class ProcessGroup:
             self._ours = dist.group.WORLD
         align_ranks(self._device)
 
-    def _meet(self, store: TCPStore, group: Group, place: Place) -> None:
+    def _meet(self, store: TCPStore, group: Group, place: RankInfo) -> None:
         """Wait until all ranks are there: one that waits within torch could not be told to stop.
 
         Raises GroupGoneError when the group is ended before: a rank has failed on its way here.
@@ -132,7 +132,7 @@ class ProcessGroup:
         with self._lock:
             if self._word is not None:
                 dist.destroy_process_group()
-                self._word.say(_LEFT)
+                self._word.send(_LEFT)
                 self._forget()
 
     def is_taken_down(self, timeout_s: float) -> bool:
@@ -200,7 +200,7 @@ class ProcessGroup:
         with self._lock:
             if self._word is None or self._group != group:
                 return
-            self._word.say(BROKEN)  # first: the others' part takes as long as this one's
+            self._word.send(BROKEN)  # first: the others' part takes as long as this one's
             self._end()
             self._forget()
 
@@ -213,7 +213,7 @@ class ProcessGroup:
         self._ended, self._group, self._ours, self._word = self._group, None, None, None
 
 
-class _Word:
+class _AbortSignal:
     """How the group ends, said to all its members at once: by a key of the store."""
 
     def __init__(self, group: Group, store: TCPStore) -> None:
@@ -236,7 +236,7 @@ class _Word:
 
         threading.Thread(target=wait, name="raybench-word", daemon=True).start()
 
-    def say(self, word: str) -> None:
+    def send(self, word: str) -> None:
         with suppress(dist.DistError):  # the store is gone, and the waits have ended with it
             self._store.set(word_key(self._group), word)
 
@@ -246,7 +246,7 @@ def word_key(group: Group) -> str:
     return f"{group.name}/word"
 
 
-def tell_place(place: Place, group: Group | None) -> None:
+def tell_place(place: RankInfo, group: Group | None) -> None:
     """The variables of torchrun, which libraries read."""
     os.environ.update(
         RANK=str(place.rank),

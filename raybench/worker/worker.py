@@ -30,7 +30,7 @@ from raybench.records import (
     Failure,
     Group,
     Measurement,
-    Place,
+    RankInfo,
     Status,
     Task,
     failure_text,
@@ -67,7 +67,7 @@ class Worker:
         self._enter_device()
         return describe_device(self._device, node_id=node_id, address=address)
 
-    def run(self, task: Task, place: Place, group: Group | None) -> Answer:
+    def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
         """Form the group if it is another than the last, run the point, clean up.
 
         Whatever the workload raises comes back as a Failure. A rank that does not come back in
@@ -83,7 +83,7 @@ class Worker:
         """Take down the process group. All its members must be alive and idle."""
         self._group.leave()
 
-    def _run(self, task: Task, place: Place, group: Group | None) -> Answer:
+    def _run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
         answer: Answer
         try:
             self._enter_device()
@@ -93,22 +93,22 @@ class Worker:
             self._probe(task)
             answer = self._measurement(task, place, group)
         except GroupGoneError:
-            answer = _peer_failed(place, keeps_worker=True)
+            answer = _peer_failed(place, worker_reusable=True)
         except BaseException as error:  # whatever the workload raises, whose frames hold it
             answer = _failure(error, place)
         if self._group.is_broken(group):
-            answer = _peer_failed(place, keeps_worker=answer.keeps_worker)
+            answer = _peer_failed(place, worker_reusable=answer.worker_reusable)
         if isinstance(answer, Failure) and not self._is_fit_after(answer):
-            return replace(answer, keeps_worker=False)  # cleaning up may wait for lost peers
+            return replace(answer, worker_reusable=False)  # cleaning up may wait for lost peers
         try:
             package = task.point.workload.partition(":")[0].partition(".")[0]
             left = (*self._clean_up(), *self._state.functions_replaced(package))
             return _warn_of_leftovers(answer, left)
         except Exception as error:
-            return replace(_failure(error, place), keeps_worker=False)
+            return replace(_failure(error, place), worker_reusable=False)
 
     def _is_fit_after(self, failure: Failure) -> bool:
-        return failure.keeps_worker and self._group.is_taken_down(_TAKE_DOWN_TIMEOUT_S)
+        return failure.worker_reusable and self._group.is_taken_down(_TAKE_DOWN_TIMEOUT_S)
 
     def _prepare(self) -> None:
         """Pay once, while all workers start, for what every first point would pay for.
@@ -126,7 +126,7 @@ class Worker:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
-    def _import(self, task: Task, place: Place) -> None:
+    def _import(self, task: Task, place: RankInfo) -> None:
         """Load the workload's module, and let what that sets in this process stay.
 
         A module is executed once in a process: undone after its first point, its settings would
@@ -154,7 +154,7 @@ class Worker:
             "differs; let all nodes have the same files, and leave them alone while a sweep runs"
         )
 
-    def _measurement(self, task: Task, place: Place, group: Group | None) -> Measurement:
+    def _measurement(self, task: Task, place: RankInfo, group: Group | None) -> Measurement:
         started_s = time.perf_counter()
         self._group.join(task, place, group)
         point, context = task.point, self._context(task, place)
@@ -189,10 +189,10 @@ class Worker:
             setup_s=setup_s[0],
             gemm_tflops=self._gemm_tflops[point.precision],
             # Launches stay slower after a profiler was in use (pytorch#144455).
-            keeps_worker=done.profile is None,
+            worker_reusable=done.profile is None,
         )
 
-    def _context(self, task: Task, place: Place) -> Context:
+    def _context(self, task: Task, place: RankInfo) -> Context:
         return Context(
             device=self._device,
             rank=place.rank,
@@ -288,15 +288,15 @@ def _warn_of_leftovers(answer: Answer, left: tuple[str, ...]) -> Answer:
     if not left:
         return answer
     if isinstance(answer, Failure):
-        return replace(answer, keeps_worker=False)
+        return replace(answer, worker_reusable=False)
     warning = (
         f"the workload left {' and '.join(left)} behind: the next point gets new processes; "
         "end or undo it in close()"
     )
-    return replace(answer, warnings=(*answer.warnings, warning), keeps_worker=False)
+    return replace(answer, warnings=(*answer.warnings, warning), worker_reusable=False)
 
 
-def _failure(error: BaseException, place: Place) -> Failure:
+def _failure(error: BaseException, place: RankInfo) -> Failure:
     """An exception as data: it may not survive pickling, and its frames hold device memory."""
     # A module that cannot be imported has a reason of its own.
     cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
@@ -306,18 +306,18 @@ def _failure(error: BaseException, place: Place) -> Failure:
         error_type=failure_text.type_of(cause),
         message=failure_text.message_of(error),
         detail=failure_text.traceback_of(error),
-        keeps_worker=not _is_cuda_error(error),
+        worker_reusable=not _is_cuda_error(error),
     )
 
 
-def _peer_failed(place: Place, *, keeps_worker: bool) -> Failure:
+def _peer_failed(place: RankInfo, *, worker_reusable: bool) -> Failure:
     """In place of what a rank answers whose group was taken down: it may be garbage."""
     return Failure(
         rank=place.rank,
         status=Status.LOST,
         error_type="PeerFailed",
         message="another rank failed",
-        keeps_worker=keeps_worker,
+        worker_reusable=worker_reusable,
     )
 
 

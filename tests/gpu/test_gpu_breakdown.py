@@ -168,7 +168,7 @@ def test_every_precision_can_be_taken_apart(cluster: RayCluster, precision: Prec
 def test_a_profile_has_kernels_and_times_by_module(cluster: RayCluster) -> None:
     record = record_of(cluster, world_size=2, hidden=1024, layers=4, profile=True)
     for measurement in record.measurements:
-        assert measurement.keeps_worker is False
+        assert measurement.worker_reusable is False
         assert measurement.profile is not None
         events = json.loads(gzip.decompress(measurement.profile.trace))["traceEvents"]
         kernels = {event["name"] for event in events if event.get("cat") == "kernel"}

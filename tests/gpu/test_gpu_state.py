@@ -71,7 +71,7 @@ def test_a_mess_is_not_seen_by_the_next_point(cluster, tmp_path):
     after, _ = run_mess(cluster, tmp_path, "none")
     # Told is only the precision that it had at the end.
     assert ["precision" in warning for warning in messy.warnings] == [True]
-    assert messy.keeps_worker
+    assert messy.worker_reusable
     assert after == before
 
 
@@ -115,7 +115,7 @@ def test_the_built_in_workloads_leave_nothing_behind(cluster, workload, params):
     process_id = cluster.devices[0].process_id
     answer = run(cluster, workload, params)
     assert answer.warnings == ()
-    assert answer.keeps_worker
+    assert answer.worker_reusable
     assert cluster.devices[0].process_id == process_id
 
 
@@ -134,4 +134,4 @@ def test_a_cuda_graph_leaves_nothing_behind(cluster):
     (answer,) = cluster.run(Task(point=point, settings=Measure(breakdown=False)), (0,))
     assert isinstance(answer, Measurement), answer.detail or answer.message
     assert answer.warnings == ()
-    assert answer.keeps_worker
+    assert answer.worker_reusable

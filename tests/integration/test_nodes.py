@@ -139,16 +139,16 @@ def test_a_node_that_comes_late_gets_workers_and_a_frozen_one_that_answers_again
     node = None
     try:
         cluster.start(4, "pack")
-        assert (len(cluster.devices), cluster.coming, cluster.capacity) == (2, 2, 4)
+        assert (len(cluster.devices), cluster.pending, cluster.capacity) == (2, 2, 4)
         assert are_measured(run(cluster, (0, 1)))
         cluster.refresh(0.0)
-        assert cluster.coming == 2
+        assert cluster.pending == 2
         node = head.add_node(num_cpus=2, num_gpus=0)
         started_s = time.monotonic()
-        while cluster.coming and time.monotonic() < started_s + 60:
+        while cluster.pending and time.monotonic() < started_s + 60:
             cluster.refresh(1.0)
         print(f"a late node's workers are there {time.monotonic() - started_s:.1f} s later")
-        assert (len(cluster.devices), cluster.coming) == (4, 0)
+        assert (len(cluster.devices), cluster.pending) == (4, 0)
         assert are_measured(run(cluster, (0, 1, 2, 3)))
         freeze(raylet_of(node))
         while not cluster.lost:

@@ -17,7 +17,7 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raybench.cluster.ray_cluster.liveness import Lifelines
+from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
 from tests.unit.fakes import make_device
 
@@ -44,7 +44,7 @@ def agents_without_nvml(three_nodes) -> Iterator[NodeAgents]:
 def _agents(address: str, variables: dict[str, str]) -> Iterator[NodeAgents]:
     ray.init(address=address, runtime_env={"env_vars": variables}, log_to_driver=False)
     try:
-        started = NodeAgents(Lifelines({"the head": address}))
+        started = NodeAgents(HeadMonitor({"the head": address}))
         started.watch(devices())
         yield started
         started.stop()

@@ -96,7 +96,7 @@ class ChangingCluster(LocalCluster):
         return frozenset(self.gone)
 
     @property
-    def coming(self) -> int:
+    def pending(self) -> int:
         return len(self.late)
 
     def refresh(self, timeout_s: float) -> None:

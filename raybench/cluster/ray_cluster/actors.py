@@ -27,7 +27,7 @@ from raybench.cluster.device_locks import FOLDER_VARIABLE, Claim, DeviceLocks, H
 from raybench.cluster.node_processes import Output
 from raybench.cluster.ray_cluster.connection import DeviceKind
 from raybench.environment import measured_variables
-from raybench.records import Answer, Device, DeviceSample, Group, Place, Task
+from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
 
 # Not CUDA_: those say which devices and which files this host has.
 _FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
@@ -69,7 +69,7 @@ class _Worker:
         node_id = ray.get_runtime_context().get_node_id()
         return self._worker.identity(node_id=node_id, address=_address())
 
-    def run(self, task: Task, place: Place, group: Group | None) -> Answer:
+    def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
         return self._worker.run(task, place, group)
 
     def leave(self) -> None:

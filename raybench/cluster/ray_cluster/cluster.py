@@ -13,7 +13,7 @@ from raybench.cluster.claims import Claims, Terms
 from raybench.cluster.failures import with_losses
 from raybench.cluster.ranks import Strategy
 from raybench.cluster.ray_cluster.connection import Connection
-from raybench.cluster.ray_cluster.liveness import Lifelines
+from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
 from raybench.cluster.ray_cluster.point_end import settle
 from raybench.cluster.ray_cluster.process_groups import ProcessGroups
@@ -45,7 +45,7 @@ class RayCluster:
         terms: Terms | None = None,
     ) -> None:
         self._connection = connection
-        self._lifelines = Lifelines(connection.lifelines)
+        self._lifelines = HeadMonitor(connection.lifelines)
         self._end = end
         self._agents = NodeAgents(self._lifelines)
         self._standbys = Standbys(on_cpus=standby_on_cpus)
@@ -71,8 +71,8 @@ class RayCluster:
         return self._workers.lost
 
     @property
-    def coming(self) -> int:
-        return self._workers.coming
+    def pending(self) -> int:
+        return self._workers.pending
 
     def start(self, count: int, strategy: Strategy) -> None:
         """Place workers on the devices that can be had and learn which these are."""
@@ -149,7 +149,7 @@ class RayCluster:
 
     def close(self) -> None:
         """Kill the actors and let go of Ray; a private cluster ends with it."""
-        if self._lifelines.is_cut or not self._let_go():
+        if self._lifelines.is_down or not self._let_go():
             # Ray would wait for a minute; the agents need no head.
             self._agents.kill(self._workers.devices)
             self._standbys.close_without_head()
@@ -166,7 +166,7 @@ class RayCluster:
         given: list[bool] = []
         thread = threading.Thread(target=lambda: given.append(self._given_back()), daemon=True)
         thread.start()
-        while thread.is_alive() and not self._lifelines.is_cut:
+        while thread.is_alive() and not self._lifelines.is_down:
             thread.join(_LOOK_S)
         return given == [True]
 
@@ -191,7 +191,7 @@ class RayCluster:
                 status=Status.LOST,
                 error_type="PeerFailed",
                 message="another rank has no worker",
-                keeps_worker=True,
+                worker_reusable=True,
             )
             for rank in range(len(worker_ids))
         )

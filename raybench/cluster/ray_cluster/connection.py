@@ -21,7 +21,7 @@ from ray._private.authentication.authentication_token_setup import (
 )
 from ray._private.services import find_node_ids
 
-from raybench.cluster.ray_cluster.liveness import Lifelines
+from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.cluster.ray_cluster.own_clusters import find_own_cluster
 from raybench.cluster.ray_cluster.private_folder import PrivateFolder
 from raybench.cluster.ray_cluster.private_ray import read_settings_anew, start_private_ray
@@ -216,7 +216,7 @@ def _no_token(given: str) -> ClusterError:
 
 def _guard(head: str, end: Callable[[str], None]) -> StartGuard:
     """For calls that Ray's head answers. It may have died since it was asked last."""
-    return StartGuard(Lifelines({_HEAD: head}).gone, end, patience_s=_PATIENCE_S)
+    return StartGuard(HeadMonitor({_HEAD: head}).gone, end, patience_s=_PATIENCE_S)
 
 
 def _private(

@@ -15,7 +15,7 @@ _ASK_EVERY_S = 1.0
 _ASK_AGAIN_S = 1.0
 
 
-class Lifelines:
+class HeadMonitor:
     """Whether each of them still listens. Ray would find out in a minute, and then end this
     process, or let it wait for ever.
 
@@ -29,7 +29,7 @@ class Lifelines:
         self._gone: str | None = None
 
     @property
-    def is_cut(self) -> bool:
+    def is_down(self) -> bool:
         """One did not answer twice in a row. Asks at most once a second."""
         return self._ask(_ASK_EVERY_S) is not None
 

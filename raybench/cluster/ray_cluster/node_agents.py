@@ -16,7 +16,7 @@ from raybench.cluster.device_locks import Claim, Holder
 from raybench.cluster.node_processes import Output
 from raybench.cluster.ray_cluster.actors import start_agent
 from raybench.cluster.ray_cluster.connection import nodes
-from raybench.cluster.ray_cluster.liveness import Lifelines
+from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.records import Device, DeviceSample
 
 # An agent answers in a millisecond; a node that does not is not waited for.
@@ -73,7 +73,7 @@ class _Read:
 class NodeAgents:
     """An agent on each node that has workers. What goes wrong with one costs its help, no more."""
 
-    def __init__(self, lifelines: Lifelines) -> None:
+    def __init__(self, lifelines: HeadMonitor) -> None:
         self._lifelines = lifelines
         self._nodes: dict[str, _Node] = {}
         self._holder: Holder | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from raybench.cluster import failures
-from raybench.cluster.failures import Seen
+from raybench.cluster.failures import PointObservation
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
 from raybench.cluster.ray_cluster.ray_errors import answer_of, cause_of_death, node_lost
 from raybench.records import Answer, Device, Failure, Group
@@ -84,7 +84,7 @@ def settle(
         answers = failures.after_timeout(ranks.seen(finished), settings.timeout_s)
     else:
         answers = failures.after_failure(ranks.seen(finished))
-    unfit = frozenset(answer.rank for answer in answers if not answer.keeps_worker)
+    unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)
     answers = ranks.end(answers, unfit)
     return Outcome(answers=answers, unfit=unfit, group_is_gone=group is not None, was_late=was_late)
 
@@ -121,7 +121,7 @@ class _Ranks:
         A rank that fails takes the group down, also where the others have answered before.
         """
         answers = self.in_order()
-        return not (self._waiting or self.has_failed()) and all(a.keeps_worker for a in answers)
+        return not (self._waiting or self.has_failed()) and all(a.worker_reusable for a in answers)
 
     def in_order(self) -> tuple[Answer, ...]:
         return tuple(self.answers[rank] for rank in sorted(self.answers))
@@ -142,11 +142,11 @@ class _Ranks:
                 self.answers[rank] = answer_of(ref, rank, self._devices[rank])
             self._look_at_nodes()
 
-    def seen(self, finished: frozenset[int]) -> Seen:
+    def seen(self, finished: frozenset[int]) -> PointObservation:
         died = [rank for rank, answer in self.answers.items() if _is_death(answer)]
         asked = {rank: self._devices[rank] for rank in (*self._waiting.values(), *died)}
         self._log_tails |= self._agents.log_tails(asked)
-        return Seen(
+        return PointObservation(
             world_size=len(self._devices),
             answers={
                 rank: _explain(answer, self._log_tails.get(rank, ""))

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from raybench.cluster.ray_cluster.actors import start_store
-from raybench.cluster.ray_cluster.liveness import Lifelines
+from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.cluster.ray_cluster.ray_errors import all_done
 from raybench.cluster.ray_cluster.workers import WorkerGroup
 from raybench.errors import ClusterError
@@ -26,7 +26,7 @@ _LEAVE_TIMEOUT_S = 10.0
 class ProcessGroups:
     """Who is in which group, and the store in which a new one meets."""
 
-    def __init__(self, worker_ids: WorkerGroup, lifelines: Lifelines) -> None:
+    def __init__(self, worker_ids: WorkerGroup, lifelines: HeadMonitor) -> None:
         self._workers = worker_ids
         self._lifelines = lifelines
         self._groups: dict[tuple[int, ...], Group] = {}

@@ -94,34 +94,34 @@ class Replacement:
             give_up_s=time.monotonic() + limit_s,
         )
 
-    def _take_over(self, coming: _Coming, ref: Any) -> None:
-        worker = coming.worker
+    def _take_over(self, pending: _Coming, ref: Any) -> None:
+        worker = pending.worker
         try:
             device = ray.get(ref)
         except ray.exceptions.RayError as error:
-            self._try_next(coming, why_no_start(error), was_killed=was_killed(error))
+            self._try_next(pending, why_no_start(error), was_killed=was_killed(error))
             return
         # When a GPU has fallen off the bus, CUDA counts the others anew.
         if device.kind == "cuda" and device.uuid != worker.device.uuid:
-            self._try_next(coming, f"cuda:{device.index} is {device.uuid} now")
+            self._try_next(pending, f"cuda:{device.index} is {device.uuid} now")
         else:
             worker.device = device
 
     def _drop_late(self) -> None:
         """Those whose time is up, and those that were lost meanwhile."""
-        for ref, coming in list(self._coming.items()):
-            if coming.worker.lost_because:
+        for ref, pending in list(self._coming.items()):
+            if pending.worker.lost_because:
                 del self._coming[ref]
-            elif time.monotonic() > coming.give_up_s:
+            elif time.monotonic() > pending.give_up_s:
                 del self._coming[ref]
-                self._try_next(coming, f"no new process in {START_TIMEOUT_S:.0f} s")
+                self._try_next(pending, f"no new process in {START_TIMEOUT_S:.0f} s")
 
-    def _try_next(self, coming: _Coming, reason: str, *, was_killed: bool = False) -> None:
+    def _try_next(self, pending: _Coming, reason: str, *, was_killed: bool = False) -> None:
         """After a standby the next is tried, after the last a new worker, and again if killed."""
-        ray.kill(coming.worker.actor, no_restart=True)
-        if self._agents.has_ended(coming.worker.slot.node_id):
-            self._lose_nodes({coming.worker.slot.node_id})
-        elif coming.is_standby or (was_killed and coming.tries < MOST_STARTS):
-            self._begin(coming.worker, coming.tries)
+        ray.kill(pending.worker.actor, no_restart=True)
+        if self._agents.has_ended(pending.worker.slot.node_id):
+            self._lose_nodes({pending.worker.slot.node_id})
+        elif pending.is_standby or (was_killed and pending.tries < MOST_STARTS):
+            self._begin(pending.worker, pending.tries)
         else:
-            self._lose_worker(coming.worker, reason)
+            self._lose_worker(pending.worker, reason)

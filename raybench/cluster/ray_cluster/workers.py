@@ -95,7 +95,7 @@ class WorkerGroup:
         return frozenset(number for number, worker in workers if worker.lost_because)
 
     @property
-    def coming(self) -> int:
+    def pending(self) -> int:
         with self._lock:
             is_waiting = time.monotonic() < self._wait_until_s
             return len(self._starting) + (self._missing if is_waiting else 0)
@@ -120,14 +120,14 @@ class WorkerGroup:
         with self._lock:
             self._workers = [came[position] for position in order]
         self._keep_standbys()
-        if self.coming:
-            self._tell(f"{len(came)} of {count} workers are there, up to {self.coming} may come")
+        if self.pending:
+            self._tell(f"{len(came)} of {count} workers are there, up to {self.pending} may come")
 
     def refresh(self, timeout_s: float) -> None:
         """As Cluster.refresh."""
         deadline_s = time.monotonic() + timeout_s
         self.lose(self._agents.silent_nodes())
-        while not self._took_in() and self.coming and time.monotonic() < deadline_s:
+        while not self._took_in() and self.pending and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
             self.lose(self._agents.silent_nodes())
 

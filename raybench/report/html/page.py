@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from raybench.report import best, formatting, largest_batches
 from raybench.report.charts.main_figure import main_figure, rows_laid_over, rows_of, why_none
-from raybench.report.grouped_messages import Said, in_short
+from raybench.report.grouped_messages import MessageGroup, in_short
 from raybench.report.html.batch import memory_figure, throughput_figure
 from raybench.report.html.environment import device_table, facts
 from raybench.report.html.figure import WIDE, Figure, Panel
@@ -141,7 +141,7 @@ def _findings(summary: Summary) -> list[tuple[str, Sequence[tuple[str, str]]]]:
 
 def _all_said(summary: Summary) -> list[tuple[str, list[str]]]:
     """What went wrong, is missing or is doubtful."""
-    told: tuple[tuple[str, Sequence[Said]], ...] = (
+    told: tuple[tuple[str, Sequence[MessageGroup]], ...] = (
         ("Failed and skipped points", summary.failures),
         ("Without speed-up", summary.without_speed_up),
         ("Warnings", summary.warnings),

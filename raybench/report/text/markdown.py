@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from raybench.report import best, formatting, largest_batches
-from raybench.report.grouped_messages import Said, in_short, some
+from raybench.report.grouped_messages import MessageGroup, in_short, some
 from raybench.report.summary import OVER_FP32, Summary
 from raybench.report.tables import Table
 
@@ -96,7 +96,7 @@ def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _group_lines(title: str, all_said: Sequence[Said]) -> list[str]:
+def _group_lines(title: str, all_said: Sequence[MessageGroup]) -> list[str]:
     if not all_said:
         return []
     told, more = in_short(all_said)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rich.console import RenderableType
 
 from raybench.report import best, formatting, largest_batches
-from raybench.report.grouped_messages import Said, in_short, some
+from raybench.report.grouped_messages import MessageGroup, in_short, some
 from raybench.report.legend import explain
 from raybench.report.summary import OVER_FP32, Summary
 from raybench.report.tables import MARK_COLUMN, WHERE_IT_GOES, Table
@@ -155,7 +155,7 @@ def _columns(table: Table) -> list[Column]:
     ]
 
 
-def _group_lines(title: str, all_said: Sequence[Said]) -> list[RenderableType]:
+def _group_lines(title: str, all_said: Sequence[MessageGroup]) -> list[RenderableType]:
     if not all_said:
         return []
     told, more = in_short(all_said)

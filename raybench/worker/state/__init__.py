@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from raybench.worker.state.device_state import DeviceMemory, device_settings
-from raybench.worker.state.leftovers import Company, Descriptors, counted
+from raybench.worker.state.leftovers import Descriptors, ProcessSnapshot, counted
 from raybench.worker.state.loaded_functions import LoadedFunctions
 from raybench.worker.state.python_settings import python_settings
 from raybench.worker.state.setting import Setting
@@ -35,13 +35,13 @@ class ProcessState:
         )
         self._before = [setting.read() for setting in self._settings]
         self._memory = DeviceMemory(device)
-        self._company = Company()
+        self._company = ProcessSnapshot()
         self._descriptors = Descriptors()
         self._functions = LoadedFunctions()
 
     def begin(self) -> None:
         """Note which threads, child processes and functions there are before a workload starts."""
-        self._company = Company()
+        self._company = ProcessSnapshot()
         self._functions.learn()
 
     def restore(self) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class ProcessState:
         self._memory.release()
         # Once more: what the collector ended may have put settings back that were not ours.
         changed = self._write_back()
-        left = (*self._company.newcomers(), *self._descriptors.count_open())
+        left = (*self._company.leaked(), *self._descriptors.count_open())
         return (*changed, *left, *self._memory.still_held())
 
     def functions_replaced(self, package: str) -> tuple[str, ...]:

@@ -20,14 +20,14 @@ _OPEN_FILES = 64
 _OF_LIBRARIES = ("socket:", "anon_inode:", "/memfd:", "/dev/shm/", "/dev/nvidia", "/dev/infiniband")
 
 
-class Company:
+class ProcessSnapshot:
     """The threads and child processes that ran beside this thread at one moment."""
 
     def __init__(self) -> None:
         self._threads = set(_threads())
         self._children = _children()
 
-    def newcomers(self) -> tuple[str, ...]:
+    def leaked(self) -> tuple[str, ...]:
         """Those that have been started since and do not end by themselves now, as noun phrases."""
         _end_progress_monitor()
         threads = _those_that_stay(lambda: set(_threads()) - self._threads)

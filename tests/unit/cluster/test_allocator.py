@@ -5,12 +5,12 @@ from fakes import make_device, make_devices
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.cluster.allocator import Room
+from raybench.cluster.allocator import DeviceAllocator
 from raybench.cluster.ranks import choose_workers
 
 
 def room(isolation="device", strategy="pack", lost=(), **nodes):
-    return Room(make_devices(**nodes), lost, strategy, isolation)
+    return DeviceAllocator(make_devices(**nodes), lost, strategy, isolation)
 
 
 def taken(where, *sizes):
@@ -51,7 +51,7 @@ def test_a_node_that_is_partly_taken_has_nothing_to_offer_with_isolation_node():
 def test_a_point_stays_on_the_models_that_it_would_have_on_the_idle_cluster():
     devices = [make_device("a", i, name="new") for i in range(2)]
     devices += [make_device("b", 0, name="old")]
-    where = Room(devices, (), "pack", "device")
+    where = DeviceAllocator(devices, (), "pack", "device")
     assert taken(where, 1, 1, 1) == [(0,), (1,), None]
 
 
@@ -76,7 +76,7 @@ def test_neighbours_are_preferred_and_pairs_begin_at_even_devices():
 
 def test_late_workers_have_ranks_by_node_all_the_same():
     devices = [*make_devices(a=1, b=2), make_device("a", 1)]
-    where = Room(devices, (), "pack", "device")
+    where = DeviceAllocator(devices, (), "pack", "device")
     assert where.place(4) == (0, 3, 1, 2)
 
 
@@ -100,7 +100,7 @@ def test_whatever_comes_and_goes_places_are_disjoint_and_of_the_same_shape(
     sizes, isolation, strategy, data
 ):
     devices = make_devices(**sizes)
-    where, running = Room(devices, (), strategy, isolation), []
+    where, running = DeviceAllocator(devices, (), strategy, isolation), []
     for _ in range(20):
         world_size = data.draw(st.integers(1, len(devices)))
         if running and data.draw(st.booleans()):

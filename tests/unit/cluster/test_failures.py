@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from raybench.cluster.failures import (
-    Seen,
+    PointObservation,
     after_failure,
     after_timeout,
     own_failure,
@@ -33,7 +33,11 @@ IN_A_SYNC = """Thread 0x2 (most recent call first):
 
 def failed(rank: int, error_type: str, message: str = "", *, keeps: bool = True) -> Failure:
     return Failure(
-        rank=rank, status=Status.ERROR, error_type=error_type, message=message, keeps_worker=keeps
+        rank=rank,
+        status=Status.ERROR,
+        error_type=error_type,
+        message=message,
+        worker_reusable=keeps,
     )
 
 
@@ -41,8 +45,8 @@ def measured(rank: int) -> Measurement:
     return Measurement(rank=rank, repetitions=(), items_per_step=1, setup_s=0.0)
 
 
-def seen(*answers, world_size=3, finished=(), tails=None) -> Seen:
-    return Seen(
+def seen(*answers, world_size=3, finished=(), tails=None) -> PointObservation:
+    return PointObservation(
         world_size=world_size,
         answers={answer.rank: answer for answer in answers},
         finished=frozenset(finished),
@@ -65,13 +69,13 @@ def test_the_ranks_beside_a_failure_name_it_and_keep_their_processes():
     )
     assert [answer.error_type for answer in told] == ["PeerFailed", "ValueError", "PeerFailed"]
     assert told[0].message == "rank 1 failed"
-    assert all(answer.keeps_worker for answer in told)
+    assert all(answer.worker_reusable for answer in told)
 
 
 def test_a_rank_that_does_not_stop_costs_its_process():
     told = after_failure(seen(failed(1, "ValueError"), world_size=2, tails={0: IN_A_LOOP}))
     assert told[0].message == "rank 1 failed, and this rank did not stop, at net.py:60 in spin"
-    assert not told[0].keeps_worker
+    assert not told[0].worker_reusable
 
 
 def test_samples_that_came_before_the_failure_are_left_as_they_are():
@@ -83,7 +87,7 @@ def test_samples_that_came_before_the_failure_are_left_as_they_are():
 def test_a_process_that_dies_of_the_abort_is_not_the_cause():
     died = failed(0, "WorkerDied", keeps=False)
     told = after_failure(seen(failed(1, "ValueError"), died, world_size=2, finished={1}))
-    assert (told[0].error_type, told[0].keeps_worker) == ("PeerFailed", False)
+    assert (told[0].error_type, told[0].worker_reusable) == ("PeerFailed", False)
 
 
 def test_a_rank_to_which_all_others_lost_the_connection_is_blamed():
@@ -145,7 +149,7 @@ def test_ranks_that_an_abort_released_all_hung_when_none_is_stuck():
     assert {answer.message for answer in told} == {
         "no answer within measure.timeout_s = 3 s; ranks 0 and 1 gave none"
     }
-    assert all(answer.keeps_worker and answer.status is Status.TIMEOUT for answer in told)
+    assert all(answer.worker_reusable and answer.status is Status.TIMEOUT for answer in told)
 
 
 @pytest.mark.parametrize("tail", ["", "just words", 'File "cut.py", line 3 in step'])

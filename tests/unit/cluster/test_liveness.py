@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from raybench.cluster.ray_cluster import liveness
-from raybench.cluster.ray_cluster.liveness import Lifelines
+from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.errors import ClusterError
 
 
@@ -25,17 +25,17 @@ def test_what_has_just_answered_and_died_is_found_gone_before_an_actor_is_replac
     other = {"the head": "this host's Ray", "this host's Ray": "the head"}[dies]
     with listening() as stays:
         with listening() as address:
-            found = Lifelines({other: stays, dies: address})
+            found = HeadMonitor({other: stays, dies: address})
             found.check(afresh=True)
         found.check()
         started_s = time.monotonic()
         with pytest.raises(ClusterError, match=f"{dies} at {address} is gone"):
             found.check(afresh=True)
         assert time.monotonic() < started_s + 3
-        assert found.is_cut
+        assert found.is_down
 
 
 def test_a_head_that_missed_one_call_is_there(monkeypatch):
     answers = iter([False, True])
     monkeypatch.setattr(liveness, "_listens", lambda _: next(answers))
-    assert not Lifelines({"the head": "127.0.0.1:1"}).is_cut
+    assert not HeadMonitor({"the head": "127.0.0.1:1"}).is_down

@@ -9,7 +9,7 @@ from fakes import make_devices, make_measurement
 
 from raybench.cluster.ray_cluster import point_end
 from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.liveness import Lifelines
+from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.cluster.ray_cluster.point_end import when_late_s
 from raybench.job.model import Measure
 from raybench.records import Failure, Group, Status
@@ -72,7 +72,7 @@ def test_a_group_of_which_one_rank_failed_is_given_up_whenever_the_others_answer
         status=Status.ERROR,
         error_type="ValueError",
         message="not even closed",
-        keeps_worker=True,
+        worker_reusable=True,
     )
     outcome, calls = settled(*answers, group=GROUP)
     assert outcome.group_is_gone
@@ -111,6 +111,6 @@ def test_the_store_starts_before_the_workers_where_points_can_have_a_group(count
     cluster = object.__new__(RayCluster)
     cluster._groups = SimpleNamespace(start=lambda: calls.append("store"))
     cluster._workers = SimpleNamespace(start=lambda *_: calls.append("workers"))
-    cluster._lifelines, cluster._end = Lifelines({}), calls.append
+    cluster._lifelines, cluster._end = HeadMonitor({}), calls.append
     cluster.start(count, "pack")
     assert calls == begun

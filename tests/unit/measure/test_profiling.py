@@ -21,7 +21,7 @@ from raybench.job.point import Precision
 from raybench.measure import module_times as module_times_module
 from raybench.measure.module_times import module_times
 from raybench.measure.profiling import profile
-from raybench.records import Answer, Group, ModuleTime, Place, Profile, Record, Task
+from raybench.records import Answer, Group, ModuleTime, Profile, RankInfo, Record, Task
 from raybench.results.reader import find_run, load
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
@@ -234,7 +234,7 @@ def test_only_the_chosen_points_are_profiled() -> None:
     asked: list[Task] = []
 
     class Noting:
-        def run(self, task: Task, place: Place, group: Group | None) -> Answer:
+        def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
             asked.append(task)
             return make_measurement(place.rank, [[1_000_000] * 6])
 

@@ -66,7 +66,7 @@ def test_a_measurement_that_is_none_is_a_failure_that_keeps_the_process(answer, 
     assert isinstance(failure, Failure)
     assert (failure.status, failure.error_type) == (Status.ERROR, "InvalidMeasurement")
     assert reason in failure.message
-    assert failure.keeps_worker
+    assert failure.worker_reusable
 
 
 def test_numbers_come_out_as_plain_ones():

@@ -25,7 +25,7 @@ from raybench.job.point import Point, Precision
 from raybench.records import Breakdown, Record, Status
 from raybench.report import formatting
 from raybench.report.export import as_json
-from raybench.report.grouped_messages import said_once
+from raybench.report.grouped_messages import group_messages
 from raybench.report.summary import Summary, summarize
 from raybench.report.tables import Table
 from raybench.report.text import markdown, runs, terminal
@@ -106,7 +106,7 @@ def test_reasons_that_differ_in_figures_only_are_said_once_with_their_count() ->
 
 def test_shares_that_differ_are_told_with_their_signs() -> None:
     texts = [f"known to ±{share}% only; asks for ±1.0%" for share in ("1.0", "170.2")]
-    [said] = said_once(texts)
+    [said] = group_messages(texts)
     assert said.text == "known to ±1.0% to ±170.2% only; asks for ±1.0%"
 
 

@@ -9,13 +9,13 @@ from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.records import Answer, Task
 from raybench.sweep.inflight import InFlight
-from raybench.sweep.scheduler import Turn
+from raybench.sweep.scheduler import Attempt
 
 
 def begun(running: InFlight, cluster, sizes) -> None:
     """Start a point for each batch size, and return when the last has ended."""
     for index, size in enumerate(sizes):
-        turn = Turn(index=index, point=make_point(batch_size=size), attempt=1)
+        turn = Attempt(index=index, point=make_point(batch_size=size), attempt=1)
         running.submit(turn, Task(point=turn.point, settings=Measure()), (0,), cluster.devices)
         while running._finished.qsize() <= index:
             time.sleep(0.001)

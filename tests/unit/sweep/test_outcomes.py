@@ -10,7 +10,7 @@ from builders import make_device, make_point
 from raybench.records import Failure, Record, Status
 from raybench.records.failure_text import DETAIL_CHARACTERS
 from raybench.sweep.outcomes import make_record_of
-from raybench.sweep.scheduler import Turn
+from raybench.sweep.scheduler import Attempt
 
 
 def record_of(detail: str, output: str) -> Record:
@@ -24,7 +24,7 @@ def record_of(detail: str, output: str) -> Record:
         output=output,
     )
     return make_record_of(
-        Turn(index=0, point=make_point(), attempt=1),
+        Attempt(index=0, point=make_point(), attempt=1),
         (failure,),
         (make_device(),),
         started_at=datetime.now(UTC),

@@ -19,7 +19,7 @@ from raybench.records import (
     Answer,
     Failure,
     Group,
-    Place,
+    RankInfo,
     Record,
     Status,
     Task,
@@ -27,7 +27,7 @@ from raybench.records import (
 )
 from raybench.sweep.loop import Before, PointFinished, RoundStarted, SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
-from raybench.sweep.scheduler import Turn
+from raybench.sweep.scheduler import Attempt
 
 BASELINE = {"world_size": 1}
 
@@ -37,7 +37,7 @@ def rounds_of(count: int = 2, seed: int = 7, sizes: Sequence[int] = (1, 2, 4)) -
     return Rounds(plan=Plan(points=points, baseline=BASELINE), count=count, seed=seed)
 
 
-def blocks(turns: Sequence[Turn]) -> list[int]:
+def blocks(turns: Sequence[Attempt]) -> list[int]:
     return [block for block, _ in groupby(turns, key=lambda turn: turn.block)]
 
 
@@ -130,7 +130,7 @@ class Swept:
         chosen = SweepSettings(measure=measure or Measure(), strategy="pack", stop_on_error=False)
         self.events = list(sweep(rounds, chosen, cluster, self._write, before))
 
-    def run(self, task: Task, place: Place, _: Group | None) -> Answer:
+    def run(self, task: Task, place: RankInfo, _: Group | None) -> Answer:
         self.tasks.append(task)
         rank = place.rank
         if any(key.point_id == task.point.point_id for key in self._fail):

@@ -40,7 +40,7 @@ from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import Before, Event, PointFinished, SweepSettings
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_rows import RunRows
-from raybench.sweep.run_state import Start
+from raybench.sweep.run_state import RunState
 from raybench.sweep.runner import _closing, record_run
 
 SETTINGS = SweepSettings(measure=make_measure(), strategy="pack", stop_on_error=False)
@@ -89,7 +89,7 @@ def sweeping(tmp_path: Path, job: Job) -> Callable[[Cluster], tuple[Run, str]]:
         store = RunStore.create(tmp_path / "results", run, make_measure())
         console, plan = Console(file=io.StringIO(), width=200), make_plan(job)
         try:
-            start = Start(
+            start = RunState(
                 run=run,
                 rounds=Rounds(plan=plan),
                 before=Before(),
@@ -201,7 +201,7 @@ def test_an_end_that_takes_too_long_is_told_where_the_whole_run_is(
 ) -> None:
     run = make_run("run-a")
     store = RunStore.create(tmp_path / "results", run, make_measure())
-    start = Start(
+    start = RunState(
         run=run,
         rounds=Rounds(plan=make_plan(job)),
         ended={TrialKey(point.point_id): Status.OK for point in make_plan(job).points},
@@ -228,7 +228,7 @@ def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_r
 ) -> None:
     statuses = [Status.OK, Status.OOM, Status.LOST, Status.CANCELLED]
     store = RunStore.create(tmp_path / "results", make_run("run-a"), make_measure())
-    start = Start(
+    start = RunState(
         run=make_run("run-a"),
         rounds=Rounds(plan=make_plan(job)),
         ended={TrialKey(str(number)): status for number, status in enumerate(statuses)},
@@ -364,7 +364,7 @@ def test_a_command_to_be_typed_is_quoted_and_called_as_this_one_was(
             cli.main()
         assert told in "".join(capsys.readouterr())
     store = RunStore.create(tmp_path / "two words", make_run("run-a"), make_measure())
-    start = Start(
+    start = RunState(
         run=make_run("run-a"),
         rounds=Rounds(plan=make_plan(job)),
         ended={TrialKey("1"): Status.OK},
@@ -464,7 +464,7 @@ def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
     first = make_plan(job).points[0]
     code = code_of("raybench.workloads.mlp")
 
-    def call(status: Status, *options: str, **of_run: object) -> Start | None:
+    def call(status: Status, *options: str, **of_run: object) -> RunState | None:
         settings = {
             "job_sha256": job.meaning_sha256,
             "job_text": job.text,
@@ -476,9 +476,9 @@ def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
         run = make_run("run-a", **(settings | of_run))
         store = RunStore.create(results, run, make_measure())
         store.write_records([(0, make_failed(first, status=status))])
-        starts: list[Start] = []
+        starts: list[RunState] = []
 
-        def run_sweep(_: Job, start: Start, *__: object) -> Run:
+        def run_sweep(_: Job, start: RunState, *__: object) -> Run:
             starts.append(start)
             return counted(start.run, by_point(start.ended))
 
@@ -618,7 +618,7 @@ def test_a_run_that_another_driver_writes_is_refused_in_one_line(
 def test_devices_that_come_during_the_run_have_their_rows(tmp_path: Path, job: Job) -> None:
     run, plan = make_run("run-a"), make_plan(job)
     store = RunStore.create(tmp_path, run, make_measure())
-    start = Start(
+    start = RunState(
         run=run, rounds=Rounds(plan=plan), before=Before(), is_resumed=False, resume_command=""
     )
     rows = RunRows(start, store, ConsoleListener(Console(file=io.StringIO())))
@@ -631,7 +631,7 @@ def test_devices_that_come_during_the_run_have_their_rows(tmp_path: Path, job: J
 def test_devices_of_another_model_do_not_go_into_a_resumed_run(tmp_path: Path, job: Job) -> None:
     run, plan = make_run("run-a"), make_plan(job)
     store = RunStore.create(tmp_path, run, make_measure())
-    start = Start(
+    start = RunState(
         run=run,
         rounds=Rounds(plan=plan),
         before=Before(),

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
-from raybench.sweep.scheduler import Assign, Schedule, Skip, Turn, workers_needed
+from raybench.sweep.scheduler import Assign, Attempt, Schedule, Skip, workers_needed
 
 
 def turns(points):
-    return [Turn(index=index, point=point, attempt=1) for index, point in enumerate(points)]
+    return [Attempt(index=index, point=point, attempt=1) for index, point in enumerate(points)]
 
 
 def schedule(points, devices, isolation="cluster", *, capacity=None, **changes):
@@ -86,21 +86,21 @@ def test_a_lost_worker_is_given_to_nobody_also_when_its_point_ends_later():
 def test_a_point_waits_for_workers_that_are_coming_while_smaller_ones_run():
     devices = make_devices(a=2, b=2)
     made = Schedule(turns([make_point(world_size=4), make_point(world_size=2)]), "pack", "cluster")
-    made.see(devices[:2], 4, frozenset(), coming=2)
+    made.see(devices[:2], 4, frozenset(), pending=2)
     assert started(made) == [(1, (0, 1))]
-    made.ended(Turn(index=1, point=make_point(world_size=2), attempt=1))
+    made.ended(Attempt(index=1, point=make_point(world_size=2), attempt=1))
     assert made.next() is None
     assert not made.is_done
-    made.see(devices, 4, frozenset(), coming=0)
+    made.see(devices, 4, frozenset(), pending=0)
     assert started(made) == [(0, (0, 1, 2, 3))]
     assert made.is_done
 
 
 def test_a_point_is_skipped_when_the_workers_that_were_coming_did_not_come():
     made = Schedule(turns([make_point(world_size=4)]), "pack", "cluster")
-    made.see(make_devices(a=2), 2, frozenset(), coming=2)
+    made.see(make_devices(a=2), 2, frozenset(), pending=2)
     assert made.next() is None
-    made.see(make_devices(a=2), 2, frozenset(), coming=0)
+    made.see(make_devices(a=2), 2, frozenset(), pending=0)
     assert skipped(made) == {0: ("TooFewDevices", "needs 4 devices, the cluster has 2")}
 
 
@@ -185,7 +185,7 @@ def test_with_isolation_node_a_node_has_one_point_and_a_point_of_two_nodes_has_b
     points = [make_point(world_size=n, batch_size=i + 1) for i, n in enumerate((1, 4, 1, 1))]
     made = schedule(points, make_devices(a=2, b=2, c=2), "node")
     assert started(made) == [(1, (0, 1, 2, 3)), (0, (4,))]
-    made.ended(Turn(index=1, point=points[1], attempt=1))
+    made.ended(Attempt(index=1, point=points[1], attempt=1))
     assert started(made) == [(2, (0,)), (3, (2,))]
 
 
@@ -194,7 +194,7 @@ def test_an_attempt_that_is_made_again_goes_before_what_waits():
     made = schedule(points, make_devices(a=1))
     [(index, _)] = started(made)
     made.ended(turns(points)[index])
-    made.add(Turn(index=index, point=points[index], attempt=2, tries=2))
+    made.add(Attempt(index=index, point=points[index], attempt=2, tries=2))
     assert started(made) == [(index, (0,))]
 
 

@@ -8,11 +8,11 @@ import torch.distributed as dist
 
 from raybench.cluster.rendezvous import StoreHost
 from raybench.job.model import Measure
-from raybench.records import Group, Place, Task
+from raybench.records import Group, RankInfo, Task
 from raybench.worker.process_group import GroupGoneError, ProcessGroup
 from tests.unit.fakes import make_point
 
-ALONE = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
+ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
 TASK = Task(point=make_point(), settings=Measure(warmup=1, iterations=1))
 
 

@@ -24,11 +24,11 @@ from raybench.job import registry
 from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.measure import phases
-from raybench.records import Failure, Group, Measurement, Place, Status, Task
+from raybench.records import Failure, Group, Measurement, RankInfo, Status, Task
 from raybench.records.sources import code_of
 from raybench.worker.worker import Worker
 
-ALONE = Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
+ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
 MLP = {"hidden": 16, "layers": 2}
 
 
@@ -71,7 +71,7 @@ def test_an_exception_in_init_or_step_is_a_failure_with_its_first_line_and_trace
     assert (answer.status, answer.error_type) == (Status.ERROR, "ValueError")
     assert answer.message == "no such thing"
     assert "more of it" in answer.detail
-    assert answer.keeps_worker
+    assert answer.worker_reusable
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_out_of_memory_has_a_status_of_its_own(workload, error):
     assert isinstance(answer, Failure)
     assert answer.status is Status.OOM
     assert answer.message
-    assert answer.keeps_worker == ("CUDA error" not in answer.message)
+    assert answer.worker_reusable == ("CUDA error" not in answer.message)
 
 
 def test_an_error_of_the_device_costs_the_process(workload):
@@ -111,7 +111,7 @@ def test_an_error_of_the_device_costs_the_process(workload):
 
     answer = run(make_point(workload=workload(Illegal), params={}))
     assert isinstance(answer, Failure)
-    assert not answer.keeps_worker
+    assert not answer.worker_reusable
 
 
 def test_a_workload_that_switches_tf32_on_under_fp32_is_told(workload):
@@ -275,7 +275,7 @@ def test_a_workload_that_makes_a_mess_does_not_change_the_next_point(workload):
     answers = [worker.run(task, ALONE, None) for task in (seeing, messing, seeing)]
     for answer in answers:
         assert isinstance(answer, Measurement), answer
-        assert answer.keeps_worker, answer.warnings
+        assert answer.worker_reusable, answer.warnings
     assert messy
     assert views[0] == views[1]
 
@@ -318,7 +318,7 @@ def test_what_a_workload_leaves_behind_is_told_and_costs_the_process(workload):
     answer = run(make_point(workload=workload(Threaded), params={}), repeats=2)
     stop.set()
     assert isinstance(answer, Measurement), answer
-    assert not answer.keeps_worker
+    assert not answer.worker_reusable
     assert answer.warnings == (
         "the workload left 2 running threads (left, left) behind: "
         "the next point gets new processes; end or undo it in close()",
@@ -338,7 +338,7 @@ def test_a_failed_point_that_leaves_something_behind_costs_the_process_too(workl
     stop.set()
     assert isinstance(answer, Failure)
     assert answer.message == "no such thing"
-    assert not answer.keeps_worker
+    assert not answer.worker_reusable
 
 
 def test_every_repeat_and_every_point_starts_with_the_same_random_numbers(workload):
@@ -459,7 +459,7 @@ def test_a_worker_that_has_loaded_other_code_measures_nothing_and_names_node_and
     assert answer.message.startswith(
         f"the code on {socket.gethostname()} is not that of the run: edited_workload_x.py differs;"
     )
-    assert answer.keeps_worker
+    assert answer.worker_reusable
 
 
 @pytest.mark.parametrize("value", ["many", -3, math.nan, True])
@@ -563,7 +563,7 @@ def test_an_exception_that_cannot_say_what_it_is_costs_no_process(
     assert (answer.status, answer.error_type) == (Status.ERROR, error_type)
     closing = "" if message == "said" else "; close() then raised Mute: no message"
     assert answer.message == message + closing
-    assert answer.keeps_worker
+    assert answer.worker_reusable
 
 
 def test_the_text_of_an_exception_is_cut_and_says_so(workload):
@@ -602,7 +602,7 @@ def test_a_group_that_another_rank_has_taken_down_is_no_error_of_the_point(workl
     answer = worker.run(sound, ALONE, group)
     assert isinstance(answer, Failure)
     assert (answer.status, answer.error_type) == (Status.LOST, "PeerFailed")
-    assert answer.keeps_worker
+    assert answer.worker_reusable
     del store
 
 
@@ -628,7 +628,7 @@ def test_what_a_rank_measures_in_a_group_that_was_ended_is_dropped_and_the_worke
     worker = Worker("cpu", 0)
     answer = worker.run(ended, ALONE, groups[0])
     assert isinstance(answer, Failure)
-    assert (answer.error_type, answer.keeps_worker) == ("PeerFailed", True)
+    assert (answer.error_type, answer.worker_reusable) == ("PeerFailed", True)
     assert not dist.is_initialized()
     for group in (None, groups[1]):
         again = worker.run(sound, ALONE, group)
@@ -653,7 +653,7 @@ def test_a_workload_that_exits_is_a_failure_and_the_process_stays(workload):
     answer = run(make_point(workload=workload(Exiting), params={}))
     assert isinstance(answer, Failure)
     assert (answer.error_type, answer.message) == ("SystemExit", "enough")
-    assert answer.keeps_worker
+    assert answer.worker_reusable
 
 
 def test_a_point_whose_time_is_up_writes_where_it_is(workload, capfd):

@@ -48,7 +48,7 @@ REHOOKED = ("plain", "accumulated", "small buckets", "all options")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class PointObservation:
     """What one rank saw of one workload; plain lists, so that they travel."""
 
     gradients: list[list[float]]
@@ -92,7 +92,7 @@ def build(case: str, context: Context) -> Mlp | Transformer:
     )
 
 
-def observe(case: str, rank: int) -> Seen:
+def observe(case: str, rank: int) -> PointObservation:
     workload = build(case, context_of(case, rank))
     training = workload.training
     ddp = training.replica
@@ -116,7 +116,7 @@ def observe(case: str, rank: int) -> Seen:
         workload.step()
     parameters = torch.cat([p.detach().flatten() for p in training.model.parameters()])
     workload.close()
-    return Seen(
+    return PointObservation(
         gradients=gradients,
         parameters=parameters[:2000].tolist(),
         all_reduces=buckets,
@@ -227,7 +227,7 @@ def hooked(model: nn.Module) -> None:
 class Answers:
     """All that one rank did."""
 
-    seen: dict[str, Seen]
+    seen: dict[str, PointObservation]
     rehooked: dict[str, Rehooked]
     why_no_hook: list[str | None]
     breakdown: Breakdown
@@ -265,13 +265,13 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Answers]:
 
 
 @pytest.fixture
-def ranks(answers: list[Answers]) -> list[dict[str, Seen]]:
+def ranks(answers: list[Answers]) -> list[dict[str, PointObservation]]:
     return [answer.seen for answer in answers]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_both_ranks_have_the_same_gradients_and_parameters(
-    case: str, ranks: list[dict[str, Seen]]
+    case: str, ranks: list[dict[str, PointObservation]]
 ) -> None:
     first, second = (rank[case] for rank in ranks)
     assert len(first.gradients) == STEPS
@@ -280,26 +280,28 @@ def test_both_ranks_have_the_same_gradients_and_parameters(
     assert first.parameters == second.parameters
 
 
-def test_accumulation_reduces_once_a_step(ranks: list[dict[str, Seen]]) -> None:
+def test_accumulation_reduces_once_a_step(ranks: list[dict[str, PointObservation]]) -> None:
     # A small model is one bucket: without no_sync there would be four a step.
     assert ranks[0]["plain"].all_reduces == [1] * STEPS
     assert ranks[0]["accumulated"].all_reduces == [1] * STEPS
 
 
-def test_a_static_graph_reduces_once_more_in_its_first_step(ranks: list[dict[str, Seen]]) -> None:
+def test_a_static_graph_reduces_once_more_in_its_first_step(
+    ranks: list[dict[str, PointObservation]],
+) -> None:
     assert ranks[0]["all options"].all_reduces == [2, 1, 1]
 
 
 @pytest.mark.parametrize("case", ["accumulated", "all options"])
 def test_accumulation_equals_one_pass_over_the_same_rows(
-    case: str, ranks: list[dict[str, Seen]]
+    case: str, ranks: list[dict[str, PointObservation]]
 ) -> None:
     whole, parts = ranks[0]["plain"].gradients, ranks[0][case].gradients
     for one, four in zip(whole, parts, strict=True):
         assert four == pytest.approx(one, rel=1e-4, abs=1e-7)
 
 
-def test_smaller_buckets_are_reduced_one_by_one(ranks: list[dict[str, Seen]]) -> None:
+def test_smaller_buckets_are_reduced_one_by_one(ranks: list[dict[str, PointObservation]]) -> None:
     assert ranks[0]["small buckets"].all_reduces[-1] >= 4
 
 
