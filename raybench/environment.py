@@ -27,7 +27,7 @@ def package_versions() -> dict[str, str]:
     return found
 
 
-def measured_variables() -> dict[str, str]:
+def variables_that_matter() -> dict[str, str]:
     """The environment variables that are known to change what is measured."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)}
 

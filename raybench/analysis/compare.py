@@ -31,10 +31,10 @@ from raybench.analysis.measured_runs import (
     Measured,
     Others,
     Row,
-    known_side,
     other_world,
     starts_beside,
     step_times,
+    summarize_side,
 )
 from raybench.analysis.repeats import Sides, Start, sides
 from raybench.analysis.resampling import Series, log_median_errors
@@ -43,11 +43,11 @@ from raybench.analysis.start_noise import (
     REPEATS,
     RUNS,
     StartNoise,
-    documented,
     node_noise,
-    raised,
-    updated,
-    widened,
+    prior_noise,
+    raise_priors,
+    update_noise,
+    widen,
 )
 from raybench.stats.summary import MIN_SAMPLES
 
@@ -184,7 +184,7 @@ def _measure_change(
     of_base = log_median_errors(last[0], _BASE_SEED, last[1])
     errors = log_median_errors(last[1], _NEW_SEED, last[0]) - of_base
     base, new = (
-        known_side(own, measured, rounds_ms, others)
+        summarize_side(own, measured, rounds_ms, others)
         for own, (measured, others), rounds_ms in zip(row["pair"], known, times_ms, strict=True)
     )
     return _Change(
@@ -200,10 +200,10 @@ def _noise(pair: Sequence[Row], steps: Sequence[list[list[Series]]]) -> StartNoi
 
     Repeats share their processes: that they agree tells nothing of other starts.
     """
-    prior = documented(pair)
+    prior = prior_noise(pair)
     rounds = [of_round for of_run in steps for of_round in of_run]
     repeats = [[float(np.median(samples)) for samples in of_round] for of_round in rounds]
-    return max(prior, updated(prior, repeats, 0.0, REPEATS), key=lambda noise: noise.floor)
+    return max(prior, update_noise(prior, repeats, 0.0, REPEATS), key=lambda noise: noise.floor)
 
 
 def _by_node(runs: Sequence[Start]) -> dict[str, list[float]]:
@@ -242,16 +242,16 @@ def _means(sides: Sides) -> Row:
 def _learn_noise(changes: Sequence[_Change]) -> None:
     """Draw what is documented towards what the runs, or else the points, show."""
     again = [change for change in changes if change.has_runs]
-    priors = raised(
-        [documented(change.row["pair"]) for change in again],
+    priors = raise_priors(
+        [prior_noise(change.row["pair"]) for change in again],
         [change.runs for change in again],
         [change.within for change in again],
     )
     for change, prior in zip(again, priors, strict=True):
-        known = updated(prior, change.runs, change.within, RUNS)
+        known = update_noise(prior, change.runs, change.within, RUNS)
         change.starts = replace(known, source=RUNS)
     once = [change for change in changes if not change.has_runs]
-    wide = widened(
+    wide = widen(
         [change.starts for change in once],
         [math.log(change.row["ratio"]) for change in once],
         [float(change.errors.std()) for change in once],

@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raybench.analysis.rounds import mean_of_rounds
-from raybench.analysis.start_noise import StartNoise, documented
+from raybench.analysis.start_noise import StartNoise, prior_noise
 
 # Smaller changes of the step time are none.
 THRESHOLD = 0.015
@@ -81,7 +81,7 @@ def history(points: pd.DataFrame, *, threshold: float = THRESHOLD) -> pd.DataFra
 def _level(series: pd.DataFrame, threshold: float) -> pd.DataFrame:
     values = np.log(series["step_ms_p50"].to_numpy(np.float64))
     rows = [{str(name): value for name, value in row.items()} for row in series.to_dict("records")]
-    sd, degrees = series_noise(documented(rows), rows, values)
+    sd, degrees = series_noise(prior_noise(rows), rows, values)
     firsts = [0, *find_steps(values, sd, degrees, threshold), len(values)]
     levels = [values[a:b].mean() for a, b in pairwise(firsts)]
     steps = np.full(len(values), math.nan)

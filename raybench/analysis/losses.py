@@ -21,7 +21,7 @@ LOSSES = (
 )
 
 
-def lost_shares(row: Row, base: Row, efficiency: float) -> dict[str, float | None]:
+def shares_of_loss(row: Row, base: Row, efficiency: float) -> dict[str, float | None]:
     """The shares of the step that are lost, by cause; their sum is 1 - efficiency.
 
     row, base: rows of the table `points`, both with a throughput. A cause costs what it takes

@@ -117,7 +117,7 @@ def _start(row: Row, node: str, times_ms: Sequence[float]) -> Start:
     )
 
 
-def known_side(
+def summarize_side(
     own: Row, measured: Measured, times_ms: Sequence[float], others: Others | None
 ) -> Known:
     """What is known of a side; runs on other devices or numbers of nodes are no repeats of it."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from raybench.analysis.history import find_steps, series_noise
-from raybench.analysis.start_noise import documented
+from raybench.analysis.start_noise import prior_noise
 
 # Runs farther away in time tell of another machine: it drifts.
 MOST_REPEATS = 10
@@ -130,7 +130,7 @@ def _levels(series: Sequence[Start], threshold: float) -> dict[str, int]:
     """run_id -> the number of its level."""
     values = np.log([start.time_ms for start in series])
     rows = [start.row for start in series]
-    sd, degrees = series_noise(documented(rows), rows, values)
+    sd, degrees = series_noise(prior_noise(rows), rows, values)
     firsts = find_steps(values, sd, degrees, threshold)
     numbers = np.searchsorted(firsts, np.arange(len(series)), side="right")
     return {start.run_id: int(number) for start, number in zip(series, numbers, strict=True)}

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis.clocks import why_not_comparable
-from raybench.analysis.losses import LOSSES, lost_shares
+from raybench.analysis.losses import LOSSES, shares_of_loss
 from raybench.analysis.rounds import Trials, mean_of_rounds
 from raybench.analysis.start_intervals import StartIntervals
 from raybench.analysis.start_noise import StartNoise
@@ -204,7 +204,7 @@ def _shares_of_loss(
 ) -> Mapping[str, float | None]:
     """None of them known where one of the two breakdowns contradicts its step."""
     is_contradicted = row["why_no_breakdown"] or base["why_no_breakdown"]
-    return dict.fromkeys(LOSSES) if is_contradicted else lost_shares(row, base, efficiency)
+    return dict.fromkeys(LOSSES) if is_contradicted else shares_of_loss(row, base, efficiency)
 
 
 def _memory_ratio(row: Mapping[str, Any], base: Mapping[str, Any]) -> float | None:

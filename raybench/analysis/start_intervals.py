@@ -81,14 +81,14 @@ class StartIntervals:
         return [one for one in rounds if not pd.isna(one["step_ms_p50"])]
 
     def _has_value(self, kind: str) -> StartNoise:
-        return self._elsewhere.get(kind) or start_noise.documented_of(kind)
+        return self._elsewhere.get(kind) or start_noise.prior_of(kind)
 
 
 def _pool(groups: Iterable[tuple[str, Sequence[float]]]) -> dict[str, StartNoise]:
     by_kind: dict[str, list[Sequence[float]]] = {}
     for kind, values in groups:
         by_kind.setdefault(kind, []).append(values)
-    found = {kind: start_noise.pooled(values) for kind, values in by_kind.items()}
+    found = {kind: start_noise.pool(values) for kind, values in by_kind.items()}
     return {kind: noise for kind, noise in found.items() if noise is not None}
 
 

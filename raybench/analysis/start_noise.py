@@ -94,17 +94,17 @@ def kind_of(rows: Sequence[Mapping[str, Any]]) -> str:
     return LOOSE_KIND if is_loose else TIGHT_KIND
 
 
-def documented(rows: Sequence[Mapping[str, Any]]) -> StartNoise:
+def prior_noise(rows: Sequence[Mapping[str, Any]]) -> StartNoise:
     """The noise without A/A runs. rows: of `points`, the attempts that are compared."""
-    return documented_of(kind_of(rows))
+    return prior_of(kind_of(rows))
 
 
-def documented_of(kind: str) -> StartNoise:
+def prior_of(kind: str) -> StartNoise:
     """As `documented`, of a kind of points."""
     return _of_floor({CPU: ON_CPU, LOOSE_KIND: LOOSE, TIGHT_KIND: TYPICAL}[kind])
 
 
-def pooled(groups: Sequence[Sequence[float]]) -> StartNoise | None:
+def pool(groups: Sequence[Sequence[float]]) -> StartNoise | None:
     """The noise that rounds show; None where no group has two of them.
 
     groups: logarithms that differ by starts within a group. The points of a kind are taken to
@@ -136,7 +136,7 @@ def noise_of_runs(runs: Sequence[pd.DataFrame]) -> dict[str, StartNoise]:
     found = {}
     for kind, of_kind in times.items():
         within = (float(np.median(spans[kind])) / 2 / _Z_95) ** 2 if kind in spans else 0.0
-        found[kind] = updated(documented_of(kind), list(of_kind.values()), within, RUNS)
+        found[kind] = update_noise(prior_of(kind), list(of_kind.values()), within, RUNS)
     return {kind: noise for kind, noise in found.items() if noise.source == RUNS}
 
 
@@ -150,7 +150,7 @@ def _of_floor(floor: float) -> StartNoise:
     return StartNoise(sd=sd, degrees=PRIOR_DEGREES, source=DOCUMENTED)
 
 
-def updated(
+def update_noise(
     prior: StartNoise, groups: Sequence[Sequence[float]], within: float, source: str
 ) -> StartNoise:
     """The noise after what was seen of it; the prior where nothing was.
@@ -199,7 +199,7 @@ def _observe(groups: Sequence[Sequence[float]], within: float) -> tuple[float, i
     return (max(0.0, squares / degrees - within), degrees) if degrees else (0.0, 0)
 
 
-def raised(
+def raise_priors(
     priors: Sequence[StartNoise],
     groups: Sequence[Sequence[Sequence[float]]],
     withins: Sequence[float],
@@ -221,7 +221,7 @@ def raised(
     return [replace(prior, sd=max(1.0, factor) * prior.sd) for prior in priors]
 
 
-def widened(
+def widen(
     noises: Sequence[StartNoise], changes: Sequence[float], errors: Sequence[float]
 ) -> list[StartNoise]:
     """The noise of each point where the points of one pair of runs scatter more than it says.

@@ -60,9 +60,9 @@ class _LateGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """click tells the nearest option, but not the nearest command."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from raybench.job.problems import unknown
+            from raybench.job.problems import say_unknown
 
-            raise click.UsageError(unknown("command", args[0], COMMANDS), ctx)
+            raise click.UsageError(say_unknown("command", args[0], COMMANDS), ctx)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from raybench.cli.listener import ConsoleListener
 from raybench.cli.output import color, width, write_result
-from raybench.environment import measured_variables, package_versions, usable_cores
+from raybench.environment import package_versions, usable_cores, variables_that_matter
 from raybench.errors import ClusterError, UsageError
 from raybench.sweep.interrupts import Interrupts
 
@@ -120,7 +120,7 @@ def diagnose(cluster: Cluster, starts: int, console: Console) -> Diagnosis:
         cluster=cluster.description,
         facts=facts,
         checks=tuple(checks),
-        environment=measured_variables(),
+        environment=variables_that_matter(),
     )
 
 

@@ -201,7 +201,7 @@ class _Wording:
 def _reason(record: Record) -> str:
     message = record.error_message or ""
     told = formatting.failure(record.status, record.error_type, message)
-    return formatting.shortened(told, _REASON_CHARS)
+    return formatting.shorten(told, _REASON_CHARS)
 
 
 def _outcome(record: Record) -> str:

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from raybench.cli.completion import complete_run
 from raybench.cli.options import overrides_option
-from raybench.environment import git_commit, measured_variables, package_versions
+from raybench.environment import git_commit, package_versions, variables_that_matter
 from raybench.errors import UsageError
 from raybench.results.run import Run, RunStatus
 from raybench.sweep.commands import command
@@ -385,7 +385,7 @@ def _new_run(job: Job, plan: Plan, tags: dict[str, str], code: Code) -> Run:
         workload_sha256=code.workload_sha256,
         raybench_sha256=code.raybench_sha256,
         workload_files=code.workload,
-        environment=measured_variables(),
+        environment=variables_that_matter(),
         tags=tags,
     )
 

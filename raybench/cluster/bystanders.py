@@ -60,7 +60,7 @@ def look(devices: Sequence[Device], locks: DeviceLocks, holder: Holder) -> Look:
         holders=tuple(dict.fromkeys(one for held_by in claim.others.values() for one in held_by)),
         processes={gpu.uuid: found for gpu in gpus if (found := _on_gpu(gpu, own)) is not None},
         busy_s=proc.busy_s(processors) if counts else None,
-        own={p: spent for p in own if (spent := proc.spent(p)) is not None} if counts else {},
+        own={p: spent for p in own if (spent := proc.time_spent(p)) is not None} if counts else {},
         processors=len(processors),
     )
 

@@ -71,7 +71,7 @@ class LocalCluster:
         devices = [self._devices[worker_id] for worker_id in worker_ids]
         return tuple(
             self._workers[device.uuid].run(task, place, None)
-            for device, place in zip(devices, ranks.places(devices), strict=True)
+            for device, place in zip(devices, ranks.assign_ranks(devices), strict=True)
         )
 
     def bystanders(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:

@@ -43,7 +43,7 @@ def with_descendants(found: Set[int], parents_of: Mapping[int, int]) -> set[int]
     return known
 
 
-def spent(process: int) -> Spent | None:
+def time_spent(process: int) -> Spent | None:
     """None for a process that is gone."""
     stat = _stat(process)
     if not stat:

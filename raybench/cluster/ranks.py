@@ -49,7 +49,7 @@ def choose_workers(
     return tuple(sorted(order[:world_size]))
 
 
-def places(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
+def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
     """The place of each device of a group, given in rank order."""
     sizes = Counter(device.node_id for device in devices)
     nodes = list(dict.fromkeys(device.node_id for device in devices))
@@ -69,7 +69,7 @@ def places(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
     return tuple(result)
 
 
-def shared_devices(devices: Sequence[Device]) -> list[str]:
+def devices_shared(devices: Sequence[Device]) -> list[str]:
     """UUIDs that more than one worker has: such workers would measure each other."""
     return [
         uuid for uuid, owners in Counter(device.uuid for device in devices).items() if owners > 1

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from raybench.environment import measured_variables
+from raybench.environment import variables_that_matter
 from raybench.job import registry
 from raybench.job.point import Precision
 from raybench.workloads import precision
@@ -54,7 +54,7 @@ def main() -> None:
             "step_ms_p50": statistics.median(slowest.tolist()),
             "iterations_s": iterations_s,
             "devices": owners,
-            "environment": measured_variables(),
+            "environment": variables_that_matter(),
             "niceness": os.nice(0),
         }
         Path(spec["output"]).write_text(json.dumps(answer), encoding="utf-8")

@@ -70,14 +70,14 @@ def label(device: Device) -> str:
     return f"{device.host} {number}"
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """The first few names, and how many there are besides."""
     text = ", ".join(names[:_NAMES_SHOWN])
     left = len(names) - _NAMES_SHOWN
     return f"{text} and {left} more" if left > 0 else text
 
 
-def told(devices: Sequence[Device], tell: Callable[[Device], str | None]) -> str:
+def describe(devices: Sequence[Device], tell: Callable[[Device], str | None]) -> str:
     """What the devices say: once when all agree, else by whom, what most say first.
 
     tell: None where the fact is unknown.
@@ -88,16 +88,16 @@ def told(devices: Sequence[Device], tell: Callable[[Device], str | None]) -> str
     (most, owners), *others = sorted(groups.items(), key=lambda group: -len(group[1]))
     if not others:
         return most
-    parts = [f"{text} on {listed(names)}" for text, names in others]
-    return "; ".join([f"{most} on {counted(len(owners), 'device')}", *parts])
+    parts = [f"{text} on {join_names(names)}" for text, names in others]
+    return "; ".join([f"{most} on {count_noun(len(owners), 'device')}", *parts])
 
 
-def counted(count: int, noun: str) -> str:
+def count_noun(count: int, noun: str) -> str:
     """A count and its noun."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def judged(
+def judge(
     name: str, found: str, bad: Sequence[Device], advice: str, verdict: Verdict = Verdict.WARN
 ) -> Check:
     """A check that holds for all devices but the `bad` ones, for which `advice` is given."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from raybench.doctor.facts import UNKNOWN, Check, Facts, Verdict, judged, told
+from raybench.doctor.facts import UNKNOWN, Check, Facts, Verdict, describe, judge
 from raybench.records import Device
 
 # Data-centre GPUs slow down at about 85 to 90 degrees; before any work they should be far below.
@@ -23,9 +23,9 @@ _HARDWARE_REASONS = frozenset({"hw_slowdown", "thermal_hw", "power_brake"})
 def clocks(facts: Facts) -> Check:
     """The clock that the device can reach; one below its like has been limited by somebody."""
     best = _most(facts.devices, lambda device: device.sm_clock_max_mhz)
-    return judged(
+    return judge(
         "clocks",
-        told(facts.devices, _clock),
+        describe(facts.devices, _clock),
         [d for d in facts.devices if (d.sm_clock_max_mhz or best) < best],
         "lower than on the other devices: undo locked clocks with `nvidia-smi -rgc`",
     )
@@ -35,9 +35,9 @@ def throttling(facts: Facts) -> Check:
     """Why clocks are limited now, before any work."""
     slowed = [device for device in facts.devices if _reasons(device)]
     by_hardware = any(_HARDWARE_REASONS.intersection(_reasons(device)) for device in slowed)
-    return judged(
+    return judge(
         "throttling",
-        told(facts.devices, _throttling),
+        describe(facts.devices, _throttling),
         slowed,
         "clocks are limited before any work: look at cooling, power supply, caps and set clocks "
         "(nvidia-smi -q -d PERFORMANCE)",
@@ -47,9 +47,9 @@ def throttling(facts: Facts) -> Check:
 
 def power(facts: Facts) -> Check:
     """The power cap against the model's own."""
-    return judged(
+    return judge(
         "power cap",
-        told(facts.devices, _cap),
+        describe(facts.devices, _cap),
         [device for device in facts.devices if _is_capped(device)],
         "below the default: heavy steps run at lower clocks; if that is not wanted, set it with "
         "`nvidia-smi -pl WATTS`",
@@ -65,16 +65,18 @@ def temperature(facts: Facts) -> Check:
     if 0 < len(known) < len(facts.devices):
         found += f" on {len(known)} of {len(facts.devices)} devices, unknown on the others"
     if warm:
-        found += f"; above {_WARM_C:.0f} °C: {told(warm, lambda d: f'{d.temperature_c:.0f} °C')}"
+        found += (
+            f"; above {_WARM_C:.0f} °C: {describe(warm, lambda d: f'{d.temperature_c:.0f} °C')}"
+        )
     advice = "warm before any work: look at fans and airflow, and at who else uses the device"
-    return judged("temperature", found, warm, advice)
+    return judge("temperature", found, warm, advice)
 
 
 def ecc(facts: Facts) -> Check:
     """Memory errors that could not be corrected."""
-    return judged(
+    return judge(
         "ECC",
-        told(
+        describe(
             facts.devices,
             lambda d: None if d.ecc_errors is None else f"{d.ecc_errors} uncorrected errors",
         ),
@@ -87,9 +89,9 @@ def ecc(facts: Facts) -> Check:
 
 def mig(facts: Facts) -> Check:
     """Whole GPUs or slices of them."""
-    return judged(
+    return judge(
         "MIG",
-        told(facts.devices, lambda device: _switch(device.mig_mode)),
+        describe(facts.devices, lambda device: _switch(device.mig_mode)),
         [device for device in facts.devices if device.mig_mode],
         "a slice of a GPU is measured, NCCL cannot join slices, and clocks and power are shared "
         "with the other slices: switch it off with `nvidia-smi -mig 0`",
@@ -98,9 +100,9 @@ def mig(facts: Facts) -> Check:
 
 def persistence(facts: Facts) -> Check:
     """Whether the driver stays loaded while nobody uses the device."""
-    return judged(
+    return judge(
         "persistence",
-        told(facts.devices, lambda device: _switch(device.persistence_mode)),
+        describe(facts.devices, lambda device: _switch(device.persistence_mode)),
         [device for device in facts.devices if device.persistence_mode is False],
         "the driver unloads when idle: starts take seconds longer and clock settings are lost; "
         "switch it on with `nvidia-smi -pm 1`",
@@ -109,9 +111,9 @@ def persistence(facts: Facts) -> Check:
 
 def pcie(facts: Facts) -> Check:
     """The link to the host. An idle link lowers its generation, but keeps its width."""
-    return judged(
+    return judge(
         "PCIe",
-        told(facts.devices, _link),
+        describe(facts.devices, _link),
         [device for device in facts.devices if _is_narrow(device)],
         "fewer lanes than the device has: a slot or riser that carries less, or a bad contact; "
         "transfers between host and device are slower by as much",
@@ -121,9 +123,9 @@ def pcie(facts: Facts) -> Check:
 def nvlink(facts: Facts) -> Check:
     """How the GPUs of a node reach each other."""
     most = _most(facts.devices, nvlinks)
-    return judged(
+    return judge(
         "NVLink",
-        told(facts.devices, _topology),
+        describe(facts.devices, _topology),
         [d for d in facts.devices if (links := nvlinks(d)) is not None and links < most],
         "fewer links than the others have, so every collective waits for it: see "
         "`nvidia-smi nvlink --status`, the fabric manager and dmesg",
@@ -132,9 +134,9 @@ def nvlink(facts: Facts) -> Check:
 
 def other_processes(facts: Facts) -> Check:
     """Whether somebody else uses the devices."""
-    return judged(
+    return judge(
         "other use",
-        told(
+        describe(
             facts.devices,
             lambda d: None if d.other_processes is None else _others(d.other_processes),
         ),

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from raybench.cluster import Cluster
-from raybench.doctor.facts import Check, Verdict, counted
+from raybench.doctor.facts import Check, Verdict, count_noun
 from raybench.doctor.torchrun import BareAnswer, BareStep, TorchrunError, run_bare
-from raybench.environment import measured_variables
+from raybench.environment import variables_that_matter
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision, Scalar
 from raybench.records import Device, Failure, Measurement, Status, Task
@@ -142,7 +142,7 @@ def by_torchrun(cluster: Cluster, worker_ids: Sequence[int], step: Step) -> Bare
         warmup=_WARMUP,
         iterations=step.iterations,
     )
-    ours = measured_variables()
+    ours = variables_that_matter()
     rest = {name: value for name, value in os.environ.items() if name not in ours}
     try:
         answer = run_bare(bare, {**rest, **devices[0].environment})
@@ -211,7 +211,7 @@ def judge(parity: Parity, *, is_cuda: bool) -> Check:
         name=name,
         verdict=_verdict(agreed, is_cuda),
         found=f"{agreed}: raybench / torchrun = {_describe(found)}, equal within {margin:.0%}; "
-        f"{counted(len(parity.raybench_ms), 'start')} each",
+        f"{count_noun(len(parity.raybench_ms), 'start')} each",
         advice=_advice(agreed, is_cuda),
         details=_details(parity, found, agreed),
     )

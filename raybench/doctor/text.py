@@ -13,7 +13,7 @@ from rich.text import Text
 
 from raybench.doctor.facts import Check, Facts, Verdict
 from raybench.report import formatting
-from raybench.report.text.console import WIDTH, rendered
+from raybench.report.text.console import WIDTH, render
 
 SCHEMA_VERSION = 1  # of the JSON object
 _STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
@@ -46,7 +46,7 @@ def format_text(diagnosis: Diagnosis, *, width: int = WIDTH, color: bool = False
         if check.advice:
             grid.add_row("", "", _plain(f"-> {check.advice}"))
     parts: list[RenderableType] = [_plain(diagnosis.cluster), grid, Text(_sum(diagnosis.checks))]
-    return rendered(parts, width, color)
+    return render(parts, width, color)
 
 
 def _plain(text: str) -> Text:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from raybench.doctor.facts import Check, Facts, Verdict, label, listed
+from raybench.doctor.facts import Check, Facts, Verdict, join_names, label
 from raybench.doctor.gpu_checks import nvlinks
 from raybench.records import Device
 
@@ -173,7 +173,7 @@ def differences(facts: Facts) -> Check:
         name: values for name in sorted(names) if len(values := _values(facts.devices, name)) > 1
     }
     parts = [
-        f"{name} is " + ", ".join(f"{value} on {listed(on)}" for value, on in values.items())
+        f"{name} is " + ", ".join(f"{value} on {join_names(on)}" for value, on in values.items())
         for name, values in differing.items()
     ]
     return Check(
@@ -207,7 +207,7 @@ def _check_traps(trap: _Trap, facts: Facts) -> Check | None:
         return None
     values = ", ".join(dict.fromkeys(caught.values()))
     everywhere = len(caught) == len(facts.devices)
-    where = "" if everywhere else f" on {listed(list(caught))}"
+    where = "" if everywhere else f" on {join_names(list(caught))}"
     return Check(
         name=trap.name,
         verdict=_verdict(trap, facts),

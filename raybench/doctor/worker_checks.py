@@ -9,11 +9,11 @@ from raybench.doctor.facts import (
     Check,
     Facts,
     Verdict,
-    counted,
-    judged,
+    count_noun,
+    describe,
+    join_names,
+    judge,
     label,
-    listed,
-    told,
 )
 from raybench.records import Device
 
@@ -30,7 +30,7 @@ def devices(facts: Facts) -> Check:
     models = Counter(device.name for device in facts.devices)
     per_node = [f"{owned[0].host} {len(owned)}" for owned in facts.nodes.values()]
     kinds = ", ".join(f"{count} x {name}" for name, count in models.most_common())
-    found = f"{kinds} on {counted(len(per_node), 'node')} ({listed(per_node)})"
+    found = f"{kinds} on {count_noun(len(per_node), 'node')} ({join_names(per_node)})"
     advice = []
     if len(models) > 1:
         advice.append(
@@ -49,14 +49,16 @@ def identity(facts: Facts) -> Check:
     """Each worker has a device of its own."""
     owners = Counter(device.uuid for device in facts.devices)
     shared = [device for device in facts.devices if owners[device.uuid] > 1]
-    found = f"{counted(len(owners), 'distinct UUID')} for {counted(len(facts.devices), 'worker')}"
+    found = (
+        f"{count_noun(len(owners), 'distinct UUID')} for {count_noun(len(facts.devices), 'worker')}"
+    )
     if shared:
-        found += f"; shared by {listed([label(device) for device in shared])}"
+        found += f"; shared by {join_names([label(device) for device in shared])}"
     advice = (
         "workers on one device measure each other: give Ray one GPU resource for each real GPU "
         "(ray start --num-gpus), and CUDA_VISIBLE_DEVICES without repeats"
     )
-    return judged("identity", found, shared, advice, Verdict.FAIL)
+    return judge("identity", found, shared, advice, Verdict.FAIL)
 
 
 def versions(facts: Facts) -> Check:
@@ -75,7 +77,7 @@ def versions(facts: Facts) -> Check:
             continue
         differing.append(name)
         informants = (
-            f"{version} on {listed([owner for owner, has in owners.items() if has == version])}"
+            f"{version} on {join_names([owner for owner, has in owners.items() if has == version])}"
             for version in seen
         )
         found.append(f"{name}: {', '.join(informants)}")
@@ -103,7 +105,7 @@ def other_sweeps(facts: Facts) -> Check:
     return Check(
         name="other sweeps",
         verdict=Verdict.WARN,
-        found=listed(facts.others),
+        found=join_names(facts.others),
         advice="both share the devices and their time: wait for its end, or measure on others; a "
         "sweep started now is refused without --wait SECONDS or --shared",
     )
@@ -111,9 +113,9 @@ def other_sweeps(facts: Facts) -> Check:
 
 def niceness(facts: Facts) -> Check:
     """Workers have the priority that torchrun's processes have."""
-    return judged(
+    return judge(
         "niceness",
-        told(facts.devices, lambda device: str(device.niceness)),
+        describe(facts.devices, lambda device: str(device.niceness)),
         [device for device in facts.devices if device.niceness > 0],
         "other programs get the CPU before these workers, and steps that wait for Python get "
         "slower: start Ray without `nice`",
@@ -126,13 +128,13 @@ def threads(facts: Facts) -> Check:
     lines = []
     for owned in facts.nodes.values():
         wanted, cores = sum(d.omp_num_threads for d in owned), min(d.cpu_count for d in owned)
-        has = f"{counted(wanted, 'thread')} in {counted(len(owned), 'worker')}"
-        lines.append(f"{has} for {counted(cores, 'core')} on {owned[0].host}")
+        has = f"{count_noun(wanted, 'thread')} in {count_noun(len(owned), 'worker')}"
+        lines.append(f"{has} for {count_noun(cores, 'core')} on {owned[0].host}")
         if wanted > cores:
             crowded += owned
-    return judged(
+    return judge(
         "threads",
-        listed(lines),
+        join_names(lines),
         crowded,
         "more threads than cores: they take turns, and times scatter; set OMP_NUM_THREADS lower, "
         "give the workers more cores, or use fewer workers",
@@ -141,9 +143,9 @@ def threads(facts: Facts) -> Check:
 
 def disk(facts: Facts) -> Check:
     """Room for temporary files."""
-    return judged(
+    return judge(
         "disk",
-        told(_first_of_nodes(facts), lambda device: _free(device.disk_free_bytes)),
+        describe(_first_of_nodes(facts), lambda device: _free(device.disk_free_bytes)),
         _below(facts, "disk_free_bytes", _DISK_BYTES),
         "little room for temporary files (compiled kernels, Ray's logs): free some, or set TMPDIR",
     )
@@ -151,9 +153,9 @@ def disk(facts: Facts) -> Check:
 
 def shared_memory(facts: Facts) -> Check:
     """Room in /dev/shm, by which NCCL and Ray exchange data within a node."""
-    return judged(
+    return judge(
         "/dev/shm",
-        told(_first_of_nodes(facts), lambda device: _free(device.shm_free_bytes)),
+        describe(_first_of_nodes(facts), lambda device: _free(device.shm_free_bytes)),
         _below(facts, "shm_free_bytes", _SHM_BYTES),
         "NCCL and Ray share memory there and fail when it is full: start the container with "
         "--shm-size=8g (or --ipc=host)",

@@ -18,7 +18,7 @@ from typing import Any
 import pynvml
 import torch
 
-from raybench.environment import measured_variables, package_versions, usable_cores
+from raybench.environment import package_versions, usable_cores, variables_that_matter
 from raybench.hardware import nvml
 from raybench.records import Device
 
@@ -37,7 +37,7 @@ def describe_device(device: torch.device, *, node_id: str, address: str) -> Devi
         "cpu_count": usable_cores(),
         "niceness": os.nice(0),
         "omp_num_threads": torch.get_num_threads(),
-        "environment": measured_variables(),
+        "environment": variables_that_matter(),
         "disk_free_bytes": _free_bytes(tempfile.gettempdir()),
         "shm_free_bytes": _free_bytes("/dev/shm"),
     }

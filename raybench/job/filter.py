@@ -10,7 +10,7 @@ from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[imp
 
 from raybench.errors import UsageError
 from raybench.job.point import Point
-from raybench.job.problems import shown, unknown
+from raybench.job.problems import quote, say_unknown
 
 _EXAMPLE = "world_size > 1 and precision == 'bf16'"
 _CONTAINERS = (ast.List, ast.Tuple, ast.Set)
@@ -46,7 +46,7 @@ def select_points(
     """
     if len(expression) > _MAX_CHARACTERS:
         raise UsageError(f"{option}: at most {_MAX_CHARACTERS} characters")
-    label = f"{option} {expression if expression.isprintable() else shown(expression)}"
+    label = f"{option} {expression if expression.isprintable() else quote(expression)}"
     tree = _parse(expression, label)
     if complaint := _complaint(tree, len(points)):
         raise UsageError(f"{label}: {complaint}")
@@ -133,7 +133,7 @@ def _holds(evaluator: EvalWithCompoundTypes, tree: ast.expr, point: Point) -> bo
     evaluator.names = point.settings
     answer = evaluator.eval("", previously_parsed=tree)
     if not isinstance(answer, bool):
-        raise TypeError(f"must be true or false, gives {shown(answer)}")
+        raise TypeError(f"must be true or false, gives {quote(answer)}")
     return answer
 
 
@@ -144,7 +144,7 @@ def _name_problem(name: str, point: Point, points: Iterable[Point]) -> str:
             if value == name:
                 quoted = f"{setting} == {name!r}"
                 return f"{name} is a value of {setting}, and a text needs quotes: {quoted}"
-    return unknown("setting", name, point.settings) + f"; a text needs quotes: {name!r}"
+    return say_unknown("setting", name, point.settings) + f"; a text needs quotes: {name!r}"
 
 
 def _reason(error: Exception) -> str:

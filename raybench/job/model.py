@@ -21,7 +21,7 @@ from raybench.errors import JobError, UsageError
 from raybench.job import registry, rules
 from raybench.job.plan import plan_problems
 from raybench.job.point import RUN_SETTINGS, Scalar
-from raybench.job.problems import KeyPath, Problem, dotted, rule_of, unknown
+from raybench.job.problems import KeyPath, Problem, key_text, rule_of, say_unknown
 from raybench.job.sections import (
     BatchSearch,
     Matrix,
@@ -200,8 +200,8 @@ def _validate(data: Mapping[str, Any]) -> tuple[Job | None, list[Problem]]:
 def _problem(error: ErrorDetails) -> Problem:
     path: KeyPath = error["loc"]
     if error["type"] == "extra_forbidden":
-        model = _MODELS[dotted(path[:-1])]
-        message = unknown("key", path[-1], model.model_fields)
+        model = _MODELS[key_text(path[:-1])]
+        message = say_unknown("key", path[-1], model.model_fields)
         return Problem(path=path, at_key=True, message=message)
     return Problem(path=path, at_key=error["type"] == "missing", message=rule_of(error))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from raybench.job.point import BATCH_SIZES, RUN_SETTINGS, Point, Precision, Scalar
-from raybench.job.problems import KeyPath, Problem, shown
+from raybench.job.problems import KeyPath, Problem, quote
 
 if TYPE_CHECKING:
     from raybench.job.model import Job
@@ -274,8 +274,8 @@ def _baseline_remark(job: Job, points: Collection[Point]) -> Problem | None:
     nearest = max(points, key=lambda point: len(baseline.items() & point.settings.items()))
     if baseline.items() <= nearest.settings.items():
         return None
-    wanted = ", ".join(f"{name}: {shown(value)}" for name, value in baseline.items())
-    have = ", ".join(f"{name}: {shown(nearest.settings.get(name))}" for name in baseline)
+    wanted = ", ".join(f"{name}: {quote(value)}" for name, value in baseline.items())
+    have = ", ".join(f"{name}: {quote(nearest.settings.get(name))}" for name in baseline)
     message = (
         f"no point has {{{wanted}}}, so there is no speed-up; the nearest has {{{have}}}; "
         "baseline: {} compares nothing"
@@ -297,7 +297,7 @@ def _baseline_tie(job: Job, points: Collection[Point]) -> Problem | None:
         if (other := matching.setdefault(series, point)) is not point:
             names = [name for name in job.baseline if settings[name] != other.settings[name]]
             first, second = (
-                ", ".join(f"{name}: {shown(one.settings[name])}" for name in names)
+                ", ".join(f"{name}: {quote(one.settings[name])}" for name in names)
                 for one in (other, point)
             )
             message = (

@@ -44,18 +44,18 @@ class Problem:
     position: Position | None = None
 
 
-def dotted(path: KeyPath) -> str:
+def key_text(path: KeyPath) -> str:
     """`matrix.batch_size[1]`; a key that is not a plain word is quoted."""
     text = ""
     for key in path:
         if isinstance(key, int):
             text += f"[{key}]"
         else:
-            text += ("." if text else "") + (key if re.fullmatch(r"[\w-]+", key) else shown(key))
+            text += ("." if text else "") + (key if re.fullmatch(r"[\w-]+", key) else quote(key))
     return text
 
 
-def shown(value: object) -> str:
+def quote(value: object) -> str:
     """`value` as a message quotes it: on one line, and short."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -77,7 +77,7 @@ def rule_of(error: ErrorDetails) -> str:
         rule = re.sub(r"^(Input|String|Value) should ", "must ", error["msg"])
     allowed = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
     given = error["input"]
-    return f"{rule}, given {shown(given)}{did_you_mean(given, allowed)}"
+    return f"{rule}, given {quote(given)}{did_you_mean(given, allowed)}"
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
@@ -86,11 +86,11 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def unknown(what: str, given: object, known: Iterable[str]) -> str:
+def say_unknown(what: str, given: object, known: Iterable[str]) -> str:
     """`unknown axis 'x'`, with the nearest known name, or else all that are known."""
     names = list(known)
     hint = did_you_mean(given, names)
     if not hint and names:
         more = ", ..." if len(names) > _LISTED_NAMES else ""
         hint = f"; known: {', '.join(names[:_LISTED_NAMES])}{more}"
-    return f"unknown {what} {shown(given)}{hint}"
+    return f"unknown {what} {quote(given)}{hint}"

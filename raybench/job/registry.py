@@ -27,7 +27,7 @@ from typing_extensions import Doc
 
 from raybench.errors import UsageError
 from raybench.job.point import BATCH_SIZES, Precision, Scalar
-from raybench.job.problems import rule_of, unknown
+from raybench.job.problems import rule_of, say_unknown
 
 BUILTIN: Mapping[str, str] = {
     "collective": "raybench.workloads.collective:Collective",
@@ -115,7 +115,7 @@ def load(kind: str) -> type:
         workload_class = getattr(module, class_name, None)
         if not inspect.isclass(workload_class):
             classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
-            raise UsageError(f"module {module_name!r}: {unknown('class', class_name, classes)}")
+            raise UsageError(f"module {module_name!r}: {say_unknown('class', class_name, classes)}")
         step = getattr(workload_class, "step", None)
         if not callable(step) or getattr(step, "__isabstractmethod__", False):
             raise UsageError(f"{kind} has no method step(), which does one iteration")
@@ -131,7 +131,7 @@ def _target(kind: str) -> tuple[str, str]:
     """The module and the class of the workload."""
     target = BUILTIN.get(kind, kind)
     if ":" not in target:
-        message = unknown("workload", kind, BUILTIN)
+        message = say_unknown("workload", kind, BUILTIN)
         own = "" if message.endswith("?") else "; or your own as package.module:Class"
         raise UsageError(message + own)
     if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", target):

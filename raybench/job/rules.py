@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from raybench.job.point import BATCH_SIZES, RUN_SETTINGS, Scalar
-from raybench.job.problems import KeyPath, Problem, did_you_mean, dotted, shown, unknown
+from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
 from raybench.job.registry import Setting
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _setting_problem(job: Job, known: Collection[str], path: KeyPath, what: str)
     if name in BATCH_SIZES:
         message = f"workload {job.workload.kind} takes no batch size; leave {name} out"
     else:
-        message = unknown(what, name, known)
+        message = say_unknown(what, name, known)
     return Problem(path=path, at_key=True, message=message)
 
 
@@ -175,7 +175,7 @@ def _check_repeated_axes(job: Job) -> Iterator[Problem]:
     for path in paths:
         known = first.setdefault(str(path[-1]), path)
         if known != path:
-            message = f"also given by {dotted(known)}; keep one of them"
+            message = f"also given by {key_text(known)}; keep one of them"
             yield Problem(path=path, at_key=True, message=message)
 
 
@@ -204,7 +204,7 @@ def _check_sizes(job: Job, settings: _Settings, axes: Sequence[str]) -> Iterator
             message = "has neither batch_size nor global_batch_size; a job needs one of them"
             yield Problem(path=path, message=message)
         elif kinds[0] and given[0] not in kinds[0]:
-            message = f"has {given[0]}, but {dotted(groups[0][0])} has {kinds[0][0]}"
+            message = f"has {given[0]}, but {key_text(groups[0][0])} has {kinds[0][0]}"
             yield Problem(path=path, message=message)
 
 
@@ -238,9 +238,9 @@ def _check_baseline(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -
         known = _values_given(job, settings, name)
         if not known or settings[name].accept(value) in known:
             continue
-        have = ", ".join(map(shown, known[:_LISTED_VALUES]))
+        have = ", ".join(map(quote, known[:_LISTED_VALUES]))
         more = ", ..." if len(known) > _LISTED_VALUES else ""
-        message = f"no point has {name} {shown(value)}; the points have {have}{more}"
+        message = f"no point has {name} {quote(value)}; the points have {have}{more}"
         yield Problem(path=("baseline", name), message=message)
 
 

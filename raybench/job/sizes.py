@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from raybench.job.problems import KeyPath, Problem, shown
+from raybench.job.problems import KeyPath, Problem, quote
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB|B|)")
@@ -68,7 +68,7 @@ def _expand(value: Any, path: KeyPath, problems: list[Problem]) -> list[Any]:
     else:
         sizes, complaint = _range(first, rest)
     if complaint:
-        problems.append(Problem(path=path, message=f"{complaint}, given {shown(value)}"))
+        problems.append(Problem(path=path, message=f"{complaint}, given {quote(value)}"))
     return sizes
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raybench.errors import JobError
-from raybench.job.problems import KeyPath, Position, Problem, dotted, shown
+from raybench.job.problems import KeyPath, Position, Problem, key_text, quote
 from raybench.job.yaml_tree import Tree, parse_tree, position_after
 
 MAX_FILE_BYTES = 100_000  # far above any real job; the parser needs seconds for more
@@ -32,7 +32,7 @@ class YamlSource:
 
     def explain(self, problem: Problem) -> str:
         """`file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override."""
-        subject = f"{dotted(problem.path)}: " if problem.path else ""
+        subject = f"{key_text(problem.path)}: " if problem.path else ""
         override = self._override_of(problem)
         if override is not None:
             return f"{_label(override)}: {subject}{problem.message}"
@@ -131,13 +131,13 @@ def _override(source: YamlSource, text: str) -> str | None:
     if tree.problems or tree.data is None:
         problem = tree.problems[0] if tree.problems else Problem(message="no value given")
         is_told = not value.strip() or ", given " in problem.message
-        given = "" if is_told else f", given {shown(value)}"
-        return f"{_label(text)}: {dotted((*path, *problem.path))}: {problem.message}{given}"
+        given = "" if is_told else f", given {quote(value)}"
+        return f"{_label(text)}: {key_text((*path, *problem.path))}: {problem.message}{given}"
     container = source.data
     for depth, name in enumerate(path[:-1], start=1):
         container = container.setdefault(str(name), {})
         if not isinstance(container, dict):
-            return f"{_label(text)}: {dotted(path[:depth])} is not a mapping"
+            return f"{_label(text)}: {key_text(path[:depth])} is not a mapping"
     container[str(path[-1])] = tree.data
     for known in [known for known in source.overrides if known[: len(path)] == path]:
         del source.overrides[known]
@@ -153,4 +153,4 @@ def _parse_value(value: str) -> Tree:
 
 def _label(override: str) -> str:
     fits = override.isprintable() and len(override) <= _LABEL_CHARACTERS
-    return f"--set {override if fits else shown(override)}"
+    return f"--set {override if fits else quote(override)}"

@@ -15,7 +15,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.reader import ReaderError
 
-from raybench.job.problems import KeyPath, Position, Problem, shown
+from raybench.job.problems import KeyPath, Position, Problem, quote
 
 MAX_DEPTH = 16  # far above any real job
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
@@ -88,7 +88,7 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
     reason = str(error)
     if isinstance(error, ReaderError):
         position = position_after(text[: error.position])
-        reason = f"the character {shown(text[error.position])} is not allowed"
+        reason = f"the character {quote(text[error.position])} is not allowed"
     elif isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         position = (mark.line + 1, mark.column + 1) if mark else position
@@ -217,7 +217,7 @@ class _TreeBuilder:
         """The value, and what is wrong with it."""
         tag = self._resolver.resolve(ScalarNode, event.value, event.implicit)
         node = ScalarNode(tag, event.value)
-        text = shown(event.value)
+        text = quote(event.value)
         match str(tag):
             case tag_name if tag_name == _NULL:
                 return None, "no value given; give one or remove the key"
@@ -247,7 +247,7 @@ class _TreeBuilder:
         if event.anchor is not None:
             self._note(path, event, "anchors (&) are not supported; write the value out each time")
         if event.tag is not None:
-            self._note(path, event, f"tags are not supported, given {shown(str(event.tag))}")
+            self._note(path, event, f"tags are not supported, given {quote(str(event.tag))}")
 
     def _note(self, path: KeyPath, event: Any, message: str, at: Position | None = None) -> None:
         problem = Problem(path=path, position=at or _position(event), message=message)

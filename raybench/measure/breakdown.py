@@ -17,8 +17,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 
 from raybench.measure.agreement import on_any_rank
 from raybench.measure.buckets import BucketMarks, comm_ms, tail_ms
-from raybench.measure.device_time import OptimizerMarks, queued_steps
-from raybench.measure.timing import Step, Timer, align_ranks, looped, no_garbage_collection
+from raybench.measure.device_time import OptimizerMarks, time_queued_steps
+from raybench.measure.timing import Step, Timer, align_ranks, loop_step, no_garbage_collection
 from raybench.records import Breakdown
 from raybench.stats.stragglers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
@@ -108,7 +108,7 @@ class _Session:
     @property
     def step(self) -> Step:
         """As many steps as a timed sample has."""
-        return looped(self.workload.step, self.extent.inner)
+        return loop_step(self.workload.step, self.extent.inner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ def _communication(session: _Session, set_hook: SetHook) -> _Communication:
         session.workload.step()
         marks.end_step()
 
-    hooked_ms = _block_ms(looped(step, session.extent.inner), session.extent.steps, session)
+    hooked_ms = _block_ms(loop_step(step, session.extent.inner), session.extent.steps, session)
     timed = marks.take()[-len(hooked_ms) * session.extent.inner :]
     if not all(timed):
         return _Communication(methods=dict.fromkeys(_REDUCED, _NO_BUCKETS))
@@ -155,7 +155,9 @@ def _local(session: _Session, communication: _Communication) -> Breakdown:
     if context.device.type == "cuda":
         first = _first_pass(session.step, session)
         typical_ms = statistics.median(chain(*first))
-        device_ms = queued_steps(session.step, optimizer, inner * typical_ms, session.extent.steps)
+        device_ms = time_queued_steps(
+            session.step, optimizer, inner * typical_ms, session.extent.steps
+        )
         second = _same_again(session.step, first, session)
     else:
         with optimizer.watching():

@@ -71,7 +71,7 @@ class OptimizerMarks:
         self._steps[-1].append((self._started.pop(), self._mark()))
 
 
-def queued_steps(
+def time_queued_steps(
     step: Step, optimizer: OptimizerMarks, local_ms: float, steps: int
 ) -> float | None:
     """Median time in ms of a step on the GPU, the gaps left by a slow host taken out.

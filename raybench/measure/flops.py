@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision, Scalar
-from raybench.records.failure_text import message_of, named, says
+from raybench.records.failure_text import brief, message_of, says
 from raybench.workloads.base import Context, PartTimes
 
 _METHOD = "matrix products, convolutions and attention of one step, counted on meta tensors"
@@ -77,7 +77,7 @@ def _why_not(error: Exception) -> str:
             "the step needs values, and where it is counted (torch's meta device) tensors have none"
         )
     return (
-        f"built for one rank on torch's meta device, where it is counted, it raises {named(error)}"
+        f"built for one rank on torch's meta device, where it is counted, it raises {brief(error)}"
     )
 
 

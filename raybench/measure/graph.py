@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from raybench.errors import UsageError
-from raybench.measure.timing import Step, align_ranks, looped
+from raybench.measure.timing import Step, align_ranks, loop_step
 from raybench.workloads.base import Context, Workload
 
 # DistributedDataParallel times its first ten iterations with events that it waits for; torch's
@@ -42,7 +42,7 @@ def own_stream(context: Context) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def captured(workload: Workload, inner: int, context: Context) -> Iterator[Step]:
+def capture(workload: Workload, inner: int, context: Context) -> Iterator[Step]:
     """A step that replays `inner` captured steps of the workload.
 
     The graph is gone at the end: it holds the workload's memory, and a process group cannot be
@@ -53,7 +53,7 @@ def captured(workload: Workload, inner: int, context: Context) -> Iterator[Step]
     try:
         # The watchdog of NCCL must have nothing left to ask about (pytorch#104487).
         align_ranks(context.device)
-        _capture(graph, looped(workload.step, inner), type(workload).__name__)
+        _capture(graph, loop_step(workload.step, inner), type(workload).__name__)
         # The first replay uploads the graph to the device.
         graph.replay()
         torch.cuda.synchronize()

@@ -44,15 +44,15 @@ from raybench.measure.timing import (
     Step,
     Timer,
     align_ranks,
-    joined,
-    looped,
+    join_blocks,
+    loop_step,
     make_timer,
     no_garbage_collection,
     per_step,
 )
 from raybench.records import Breakdown, Profile, Repetition, Samples
-from raybench.records.checked_answers import DECLARED, declared
-from raybench.records.failure_text import add_note, named
+from raybench.records.checked_answers import DECLARED, check_declared
+from raybench.records.failure_text import add_note, brief
 from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload
 
@@ -157,7 +157,7 @@ def _closing(workload: Workload) -> Iterator[Workload]:
         try:
             close()
         except Exception as second:
-            add_note(error, f"close() then raised {named(second)}")
+            add_note(error, f"close() then raised {brief(second)}")
         raise
     close()
 
@@ -202,8 +202,8 @@ def _repetition(workload: Workload, session: _Session) -> None:
             _check(workload, session)
     session.repetitions.append(
         Repetition(
-            warmup=joined([*warmup.blocks, *timing.drifted.blocks]),
-            timed=joined(timing.timed.blocks),
+            warmup=join_blocks([*warmup.blocks, *timing.drifted.blocks]),
+            timed=join_blocks(timing.timed.blocks),
             inner_iterations=inner,
             settled=has_settled(timing.course(), settings.warmup),
         )
@@ -228,7 +228,7 @@ def _inner_iterations(workload: Workload, warmup: _Phase, session: _Session) -> 
     context, step_ns = session.context, warmup.point_ns()
     if context.cuda_graph:
         replays = _Phase()
-        with graph.captured(workload, 1, context) as step:
+        with graph.capture(workload, 1, context) as step:
             replays.add(_block(step, graph.TRIAL_REPLAYS, session), context.device)
         step_ns = replays.point_ns()
     return as_rank_0_says(
@@ -240,8 +240,8 @@ def _make_timed_step(
     workload: Workload, inner: int, context: Context
 ) -> AbstractContextManager[Step]:
     if context.cuda_graph:
-        return graph.captured(workload, inner, context)
-    return nullcontext(looped(workload.step, inner))
+        return graph.capture(workload, inner, context)
+    return nullcontext(loop_step(workload.step, inner))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -352,10 +352,10 @@ def _explain(
         if context.world_size > 1:
             add_note(error, f"in the {name}, after the timed steps; {without} leaves it out")
             raise
-        return {"warnings": (f"the {name} failed: {named(error)}",)}
+        return {"warnings": (f"the {name} failed: {brief(error)}",)}
 
 
 def _sizes(workload: Workload) -> dict[str, Any]:
     """What a step finishes, moves and computes, as the workload declares it."""
     owner = f"workload {type(workload).__name__}"
-    return {name: declared(owner, name, getattr(workload, name, None)) for name in DECLARED}
+    return {name: check_declared(owner, name, getattr(workload, name, None)) for name in DECLARED}

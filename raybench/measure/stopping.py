@@ -118,7 +118,7 @@ def next_warmup(step_ns: Sequence[float], settings: Measure, *, at_least: int = 
     left_s = settings.max_seconds * _WARMUP_SHARE - sum(step_ns[1:]) / _NS_PER_S
     needed = max(0, at_least - done)
     missing = max(needed, _warmup_wanted(step_ns, settings) - done)
-    return _bound(missing, step_ns[1:], left_s, at_least=needed)
+    return _limit(missing, step_ns[1:], left_s, at_least=needed)
 
 
 def has_settled(course: Course, span: Span) -> bool | None:
@@ -139,7 +139,7 @@ def next_timed(course: Course, settings: Measure) -> int:
     if done and (done >= _NEARLY * owed if owed else _was_warmup(course, settings, left_s)):
         return AGAIN
     wanted = owed or _samples_wanted(course, settings)
-    return _bound(wanted - done, course.expected_ns, left_s, at_least=0 if done else 1)
+    return _limit(wanted - done, course.expected_ns, left_s, at_least=0 if done else 1)
 
 
 def lead_in(course: Course) -> int:
@@ -259,7 +259,7 @@ def _half_width(sample_ns: Sequence[float], confidence: float) -> float:
     return (interval.high - interval.low) / 2 / median if interval and median else float("inf")
 
 
-def _bound(missing: int, expected_ns: Sequence[float], left_s: float, *, at_least: int) -> int:
+def _limit(missing: int, expected_ns: Sequence[float], left_s: float, *, at_least: int) -> int:
     """As many of the missing iterations as fit the budget, and one block.
 
     expected_ns: what such iterations took so far; while nothing is known, one is run to learn it.

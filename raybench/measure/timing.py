@@ -115,7 +115,7 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def looped(step: Step, inner: int) -> Step:
+def loop_step(step: Step, inner: int) -> Step:
     """`inner` steps as one, for steps too short to be timed alone."""
     if inner == 1:
         return step
@@ -141,7 +141,7 @@ def per_step(samples: Samples, inner: int) -> Samples:
     )
 
 
-def joined(blocks: Sequence[Samples]) -> Samples:
+def join_blocks(blocks: Sequence[Samples]) -> Samples:
     """The blocks of a phase as one row of iterations."""
     names = {name for block in blocks for name in block.part_ns}
     is_known = all(block.throttled for block in blocks)

@@ -16,7 +16,7 @@ from typing import Any
 
 from raybench.errors import UsageError
 from raybench.records import Answer, Breakdown, Failure, Measurement, Profile, Samples, Status
-from raybench.records.failure_text import MESSAGE_CHARACTERS, cut
+from raybench.records.failure_text import MESSAGE_CHARACTERS, shorten
 
 # What a workload may declare, of one step on one rank.
 DECLARED = ("items_per_step", "message_bytes", "busbw_factor", "memory_bytes", "flops_per_step")
@@ -28,7 +28,7 @@ _MOST_EXACT = 2**53
 _SHOWN_CHARACTERS = 60
 
 
-def declared(owner: str, name: str, value: object) -> int | float | None:
+def check_declared(owner: str, name: str, value: object) -> int | float | None:
     """A declared number as a plain one. Raises UsageError where it is none, or out of bounds."""
     if value is None:
         return None
@@ -40,7 +40,7 @@ def declared(owner: str, name: str, value: object) -> int | float | None:
     return float(number) if name not in _WHOLE or number > _MOST_EXACT else number
 
 
-def checked(answers: Sequence[Answer]) -> tuple[Answer, ...]:
+def check_answers(answers: Sequence[Answer]) -> tuple[Answer, ...]:
     """The answers of a point's ranks, each as it may be kept.
 
     One that is not what it should be, or does not go with those of the other ranks, is a Failure.
@@ -54,9 +54,9 @@ def checked(answers: Sequence[Answer]) -> tuple[Answer, ...]:
 
 def _check(answer: Answer) -> Answer:
     if isinstance(answer, Failure):
-        return replace(answer, message=cut(answer.message, MESSAGE_CHARACTERS))
+        return replace(answer, message=shorten(answer.message, MESSAGE_CHARACTERS))
     try:
-        plain = replace(answer, **_plain_numbers(answer), warnings=_bound(answer.warnings))
+        plain = replace(answer, **_plain_numbers(answer), warnings=_limit(answer.warnings))
     except UsageError as error:
         return _invalid(answer, str(error))
     reason = next(_problems(plain), None)
@@ -64,11 +64,13 @@ def _check(answer: Answer) -> Answer:
 
 
 def _plain_numbers(measurement: Measurement) -> dict[str, Any]:
-    return {name: declared("the workload", name, getattr(measurement, name)) for name in DECLARED}
+    return {
+        name: check_declared("the workload", name, getattr(measurement, name)) for name in DECLARED
+    }
 
 
-def _bound(warnings: Iterable[str]) -> tuple[str, ...]:
-    return tuple(cut(str(warning), MESSAGE_CHARACTERS) for warning in warnings)
+def _limit(warnings: Iterable[str]) -> tuple[str, ...]:
+    return tuple(shorten(str(warning), MESSAGE_CHARACTERS) for warning in warnings)
 
 
 def _invalid(measurement: Measurement, reason: str) -> Failure:
@@ -76,7 +78,7 @@ def _invalid(measurement: Measurement, reason: str) -> Failure:
         rank=measurement.rank,
         status=Status.ERROR,
         error_type="InvalidMeasurement",
-        message=cut(reason, MESSAGE_CHARACTERS),
+        message=shorten(reason, MESSAGE_CHARACTERS),
         worker_reusable=measurement.worker_reusable,
     )
 
@@ -112,7 +114,7 @@ def _sample_problems(samples: Samples) -> Iterator[str]:
             yield f"{len(spent_ns)} times of {what} for {len(samples.step_ns)} steps"
         if not _are_times(spent_ns):
             wrong = next(ns for ns in spent_ns if not _are_times([ns]))
-            yield f"the clock of this rank gave {_quote(wrong)} ns for {cut(what, 60)}"
+            yield f"the clock of this rank gave {_quote(wrong)} ns for {shorten(what, 60)}"
 
 
 def _are_times(spent_ns: Sequence[int]) -> bool:
@@ -190,4 +192,4 @@ def _quote(value: object) -> str:
         text = repr(value)
     except Exception:
         text = f"what cannot be written, of type {type(value).__name__}"
-    return cut(" ".join(text.split()), _SHOWN_CHARACTERS)
+    return shorten(" ".join(text.split()), _SHOWN_CHARACTERS)

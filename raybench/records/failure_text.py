@@ -19,18 +19,18 @@ def message_of(error: BaseException) -> str:
     """The first line of its text, and of each of its notes."""
     text = _first_line(_text(error)) or f"{type_of(error)}: {_NO_MESSAGE}"
     notes = (_first_line(note) for note in _notes(error))
-    return cut("; ".join([text, *filter(None, notes)]), MESSAGE_CHARACTERS)
+    return shorten("; ".join([text, *filter(None, notes)]), MESSAGE_CHARACTERS)
 
 
-def named(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
     """Its type and the first line of its text, for a sentence that speaks of it."""
     text = _first_line(_text(error)) or _NO_MESSAGE
-    return cut(f"{type_of(error)}: {text}", MESSAGE_CHARACTERS)
+    return shorten(f"{type_of(error)}: {text}", MESSAGE_CHARACTERS)
 
 
 def type_of(error: BaseException) -> str:
     """The name of its type."""
-    return cut(type(error).__name__, TYPE_CHARACTERS)
+    return shorten(type(error).__name__, TYPE_CHARACTERS)
 
 
 def traceback_of(error: BaseException) -> str:
@@ -39,7 +39,7 @@ def traceback_of(error: BaseException) -> str:
         whole = "".join(traceback.format_exception(error))
     except Exception as second:
         return f"the traceback cannot be written: {type_of(second)}"
-    return cut_start(whole, DETAIL_CHARACTERS)
+    return shorten_start(whole, DETAIL_CHARACTERS)
 
 
 def add_note(error: BaseException, note: str) -> None:
@@ -54,7 +54,7 @@ def says(error: BaseException, *words: str) -> bool:
     return any(word in text for word in words)
 
 
-def cut(text: str, characters: int) -> str:
+def shorten(text: str, characters: int) -> str:
     """The beginning of a text that is too long, with a mark of what is missing."""
     if len(text) <= characters:
         return text
@@ -62,7 +62,7 @@ def cut(text: str, characters: int) -> str:
     return text[: characters - len(mark)] + mark
 
 
-def cut_start(text: str, characters: int) -> str:
+def shorten_start(text: str, characters: int) -> str:
     """The end of a text that is too long, with a mark of what is missing."""
     if len(text) <= characters:
         return text

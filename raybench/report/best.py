@@ -37,7 +37,7 @@ def _choice(one: Row, by_id: Mapping[str, Row]) -> str:
     told = (
         f"{_precision_and_batch(by_id[one['point_id']])}: {formatting.number(one['value'])} {unit}"
     )
-    if not formatting.known(one["rival_point_id"]):
+    if not formatting.has_value(one["rival_point_id"]):
         return told
     rival = by_id[one["rival_point_id"]]
     return f"{told}; {_precision_and_batch(rival)} may be as good"

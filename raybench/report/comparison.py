@@ -61,7 +61,7 @@ class Comparison:
     @cached_property
     def compared(self) -> list[Row]:
         """The points that have a step time in both runs."""
-        return [row for row in self.rows if formatting.known(row["verdict"])]
+        return [row for row in self.rows if formatting.has_value(row["verdict"])]
 
     @property
     def verdicts(self) -> Counter[str]:
@@ -85,7 +85,7 @@ class Comparison:
             dict.fromkeys(
                 formatting.plain(row["why"])
                 for row in self.compared
-                if formatting.known(row["why"]) and row["why"].startswith("other ")
+                if formatting.has_value(row["why"]) and row["why"].startswith("other ")
             )
         )
 
@@ -95,7 +95,7 @@ def _urgency(row: Row) -> tuple[Any, ...]:
     place = _ORDER.index(verdict) if verdict in _ORDER else len(_ORDER)
     size = (
         -abs(row["ratio"] - 1)
-        if place < _ORDER.index(SAME) and formatting.known(row["ratio"])
+        if place < _ORDER.index(SAME) and formatting.has_value(row["ratio"])
         else 0
     )
     return (place, size, *(setting_order(setting(row, name)) for name in (*_NAMES, _batch(row))))
@@ -108,7 +108,9 @@ def _batch(row: Row) -> str:
 def percent(relative: float) -> str:
     """A change with its sign."""
     return (
-        f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}" if formatting.known(relative) else ""
+        f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
+        if formatting.has_value(relative)
+        else ""
     )
 
 
@@ -133,7 +135,7 @@ def table(comparison: Comparison) -> tuple[list[str], int, list[list[str]]]:
             formatting.time_in(unit, row["base_ms"]),
             formatting.time_in(unit, row["new_ms"]),
             _change(row),
-            f"{row['least_seen']:.1%}" if formatting.known(row["least_seen"]) else "",
+            f"{row['least_seen']:.1%}" if formatting.has_value(row["least_seen"]) else "",
             row["verdict"],
         ]
         for row in rows
@@ -144,7 +146,7 @@ def table(comparison: Comparison) -> tuple[list[str], int, list[list[str]]]:
 def _change(row: Row) -> str:
     """The change and half its interval."""
     low, high = row["ratio_low"], row["ratio_high"]
-    half = f" {formatting.half_width((high - low) / 2)}" if formatting.known(low) else ""
+    half = f" {formatting.half_width((high - low) / 2)}" if formatting.has_value(low) else ""
     return percent(row["ratio"] - 1) + half
 
 
@@ -162,7 +164,7 @@ def beside(comparison: Comparison) -> list[tuple[str, str]]:
     names = varying_settings(rows)
     found = []
     for row in rows:
-        told = [*([row["why"]] if formatting.known(row["why"]) else [])]
+        told = [*([row["why"]] if formatting.has_value(row["why"]) else [])]
         if row["verdict"] != SAME:
             told += [_point_change(one) for one in comparison.beside.get(row["point_id"], ())]
             if told:
@@ -179,7 +181,7 @@ def _point_change(one: PointChange) -> str:
 
 def unpaired(comparison: Comparison) -> list[tuple[str, str]]:
     """(point, how it ended in each run) of the points of both runs that failed in one of them."""
-    rows = [row for row in comparison.rows if not formatting.known(row["verdict"])]
+    rows = [row for row in comparison.rows if not formatting.has_value(row["verdict"])]
     rows = [row for row in rows if not absent(row)]
     names = varying_settings(rows)
     return [
@@ -194,7 +196,7 @@ def unpaired(comparison: Comparison) -> list[tuple[str, str]]:
 def absent(row: Row) -> str:
     """The run that has no row of the point; empty where both have."""
     for side in ("base", "new"):
-        if not formatting.known(row[f"status_{side}"]):
+        if not formatting.has_value(row[f"status_{side}"]):
             return side
     return ""
 
@@ -213,11 +215,11 @@ def environment(comparison: Comparison) -> list[tuple[str, str]]:
 def before_and_now(change: Change, most: int) -> str:
     """Two values of at most so many characters each, such that their difference is seen."""
     values = [formatting.plain(value) for value in (change.base, change.new)]
-    short = [formatting.shortened(value, most) for value in values]
+    short = [formatting.shorten(value, most) for value in values]
     if short[0] == short[1]:
         pairs = enumerate(zip(*values, strict=False))
         alike = next((place for place, (a, b) in pairs if a != b), min(map(len, values)))
         short = [
-            formatting.shortened(f"…{value[max(0, alike - most // 3) :]}", most) for value in values
+            formatting.shorten(f"…{value[max(0, alike - most // 3) :]}", most) for value in values
         ]
     return f"{short[0]} -> {short[1]}"

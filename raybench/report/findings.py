@@ -36,7 +36,7 @@ def findings(
 ) -> tuple[tuple[str, str], ...]:
     """(what is compared with the baseline, its speed-ups), in the order of what is compared."""
     compared: dict[tuple[Any, ...], list[Row]] = {}
-    for row in compared_rows(rows):
+    for row in rows_compared(rows):
         compared.setdefault(tuple(setting(row, name) for name in baseline), []).append(row)
     varying = varying_settings([row for members in compared.values() for row in members], baseline)
     ordered = sorted(compared, key=lambda values: [setting_order(value) for value in values])
@@ -68,19 +68,19 @@ def losses(
 
 def with_most_ranks(rows: Sequence[Row]) -> list[Row]:
     """What is compared on the largest number of ranks."""
-    compared = compared_rows(rows)
+    compared = rows_compared(rows)
     most = max((row["world_size"] for row in compared), default=0)
     return [row for row in compared if row["world_size"] == most]
 
 
-def compared_rows(rows: Sequence[Row]) -> list[Row]:
+def rows_compared(rows: Sequence[Row]) -> list[Row]:
     """What has a speed-up, but for the baseline points."""
-    return [r for r in rows if formatting.known(r["speed_up"]) and not r["is_baseline"]]
+    return [r for r in rows if formatting.has_value(r["speed_up"]) and not r["is_baseline"]]
 
 
 def has_causes(row: Row) -> bool:
     """Whether anything is known of what the step is lost to."""
-    return any(formatting.known(row[name]) for name in LOSSES[:-1])
+    return any(formatting.has_value(row[name]) for name in LOSSES[:-1])
 
 
 def ranks_words(count: int, ranks: str) -> str:
@@ -110,7 +110,7 @@ def _whom(rows: Sequence[Row]) -> str:
 
 
 def _span(shares: Sequence[float]) -> str:
-    known = [share for share in shares if formatting.known(share)]
+    known = [share for share in shares if formatting.has_value(share)]
     if not known or max(map(abs, known)) < _LEAST_SHARE:
         return ""
     least, most = (formatting.percent(choose(known)) for choose in (min, max))
@@ -138,8 +138,8 @@ def _range(rows: Sequence[Row], varying: Sequence[str], ranks: str) -> str:
 
 def memory_range(rows: Sequence[Row]) -> str:
     """`; 71.8% to 96.3% of its memory`, where it is not the number of ranks that is compared."""
-    known = [row["memory_ratio"] for row in rows if formatting.known(row["memory_ratio"])]
-    if not known or any(formatting.known(row["efficiency"]) for row in rows):
+    known = [row["memory_ratio"] for row in rows if formatting.has_value(row["memory_ratio"])]
+    if not known or any(formatting.has_value(row["efficiency"]) for row in rows):
         return ""
     least, most = formatting.percent(min(known)), formatting.percent(max(known))
     return f"; {least if least == most else f'{least} to {most}'} of the memory"
@@ -148,7 +148,7 @@ def memory_range(rows: Sequence[Row]) -> str:
 def plus_minus(row: Row) -> float | None:
     """Half of the interval of a speed-up, over it; None where it is not known."""
     low, high = row["speed_up_low"], row["speed_up_high"]
-    return (high - low) / 2 / row["speed_up"] if formatting.known(low) else None
+    return (high - low) / 2 / row["speed_up"] if formatting.has_value(low) else None
 
 
 def _speed_up(row: Row, varying: Sequence[str], ranks: str) -> str:
@@ -158,7 +158,11 @@ def _speed_up(row: Row, varying: Sequence[str], ranks: str) -> str:
         f"{formatting.ratio(row['speed_up'])}x"
         + ("" if sure is None else f" {formatting.half_width(sure)}")
         + (f", {efficiency} efficiency" if efficiency else "")
-        + (f", {formatting.percent(serial)} serial fraction" if formatting.known(serial) else "")
+        + (
+            f", {formatting.percent(serial)} serial fraction"
+            if formatting.has_value(serial)
+            else ""
+        )
     )
     where = settings_words(row, varying, ranks)
     return f"{told} ({where})" if where else told

@@ -61,7 +61,7 @@ MICROSECONDS = Unit("µs", 1000.0)
 UNITS = (MILLISECONDS, MICROSECONDS)
 
 
-def known(value: Any) -> bool:
+def has_value(value: Any) -> bool:
     """Whether a cell of a table holds a value: None, NaN and NaT are none."""
     return value is not None and value == value
 
@@ -89,20 +89,20 @@ def failure(status: str, error_type: Any, message: str) -> str:
     text = plain(message)
     place = _PLACE.match(text)
     start = place.group() if place else ""
-    is_exception = status == "error" and known(error_type)
+    is_exception = status == "error" and has_value(error_type)
     if not is_exception or text[len(start) :].startswith(str(error_type)):
         return text
     return f"{start}{plain(error_type)}: {text[len(start) :]}".removesuffix(": ")
 
 
-def shortened(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """At most `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def is_set(value: Any) -> bool:
     """Whether a cell of truth values says yes: null says nothing."""
-    return known(value) and bool(value)
+    return has_value(value) and bool(value)
 
 
 def several(value: Any) -> bool:
@@ -112,7 +112,7 @@ def several(value: Any) -> bool:
 
 def number(value: float, digits: int = 4) -> str:
     """Significant digits, thousands apart: 1,234 12.34 0.001234."""
-    if not known(value):
+    if not has_value(value):
         return ""
     if value == 0:
         return "0"
@@ -128,7 +128,7 @@ def step_ms(row: Mapping[str, Any]) -> str:
 def step_time(row: Mapping[str, Any]) -> str:
     """Step time with the unit that suits it, and half its interval, relative."""
     value = row["step_ms_p50"]
-    return f"{duration(value)}{_precision(row)}" if known(value) else ""
+    return f"{duration(value)}{_precision(row)}" if has_value(value) else ""
 
 
 def duration(time_ms: float) -> str:
@@ -143,7 +143,7 @@ def step_in(unit: Unit, row: Mapping[str, Any]) -> str:
 
 def time_in(unit: Unit, time_ms: float) -> str:
     """A time without its unit."""
-    return number(time_ms * unit.per_ms) if known(time_ms) else ""
+    return number(time_ms * unit.per_ms) if has_value(time_ms) else ""
 
 
 def unit_of(rows: Iterable[Mapping[str, Any]]) -> Unit:
@@ -157,14 +157,14 @@ def unit_of_times(times_ms: Iterable[float]) -> Unit:
 
 def is_short(time_ms: float) -> bool:
     """Whether a time reads better in microseconds."""
-    return known(time_ms) and time_ms < _SHORT_MS
+    return has_value(time_ms) and time_ms < _SHORT_MS
 
 
 def _precision(row: Mapping[str, Any]) -> str:
     value = row["step_ms_p50"]
     # A report's holds over starts, that of a single attempt over its samples.
     low, high = (row.get(f"step_ms_{end}", row[f"step_ms_ci_{end}"]) for end in ("low", "high"))
-    if not known(value) or not known(low) or not known(high):
+    if not has_value(value) or not has_value(low) or not has_value(high):
         return ""
     return " " + half_width((high - low) / 2 / value)
 
@@ -176,7 +176,7 @@ def half_width(share: float) -> str:
 
 def part(value_ms: float, unit: Unit) -> str:
     """A part of a step: three digits, and no more than three decimals."""
-    if not known(value_ms):
+    if not has_value(value_ms):
         return ""
     value = value_ms * unit.per_ms
     return f"{value:.3f}" if 0 < value < 1 else number(value, digits=3)
@@ -191,24 +191,24 @@ def part_ms(value: float, step_ms: float = 1.0) -> str:
 
 def ratio(value: float) -> str:
     """A speed-up; of a tiny one, two digits."""
-    if not known(value):
+    if not has_value(value):
         return ""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def percent(value: float) -> str:
     """An efficiency."""
-    return f"{value:.1%}" if known(value) else ""
+    return f"{value:.1%}" if has_value(value) else ""
 
 
 def gib(value: float) -> str:
     """Bytes in GiB."""
-    return f"{value / _GIB:.2f}" if known(value) else ""
+    return f"{value / _GIB:.2f}" if has_value(value) else ""
 
 
 def size(count: float) -> str:
     """Bytes in the binary unit that suits them: 4 KiB, 1.5 MiB."""
-    if not known(count):
+    if not has_value(count):
         return ""
     power = min(max(0, int(count).bit_length() - 1) // 10, len(_BINARY) - 1)
     scaled = count / 2 ** (10 * power)
@@ -233,7 +233,7 @@ def when(time: datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M} UTC"
 
 
-def lasted(run: Run) -> str:
+def run_time(run: Run) -> str:
     """How long a run took, without pauses; of one whose clock was set back nobody knows."""
     if run.finished_at is None:
         return "unfinished"
@@ -265,7 +265,7 @@ def course(run: Run) -> str:
     """How long a run took, and whether it came to its end."""
     word = "interrupted after " if run.status is RunStatus.INTERRUPTED else ""
     pause = f", resumed after {long_time(run.paused_s)}" if run.paused_s else ""
-    return word + lasted(run) + pause
+    return word + run_time(run) + pause
 
 
 def counts(run: Run, statuses: Sequence[str]) -> str:
@@ -318,6 +318,6 @@ def over(baseline: Mapping[str, Any]) -> str:
     return f"Speed-up{named} over {settings(baseline)}"
 
 
-def lost(baseline: Mapping[str, Any]) -> str:
+def loss_title(baseline: Mapping[str, Any]) -> str:
     """The title of what the steps lose."""
     return f"Share of the step that is lost, against {settings(baseline)}"

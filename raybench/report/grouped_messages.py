@@ -35,7 +35,7 @@ class MessageGroup:
     @property
     def shortened(self) -> str:
         """The text, cut where it is long, and where."""
-        text = formatting.shortened(self.text, _MOST_CHARS)
+        text = formatting.shorten(self.text, _MOST_CHARS)
         return f"{text} ({self.where})" if self.where else text
 
 
@@ -73,7 +73,9 @@ def in_short(all_said: Sequence[MessageGroup]) -> tuple[list[tuple[str, str]], s
 def lost_nodes(failed: Iterable[tuple[Any, Any]]) -> tuple[str, ...]:
     """The hosts of nodes that were lost, of (error_type, error_host), in the order given."""
     hosts = (host for error_type, host in failed if error_type == "NodeLost")
-    return tuple(dict.fromkeys(formatting.plain(host) for host in hosts if formatting.known(host)))
+    return tuple(
+        dict.fromkeys(formatting.plain(host) for host in hosts if formatting.has_value(host))
+    )
 
 
 def some(names: Sequence[str]) -> str:
@@ -84,8 +86,10 @@ def some(names: Sequence[str]) -> str:
 
 def _reason(row: Row) -> str:
     """Status and message, without the place that the message begins with: it has columns."""
-    message = row["error_message"] if formatting.known(row["error_message"]) else "no reason known"
-    if formatting.known(row["error_host"]):
+    message = (
+        row["error_message"] if formatting.has_value(row["error_message"]) else "no reason known"
+    )
+    if formatting.has_value(row["error_host"]):
         place = f"rank {row['error_rank']:.0f} ({row['error_host']}, {row['error_device']}): "
         message = message.removeprefix(place)
     told = formatting.failure(row["status"], row["error_type"], message)
@@ -93,7 +97,7 @@ def _reason(row: Row) -> str:
 
 
 def _where(rows: Sequence[Row]) -> str:
-    placed = [row for row in rows if formatting.known(row["error_host"])]
+    placed = [row for row in rows if formatting.has_value(row["error_host"])]
     if not placed:
         return ""
     ranks = sorted({int(row["error_rank"]) for row in placed})

@@ -13,11 +13,11 @@ from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.report import formatting, largest_batches
 from raybench.report.findings import (
     CAUSES,
-    compared_rows,
     has_causes,
     memory_range,
     plus_minus,
     ranks_words,
+    rows_compared,
     settings_words,
     varying_settings,
     with_most_ranks,
@@ -54,7 +54,7 @@ def lead(
 ) -> str:
     """One sentence; empty where nothing was measured."""
     measured = [row for row in rows if row["status"] == "ok"]
-    compared = compared_rows(rows)
+    compared = rows_compared(rows)
     if largest:
         return _largest(largest, ranks)
     if compared:
@@ -113,7 +113,7 @@ def _loss(rows: Sequence[Row]) -> str:
     if not losing:
         return ""
     told = [row for row in losing if has_causes(row)]
-    contradicted = [row for row in losing if formatting.known(row["why_no_breakdown"])]
+    contradicted = [row for row in losing if formatting.has_value(row["why_no_breakdown"])]
     if not told and contradicted:
         return "what the rest is lost to is not known: the parts of the step exceed it"
     if len(told) + len(contradicted) < len(losing):
@@ -145,17 +145,17 @@ def _omission(rows: Sequence[Row]) -> str:
 
 
 def _may_be_ideal(row: Row) -> bool:
-    return formatting.known(row["efficiency_high"]) and row["efficiency_high"] >= 1
+    return formatting.has_value(row["efficiency_high"]) and row["efficiency_high"] >= 1
 
 
 def _precision_of(value: Any) -> float:
-    return float(value) if formatting.known(value) else 0.0
+    return float(value) if formatting.has_value(value) else 0.0
 
 
 def _refusal(rows: Sequence[Row]) -> str:
     """How many points would have been compared, and why they are not."""
     others = [row for row in rows if row["status"] == "ok" and not row["is_baseline"]]
-    reasons = [formatting.plain(row["why"]) for row in others if formatting.known(row["why"])]
+    reasons = [formatting.plain(row["why"]) for row in others if formatting.has_value(row["why"])]
     if not reasons:
         return ""
     are = "is" if len(reasons) == 1 else "are"
@@ -193,7 +193,7 @@ def _why_not(rows: Sequence[Row], baseline: Mapping[str, Any]) -> str:
     """Why nothing is compared, where something was to be."""
     others = [r for r in rows if r["status"] == "ok" and not r["is_baseline"]]
     reasons = Counter(
-        formatting.plain(row["why"]) for row in others if formatting.known(row["why"])
+        formatting.plain(row["why"]) for row in others if formatting.has_value(row["why"])
     )
     if not baseline or not reasons:
         return ""
@@ -202,7 +202,7 @@ def _why_not(rows: Sequence[Row], baseline: Mapping[str, Any]) -> str:
 
 def _most_samples(measured: Sequence[Row], ranks: str) -> str:
     """`at most 585,826 samples/s (bf16, batch 1024, 4 GPUs)`."""
-    known = [row for row in measured if formatting.known(row["throughput"])]
+    known = [row for row in measured if formatting.has_value(row["throughput"])]
     if not known:
         return ""
     most = max(precise(known), key=lambda row: row["throughput"])
@@ -216,10 +216,10 @@ def _most_samples(measured: Sequence[Row], ranks: str) -> str:
 def _rates(measured: Sequence[Row], ranks: str) -> str:
     """The bandwidths of the largest messages, or the most operations per second."""
     for name, what in (("busbw_gb_s", "bus bandwidth"), ("memory_gb_s", "memory bandwidth")):
-        known = [row for row in measured if formatting.known(row[name])]
+        known = [row for row in measured if formatting.has_value(row[name])]
         if known:
             return _bandwidth(known, name, what, ranks)
-    known = [row for row in measured if formatting.known(row["achieved_tflops_per_device"])]
+    known = [row for row in measured if formatting.has_value(row["achieved_tflops_per_device"])]
     return _operations(known) if known else ""
 
 
@@ -286,7 +286,9 @@ def _values(row: Row, names: Sequence[str]) -> str:
 def _operations(rows: Sequence[Row]) -> str:
     """`at most 793.8 TFLOP/s, 80.2% of the datasheet's peak (bf16, k=4096, m=4096, n=4096)`."""
     best = max(precise(rows), key=lambda row: row["achieved_tflops_per_device"])
-    share = formatting.percent(best["mfu_pct"] / 100) if formatting.known(best["mfu_pct"]) else ""
+    share = (
+        formatting.percent(best["mfu_pct"] / 100) if formatting.has_value(best["mfu_pct"]) else ""
+    )
     of_peak = f", {share} of the datasheet's peak" if share else ""
     where = _where(best, varying_settings(rows, ()))
     return (
@@ -299,7 +301,7 @@ def _operations(rows: Sequence[Row]) -> str:
 def _burst(row: Row) -> str:
     """What a short measurement would have told, where that is more."""
     burst, sustained = row["burst_tflops_per_device"], row["achieved_tflops_per_device"]
-    if not formatting.known(burst) or burst < (1 + _UNSURE) * sustained:
+    if not formatting.has_value(burst) or burst < (1 + _UNSURE) * sustained:
         return ""
     return f"; {formatting.number(burst)} TFLOP/s in its first 30 ms"
 

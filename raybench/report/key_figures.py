@@ -11,8 +11,8 @@ from raybench.analysis.scaling import setting_order
 from raybench.report import formatting, largest_batches
 from raybench.report.findings import (
     CAUSES,
-    compared_rows,
     ranks_words,
+    rows_compared,
     settings_words,
     varying_settings,
     with_most_ranks,
@@ -41,7 +41,7 @@ class KeyFigure:
 def key_figures(summary: Summary, rows: Sequence[Row]) -> list[KeyFigure]:
     """At most four, the answer to the job's question first; rows of the scaling frame."""
     measured = [row for row in rows if row["status"] == "ok"]
-    compared = compared_rows(measured)
+    compared = rows_compared(measured)
     found: list[KeyFigure] = []
     if summary.largest_batches:
         found += _largest(summary)
@@ -82,7 +82,7 @@ def _scaling(summary: Summary, measured: Sequence[Row]) -> list[KeyFigure]:
 def _loss(rows: Sequence[Row], count: str) -> list[KeyFigure]:
     """The cause that takes most, over the points on the most ranks."""
     totals = {
-        name: [float(row[name]) for row in rows if formatting.known(row[name])]
+        name: [float(row[name]) for row in rows if formatting.has_value(row[name])]
         for name in LOSSES[:-1]
     }
     known = {name: shares for name, shares in totals.items() if shares}
@@ -109,7 +109,7 @@ def _gains(summary: Summary, compared: Sequence[Row]) -> list[KeyFigure]:
             where=settings_words(best, names, summary.ranks),
         )
     ]
-    lightest = [row for row in compared if formatting.known(row["memory_ratio"])]
+    lightest = [row for row in compared if formatting.has_value(row["memory_ratio"])]
     if lightest:
         least = min(lightest, key=lambda row: row["memory_ratio"])
         found.append(
@@ -123,7 +123,7 @@ def _gains(summary: Summary, compared: Sequence[Row]) -> list[KeyFigure]:
 
 
 def _throughput(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
-    known = [row for row in measured if formatting.known(row["throughput"])]
+    known = [row for row in measured if formatting.has_value(row["throughput"])]
     if not known:
         return []
     most = max(precise(known), key=lambda row: row["throughput"])
@@ -156,7 +156,7 @@ def _largest(summary: Summary) -> list[KeyFigure]:
 
 def _rates(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
     for name, what in (("busbw_gb_s", "bus bandwidth"), ("memory_gb_s", "memory bandwidth")):
-        known = [row for row in measured if formatting.known(row[name])]
+        known = [row for row in measured if formatting.has_value(row[name])]
         if known:
             return _bandwidths(known, name, what, ranks)
     return []
@@ -207,7 +207,7 @@ def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[K
 
 def _operations(measured: Sequence[Row]) -> list[KeyFigure]:
     """The most of each precision, the fastest first."""
-    known = [row for row in measured if formatting.known(row[_REACHED])]
+    known = [row for row in measured if formatting.has_value(row[_REACHED])]
     best: dict[str, Row] = {}
     for row in sorted(precise(known), key=lambda row: setting_order(row["precision"])):
         if row["precision"] not in best or row[_REACHED] > best[row["precision"]][_REACHED]:

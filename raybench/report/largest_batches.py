@@ -72,11 +72,11 @@ def _largest(rows: Sequence[Row], names: Sequence[str]) -> LargestBatch | None:
         settings={name: setting(row, name) for name in names},
         batch_size=int(row["batch_size"]),
         ran_out=ran_out,
-        peak_mem_allocated_bytes=int(peak) if formatting.known(peak) else None,
+        peak_mem_allocated_bytes=int(peak) if formatting.has_value(peak) else None,
     )
 
 
-def said(found: Sequence[LargestBatch], ranks: str) -> tuple[tuple[str, str], ...]:
+def list_largest(found: Sequence[LargestBatch], ranks: str) -> tuple[tuple[str, str], ...]:
     """(the series, its largest batch) as the formats list it."""
     return tuple((label(one.settings, ranks), _describe(one)) for one in found)
 

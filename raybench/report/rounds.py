@@ -12,9 +12,9 @@ from raybench.analysis.start_noise import (
     LOOSE_KIND,
     ROUNDS,
     RUNS,
-    documented_of,
     kind_of,
     of_ratio,
+    prior_of,
 )
 from raybench.report import formatting
 from raybench.stats.summary import student_t
@@ -49,7 +49,7 @@ class MoreRounds:
 
 def meaning_of_plus_minus(rows: Sequence[Row]) -> str:
     """What the ± of a report holds over; empty where nothing has one."""
-    known = [row for row in rows if formatting.known(row["step_ms_low"])]
+    known = [row for row in rows if formatting.has_value(row["step_ms_low"])]
     if not known:
         return ""
     sources = {row["starts_from"] for row in known}
@@ -63,7 +63,7 @@ def meaning_of_plus_minus(rows: Sequence[Row]) -> str:
 def _documentation(rows: Sequence[Row]) -> str:
     """`two starts on H200s differ by up to 1.4%`, and more where a kind scatters more."""
     kinds = dict.fromkeys(kind_of([row]) for row in rows)
-    floors = {kind: documented_of(kind).floor for kind in kinds}
+    floors = {kind: prior_of(kind).floor for kind in kinds}
     if CPU in floors:
         return f"two starts on shared CPUs differ by up to {floors[CPU]:.0%}"
     told = " and ".join(
@@ -89,7 +89,7 @@ def more_rounds(rows: Sequence[Row], trials: Trials) -> MoreRounds | None:
     rows: of the scaling frame.
     """
     measured = [
-        row for row in rows if row["status"] == "ok" and formatting.known(row["step_ms_low"])
+        row for row in rows if row["status"] == "ok" and formatting.has_value(row["step_ms_low"])
     ]
     done = max((row["rounds"] for row in measured), default=WORTHWHILE)
     if done >= WORTHWHILE:
@@ -115,7 +115,7 @@ def _half_widths(rows: Sequence[Row]) -> dict[str, float]:
     kinds = [kind_of([row]) for row in rows]
     found = {}
     for kind in dict.fromkeys(kinds):
-        noise = of_ratio(documented_of(kind), documented_of(kind))
+        noise = of_ratio(prior_of(kind), prior_of(kind))
         degrees = kinds.count(kind) * (WORTHWHILE - 1)
         found[kind] = student_t(degrees) * noise.sd / WORTHWHILE**0.5
     return found

@@ -144,9 +144,9 @@ def _rounds(rows: Sequence[Row]) -> str:
 def _statuses(trials: Sequence[Row]) -> list[str]:
     """How each point ended over its rounds."""
     ended = {
-        TrialKey(row["point_id"], int(row["round"]) if formatting.known(row["round"]) else 1): str(
-            row["status"]
-        )
+        TrialKey(
+            row["point_id"], int(row["round"]) if formatting.has_value(row["round"]) else 1
+        ): str(row["status"])
         for row in trials
     }
     return list(by_point(ended).values())
@@ -164,14 +164,14 @@ def _precision(run: Run, points: pd.DataFrame, ranks: str) -> tuple[tuple[str, s
 
 def ranks_word(rows: Iterable[Row]) -> str:
     """What a rank runs on."""
-    kinds = {row["device_type"] for row in rows if formatting.known(row["device_type"])}
+    kinds = {row["device_type"] for row in rows if formatting.has_value(row["device_type"])}
     return "workers" if kinds == {"cpu"} else "GPUs"
 
 
 def _has_throughput(rows: Sequence[Row]) -> bool:
     """Whether the points finish samples; where none is ok, those with a batch size would."""
     if any(row["status"] == "ok" for row in rows):
-        return any(formatting.known(row["throughput"]) for row in rows)
+        return any(formatting.has_value(row["throughput"]) for row in rows)
     return any(batch_column(row) for row in rows)
 
 
@@ -180,7 +180,7 @@ def _machine(run: Run, devices: pd.DataFrame, rows: Sequence[Row]) -> str:
     if devices.empty:
         return formatting.plain(run.cluster)
     text = formatting.machine(_rows(devices))
-    counts = [row["node_count"] for row in rows if formatting.known(row["node_count"])]
+    counts = [row["node_count"] for row in rows if formatting.has_value(row["node_count"])]
     if counts and max(counts) < devices["node_id"].nunique():
         most = int(max(counts))
         text += f", at most {most} {'node' if most == 1 else 'nodes'} in a point"
@@ -195,7 +195,7 @@ def _versions(run: Run, devices: pd.DataFrame) -> dict[str, str]:
     return {
         **run.versions,
         **dict(first["versions"]),
-        **({"driver": driver} if formatting.known(driver) else {}),
+        **({"driver": driver} if formatting.has_value(driver) else {}),
     }
 
 
@@ -210,7 +210,7 @@ def _common_settings(rows: Sequence[Row]) -> dict[str, str]:
 
 def _whys(rows: Sequence[Row]) -> list[str]:
     """Why points have no speed-up. A baseline is compared with nothing, so it does not count."""
-    without = [row for row in rows if formatting.known(row["why"])]
+    without = [row for row in rows if formatting.has_value(row["why"])]
     others = [row for row in without if not row["is_baseline"]]
     return [row["why"] for row in others or without]
 

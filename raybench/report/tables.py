@@ -31,7 +31,7 @@ _TEXTS = (MARK_COLUMN, POINT_COLUMN)
 def marks(row: Row) -> str:
     """What makes the number of a point doubtful, a letter each; wording.MARKS explains them."""
     found = {
-        "u": formatting.known(row["stable"]) and not row["stable"],
+        "u": formatting.has_value(row["stable"]) and not row["stable"],
         "w": is_imprecise(row),
         "h": formatting.is_set(row["host_bound"]),
         "t": formatting.is_set(row["throttled"]),
@@ -46,7 +46,7 @@ def marks(row: Row) -> str:
 
 def has_no_breakdown(row: Mapping[str, Any]) -> bool:
     """Whether the parts of the step are left out because they contradict it."""
-    return formatting.known(row["why_no_breakdown"])
+    return formatting.has_value(row["why_no_breakdown"])
 
 
 def _number(name: str) -> Callable[[Row], str]:
@@ -54,7 +54,9 @@ def _number(name: str) -> Callable[[Row], str]:
 
 
 def _share(name: str) -> Callable[[Row], str]:
-    return lambda row: formatting.percent(row[name] / 100) if formatting.known(row[name]) else ""
+    return lambda row: (
+        formatting.percent(row[name] / 100) if formatting.has_value(row[name]) else ""
+    )
 
 
 _SCALING: tuple[_Column, ...] = (
@@ -269,7 +271,7 @@ def _extras(rows: Sequence[Row], unit: formatting.Unit) -> dict[str, tuple[str, 
 
 
 def _is_broken_down(row: Row) -> bool:
-    return has_no_breakdown(row) or any(formatting.known(row[name]) for name in _BROKEN_DOWN)
+    return has_no_breakdown(row) or any(formatting.has_value(row[name]) for name in _BROKEN_DOWN)
 
 
 def _is_number(name: str, rows: Sequence[Row]) -> bool:

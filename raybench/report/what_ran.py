@@ -49,7 +49,7 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
         for name in _values(rows, "optimizer")
         if name is not None
     )
-    if any(formatting.known(row["throughput"]) for row in rows) or _values(rows, "batch"):
+    if any(formatting.has_value(row["throughput"]) for row in rows) or _values(rows, "batch"):
         yield _batches(rows)
     yield _list("", _values(rows, "operation"))
     yield _span("", [_size(value) for value in _values(rows, "size_bytes")])
@@ -111,7 +111,7 @@ def _size(value: Any) -> str:
 
 def _values(rows: Sequence[Row], name: str) -> list[Any]:
     found = {setting(row, name) for row in rows}
-    return sorted((value for value in found if formatting.known(value)), key=setting_order)
+    return sorted((value for value in found if formatting.has_value(value)), key=setting_order)
 
 
 def _list(prefix: str, values: Sequence[Any]) -> str:

@@ -30,7 +30,7 @@ _ENERGY_PERIOD_S = 0.1
 _BURST_MS, _BURST_STEPS = 30.0, 3
 
 
-def numbers(record: Record) -> Numbers:
+def compute_metrics(record: Record) -> Numbers:
     """All columns of `points` that come from measurements.
 
     Raises ValueError when ranks differ in their sample counts: our bug, never the user's.
@@ -112,7 +112,7 @@ def _repeat_ms(measurements: Sequence[Measurement], index: int) -> list[float]:
 
 
 def _steps_ms(measurement: Measurement) -> list[float]:
-    return [ns / _NS_PER_MS for ns in stats.timed_step_ns(measurement)]
+    return [ns / _NS_PER_MS for ns in stats.step_ns_in_order(measurement)]
 
 
 def _sizes(measurements: Sequence[Measurement], step_ms: float) -> Numbers:

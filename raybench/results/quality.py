@@ -42,7 +42,7 @@ _TRENDS = {
 }
 
 
-def doubts(row: Row, record: Record, measure: Measure) -> Iterator[str]:
+def quality_warnings(row: Row, record: Record, measure: Measure) -> Iterator[str]:
     """What the reader of an ok point's row must know.
 
     row: its numbers. measure: what the job asked for, to tell where the measurement falls short.

@@ -20,7 +20,7 @@ from raybench.records import Latest, Status, TrialKey, by_point
 from raybench.results import rows
 from raybench.results.arrow_schema import schema
 from raybench.results.parts import UnreadableParts, attempts_in, plain_rows, read_parts
-from raybench.results.row_checks import identified_devices, sound_points
+from raybench.results.row_checks import drop_unidentified_devices, sound_points
 from raybench.results.run import Run, RunStatus
 from raybench.results.run_names import (
     HIDDEN,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "baselines",
-    "counted",
+    "count_points",
     "each_attempt",
     "find_run",
     "latest",
@@ -94,7 +94,7 @@ def read_table(
 
 def _sound(found: pa.Table, table: str, run_id: str | None) -> pa.Table:
     """The rows that reports can work with; what is taken out is said."""
-    checks = {"points": sound_points, "devices": identified_devices}
+    checks = {"points": sound_points, "devices": drop_unidentified_devices}
     if table not in checks:
         return found
     found, taken_out = checks[table](found)
@@ -316,7 +316,9 @@ def _as_it_stands(root: Path, run: Run) -> Run:
         # Its row was written when it went on.
         rewritten = (root / "runs" / run.run_id / "run.parquet").stat().st_mtime
         finished_at = max(finished_at, datetime.fromtimestamp(rewritten, UTC))
-    return replace(counted(run, statuses), status=RunStatus.INTERRUPTED, finished_at=finished_at)
+    return replace(
+        count_points(run, statuses), status=RunStatus.INTERRUPTED, finished_at=finished_at
+    )
 
 
 def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
@@ -350,7 +352,7 @@ def _key(row: Mapping[str, Any]) -> TrialKey:
     return TrialKey(row["point_id"], row["round"] or 1, row["control_of"] or 0)
 
 
-def counted(run: Run, statuses: Mapping[str, str]) -> Run:
+def count_points(run: Run, statuses: Mapping[str, str]) -> Run:
     """The run with the counts of its points and the status that follows from them.
 
     statuses: of the latest attempt at each point, by point_id. A cancelled one counts nowhere.

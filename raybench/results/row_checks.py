@@ -29,7 +29,7 @@ _MOST_CHARACTERS = DETAIL_CHARACTERS
 _MOST_NAMED = 5
 
 
-def identified_devices(found: pa.Table) -> tuple[pa.Table, list[str]]:
+def drop_unidentified_devices(found: pa.Table) -> tuple[pa.Table, list[str]]:
     """Take out rows of `devices` that do not say which device they are of; says how many."""
     lacking = [name for name in found.column_names if name in _OF_DEVICE and found[name].null_count]
     if not lacking:

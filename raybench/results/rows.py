@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raybench.records import Device, DeviceSample, Record, Samples, Status
-from raybench.records.failure_text import named, traceback_of, type_of
-from raybench.results.point_metrics import numbers
-from raybench.results.quality import crowding, doubts
+from raybench.records.failure_text import brief, traceback_of, type_of
+from raybench.results.point_metrics import compute_metrics
+from raybench.results.quality import crowding, quality_warnings
 from raybench.results.run import Run, RunStatus
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def device_row(run_id: str, device: Device) -> Row:
     }
 
 
-def unwritten(record: Record, error: Exception) -> Record:
+def make_unwritten(record: Record, error: Exception) -> Record:
     """In place of an attempt of which no row can be made, which is a bug of raybench's."""
     return replace(
         record,
@@ -93,7 +93,7 @@ def unwritten(record: Record, error: Exception) -> Record:
         measurements=(),
         warnings=(),
         error_type=type_of(error),
-        error_message=f"raybench cannot keep what was measured, which is its bug: {named(error)}",
+        error_message=f"raybench cannot keep what was measured, which is its bug: {brief(error)}",
         error_detail=traceback_of(error),
     )
 
@@ -152,8 +152,8 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
     }
     warnings = list(record.warnings)
     if record.measurements:
-        row |= numbers(record) | {"quick": measure.is_quick}
-        warnings += doubts(row, record, measure)
+        row |= compute_metrics(record) | {"quick": measure.is_quick}
+        warnings += quality_warnings(row, record, measure)
     return row | {"warnings": warnings}
 
 

@@ -122,7 +122,7 @@ class RunStore:
         try:
             return self._tables_of(record)
         except Exception as error:  # whatever it is, it may not cost the other points
-            return self._tables_of(rows.unwritten(record, error))
+            return self._tables_of(rows.make_unwritten(record, error))
 
     def _tables_of(self, record: Record) -> _Tables:
         import pyarrow as pa

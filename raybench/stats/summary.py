@@ -218,7 +218,7 @@ def median_above_smallest(ranks: Sequence[Sequence[float]]) -> list[float]:
     return [float(median) for median in np.median(values - values.min(axis=0), axis=1)]
 
 
-def timed_step_ns(measurement: Measurement) -> list[int]:
+def step_ns_in_order(measurement: Measurement) -> list[int]:
     """The timed samples of one rank, repeat after repeat, in nanoseconds."""
     return [ns for repetition in measurement.repetitions for ns in repetition.timed.step_ns]
 
@@ -227,14 +227,14 @@ def step_time_ns(measurements: Sequence[Measurement]) -> float:
     """A point's step time in nanoseconds: the median of `step_series`."""
     import numpy as np
 
-    return float(np.median(step_series([timed_step_ns(m) for m in measurements])))
+    return float(np.median(step_series([step_ns_in_order(m) for m in measurements])))
 
 
 def mean_step_ns(measurements: Sequence[Measurement]) -> float:
     """The whole time of the timed phase over its steps, on the rank that took longest."""
     import numpy as np
 
-    return max(float(np.mean(timed_step_ns(measurement))) for measurement in measurements)
+    return max(float(np.mean(step_ns_in_order(measurement))) for measurement in measurements)
 
 
 def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:

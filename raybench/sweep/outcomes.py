@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from raybench.records import Answer, Device, Failure, Measurement, Record, Status
-from raybench.records.checked_answers import checked
-from raybench.records.failure_text import DETAIL_CHARACTERS, cut_start
+from raybench.records.checked_answers import check_answers
+from raybench.records.failure_text import DETAIL_CHARACTERS, shorten_start
 from raybench.results.quality import crowding
 from raybench.sweep.scheduler import Attempt
 
@@ -56,7 +56,7 @@ def make_record_of(
     others: who used the devices besides, other than points of this run.
     """
     outputs = tuple(answer.output for answer in answers)
-    answers = checked(answers)
+    answers = check_answers(answers)
     failure = _cause(answers)
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     return Record(
@@ -97,7 +97,7 @@ def _detail(failure: Failure, output: str) -> str | None:
     if last and last[-1] not in whole:
         told = "\n".join([f"the last lines that rank {failure.rank} wrote:", *last])
         whole = f"{whole.rstrip()}\n\n{told}" if whole else told
-    return cut_start(whole, DETAIL_CHARACTERS) or None
+    return shorten_start(whole, DETAIL_CHARACTERS) or None
 
 
 def _warnings(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from raybench.errors import ClusterError, ResultsError
 from raybench.records import Device, Record, Status, TrialKey, by_point
-from raybench.results.reader import counted
+from raybench.results.reader import count_points
 from raybench.results.run import Run, RunStatus
 from raybench.sweep.commands import command
 from raybench.sweep.listener import Listener
@@ -29,7 +29,7 @@ def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
     Where batch sizes are searched, a batch that runs out of memory is an answer and no failure.
     """
     statuses = by_point(ended)
-    run = counted(run, statuses)
+    run = count_points(run, statuses)
     fine = {Status.OK, Status.OOM, Status.SKIPPED, Status.CANCELLED}
     if plan.batch_search and fine.issuperset(statuses.values()):
         return replace(run, status=RunStatus.OK)
@@ -129,7 +129,7 @@ class RunRows:
         self._is_told = True
         text = f"{what} before any point finished"
         # As `raybench list` counts them: a point that was cut short is not finished.
-        run = counted(self._run, by_point(self._ended))
+        run = count_points(self._run, by_point(self._ended))
         if count := run.points_ok + run.points_failed + run.points_skipped:
             points = "point is" if count == 1 else "points are"
             text = f"{what}: {count} finished {points} kept{_how_they_ended(run)}; see: "

@@ -70,7 +70,7 @@ class Collective(Workload):
             world_size,
             in_place=bool(in_place),
         )
-        self._expected = operations.expected_output(operation, elements, rank, world_size)
+        self._expected = operations.output_expected(operation, elements, rank, world_size)
         self._grows = operations.grows(operation, in_place=bool(in_place))
         self._payload = Payload(element, context.device, world_size, context.seed)
         self._issue = operations.issuer(operation, self._buffers, rank, world_size)

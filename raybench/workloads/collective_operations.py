@@ -62,7 +62,7 @@ class Segment:
     length: int
 
 
-def expected_output(
+def output_expected(
     operation: Operation, elements: int, rank: int, world_size: int
 ) -> list[Segment]:
     """What the output of `rank` consists of, in order, for a message of `elements` elements."""

@@ -15,7 +15,7 @@ from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
 from raybench.records import Failure, Measurement, Record, Status, Task
-from raybench.results.point_metrics import numbers
+from raybench.results.point_metrics import compute_metrics
 
 pytestmark = [
     pytest.mark.gpu,
@@ -74,7 +74,7 @@ def run(
         devices=tuple(cluster.devices[worker_id] for worker_id in worker_ids),
         measurements=tuple(a for a in answers if isinstance(a, Measurement)),
     )
-    return numbers(record)
+    return compute_metrics(record)
 
 
 @needs_peers

@@ -26,7 +26,7 @@ from raybench.cluster.bystanders import Look
 from raybench.cluster.device_locks import FOLDER_VARIABLE, Claim, DeviceLocks, Holder
 from raybench.cluster.node_processes import Output
 from raybench.cluster.ray_cluster.connection import DeviceKind
-from raybench.environment import measured_variables
+from raybench.environment import variables_that_matter
 from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
 
 # Not CUDA_: those say which devices and which files this host has.
@@ -233,7 +233,7 @@ def _worker_environment() -> dict[str, str]:
         # As srun does: a variable set for the sweep is meant for the workers, on every node.
         **{
             name: value
-            for name, value in measured_variables().items()
+            for name, value in variables_that_matter().items()
             if name.startswith(_FORWARDED)
         },
         "RAY_worker_niceness": "0",

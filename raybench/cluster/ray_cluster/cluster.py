@@ -15,7 +15,7 @@ from raybench.cluster.ranks import Strategy
 from raybench.cluster.ray_cluster.connection import Connection
 from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
-from raybench.cluster.ray_cluster.point_end import settle
+from raybench.cluster.ray_cluster.point_end import finish_point
 from raybench.cluster.ray_cluster.process_groups import ProcessGroups
 from raybench.cluster.ray_cluster.spares import Standbys
 from raybench.cluster.ray_cluster.start_guard import StartGuard, end_process
@@ -107,10 +107,10 @@ class RayCluster:
             return self._not_run(chosen)
         devices = [self._workers[worker_id].device for worker_id in chosen]
         refs = []
-        for worker_id, place in zip(chosen, ranks.places(devices), strict=True):
+        for worker_id, place in zip(chosen, ranks.assign_ranks(devices), strict=True):
             self._workers[worker_id].is_used = True
             refs.append(self._workers[worker_id].actor.run.remote(task, place, group))
-        outcome = settle(
+        outcome = finish_point(
             refs,
             devices,
             group,

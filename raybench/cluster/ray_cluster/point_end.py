@@ -41,7 +41,7 @@ class Outcome:
     was_late: bool
 
 
-def settle(
+def finish_point(
     refs: Sequence[Any],
     devices: Sequence[Device],
     group: Group | None,

@@ -13,7 +13,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 
 from raybench.cluster import reaper
 from raybench.cluster.ray_cluster.private_folder import PrivateFolder, make_private_folder
-from raybench.cluster.ray_cluster.start_watch import watched_programs
+from raybench.cluster.ray_cluster.start_watch import watch_programs
 from raybench.environment import usable_cores
 from raybench.errors import ClusterError
 
@@ -40,9 +40,7 @@ def start_private_ray(
     cores = usable_cores()
     folder = make_private_folder()
     after = _what_to_type(folder)
-    watched = watched_programs(
-        _NOT_STARTED, after, made=str(folder.kept), removed=str(folder.token)
-    )
+    watched = watch_programs(_NOT_STARTED, after, made=str(folder.kept), removed=str(folder.token))
     try:
         with (
             reaper.reap_orphans_of_children(folder.path),

@@ -117,7 +117,7 @@ def _death(rank: int, device: Device, told: str) -> Failure:
         status=Status.LOST,
         error_type="WorkerDied",
         message=f"the worker process {cause_of_death(told, '')}",
-        detail=failure_text.cut_start(told, failure_text.DETAIL_CHARACTERS),
+        detail=failure_text.shorten_start(told, failure_text.DETAIL_CHARACTERS),
     )
 
 
@@ -127,5 +127,5 @@ def _out_of_host_memory(rank: int, device: Device, told: str) -> Failure:
         status=Status.OOM,
         error_type="HostOutOfMemory",
         message=f"Ray's memory monitor killed the worker: {device.host} has run out of memory",
-        detail=failure_text.cut_start(told, failure_text.DETAIL_CHARACTERS),
+        detail=failure_text.shorten_start(told, failure_text.DETAIL_CHARACTERS),
     )

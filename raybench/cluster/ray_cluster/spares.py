@@ -55,7 +55,7 @@ class Standbys:
         devices: all that this run has on these nodes.
         """
         with self._lock:
-            self._start_missing(wanted(devices, on_cpus=self._on_cpus), is_for_late=False)
+            self._start_missing(count_wanted(devices, on_cpus=self._on_cpus), is_for_late=False)
 
     def prepare(self, devices: Sequence[Device]) -> None:
         """As `keep`, for devices whose point is late: one for each, and no more than four."""
@@ -123,7 +123,7 @@ class Standbys:
         return standbys
 
 
-def wanted(devices: Sequence[Device], *, on_cpus: bool) -> dict[str, int]:
+def count_wanted(devices: Sequence[Device], *, on_cpus: bool) -> dict[str, int]:
     """Node id -> standbys, where they can start while points are measured. Pure."""
     counts = Counter(device.node_id for device in devices)
     return {

@@ -55,7 +55,7 @@ class StartedPrograms:
 
 
 @contextmanager
-def watched_programs(before: str, after: str, *, made: str, removed: str) -> Iterator[None]:
+def watch_programs(before: str, after: str, *, made: str, removed: str) -> Iterator[None]:
     """While this is entered, the death of a program of Ray ends this process with exit code 3.
 
     before, after: what is said on stderr around what has died. made, removed: a file that is there

@@ -303,7 +303,7 @@ def _handle_of(start: _Start) -> WorkerHandle:
 
 def check_devices(devices: Sequence[Device]) -> None:
     """Each worker has a device of its own and the driver's versions, or nothing is measured."""
-    if shared := ranks.shared_devices(devices):
+    if shared := ranks.devices_shared(devices):
         raise ClusterError(f"several workers were given the same device: {', '.join(shared)}")
     ours = package_versions()
     for device in devices:

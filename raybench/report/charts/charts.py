@@ -18,7 +18,7 @@ import pandas as pd
 from raybench.report import formatting
 from raybench.report.charts.main_figure import main_figure, rows_of
 from raybench.report.html.figure import SHAPES, WIDE, WIDTH, Entry, Figure, Panel
-from raybench.report.html.svg import drawn, key_mark
+from raybench.report.html.svg import draw, key_mark
 from raybench.report.summary import Summary
 
 Spec = dict[str, Any]
@@ -141,7 +141,7 @@ class _Sheet:
                 y = self._lines(panel.title, y, each, 13, 600, "--text", x) + 4
             height = max(WIDE[1], panel.spec["height"]) if figure.is_large else panel.spec["height"]
             name = ": ".join(filter(None, (figure.title, panel.title)))
-            chart = drawn(panel.spec, name, (each, height))
+            chart = draw(panel.spec, name, (each, height))
             at = f'<svg x="{x}" y="{y:.0f}" width="{each}" height="{height}" overflow="visible" '
             self._parts.append(chart.replace("<svg ", at, 1))
             below = self._lines(panel.missing, y + height, each, 12, 400, "--text", x)

@@ -48,7 +48,7 @@ def _value(row: dict[str, Any], names: list[str], several: bool) -> dict[str, An
         "step_ms": round(row["step_ms_p50"], 6),
         "level_ms": round(row["level_ms"], 6),
         "line": (told if len(told) <= _LABEL_CHARS else row["point_id"]) + machine,
-        "step": formatting.known(row["step"]),
+        "step": formatting.has_value(row["step"]),
     }
 
 

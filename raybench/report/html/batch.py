@@ -23,7 +23,7 @@ from raybench.report.html.series import (
     Row,
     arrange,
     batch_title,
-    drawn_of,
+    drawing_note,
     in_order,
     is_other,
     lines_of,
@@ -81,9 +81,9 @@ def _figure(
     capacity: float | None,
 ) -> Figure | None:
     def is_known(row: Row) -> bool:
-        return row["status"] == "ok" and formatting.known(value(row))
+        return row["status"] == "ok" and formatting.has_value(value(row))
 
-    sized = [row for row in rows if formatting.known(row["batch"])]
+    sized = [row for row in rows if formatting.has_value(row["batch"])]
     ok = [row for row in sized if is_known(row)]
     if len({row["batch"] for row in ok}) < 2:
         return None
@@ -119,7 +119,7 @@ def _figure(
     return Figure(
         anchor=anchor,
         title=title,
-        note=note + drawn_of(series),
+        note=note + drawing_note(series),
         legend=[*legend(lines), *_marks(drawn, line, ran_out)],
         panels=panels,
     )
@@ -151,7 +151,7 @@ def _values(
             "tip": _tip(row, told, ranks),
         }
         for line, row in members
-        if row["status"] == "oom" or (row["status"] == "ok" and formatting.known(value(row)))
+        if row["status"] == "oom" or (row["status"] == "ok" and formatting.has_value(value(row)))
     ]
 
 
@@ -198,5 +198,5 @@ def _tip(row: Row, told: Sequence[str], ranks: str) -> str:
     if row["status"] != "ok":
         return f"{name}\nout of memory"
     memory = row["peak_mem_allocated_bytes"]
-    peak = f"\npeak {formatting.gib(memory)} GiB" if formatting.known(memory) else ""
+    peak = f"\npeak {formatting.gib(memory)} GiB" if formatting.has_value(memory) else ""
     return f"{name}\n{formatting.number(row['throughput'])} samples/s{peak}"

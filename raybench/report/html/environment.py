@@ -55,7 +55,7 @@ def device_table(devices: pd.DataFrame) -> Table:
 
 
 def _cell(name: str, value: object) -> str:
-    if not formatting.known(value):
+    if not formatting.has_value(value):
         return ""
     if name.endswith("_bytes"):
         return formatting.size(float(str(value)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from raybench.analysis.scaling import setting, setting_order
 from raybench.report import formatting
-from raybench.report.findings import compared_rows, varying_settings
+from raybench.report.findings import rows_compared, varying_settings
 from raybench.report.html.figure import (
     MOST_LINES,
     TOLD,
@@ -30,7 +30,7 @@ def gains_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     and where nothing is compared."""
     baseline = summary.run.baseline
     own = [row for row in rows if not is_other(row)]
-    compared = compared_rows(own)
+    compared = rows_compared(own)
     if not compared or "world_size" in baseline or summary.largest_batches:
         return None
     names = tuple(baseline)
@@ -42,7 +42,7 @@ def gains_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     lacking = [
         (label(row, [*names, *apart], summary.ranks), row)
         for row in own
-        if not row["is_baseline"] and not formatting.known(row["speed_up"])
+        if not row["is_baseline"] and not formatting.has_value(row["speed_up"])
     ]
     told = missing(lacking, lambda _: False, (), summary.ranks)
     used = lines[:MOST_LINES]
@@ -87,7 +87,7 @@ def _panel(
     title: str,
 ) -> Panel | None:
     names, against = tuple(summary.run.baseline), _name_line(summary.run.baseline)
-    known = [row for row in rows if formatting.known(row[column])]
+    known = [row for row in rows if formatting.has_value(row[column])]
     if not known:
         return None
     groups = sorted(known, key=lambda row: [setting_order(setting(row, name)) for name in names])
@@ -160,14 +160,14 @@ def _layers(
 
 
 def _interval(row: Row, column: str) -> dict[str, float]:
-    if column != "speed_up" or not formatting.known(row["speed_up_low"]):
+    if column != "speed_up" or not formatting.has_value(row["speed_up_low"]):
         return {}
     return {"low": float(row["speed_up_low"]), "high": float(row["speed_up_high"])}
 
 
 def _tip(row: Row, names: Sequence[str], summary: Summary) -> str:
     memory = row["memory_ratio"]
-    told = f"\n{formatting.percent(memory)} of the memory" if formatting.known(memory) else ""
+    told = f"\n{formatting.percent(memory)} of the memory" if formatting.has_value(memory) else ""
     return (
         f"{named(row, names, summary.ranks)}\n{speed_up_words(row)} times the samples/s{told}\n"
         f"{formatting.step_time(row)}, {formatting.number(row['throughput'])} samples/s"

@@ -33,7 +33,7 @@ from raybench.report.html.rates import rate_figures
 from raybench.report.html.scaling import efficiency_figure, speed_up_figure
 from raybench.report.html.series import Row, is_other
 from raybench.report.html.steps import PointSteps, heat_figure, spread_figure
-from raybench.report.html.svg import drawn, key
+from raybench.report.html.svg import draw, key
 from raybench.report.html.telemetry import telemetry_figure
 from raybench.report.key_figures import key_figures
 from raybench.report.summary import OVER_FP32, Summary
@@ -130,9 +130,12 @@ def _shares_points(rows: Sequence[Row]) -> bool:
 def _findings(summary: Summary) -> list[tuple[str, Sequence[tuple[str, str]]]]:
     baseline = summary.run.baseline
     told = (
-        (largest_batches.TITLE, largest_batches.said(summary.largest_batches, summary.ranks)),
+        (
+            largest_batches.TITLE,
+            largest_batches.list_largest(summary.largest_batches, summary.ranks),
+        ),
         (formatting.over(baseline), summary.findings),
-        (formatting.lost(baseline), summary.losses),
+        (formatting.loss_title(baseline), summary.losses),
         (best.TITLE, summary.best),
         (formatting.over(OVER_FP32), summary.precision),
     )
@@ -156,13 +159,13 @@ def _all_said(summary: Summary) -> list[tuple[str, list[str]]]:
 def _charts(panel: Panel, figure: Figure) -> Markup:
     """A chart; where there is room for it, drawn wide too: the style shows one of them."""
     name = ": ".join(filter(None, (figure.title, panel.title)))
-    small = drawn(panel.spec, name)
+    small = draw(panel.spec, name)
     if not figure.is_large:
         return Markup(small)
     if figure.is_wide:
         # Strips that are pointed at are too many to have them twice, and too narrow on a phone.
         small = _STRIP.sub("", small)
-    wide = drawn(panel.spec, name, (WIDE[0], max(WIDE[1], panel.spec["height"])))
+    wide = draw(panel.spec, name, (WIDE[0], max(WIDE[1], panel.spec["height"])))
     return Markup(f'<div class="small">{small}</div><div class="large">{wide}</div>')
 
 

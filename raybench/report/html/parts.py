@@ -35,7 +35,7 @@ def parts_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     known = [row for row in rows if _whole(row) > 0 and not is_other(row)]
     known = in_order(known, ("batch", "world_size"))
     used = [name for name in _PARTS if any(_share(row, name) > 0 for row in known)]
-    if not any(formatting.known(row["throughput"]) for row in known):
+    if not any(formatting.has_value(row["throughput"]) for row in known):
         return None
     shown = known[:MOST_BARS]
     highest = max(1.0, *map(_whole, shown))
@@ -84,7 +84,7 @@ def _table(rows: Sequence[Row], used: Sequence[str], ranks: str) -> Table:
 def _share(row: Row, name: str) -> float:
     """As it is drawn: nothing of what is negative."""
     part_ms = _part_ms(row, name)
-    known = formatting.known(part_ms) and formatting.known(row["step_ms_p50"])
+    known = formatting.has_value(part_ms) and formatting.has_value(row["step_ms_p50"])
     return max(0.0, float(part_ms / row["step_ms_p50"])) if known else 0.0
 
 
@@ -93,10 +93,10 @@ def _part_ms(row: Row, name: str) -> Any:
     is_slowed = is_slowed_by_one_rank(row)
     if name == _SLOWER:
         return row["straggler_ms"] if is_slowed else None
-    if not is_slowed or not formatting.known(row[name]):
+    if not is_slowed or not formatting.has_value(row[name]):
         return row[name]
     device_ms = row["straggler_device_ms"]
-    in_compute = device_ms if formatting.known(device_ms) else row["straggler_ms"]
+    in_compute = device_ms if formatting.has_value(device_ms) else row["straggler_ms"]
     if name == "compute_ms":
         return row[name] - in_compute
     return row[name] - (row["straggler_ms"] - in_compute) if name == "host_gap_ms" else row[name]

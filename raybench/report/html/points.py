@@ -158,18 +158,20 @@ def _step(row: Row) -> Cell:
     if row["status"] != "ok":
         reason = row["error_message"]
         hint = (
-            formatting.shortened(formatting.plain(reason), 300) if formatting.known(reason) else ""
+            formatting.shorten(formatting.plain(reason), 300)
+            if formatting.has_value(reason)
+            else ""
         )
         return Cell(text=formatting.STATUS_WORDS[row["status"]], hint=hint)
     time_ms = row["step_ms_p50"]
-    if not formatting.known(time_ms):
+    if not formatting.has_value(time_ms):
         return _NONE
     return Cell(text=formatting.duration(time_ms), value=f"{time_ms:.6g}")
 
 
 def _unsure(row: Row) -> Cell:
     value, low, high = (row[f"step_ms_{name}"] for name in ("p50", "ci_low", "ci_high"))
-    if not all(map(formatting.known, (value, low, high))):
+    if not all(map(formatting.has_value, (value, low, high))):
         return _NONE
     share = (high - low) / 2 / value
     return Cell(text=formatting.half_width(share), value=f"{share:.4g}")
@@ -177,7 +179,7 @@ def _unsure(row: Row) -> Cell:
 
 def _change(other: Row | None, row: Row) -> Cell:
     """Of the step time, since the other run: this one over it, less 1."""
-    if other is None or not all(formatting.known(one["step_ms_p50"]) for one in (other, row)):
+    if other is None or not all(formatting.has_value(one["step_ms_p50"]) for one in (other, row)):
         return _NONE
     change = float(row["step_ms_p50"] / other["step_ms_p50"] - 1)
     around = ratio_range(other, row)
@@ -196,7 +198,7 @@ def _number(name: str) -> Callable[[Row], Cell]:
 
 def _percent(name: str, whole: float) -> Callable[[Row], Cell]:
     def cell(row: Row) -> Cell:
-        known = formatting.known(row[name])
+        known = formatting.has_value(row[name])
         share = row[name] / whole if known else 0.0
         return Cell(text=formatting.percent(share), value=f"{share:.5g}") if known else _NONE
 
@@ -204,8 +206,8 @@ def _percent(name: str, whole: float) -> Callable[[Row], Cell]:
 
 
 def _speed_up(row: Row) -> Cell:
-    if not formatting.known(row["speed_up"]):
-        reason = formatting.plain(row["why"]) if formatting.known(row["why"]) else ""
+    if not formatting.has_value(row["speed_up"]):
+        reason = formatting.plain(row["why"]) if formatting.has_value(row["why"]) else ""
         return Cell(text="–" if reason else "", hint=reason)
     return Cell(text=speed_up_words(row), value=f"{row['speed_up']:.6g}")
 

@@ -20,8 +20,8 @@ _PEAK = Entry(label="datasheet's dense peak", color="var(--axis)", shape="dash")
 
 def products_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     """None where a step finishes samples, or its operations are not known."""
-    known = [row for row in rows if formatting.known(row[_REACHED]) and not is_other(row)]
-    if not known or any(formatting.known(row["throughput"]) for row in rows):
+    known = [row for row in rows if formatting.has_value(row[_REACHED]) and not is_other(row)]
+    if not known or any(formatting.has_value(row["throughput"]) for row in rows):
         return None
     shown = in_order(known)[:MOST_BARS]
     has_peaks = any(peak_tflops(row) for row in known)
@@ -47,7 +47,7 @@ def products_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
 
 def peak_tflops(row: Row) -> float | None:
     """The datasheet's peak, from the share of it that was reached."""
-    if not formatting.known(row["mfu_pct"]) or not row["mfu_pct"]:
+    if not formatting.has_value(row["mfu_pct"]) or not row["mfu_pct"]:
         return None
     return float(row[_REACHED] / (row["mfu_pct"] / 100))
 

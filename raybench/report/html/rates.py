@@ -13,7 +13,7 @@ from raybench.report.html.lines import OTHER, decade_axis, layers, level_layer, 
 from raybench.report.html.series import (
     Row,
     arrange,
-    drawn_of,
+    drawing_note,
     in_order,
     is_other,
     lines_of,
@@ -66,14 +66,14 @@ def size_of(row: Row) -> int:
 
 def datasheet_gb_s(rows: Sequence[Row]) -> float | None:
     """What the datasheet gives for the memory of the device that all rows ran on."""
-    names = {row["device_name"] for row in rows if formatting.known(row["device_name"])}
+    names = {row["device_name"] for row in rows if formatting.has_value(row["device_name"])}
     return memory_peak_gb_s(str(names.pop())) if len(names) == 1 else None
 
 
 def _figure(rows: Sequence[Row], summary: Summary, rate: _Rate) -> Figure | None:
     def is_known(row: Row) -> bool:
         return bool(
-            formatting.known(row[rate.column]) and row[rate.column] > 0 and size_of(row) > 0
+            formatting.has_value(row[rate.column]) and row[rate.column] > 0 and size_of(row) > 0
         )
 
     known = [row for row in rows if is_known(row)]
@@ -93,7 +93,7 @@ def _figure(rows: Sequence[Row], summary: Summary, rate: _Rate) -> Figure | None
     return Figure(
         anchor=rate.column.split("_")[0],
         title=f"{rate.noun.capitalize()} and time over the size",
-        note=rate.note + _cache_note(above) + drawn_of(series),
+        note=rate.note + _cache_note(above) + drawing_note(series),
         legend=[
             *legend(lines),
             *([_of_datasheet(peak)] if peak else []),
@@ -192,5 +192,5 @@ def _rate_words(row: Row) -> str:
     return ", ".join(
         f"{noun} {formatting.number(row[name])} GB/s"
         for name, noun in rates
-        if formatting.known(row[name])
+        if formatting.has_value(row[name])
     )

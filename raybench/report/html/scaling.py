@@ -18,7 +18,15 @@ from raybench.report.html.lines import (
     power_axis,
     reached,
 )
-from raybench.report.html.series import Row, arrange, drawn_of, is_other, lines_of, missing, named
+from raybench.report.html.series import (
+    Row,
+    arrange,
+    drawing_note,
+    is_other,
+    lines_of,
+    missing,
+    named,
+)
 from raybench.report.html.series import varying_settings as varying
 from raybench.report.summary import Summary
 
@@ -59,7 +67,7 @@ def _figure(
     rows: Sequence[Row], summary: Summary, *, name: str, title: str, note: str
 ) -> Figure | None:
     def is_known(row: Row) -> bool:
-        return bool(formatting.known(row[name]) and row[name] > 0)
+        return bool(formatting.has_value(row[name]) and row[name] > 0)
 
     known = [row for row in rows if is_known(row)]
     sizes = sorted({row["world_size"] for row in known})
@@ -94,7 +102,7 @@ def _figure(
     return Figure(
         anchor=name.replace("_", "-"),
         title=title,
-        note=note + drawn_of(series),
+        note=note + drawing_note(series),
         legend=[*legend(lines), _IDEAL, *others],
         panels=panels,
     )
@@ -147,7 +155,7 @@ def _values(
 def _interval(row: Row, name: str) -> dict[str, Any]:
     """The 95 % interval of a figure, where the table has one."""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
-    known = formatting.known(low) and formatting.known(high)
+    known = formatting.has_value(low) and formatting.has_value(high)
     return {"low": float(low), "high": float(high)} if known else {}
 
 

@@ -146,7 +146,7 @@ def _among(rows: Sequence[Row], over: Sequence[str], ranks: str) -> str:
 def _why(row: Row) -> str:
     if row["status"] != "ok":
         return formatting.STATUS_WORDS[row["status"]]
-    return formatting.plain(row["why"]) if formatting.known(row["why"]) else "was not measured"
+    return formatting.plain(row["why"]) if formatting.has_value(row["why"]) else "was not measured"
 
 
 def batch_title(rows: Sequence[Row]) -> str:
@@ -161,7 +161,7 @@ def lines_of(series: Series, is_drawn: Callable[[Row], bool]) -> list[str]:
     return [line for line in series.lines if line in used]
 
 
-def drawn_of(series: Series) -> str:
+def drawing_note(series: Series) -> str:
     """What is to be said where not all is drawn."""
     counts = (
         (len(series.panels), series.left_out, "charts"),

@@ -60,7 +60,7 @@ class PointSteps:
 
 def spread_points(rows: Sequence[Row]) -> list[Row]:
     """The points whose step times are drawn: all, or those that are spread most."""
-    ok = [row for row in rows if row["status"] == "ok" and formatting.known(row["step_ms_p50"])]
+    ok = [row for row in rows if row["status"] == "ok" and formatting.has_value(row["step_ms_p50"])]
     widest = sorted(ok, key=_spread, reverse=True)[:MOST_BARS]
     return in_order(widest, ("batch", "world_size"))
 
@@ -70,7 +70,9 @@ def heat_points(rows: Sequence[Row]) -> list[Row]:
     ranks differ or whose steps vary most."""
     ok = [row for row in rows if row["status"] == "ok" and row["world_size"] > 1]
     most = max((row["world_size"] for row in ok), default=0)
-    ok = [row for row in ok if row["world_size"] == most and formatting.known(row["step_ms_p50"])]
+    ok = [
+        row for row in ok if row["world_size"] == most and formatting.has_value(row["step_ms_p50"])
+    ]
     return sorted(ok, key=lambda row: (_skew(row), _spread(row)), reverse=True)[:_MOST_MAPS]
 
 
@@ -85,7 +87,7 @@ def _spread(row: Row) -> float:
 
 
 def _skew(row: Row) -> float:
-    known = formatting.known(row["skew_ms_p50"])
+    known = formatting.has_value(row["skew_ms_p50"])
     return round(row["skew_ms_p50"] / row["step_ms_p50"], 2) if known else 0.0
 
 
@@ -93,7 +95,7 @@ def spread_figure(
     steps: Sequence[PointSteps], rows: Sequence[Row], summary: Summary
 ) -> Figure | None:
     """The distribution of the step times; None where there are no samples."""
-    ok = [row for row in rows if row["status"] == "ok" and formatting.known(row["step_ms_p50"])]
+    ok = [row for row in rows if row["status"] == "ok" and formatting.has_value(row["step_ms_p50"])]
     found = {one.row["point_id"]: _percentiles(one.times_ms) for one in steps if one.times_ms.size}
     shown = [one.row for one in steps if one.row["point_id"] in found]
     if not shown:

@@ -37,7 +37,7 @@ _STROKES = {
 }
 
 
-def drawn(spec: Spec, name: str, size: tuple[int, int] | None = None) -> str:
+def draw(spec: Spec, name: str, size: tuple[int, int] | None = None) -> str:
     """The chart as an SVG element. name: what it is called where it cannot be seen. size: instead
     of that of the specification.
     """

@@ -84,7 +84,7 @@ def telemetry_figure(
 
 def _bands(rows: Sequence[Row], start: datetime, ranks: str) -> list[Value]:
     """When each point ran, in seconds since the run began, in order."""
-    timed = [row for row in rows if formatting.known(row["duration_s"])]
+    timed = [row for row in rows if formatting.has_value(row["duration_s"])]
     timed.sort(key=lambda row: row["started_at"])
     names = telling_settings(timed)
     begins = [float(_seconds(pd.Series([row["started_at"]]), start).iloc[0]) for row in timed]

@@ -13,7 +13,7 @@ from raybench.report.summary import Summary
 
 def times_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     """None where no point has a step time."""
-    known = [row for row in rows if formatting.known(row["step_ms_p50"]) and not is_other(row)]
+    known = [row for row in rows if formatting.has_value(row["step_ms_p50"]) and not is_other(row)]
     known = [row for row in known if row["status"] == "ok"]
     if not known:
         return None

@@ -12,7 +12,7 @@ from raybench.report import formatting
 from raybench.report.comparison import Comparison
 from raybench.report.export import as_json
 from raybench.report.text import compare_words as words
-from raybench.report.text.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, rendered
+from raybench.report.text.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, render
 from raybench.report.text.markdown import code, escape
 from raybench.results.run import Run
 
@@ -38,7 +38,7 @@ def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool =
     parts += _pairs("Failed in one of the runs", said.unpaired(comparison))
     for paragraph in words.explanation(comparison):
         parts += [line(""), line(paragraph, "dim")]
-    return rendered(parts, width, color)
+    return render(parts, width, color)
 
 
 def _sentences(comparison: Comparison) -> list[str]:

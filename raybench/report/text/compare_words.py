@@ -47,7 +47,7 @@ def headline(comparison: Comparison) -> str:
 def sensitivity(comparison: Comparison) -> str:
     """The least change that could have been seen, and by how many runs."""
     least = [
-        row["least_seen"] for row in comparison.compared if formatting.known(row["least_seen"])
+        row["least_seen"] for row in comparison.compared if formatting.has_value(row["least_seen"])
     ]
     if not least:
         return ""
@@ -118,7 +118,7 @@ def _documentation_note(comparison: Comparison) -> list[str]:
 
 
 def _is_tested(row: Row) -> bool:
-    return formatting.known(row["p_value"])
+    return formatting.has_value(row["p_value"])
 
 
 def _span(rows: Sequence[Row]) -> str:
@@ -184,7 +184,7 @@ def explanation(comparison: Comparison) -> list[str]:
     if not comparison.compared:
         return []
     sources = Counter(
-        row["noise_from"] for row in comparison.compared if formatting.known(row["noise_from"])
+        row["noise_from"] for row in comparison.compared if formatting.has_value(row["noise_from"])
     )
     threshold = _threshold(comparison)
     return [

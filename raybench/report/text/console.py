@@ -172,7 +172,7 @@ def hanging(lead: str, text: str) -> Table:
     return table
 
 
-def rendered(parts: Iterable[RenderableType], width: int, color: bool) -> str:
+def render(parts: Iterable[RenderableType], width: int, color: bool) -> str:
     """Without colour no escape sequence at all; blanks at the ends of lines are dropped."""
     target = io.StringIO()
     console = Console(

@@ -13,7 +13,7 @@ from raybench.analysis.environment_changes import Change
 from raybench.analysis.scaling import setting
 from raybench.report import formatting
 from raybench.report.comparison import before_and_now, percent
-from raybench.report.text.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, rendered
+from raybench.report.text.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, render
 from raybench.report.text.points import varying_settings
 
 Row = dict[str, Any]
@@ -45,7 +45,7 @@ def format_history(
     told = [_step(row, len(series) > 1, causes) for rows in series for row in rows if _is_step(row)]
     if told:
         parts += [line(""), line("Steps", "bold"), pairs(told)]
-    return rendered(parts, width, color)
+    return render(parts, width, color)
 
 
 def _tables(series: Sequence[list[Row]]) -> list[RenderableType]:
@@ -89,7 +89,7 @@ def _series(frame: pd.DataFrame) -> list[list[Row]]:
 
 
 def _is_step(row: Row) -> bool:
-    return formatting.known(row["step"])
+    return formatting.has_value(row["step"])
 
 
 def _headline(series: Sequence[list[Row]]) -> str:
@@ -129,7 +129,7 @@ def _points(series: Sequence[list[Row]], names: Sequence[str]) -> RenderableType
 
 def _setting(row: Row, name: str) -> str:
     value = setting(row, name)
-    if not formatting.known(value):
+    if not formatting.has_value(value):
         return ""
     # A column of integers with nulls holds floats.
     return formatting.setting(name, int(value) if isinstance(value, float) else value)

@@ -69,11 +69,11 @@ def _table(table: Table) -> list[str]:
 
 def _findings(summary: Summary) -> list[str]:
     baseline = summary.run.baseline
-    largest = largest_batches.said(summary.largest_batches, summary.ranks)
+    largest = largest_batches.list_largest(summary.largest_batches, summary.ranks)
     return [
         *_list(largest_batches.TITLE, largest),
         *_list(formatting.over(baseline), summary.findings),
-        *_list(formatting.lost(baseline), summary.losses),
+        *_list(formatting.loss_title(baseline), summary.losses),
         *_list(best.TITLE, summary.best),
         *_list(formatting.over(OVER_FP32), summary.precision),
     ]

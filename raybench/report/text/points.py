@@ -22,7 +22,7 @@ from raybench.report.text.console import (
     line,
     min_width,
     pairs,
-    rendered,
+    render,
     whole,
 )
 from raybench.report.text.histogram import histogram
@@ -70,10 +70,10 @@ class PointDetails:
 def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = False) -> str:
     """The points of one run: the settings that vary among them, and what was measured."""
     if points.empty:
-        return rendered([line("No point has been finished yet.")], width, color)
+        return render([line("No point has been finished yet.")], width, color)
     rows = [{str(k): v for k, v in row.items()} for row in points.to_dict("records")]
     names = varying_settings(rows)
-    rates = [name for name in _RATES if any(formatting.known(row[name]) for row in rows)]
+    rates = [name for name in _RATES if any(formatting.has_value(row[name]) for row in rows)]
     unit = formatting.unit_of(rows)
     columns = {
         Column("point"): [row["point_id"] for row in rows],
@@ -97,17 +97,17 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
     }
     known = {column: cells for column, cells in extras.items() if any(cells)}
     reasons = [_reason(row) for row in rows]
-    return rendered([_fitting(columns, known, reasons, width)], width, color)
+    return render([_fitting(columns, known, reasons, width)], width, color)
 
 
 def _has_rounds(rows: Sequence[Row]) -> bool:
-    return any(formatting.known(row["round"]) and row["round"] > 1 for row in rows)
+    return any(formatting.has_value(row["round"]) and row["round"] > 1 for row in rows)
 
 
 def _round(row: Row) -> str:
     """Which round, and whether the point is a control there."""
-    number = f"{row['round']:.0f}" if formatting.known(row["round"]) else ""
-    return f"{number} control" if formatting.known(row["control_of"]) else number
+    number = f"{row['round']:.0f}" if formatting.has_value(row["round"]) else ""
+    return f"{number} control" if formatting.has_value(row["control_of"]) else number
 
 
 def _extras(
@@ -128,7 +128,7 @@ def _extras(
 
 def _reason(row: Row) -> str:
     message = row["error_message"]
-    if not formatting.known(message):
+    if not formatting.has_value(message):
         return ""
     return formatting.failure(row["status"], row["error_type"], message)
 
@@ -149,7 +149,7 @@ def _fitting(
     last: dict[Column, Sequence[str]] = {}
     if any(reasons) and (chars := room(columns)) >= _LEAST_REASON_CHARS:
         last[Column("reason")] = [
-            formatting.shortened(reason, min(chars, _REASON_CHARS)) for reason in reasons
+            formatting.shorten(reason, min(chars, _REASON_CHARS)) for reason in reasons
         ]
     for column, cells in extras.items():
         if room({**columns, column: cells, **last}) >= -2:
@@ -200,7 +200,7 @@ def format_point(
         parts += [line(""), line("What its ranks wrote: the same command with --logs")]
     if point.traces:
         parts += [line(""), line("Traces, for ui.perfetto.dev", "bold"), *map(whole, point.traces)]
-    return rendered(parts, width, color)
+    return render(parts, width, color)
 
 
 def _short(digest: Any) -> Any:
@@ -208,7 +208,7 @@ def _short(digest: Any) -> Any:
 
 
 def _detail(detail: Any) -> list[RenderableType]:
-    if not formatting.known(detail) or not (lines := formatting.plain_lines(detail)):
+    if not formatting.has_value(detail) or not (lines := formatting.plain_lines(detail)):
         return []
     last = lines[-_DETAIL_LINES:]
     cut = f", the last {len(last)} of {len(lines)} lines" if len(lines) > len(last) else ""
@@ -253,7 +253,7 @@ def _value(value: Any, unit: str) -> str:
         return formatting.settings(value)
     if isinstance(value, list | np.ndarray):
         return "; ".join(formatting.plain(item) for item in value)
-    if not formatting.known(value):
+    if not formatting.has_value(value):
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -305,7 +305,7 @@ def _states(states: pd.DataFrame) -> list[RenderableType]:
 
 
 def _span(least: float, most: float) -> str:
-    if not formatting.known(least) or not formatting.known(most):
+    if not formatting.has_value(least) or not formatting.has_value(most):
         return ""
     low, high = f"{least:.0f}", f"{most:.0f}"
     return low if low == high else f"{low}-{high}"

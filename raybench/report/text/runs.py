@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import RenderableType
 
 from raybench.report import formatting
-from raybench.report.text.console import WIDTH, Column, grid, hanging, line, rendered
+from raybench.report.text.console import WIDTH, Column, grid, hanging, line, render
 from raybench.results.run import Run, RunStatus
 
 # A run's id is not folded below this, so that it can be copied.
@@ -36,7 +36,7 @@ def format_runs(
         Column("skip", side="right"): [_count(run, run.points_skipped) for run in runs],
         Column("took", side="right"): [_took(run) for run in runs],
         Column("on"): [machines.get(run.run_id, "") for run in runs],
-        Column("tags"): [formatting.shortened(tags(run), _TAGS_CHARS) for run in runs],
+        Column("tags"): [formatting.shorten(tags(run), _TAGS_CHARS) for run in runs],
     }
     dropped: list[str] = []
     for name in ("", "tags", "on", "started, UTC"):
@@ -48,7 +48,7 @@ def format_runs(
         table = grid(list(shown), cells)
         if (table.min_width or 0) <= width:
             break
-    return rendered([table], width, color)
+    return render([table], width, color)
 
 
 def format_runs_long(
@@ -70,7 +70,7 @@ def format_runs_long(
             leads.get(run.run_id, ""),
         )
         parts += [hanging("  ", formatting.plain(text)) for text in told if text]
-    return rendered(parts, width, color)
+    return render(parts, width, color)
 
 
 def tags(run: Run) -> str:
@@ -82,7 +82,7 @@ def _end_of(run: Run) -> str:
     if run.status is RunStatus.RUNNING:
         return run.status.value
     done = f"{run.points_ok} ok, {run.points_failed} failed, {run.points_skipped} skipped"
-    return f"{run.status.value} after {formatting.lasted(run)}; {done}"
+    return f"{run.status.value} after {formatting.run_time(run)}; {done}"
 
 
 def _count(run: Run, count: int) -> str:
@@ -91,4 +91,4 @@ def _count(run: Run, count: int) -> str:
 
 def _took(run: Run) -> str:
     # Compact: at 80 columns the run_id needs the room.
-    return formatting.lasted(run).replace(" min", "m").replace(" h", "h").replace(" s", "s")
+    return formatting.run_time(run).replace(" min", "m").replace(" h", "h").replace(" s", "s")

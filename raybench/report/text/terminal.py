@@ -21,7 +21,7 @@ from raybench.report.text.console import (
     line,
     min_width,
     pairs,
-    rendered,
+    render,
 )
 
 _HOW_TO_ADD_ROUNDS = "sweep JOB --resume RUN --set measure.rounds=3"
@@ -49,15 +49,18 @@ def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) 
     parts += _group_lines("Warnings", summary.warnings)
     if summary.more_rounds is not None:
         parts += [line(""), line(f"{summary.more_rounds.sentence}: {_HOW_TO_ADD_ROUNDS}", "dim")]
-    return rendered(parts, width, color)
+    return render(parts, width, color)
 
 
 def _findings(summary: Summary) -> list[RenderableType]:
     baseline = summary.run.baseline
     found = (
-        (largest_batches.TITLE, largest_batches.said(summary.largest_batches, summary.ranks)),
+        (
+            largest_batches.TITLE,
+            largest_batches.list_largest(summary.largest_batches, summary.ranks),
+        ),
         (formatting.over(baseline), summary.findings),
-        (formatting.lost(baseline), summary.losses),
+        (formatting.loss_title(baseline), summary.losses),
         (best.TITLE, summary.best),
         (formatting.over(OVER_FP32), summary.precision),
     )

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from raybench.worker.state.device_state import DeviceMemory, device_settings
-from raybench.worker.state.leftovers import Descriptors, ProcessSnapshot, counted
+from raybench.worker.state.leftovers import Descriptors, ProcessSnapshot, count_names
 from raybench.worker.state.loaded_functions import LoadedFunctions
 from raybench.worker.state.python_settings import python_settings
 from raybench.worker.state.setting import Setting
@@ -65,7 +65,7 @@ class ProcessState:
         About 10 ms: there are many of them.
         """
         names = self._functions.replaced(package)
-        return (counted(names, "replaced function", "replaced functions"),) if names else ()
+        return (count_names(names, "replaced function", "replaced functions"),) if names else ()
 
     def holds_device_memory(self) -> bool:
         """Whether memory of the device is still in use after what is free was given back."""

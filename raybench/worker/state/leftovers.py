@@ -35,10 +35,10 @@ class ProcessSnapshot:
         phrases = []
         if threads:
             names = sorted(thread.name for thread in threads)
-            phrases.append(counted(names, "running thread", "running threads"))
+            phrases.append(count_names(names, "running thread", "running threads"))
         if children:
             commands = sorted(map(_command, children))
-            phrases.append(counted(commands, "child process", "child processes"))
+            phrases.append(count_names(commands, "child process", "child processes"))
         return tuple(phrases)
 
 
@@ -72,7 +72,7 @@ def _end_progress_monitor() -> None:
         bars.tqdm.monitor = None  # the next bar starts another
 
 
-def counted(names: Sequence[str], one: str, many: str) -> str:
+def count_names(names: Sequence[str], one: str, many: str) -> str:
     """`2 running threads (a, b)`, with the first few names."""
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     return f"{len(names)} {one if len(names) == 1 else many} ({shown})"

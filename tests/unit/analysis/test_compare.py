@@ -34,10 +34,10 @@ from raybench.analysis.start_noise import (
     LOOSE,
     ON_CPU,
     TYPICAL,
-    documented,
-    raised,
-    updated,
-    widened,
+    prior_noise,
+    raise_priors,
+    update_noise,
+    widen,
 )
 from raybench.records import Device, Record
 from raybench.results import reader
@@ -249,48 +249,48 @@ def test_few_samples_are_unclear(tmp_path: Path) -> None:
 
 def test_documented_noise_is_wider_where_the_host_is_waited_for() -> None:
     steady = {"precision": "bf16", "host_bound": False, "device_type": "cuda"}
-    assert documented([steady, steady]).floor == pytest.approx(TYPICAL)
+    assert prior_noise([steady, steady]).floor == pytest.approx(TYPICAL)
     for loose in (steady | {"precision": "fp16"}, steady | {"host_bound": True}):
-        assert documented([steady, loose]).floor == pytest.approx(LOOSE)
-    assert documented([steady | {"device_type": "cpu"}]).floor == pytest.approx(ON_CPU)
+        assert prior_noise([steady, loose]).floor == pytest.approx(LOOSE)
+    assert prior_noise([steady | {"device_type": "cpu"}]).floor == pytest.approx(ON_CPU)
 
 
 def test_what_was_seen_of_the_noise_outweighs_what_is_documented() -> None:
-    prior = documented([{"precision": "bf16", "host_bound": False, "device_type": "cuda"}])
-    assert updated(prior, [[8.0], []], 0.0, "runs") is prior
-    quiet = updated(prior, [[8.0] * 40], 0.0, "runs")
-    loud = updated(prior, [[8.0, 8.8] * 20], 0.0, "runs")
+    prior = prior_noise([{"precision": "bf16", "host_bound": False, "device_type": "cuda"}])
+    assert update_noise(prior, [[8.0], []], 0.0, "runs") is prior
+    quiet = update_noise(prior, [[8.0] * 40], 0.0, "runs")
+    loud = update_noise(prior, [[8.0, 8.8] * 20], 0.0, "runs")
     assert quiet.floor < TYPICAL / 2
     assert 0.1 < loud.floor < 0.2
-    unsure = updated(prior, [[8.0, 8.8] * 20], 0.05**2, "runs")
+    unsure = update_noise(prior, [[8.0, 8.8] * 20], 0.05**2, "runs")
     assert unsure.floor < loud.floor / 2
 
 
 def test_runs_that_differ_at_most_points_are_believed_at_all() -> None:
-    prior = documented([{"precision": "bf16", "host_bound": False, "device_type": "cuda"}])
+    prior = prior_noise([{"precision": "bf16", "host_bound": False, "device_type": "cuda"}])
     loud, alike = [[8.0, 8.6, 8.2]], [[8.0, 8.0, 8.0]]
-    wide = raised([prior] * 3, [loud, loud, alike], [0.0] * 3)
+    wide = raise_priors([prior] * 3, [loud, loud, alike], [0.0] * 3)
     assert wide[2].floor > 3 * TYPICAL
     assert wide[2].degrees == prior.degrees
-    assert raised([prior] * 3, [loud, alike, alike], [0.0] * 3) == [prior] * 3
-    assert raised([prior], [loud], [0.0]) == [prior]
-    assert raised([prior] * 2, [[[8.0]], [[8.0]]], [0.0] * 2) == [prior] * 2
+    assert raise_priors([prior] * 3, [loud, alike, alike], [0.0] * 3) == [prior] * 3
+    assert raise_priors([prior], [loud], [0.0]) == [prior]
+    assert raise_priors([prior] * 2, [[[8.0]], [[8.0]]], [0.0] * 2) == [prior] * 2
 
 
 def test_points_that_scatter_widen_the_noise_and_a_change_of_many_does_not() -> None:
-    noises = [documented([{"precision": "bf16", "host_bound": False, "device_type": "cuda"}])] * 40
+    noises = [prior_noise([{"precision": "bf16", "host_bound": False, "device_type": "cuda"}])] * 40
     rng = np.random.default_rng(8)
     loud = 0.03 * np.abs(rng.standard_normal(40)) * np.where(np.arange(40) % 2, -1, 1)
     unsure = [0.001] * 40
-    wide = widened(noises, list(loud), unsure)
+    wide = widen(noises, list(loud), unsure)
     assert {noise.source for noise in wide} == {"points"}
     assert 0.04 < wide[0].floor < 0.15
     quiet = 0.001 * rng.standard_normal(40)
     half = quiet + np.where(np.arange(40) < 20, 0.05, 0.0)
     for moved in (quiet, quiet + 0.05, half, loud[:3]):
         count = len(moved)
-        assert widened(noises[:count], list(moved), unsure[:count]) == noises[:count]
-    assert widened([], [], []) == []
+        assert widen(noises[:count], list(moved), unsure[:count]) == noises[:count]
+    assert widen([], [], []) == []
 
 
 def test_two_runs_on_a_noisy_machine_are_unclear(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.analysis.losses import LOSSES, lost_shares
+from raybench.analysis.losses import LOSSES, shares_of_loss
 
 NOTHING = dict.fromkeys(
     (
@@ -40,7 +40,7 @@ def lost(point: dict[str, Any], base: dict[str, Any], work: float = 1.0) -> dict
     """work: share of the baseline's step in perfect scaling."""
     name = "step_ms_mean" if point["local_step_ms_by_rank"] else "step_ms_p50"
     efficiency = work * base[name] / point[name]
-    shares = lost_shares(point, base, efficiency)
+    shares = shares_of_loss(point, base, efficiency)
     assert tuple(shares) == LOSSES
     known = [share for share in shares.values() if share is not None]
     assert sum(known) == pytest.approx(1 - efficiency)

@@ -12,7 +12,7 @@ from raybench.analysis.ratios import (
     slowest_rank_steps,
 )
 from raybench.analysis.scaling import scaling
-from raybench.analysis.start_noise import documented
+from raybench.analysis.start_noise import prior_noise
 from raybench.results import rows
 from raybench.stats import summary as stats
 
@@ -81,7 +81,7 @@ def test_speed_up_and_efficiency_get_the_interval_and_the_baseline_is_one() -> N
     assert (base["speed_up_low"], base["speed_up_high"]) == (1.0, 1.0)
     assert point["speed_up_low"] < point["speed_up"] < point["speed_up_high"]
     assert point["efficiency_low"] == pytest.approx(point["speed_up_low"] / 2)
-    starts = documented([base, point]).reach(0.0) * 2**0.5
+    starts = prior_noise([base, point]).reach(0.0) * 2**0.5
     assert math.log(point["speed_up_high"] / point["speed_up"]) == pytest.approx(starts, rel=0.01)
 
 

@@ -11,7 +11,7 @@ from builders import START, make_measure, make_point, make_record, make_run
 
 import raybench
 from raybench.analysis.start_history import known_starts
-from raybench.analysis.start_noise import RUNS, TIGHT_KIND, documented_of
+from raybench.analysis.start_noise import RUNS, TIGHT_KIND, prior_of
 from raybench.cli.results import load_summary
 from raybench.results.reader import read_run
 from raybench.results.writer import RunStore
@@ -37,7 +37,7 @@ def test_the_scatter_of_other_runs_of_the_same_is_drawn_towards_what_is_document
     assert set(found) == {TIGHT_KIND}
     assert found[TIGHT_KIND].source == RUNS
     # Six degrees of freedom of 3.7 %, three of what is documented.
-    assert found[TIGHT_KIND].degrees == documented_of(TIGHT_KIND).degrees + 6
+    assert found[TIGHT_KIND].degrees == prior_of(TIGHT_KIND).degrees + 6
     assert found[TIGHT_KIND].sd == pytest.approx(0.037 * (6 / 9) ** 0.5, rel=0.05)
 
 

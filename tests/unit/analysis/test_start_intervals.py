@@ -21,8 +21,8 @@ from raybench.analysis.start_noise import (
     RUNS,
     TIGHT_KIND,
     StartNoise,
-    documented_of,
-    pooled,
+    pool,
+    prior_of,
 )
 from raybench.job.point import Precision
 from raybench.results import rows
@@ -114,7 +114,7 @@ def test_points_of_another_kind_scatter_by_themselves() -> None:
 
 def test_with_one_round_the_documented_noise_of_starts_is_added_to_that_of_the_samples() -> None:
     row = of_size(scaling(in_rounds((10.0, 12.0, 15.0)), BASELINE), 2)
-    known = documented_of(TIGHT_KIND)
+    known = prior_of(TIGHT_KIND)
     assert row["starts_from"] == DOCUMENTED
     assert math.log(row["step_ms_high"] / row["step_ms_p50"]) == pytest.approx(
         student_t(known.degrees) * known.sd, rel=0.01
@@ -139,8 +139,8 @@ def test_an_interval_is_never_narrower_than_the_samples_leave_it() -> None:
 
 
 def test_rounds_with_one_start_each_tell_nothing_of_scatter() -> None:
-    assert pooled([[1.0], [2.0]]) is None
-    assert pooled([[1.0, 1.2], [2.0, 2.0], []]).degrees == 2  # type: ignore[union-attr]
+    assert pool([[1.0], [2.0]]) is None
+    assert pool([[1.0, 1.2], [2.0, 2.0], []]).degrees == 2  # type: ignore[union-attr]
 
 
 def test_ratios_are_taken_against_the_mean_of_the_baseline_and_its_control() -> None:

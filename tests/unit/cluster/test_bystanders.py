@@ -104,8 +104,8 @@ def test_a_look_counts_strangers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_proc_says_of_processes_that_are_gone_is_nothing() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    assert proc.spent(child.pid) is None
+    assert proc.time_spent(child.pid) is None
     assert proc.name(child.pid) == ""
-    mine = proc.spent(os.getpid())
+    mine = proc.time_spent(os.getpid())
     assert mine is not None
     assert mine.own_s > 0

@@ -41,7 +41,7 @@ def settled(monkeypatch):
             wait_until_free=lambda *_: (),
         )
         devices = make_devices(a=len(answers))
-        outcome = point_end.settle(
+        outcome = point_end.finish_point(
             range(len(answers)),
             devices,
             group,

@@ -7,7 +7,7 @@ from fakes import make_device, make_devices
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.cluster.ranks import choose_workers, in_device_order, places, shared_devices
+from raybench.cluster.ranks import assign_ranks, choose_workers, devices_shared, in_device_order
 
 
 def test_workers_are_ordered_by_node_then_device_whatever_order_they_came_in():
@@ -57,7 +57,7 @@ def test_too_few_devices_is_said():
 
 
 def test_places_are_those_of_torchrun():
-    ranked = places(make_devices(a=1, b=2))
+    ranked = assign_ranks(make_devices(a=1, b=2))
     assert [(p.rank, p.local_rank, p.local_world_size, p.node_rank) for p in ranked] == [
         (0, 0, 1, 0),
         (1, 0, 2, 1),
@@ -68,8 +68,8 @@ def test_places_are_those_of_torchrun():
 
 def test_a_device_with_two_owners_is_found():
     devices = [*make_devices(a=2), make_device("b", 0, uuid="GPU-a1")]
-    assert shared_devices(devices) == ["GPU-a1"]
-    assert shared_devices(make_devices(a=2, b=2)) == []
+    assert devices_shared(devices) == ["GPU-a1"]
+    assert devices_shared(make_devices(a=2, b=2)) == []
 
 
 @given(
@@ -82,7 +82,7 @@ def test_any_choice_gives_distinct_workers_and_whole_places(sizes, data, strateg
     world_size = data.draw(st.integers(1, len(devices)))
     worker_ids = choose_workers(devices, world_size, strategy)
     assert len(set(worker_ids)) == world_size
-    ranked = places([devices[worker_id] for worker_id in worker_ids])
+    ranked = assign_ranks([devices[worker_id] for worker_id in worker_ids])
     assert [place.rank for place in ranked] == list(range(world_size))
     for node in {place.node_rank for place in ranked}:
         local = [place.local_rank for place in ranked if place.node_rank == node]

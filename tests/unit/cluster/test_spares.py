@@ -11,7 +11,7 @@ from builders import make_device
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from raybench.cluster.ray_cluster import spares
-from raybench.cluster.ray_cluster.spares import Standbys, wanted
+from raybench.cluster.ray_cluster.spares import Standbys, count_wanted
 
 GPU = replace(make_device(), kind="cuda", node_id="n", cpu_count=8)
 
@@ -22,8 +22,8 @@ def test_gpu_nodes_with_four_cores_for_each_device_have_two_standbys_at_most_one
 
     devices = [on("wide", "cuda", 12)] * 3 + [on("narrow", "cuda", 7)] * 2 + [on("lone", "cuda", 4)]
     devices += [on("cpus", "cpu", 99)]
-    assert wanted(devices, on_cpus=False) == {"wide": 2, "lone": 1}
-    assert wanted(devices, on_cpus=True) == {"wide": 2, "narrow": 2, "lone": 1, "cpus": 1}
+    assert count_wanted(devices, on_cpus=False) == {"wide": 2, "lone": 1}
+    assert count_wanted(devices, on_cpus=True) == {"wide": 2, "narrow": 2, "lone": 1, "cpus": 1}
 
 
 @pytest.fixture

@@ -99,10 +99,10 @@ def test_an_agent_of_the_raylet_that_has_ended_is_told_before_the_raylet_ends(
 # Waits with Python's lock held, as Ray does, when its head has ended.
 WAITS_IN_NATIVE_CODE = """\
 import ctypes, os, subprocess, sys
-from raybench.cluster.ray_cluster.start_watch import watched_programs
+from raybench.cluster.ray_cluster.start_watch import watch_programs
 folder, program = sys.argv[1:]
 files = {"made": f"{folder}/made", "removed": f"{folder}/removed"}
-with watched_programs("it did not start: ", "; type it again", **files):
+with watch_programs("it did not start: ", "; type it again", **files):
     subprocess.Popen([program, "60"]).kill()
     ctypes.PyDLL(None).sleep(60)
 """
@@ -130,9 +130,9 @@ def test_a_process_that_waits_with_pythons_lock_is_ended_when_its_head_is_gone(
 
 LEAVES_IN_TIME = """\
 import os, signal, subprocess, sys, time
-from raybench.cluster.ray_cluster.start_watch import watched_programs
+from raybench.cluster.ray_cluster.start_watch import watch_programs
 folder, program = sys.argv[1:]
-with watched_programs("", "", made=f"{folder}/made", removed=f"{folder}/removed"):
+with watch_programs("", "", made=f"{folder}/made", removed=f"{folder}/removed"):
     head = subprocess.Popen([program, "60"])
     time.sleep(0.5)
 head.kill()

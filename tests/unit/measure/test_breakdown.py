@@ -150,7 +150,7 @@ def spins(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_the_device_is_held_back_for_longer_than_the_host_needs(spins: list[int]) -> None:
-    device_ms = device_time.queued_steps(
+    device_ms = device_time.time_queued_steps(
         lambda: time.sleep(0.004), OptimizerMarks(CPU), local_ms=4.0, steps=3
     )
     assert device_ms is not None
@@ -160,7 +160,9 @@ def test_the_device_is_held_back_for_longer_than_the_host_needs(spins: list[int]
 
 
 def test_the_device_is_not_held_back_where_the_host_is_ahead(spins: list[int]) -> None:
-    device_time.queued_steps(lambda: time.sleep(0.001), OptimizerMarks(CPU), local_ms=400, steps=3)
+    device_time.time_queued_steps(
+        lambda: time.sleep(0.001), OptimizerMarks(CPU), local_ms=400, steps=3
+    )
     assert spins == []
 
 
@@ -168,7 +170,9 @@ def test_the_device_is_not_held_back_for_seconds(
     spins: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_time, "_issue_ms", lambda _: 700.0)
-    assert device_time.queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
+    assert (
+        device_time.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
+    )
     assert spins == []
 
 
@@ -177,5 +181,7 @@ def test_no_rank_runs_queued_steps_where_another_cannot(
 ) -> None:
     monkeypatch.setattr(device_time, "_issue_ms", lambda _: 600.0)
     monkeypatch.setattr(device_time, "slowest_rank_ns", lambda _, device: [1_100_000_000])
-    assert device_time.queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
+    assert (
+        device_time.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
+    )
     assert spins == []

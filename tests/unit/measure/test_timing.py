@@ -7,7 +7,13 @@ import gc
 import pytest
 
 from raybench.measure import timing
-from raybench.measure.timing import HostTimer, joined, looped, no_garbage_collection, per_step
+from raybench.measure.timing import (
+    HostTimer,
+    join_blocks,
+    loop_step,
+    no_garbage_collection,
+    per_step,
+)
 from raybench.records import Samples
 from raybench.workloads.base import PartTimes
 
@@ -118,27 +124,27 @@ def test_a_loop_of_steps_is_one_sample_and_its_mean_is_kept(clock: Clock):
             clock.spend(3)
         clock.spend(7)
 
-    samples = per_step(HostTimer().block(looped(step, 4), 2, parts), 4)
+    samples = per_step(HostTimer().block(loop_step(step, 4), 2, parts), 4)
     assert samples.step_ns == (10, 10)
     assert samples.host_ns == (10, 10)
     assert samples.part_ns == {"data": (3, 3)}
     assert samples.start_ns == (0, 40)
-    assert looped(step, 1) is step
+    assert loop_step(step, 1) is step
 
 
 def test_blocks_join_to_one_row_of_iterations():
     first = Samples(start_ns=(0,), step_ns=(5,), host_ns=(4,), part_ns={"data": (1,)})
     second = Samples(start_ns=(9, 12), step_ns=(3, 3), host_ns=(2, 2))
-    row = joined([first, second])
+    row = join_blocks([first, second])
     assert row.start_ns == (0, 9, 12)
     assert row.step_ns == (5, 3, 3)
     assert row.host_ns == (4, 2, 2)
     assert row.part_ns == {"data": (1, 0, 0)}
     assert row.throttled == ()
-    assert joined([]) == Samples()
+    assert join_blocks([]) == Samples()
 
 
 def test_throttling_is_known_of_a_phase_when_it_is_of_all_its_blocks():
     marked = Samples(start_ns=(0,), step_ns=(5,), host_ns=(4,), throttled=(True,))
-    assert joined([marked, marked]).throttled == (True, True)
-    assert joined([marked, Samples(start_ns=(1,), step_ns=(1,), host_ns=(1,))]).throttled == ()
+    assert join_blocks([marked, marked]).throttled == (True, True)
+    assert join_blocks([marked, Samples(start_ns=(1,), step_ns=(1,), host_ns=(1,))]).throttled == ()

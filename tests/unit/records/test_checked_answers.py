@@ -9,7 +9,7 @@ import pytest
 from fakes import make_measurement
 
 from raybench.records import Breakdown, Failure, Measurement, ModuleTime, Profile, Status
-from raybench.records.checked_answers import checked
+from raybench.records.checked_answers import check_answers
 
 
 def timed(step_ns, **changes) -> Measurement:
@@ -62,7 +62,7 @@ def timed(step_ns, **changes) -> Measurement:
     ],
 )
 def test_a_measurement_that_is_none_is_a_failure_that_keeps_the_process(answer, reason):
-    (failure,) = checked([answer])
+    (failure,) = check_answers([answer])
     assert isinstance(failure, Failure)
     assert (failure.status, failure.error_type) == (Status.ERROR, "InvalidMeasurement")
     assert reason in failure.message
@@ -71,14 +71,14 @@ def test_a_measurement_that_is_none_is_a_failure_that_keeps_the_process(answer, 
 
 def test_numbers_come_out_as_plain_ones():
     answer = replace(make_measurement(), flops_per_step=2**60, items_per_step=4)
-    (plain,) = checked([answer])
+    (plain,) = check_answers([answer])
     assert isinstance(plain, Measurement)
     assert (type(plain.flops_per_step), type(plain.items_per_step)) == (float, int)
 
 
 def test_a_rank_that_did_nothing_is_fine_beside_one_that_did():
     idle = replace(timed((0,) * 6), rank=1)
-    assert checked([make_measurement(), idle]) == (
+    assert check_answers([make_measurement(), idle]) == (
         replace(make_measurement()),
         replace(idle),
     )
@@ -86,7 +86,7 @@ def test_a_rank_that_did_nothing_is_fine_beside_one_that_did():
 
 def test_ranks_that_ran_different_steps_have_not_measured_one_point():
     other = make_measurement(1, step_ns=(1_000_000,) * 5)
-    told = checked([make_measurement(0), other])
+    told = check_answers([make_measurement(0), other])
     assert [answer.message for answer in told] == [
         "the ranks have not run the same steps: rank 0 timed 6, rank 1 timed 5"
     ] * 2
@@ -94,7 +94,7 @@ def test_ranks_that_ran_different_steps_have_not_measured_one_point():
 
 def test_a_failure_beside_measurements_leaves_them_as_they_are():
     failure = Failure(rank=1, status=Status.ERROR, error_type="E", message="m" * 3000)
-    first, second = checked([make_measurement(0), failure])
+    first, second = check_answers([make_measurement(0), failure])
     assert first == make_measurement(0)
     assert isinstance(second, Failure)
     assert len(second.message) == 2000

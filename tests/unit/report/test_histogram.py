@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raybench.report.text.console import rendered
+from raybench.report.text.console import render
 from raybench.report.text.histogram import histogram
 
 
 def bars(times_ms, width=80):
     """Lower end, upper end, count and length of each bar."""
-    lines = rendered(histogram(np.asarray(times_ms, float)), width, color=False).splitlines()[2:]
+    lines = render(histogram(np.asarray(times_ms, float)), width, color=False).splitlines()[2:]
     cells = [line.split() for line in lines]
     numbers = [[float(text.replace(",", "")) for text in c[:3]] for c in cells]
     return [
@@ -69,12 +69,12 @@ def test_of_few_or_equal_times_there_are_none(times):
 
 
 def test_short_times_are_in_microseconds():
-    text = rendered(histogram(np.linspace(0.01, 0.02, 20)), 80, color=False)
+    text = render(histogram(np.linspace(0.01, 0.02, 20)), 80, color=False)
     assert "from µs" in text
     assert "10.0" in text
 
 
 def test_the_lines_fit_80_columns():
     rng = np.random.default_rng(2)
-    text = rendered(histogram(rng.normal(1e5, 1, 500)), 80, color=False)
+    text = render(histogram(rng.normal(1e5, 1, 500)), 80, color=False)
     assert max(map(len, text.splitlines())) <= 80

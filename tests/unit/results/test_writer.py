@@ -30,7 +30,7 @@ from raybench.errors import ResultsError
 from raybench.records import ModuleTime, Profile, Record, Status
 from raybench.results import reader
 from raybench.results.arrow_schema import schema
-from raybench.results.point_metrics import numbers
+from raybench.results.point_metrics import compute_metrics
 from raybench.results.reader import find_run, load, load_attempt, read_runs, read_table
 from raybench.results.run import RunStatus
 from raybench.results.schema import TABLES
@@ -516,9 +516,9 @@ def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(
     def broken(record: Record) -> dict[str, object]:
         if record.point.batch_size == 1:
             raise ArithmeticError("a bug of ours")
-        return numbers(record)
+        return compute_metrics(record)
 
-    monkeypatch.setattr("raybench.results.rows.numbers", broken)
+    monkeypatch.setattr("raybench.results.rows.compute_metrics", broken)
     store = RunStore.create(tmp_path, make_run("run-a"), make_measure())
     bad, good = (make_record(make_point(batch_size=size)) for size in (1, 2))
     kept = store.write_records([(0, bad), (1, good)])

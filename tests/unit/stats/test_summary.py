@@ -208,7 +208,7 @@ def test_ranks_are_told_apart_by_their_medians_and_spread() -> None:
 
 
 def test_the_timed_samples_of_all_repeats_count_and_no_warm_up() -> None:
-    assert stats.timed_step_ns(make_measurement(0, [[1, 2], [3]])) == [1, 2, 3]
+    assert stats.step_ns_in_order(make_measurement(0, [[1, 2], [3]])) == [1, 2, 3]
 
 
 def test_ranks_with_different_counts_are_refused() -> None:

@@ -33,7 +33,7 @@ from raybench.job.plan import make_plan
 from raybench.job.point import Point
 from raybench.records import Answer, Device, Failure, Profile, Status, TrialKey, by_point
 from raybench.records.sources import code_of
-from raybench.results.reader import counted
+from raybench.results.reader import count_points
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.interrupts import Interrupts
@@ -480,7 +480,7 @@ def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
 
         def run_sweep(_: Job, start: RunState, *__: object) -> Run:
             starts.append(start)
-            return counted(start.run, by_point(start.ended))
+            return count_points(start.run, by_point(start.ended))
 
         monkeypatch.setattr("raybench.sweep.runner.run_sweep", run_sweep)
         path = str(tmp_path / "job.yaml")

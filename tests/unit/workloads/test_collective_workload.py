@@ -17,7 +17,7 @@ from raybench.errors import UsageError
 from raybench.job.point import Precision
 from raybench.workloads.base import Context, WrongResultError
 from raybench.workloads.collective import Collective
-from raybench.workloads.collective_operations import busbw_factor, expected_output
+from raybench.workloads.collective_operations import busbw_factor, output_expected
 from raybench.workloads.payload import Payload
 
 OPERATIONS = (
@@ -181,11 +181,11 @@ def test_the_factors_for_8_ranks(operation: Any, factor: float) -> None:
 
 
 def test_an_output_is_told_in_order_without_gaps() -> None:
-    segments = expected_output("all_to_all", 12, rank=1, world_size=3)
+    segments = output_expected("all_to_all", 12, rank=1, world_size=3)
     assert [(s.ranks, s.start, s.length) for s in segments] == [
         ((0,), 4, 4), ((1,), 4, 4), ((2,), 4, 4),
     ]  # fmt: skip
-    (ring,) = expected_output("sendrecv", 12, rank=0, world_size=3)
+    (ring,) = output_expected("sendrecv", 12, rank=0, world_size=3)
     assert ring.ranks == (2,)
 
 
