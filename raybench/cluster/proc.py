@@ -1,4 +1,4 @@
-"""What /proc says of the processes of this host. `leash` reads it by itself: it runs alone."""
+"""What /proc says of the processes of this host. `reaper` reads it by itself: it runs alone."""
 
 from __future__ import annotations
 

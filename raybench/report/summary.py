@@ -13,12 +13,11 @@ from raybench.analysis.rounds import Trials, latest_trials, without_controls
 from raybench.analysis.scaling import batch_column, is_by_mean, scaling
 from raybench.analysis.start_noise import StartNoise
 from raybench.records import TrialKey, by_point
-from raybench.report import formatting
-from raybench.report.best import bests
+from raybench.report import best, formatting, largest_batches
 from raybench.report.findings import findings, losses
 from raybench.report.grouped_messages import MessageGroup, failures, group_messages, lost_nodes
 from raybench.report.headline import lead
-from raybench.report.largest_batches import LargestBatch, largest_batches
+from raybench.report.largest_batches import LargestBatch
 from raybench.report.legend import explain
 from raybench.report.rounds import (
     MoreRounds,
@@ -31,7 +30,7 @@ from raybench.results.run import Run
 
 Row = dict[str, Any]
 
-OVER_FP32 = {"precision": "fp32"}
+_OVER_FP32 = {"precision": "fp32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +76,19 @@ class Summary:
     more_rounds: MoreRounds | None
     scaling: pd.DataFrame
 
+    @property
+    def found(self) -> list[tuple[str, Sequence[tuple[str, str]]]]:
+        """(title, lines) of what was found, in the order of every format; none without lines."""
+        baseline = self.run.baseline
+        found = (
+            (largest_batches.TITLE, largest_batches.list_largest(self.largest_batches, self.ranks)),
+            (formatting.over(baseline), self.findings),
+            (formatting.loss_title(baseline), self.losses),
+            (best.TITLE, self.best),
+            (formatting.over(_OVER_FP32), self.precision),
+        )
+        return [(title, lines) for title, lines in found if lines]
+
 
 def summarize(
     run: Run,
@@ -103,7 +115,7 @@ def summarize(
     )
     tables = make_tables(rows, layout)
     by_mean = any(row["status"] == "ok" and is_by_mean(row) for row in rows)
-    largest = largest_batches(rows)
+    largest = largest_batches.largest_batches(rows)
     plus_minus = meaning_of_plus_minus(rows)
     return Summary(
         run=run,
@@ -115,7 +127,7 @@ def summarize(
         lead=lead(rows, run.baseline, ranks, largest),
         findings=findings(rows, run.baseline, ranks),
         losses=losses(rows, run.baseline, ranks),
-        best=bests(_rows(best_settings(frame)), rows, ranks),
+        best=best.bests(_rows(best_settings(frame)), rows, ranks),
         precision=_precision(run, points, ranks),
         largest_batches=largest,
         ranks=ranks,
@@ -157,9 +169,9 @@ def _rows(frame: pd.DataFrame) -> list[Row]:
 
 
 def _precision(run: Run, points: pd.DataFrame, ranks: str) -> tuple[tuple[str, str], ...]:
-    if dict(run.baseline) == OVER_FP32:
+    if dict(run.baseline) == _OVER_FP32:
         return ()
-    return findings(_rows(scaling(points, OVER_FP32)), OVER_FP32, ranks)
+    return findings(_rows(scaling(points, _OVER_FP32)), _OVER_FP32, ranks)
 
 
 def ranks_word(rows: Iterable[Row]) -> str:

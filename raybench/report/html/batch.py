@@ -163,7 +163,7 @@ def _spec(
     ran_out = [value for value in values if value["y"] is None]
     drawn = layers(ok, lines, x, y)
     if capacity is not None:
-        drawn.insert(0, level_layer(capacity, y))
+        drawn.insert(0, level_layer(capacity, "y", y))
     if ran_out:
         drawn.append(_ran_out_layer(ran_out, lines, x))
     return specification(ok, drawn)

@@ -20,6 +20,7 @@ from raybench.report.html.figure import (
     legend,
     specification,
 )
+from raybench.report.html.lines import level_layer
 from raybench.report.html.scaling import speed_up_words
 from raybench.report.html.series import Row, is_other, label, missing, named
 from raybench.report.summary import Summary
@@ -135,17 +136,6 @@ def _layers(
             "y2": {"field": "high"},
         },
     }
-    level: Spec = {
-        "data": {"values": [{"y": 1.0}]},
-        "mark": {
-            "type": "rule",
-            "color": "var(--axis)",
-            "strokeDash": [5, 4],
-            "strokeWidth": 1.5,
-            "aria": False,
-        },
-        "encoding": {"y": y},
-    }
     bars: Spec = {
         "mark": {"type": "bar"},
         "encoding": {
@@ -156,7 +146,7 @@ def _layers(
             "description": TOLD,
         },
     }
-    return [bars, *([whiskers] if intervals else []), level]
+    return [bars, *([whiskers] if intervals else []), level_layer(1.0, "y", y)]
 
 
 def _interval(row: Row, column: str) -> dict[str, float]:

@@ -222,10 +222,10 @@ def ideal_layer(ideal: Sequence[Mapping[str, float]], x: Spec, y: Spec) -> Spec:
     }
 
 
-def level_layer(level: float, y: Spec) -> Spec:
-    """A dashed line over the whole width."""
+def level_layer(level: float, channel: str, axis: Spec) -> Spec:
+    """A dashed line over the whole chart, at a level of the axis of `channel` ("x" or "y")."""
     return {
-        "data": {"values": [{"y": level}]},
+        "data": {"values": [{"level": level}]},
         "mark": {
             "type": "rule",
             "color": "var(--axis)",
@@ -233,7 +233,7 @@ def level_layer(level: float, y: Spec) -> Spec:
             "strokeWidth": 1.5,
             "aria": False,
         },
-        "encoding": {"y": {**y, "field": "y"}},
+        "encoding": {channel: {**axis, "field": "level"}},
     }
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from raybench.report import best, formatting, largest_batches
+from raybench.report import formatting
 from raybench.report.charts.main_figure import main_figure, rows_laid_over, rows_of, why_none
 from raybench.report.grouped_messages import MessageGroup, in_short
 from raybench.report.html.batch import memory_figure, throughput_figure
@@ -36,7 +36,7 @@ from raybench.report.html.steps import PointSteps, heat_figure, spread_figure
 from raybench.report.html.svg import draw, key
 from raybench.report.html.telemetry import telemetry_figure
 from raybench.report.key_figures import key_figures
-from raybench.report.summary import OVER_FP32, Summary
+from raybench.report.summary import Summary
 from raybench.report.what_ran import what_ran
 
 # A strip that can be pointed at and is not seen.
@@ -92,7 +92,7 @@ def format_page(data: PageData) -> str:
         why_none=why_none(summary),
         figures=others,
         points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
-        findings=_findings(summary),
+        findings=summary.found,
         said=_all_said(summary),
         facts=[(name, text) for name, text in facts(summary) if text],
         devices=device_table(data.devices),
@@ -125,21 +125,6 @@ def _shares_points(rows: Sequence[Row]) -> bool:
         {row["point_id"] for row in rows if is_other(row) == of_other} for of_other in (False, True)
     )
     return not own.isdisjoint(others)
-
-
-def _findings(summary: Summary) -> list[tuple[str, Sequence[tuple[str, str]]]]:
-    baseline = summary.run.baseline
-    told = (
-        (
-            largest_batches.TITLE,
-            largest_batches.list_largest(summary.largest_batches, summary.ranks),
-        ),
-        (formatting.over(baseline), summary.findings),
-        (formatting.loss_title(baseline), summary.losses),
-        (best.TITLE, summary.best),
-        (formatting.over(OVER_FP32), summary.precision),
-    )
-    return [(title, lines) for title, lines in told if lines]
 
 
 def _all_said(summary: Summary) -> list[tuple[str, list[str]]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from raybench.report import formatting
 from raybench.report.html.bars import MOST_BARS, bar_panels, first_of
 from raybench.report.html.figure import TOLD, Entry, Figure, Spec, Value
+from raybench.report.html.lines import level_layer
 from raybench.report.html.series import Row, in_order, is_other, varying_settings
 from raybench.report.summary import Summary
 
@@ -84,7 +85,7 @@ def _layers(y: Spec, marks: Sequence[Value]) -> list[Spec]:
         _number(x, y, f"!({inside})", align="left", dx=5, color="var(--text)"),
     ]
     if peaks:
-        drawn.append(_peak(max(peaks), x))
+        drawn.append(level_layer(max(peaks), "x", x))
     return drawn
 
 
@@ -93,18 +94,4 @@ def _number(x: Spec, y: Spec, condition: str, **settings: object) -> Spec:
         "transform": [{"filter": condition}],
         "mark": {"type": "text", "fontSize": 12, "baseline": "middle", "aria": False, **settings},
         "encoding": {"x": x, "y": y, "text": {"field": "short", "type": "nominal"}},
-    }
-
-
-def _peak(peak: float, x: Spec) -> Spec:
-    return {
-        "data": {"values": [{"x": peak}]},
-        "mark": {
-            "type": "rule",
-            "color": "var(--axis)",
-            "strokeDash": [5, 4],
-            "strokeWidth": 1.5,
-            "aria": False,
-        },
-        "encoding": {"x": x},
     }

@@ -155,7 +155,7 @@ def _panels(
     by_rate = decade_axis("y", "GB/s", [*(value["y"] for value in rates), *level])
     by_time = decade_axis("y", "µs", [value["y"] for value in times])
     ending = f", {title}" if title else ""
-    drawn: list[Spec] = [level_layer(one, by_rate) for one in level]
+    drawn: list[Spec] = [level_layer(one, "y", by_rate) for one in level]
     return [
         Panel(
             title=f"{rate.noun.capitalize()}{ending}",

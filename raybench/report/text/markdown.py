@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from raybench.report import best, formatting, largest_batches
+from raybench.report import formatting
 from raybench.report.grouped_messages import MessageGroup, in_short, some
-from raybench.report.summary import OVER_FP32, Summary
+from raybench.report.summary import Summary
 from raybench.report.tables import Table
 
 # What Markdown or HTML could take for markup, anywhere in a line.
@@ -67,23 +67,10 @@ def _table(table: Table) -> list[str]:
     ]
 
 
-def _findings(summary: Summary) -> list[str]:
-    baseline = summary.run.baseline
-    largest = largest_batches.list_largest(summary.largest_batches, summary.ranks)
-    return [
-        *_list(largest_batches.TITLE, largest),
-        *_list(formatting.over(baseline), summary.findings),
-        *_list(formatting.loss_title(baseline), summary.losses),
-        *_list(best.TITLE, summary.best),
-        *_list(formatting.over(OVER_FP32), summary.precision),
-    ]
-
-
-def _list(title: str, lines: Sequence[tuple[str, str]]) -> list[str]:
-    if not lines:
-        return []
-    items = (f"* {escape(what)}: {escape(found)}" for what, found in lines)
-    return [f"**{escape(title)}**", "\n".join(items)]
+def _findings(summary: Summary) -> Iterator[str]:
+    for title, lines in summary.found:
+        yield f"**{escape(title)}**"
+        yield "\n".join(f"* {escape(what)}: {escape(found)}" for what, found in lines)
 
 
 def _explain(summary: Summary) -> list[str]:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from rich.console import RenderableType
 
-from raybench.report import best, formatting, largest_batches
+from raybench.report import formatting
 from raybench.report.grouped_messages import MessageGroup, in_short, some
 from raybench.report.legend import explain
-from raybench.report.summary import OVER_FP32, Summary
+from raybench.report.summary import Summary
 from raybench.report.tables import MARK_COLUMN, WHERE_IT_GOES, Table
 from raybench.report.text.console import (
     SETTING_CHARS,
@@ -53,21 +53,9 @@ def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) 
 
 
 def _findings(summary: Summary) -> list[RenderableType]:
-    baseline = summary.run.baseline
-    found = (
-        (
-            largest_batches.TITLE,
-            largest_batches.list_largest(summary.largest_batches, summary.ranks),
-        ),
-        (formatting.over(baseline), summary.findings),
-        (formatting.loss_title(baseline), summary.losses),
-        (best.TITLE, summary.best),
-        (formatting.over(OVER_FP32), summary.precision),
-    )
     parts: list[RenderableType] = []
-    for title, lines in found:
-        if lines:
-            parts += [line(""), line(title, "bold"), pairs(lines, side="right")]
+    for title, lines in summary.found:
+        parts += [line(""), line(title, "bold"), pairs(lines, side="right")]
     return parts
 
 

@@ -23,8 +23,8 @@ RAYLET = """
 """
 WORKER = """
     import multiprocessing, os, subprocess, time
-    from raybench.cluster import reaper as leash
-    leash.reap_orphans_of_worker()
+    from raybench.cluster import reaper
+    reaper.reap_orphans_of_worker()
     {starts}
     print("started", os.getpid(), flush=True)
     {then}
@@ -141,11 +141,11 @@ def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_i
 ) -> None:
     driver = """
         import os, subprocess, sys, time
-        from raybench.cluster import reaper as leash
-        with leash.reap_orphans_of_children(sys.argv[1]):
-            print(os.environ[leash.MARK], flush=True)
+        from raybench.cluster import reaper
+        with reaper.reap_orphans_of_children(sys.argv[1]):
+            print(os.environ[reaper.MARK], flush=True)
             subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL)
-        assert leash.MARK not in os.environ
+        assert reaper.MARK not in os.environ
         later = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
         print(later.pid, flush=True)
         time.sleep(60)
@@ -172,10 +172,10 @@ def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_i
 def test_what_a_dead_raylet_was_starting_ends_with_its_driver(tmp_path: Path) -> None:
     driver = """
         import subprocess, sys, time
-        from raybench.cluster import reaper as leash
-        with leash.reap_orphans_of_children():
+        from raybench.cluster import reaper
+        with reaper.reap_orphans_of_children():
             # A raylet; what it starts has another mark.
-            subprocess.Popen(["sh", "-c", f"{leash.MARK}=other sleep 60 & echo $$ $!; wait"])
+            subprocess.Popen(["sh", "-c", f"{reaper.MARK}=other sleep 60 & echo $$ $!; wait"])
             time.sleep(0.5)
         time.sleep(60)
     """
