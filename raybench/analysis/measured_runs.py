@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.ratios import slowest_rank_steps
 from raybench.analysis.repeats import Known, Start
 from raybench.analysis.resampling import Series
 from raybench.analysis.rounds import (
@@ -19,12 +18,12 @@ from raybench.analysis.rounds import (
     records,
     without_controls,
 )
+from raybench.analysis.step_times import SAMPLE_COLUMNS, repeat_step_times
 
 SETTINGS = ("workload", "params", "scaling", "precision", "cuda_graph", "world_size")
 BATCH = ("batch_size", "global_batch_size", "grad_accumulation")
 # A pair that differs here is another experiment, not a change of the same one.
 _WORLD = {"device_type": "device", "device_name": "device", "node_count": "nodes"}
-_NS_PER_MS = 1e6
 # What `compare` needs of the table `points`.
 POINT_COLUMNS = (
     *("run_id", "point_id", "attempt", "round", "control_of", "status", "started_at"),
@@ -34,6 +33,9 @@ POINT_COLUMNS = (
     *BATCH,
     *_WORLD,
 )
+_ATTEMPT = ("point_id", "attempt")
+# What it needs of the table `samples`.
+STEP_COLUMNS = (*_ATTEMPT, *SAMPLE_COLUMNS)
 Row = dict[str, Any]
 # Its named repeats, None where nothing was said, and the runs that are alike.
 Others = tuple[list[Start] | None, list[Start]]
@@ -52,7 +54,7 @@ class Measured:
     """One of the two runs, as `raybench.load` gives it.
 
     points, samples: its rows of these tables; of `points` POINT_COLUMNS are enough, of `samples`
-    STEP_COLUMNS of `raybench.analysis.ratios`. node: names the devices that it ran on.
+    STEP_COLUMNS. node: names the devices that it ran on.
     named: the runs that the user says to be repeats of this one; None where nothing was said.
     alike: the runs that differ from it in nothing that the tables tell, but in start and devices
     of the same model.
@@ -69,10 +71,9 @@ def step_times(measured: Measured) -> dict[str, list[list[Series]]]:
     """point_id -> for each round the step times of each repeat, in milliseconds."""
     latest = without_controls(latest_trials(measured.points))
     ok = latest.loc[latest["status"] == "ok", ["point_id", "attempt"]]
-    steps = slowest_rank_steps(measured.samples).merge(ok, on=["point_id", "attempt"])
+    samples = measured.samples.merge(ok, on=list(_ATTEMPT))
     found: dict[str, dict[Hashable, list[Series]]] = {}
-    for (point_id, attempt, _), repeat in steps.groupby(["point_id", "attempt", "repeat"]):
-        times_ms = repeat["step_ns"].to_numpy(np.float64) / _NS_PER_MS
+    for (point_id, attempt, _), times_ms in repeat_step_times(samples, _ATTEMPT):
         found.setdefault(str(point_id), {}).setdefault(attempt, []).append(times_ms)
     return {point_id: list(rounds.values()) for point_id, rounds in found.items()}
 

@@ -1,4 +1,4 @@
-"""How sure a ratio of two points' step times is, and the step times of the slowest rank. Pure."""
+"""How sure a ratio of two points' step times is. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-
-_KEYS = ["run_id", "point_id", "attempt"]
-# What `slowest_rank_steps` needs of the table `samples`.
-STEP_COLUMNS = (*_KEYS, "repeat", "iteration", "is_warmup", "step_ns")
-
-
-def slowest_rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
-    """How long each timed iteration took on its slowest rank.
-
-    samples: rows of the table `samples`, of any number of points; STEP_COLUMNS are enough.
-    Columns: run_id, point_id, attempt, repeat, iteration, step_ns; sorted by them.
-    """
-    timed = samples[~samples["is_warmup"].astype(bool)]
-    by_iteration = timed.groupby([*_KEYS, "repeat", "iteration"], observed=True)
-    return by_iteration["step_ns"].max().reset_index()
 
 
 def ratio_range(base: Mapping[str, Any], point: Mapping[str, Any]) -> tuple[float, float] | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -18,15 +21,28 @@ def step_times(samples: pd.DataFrame) -> NDArray[np.float64]:
     """The point's step times in milliseconds, in the order they were taken.
 
     samples: rows of the table `samples` of one attempt at one point. Warm-up is left out.
-    Over the ranks as `raybench.stats.summary.step_series` takes them, repeat by repeat.
+    """
+    return np.concatenate([np.empty(0), *(series for _, series in repeat_step_times(samples))])
+
+
+def repeat_step_times(
+    samples: pd.DataFrame, by: Sequence[str] = ()
+) -> Iterator[tuple[tuple[Any, ...], NDArray[np.float64]]]:
+    """(values of `by` and the repeat, its step times in milliseconds), in the order of these.
+
+    samples: rows of the table `samples`; `by`: its columns that tell attempts at points apart.
+    Over the ranks as `raybench.stats.summary.step_series` takes them: what a row of `points` is
+    computed from. Warm-up, and iterations that a rank lacks, are left out.
     """
     timed = samples[~samples["is_warmup"].astype(bool)]
-    by_repeat = [
-        repeat.pivot_table(index="rank", columns="iteration", values="step_ns")
-        for _, repeat in timed.groupby("repeat")
-    ]
-    series = [step_series(list(by_rank.to_numpy(np.float64))) for by_rank in by_repeat]
-    return np.concatenate([np.empty(0), *series]) / _NS_PER_MS
+    keys = [*by, "repeat"]
+    wide = timed.pivot_table(
+        index=[*keys, "iteration"], columns="rank", values="step_ns", observed=True
+    )
+    for key, repeat in wide.groupby(level=keys, observed=True):
+        ranks = repeat.dropna(axis="columns", how="all").dropna().to_numpy(np.float64).T
+        if ranks.size:
+            yield key, step_series(list(ranks)) / _NS_PER_MS
 
 
 def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:

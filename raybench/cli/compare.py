@@ -135,14 +135,13 @@ def _runs_left_out(side: Side) -> Iterator[LeftOut]:
 
 def _as_measured(side: Side, others: Sequence[Other]) -> Measured:
     from raybench.analysis import measured_runs, point_changes
-    from raybench.analysis.ratios import STEP_COLUMNS
 
     columns = dict.fromkeys((*measured_runs.POINT_COLUMNS, *point_changes.POINT_COLUMNS))
     points = _read(side.own, "points", tuple(columns))
     telemetry = _read(side.own, "telemetry", point_changes.CLOCK_COLUMNS)
     return measured_runs.Measured(
         points=point_changes.with_clocks(points, telemetry),
-        samples=_read(side.own, "samples", STEP_COLUMNS),
+        samples=_read(side.own, "samples", measured_runs.STEP_COLUMNS),
         node=side.own.node,
         named=None if side.named is None else [_other(one) for one in side.named],
         alike=others,

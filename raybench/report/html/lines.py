@@ -225,7 +225,7 @@ def ideal_layer(ideal: Sequence[Mapping[str, float]], x: Spec, y: Spec) -> Spec:
 def level_layer(level: float, channel: str, axis: Spec) -> Spec:
     """A dashed line over the whole chart, at a level of the axis of `channel` ("x" or "y")."""
     return {
-        "data": {"values": [{"level": level}]},
+        "data": {"values": [{channel: level}]},
         "mark": {
             "type": "rule",
             "color": "var(--axis)",
@@ -233,7 +233,7 @@ def level_layer(level: float, channel: str, axis: Spec) -> Spec:
             "strokeWidth": 1.5,
             "aria": False,
         },
-        "encoding": {channel: {**axis, "field": "level"}},
+        "encoding": {channel: {**axis, "field": channel}},
     }
 
 

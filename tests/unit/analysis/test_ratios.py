@@ -5,12 +5,9 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from builders import make_measure, make_measurement, make_point, make_record
+from builders import make_measure, make_point, make_record
 
-from raybench.analysis.ratios import (
-    ratio_range,
-    slowest_rank_steps,
-)
+from raybench.analysis.ratios import ratio_range
 from raybench.analysis.scaling import scaling
 from raybench.analysis.start_noise import prior_noise
 from raybench.results import rows
@@ -34,18 +31,6 @@ def noisy(rng: np.random.Generator, middle: float, phi: float, count: int = 54) 
     for place in range(1, len(noise)):
         noise[place] += phi * noise[place - 1]
     return [float(value) for value in middle * (1 + 0.01 * noise[50:])]
-
-
-def test_an_iteration_is_as_long_as_on_its_slowest_rank_and_warm_up_is_left_out() -> None:
-    measurements = (
-        make_measurement(0, [[1, 5, 3], [2, 2, 2]]),
-        make_measurement(1, [[4, 2, 2], [1, 9, 1]]),
-    )
-    record = make_record(make_point(world_size=2), measurements=measurements)
-    samples = pd.DataFrame(rows.sample_columns("run-a", record))
-    found = slowest_rank_steps(samples)
-    assert found["repeat"].tolist() == [0, 0, 0, 1, 1, 1]
-    assert found["step_ns"].tolist() == [4, 5, 3, 2, 9, 2]
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.5])

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from builders import make_measurement, make_point, make_record
+
+from raybench.analysis.step_times import repeat_step_times, step_times
+from raybench.results import rows
+from raybench.stats.summary import step_time_ns
+
+MS = 1_000_000
+
+
+def samples_of(*ranks: list[list[int]], warmup: int = 2) -> pd.DataFrame:
+    measurements = tuple(
+        make_measurement(rank, [[ms * MS for ms in repeat] for repeat in repeats], warmup=warmup)
+        for rank, repeats in enumerate(ranks)
+    )
+    record = make_record(make_point(world_size=len(ranks)), measurements=measurements)
+    return pd.DataFrame(rows.sample_columns("run-a", record))
+
+
+def test_ranks_in_lockstep_give_the_median_over_them_and_no_longest_rank() -> None:
+    found = step_times(samples_of([[100, 108, 100]], [[100, 100, 100]], [[108, 100, 100]]))
+    assert found.tolist() == [100.0, 100.0, 100.0]
+
+
+def test_ranks_apart_give_the_slowest_of_them_repeat_by_repeat_without_warm_up() -> None:
+    found = step_times(samples_of([[1, 5, 3], [2, 2, 2]], [[4, 2, 4], [1, 9, 9]]))
+    assert found.tolist() == [4.0, 2.0, 4.0, 1.0, 9.0, 9.0]
+
+
+def test_the_median_is_the_step_time_of_the_row() -> None:
+    ranks = [[[100, 108, 103]], [[101, 104, 102]]]
+    measurements = [make_measurement(0, [[ns * MS for ns in r[0]]]) for r in ranks]
+    assert np.median(step_times(samples_of(*ranks))) == step_time_ns(measurements) / MS
+
+
+def test_attempts_are_told_apart_and_what_a_rank_lacks_is_left_out() -> None:
+    first = samples_of([[7, 7, 7]], [[7, 7, 7]])
+    second = samples_of([[8, 8, 8]], [[8, 8, 8]]).assign(attempt=2)
+    torn = second[~((second["rank"] == 1) & (second["iteration"] == second["iteration"].max()))]
+    found = dict(repeat_step_times(pd.concat([torn, first]), ["point_id", "attempt"]))
+    assert [(attempt, list(ms)) for (_, attempt, _), ms in found.items()] == [
+        (1, [7.0, 7.0, 7.0]),
+        (2, [8.0, 8.0]),
+    ]
