@@ -77,7 +77,7 @@ class Summary:
     scaling: pd.DataFrame
 
     @property
-    def found(self) -> list[tuple[str, Sequence[tuple[str, str]]]]:
+    def sections(self) -> list[tuple[str, Sequence[tuple[str, str]]]]:
         """(title, lines) of what was found, in the order of every format; none without lines."""
         baseline = self.run.baseline
         found = (

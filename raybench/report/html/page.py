@@ -92,7 +92,7 @@ def format_page(data: PageData) -> str:
         why_none=why_none(summary),
         figures=others,
         points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
-        findings=summary.found,
+        findings=summary.sections,
         said=_all_said(summary),
         facts=[(name, text) for name, text in facts(summary) if text],
         devices=device_table(data.devices),

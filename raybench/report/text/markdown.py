@@ -68,7 +68,7 @@ def _table(table: Table) -> list[str]:
 
 
 def _findings(summary: Summary) -> Iterator[str]:
-    for title, lines in summary.found:
+    for title, lines in summary.sections:
         yield f"**{escape(title)}**"
         yield "\n".join(f"* {escape(what)}: {escape(found)}" for what, found in lines)
 

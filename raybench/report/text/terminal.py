@@ -54,7 +54,7 @@ def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) 
 
 def _findings(summary: Summary) -> list[RenderableType]:
     parts: list[RenderableType] = []
-    for title, lines in summary.found:
+    for title, lines in summary.sections:
         parts += [line(""), line(title, "bold"), pairs(lines, side="right")]
     return parts
 
