@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from raybench.job.plan import Plan
 
 UNCLEAR = "unclear"
-# As `raybench compare` without --threshold.
-_THRESHOLD = 0.015
 
 
 def plan_again(output: Path, text: str, only: str | None, against: str | None) -> tuple[Job, Plan]:
@@ -59,7 +57,8 @@ def _run_before(root: Path, run_id: str, job_name: str) -> str:
 
 def _unclear(root: Path, base: str, run_id: str) -> set[str]:
     """The ids of the points that are unclear between two runs."""
+    from raybench.analysis.history import THRESHOLD
     from raybench.cli.compare import load_comparison
 
-    frame = load_comparison(root, base, run_id, _THRESHOLD).frame
+    frame = load_comparison(root, base, run_id, THRESHOLD).frame
     return {str(point_id) for point_id in frame.loc[frame["verdict"] == UNCLEAR, "point_id"]}
