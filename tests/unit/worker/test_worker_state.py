@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import ModuleType, SimpleNamespace
 
@@ -62,13 +63,26 @@ def test_no_mess_is_without_its_setting():
     assert SETTINGS.keys() - NOT_BY_A_MESS <= MESSES.keys()
 
 
-def test_a_clean_process_is_restored_in_well_under_ten_milliseconds():
-    state, times_s = ProcessState(CPU), []
+def _least_cpu_s(call: Callable[[], object]) -> float:
+    times_s = []
     for _ in range(5):
-        start_s = time.perf_counter()
-        assert state.restore() == ()
-        times_s.append(time.perf_counter() - start_s)
-    assert min(times_s) < 0.005
+        start_s = time.process_time()
+        call()
+        times_s.append(time.process_time() - start_s)
+    return min(times_s)
+
+
+def _store_half_a_million_items() -> None:
+    # 40 ms where a core is alone; as much slower as the tested code where a thread shares it.
+    stored = {}
+    for i in range(500_000):
+        stored[i & 1023] = i
+
+
+def test_a_clean_process_is_restored_sooner_than_half_a_million_items_are_stored():
+    state = ProcessState(CPU)
+    assert state.restore() == ()
+    assert _least_cpu_s(state.restore) < _least_cpu_s(_store_half_a_million_items)
 
 
 def test_all_at_once_is_put_back_too():
@@ -247,14 +261,12 @@ for _ in range(2):
     assert done == 2 * "False False\n() ()\nTrue True\n"
 
 
-def test_all_functions_are_looked_at_in_well_under_20_milliseconds():
-    state, times_s = ProcessState(CPU), []
+def test_all_functions_are_looked_at_sooner_than_half_a_million_items_are_stored():
+    state = ProcessState(CPU)
     state.begin()
-    for _ in range(5):
-        start_s = time.process_time()
-        assert state.functions_replaced("own") == ()
-        times_s.append(time.process_time() - start_s)
-    assert min(times_s) < 0.02
+    assert state.functions_replaced("own") == ()
+    looked_s = _least_cpu_s(lambda: state.functions_replaced("own"))
+    assert looked_s < _least_cpu_s(_store_half_a_million_items)
 
 
 def test_a_running_profiler_is_told():
