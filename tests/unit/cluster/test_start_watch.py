@@ -132,6 +132,8 @@ LEAVES_IN_TIME = """\
 import os, signal, subprocess, sys, time
 from raybench.cluster.ray_cluster.start_watch import watch_programs
 folder, program = sys.argv[1:]
+# A shell that runs the tests in the background has them ignore it.
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 with watch_programs("", "", made=f"{folder}/made", removed=f"{folder}/removed"):
     head = subprocess.Popen([program, "60"])
     time.sleep(0.5)
