@@ -112,14 +112,13 @@ def _filter(points: pd.DataFrame, expression: str) -> pd.DataFrame:
 
 def _point(row: Mapping[Any, Any]) -> Point:
     """The point of a row of `points`."""
-    from raybench.job.point import Point, Precision
+    from raybench.job.point import EXECUTION, RUN_SETTINGS, Point
 
     return Point(
         workload=row["workload"],
         params={name: _scalar(value) for name, value in row["params"].items()},
         world_size=int(row["world_size"]),
-        precision=Precision(row["precision"]),
-        cuda_graph=bool(row["cuda_graph"]) if row["cuda_graph"] == row["cuda_graph"] else False,
+        **{name: RUN_SETTINGS[name].restore(row[name]) for name in EXECUTION},
         batch_size=_whole(row["batch_size"]),
         global_batch_size=_whole(row["global_batch_size"]),
         scaling=row["scaling"],

@@ -60,10 +60,11 @@ class Job(Section):
     matrix: Matrix = Field(
         default={},
         description="Axes of the sweep: setting -> values; all combinations are run, and the first "
-        "key varies slowest. world_size, precision, cuda_graph, batch_size or global_batch_size, "
-        "and every parameter of the workload can be an axis. batch_size: auto, or a mapping "
-        "{start: , max: }, finds the largest batch that fits into memory. Settings in bytes also "
-        "take sizes (4KiB) and ranges of them: 8:1GiB:x2 doubles from 8 bytes to 1 GiB.",
+        "key varies slowest. Every setting of a point can be an axis, as world_size, precision, "
+        "cuda_graph, batch_size or global_batch_size, and every parameter of the workload. "
+        "batch_size: auto, or a mapping {start: , max: }, finds the largest batch that fits into "
+        "memory. Settings in bytes also take sizes (4KiB) and ranges of them: 8:1GiB:x2 doubles "
+        "from 8 bytes to 1 GiB.",
     )
     zip: tuple[dict[str, Values], ...] = Field(
         default=(),

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from raybench.job.point import BATCH_SIZES, RUN_SETTINGS, Point, Precision, Scalar
+from raybench.job.point import BATCH_SIZES, EXECUTION, RUN_SETTINGS, Point, Precision, Scalar
 from raybench.job.problems import KeyPath, Problem, quote
 
 if TYPE_CHECKING:
@@ -225,8 +225,7 @@ def _make_point(job: Job, candidate: _Candidate) -> Point | Problem:
         workload=job.workload.kind,
         params={name: values[name] for name in sorted(values) if name not in RUN_SETTINGS},
         world_size=int(values["world_size"]),
-        precision=Precision(str(values["precision"])),
-        cuda_graph=bool(values["cuda_graph"]),
+        **{name: RUN_SETTINGS[name].kind(values[name]) for name in EXECUTION},
         batch_size=batch.batch_size,
         global_batch_size=batch.global_batch_size,
         scaling=batch.scaling,

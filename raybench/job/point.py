@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
-from typing import Literal
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+from pydantic import Field
 
 Scalar = str | int | float | bool
-# The settings of a point that are not its workload's parameters.
 BATCH_SIZES = ("batch_size", "global_batch_size")
-RUN_SETTINGS = ("world_size", "precision", "cuda_graph", *BATCH_SIZES)
+MAX_SIZE = 2**31 - 1
+Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 
 
 class Precision(StrEnum):
@@ -29,24 +32,87 @@ class Precision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class About:
+    """What a run setting means.
+
+    text: in a sentence. column, unit: for the table `points`.
+    """
+
+    text: str
+    column: str
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How steps are executed, whatever the workload. A new setting of this kind is a field here.
+
+    Jobs can then set it and filter by it, `Point.point_id` and the table `points` have it, reports
+    name it where it varies, and workloads read it from their context.
+    """
+
+    precision: Annotated[
+        Precision,
+        About(
+            text="Number format: fp32 (TF32 off), tf32, fp16 (autocast, GradScaler), "
+            "bf16 (autocast).",
+            column="arithmetic",
+        ),
+    ] = Precision.FP32
+    cuda_graph: Annotated[
+        bool,
+        About(
+            text="Capture steps in a CUDA graph and replay it; only on CUDA devices.",
+            column="steps replayed from a graph",
+        ),
+    ] = False
+
+    @property
+    def execution(self) -> dict[str, Any]:
+        """These settings by name."""
+        return {name: getattr(self, name) for name in EXECUTION}
+
+
+EXECUTION = tuple(field.name for field in fields(Execution))
+# Left out of ids and names of points where they have their default: they came after the first
+# runs, whose points keep their ids.
+OPTIONAL = tuple(name for name in EXECUTION if name != "precision")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point(Execution):
     """One combination of axis values: everything that defines what is timed.
 
     params: the workload's parameters, defaults included, in the order of their names.
-    batch_size: per device and forward pass. global_batch_size = batch_size x world_size x
-    the workload's `grad_accumulation` (1 where it has none): items per optimizer step.
-    scaling: weak when the job fixes batch_size, strong when it fixes global_batch_size.
+    global_batch_size = batch_size x world_size x the workload's `grad_accumulation` (1 where it
+    has none). scaling: weak when the job fixes batch_size, strong when it fixes global_batch_size.
     These three are None for a workload that takes no batch size.
-    cuda_graph: steps are captured in a CUDA graph and replayed.
     """
 
     workload: str
     params: Mapping[str, Scalar]
-    world_size: int
-    precision: Precision
-    cuda_graph: bool = False
-    batch_size: int | None
-    global_batch_size: int | None
+    world_size: Annotated[
+        int,
+        Field(ge=1, le=1_000_000),
+        About(text="Devices that work on the point together, one rank each.", column="ranks"),
+    ] = 1
+    batch_size: Annotated[
+        Size | None,
+        About(
+            text="Items per device and forward pass (weak scaling).",
+            column="per device and pass",
+            unit="samples",
+        ),
+    ]
+    global_batch_size: Annotated[
+        Size | None,
+        About(
+            text="Items per optimizer step over all devices (strong scaling); batch_size follows "
+            "from it.",
+            column="all ranks, per optimizer step",
+            unit="samples",
+        ),
+    ]
     scaling: Literal["weak", "strong"] | None
 
     @property
@@ -58,28 +124,22 @@ class Point:
             "world_size": self.world_size,
             "precision": self.precision.value,
             "batch_size": self.batch_size,
+            **self.options,
         }
-        if self.cuda_graph:
-            # Only then: the points of older runs keep their ids.
-            meaning["cuda_graph"] = True
         text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
 
     @property
+    def options(self) -> dict[str, Scalar]:
+        """The optional settings that differ from their defaults."""
+        given = {name: _plain(getattr(self, name)) for name in OPTIONAL}
+        return {n: value for n, value in given.items() if value != RUN_SETTINGS[n].default}
+
+    @property
     def settings(self) -> dict[str, Scalar]:
         """All that it has by name, as tables and filters use it."""
-        batch = {
-            "batch_size": self.batch_size,
-            "global_batch_size": self.global_batch_size,
-            "scaling": self.scaling,
-        }
-        return {
-            "world_size": self.world_size,
-            "precision": self.precision.value,
-            "cuda_graph": self.cuda_graph,
-            **{name: value for name, value in batch.items() if value is not None},
-            **self.params,
-        }
+        given = {name: _plain(getattr(self, name)) for name in (*RUN_SETTINGS, "scaling")}
+        return {**{n: value for n, value in given.items() if value is not None}, **self.params}
 
     @property
     def settings_as_given(self) -> dict[str, Scalar]:
@@ -91,3 +151,52 @@ class Point:
     def grad_accumulation(self) -> int:
         """Forward passes per optimizer step."""
         return int(self.params.get("grad_accumulation", 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSetting:
+    """A setting of points that does not depend on the workload.
+
+    kind: what a value is made with. annotation: how pydantic checks what a job gives.
+    default: None where there is none.
+    """
+
+    name: str
+    kind: type[Scalar]
+    annotation: Any
+    default: Scalar | None
+    about: About
+
+    def restore(self, stored: Any) -> Any:
+        """Return the value that a table holds; the default where it holds none."""
+        return self.kind(self.default if stored is None or stored != stored else stored)
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, StrEnum) else value
+
+
+def _read_settings() -> dict[str, RunSetting]:
+    """Read what the fields of a point declare of those that a job sets."""
+    hints = get_type_hints(Point, include_extras=True)
+    defaults = {field.name: field.default for field in fields(Point)}
+    names = ("world_size", *EXECUTION, *BATCH_SIZES)
+    return {name: _read_setting(name, hints[name], defaults[name]) for name in names}
+
+
+def _read_setting(name: str, hint: Any, default: Any) -> RunSetting:
+    declared, *notes = get_args(hint)
+    (given,) = (each for each in get_args(declared) or (declared,) if each is not NoneType)
+    kind, *bounds = get_args(given) or (given,)
+    # A job gives the text of a member.
+    allowed: Any = Literal[tuple(map(_plain, kind))] if issubclass(kind, StrEnum) else kind
+    return RunSetting(
+        name=name,
+        kind=kind,
+        annotation=Annotated[(allowed, *bounds, *notes)],
+        default=None if default is MISSING else _plain(default),
+        about=next(note for note in notes if isinstance(note, About)),
+    )
+
+
+RUN_SETTINGS = _read_settings()

@@ -26,7 +26,7 @@ from pydantic_core import PydanticUndefined
 from typing_extensions import Doc
 
 from raybench.errors import UsageError
-from raybench.job.point import BATCH_SIZES, Precision, Scalar
+from raybench.job.point import BATCH_SIZES, MAX_SIZE, RUN_SETTINGS, Scalar, Size
 from raybench.job.problems import rule_of, say_unknown
 
 BUILTIN: Mapping[str, str] = {
@@ -38,35 +38,8 @@ BUILTIN: Mapping[str, str] = {
     "transformer": "raybench.workloads.transformer:Transformer",
 }
 
-_MAX_SIZE = 2**31 - 1
-_Size = Annotated[int, Field(ge=1, le=_MAX_SIZE)]
-
-# What every point has beside its workload's parameters: type, default, description.
-_RUN_SETTINGS: Mapping[str, tuple[Any, Scalar | None, str]] = {
-    "world_size": (
-        Annotated[int, Field(ge=1, le=1_000_000)],
-        1,
-        "Devices that work on the point together, one rank each.",
-    ),
-    "precision": (
-        Literal[tuple(precision.value for precision in Precision)],
-        Precision.FP32.value,
-        "Number format: fp32 (TF32 off), tf32, fp16 (autocast, GradScaler), bf16 (autocast).",
-    ),
-    "cuda_graph": (
-        bool,
-        False,
-        "Capture steps in a CUDA graph and replay it; only on CUDA devices.",
-    ),
-    "batch_size": (_Size, None, "Items per device and forward pass (weak scaling)."),
-    "global_batch_size": (
-        _Size,
-        None,
-        "Items per optimizer step over all devices (strong scaling); batch_size follows from it.",
-    ),
-}
 # Names with a meaning of their own in job files, filters and result tables.
-RESERVED = frozenset({*_RUN_SETTINGS, "kind", "scaling", "workload", "rank", "context"})
+RESERVED = frozenset({*RUN_SETTINGS, "kind", "scaling", "workload", "rank", "context"})
 
 _ADAPTER_CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -267,7 +240,7 @@ def settings(workload_class: type) -> dict[str, Setting]:
     Raises UsageError as `parameters`.
     """
     absent = () if getattr(workload_class, "takes_batch_size", True) else BATCH_SIZES
-    run_settings = [run_setting(name) for name in _RUN_SETTINGS if name not in absent]
+    run_settings = [run_setting(name) for name in RUN_SETTINGS if name not in absent]
     return {setting.name: setting for setting in (*run_settings, *parameters(workload_class))}
 
 
@@ -295,8 +268,14 @@ def _names_items(value: object) -> bool:
 
 def run_setting(name: str) -> Setting:
     """A setting that does not depend on the workload: one of `point.RUN_SETTINGS`."""
-    annotation, default, description = _RUN_SETTINGS[name]
-    return _setting(name, annotation, default, is_required=False, description=description)
+    declared = RUN_SETTINGS[name]
+    return _setting(
+        name,
+        declared.annotation,
+        declared.default,
+        is_required=False,
+        description=declared.about.text,
+    )
 
 
 def _parameter(class_name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> Setting:
@@ -309,7 +288,7 @@ def _parameter(class_name: str, parameter: inspect.Parameter, hints: dict[str, A
     description = _description(annotation)
     if parameter.name == "grad_accumulation":
         # Its meaning is fixed by global_batch_size, so its range is too.
-        annotation = _Size
+        annotation = Size
     is_required = parameter.default is parameter.empty
     default = None if is_required else parameter.default
     try:
@@ -370,6 +349,6 @@ def _type_in_words(schema: Mapping[str, Any]) -> str | None:
     bounds = [
         f"{sign} {schema[key]}"
         for key, sign in _BOUNDS.items()
-        if abs(schema.get(key, _MAX_SIZE)) < _MAX_SIZE
+        if abs(schema.get(key, MAX_SIZE)) < MAX_SIZE
     ]
     return " ".join([str(schema["type"]).replace("null", "none"), *bounds])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from raybench.job.point import RUN_SETTINGS
 from raybench.records import Device, DeviceSample, Record, Samples, Status
 from raybench.records.failure_text import brief, traceback_of, type_of
 from raybench.results.point_metrics import compute_metrics
@@ -159,6 +160,7 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
 
 def _identity(run_id: str, record: Record) -> Row:
     point, devices = record.point, record.devices
+    settings = point.settings
     kind = devices[0].kind if devices else None
     return {
         "run_id": run_id,
@@ -176,13 +178,8 @@ def _identity(run_id: str, record: Record) -> Row:
         "backend": _BACKENDS[kind] if kind and point.world_size > 1 else None,
         "device_type": kind,
         "device_name": ", ".join(dict.fromkeys(device.name for device in devices)) or None,
-        "world_size": point.world_size,
         "node_count": len({device.node_id for device in devices}) or None,
-        "precision": point.precision.value,
-        "cuda_graph": point.cuda_graph,
-        "scaling": point.scaling,
-        "batch_size": point.batch_size,
-        "global_batch_size": point.global_batch_size,
+        **{name: settings.get(name) for name in (*RUN_SETTINGS, "scaling")},
         "grad_accumulation": point.grad_accumulation,
         "neighbours": list(record.neighbours),
         "crowded": any(crowding(devices)) if kind == "cpu" else None,

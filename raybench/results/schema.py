@@ -25,7 +25,10 @@ History of the schema (a change of any column raises SCHEMA_VERSION and adds a l
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from raybench.job.point import BATCH_SIZES, OPTIONAL, RUN_SETTINGS
 
 SCHEMA_VERSION = 5
 
@@ -45,6 +48,17 @@ def _columns(kind: str, unit: str, /, **descriptions: str) -> tuple[Column, ...]
         Column(name=name, kind=kind, unit=unit, description=text)
         for name, text in descriptions.items()
     )
+
+
+def _run_settings(*names: str) -> Iterator[Column]:
+    """Columns as `raybench.job.point` declares them."""
+    kinds: dict[type, str] = {bool: "bool", int: "int64", float: "double"}
+    for name in names:
+        setting = RUN_SETTINGS[name]
+        kind = kinds.get(setting.kind, "string")
+        yield Column(
+            name=name, kind=kind, unit=setting.about.unit, description=setting.about.column
+        )
 
 
 _KEYS = (
@@ -128,15 +142,11 @@ _POINTS = (
         device_type="cuda or cpu",
         device_name="model",
     ),
-    *_columns("int64", "", world_size="ranks", node_count="nodes used"),
-    *_columns("string", "", precision="arithmetic", scaling="weak or strong"),
-    *_columns("bool", "", cuda_graph="steps replayed from a graph"),
-    *_columns(
-        "int64",
-        "samples",
-        batch_size="per device and pass",
-        global_batch_size="all ranks, per optimizer step",
-    ),
+    *_run_settings("world_size"),
+    *_columns("int64", "", node_count="nodes used"),
+    *_run_settings("precision"),
+    *_columns("string", "", scaling="weak or strong"),
+    *_run_settings(*OPTIONAL, *BATCH_SIZES),
     *_columns("int64", "", grad_accumulation="passes per step"),
     *_columns("double", "s", setup_s="process group and model, slowest rank"),
     *_columns(

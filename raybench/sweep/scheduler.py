@@ -281,7 +281,6 @@ def _series(point: Point) -> _Series:
         point.workload,
         params,
         point.world_size,
-        point.precision,
-        point.cuda_graph,
+        *point.execution.values(),
         point.scaling,
     )

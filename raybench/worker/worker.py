@@ -199,8 +199,7 @@ class Worker:
             world_size=place.world_size,
             local_rank=place.local_rank,
             batch_size=task.point.batch_size or 1,
-            precision=task.point.precision,
-            cuda_graph=task.point.cuda_graph,
+            **task.point.execution,
             seed=task.seed,
         )
 

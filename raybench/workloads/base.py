@@ -33,7 +33,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from raybench.job.point import Precision
+from raybench.job.point import Execution, Precision
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ def _no_replicas() -> Replicas:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class Context(Execution):
     """Where and how a workload is to be built.
 
     batch_size: items per device and forward pass; 1 for a workload that takes no batch size.
@@ -101,8 +101,6 @@ class Context:
     world_size: int
     local_rank: int
     batch_size: int
-    precision: Precision
-    cuda_graph: bool = False
     seed: int = 0
     parts: PartTimes = field(default_factory=PartTimes)
     replicas: Replicas = field(default_factory=_no_replicas)
