@@ -1,14 +1,37 @@
-"""What a sweep tells, on the terminal."""
+"""Where messages and progress go: stderr."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from raybench.cli.stderr import say
-from raybench.job.plan import Plan
-from raybench.sweep.listener import Progress
+from raybench.report.formatting import printable
+
+if TYPE_CHECKING:
+    from raybench.job.plan import Plan
+    from raybench.sweep.listener import Progress
+
+
+def make_console() -> Console:
+    """Make the console of a command that says what it does."""
+    return Console(stderr=True)
+
+
+def say(console: Console, text: str) -> None:
+    """Print one line as it is: neither wrapped nor coloured, so that it can be copied."""
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def show_phase(console: Console, what: str) -> Iterator[None]:
+    """Show what is going on: a spinner on a terminal, a line elsewhere."""
+    if not console.is_interactive:
+        say(console, what)
+    with console.status(what):
+        yield
 
 
 class ConsoleListener:

@@ -11,14 +11,18 @@ from pathlib import Path
 
 import click
 
-from raybench.errors import ResultsError
+from raybench.errors import ResultsError, UsageError
 
 COLUMNS_OF_TABLES = 80
 _PROSE = 100
+_SUMMARY = "GITHUB_STEP_SUMMARY"
+# A longer summary is not shown at all.
+# https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands#step-isolation-and-limits
+_MOST_SUMMARY_BYTES = 1024**2
 
 
 def write_result(text: str) -> None:
-    """The result on stdout. Raises ResultsError when it cannot be written.
+    """Write the result to stdout. Raises ResultsError when it cannot be written.
 
     A reader that has left (`| head`) has what it wanted: the exit code stays that of the command.
     """
@@ -33,31 +37,54 @@ def write_result(text: str) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """The result in a file. Raises ResultsError when it cannot be written."""
+    """Write the result to a file. Raises ResultsError when it cannot be written."""
     try:
         path.write_bytes(content)
     except OSError as error:
         raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
 
 
+def append_to_github_summary(markdown: str) -> None:
+    """Append to the summary of a step of GitHub Actions, the file that GITHUB_STEP_SUMMARY names.
+
+    Raises UsageError when none is named, ResultsError when it cannot be written or becomes longer
+    than GitHub shows.
+    """
+    name = os.environ.get(_SUMMARY)
+    if not name:
+        raise UsageError(f"--github: {_SUMMARY} is not set; it is in a step of GitHub Actions")
+    path, content = Path(name), markdown.encode()
+    try:
+        already = path.stat().st_size if path.exists() else 0
+        if already + len(content) > _MOST_SUMMARY_BYTES:
+            raise ResultsError(
+                f"{path}: GitHub shows summaries of up to 1 MiB; it has {already} bytes and the "
+                f"report {len(content)}; keep the report as a file with -o"
+            )
+        with path.open("ab") as summary:
+            summary.write(content)
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
+
+
 def color() -> bool:
-    """Whether stdout takes colours. It is None where the shell closed it (`>&-`)."""
+    """Return whether stdout takes colours. It is None where the shell closed it (`>&-`)."""
     takes_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
     return sys.stdout is not None and sys.stdout.isatty() and not takes_none
 
 
 def width() -> int:
-    """That of the terminal, or what COLUMNS says; where output is piped, 80."""
+    """Return the width of the terminal, or what COLUMNS says; where output is piped, 80."""
     return shutil.get_terminal_size((COLUMNS_OF_TABLES, 24)).columns
 
 
 def text_width() -> int:
-    """Of a text, which longer lines make hard to read."""
+    """Return the width of a text, which longer lines make hard to read."""
     return min(width(), _PROSE)
 
 
 def scalar_text(value: object) -> str:
-    """A value as a job file writes it."""
+    """Write a value as a job file has it."""
     from raybench.report.formatting import printable
 
     if isinstance(value, bool):
@@ -66,12 +93,12 @@ def scalar_text(value: object) -> str:
 
 
 def json_text(value: object) -> str:
-    """An object as JSON, with a line for each of its values."""
+    """Write an object as JSON, with a line for each of its values."""
     return json.dumps(value, indent=2) + "\n"
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text, as wide as the terminal at most, plain where it is piped."""
+    """Lay out columns of text, as wide as the terminal at most, plain where it is piped."""
     from raybench.report.text.console import SETTING_CHARS, Column, grid, render
 
     whole = ("parameter", "point_id")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,9 @@ from raybench.cli.output import json_text, scalar_text, table_text, text_width, 
 from raybench.report.formatting import printable
 
 if TYPE_CHECKING:
-    from raybench.cluster.ranks import Isolation
     from raybench.job.model import Job
     from raybench.job.plan import Plan
-    from raybench.job.sections import BatchSearch
+    from raybench.job.sections import BatchSearch, Isolation
 
 SCHEMA_VERSION = 1  # of the JSON object that `plan` prints
 # Of speed-ups after WORTHWHILE rounds, by what is documented of starts: docs/method.md.
@@ -31,22 +30,24 @@ _MOST_DEVICES = 100_000
 def load_plan(
     path: Path, overrides: Sequence[str] = (), expression: str | None = None
 ) -> tuple[Job, Plan]:
-    """The job at `path` and those of its points that `expression` keeps.
+    """Load the job at `path`, with those of its points that `expression` keeps.
 
     Raises JobError and UsageError.
     """
-    from dataclasses import replace
-
     from raybench.job.model import load_job
     from raybench.job.plan import make_plan
 
     job = load_job(path, overrides)
-    plan = make_plan(job)
-    if expression is not None:
-        from raybench.job.filter import select_points
+    return job, select(make_plan(job), expression)
 
-        plan = replace(plan, points=select_points(plan.points, expression))
-    return job, plan
+
+def select(plan: Plan, expression: str | None, option: str = "--filter") -> Plan:
+    """Keep the points for which `expression` is true, or all. Raises UsageError."""
+    if expression is None:
+        return plan
+    from raybench.job.filter import select_points
+
+    return replace(plan, points=select_points(plan.points, expression, option))
 
 
 def print_plan(

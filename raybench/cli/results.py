@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from raybench.cli.completion import complete_point, complete_run
-from raybench.cli.github import append_to_summary
 from raybench.cli.options import format_asked, json_format_option, results_option
-from raybench.cli.output import color, width, write_file, write_result
+from raybench.cli.output import append_to_github_summary, color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
 from raybench.report import formatting
 
@@ -83,7 +82,7 @@ def report_command(
     else:
         text = _format(summary, kind, colored=output is None and color())
     if github:
-        append_to_summary(text)
+        append_to_github_summary(text)
     if output is not None:
         write_file(output, text.encode())
     elif not github:
@@ -180,7 +179,7 @@ def list_command(
 
 
 def _list_text(results: Path, runs: Sequence[Run], *, is_long: bool) -> str:
-    from raybench.cli.stderr import make_console
+    from raybench.cli.listener import make_console
     from raybench.report.text.runs import format_runs, format_runs_long
 
     machines = {run.run_id: _machine(results, run) for run in runs}

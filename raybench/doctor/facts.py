@@ -64,6 +64,21 @@ class Facts:
         return nodes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What doctor answers. cluster: which one, in words. environment: of this process."""
+
+    cluster: str
+    facts: Facts
+    checks: tuple[Check, ...]
+    environment: Mapping[str, str]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a check failed."""
+        return any(check.verdict is Verdict.FAIL for check in self.checks)
+
+
 def label(device: Device) -> str:
     """A device in a few words."""
     number = f"cuda:{device.index}" if device.kind == "cuda" else f"process {device.process_id}"

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from raybench.doctor.facts import Check, Facts, Verdict
+from raybench.doctor.facts import Check, Diagnosis, Verdict
 from raybench.report import formatting
 from raybench.report.text.console import WIDTH, render
 
 SCHEMA_VERSION = 1  # of the JSON object
 _STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """All of it. cluster: which one, in words. environment: of this process."""
-
-    cluster: str
-    facts: Facts
-    checks: tuple[Check, ...]
-    environment: Mapping[str, str]
-
-    @property
-    def failed(self) -> bool:
-        """Whether a check failed."""
-        return any(check.verdict is Verdict.FAIL for check in self.checks)
 
 
 def format_text(diagnosis: Diagnosis, *, width: int = WIDTH, color: bool = False) -> str:

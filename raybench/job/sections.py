@@ -248,13 +248,16 @@ MeasureOrQuick = Annotated[
 ]
 
 
+Isolation = Literal["cluster", "node", "device"]
+
+
 class Placement(Section):
     """Which devices work on a point."""
 
     strategy: Literal["pack", "spread"] = Field(
         default="pack", description="pack: as few nodes as possible. spread: as many as possible."
     )
-    isolation: Literal["cluster", "node", "device"] = Field(
+    isolation: Isolation = Field(
         default="cluster",
         description="What a point shares with no other at the same time. cluster: one point at a "
         "time. node: one per node. device: any points on disjoint devices.",

@@ -11,7 +11,7 @@ import pytest
 SAYS = f"""\
 exec {sys.executable} -c '
 import os, sys
-from raybench.cli.stderr import make_console, say
+from raybench.cli.listener import make_console, say
 from raybench.cli.streams import keep_stderr_usable
 keep_stderr_usable()
 kept = open("kept", "w")

@@ -9,7 +9,7 @@ import pytest
 from builders import make_device
 
 from raybench.doctor import gpu_checks, variables, worker_checks
-from raybench.doctor.checks import examine
+from raybench.doctor.diagnosis import examine
 from raybench.doctor.facts import Check, Facts, Verdict
 from raybench.records import Device
 

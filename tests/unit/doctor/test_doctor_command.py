@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,9 +14,9 @@ from fakes import make_cluster, make_device
 from rich.console import Console
 
 from raybench.cli import raybench as command_line
-from raybench.cli.doctor import diagnose
-from raybench.doctor import text
-from raybench.doctor.facts import Check, Facts, Verdict
+from raybench.cli.listener import say, show_phase
+from raybench.doctor import diagnosis, text
+from raybench.doctor.facts import Check, Diagnosis, Facts, Verdict
 from raybench.errors import ClusterError, UsageError
 from raybench.job.point import Point
 from raybench.records import Answer, Device, Failure, Measurement, Repetition, Samples, Status
@@ -48,12 +50,16 @@ def four() -> list[Device]:
     return [make_device(index=index) for index in range(4)]
 
 
-def found(diagnosis: text.Diagnosis, name: str) -> Check:
+def diagnose(cluster: Any, console: Console) -> Diagnosis:
+    return diagnosis.diagnose(cluster, 0, partial(show_phase, console), partial(say, console))
+
+
+def found(diagnosis: Diagnosis, name: str) -> Check:
     return next(check for check in diagnosis.checks if check.name == name)
 
 
 def test_the_first_collective_and_the_bandwidth_are_told() -> None:
-    diagnosis = diagnose(make_cluster(four(), answers), 0, console())
+    diagnosis = diagnose(make_cluster(four(), answers), console())
     first, bandwidth = found(diagnosis, "first collective"), found(diagnosis, "all_reduce")
     assert first.details["first_collective_s"] == pytest.approx(1.5)
     assert first.verdict is Verdict.OK
@@ -64,7 +70,7 @@ def test_the_first_collective_and_the_bandwidth_are_told() -> None:
 
 def test_a_slow_first_collective_is_a_warning() -> None:
     cluster = make_cluster(four(), lambda point, rank: measured(point, rank, first_ms=12_000))
-    check = found(diagnose(cluster, 0, console()), "first collective")
+    check = found(diagnose(cluster, console()), "first collective")
     assert check.verdict is Verdict.WARN
     assert "NCCL_SOCKET_IFNAME" in check.advice
 
@@ -79,13 +85,13 @@ def test_a_failed_collective_fails_with_the_message_of_the_rank_that_caused_it()
             rank=rank, status=Status.LOST, error_type="PeerFailed", message="rank 2 failed"
         )
 
-    diagnosis = diagnose(make_cluster(four(), script), 0, console())
+    diagnosis = diagnose(make_cluster(four(), script), console())
     assert found(diagnosis, "collective").found == "rank 2: WrongResultError: off by one"
     assert diagnosis.failed
 
 
 def test_one_device_has_nobody_to_talk_to() -> None:
-    diagnosis = diagnose(make_cluster([make_device()], answers), 0, console())
+    diagnosis = diagnose(make_cluster([make_device()], answers), console())
     assert found(diagnosis, "collective").verdict is Verdict.OK
 
 
@@ -106,7 +112,7 @@ class Refusing:
 
 def test_workers_that_share_a_device_are_examined_and_not_run() -> None:
     shared = [make_device(index=index, uuid="GPU-a") for index in range(2)]
-    diagnosis = diagnose(Refusing(shared, "several workers have GPU-a"), 0, console())
+    diagnosis = diagnose(Refusing(shared, "several workers have GPU-a"), console())
     assert found(diagnosis, "identity").verdict is Verdict.FAIL
     assert found(diagnosis, "other sweeps").verdict is Verdict.WARN
     assert "run first-1 of bob" in found(diagnosis, "other sweeps").found
@@ -116,12 +122,12 @@ def test_workers_that_share_a_device_are_examined_and_not_run() -> None:
 
 def test_workers_that_do_not_come_are_an_error_of_the_cluster() -> None:
     with pytest.raises(ClusterError, match="no room"):
-        diagnose(Refusing([], "no room"), 0, console())
+        diagnose(Refusing([], "no room"), console())
 
 
 def test_progress_is_a_line_for_each_phase_where_there_is_no_terminal() -> None:
     told = console()
-    diagnose(make_cluster(four(), answers), 0, told)
+    diagnose(make_cluster(four(), answers), told)
     assert isinstance(told.file, io.StringIO)
     assert told.file.getvalue().splitlines() == [
         "starting 4 workers",
@@ -129,9 +135,9 @@ def test_progress_is_a_line_for_each_phase_where_there_is_no_terminal() -> None:
     ]
 
 
-def diagnosis_of(*checks: Check) -> text.Diagnosis:
+def diagnosis_of(*checks: Check) -> Diagnosis:
     facts = Facts(devices=(make_device(),), versions={"torch": "2.11.0"})
-    return text.Diagnosis(cluster="a cluster", facts=facts, checks=checks, environment={"A": "b"})
+    return Diagnosis(cluster="a cluster", facts=facts, checks=checks, environment={"A": "b"})
 
 
 BAD = Check(name="NCCL_P2P_DISABLE", verdict=Verdict.FAIL, found="1: " + "slow " * 40, advice="no")

@@ -411,7 +411,7 @@ def test_a_reader_of_the_progress_that_has_left_does_not_end_the_sweep() -> None
     reader, writer = os.pipe()
     os.close(reader)
     script = (
-        "from raybench.cli.stderr import make_console, say\n"
+        "from raybench.cli.listener import make_console, say\n"
         "from raybench.cli.streams import keep_stderr_usable\n"
         "keep_stderr_usable()\n"
         "console = make_console()\n"

@@ -1,0 +1,130 @@
+"""All checks in the order in which they are printed, first those that need no work of devices."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Literal
+
+from raybench.doctor import collective, gpu_checks, parity, variables, worker_checks
+from raybench.doctor.facts import Check, Diagnosis, Facts, Verdict, count_noun
+from raybench.environment import package_versions, usable_cores, variables_that_matter
+from raybench.errors import ClusterError
+
+if TYPE_CHECKING:
+    from raybench.cluster import Cluster
+
+# Show what is going on, as long as the block lasts.
+Phase = Callable[[str], AbstractContextManager[object]]
+_Rule = Callable[[Facts], Check]
+
+_ALL: tuple[_Rule, ...] = (
+    worker_checks.devices,
+    worker_checks.identity,
+    worker_checks.versions,
+    worker_checks.other_sweeps,
+    worker_checks.niceness,
+    worker_checks.threads,
+    worker_checks.disk,
+    worker_checks.shared_memory,
+)
+_GPU: tuple[_Rule, ...] = (
+    gpu_checks.clocks,
+    gpu_checks.throttling,
+    gpu_checks.power,
+    gpu_checks.temperature,
+    gpu_checks.ecc,
+    gpu_checks.mig,
+    gpu_checks.persistence,
+    gpu_checks.pcie,
+    gpu_checks.nvlink,
+    gpu_checks.other_processes,
+)
+
+
+def open_cluster(
+    address: str, device: Literal["auto", "cuda", "cpu"], end: Callable[[str], None]
+) -> Cluster:
+    """Connect to a cluster beside the sweeps that use it. Raises ClusterError."""
+    from raybench.cluster.claims import Terms
+    from raybench.cluster.device_locks import this_process
+    from raybench.cluster.ray_cluster.cluster import RayCluster
+    from raybench.cluster.ray_cluster.connection import connect
+
+    # A private Ray on CPUs gets a worker for each core.
+    connection = connect(address, device, usable_cores(), end=end)
+    terms = Terms(holder=this_process("raybench doctor"), shared=True)
+    return RayCluster(connection, end=end, terms=terms)
+
+
+def diagnose(cluster: Cluster, starts: int, phase: Phase, tell: Callable[[str], None]) -> Diagnosis:
+    """Start all workers and run all checks; parity with `starts` starts, not at all for 0.
+
+    tell: takes lines about the progress of parity. Raises ClusterError when no worker comes.
+    """
+    refusal = _start(cluster, phase)
+    facts = Facts(
+        devices=cluster.devices,
+        versions=package_versions(),
+        refusal=refusal,
+        others=cluster.others,
+    )
+    checks = [*examine(facts), *_try_devices(cluster, facts, phase)]
+    if starts and not refusal:
+        checks += _compare_starts(cluster, facts, starts, phase, tell)
+    return Diagnosis(
+        cluster=cluster.description,
+        facts=facts,
+        checks=tuple(checks),
+        environment=variables_that_matter(),
+    )
+
+
+def examine(facts: Facts) -> list[Check]:
+    """Make the checks of at least one device; those of GPUs where there are any."""
+    rules = (*_ALL, *(_GPU if facts.is_cuda else ()))
+    return [
+        *(rule(facts) for rule in rules),
+        variables.variables(facts),
+        variables.differences(facts),
+        *variables.traps(facts),
+    ]
+
+
+def _start(cluster: Cluster, phase: Phase) -> str:
+    """Start the workers; why raybench refuses their devices, empty where it does not."""
+    with phase(f"starting {count_noun(cluster.capacity, 'worker')}"):
+        try:
+            cluster.start(cluster.capacity, "pack")
+        except ClusterError as error:
+            if not cluster.devices:
+                raise
+            return str(error)
+    return ""
+
+
+def _try_devices(cluster: Cluster, facts: Facts, phase: Phase) -> list[Check]:
+    """Make the checks for which the devices do something."""
+    if skipped := collective.not_run(facts):
+        return [skipped]
+    count = len(facts.devices)
+    with phase(f"all_reduce over {count} devices"):
+        task = collective.all_reduce(facts.devices[0].kind, count)
+        return collective.judge(cluster.run(task, range(count)))
+
+
+def _compare_starts(
+    cluster: Cluster, facts: Facts, starts: int, phase: Phase, tell: Callable[[str], None]
+) -> list[Check]:
+    worker_ids = parity.local_worker_ids(facts.devices, socket.gethostname())
+    if not worker_ids:
+        found = f"not run: no worker on this host ({socket.gethostname()})"
+        advice = "run doctor on a node that has devices"
+        return [Check(name="parity", verdict=Verdict.WARN, found=found, advice=advice)]
+    checks = []
+    for step in parity.steps(facts.is_cuda):
+        with phase(f"{step.name}: {starts} starts of torchrun and of raybench"):
+            compared = parity.compare(cluster, worker_ids, step, starts, tell)
+        checks.append(parity.judge(compared, is_cuda=facts.is_cuda))
+    return checks
