@@ -28,12 +28,12 @@ def package_versions() -> dict[str, str]:
 
 
 def variables_that_matter() -> dict[str, str]:
-    """The environment variables that are known to change what is measured."""
+    """Read the environment variables that are known to change what is measured."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)}
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit checked out in `folder`, with "+changes" when files differ; None outside git."""
+    """Find the commit of `folder`, with "+changes" when files differ; None outside git."""
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         changes = _git(folder, "status", "--porcelain", "--untracked-files=no")

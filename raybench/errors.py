@@ -5,7 +5,7 @@ RaybenchError
 │   ├── JobError        2   the job file: one line per problem, all of them at once
 │   └── ResultsError    2   a run that is not there, a folder that cannot be read or written
 └── ClusterError        3   no cluster at that address, it refuses us, or no point fits it
-    └── DevicesInUse    3   another sweep has the devices
+    └── DevicesInUseError    3   another sweep has the devices
 
 Anything else that escapes is a bug of raybench and exits with 4.
 Every class takes one string, so that an instance survives pickling between processes.
@@ -45,5 +45,5 @@ class ResultsWarning(UserWarning):
     """Part of the results is left out: a damaged run, columns of a later version."""
 
 
-class DevicesInUse(ClusterError):
+class DevicesInUseError(ClusterError):
     """Another sweep has one of the devices: nothing is started, and nothing is kept."""

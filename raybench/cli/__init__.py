@@ -58,7 +58,7 @@ class _LateGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """click tells the nearest option, but not the nearest command."""
+        """Name the nearest command: click tells the nearest option only."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from raybench.job.problems import say_unknown
 
@@ -78,7 +78,7 @@ def raybench() -> None:
 
 
 def _tell(error: click.ClickException) -> None:
-    """A mistake in the command in one line; without click's usage, which hides it."""
+    """Print a mistake in the command in one line, without click's usage, which hides it."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
         return
@@ -91,7 +91,7 @@ def _tell(error: click.ClickException) -> None:
 
 
 def _complain(text: str) -> None:
-    """Each line on stderr. What it holds of a job or a path does not control the terminal."""
+    """Print each line on stderr. What it holds of a job or a path does not control the terminal."""
     from raybench.report.formatting import printable
     from raybench.sweep.commands import program
 

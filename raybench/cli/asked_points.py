@@ -123,7 +123,7 @@ def _run_before(root: Path, run_id: str, job_name: str) -> str:
 
 
 def _unclear(root: Path, base: str, run_id: str) -> set[str]:
-    """The ids of the points that are unclear between two runs."""
+    """Find the ids of the points that are unclear between two runs."""
     from raybench.analysis.history import THRESHOLD
     from raybench.cli.compare import load_comparison
 

@@ -28,7 +28,7 @@ _IS_REGRESSION, _IS_UNCLEAR = 1, 5  # exit codes
 
 
 def share(_: click.Context, option: click.Parameter, text: str) -> float:
-    """The value of an option such as 5% or 0.05, as a share."""
+    """Read the value of an option such as 5% or 0.05, as a share."""
     if _NUMBER.fullmatch(text.strip()):
         value = float(text.rstrip("% ")) / (100 if "%" in text else 1)
         if value < _MOST:
@@ -72,7 +72,7 @@ def compare_command(
     kind: str | None,
     as_json: bool,
 ) -> int:
-    """What changed from the run BASE to the run NEW, and whether that is more than chance.
+    """Tell what changed from the run BASE to the run NEW, and whether that is more than chance.
 
     BASE and NEW are as RUN of `raybench report`; or a tag as in driver=580, the newest run that has
     it; or several runs with commas between them, of which the newest is BASE or NEW. The others
@@ -86,7 +86,7 @@ def compare_command(
 
 
 def _gate(comparison: Comparison, fail_on: str) -> int:
-    """The exit code. Raises ResultsError where there is nothing to judge."""
+    """Return the exit code. Raises ResultsError where there is nothing to judge."""
     if not comparison.compared and not comparison.broken:
         raise ResultsError(f"--fail-on {fail_on}: no point was measured in both runs")
     if comparison.obstacles:
@@ -124,7 +124,7 @@ def load_comparison(results: Path, base: str, new: str, threshold: float) -> Com
 
 
 def _runs_left_out(side: Side) -> Iterator[LeftOut]:
-    """The runs that were named with `side`'s and differ from it by more than their start."""
+    """List the runs that were named with `side`'s and differ from it by more than their start."""
     from raybench.analysis.environment_changes import lasting_changes
     from raybench.report.comparison import LeftOut
 

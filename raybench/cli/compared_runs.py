@@ -35,12 +35,14 @@ class Found:
 
     @cached_property
     def run(self) -> Run:
+        """Its row. Raises ResultsError."""
         from raybench.results import reader
 
         return reader.read_run(self.root, self.run_id)
 
     @cached_property
     def facts(self) -> dict[str, str]:
+        """What may change a measurement: versions, variables, devices."""
         from raybench.analysis.environment_changes import facts
         from raybench.results import reader
 
@@ -48,12 +50,13 @@ class Found:
 
     @property
     def node(self) -> str:
+        """Names the devices that it ran on."""
         from raybench.analysis.environment_changes import node
 
         return node(self.facts)
 
     def has_tag(self, name: str, value: str) -> bool:
-        """A run that cannot be read has none: it hides itself alone."""
+        """Look at its tags; a run that cannot be read has none and hides itself alone."""
         try:
             return self.run.tags.get(name) == value
         except ResultsError:
@@ -80,7 +83,7 @@ class Side:
 
 
 def find_side(results: Path, text: str) -> Side:
-    """The run that `text` means and its repeats.
+    """Find the run that `text` means and its repeats.
 
     text: as RUN of `report`; several of these with commas, of which the newest is BASE or NEW and
     the others are repeats; or NAME=VALUE, the newest run with that tag and the others that have it.
@@ -124,7 +127,7 @@ def _runs_with_tag(results: Path, text: str) -> Side:
 
 
 def _tags(results: Path) -> str:
-    """What tags there are."""
+    """Say what tags there are."""
     from raybench.results import reader
 
     tags = reader.read_table(results, "runs", None, ("tags",)).to_pylist(maps_as_pydicts="strict")
@@ -135,7 +138,7 @@ def _tags(results: Path) -> str:
 
 
 def alike(one: Side, other: Side) -> list[Found]:
-    """The runs near to either in time that are like `one` and that nobody named."""
+    """List the runs near to either in time that are like `one` and that nobody named."""
     named = (*(one.named or ()), *(other.named or ()), *one.left_out, *other.left_out)
     taken = {found.run_id for found in (one.own, other.own, *named)}
     roots = {side.own.root.resolve(): side.own.root for side in (one, other)}
@@ -150,7 +153,7 @@ def alike(one: Side, other: Side) -> list[Found]:
 
 
 def _near(root: Path, run_id: str) -> Iterator[Found]:
-    """The runs of a folder, those nearest in time first; newest first where it has not this one."""
+    """List the runs of a folder, nearest in time first; newest first where it has not this one."""
     from raybench.results.run_names import run_ids
 
     ids = run_ids(root)

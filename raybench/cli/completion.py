@@ -17,8 +17,10 @@ _LATEST = "latest"  # as raybench.results.writer has it, which is slow to import
 def complete_run(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Ids of the runs in the results, the newest first, then those of folders of results inside;
-    paths where a path was begun."""
+    """List ids of the runs in the results, the newest first, then of folders of results inside.
+
+    Paths where a path was begun.
+    """
     inside = [f"{folder}/{name}" for folder in _inside(ctx) for name in _runs(ctx, folder)]
     names = [name for name in (_LATEST, *_runs(ctx), *inside) if name.startswith(incomplete)]
     if os.sep in incomplete and not names:
@@ -29,7 +31,7 @@ def complete_run(
 def complete_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Ids of the points of the run that was given, in the order of the plan."""
+    """List ids of the points of the run that was given, in the order of the plan."""
     folder, _, given = str(ctx.params.get("run") or "").rpartition(os.sep)
     if folder not in ("", *_inside(ctx)):
         return []
@@ -46,7 +48,7 @@ def complete_point(
 def complete_any_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Ids of the points of all runs in the results, those of the newest run first."""
+    """List ids of the points of all runs in the results, those of the newest run first."""
     points = _results(ctx) / "points"
     ids = dict.fromkeys(
         part.stem.split("-")[1]
@@ -59,14 +61,14 @@ def complete_any_point(
 def complete_workload(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Names of the built-in workloads; one of the user's own cannot be told without importing."""
+    """List the built-in workloads; the user's own cannot be told without importing."""
     from raybench.job.registry import BUILTIN
 
     return [CompletionItem(name) for name in BUILTIN if name.startswith(incomplete)]
 
 
 def _runs(ctx: click.Context, inside: str = "") -> list[str]:
-    """Ids of the runs in the results, or in a results folder inside them, the newest first."""
+    """List ids of the runs in the results, or in a results folder inside them, the newest first."""
     found = [
         (entry.stat().st_mtime, entry.name) for entry in _folders(_results(ctx) / inside / "runs")
     ]
@@ -74,7 +76,7 @@ def _runs(ctx: click.Context, inside: str = "") -> list[str]:
 
 
 def _inside(ctx: click.Context) -> list[str]:
-    """The results folders inside the results, such as `examples`."""
+    """List the results folders inside the results, such as `examples`."""
     folders = _folders(_results(ctx))
     return sorted(entry.name for entry in folders if Path(entry.path, "runs").is_dir())
 
@@ -87,6 +89,6 @@ def _folders(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _results(ctx: click.Context) -> Path:
-    """The folder that was given, or the default: `sweep` calls it its output."""
+    """Return the folder that was given, or the default: `sweep` calls it its output."""
     name = "results" if "results" in ctx.params else "output"
     return Path(ctx.params.get(name) or "results")

@@ -45,7 +45,7 @@ def export_command(
     output: Path | None,
     tracker: str | None,
 ) -> None:
-    """The latest attempt at each point of RUN, with speed-up and efficiency, for other programs.
+    """Give other programs the latest attempt at each point of RUN, with speed-up and efficiency.
 
     RUN is as for `raybench report`.
 

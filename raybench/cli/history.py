@@ -70,7 +70,7 @@ def history_command(
 
 
 def _points(results: Path, prefix: str | None, expression: str | None) -> pd.DataFrame:
-    """The rows of `points` that are asked for."""
+    """Read the rows of `points` that are asked for."""
     from raybench.analysis.history import POINT_COLUMNS
     from raybench.results import reader
 
@@ -86,7 +86,7 @@ def _points(results: Path, prefix: str | None, expression: str | None) -> pd.Dat
 
 
 def _filter(points: pd.DataFrame, expression: str) -> pd.DataFrame:
-    """The points for which the expression is true; those that lack one of its names are not.
+    """Keep the points for which the expression is true; those that lack one of its names are not.
 
     Raises UsageError when that leaves none.
     """
@@ -111,7 +111,7 @@ def _filter(points: pd.DataFrame, expression: str) -> pd.DataFrame:
 
 
 def _point(row: Mapping[Any, Any]) -> Point:
-    """The point of a row of `points`."""
+    """Make the point of a row of `points`."""
     from raybench.job.point import EXECUTION, RUN_SETTINGS, Point
 
     return Point(
@@ -130,7 +130,7 @@ def _whole(value: float | None) -> int | None:
 
 
 def _scalar(text: str) -> Scalar:
-    """A setting, of which the tables hold the text."""
+    """Read a setting, of which the tables hold the text."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):

@@ -28,7 +28,7 @@ json_format_option = click.option(
 
 
 def format_asked(kind: str | None, as_json: bool) -> str | None:
-    """The format that --format or --json asks for."""
+    """Return the format that --format or --json asks for."""
     if as_json and kind not in (None, "json"):
         raise UsageError(f"--json: means --format json, got --format {kind}")
     return "json" if as_json else kind

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 def format_page(root: Path, summary: Summary, against: Summary | None = None) -> str:
-    """The page of the run that `summary` reports, which is in the results folder `root`, laid over
-    another run where there is one.
+    """Format the page of the run that `summary` reports, which is in the results folder `root`.
+
+    against: the run that it is laid over.
     """
     from raybench.report.charts.main_figure import rows_of
     from raybench.report.html import page
@@ -39,7 +40,7 @@ def format_page(root: Path, summary: Summary, against: Summary | None = None) ->
 def _steps(
     root: Path, run_id: str, spread: Sequence[Row], by_rank: Sequence[Row]
 ) -> list[PointSteps]:
-    """The samples of these points, one after the other: all of a run may not fit into memory."""
+    """Read the samples of these points one after the other: a run's may not fit into memory."""
     from raybench.analysis.step_times import SAMPLE_COLUMNS, rank_by_iteration, step_times
     from raybench.report.html.steps import PointSteps, columns_of_a_map
     from raybench.results import reader

@@ -53,7 +53,10 @@ def select(plan: Plan, expression: str | None, option: str = "--filter") -> Plan
 def print_plan(
     job: Job, plan: Plan, as_json: bool, devices: int | None = None, nodes: int = 1
 ) -> None:
-    """The plan on stdout, its warnings on stderr. devices, nodes: for the estimate of the time."""
+    """Print the plan on stdout and its warnings on stderr.
+
+    devices, nodes: for the estimate of the time.
+    """
     for warning in plan.warnings:
         click.echo(printable(f"{warning} (warning)"), err=True)
     makespans = _makespans(job, plan, devices, nodes)
@@ -140,7 +143,7 @@ def _makespans(job: Job, plan: Plan, devices: int | None, nodes: int) -> _Makesp
 
 
 def plan_as_json(job: Job, plan: Plan, makespans: _Makespans | None) -> dict[str, Any]:
-    """The plan as `raybench plan --json` prints it."""
+    """Give the plan as `raybench plan --json` prints it."""
     return {
         "schema_version": SCHEMA_VERSION,
         "job": job.name,
@@ -157,7 +160,7 @@ def plan_as_json(job: Job, plan: Plan, makespans: _Makespans | None) -> dict[str
 
 
 def time_at_most_s(job: Job, plan: Plan) -> float | None:
-    """The budget of all iterations in seconds; building workloads and groups is not in it.
+    """Compute the budget of all iterations in seconds; building workloads and groups is not in it.
 
     None where batch sizes are searched: nobody knows how many points that takes.
     """
@@ -167,7 +170,7 @@ def time_at_most_s(job: Job, plan: Plan) -> float | None:
 
 
 def time_at_least_s(job: Job, plan: Plan) -> float | None:
-    """What the iterations take where the first look finds steps steady and known."""
+    """Compute what the iterations take where the first look finds steps steady and known."""
     measure = job.measure
     if plan.batch_search:
         return None
@@ -175,7 +178,7 @@ def time_at_least_s(job: Job, plan: Plan) -> float | None:
 
 
 def _more_rounds_s(job: Job, plan: Plan) -> float:
-    """What WORTHWHILE would take beside what the job takes; 0 where it has as many."""
+    """Compute what WORTHWHILE would take beside what the job takes; 0 where it has as many."""
     from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
     measure = job.measure
@@ -194,7 +197,7 @@ def _point_at_most_s(job: Job) -> float:
 
 
 def plan_as_text(job: Job, plan: Plan, makespans: _Makespans | None) -> str:
-    """The plan as a table of what varies, below what does not, above what it needs."""
+    """Show the plan as a table of what varies, below what does not, above what it needs."""
     from raybench.job.plan import varying_settings
 
     varying = varying_settings(plan.points)
@@ -270,7 +273,7 @@ def _needs(job: Job, plan: Plan) -> str:
 
 
 def _rounds_would(job: Job, plan: Plan) -> list[str]:
-    """What more rounds would cost and give, in a line."""
+    """Say what more rounds would cost and give, in a line."""
     from raybench.sweep.rounds import WORTHWHILE
 
     if not (more_s := _more_rounds_s(job, plan)):

@@ -40,7 +40,7 @@ _RATES = {
 
 
 def make_progress(plan: Plan, console: Console, trials: int | None = None) -> Progress:
-    """The kind of progress that suits the stream.
+    """Make the kind of progress that suits the stream.
 
     plan: the points that this sweep is to run. trials: how often it is to run one, over all rounds;
     each once where that is not given.
@@ -64,6 +64,7 @@ class LineProgress:
         return None
 
     def show(self, event: Event) -> None:
+        """Print the line of an event that has one."""
         line = _line_of(event, self._count, self._wording)
         if line is not None:
             left = self._count.left() if isinstance(event, PointFinished) else ""
@@ -97,6 +98,7 @@ class LiveProgress:
         self._console.print()
 
     def show(self, event: Event) -> None:
+        """Print the line of an event that has one; draw what runs now."""
         if isinstance(event, PointStarted):
             self._running = {**self._running, event.index: (event, time.monotonic())}
         elif not isinstance(event, RoundStarted):
@@ -121,7 +123,7 @@ class LiveProgress:
 
 
 def _line_of(event: Event, count: _Count, wording_of: _Wording) -> str | None:
-    """The line that stays of an event, if there is one; counts it."""
+    """Count an event; the line that stays of it, if there is one."""
     if isinstance(event, PointAdded):
         count.total += 1
         return None
@@ -205,7 +207,7 @@ def _reason(record: Record) -> str:
 
 
 def _outcome(record: Record) -> str:
-    """The step time as the report will have it, and what it comes to."""
+    """Show the step time as the report will have it, and what it comes to."""
     step_ms = summary.step_time_ns(record.measurements) / 1e6
     reached = rates(record, summary.mean_step_ns(record.measurements) / 1e6)
     told = ((formatting.number(reached[name]), unit) for name, unit in _RATES.items())

@@ -98,7 +98,7 @@ def print_report(results: Path, run_id: str, kind: str) -> None:
 
 
 def load_summary(results: Path, run: str) -> Summary:
-    """The report of the run that `run` means. Raises ResultsError when there is none."""
+    """Format the report of the run that `run` means. Raises ResultsError when there is none."""
     from raybench.analysis.start_history import known_starts
     from raybench.report.summary import summarize
     from raybench.results import reader
@@ -191,7 +191,7 @@ def _list_text(results: Path, runs: Sequence[Run], *, is_long: bool) -> str:
 
 
 def _machine(results: Path, run: Run) -> str:
-    """What a run was measured on; read without pandas."""
+    """Tell what a run was measured on, read without pandas."""
     from raybench.results import reader
 
     try:
@@ -203,7 +203,7 @@ def _machine(results: Path, run: Run) -> str:
 
 
 def _lead(results: Path, run_id: str) -> str:
-    """What a run found; why that cannot be told where its tables are damaged."""
+    """Tell what a run found, or why that cannot be told where its tables are damaged."""
     try:
         return load_summary(results, run_id).lead
     except ResultsError as error:
@@ -217,7 +217,7 @@ def _lead(results: Path, run_id: str) -> str:
 @click.option("--logs", "as_logs", is_flag=True, help="Print what the ranks wrote instead.")
 @_json_option
 def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_json: bool) -> None:
-    """The points of RUN, or everything about one POINT (its id or a unique prefix).
+    """Show the points of RUN, or everything about one POINT (its id or a unique prefix).
 
     RUN is as for `raybench report`.
     """
@@ -232,7 +232,7 @@ def show_command(run: str, point: str | None, results: Path, as_logs: bool, as_j
 
 
 def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
-    """What ranks wrote. Raises ResultsError where they wrote nothing."""
+    """Print what ranks wrote. Raises ResultsError where they wrote nothing."""
     from raybench.report.text.logs import format_logs
     from raybench.results import reader
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from raybench.cluster.bystanders import lock_name
 from raybench.cluster.device_locks import CPU, Claim, DeviceLocks, Holder
-from raybench.errors import DevicesInUse
+from raybench.errors import DevicesInUseError
 from raybench.records import Device
 
 _POLL_S = 1.0
@@ -34,7 +34,7 @@ class Terms:
 def processors_held(terms: Terms, tell: Callable[[str], None]) -> Iterator[None]:
     """Hold the processors of this host: before Ray starts there, which would disturb others.
 
-    tell: gets a line for the user. Raises DevicesInUse.
+    tell: gets a line for the user. Raises DevicesInUseError.
     """
     locks = DeviceLocks()
     where = {CPU: "the processors of this host"}
@@ -80,7 +80,7 @@ class Claims:
     def hold(self, devices: Sequence[Device]) -> None:
         """Hold the devices until the sweep ends.
 
-        Raises DevicesInUse where others have one of them for longer than is waited for.
+        Raises DevicesInUseError where others have one of them for longer than is waited for.
         """
         if (terms := self._terms) is not None:
             others = _Waiting(terms, self._tell).until_none(lambda: self._others_of(devices, terms))
@@ -125,13 +125,13 @@ class _Waiting:
     def until_none(
         self, others_now: Callable[[], Mapping[str, tuple[Holder, ...]]]
     ) -> Mapping[str, tuple[Holder, ...]]:
-        """Who is there all the same, where that is allowed. Raises DevicesInUse."""
+        """Who is there all the same, where that is allowed. Raises DevicesInUseError."""
         begun_s, said = time.monotonic(), ""
         while (others := others_now()) and not self._terms.shared:
             is_ending = all(one.has_ended for held_by in others.values() for one in held_by)
             patience_s = max(self._terms.wait_s, _ENDING_S if is_ending else 0.0)
             if time.monotonic() >= begun_s + patience_s:
-                raise DevicesInUse(f"{_in_use(others)}; {_ways_out(others)}")
+                raise DevicesInUseError(f"{_in_use(others)}; {_ways_out(others)}")
             if said != _in_use(others):
                 said = _in_use(others)
                 self._tell(f"waiting: {said}" + (", and ends" if is_ending else ""))

@@ -77,7 +77,7 @@ def _enter_device(spec: Spec) -> torch.device:
 
 
 def _owner(device: torch.device) -> str:
-    """The device's UUID as NVML writes it; of a CPU nothing."""
+    """Read the device's UUID as NVML writes it; of a CPU nothing."""
     if device.type == "cpu":
         return ""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"

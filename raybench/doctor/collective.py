@@ -26,7 +26,7 @@ _SETTINGS = Measure(
 
 
 def all_reduce(kind: Literal["cuda", "cpu"], world_size: int) -> Task:
-    """What all workers are asked to do."""
+    """Make the task that all workers are asked to do."""
     point = Point(
         workload="collective",
         params={
@@ -55,7 +55,7 @@ def not_run(facts: Facts) -> Check | None:
 
 
 def judge(answers: Sequence[Answer]) -> list[Check]:
-    """What the workers answered."""
+    """Make the checks of what the workers answered."""
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     if failures:
         return [_fail(failures)]

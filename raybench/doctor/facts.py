@@ -80,20 +80,20 @@ class Diagnosis:
 
 
 def label(device: Device) -> str:
-    """A device in a few words."""
+    """Name a device in a few words."""
     number = f"cuda:{device.index}" if device.kind == "cuda" else f"process {device.process_id}"
     return f"{device.host} {number}"
 
 
 def join_names(names: Sequence[str]) -> str:
-    """The first few names, and how many there are besides."""
+    """List the first few names, and how many there are besides."""
     text = ", ".join(names[:_NAMES_SHOWN])
     left = len(names) - _NAMES_SHOWN
     return f"{text} and {left} more" if left > 0 else text
 
 
 def describe(devices: Sequence[Device], tell: Callable[[Device], str | None]) -> str:
-    """What the devices say: once when all agree, else by whom, what most say first.
+    """Write what the devices say: once when all agree, else by whom, what most say first.
 
     tell: None where the fact is unknown.
     """
@@ -108,14 +108,14 @@ def describe(devices: Sequence[Device], tell: Callable[[Device], str | None]) ->
 
 
 def count_noun(count: int, noun: str) -> str:
-    """A count and its noun."""
+    """Write a count and its noun."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def judge(
     name: str, found: str, bad: Sequence[Device], advice: str, verdict: Verdict = Verdict.WARN
 ) -> Check:
-    """A check that holds for all devices but the `bad` ones, for which `advice` is given."""
+    """Make a check that holds for all devices but the `bad` ones, for which `advice` is given."""
     if not bad:
         return Check(name=name, verdict=Verdict.OK, found=found)
     names = [label(device) for device in bad]

@@ -21,7 +21,7 @@ _HARDWARE_REASONS = frozenset({"hw_slowdown", "thermal_hw", "power_brake"})
 
 
 def clocks(facts: Facts) -> Check:
-    """The clock that the device can reach; one below its like has been limited by somebody."""
+    """Check the clock that the device can reach: below its like, somebody has limited it."""
     best = _most(facts.devices, lambda device: device.sm_clock_max_mhz)
     return judge(
         "clocks",
@@ -46,7 +46,7 @@ def throttling(facts: Facts) -> Check:
 
 
 def power(facts: Facts) -> Check:
-    """The power cap against the model's own."""
+    """Check the power cap against the model's own."""
     return judge(
         "power cap",
         describe(facts.devices, _cap),
@@ -110,7 +110,7 @@ def persistence(facts: Facts) -> Check:
 
 
 def pcie(facts: Facts) -> Check:
-    """The link to the host. An idle link lowers its generation, but keeps its width."""
+    """Check the link to the host. An idle link lowers its generation, but keeps its width."""
     return judge(
         "PCIe",
         describe(facts.devices, _link),

@@ -75,17 +75,17 @@ class Parity:
     error: str = ""
 
 
-class SideFailed(Exception):
+class SideError(Exception):
     """One side gave no number; the text says which, and why."""
 
 
 def steps(is_cuda: bool) -> tuple[Step, Step]:
-    """A step that waits for the device, and one that waits for Python."""
+    """Return a step that waits for the device, and one that waits for Python."""
     return (_GPU_BOUND if is_cuda else _CPU_BOUND, _PYTHON_BOUND)
 
 
 def local_worker_ids(devices: Sequence[Device], host: str) -> tuple[int, ...]:
-    """The workers of the node that torchrun reaches from here; of several on `host`, the first."""
+    """Find the workers of the node that torchrun reaches from here, of several the first."""
     here = [device.node_id for device in devices if device.host == host]
     return tuple(
         worker_id for worker_id, device in enumerate(devices) if here and device.node_id == here[0]
@@ -119,7 +119,7 @@ def compare(
                 times_ms[side].append(_by_raybench(cluster, worker_ids, step))
             done = f"{len(times_ms[side])} of {starts}"
             tell(f"{step.name}: {side} {done}: {times_ms[side][-1]:.3f} ms")
-    except SideFailed as error:
+    except SideError as error:
         return Parity(step=step, error=str(error))
     return Parity(
         step=step,
@@ -130,7 +130,7 @@ def compare(
 
 
 def by_torchrun(cluster: Cluster, worker_ids: Sequence[int], step: Step) -> BareAnswer:
-    """One start in the environment that the workers have. Raises SideFailed."""
+    """One start in the environment that the workers have. Raises SideError."""
     devices = [cluster.devices[worker_id] for worker_id in worker_ids]
     bare = BareStep(
         device=devices[0].kind,
@@ -147,15 +147,15 @@ def by_torchrun(cluster: Cluster, worker_ids: Sequence[int], step: Step) -> Bare
     try:
         answer = run_bare(bare, {**rest, **devices[0].environment})
     except TorchrunError as error:
-        raise SideFailed(f"torchrun: {error}") from None
+        raise SideError(f"torchrun: {error}") from None
     uuids = [device.uuid for device in devices if device.kind == "cuda"]
     if uuids and list(answer.devices) != uuids:
-        raise SideFailed("torchrun ran on other devices than raybench")
+        raise SideError("torchrun ran on other devices than raybench")
     return answer
 
 
 def task_of(step: Step, world_size: int) -> Task:
-    """The step as a point of raybench, in fresh processes."""
+    """Time the step as a point of raybench, in fresh processes."""
     point = Point(
         workload="mlp",
         params=step.params,
@@ -173,7 +173,7 @@ def _by_raybench(cluster: Cluster, worker_ids: Sequence[int], step: Step) -> flo
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     if failures:
         cause = min(failures, key=lambda failure: failure.status is Status.LOST)
-        raise SideFailed(f"raybench: rank {cause.rank}: {cause.error_type}: {cause.message}")
+        raise SideError(f"raybench: rank {cause.rank}: {cause.error_type}: {cause.message}")
     measured = [answer for answer in answers if isinstance(answer, Measurement)]
     return summary.step_time_ns(measured) / _NS_PER_MS
 

@@ -73,7 +73,7 @@ def _command(processes: int) -> list[str]:
 
 
 def _execute(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """What was said on stderr. However this ends, no rank stays behind."""
+    """Run it; what was said on stderr. However this ends, no rank stays behind."""
     process = subprocess.Popen(
         command,
         env=dict(environment),
@@ -102,7 +102,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _cause(errors: str) -> str:
-    """The exception of a rank: torchrun prints tracebacks of its own below it."""
+    """Find the exception of a rank: torchrun prints tracebacks of its own below it."""
     lines = [line.split("]:", 1)[-1].strip() for line in errors.splitlines()]
     told = [line for line in lines if "Error: " in line and "ChildFailedError" not in line]
     return next(iter(told), next(reversed([line for line in lines if line]), "no answer"))

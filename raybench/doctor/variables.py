@@ -167,7 +167,7 @@ def traps(facts: Facts) -> list[Check]:
 
 
 def differences(facts: Facts) -> Check:
-    """The variables are the same for all workers."""
+    """Check that the variables are the same for all workers."""
     names = {name for device in facts.devices for name in device.environment} - _OWN
     differing = {
         name: values for name in sorted(names) if len(values := _values(facts.devices, name)) > 1

@@ -62,7 +62,7 @@ def identity(facts: Facts) -> Check:
 
 
 def versions(facts: Facts) -> Check:
-    """The same software on all workers and in this process."""
+    """Check that there is the same software on all workers and in this process."""
     found: list[str] = []
     differing: list[str] = []
     for name in _VERSIONS:
@@ -123,7 +123,7 @@ def niceness(facts: Facts) -> Check:
 
 
 def threads(facts: Facts) -> Check:
-    """The workers' threads have a core each."""
+    """Check that the workers' threads have a core each."""
     crowded: list[Device] = []
     lines = []
     for owned in facts.nodes.values():

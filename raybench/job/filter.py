@@ -39,7 +39,7 @@ _MAX_EVALUATIONS = 10_000_000
 def select_points(
     points: Sequence[Point], expression: str, option: str = "--filter"
 ) -> tuple[Point, ...]:
-    """The points for which `expression`, given with `option`, is true, in their order.
+    """Select the points for which `expression`, given with `option`, is true, in their order.
 
     Its names are the settings of a point. Raises UsageError when it cannot be evaluated, is
     neither true nor false for a point, or keeps no point.
@@ -107,7 +107,7 @@ def _evaluator() -> EvalWithCompoundTypes:
 
 
 def _of_numbers(operate: Callable[[float, float], float]) -> Callable[[float, float], float]:
-    """simpleeval's operators also multiply lists and format texts: gigabytes from a few digits."""
+    """Keep an operator to numbers: simpleeval's make gigabytes of lists and texts."""
 
     def operate_on_numbers(left: float, right: float) -> float:
         if not isinstance(left, int | float) or not isinstance(right, int | float):
@@ -121,7 +121,7 @@ def _of_numbers(operate: Callable[[float, float], float]) -> Callable[[float, fl
 
 
 def _power(base: float, exponent: float) -> float:
-    """simpleeval's lets powers grow until each takes a second."""
+    """Bound a power, of which simpleeval's takes a second where it is large."""
     bits = base.bit_length() if isinstance(base, int) else 1
     if abs(exponent) * bits > _MAX_BITS:
         raise ValueError(f"the power is too large: at most {_MAX_BITS} bits")

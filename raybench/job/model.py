@@ -41,7 +41,7 @@ __all__ = ["Job", "Measure", "Span", "job_schema", "load_job"]
 
 
 def _one(value: object) -> object:
-    """A literal alone would take what equals it: true, and 1.0."""
+    """Refuse what equals 1 and is none, which a literal alone would take: true, and 1.0."""
     if type(value) is not int:
         raise PydanticCustomError("one", "must be 1")
     return value
@@ -186,7 +186,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
 
 
 def job_schema() -> dict[str, Any]:
-    """The JSON Schema of the job file."""
+    """Make the JSON Schema of the job file."""
     schema = Job.model_json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
@@ -218,7 +218,7 @@ def _not_below(known: Sequence[Problem], found: Sequence[Problem]) -> list[Probl
 
 
 def _sound_part(data: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
-    """`data` without the values that have problems; a list or a span goes as a whole."""
+    """Copy `data` without the values that have problems; a list or a span goes as a whole."""
     sound = {"version": 1, "name": "unnamed", **copy.deepcopy(data)}
     for problem in problems:
         keys = itertools.takewhile(lambda key: isinstance(key, str), problem.path)
@@ -250,7 +250,7 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _check_plan(job: Job, problems: Sequence[Problem]) -> list[Problem]:
-    """What is wrong with the points, said beside other problems that leave them as they are.
+    """Check the points, said beside other problems that leave them as they are.
 
     Without any, it is said when the plan is made.
     """

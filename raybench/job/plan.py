@@ -39,7 +39,7 @@ class Plan:
 
 
 def varying_settings(points: Sequence[Point]) -> list[str]:
-    """Names of the told settings that are not the same in all points."""
+    """List the names of the settings given that are not the same in all points."""
     told = [point.settings_as_given for point in points]
     names = dict.fromkeys(name for settings in told for name in settings)
     return [
@@ -73,7 +73,7 @@ class _Worked:
 
 
 def make_plan(job: Job) -> Plan:
-    """The points of `job` in their order: the product of its axes, then the included ones.
+    """Make the points of `job` in their order: the product of its axes, then the included ones.
 
     Raises JobError when a global batch size does not divide, no point is left, or none has the
     baseline that the job gives.
@@ -90,7 +90,7 @@ def make_plan(job: Job) -> Plan:
 
 
 def plan_problems(job: Job) -> list[Problem]:
-    """Why `make_plan` would refuse the job."""
+    """Find why `make_plan` would refuse the job."""
     return list(_work_out(job).problems)
 
 
@@ -172,7 +172,7 @@ def _include(job: Job) -> Iterator[_Candidate]:
 
 
 def _common_settings(job: Job) -> dict[str, Scalar]:
-    """What all points have, unless an axis says otherwise: defaults, then the workload section."""
+    """Collect what all points have but for axes: defaults, then the workload section."""
     defaults = {
         name: setting.accept(setting.default)
         for name, setting in job.settings.items()
@@ -268,7 +268,7 @@ def _baseline(job: Job) -> dict[str, Scalar]:
 
 
 def _baseline_remark(job: Job, points: Collection[Point]) -> Problem | None:
-    """That no point has the settings of the baseline, and which of them come nearest."""
+    """Remark that no point has the settings of the baseline, and which of them come nearest."""
     baseline = _baseline(job)
     nearest = max(points, key=lambda point: len(baseline.items() & point.settings.items()))
     if baseline.items() <= nearest.settings.items():
@@ -283,7 +283,7 @@ def _baseline_remark(job: Job, points: Collection[Point]) -> Problem | None:
 
 
 def _baseline_tie(job: Job, points: Collection[Point]) -> Problem | None:
-    """That two points of one series match the baseline, as text or as numbers.
+    """Remark that two points of one series match the baseline, as text or as numbers.
 
     Reports read settings as text: there `08` is a number as good as `8`.
     """

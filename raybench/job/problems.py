@@ -67,7 +67,7 @@ def quote(value: object) -> str:
 
 
 def rule_of(error: ErrorDetails) -> str:
-    """The rule that pydantic found broken, what was given, and the nearest allowed value."""
+    """Word the rule that pydantic found broken, what was given, and the nearest allowed value."""
     if error["type"] == "missing":
         return "required, but not given"
     if error["type"] == "too_short":

@@ -60,7 +60,7 @@ class Setting:
     adapter: TypeAdapter[Any]
 
     def complaint(self, value: object) -> str | None:
-        """The rule that `value` breaks, or None."""
+        """Return the rule that `value` breaks, or None."""
         try:
             accepted = self.adapter.validate_python(value)
         except ValidationError as error:
@@ -71,13 +71,13 @@ class Setting:
         return None
 
     def accept(self, value: object) -> Scalar:
-        """`value` in its declared type: 1 becomes 1.0 for a float. It must have no complaint."""
+        """Convert `value`, which has no complaint, to the declared type: 1 to 1.0 for a float."""
         accepted: Scalar = self.adapter.validate_python(value)
         return accepted
 
 
 def load(kind: str) -> type:
-    """The class of the workload `kind`.
+    """Load the class of the workload `kind`.
 
     A user's module is looked for as `python -m` does, the current directory first. Raises
     UsageError, in one line, when there is no such class or it is no workload.
@@ -96,12 +96,12 @@ def load(kind: str) -> type:
 
 
 def module_of(kind: str) -> str:
-    """The name of the module of the workload `kind`. Raises UsageError as `load`."""
+    """Return the name of the module of the workload `kind`. Raises UsageError as `load`."""
     return _target(kind)[0]
 
 
 def _target(kind: str) -> tuple[str, str]:
-    """The module and the class of the workload."""
+    """Split the name of a workload into those of its module and its class."""
     target = BUILTIN.get(kind, kind)
     if ":" not in target:
         message = say_unknown("workload", kind, BUILTIN)
@@ -129,7 +129,7 @@ def _import(name: str) -> Any:
 
 @contextmanager
 def _stdout_on_stderr() -> Iterator[None]:
-    """What a module prints is no part of a result, as of `plan --json`.
+    """Send to stderr what a module prints: it is no part of a result, as of `plan --json`.
 
     Nor is what a process prints that the module starts.
     """
@@ -151,7 +151,7 @@ def _stdout_on_stderr() -> Iterator[None]:
 
 @contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """A class may be anything, and raise whatever it likes when it is looked at."""
+    """Turn whatever a class raises when it is looked at into one line."""
     try:
         yield
     except UsageError:
@@ -169,7 +169,7 @@ def _cause(error: BaseException) -> str:
 
 
 def parameters(workload_class: type) -> tuple[Setting, ...]:
-    """The parameters that the class declares: the keyword-only arguments of its `__init__`.
+    """Read the parameters that the class declares: the keyword-only arguments of its `__init__`.
 
     Raises UsageError when they are not declared so that a job file could give them.
     """
@@ -213,7 +213,7 @@ def _parameters(workload_class: type) -> Iterator[Setting]:
 
 
 def _unpack(class_name: str, name: str, annotation: Any) -> Iterator[Setting]:
-    """The parameters that `**name: Unpack[SomeTypedDict]` stands for."""
+    """Read the parameters that `**name: Unpack[SomeTypedDict]` stands for."""
     (options,) = typing.get_args(annotation) or (None,)
     if not typing.is_typeddict(options):
         raise UsageError(
@@ -235,7 +235,7 @@ def _unpack(class_name: str, name: str, annotation: Any) -> Iterator[Setting]:
 
 
 def settings(workload_class: type) -> dict[str, Setting]:
-    """All settings of a point of this workload, by name; no batch size where it takes none.
+    """Read all settings of a point of this workload, by name; no batch size where it takes none.
 
     Raises UsageError as `parameters`.
     """
@@ -267,7 +267,7 @@ def _names_items(value: object) -> bool:
 
 
 def run_setting(name: str) -> Setting:
-    """A setting that does not depend on the workload: one of `point.RUN_SETTINGS`."""
+    """Make a setting that does not depend on the workload: one of `point.RUN_SETTINGS`."""
     declared = RUN_SETTINGS[name]
     return _setting(
         name,

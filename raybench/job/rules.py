@@ -19,7 +19,7 @@ _Settings = Mapping[str, Setting]
 
 
 def check(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> list[Problem]:
-    """All that is wrong with `job`, given the `settings` that a point of its workload has.
+    """Find all that is wrong with `job`, given the `settings` that a point of its workload has.
 
     unsound: paths of what was taken out of the job for being wrong; it was given all the same.
     """
@@ -47,7 +47,7 @@ def check(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> list[Pro
 
 
 def check_run_settings(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> list[Problem]:
-    """What can be said of a job whose workload is not known: `settings` are those of all."""
+    """Check what can be said of a job whose workload is not known: `settings` are those of all."""
     problems = [
         *_check_axes(job, settings, others_are_unknown=True),
         *_check_shape(job),
@@ -66,12 +66,12 @@ def _check_shape(job: Job) -> Iterator[Problem]:
 
 
 def axis_names(job: Job) -> list[str]:
-    """The names of all axes, in their order."""
+    """List the names of all axes, in their order."""
     return [*job.matrix, *(name for entry in job.zip for name in entry)]
 
 
 def _axes_given(job: Job, unsound: Sequence[KeyPath]) -> list[str]:
-    """The names of all axes, those with unsound values included."""
+    """List the names of all axes, those with unsound values included."""
     return list(dict.fromkeys([*axis_names(job), *_names_below("matrix", unsound)]))
 
 
@@ -94,7 +94,7 @@ def _check_workload(job: Job, settings: _Settings) -> Iterator[Problem]:
 def _check_axes(
     job: Job, settings: _Settings, *, others_are_unknown: bool = False
 ) -> Iterator[Problem]:
-    """The keys and values of matrix, zip and exclude.
+    """Check the keys and values of matrix, zip and exclude.
 
     others_are_unknown: nothing can be said of a name that is not in `settings`.
     """
@@ -117,7 +117,7 @@ def _check_axes(
 def _check_points(
     job: Job, settings: _Settings, *, others_are_unknown: bool = False
 ) -> Iterator[Problem]:
-    """The keys and values of include and baseline."""
+    """Check the keys and values of include and baseline."""
     groups: list[tuple[KeyPath, Mapping[str, object]]]
     groups = [(("include", number), entry) for number, entry in enumerate(job.include)]
     groups += [(("baseline",), job.baseline)]
@@ -149,7 +149,7 @@ def _check_value(setting: Setting, path: KeyPath, value: object) -> Iterator[Pro
 
 
 def _check_search(job: Job) -> Iterator[Problem]:
-    """Fixed batch sizes and points do not go with a search for batch sizes."""
+    """Check that no batch sizes and points are fixed beside a search for batch sizes."""
     if job.batch_search is None:
         return
     if job.include:
@@ -188,7 +188,7 @@ def _check_zip_lengths(job: Job) -> Iterator[Problem]:
 
 
 def _check_sizes(job: Job, settings: _Settings, axes: Sequence[str]) -> Iterator[Problem]:
-    """Exactly one of batch_size and global_batch_size, the same one everywhere."""
+    """Check that one of batch_size and global_batch_size is given, the same everywhere."""
     if not any(name in settings for name in BATCH_SIZES):
         return
     groups: list[tuple[KeyPath, Collection[str]]]
@@ -228,7 +228,7 @@ def _check_include_is_full(job: Job, axes: Sequence[str]) -> Iterator[Problem]:
 
 
 def _check_baseline(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> Iterator[Problem]:
-    """Each setting of a baseline that the job gives is one that some point has."""
+    """Check that each setting of a baseline that the job gives is one that some point has."""
     unsure = {key for path in unsound for key in path}
     if "baseline" not in job.model_fields_set:
         return
@@ -245,8 +245,9 @@ def _check_baseline(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -
 
 
 def _values_given(job: Job, settings: _Settings, name: str) -> list[Scalar]:
-    """The values that the points have of a setting, in the order given; none where it is derived
-    or searched.
+    """List the values that the points have of a setting, in the order given.
+
+    None where it is derived or searched.
     """
     if name == "batch_size" and job.batch_search is not None:
         return []
@@ -265,7 +266,7 @@ def _values_given(job: Job, settings: _Settings, name: str) -> list[Scalar]:
 
 
 def _check_count(job: Job) -> Iterator[Problem]:
-    """Counted from the lengths: nothing that large is ever built."""
+    """Count the points from the lengths: nothing that large is ever built."""
     lengths = [len(values) for values in job.axes.values()]
     lengths += [len(next(iter(entry.values()))) for entry in job.zip if entry]
     count = (math.prod(lengths) if lengths else 0) + len(job.include)

@@ -18,7 +18,7 @@ _SECTIONS = (*_AXES, "include", "baseline", "workload")
 
 
 def with_sizes(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """A job file's data with each size of a setting `*_bytes` as a number, and what is wrong.
+    """Read a job file's data with each size of a setting `*_bytes` as a number, and what is wrong.
 
     A size that is wrong is left out of its list, so that the rest can be checked.
     """
@@ -53,7 +53,7 @@ def _values(value: Any, path: KeyPath, problems: list[Problem]) -> Any:
 
 
 def _expand(value: Any, path: KeyPath, problems: list[Problem]) -> list[Any]:
-    """What stands for a value: itself, unless it is the text of a size or a range."""
+    """Return what stands for a value: itself, unless it is the text of a size or a range."""
     if not isinstance(value, str) or not value[:1].isdigit():
         return [value]
     first, *rest = value.split(":")
@@ -73,7 +73,7 @@ def _expand(value: Any, path: KeyPath, problems: list[Problem]) -> list[Any]:
 
 
 def _range(first: str, rest: list[str]) -> tuple[list[int], str]:
-    """The sizes from the first to the last, and what is wrong with them."""
+    """List the sizes from the first to the last, and what is wrong with them."""
     ends = _bytes(first), _bytes(rest[0])
     factor = re.fullmatch(r"x(\d+)", rest[1]) if len(rest) == 2 else None
     if factor is None or None in ends:
@@ -90,7 +90,7 @@ def _range(first: str, rest: list[str]) -> tuple[list[int], str]:
 
 
 def _bytes(text: str) -> int | None:
-    """A whole number of bytes above 0; None where the text is none."""
+    """Read a whole number of bytes above 0; None where the text is none."""
     found = _SIZE.fullmatch(text)
     if found is None:
         return None

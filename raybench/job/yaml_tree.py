@@ -99,7 +99,7 @@ def _syntax_problem(error: Exception, text: str) -> Problem:
 
 
 def _in_plain_words(reason: str, line: int) -> str:
-    """What the parser says, without the names of its tokens. line: where it began to look."""
+    """Word what the parser says, without the names of its tokens. line: where it began to look."""
     known = (
         text.replace("{line}", str(line))
         for start, text in _SYNTAX.items()
@@ -214,7 +214,7 @@ class _TreeBuilder:
         return path
 
     def _scalar(self, event: Any) -> tuple[Any, str | None]:
-        """The value, and what is wrong with it."""
+        """Return the value, and what is wrong with it."""
         tag = self._resolver.resolve(ScalarNode, event.value, event.implicit)
         node = ScalarNode(tag, event.value)
         text = quote(event.value)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raybench.errors import ClusterError, DevicesInUse, ResultsError
+from raybench.errors import ClusterError, DevicesInUseError, ResultsError
 from raybench.records import Record, Status, TrialKey
 from raybench.results.run import Run, RunStatus
 from raybench.sweep.interrupts import Interrupts
@@ -143,7 +143,7 @@ def record_run(
     except KeyboardInterrupt:
         # The points in flight have their rows already.
         run = rows.close(RunStatus.INTERRUPTED)
-    except DevicesInUse:
+    except DevicesInUseError:
         rows.forget()
         raise
     except BaseException:

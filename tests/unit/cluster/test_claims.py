@@ -11,7 +11,7 @@ from fakes import make_device
 from raybench.cluster import claims
 from raybench.cluster.claims import Claims, Terms
 from raybench.cluster.device_locks import CPU, Claim, Holder, this_process
-from raybench.errors import DevicesInUse
+from raybench.errors import DevicesInUseError
 from raybench.records import Device
 
 OTHER = Holder(
@@ -58,7 +58,7 @@ def cpus(count: int = 2) -> list[Device]:
 
 def test_what_another_sweep_has_is_refused_in_one_line_that_says_what_to_type() -> None:
     nodes = FakeNodes({CPU: (OTHER,)})
-    with pytest.raises(DevicesInUse) as refused:
+    with pytest.raises(DevicesInUseError) as refused:
         Claims(nodes, terms(), print).hold(cpus())
     assert str(refused.value) == (
         "the processors of host-a are used by run a-1 of bob (process 7 on alpha) since 2026-11-22 "
@@ -71,7 +71,7 @@ def test_what_another_sweep_has_is_refused_in_one_line_that_says_what_to_type() 
 
 def test_gpus_are_named_and_others_are_proposed() -> None:
     nodes = FakeNodes({"GPU-a0": (OTHER, OTHER), "GPU-a1": (OTHER,)})
-    with pytest.raises(DevicesInUse) as refused:
+    with pytest.raises(DevicesInUseError) as refused:
         Claims(nodes, terms(), print).hold([make_device(index=n) for n in range(2)])
     assert str(refused.value).startswith(
         "cuda:0 of host-a and 1 more device are used by run a-1 of bob (process 7 on alpha) and 1 "
