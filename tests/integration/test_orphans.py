@@ -135,7 +135,7 @@ def test_a_killed_worker_or_driver_leaves_nothing_on_a_cluster(
     with hanging_sweep(tmp_path, "--address", three_nodes) as driver:
         first, second = broods(tmp_path).values()
         os.kill(first[0], signal.SIGKILL)
-        child_s = wait_for(lambda: not any(map(lives, first)), 3)
+        child_s = wait_for(lambda: not any(map(lives, first)), 10)
         assert driver.poll() is None
         driver.kill()
         driver.wait()

@@ -71,7 +71,8 @@ AT_THE_WORKERS_START = [
     ("RuntimeEnvAgent", "SIGKILL", 2.0),
     ("DashboardAgent", "SIGKILL", 1.0),
 ]
-_MOST_S = 15.0
+# 5 s where a core is free; Ray itself waits for a minute.
+_MOST_S = 30.0
 SMALL_JOB = """\
 version: 1
 name: small

@@ -25,8 +25,8 @@ from raybench.records import Answer, Failure, Task
 from tests.integration.fault_runs import wait_for
 
 FAILING = "tests.integration.recovery_workloads:Failing"
-# Beside other work; a new worker takes four seconds on an idle machine.
-QUICK_S = 3.0
+# A new worker takes four seconds on an idle machine, a standby less than half of that.
+SAVED = 0.75
 DRIVER = """\
 import os, sys, time
 import ray
@@ -34,7 +34,7 @@ from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 cluster = RayCluster(connect(sys.argv[1], "cpu", wanted=1), standby_on_cpus=True)
 cluster.start(1, "pack")
-((standby,),) = cluster._seats._standbys._by_node.values()
+((standby,),) = cluster._standbys._by_node.values()
 print(ray.get(standby.actor.__ray_call__.remote(lambda _: os.getpid())), flush=True)
 time.sleep(600)
 """
@@ -114,7 +114,7 @@ def test_a_killed_rank_is_replaced_by_the_standby_of_its_node_and_by_a_new_worke
     print(f"next point starts {quick_s:.1f} s after with a standby, {slow_s:.1f} s without")
     assert cluster.devices[1].process_id not in {*dead, after[1].process_id}
     assert failures(run(cluster)) == []
-    assert quick_s < QUICK_S < slow_s
+    assert quick_s < SAVED * slow_s
 
     left = standby_processes(cluster)
     assert left.keys() == standbys.keys()

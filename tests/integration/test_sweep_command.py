@@ -220,8 +220,8 @@ def test_stopping_now_keeps_what_finished_and_exits_with_130(tmp_path, told):
     assert list(points_of(results)["status"]) == ["ok", "cancelled"]
     (run,) = pd.read_parquet(results / "runs").to_dict("records")
     assert run["status"] == "interrupted"
-    # Whatever hangs: here the point does.
-    assert run["finished_at"].timestamp() < shown_after_s + 2
+    # Whatever hangs: here the point does, for minutes.
+    assert run["finished_at"].timestamp() < shown_after_s + 10
     assert stderr.count("finishing the point in flight") == len(told) - 1
 
 

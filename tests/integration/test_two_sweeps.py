@@ -40,7 +40,7 @@ def test_a_second_sweep_is_refused_before_anything_starts_and_leaves_no_run(job:
     locks.claim([CPU], this_process("run first-1"), shared=False)
     begun_s = time.monotonic()
     second = subprocess.run(sweep(job), capture_output=True, text=True, timeout=60)
-    assert time.monotonic() - begun_s < 20
+    assert time.monotonic() - begun_s < 40
     assert (second.returncode, second.stdout) == (3, "")
     [line] = second.stderr.splitlines()
     assert line.startswith("the processors of this host are used by run first-1 of ")

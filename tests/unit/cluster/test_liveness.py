@@ -31,7 +31,7 @@ def test_what_has_just_answered_and_died_is_found_gone_before_an_actor_is_replac
         started_s = time.monotonic()
         with pytest.raises(ClusterError, match=f"{dies} at {address} is gone"):
             found.check(afresh=True)
-        assert time.monotonic() < started_s + 3
+        assert time.monotonic() < started_s + 10
         assert found.is_down
 
 

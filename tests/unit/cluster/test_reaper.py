@@ -30,6 +30,9 @@ WORKER = """
     {then}
 """
 
+# A second where a core is free; what is left alone sleeps for 60 s.
+SOON_S = 10.0
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux 5.3")
 
 
@@ -89,27 +92,27 @@ def test_what_a_killed_worker_started_is_gone_within_a_second(starts: str, mark:
         left = {*reaper._find_orphans(mark, worker)} - {worker}
         assert left
         os.kill(worker, signal.SIGKILL)
-        seconds_until(lambda: not left & reaper._parents().keys(), within_s=3)
+        seconds_until(lambda: not left & reaper._parents().keys(), within_s=SOON_S)
 
 
 def test_the_children_of_a_worker_that_ends_by_itself_are_gone_too(mark: str) -> None:
     with raylet_and_worker(ORPHANS["a daemon"], then="") as _:
-        seconds_until(lambda: not marked(mark), within_s=3)
+        seconds_until(lambda: not marked(mark), within_s=SOON_S)
 
 
 def test_a_worker_that_hangs_ends_when_its_raylet_has_been_gone_for_five_seconds(mark: str) -> None:
     with raylet_and_worker(ORPHANS["a daemon"]) as (raylet, worker):
         os.kill(raylet, signal.SIGKILL)
-        took_s = seconds_until(lambda: worker not in reaper._parents(), within_s=10)
+        took_s = seconds_until(lambda: worker not in reaper._parents(), within_s=20)
         assert took_s > 3, "a worker that ends by itself must have time to do so"
-        seconds_until(lambda: not marked(mark), within_s=3)
+        seconds_until(lambda: not marked(mark), within_s=SOON_S)
 
 
 def test_the_watcher_ends_when_its_worker_does(mark: str) -> None:
     with raylet_and_worker("pass") as (_, worker):
         assert len(watchers(mark)) == 1
         os.kill(worker, signal.SIGKILL)
-        seconds_until(lambda: not watchers(mark), within_s=3)
+        seconds_until(lambda: not watchers(mark), within_s=SOON_S)
 
 
 def test_the_watcher_is_no_child_no_member_and_small(mark: str) -> None:
@@ -130,7 +133,7 @@ def test_nothing_of_other_workers_is_touched(mark: str) -> None:
     with subprocess.Popen(["sleep", "60"], env=other, start_new_session=True) as neighbour:
         with raylet_and_worker(ORPHANS["a daemon"]) as (_, worker):
             os.kill(worker, signal.SIGKILL)
-            seconds_until(lambda: not marked(mark), within_s=3)
+            seconds_until(lambda: not marked(mark), within_s=SOON_S)
         assert neighbour.poll() is None
         neighbour.kill()
 
@@ -162,10 +165,10 @@ def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_i
         assert len(marked(mark)) == 1
         assert folder.exists()
         process.kill()
-        assert seconds_until(lambda: not marked(mark), within_s=10) > 3
+        assert seconds_until(lambda: not marked(mark), within_s=20) > 3
         assert later in reaper._parents(), "what else the driver started is no business of ours"
         os.kill(later, signal.SIGKILL)
-        seconds_until(lambda: not watchers(mark), within_s=3)
+        seconds_until(lambda: not watchers(mark), within_s=SOON_S)
     assert (folder / "logs" / "one").exists() == is_kept
 
 
@@ -187,4 +190,4 @@ def test_what_a_dead_raylet_was_starting_ends_with_its_driver(tmp_path: Path) ->
         for each in (raylet, process.pid):
             os.kill(each, signal.SIGKILL)
     assert worker in reaper._parents()
-    seconds_until(lambda: worker not in reaper._parents(), within_s=8)
+    seconds_until(lambda: worker not in reaper._parents(), within_s=20)

@@ -140,7 +140,8 @@ def test_the_second_ctrl_c_works_within_2_s_while_the_main_thread_is_stuck() -> 
     assert process.returncode == 130
     assert said == "go on\n"
     assert stopping == ("finishing the 3 points in flight, then stopping; Ctrl-C again stops now\n")
-    assert took_s < 2.5
+    # 2 s, and what a busy machine needs; the program alone would go on for 30 s.
+    assert took_s < 8
 
 
 # As in `ray.init`: interrupted, it would crash the process at its exit.
@@ -172,4 +173,5 @@ def test_the_second_ctrl_c_ends_the_process_where_nothing_may_be_raised() -> Non
         took_s = time.monotonic() - shown_after_s
     assert process.returncode == 130
     assert said == "\x1b[?25l\x1b[?25hinterrupted\n"
-    assert took_s < 2.5
+    # 2 s, and what a busy machine needs; the program alone would go on for 30 s.
+    assert took_s < 8

@@ -354,7 +354,8 @@ def test_an_interrupt_ends_the_sweep_at_once_however_stuck_its_points_are():
     written = in_flight(started(make_devices(a=2), script), KeyboardInterrupt, before=interrupt)
     signal.signal(signal.SIGINT, usual)
     release.set()
-    assert time.monotonic() - began_s < 2
+    # The points are stuck for 30 s.
+    assert time.monotonic() - began_s < 15
     assert written == [(index, Status.CANCELLED, "by the user") for index in (0, 1)]
 
 
