@@ -33,8 +33,8 @@ from raybench.job.sections import (
     Value,
     Values,
     WorkloadSection,
+    with_sizes,
 )
-from raybench.job.sizes import with_sizes
 from raybench.job.source import YamlSource, read_source
 
 __all__ = ["Job", "Measure", "Span", "job_schema", "load_job"]
