@@ -10,12 +10,12 @@ from enum import StrEnum
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import Field
+from annotated_types import Interval
 
 Scalar = str | int | float | bool
 BATCH_SIZES = ("batch_size", "global_batch_size")
 MAX_SIZE = 2**31 - 1
-Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+Size = Annotated[int, Interval(ge=1, le=MAX_SIZE)]
 
 
 class Precision(StrEnum):
@@ -93,7 +93,7 @@ class Point(Execution):
     params: Mapping[str, Scalar]
     world_size: Annotated[
         int,
-        Field(ge=1, le=1_000_000),
+        Interval(ge=1, le=1_000_000),
         About(text="Devices that work on the point together, one rank each.", column="ranks"),
     ] = 1
     batch_size: Annotated[

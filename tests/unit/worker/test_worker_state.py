@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from forked import run_script
 from messes import MESSES, MESSES_WITH_CUDA
 
 from raybench.worker.state import ProcessState, seed_all
@@ -106,7 +107,7 @@ def test_inference_mode_that_somebody_holds_is_told():
 
 
 def test_a_limit_that_cannot_be_raised_again_is_told():
-    done = _in_a_process("""
+    done = run_script("""
 import os, resource
 from raybench.worker.state import ProcessState
 state = ProcessState(torch.device("cpu"))
@@ -118,7 +119,7 @@ print(state.restore())
 
 
 def test_a_scheduling_policy_is_put_back_on_all_threads():
-    done = _in_a_process("""
+    done = run_script("""
 import os, threading
 from raybench.worker.state import ProcessState
 state = ProcessState(torch.device("cpu"))
@@ -130,14 +131,6 @@ print(state.restore(), os.sched_getscheduler(0), os.sched_getscheduler(thread.na
 stop.set()
 """)
     assert done == "('1 running thread (left)',) 0 0\n"
-
-
-def _in_a_process(script: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", f"import torch\n{script}"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_many_files_left_open_are_told_and_a_few_are_not(tmp_path):
@@ -229,7 +222,7 @@ def test_a_class_that_raises_when_it_is_looked_at_hides_no_replaced_function(mon
 
 
 def test_the_first_optimizer_of_a_class_replaces_nothing():
-    done = _in_a_process("""
+    done = run_script("""
 from raybench.worker.state import ProcessState
 state = ProcessState(torch.device("cpu"))
 state.begin()
@@ -246,7 +239,7 @@ print(state.functions_replaced("own"))
 
 def test_what_the_compiler_wraps_is_put_back_and_wrapped_again_by_the_next_use():
     # In a process of its own: others have compiled in this one.
-    done = _in_a_process("""
+    done = run_script("""
 from raybench.worker.state import ProcessState
 state = ProcessState(torch.device("cpu"))
 state.begin()
@@ -278,15 +271,13 @@ def test_a_running_profiler_is_told():
 
 
 def test_a_setting_that_refuses_to_be_put_back_is_told():
-    script = """
-import torch
+    done = run_script("""
 from raybench.worker.state import ProcessState
 state = ProcessState(torch.device("cpu"))
 torch.set_num_interop_threads(torch.get_num_interop_threads() + 1)
 print(state.restore())
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout == "('a changed inter-op threads',)\n", done.stderr
+""")
+    assert done == "('a changed inter-op threads',)\n"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12")
