@@ -148,7 +148,7 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     "--json", "as_json", is_flag=True, help="Print one JSON object instead of the report."
 )
 @click.pass_context
-def sweep_command(ctx: click.Context, **given: Any) -> None:
+def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     """Run JOB and print its report. Each point becomes a row, also where it fails.
 
     \b

@@ -162,7 +162,7 @@ class RunSetting:
     """
 
     name: str
-    kind: type[Scalar]
+    kind: type[Any]
     annotation: Any
     default: Scalar | None
     about: About
