@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
     from raybench.analysis.frames import load, units
+    from raybench.records.metric import Metric
     from raybench.results.older_parts import upgrade
     from raybench.workloads.base import Context, Workload, WrongResultError
     from raybench.workloads.parameters import DdpOptions
@@ -27,6 +28,7 @@ __all__ = [
     "Context",
     "DdpOptions",
     "Field",
+    "Metric",
     "NonNegativeInt",
     "PositiveFloat",
     "PositiveInt",
@@ -40,6 +42,7 @@ __all__ = [
 
 _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
+    "raybench.records.metric": ("Metric",),
     "raybench.results.older_parts": ("upgrade",),
     "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),
     "raybench.workloads.parameters": ("DdpOptions",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,10 +91,8 @@ def _worst_first(status: str) -> int:
 def _as_one(name: str, values: Sequence[Any]) -> Any:
     """The values of a column in several rounds as one."""
     kind = _KINDS.get(name, "")
-    if kind == "list<double>":
-        return _mean_by_rank(values)
-    if kind.startswith("list"):
-        return _union(values)
+    if kind in _OF_CONTAINERS:
+        return _OF_CONTAINERS[kind](values)
     if name == "slowest_rank":
         # None stands out in most of the rounds: then none does.
         return Counter(v if _is_known(v) else None for v in values).most_common(1)[0][0]
@@ -139,9 +137,23 @@ def _mean_by_rank(values: Sequence[Any]) -> list[float] | None:
     return [float(mean) for mean in np.mean(known, axis=0)] if known else None
 
 
+def _mean_by_name(values: Sequence[Any]) -> dict[str, float] | None:
+    known = [value for value in values if isinstance(value, Mapping)]
+    names = dict.fromkeys(name for value in known for name in value)
+    means = {n: float(np.mean([value[n] for value in known if n in value])) for n in names}
+    return means if known else None
+
+
 def _union(values: Sequence[Any]) -> list[Any] | None:
     known = [value for value in values if value is not None and np.ndim(value)]
     return list(dict.fromkeys(one for value in known for one in value)) if known else None
+
+
+_OF_CONTAINERS: Mapping[str, Callable[[Sequence[Any]], Any]] = {
+    "list<double>": _mean_by_rank,
+    "list<string>": _union,
+    "map<string,double>": _mean_by_name,
+}
 
 
 def _list(value: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import Point
 from raybench.records import Record, Status
 from raybench.report import formatting
+from raybench.results.metrics import MAIN_RATES
 from raybench.results.point_metrics import rates
 from raybench.stats import summary
 from raybench.sweep.listener import Progress
@@ -30,13 +31,6 @@ from raybench.sweep.loop import (
 
 _STYLES = {Status.OK: "green", Status.SKIPPED: "yellow"}
 _REASON_CHARS = 300
-# The first that a point has is shown.
-_RATES = {
-    "throughput": "samples/s",
-    "busbw_gb_s": "GB/s busbw",
-    "memory_gb_s": "GB/s",
-    "achieved_tflops_per_device": "TFLOP/s",
-}
 
 
 def make_progress(plan: Plan, console: Console, trials: int | None = None) -> Progress:
@@ -210,8 +204,8 @@ def _outcome(record: Record) -> str:
     """Show the step time as the report will have it, and what it comes to."""
     step_ms = summary.step_time_ns(record.measurements) / 1e6
     reached = rates(record, summary.mean_step_ns(record.measurements) / 1e6)
-    told = ((formatting.number(reached[name]), unit) for name, unit in _RATES.items())
-    rate = next((f"{figure:>9} {unit}" for figure, unit in told if figure), "")
+    known = [metric for metric in MAIN_RATES if reached[metric.name] is not None]
+    rate = formatting.rate(known[0], reached[known[0].name]) if known else ""
     return f"{formatting.duration(step_ms):>9}  {rate}".rstrip()
 
 

@@ -8,7 +8,7 @@ run the same number of collectives.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,8 +51,9 @@ from raybench.measure.timing import (
     per_step,
 )
 from raybench.records import Breakdown, Profile, Repetition, Samples
-from raybench.records.checked_answers import DECLARED, check_declared
+from raybench.records.checked_answers import DECLARED, check_declared, check_metric
 from raybench.records.failure_text import add_note, brief
+from raybench.records.metric import Metric
 from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload
 
@@ -74,6 +75,7 @@ class Measured:
     sm_clocks_mhz: tuple[int, ...] = ()
     breakdown: Breakdown | None = None
     profile: Profile | None = None
+    workload_metrics: Mapping[Metric, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -127,6 +129,7 @@ def measure(
             built()
             found = _sizes(workload)
             _repetition(workload, session)
+            found["workload_metrics"] = _own_metrics(workload)
             if repeat == settings.repeats - 1:
                 with no_garbage_collection():
                     found |= _explanations(workload, session, profile)
@@ -359,3 +362,20 @@ def _sizes(workload: Workload) -> dict[str, Any]:
     """What a step finishes, moves and computes, as the workload declares it."""
     owner = f"workload {type(workload).__name__}"
     return {name: check_declared(owner, name, getattr(workload, name, None)) for name in DECLARED}
+
+
+def _own_metrics(workload: Workload) -> dict[Metric, float]:
+    """Read the metrics that the workload declares itself, after its timed steps.
+
+    A class may have had `metrics` of another meaning: what is no Metric is passed over.
+    """
+    owner, declared = f"workload {type(workload).__name__}", getattr(type(workload), "metrics", ())
+    metrics = declared if isinstance(declared, tuple | list) else (declared,)
+    values = {
+        metric: getattr(workload, metric.name, None)
+        for metric in metrics
+        if isinstance(metric, Metric)
+    }
+    return {
+        one: check_metric(owner, one, value) for one, value in values.items() if value is not None
+    }

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from raybench.job.point import Point, Precision
+from raybench.records.metric import Metric
 
 if TYPE_CHECKING:
     from raybench.job.model import Measure
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 
 _Text = TypeVar("_Text", bound=str)
+
+# In `Breakdown.methods`, where the gradients of a workload cannot be timed.
+NOT_WRAPPED = "no model was wrapped by context.ddp(), and there is no set_comm_hook"
 
 
 class Status(StrEnum):
@@ -131,6 +135,7 @@ class Measurement:
     energy_j: of the device during the timed phase; None where it was too short to tell.
     throttle_reasons: why the clocks were limited in the timed phase.
     sm_clocks_mhz: of the device, read while it was timed; empty where that is not known.
+    workload_metrics: the values of the metrics that the workload declares itself.
     warnings: what this rank knows to make the number doubtful, one sentence each.
     worker_reusable: the process is as fit for the next point as a fresh one.
     output: what the process wrote to stdout and stderr meanwhile, as far as it is kept.
@@ -152,6 +157,7 @@ class Measurement:
     sm_clocks_mhz: tuple[int, ...] = ()
     breakdown: Breakdown | None = None
     profile: Profile | None = None
+    workload_metrics: Mapping[Metric, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     worker_reusable: bool = True
     output: str = ""

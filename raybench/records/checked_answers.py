@@ -17,6 +17,7 @@ from typing import Any
 from raybench.errors import UsageError
 from raybench.records import Answer, Breakdown, Failure, Measurement, Profile, Samples, Status
 from raybench.records.failure_text import MESSAGE_CHARACTERS, shorten
+from raybench.records.metric import Metric
 
 # What a workload may declare, of one step on one rank.
 DECLARED = ("items_per_step", "message_bytes", "busbw_factor", "memory_bytes", "flops_per_step")
@@ -38,6 +39,17 @@ def check_declared(owner: str, name: str, value: object) -> int | float | None:
             f"{owner}: {name} must be a number from 0 to {MOST:g}, given {_quote(value)}"
         )
     return float(number) if name not in _WHOLE or number > _MOST_EXACT else number
+
+
+def check_metric(owner: str, metric: Metric, value: object) -> float:
+    """The value of a metric that a workload declares itself. Raises UsageError as above."""
+    number = _plain(value)
+    if number is None or abs(number) > MOST:
+        raise UsageError(
+            f"{owner}: {metric.name} must be a number from -{MOST:g} to {MOST:g}, "
+            f"given {_quote(value)}"
+        )
+    return float(number)
 
 
 def check_answers(answers: Sequence[Answer]) -> tuple[Answer, ...]:
@@ -64,8 +76,10 @@ def _check(answer: Answer) -> Answer:
 
 
 def _plain_numbers(measurement: Measurement) -> dict[str, Any]:
+    owner, own = "the workload", measurement.workload_metrics
     return {
-        name: check_declared("the workload", name, getattr(measurement, name)) for name in DECLARED
+        **{name: check_declared(owner, name, getattr(measurement, name)) for name in DECLARED},
+        "workload_metrics": {one: check_metric(owner, one, value) for one, value in own.items()},
     }
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from raybench.records.metric import Metric
 from raybench.results.run import Run, RunStatus
 
 
@@ -204,6 +205,35 @@ def percent(value: float) -> str:
 def gib(value: float) -> str:
     """Bytes in GiB."""
     return f"{value / _GIB:.2f}" if has_value(value) else ""
+
+
+def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
+    """Write the value of a metric as its format says; `unit` is that of the times in its table."""
+    if not has_value(value):
+        return ""
+    if shown.format in ("part", "time"):
+        return part(value, unit) if shown.format == "part" else time_in(unit, value)
+    return _FORMATS[shown.format](value)
+
+
+def metric_heading(shown: Metric, unit: Unit) -> str:
+    """Write the head of a metric's column; a time has its unit there, parts in their title."""
+    return plain(f"{shown.title} {unit.name}" if shown.format == "time" else shown.title)
+
+
+def rate(shown: Metric, value: float) -> str:
+    """Write a rate as `    750.0 GB/s busbw`, so that those of some lines are aligned."""
+    noun = shown.title.removesuffix(shown.unit)
+    return f"{metric(shown, value):>9} {shown.unit} {noun}".rstrip()
+
+
+_FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "number": number,
+    "ratio": ratio,
+    "share": percent,
+    "percent": lambda value: percent(value / 100),
+    "gib": gib,
+}
 
 
 def size(count: float) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from raybench.records.metric import Metric
 from raybench.report import formatting
-from raybench.report.tables import BURST, MARK_COLUMN, OF_GEMM, POINT_COLUMN, Table
+from raybench.report.tables import MARK_COLUMN, POINT_COLUMN, Table
+from raybench.results.metrics import BY_NAME, PARTS, RATES, SCALING
 
 _STEP = (
     "Step: the median over the iterations, ± half its 95 % interval; of ranks in lockstep their "
@@ -17,25 +19,6 @@ _STEP_OF_MAXIMA = (
     "Step: the slowest rank's time of each iteration, its median over the iterations, "
     "± half its 95 % interval."
 )
-_P99 = "P99: the 99th percentile of the iterations."
-_RATES = {
-    "algbw GB/s": "Algbw, busbw: bytes over step time, as nccl-tests counts them.",
-    "busbw GB/s": "Algbw, busbw: bytes over step time, as nccl-tests counts them.",
-    "memory GB/s": "Memory: bytes read and written over step time.",
-    "TFLOP/s": "TFLOP/s: of one device.",
-    BURST: "Burst: TFLOP/s in the first 30 ms of the warm-up, before a power limit acts.",
-    "MFU": "MFU: TFLOP/s as a share of the datasheet's dense peak.",
-    OF_GEMM: "%GEMM: TFLOP/s as a share of what large matrix products reach on this device.",
-}
-_PARTS = {
-    "compute": "Compute: the device's forward and backward pass, with DDP's work on gradients.",
-    "optim": "Optim: the optimizer.",
-    "data": "Data: the host waits for the next batch.",
-    "idle": "Idle: the device waits for the host.",
-    "comm": "Comm: the step beyond the slowest rank's own, communication that nothing hides.",
-    "late": "Late: how much longer the slowest rank's own step is than the others'; it is in the "
-    "other parts.",
-}
 _PARTS_FROM = (
     "The parts are those of the slowest rank, from instrumented steps after the timed ones, so "
     "their sum may differ from the step."
@@ -63,28 +46,49 @@ def explain(
         if len(table.columns) > table.settings + 1
         for column in table.columns
     }
-    parts, rates = _meanings(_PARTS, shown), _meanings(_RATES, shown)
     step = f"{_STEP if by_mean else _STEP_OF_MAXIMA} {plus_minus}".rstrip()
-    points = _meanings(_of_points(baseline, ranks, step), shown)
+    words = {"ranks": ranks, "baseline": formatting.settings(baseline)}
+    own = dict.fromkeys(metric for table in tables for metric in table.own)
+    points, rates, parts = (
+        _meanings(metrics, shown, words)
+        for metrics in (
+            [*SCALING.metrics, *own, BY_NAME["step_ms_p99"]],
+            RATES.metrics,
+            [metric for metric in PARTS.metrics if metric not in RATES.metrics],
+        )
+    )
+    if any(f"step {unit.name}" in shown for unit in formatting.UNITS):
+        points.insert(0, step)
+    if POINT_COLUMN in shown:
+        points.append("Point: its id, for `raybench show RUN POINT`.")
     paragraphs = [points, [*parts, *rates, _PARTS_FROM]] if parts else [[*points, *rates]]
     return tuple(filter(None, [*map(" ".join, paragraphs), _marks(tables)]))
 
 
-def _of_points(baseline: Mapping[str, Any], ranks: str, step: str) -> dict[str, str]:
-    return {
-        **{f"step {unit.name}": step for unit in formatting.UNITS},
-        "samples/s": f"Samples/s: all {ranks} together.",
-        "speed-up": "Speed-up: samples/s over those of the baseline "
-        f"({formatting.settings(baseline)}).",
-        "efficiency": f"Efficiency: speed-up over the ratio of {ranks}.",
-        "GiB": "GiB: peak memory allocated on one device.",
-        **{f"p99 {unit.name}": _P99 for unit in formatting.UNITS},
-        POINT_COLUMN: "Point: its id, for `raybench show RUN POINT`.",
-    }
+def _meanings(
+    metrics: Sequence[Metric], shown: Collection[str], words: Mapping[str, str]
+) -> list[str]:
+    """Write a sentence for each of the metrics that a table has."""
+    return [
+        f"{_name(metric)}: {meaning(metric, words)}."
+        for metric in metrics
+        if any(formatting.metric_heading(metric, unit) in shown for unit in formatting.UNITS)
+    ]
 
 
-def _meanings(meanings: Mapping[str, str], shown: Collection[str]) -> list[str]:
-    return list(dict.fromkeys(text for column, text in meanings.items() if column in shown))
+def meaning(metric: Metric, words: Mapping[str, str]) -> str:
+    """Say what a metric is, without a full stop.
+
+    words: `ranks`, what a rank runs on, and `baseline`, its settings.
+    """
+    told = metric.meaning.format(**words) if metric.meaning else metric.description
+    return formatting.plain(told).removesuffix(".")
+
+
+def _name(metric: Metric) -> str:
+    """The head of its column as a sentence begins, without the unit behind it."""
+    name = formatting.plain(metric.title).removesuffix(f" {metric.unit}")
+    return name[:1].upper() + name[1:]
 
 
 def _marks(tables: Sequence[Table]) -> str:

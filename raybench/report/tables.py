@@ -13,7 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raybench.analysis.scaling import batch_column, setting, setting_order
+from raybench.records.metric import Metric
 from raybench.report import formatting
+from raybench.results import metrics
+from raybench.results.metrics import workload_metrics
 from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
 
 Row = dict[str, Any]
@@ -22,8 +25,6 @@ _Column = tuple[str, Callable[[Row], str]]
 _SETTINGS = ("precision", "cuda_graph", "batch", "world_size")
 WHERE_IT_GOES = "where the step goes"
 MARK_COLUMN = "!"
-OF_GEMM = "%GEMM"
-BURST = "burst"
 POINT_COLUMN = "point"
 _TEXTS = (MARK_COLUMN, POINT_COLUMN)
 
@@ -49,53 +50,6 @@ def has_no_breakdown(row: Mapping[str, Any]) -> bool:
     return formatting.has_value(row["why_no_breakdown"])
 
 
-def _number(name: str) -> Callable[[Row], str]:
-    return lambda row: formatting.number(row[name])
-
-
-def _share(name: str) -> Callable[[Row], str]:
-    return lambda row: (
-        formatting.percent(row[name] / 100) if formatting.has_value(row[name]) else ""
-    )
-
-
-_SCALING: tuple[_Column, ...] = (
-    (MARK_COLUMN, marks),
-    ("samples/s", _number("throughput")),
-    ("speed-up", lambda row: formatting.ratio(row["speed_up"])),
-    ("efficiency", lambda row: formatting.percent(row["efficiency"])),
-    ("GiB", lambda row: formatting.gib(row["peak_mem_allocated_bytes"])),
-)
-_RATES: tuple[_Column, ...] = (
-    # Its parts are not shown, so nothing is missed where they are doubtful.
-    (MARK_COLUMN, lambda row: marks(row).replace("b", "")),
-    ("algbw GB/s", _number("algbw_gb_s")),
-    ("busbw GB/s", _number("busbw_gb_s")),
-    ("memory GB/s", _number("memory_gb_s")),
-    ("TFLOP/s", _number("achieved_tflops_per_device")),
-    (BURST, _number("burst_tflops_per_device")),
-    ("MFU", _share("mfu_pct")),
-    (OF_GEMM, _share("gemm_share_pct")),
-)
-_PARTS_MARK: _Column = (MARK_COLUMN, lambda row: "b" if has_no_breakdown(row) else "")
-_PARTS: tuple[_Column, ...] = (
-    ("MFU", _share("mfu_pct")),
-    (OF_GEMM, _share("gemm_share_pct")),
-    ("TFLOP/s", _number("achieved_tflops_per_device")),
-)
-# Head -> column of the results; in the unit of the table.
-_TIMES = {
-    "compute": "compute_ms",
-    "optim": "optimizer_ms",
-    "data": "data_ms",
-    "idle": "host_gap_ms",
-    "comm": "comm_exposed_ms",
-    "late": "straggler_ms",
-}
-# What may be left out where there is no room, the first one first.
-_OPTIONAL_OF_SCALING = ("GiB", "efficiency", "samples/s")
-_OPTIONAL_RATES = (OF_GEMM, "algbw GB/s", BURST, "MFU")
-_OPTIONAL_PARTS = ("TFLOP/s", OF_GEMM, "MFU", "idle", "late")
 _BROKEN_DOWN = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
 
 
@@ -110,6 +64,7 @@ class Table:
     optional: columns that may be left out where there is no room, the first one first.
     extras: head -> cells of more columns, for where there is room, the first one first.
     texts: columns that hold no numbers.
+    own: metrics that the workload declares itself.
     """
 
     workload: str
@@ -121,6 +76,7 @@ class Table:
     optional: tuple[str, ...] = ()
     extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     texts: frozenset[str] = frozenset()
+    own: tuple[Metric, ...] = ()
 
     def without(self, column: str) -> Table:
         """The table without one of its columns."""
@@ -199,17 +155,19 @@ def _tables(rows: Sequence[Row], layout: Layout) -> list[Table]:
     names = layout.columns(rows)
     ordered = sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
     first = rows[0]
-    unit, kind = layout.unit, _kind(first, names, layout)
+    kind, unit = _kind(first, names, layout), layout.unit
+    own = workload_metrics(rows)
     if not layout.has_throughput:
-        table = _table(ordered, names, layout, [_step(unit), *_RATES], kind=kind)
-        return [replace(table, optional=_OPTIONAL_RATES, extras=_extras(ordered, unit))]
-    table = _table(ordered, names, layout, [_step(unit), *_SCALING], kind=kind)
-    tables = [replace(table, optional=_OPTIONAL_OF_SCALING, extras=_extras(ordered, unit))]
+        # Parts are not shown, so nothing is missed where they are doubtful.
+        marked: _Column = (MARK_COLUMN, lambda row: marks(row).replace("b", ""))
+        measured = [_step(unit), marked, *_columns(unit, metrics.RATES, own)]
+        return [_table(ordered, names, layout, measured, kind=kind, shows=metrics.RATES)]
+    measured = [_step(unit), (MARK_COLUMN, marks), *_columns(unit, metrics.SCALING, own)]
+    tables = [_table(ordered, names, layout, measured, kind=kind, shows=metrics.SCALING)]
     if broken_down := [row for row in ordered if _is_broken_down(row)]:
-        parts = [_PARTS_MARK, *_times(unit), *_PARTS]
+        parts = [_PARTS_MARK, _step_alone(unit), *_columns(unit, metrics.PARTS)]
         kind = f"{WHERE_IT_GOES}, {unit.name}"
-        table = _table(broken_down, names, layout, parts, kind=kind)
-        tables.append(replace(table, optional=_OPTIONAL_PARTS))
+        tables.append(_table(broken_down, names, layout, parts, kind=kind, shows=metrics.PARTS))
     return tables
 
 
@@ -220,7 +178,9 @@ def _table(
     measured: Sequence[_Column],
     *,
     kind: str,
+    shows: metrics.Columns,
 ) -> Table:
+    """shows: the metrics that the table is of."""
     shown = [[formatting.setting(name, setting(row, name)) for name in names] for row in rows]
     columns = [(title, [cell(row) for row in rows]) for title, cell in measured]
     # What no row has (memory on a CPU, efficiency of a precision) needs no column.
@@ -234,7 +194,24 @@ def _table(
         columns=(*(_heading(name, layout) for name in names), *(title for title, _ in kept)),
         settings=len(names),
         rows=tuple((*settings, *found) for settings, *found in cells),
+        optional=tuple(metric.title for metric in shows.optional),
+        extras={} if shows is metrics.PARTS else _extras(rows, layout.unit),
         texts=frozenset({*texts, *_TEXTS}),
+        own=workload_metrics(rows),
+    )
+
+
+def _columns(
+    unit: formatting.Unit, shows: metrics.Columns, own: Sequence[Metric] = ()
+) -> list[_Column]:
+    """The columns of these metrics and of `own`, those that workloads declare."""
+    return [_column(metric, unit) for metric in (*shows.metrics, *own)]
+
+
+def _column(metric: Metric, unit: formatting.Unit) -> _Column:
+    return (
+        formatting.metric_heading(metric, unit),
+        lambda row: formatting.metric(metric, metrics.value_of(row, metric), unit),
     )
 
 
@@ -248,24 +225,19 @@ def _step(unit: formatting.Unit) -> _Column:
     return f"step {unit.name}", cell
 
 
-def _times(unit: formatting.Unit) -> list[_Column]:
-    """The step, and its parts."""
+def _step_alone(unit: formatting.Unit) -> _Column:
+    return "step", lambda row: formatting.time_in(unit, row["step_ms_p50"])
 
-    def part(name: str) -> Callable[[Row], str]:
-        return lambda row: formatting.part(row[name], unit)
 
-    step: _Column = ("step", lambda row: formatting.time_in(unit, row["step_ms_p50"]))
-    return [step, *((head, part(name)) for head, name in _TIMES.items())]
+_PARTS_MARK: _Column = (MARK_COLUMN, lambda row: "b" if has_no_breakdown(row) else "")
 
 
 def _extras(rows: Sequence[Row], unit: formatting.Unit) -> dict[str, tuple[str, ...]]:
     if not any(row["status"] == "ok" for row in rows):
         return {}
+    head, p99 = _column(metrics.BY_NAME["step_ms_p99"], unit)
     return {
-        f"p99 {unit.name}": tuple(
-            formatting.time_in(unit, row["step_ms_p99"]) if row["status"] == "ok" else ""
-            for row in rows
-        ),
+        head: tuple(p99(row) if row["status"] == "ok" else "" for row in rows),
         POINT_COLUMN: tuple(formatting.plain(row["point_id"]) for row in rows),
     }
 

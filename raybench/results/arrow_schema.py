@@ -50,6 +50,7 @@ def _arrow_type(kind: str) -> pa.DataType:
         "list<string>": pa.list_(pa.string()),
         "list<double>": pa.list_(pa.float64()),
         "map<string,string>": pa.map_(pa.string(), pa.string()),
+        "map<string,double>": pa.map_(pa.string(), pa.float64()),
         "map<string,int64>": pa.map_(pa.string(), pa.int64()),
     }
     return special[kind] if kind in special else pa.type_for_alias(kind)

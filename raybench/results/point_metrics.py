@@ -6,19 +6,20 @@ docs/method.md explains each of them to the reader.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 from raybench.hardware.peaks import dense_peak_tflops
 from raybench.records import Measurement, Record
+from raybench.records.metric import combine_ranks
+from raybench.results.metrics import combine_measurements
 from raybench.results.step_parts import data_wait_ms, step_parts
 from raybench.stats import steady
 from raybench.stats import summary as stats
 
 Numbers = dict[str, Any]
-_Number = TypeVar("_Number", int, float)
 
 _NS_PER_MS = 1e6
 _MS_PER_S = 1e3
@@ -37,13 +38,16 @@ def compute_metrics(record: Record) -> Numbers:
     """
     measurements = record.measurements
     found = _step_times(record)
+    parts = step_parts(measurements, found["step_ms_p50"])
+    own = {m.name: m.description for one in measurements for m in one.workload_metrics}
     return {
+        **combine_measurements(measurements),
         **found,
         **rates(record, found["step_ms_mean"]),
-        **step_parts(measurements, found["step_ms_p50"]),
+        **parts,
+        "methods": {**(parts["methods"] or {}), **own} or None,
         **_state(measurements, found["trend"]),
-        **_energy(measurements),
-        **_peaks(measurements),
+        "energy_j_error": _energy_error_j(measurements),
     }
 
 
@@ -63,7 +67,6 @@ def _step_times(record: Record) -> Numbers:
     summary = replace(stats.summarize(steps_ms), mean=stats.mean_step_ns(measurements) / _NS_PER_MS)
     interval = _interval(record, repeats)
     return {
-        "setup_s": max(measurement.setup_s for measurement in measurements),
         "repeats": len(repeats),
         "warmup_iterations": sum(
             len(repetition.warmup.step_ns) for repetition in measurements[0].repetitions
@@ -130,13 +133,11 @@ def _sizes(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
 
 
 def _arithmetic(measurements: Sequence[Measurement], record: Record, step_ms: float) -> Numbers:
-    flops = _largest(m.flops_per_step for m in measurements)
+    flops = combine_ranks("max", [m.flops_per_step for m in measurements])
     achieved = _rate(flops, step_ms / _MS_PER_S, _FLOP_PER_TFLOP)
-    known = [m.gemm_tflops for m in measurements if m.gemm_tflops is not None]
-    product = min(known, default=None)
+    product = combine_ranks("min", [m.gemm_tflops for m in measurements])
     burst_ms = _burst_ms(measurements) if record.point.batch_size is None else None
     return {
-        "flops_per_step": flops,
         "achieved_tflops_per_device": achieved,
         "gemm_tflops_per_device": product,
         "burst_tflops_per_device": (
@@ -189,17 +190,12 @@ def _clock_mhz(measurements: Sequence[Measurement]) -> float | None:
     return min(medians) if medians and len(medians) == len(measurements) else None
 
 
-def _energy(measurements: Sequence[Measurement]) -> Numbers:
-    """Of all devices; the error as if all counters were late in the same way."""
-    known = [(m.energy_j, _phase_s(m), m) for m in measurements if m.energy_j is not None]
-    if len(known) < len(measurements):
-        return {"energy_j": None, "energy_j_error": None}
-    errors = [
-        joules / timed_s * 2 * _ENERGY_PERIOD_S * len(m.repetitions)
-        for joules, timed_s, m in known
-        if timed_s > 0
-    ]
-    return {"energy_j": sum(joules for joules, _, _ in known), "energy_j_error": sum(errors)}
+def _energy_error_j(measurements: Sequence[Measurement]) -> float | None:
+    """Of the energy of all devices, as if all counters were late in the same way."""
+    if any(m.energy_j is None for m in measurements):
+        return None
+    timed = [((m.energy_j or 0.0) / s, m) for m in measurements if (s := _phase_s(m)) > 0]
+    return sum(watts * 2 * _ENERGY_PERIOD_S * len(m.repetitions) for watts, m in timed)
 
 
 def _phase_s(measurement: Measurement) -> float:
@@ -209,17 +205,6 @@ def _phase_s(measurement: Measurement) -> float:
         timed.start_ns[-1] + inner * timed.step_ns[-1] - timed.start_ns[0]
         for timed, inner in phases
     ) / (_NS_PER_MS * _MS_PER_S)
-
-
-def _peaks(measurements: Sequence[Measurement]) -> Numbers:
-    return {
-        "peak_mem_allocated_bytes": _largest(m.peak_mem_allocated_bytes for m in measurements),
-        "peak_mem_reserved_bytes": _largest(m.peak_mem_reserved_bytes for m in measurements),
-    }
-
-
-def _largest(values: Iterable[_Number | None]) -> _Number | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _rate(amount: float | None, step_s: float, unit: float = 1.0) -> float | None:

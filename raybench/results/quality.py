@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from raybench.records import NOT_WRAPPED
 from raybench.stats import steady
 from raybench.stats.stragglers import NEARLY_ALL, borne_out_ms, stands_out
-from raybench.workloads.base import NOT_WRAPPED
 
 if TYPE_CHECKING:
     from raybench.job.model import Measure

@@ -20,7 +20,7 @@ History of the schema (a change of any column raises SCHEMA_VERSION and adds a l
        those of the slowest rank, comm_exposed_ms may be negative, wait_ms is bounded by the step,
        and slowest_rank is null where no rank stands out;
        runs: seed; points: round, is_control, control_of; samples: round, is_control. A point has a
-       row for each round
+       row for each round; points: workload_metrics, workload_headings (null in the first parts)
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from raybench.job.point import BATCH_SIZES, OPTIONAL, RUN_SETTINGS
+from raybench.results.metrics import METRICS
 
 SCHEMA_VERSION = 5
 
@@ -148,94 +149,10 @@ _POINTS = (
     *_columns("string", "", scaling="weak or strong"),
     *_run_settings(*OPTIONAL, *BATCH_SIZES),
     *_columns("int64", "", grad_accumulation="passes per step"),
-    *_columns("double", "s", setup_s="process group and model, slowest rank"),
-    *_columns(
-        "int64",
-        "",
-        repeats="builds of the workload",
-        warmup_iterations="done",
-        iterations="timed samples",
-        inner_iterations="steps per timed sample",
+    *(
+        Column(name=one.name, kind=one.kind, unit=one.unit, description=one.description)
+        for one in METRICS
     ),
-    *_columns(
-        "double",
-        "ms",
-        step_ms_mean="whole time over its steps",
-        step_ms_p50="median step time, since version 5 not of maxima",
-        step_ms_p90="90th percentile",
-        step_ms_p95="95th percentile",
-        step_ms_p99="99th percentile",
-        step_ms_min="minimum",
-        step_ms_max="maximum",
-        step_ms_std="standard deviation",
-        step_ms_ci_low="95 % interval of the median, low end",
-        step_ms_ci_high="95 % interval of the median, high end",
-        step_ms_repeat_std="of the repeats' medians",
-    ),
-    *_columns("double", "", autocorrelation="of successive step times"),
-    *_columns("string", "", trend="flat, drifting, stepped or wandering"),
-    *_columns("double", "samples/s", throughput="of all ranks; since version 5 by the mean"),
-    *_columns("double", "ms", skew_ms_p50="slowest less fastest rank, median"),
-    *_columns("int64", "", slowest_rank="rank that is slower than the others"),
-    *_columns(
-        "bool",
-        "",
-        host_bound="the GPU waits for the host",
-        stable="warm-up settled, no drift",
-        throttled="clocks were held down",
-    ),
-    *_columns("list<string>", "", throttle_reasons="why, as NVML names it"),
-    *_columns("double", "MHz", sm_clock_mhz_p50="median while timed, slowest device"),
-    *_columns(
-        "int64",
-        "bytes",
-        peak_mem_allocated_bytes="by tensors, largest rank",
-        peak_mem_reserved_bytes="by torch's allocator, largest rank",
-    ),
-    *_columns(
-        "double",
-        "ms",
-        local_step_ms="step without communication",
-        compute_ms="forward and backward pass",
-        comm_ms="collectives from start to end",
-        comm_exposed_ms="step less the slowest rank's local step",
-        straggler_ms="slowest rank's local step less the others'",
-        straggler_error_ms="standard error of straggler_ms",
-        straggler_device_ms="part of straggler_ms on the device",
-        late_in_turn_ms="cost of ranks that are late in turn",
-        hooked_step_ms="step with timed communication",
-        local_step_drift_ms="later local steps less first ones",
-        wait_ms="for the slowest rank",
-        data_ms="waiting for the next batch",
-        optimizer_ms="optimizer step",
-        host_gap_ms="device idle, the host is late",
-    ),
-    *_columns(
-        "list<double>",
-        "ms",
-        local_step_ms_by_rank="median local step, in rank order",
-        device_ms_by_rank="its work on the device, in rank order",
-    ),
-    *_columns("map<string,string>", "", methods="column -> how it was measured"),
-    *_columns("double", "FLOP", flops_per_step="of one device and optimizer step"),
-    *_columns(
-        "double",
-        "TFLOP/s",
-        achieved_tflops_per_device="FLOPs over step time",
-        gemm_tflops_per_device="of large matrix products, sustained",
-        burst_tflops_per_device="first 30 ms of the warm-up",
-    ),
-    *_columns(
-        "double", "%", mfu_pct="of the datasheet's peak", gemm_share_pct="achieved over gemm"
-    ),
-    *_columns(
-        "double",
-        "GB/s",
-        algbw_gb_s="size over time, as nccl-tests",
-        busbw_gb_s="bus bandwidth, as nccl-tests",
-        memory_gb_s="read and written, per device",
-    ),
-    *_columns("double", "J", energy_j="all devices, timed steps", energy_j_error="of it, ±"),
     *_columns(
         "list<string>",
         "",
@@ -245,6 +162,8 @@ _POINTS = (
     *_columns(
         "bool", "", crowded="CPU workers share cores", quick="a short look: min_seconds is 0"
     ),
+    *_columns("map<string,double>", "", workload_metrics="those that the workload declares"),
+    *_columns("map<string,string>", "", workload_headings="their headings, with the units"),
 )
 
 _SAMPLES = (

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from raybench.job.point import Execution, Precision
+from raybench.records.metric import Metric
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 # Steps after which a scaler grows: more than its counter, an int32, can hold.
 _NEVER_GROWS = 2**31
-NOT_WRAPPED = "no model was wrapped by context.ddp(), and there is no set_comm_hook"
 
 
 class WrongResultError(Exception):
@@ -163,9 +163,12 @@ class Workload(ABC):
     torch's operators would not find them.
     message_bytes, busbw_factor: of a collective, as nccl-tests counts them.
     memory_bytes: what one step reads from and writes to memory.
+    metrics: class attribute; numbers of its own that the tables and reports are to have. Each is
+    read after the timed steps, on each rank, from the attribute of its name; None: not known.
     """
 
     takes_batch_size: ClassVar[bool] = True
+    metrics: ClassVar[tuple[Metric, ...]] = ()
     items_per_step: int
 
     @abstractmethod

@@ -6,12 +6,17 @@ import csv
 import io
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from raybench.report import formatting
 from raybench.report.export.rows import point_rows
 from raybench.report.summary import Summary
 
+# These have a column for each of their keys.
+_MAPS = ("params", "workload_metrics")
+_PREFIXES = tuple(f"{name}." for name in _MAPS)
+_HEADINGS = "workload_headings"
 # What a spreadsheet takes for a formula, unless a quote is before it; a number is none.
 # https://owasp.org/www-community/attacks/CSV_Injection
 _BEGINS_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -21,20 +26,25 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 def export_csv(summary: Summary) -> str:
     """A line per point, the latest attempt: the columns of `points` and what the report derives.
 
-    A parameter of the workload is a column `params.NAME`, `methods` is JSON, a list is joined by
-    "; ", null is empty. UTF-8, a comma between cells, a full stop in numbers. A text that a
-    spreadsheet would take for a formula begins with a quote.
+    A parameter of the workload is a column `params.NAME`, a metric of its own a column
+    `workload_metrics.NAME`, `methods` is JSON, a list is joined by "; ", null is empty. UTF-8, a
+    comma between cells, a full stop in numbers. A text that a spreadsheet would take for a formula
+    begins with a quote.
     """
-    rows = point_rows(summary)
-    names = [str(name) for name in summary.scaling.columns if name != "params"]
-    params = sorted({name for row in rows for name in row["params"]})
+    rows = [_flatten(row) for row in point_rows(summary)]
+    names = [str(name) for name in summary.scaling.columns if name not in (*_MAPS, _HEADINGS)]
+    more = sorted({name for row in rows for name in row if name.startswith(_PREFIXES)})
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
-    writer.writerow([_cell(name) for name in (*names, *(f"params.{name}" for name in params))])
-    for row in rows:
-        cells = [row[name] for name in names] + [row["params"].get(name) for name in params]
-        writer.writerow([_cell(value) for value in cells])
+    writer.writerow(map(_cell, (*names, *more)))
+    writer.writerows([_cell(row.get(name)) for name in (*names, *more)] for row in rows)
     return target.getvalue()
+
+
+def _flatten(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with `params.NAME` in place of `params`, and so for each of _MAPS."""
+    inside = {f"{one}.{name}": value for one in _MAPS for name, value in (row[one] or {}).items()}
+    return {**row, **inside}
 
 
 def _cell(value: Any) -> Any:

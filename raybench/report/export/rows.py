@@ -49,10 +49,13 @@ def point_name(row: Row) -> str:
 
 
 def figures(row: Row) -> dict[str, int | float]:
-    """What was measured and derived, as numbers: yes is 1, what is null is left out."""
+    """What was measured and derived, as numbers: yes is 1, what is null is left out.
+
+    A metric that the workload declares itself has its own name, unless a column has it.
+    """
     return {
         name: int(value) if isinstance(value, bool) else value
-        for name, value in row.items()
+        for name, value in ({**(row["workload_metrics"] or {}), **row}).items()
         if isinstance(value, int | float) and name not in _NOT_FIGURES
     }
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from raybench.analysis.ratios import ratio_range
 from raybench.analysis.scaling import setting, setting_order
+from raybench.records.metric import Metric
 from raybench.report import formatting
 from raybench.report.html.scaling import speed_up_words
 from raybench.report.html.series import Row, in_order, is_other, varying_settings
+from raybench.report.legend import meaning
 from raybench.report.summary import Summary
 from raybench.report.tables import MARK_COLUMN, marks
+from raybench.results.metrics import RATES, SCALING, value_of, workload_metrics
 
-_GIB = 2**30
+# Of the columns that only this table has, or has with more than their value.
 _MEANINGS = {
     "step": "Median over iterations of the slowest rank's time.",
     "±": "Half of the 95 % interval of the step time, relative to it.",
@@ -22,17 +24,7 @@ _MEANINGS = {
     "other step": "Step time in the run that this one is laid over.",
     "change": "Step time of this run over that of the other, less 1, ± half of the 95 % interval "
     "of these two starts. `raybench compare` tells chance from change.",
-    "samples/s": "Of all ranks together.",
     "speed-up": "samples/s over those of the baseline point, ± half of the 95 % interval.",
-    "efficiency": "Speed-up over the ratio of the numbers of ranks.",
-    "GiB": "Peak memory allocated on the device that needs most.",
-    "algbw GB/s": "Bytes over step time, as nccl-tests counts them.",
-    "busbw GB/s": "algbw times the operation's factor, as nccl-tests counts it.",
-    "memory GB/s": "Bytes read and written over step time.",
-    "TFLOP/s": "Of one device.",
-    "burst": "TFLOP/s in the first 30 ms of the warm-up, before a power limit acts.",
-    "MFU": "TFLOP/s over the datasheet's dense peak.",
-    "GEMM": "TFLOP/s over those of large matrix products on the same device.",
 }
 
 
@@ -74,7 +66,9 @@ def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Poi
     names = varying_settings(own) or ["precision"]
     words = [name for name in names if not _is_number(name, own)]
     numbers = [name for name in names if _is_number(name, own)]
-    measured = _measurements(own, others, against)
+    metrics = (*SCALING.metrics, *RATES.metrics, *workload_metrics(own))
+    measured = _measurements(own, others, against, metrics)
+    meanings = _meanings(metrics, summary) | _MEANINGS
     kept = [(title, cells) for title, cells in measured if any(cell.text for cell in cells)]
     settings = [(name, [_setting(row, name) for row in own]) for name in (*words, *numbers)]
     cells = zip(*(cells for _, cells in [*settings, *kept]), strict=True)
@@ -85,7 +79,7 @@ def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Poi
             Column(title="point", is_number=False, hint="For `raybench show RUN POINT`."),
             *(_setting_column(name, own, summary.ranks) for name, _ in settings),
             *(
-                Column(title=title, is_number=title != MARK_COLUMN, hint=_MEANINGS.get(title, ""))
+                Column(title=title, is_number=title != MARK_COLUMN, hint=meanings[title])
                 for title in titles
             ),
         ],
@@ -96,10 +90,20 @@ def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Poi
         else [],
         texts=1 + len(words),
         meanings=[
-            *((title, _MEANINGS[title]) for title in titles if title in _MEANINGS),
+            *((title, meanings[title]) for title in titles),
             *((mark, text + ".") for mark, text in formatting.MARKS.items() if mark in found),
         ],
     )
+
+
+def _meanings(metrics: Sequence[Metric], summary: Summary) -> dict[str, str]:
+    words = {"ranks": summary.ranks, "baseline": formatting.settings(summary.run.baseline)}
+    return {
+        formatting.metric_heading(one, formatting.MILLISECONDS): formatting.sentence(
+            meaning(one, words)
+        )
+        for one in metrics
+    }
 
 
 def _is_number(name: str, rows: Sequence[Row]) -> bool:
@@ -118,23 +122,16 @@ def _setting(row: Row, name: str) -> Cell:
 
 
 def _measurements(
-    rows: Sequence[Row], others: Mapping[str, Row], against: str
+    rows: Sequence[Row], others: Mapping[str, Row], against: str, metrics: Sequence[Metric]
 ) -> list[tuple[str, list[Cell]]]:
     columns: list[tuple[str, Callable[[Row], Cell]]] = [
         ("step", _step),
         ("±", _unsure),
         (MARK_COLUMN, _marks),
-        ("samples/s", _number("throughput")),
-        ("speed-up", _speed_up),
-        ("efficiency", _percent("efficiency", 1.0)),
-        ("GiB", _gib),
-        ("algbw GB/s", _number("algbw_gb_s")),
-        ("busbw GB/s", _number("busbw_gb_s")),
-        ("memory GB/s", _number("memory_gb_s")),
-        ("TFLOP/s", _number("achieved_tflops_per_device")),
-        ("burst", _number("burst_tflops_per_device")),
-        ("MFU", _percent("mfu_pct", 100.0)),
-        ("GEMM", _percent("gemm_share_pct", 100.0)),
+        *(
+            (formatting.metric_heading(one, formatting.MILLISECONDS), _metric_cell(one))
+            for one in metrics
+        ),
     ]
     if against:
         columns[2:2] = [
@@ -192,15 +189,16 @@ def _marks(row: Row) -> Cell:
     return Cell(text=found, hint="; ".join(formatting.MARKS[mark] for mark in found))
 
 
-def _number(name: str) -> Callable[[Row], Cell]:
-    return lambda row: Cell(text=formatting.number(row[name]))
+def _metric_cell(metric: Metric) -> Callable[[Row], Cell]:
+    """The cells of a metric; a share is sorted by more digits than it shows."""
+    if metric.name == "speed_up":
+        return _speed_up
+    whole = {"share": 1.0, "percent": 100.0}.get(metric.format)
 
-
-def _percent(name: str, whole: float) -> Callable[[Row], Cell]:
     def cell(row: Row) -> Cell:
-        known = formatting.has_value(row[name])
-        share = row[name] / whole if known else 0.0
-        return Cell(text=formatting.percent(share), value=f"{share:.5g}") if known else _NONE
+        value = value_of(row, metric)
+        text = formatting.metric(metric, value)
+        return Cell(text=text, value=f"{value / whole:.5g}" if text and whole else "")
 
     return cell
 
@@ -210,8 +208,3 @@ def _speed_up(row: Row) -> Cell:
         reason = formatting.plain(row["why"]) if formatting.has_value(row["why"]) else ""
         return Cell(text="–" if reason else "", hint=reason)
     return Cell(text=speed_up_words(row), value=f"{row['speed_up']:.6g}")
-
-
-def _gib(row: Row) -> Cell:
-    value: Any = row["peak_mem_allocated_bytes"]
-    return Cell(text=formatting.gib(value))

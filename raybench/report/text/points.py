@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from raybench.analysis.scaling import setting
+from raybench.records.metric import Metric
 from raybench.report import formatting
 from raybench.report.text.console import (
     SETTING_CHARS,
@@ -26,17 +27,12 @@ from raybench.report.text.console import (
     whole,
 )
 from raybench.report.text.histogram import histogram
+from raybench.results.metrics import BY_NAME, MAIN_RATES, value_of, workload_metrics
 
 Row = Mapping[str, Any]
 
 # Parameters vary too, but their values belong to the reader who asks for one point.
 _SETTINGS = ("precision", "cuda_graph", "batch_size", "global_batch_size", "world_size")
-_RATES = {
-    "throughput": "samples/s",
-    "busbw_gb_s": "busbw GB/s",
-    "memory_gb_s": "memory GB/s",
-    "achieved_tflops_per_device": "TFLOP/s",
-}
 _REASON_CHARS = 80
 _LEAST_REASON_CHARS = 24
 # A model has hundreds of modules; the table `modules` holds the rest.
@@ -45,7 +41,7 @@ _MODULE_CHARS = 20
 # The end of a traceback or a log says most; `--json` has all of it.
 _DETAIL_LINES = 15
 # These have a place of their own.
-_APART = ("methods", "error_detail")
+_APART = ("methods", "error_detail", "workload_metrics", "workload_headings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +69,8 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
         return render([line("No point has been finished yet.")], width, color)
     rows = [{str(k): v for k, v in row.items()} for row in points.to_dict("records")]
     names = varying_settings(rows)
-    rates = [name for name in _RATES if any(formatting.has_value(row[name]) for row in rows)]
+    found = [m for m in MAIN_RATES if any(formatting.has_value(row[m.name]) for row in rows)]
+    rates = [*found, *workload_metrics(rows)]
     unit = formatting.unit_of(rows)
     columns = {
         Column("point"): [row["point_id"] for row in rows],
@@ -87,13 +84,14 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
         Column("status"): [formatting.STATUS_WORDS[row["status"]] for row in rows],
         Column(f"step {unit.name}", side="right"): [formatting.step_in(unit, row) for row in rows],
         **{
-            Column(_RATES[name], side="right"): [formatting.number(row[name]) for row in rows]
-            for name in rates[:1]
+            _metric_column(metric): [_metric_cell(metric, row) for row in rows]
+            for metric in rates[:1]
         },
     }
+    p99, memory = (BY_NAME[name] for name in ("step_ms_p99", "peak_mem_allocated_bytes"))
     extras = {
-        Column(head, side="right"): [cell(row) for row in rows]
-        for head, cell in _extras(unit, rates[1:])
+        _metric_column(metric, unit): [_metric_cell(metric, row, unit) for row in rows]
+        for metric in (*rates[1:], p99, memory)
     }
     known = {column: cells for column, cells in extras.items() if any(cells)}
     reasons = [_reason(row) for row in rows]
@@ -110,20 +108,12 @@ def _round(row: Row) -> str:
     return f"{number} control" if formatting.has_value(row["control_of"]) else number
 
 
-def _extras(
-    unit: formatting.Unit, rates: Sequence[str]
-) -> Iterator[tuple[str, Callable[[Row], str]]]:
-    """What is shown of each point beside its step, where there is room."""
+def _metric_column(metric: Metric, unit: formatting.Unit = formatting.MILLISECONDS) -> Column:
+    return Column(formatting.metric_heading(metric, unit), side="right")
 
-    def number(name: str) -> Callable[[Row], str]:
-        return lambda row: formatting.number(row[name])
 
-    def p99(row: Row) -> str:
-        return formatting.time_in(unit, row["step_ms_p99"])
-
-    yield from ((_RATES[name], number(name)) for name in rates)
-    yield f"p99 {unit.name}", p99
-    yield "GiB", lambda row: formatting.gib(row["peak_mem_allocated_bytes"])
+def _metric_cell(metric: Metric, row: Row, unit: formatting.Unit = formatting.MILLISECONDS) -> str:
+    return formatting.metric(metric, value_of(row, metric), unit)
 
 
 def _reason(row: Row) -> str:
@@ -155,7 +145,8 @@ def _fitting(
         if room({**columns, column: cells, **last}) >= -2:
             columns = {**columns, column: cells}
     columns = {**columns, **last}
-    rates = [column for column in columns if column.name in _RATES.values()]
+    titles = {metric.title for metric in MAIN_RATES}
+    rates = [column for column in columns if column.name in titles]
     statuses = [c for c, cells in columns.items() if c.name == "status" and {*cells} == {"ok"}]
     shown = dict(columns)
     for dropped in ([], rates, statuses):
@@ -187,6 +178,7 @@ def format_point(
     row = {n: _short(value) if n.endswith("_sha256") else value for n, value in point.row.items()}
     shown = ((name, _value(value, units.get(name, ""))) for name, value in row.items())
     told = [(name, text) for name, text in shown if text and name not in _APART]
+    told += [(m.title, formatting.metric(m, value_of(row, m))) for m in workload_metrics([row])]
     parts: list[RenderableType] = [pairs(told)]
     for block in (_detail(point.row["error_detail"]), _attempts(point.attempts)):
         parts += [line(""), *block] if block else []

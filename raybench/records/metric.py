@@ -1,0 +1,77 @@
+"""What a number of a point is: declared once, for the tables and for all that shows it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from raybench.errors import UsageError
+
+OverRanks = Literal["max", "min", "mean", "median", "sum"]
+# How a report writes the value: `share` of 1 and `percent` of 100 as 12.3%, `part` and `time` of a
+# step in the unit of the table.
+Format = Literal["number", "ratio", "share", "percent", "gib", "part", "time"]
+
+_COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "max": max,
+    "min": min,
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "sum": sum,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A number of a point.
+
+    name: of its column in the table `points`; of a workload's own metric, the attribute of the
+    workload that holds the value of a rank after the timed steps.
+    unit: of the stored value; empty where it has none.
+    description: what it is, in at most 60 characters.
+    kind: the type of its column.
+    over_ranks: how the values of the ranks become the point's. None: by a computation of its own.
+    heading: of its column in reports, the unit included; empty: `name`, with the unit behind it.
+    meaning: what the legend of a report says, without a capital and a full stop; {ranks} is what a
+    rank runs on, {baseline} the settings of the baseline. Empty: `description`.
+    format: how a report writes the value.
+
+    Raises UsageError for a name that is no identifier, and for another `over_ranks`.
+    """
+
+    name: str
+    unit: str = ""
+    description: str
+    kind: str = "double"
+    over_ranks: OverRanks | None = None
+    heading: str = ""
+    meaning: str = ""
+    format: Format = "number"
+
+    def __post_init__(self) -> None:
+        if not str(self.name).isidentifier():
+            raise UsageError(f"Metric: name must be an identifier, got {self.name!r}")
+        if self.over_ranks not in (None, *get_args(OverRanks)):
+            names = ", ".join(get_args(OverRanks))
+            raise UsageError(
+                f"Metric {self.name}: over_ranks must be one of {names}, got {self.over_ranks!r}"
+            )
+
+    @property
+    def title(self) -> str:
+        """The head of its column."""
+        words = self.name.removesuffix(f"_{self.unit}").replace("_", " ")
+        return self.heading or f"{words} {self.unit}".rstrip()
+
+
+def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | None:
+    """Make the value of a point from those of its ranks; None is not known. Integers stay so.
+
+    A sum needs all of them, the others are of those that are known.
+    """
+    known = [value for value in values if value is not None]
+    if not known or (how == "sum" and len(known) < len(values)):
+        return None
+    return _COMBINE[how](known)

@@ -1,0 +1,322 @@
+"""The metrics of a point, each declared once.
+
+From here the table `points` has their columns, `point_metrics` how ranks become a point, and the
+reports their columns, the legend and the progress line. A column that is not computed from one
+value a rank is computed in `point_metrics` or `step_parts`, a derived one in `analysis.scaling`.
+A workload declares metrics of its own in its class: their values are in the column
+`workload_metrics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raybench.records import Measurement
+from raybench.records.metric import Metric, combine_ranks
+
+Row = Mapping[str, Any]
+
+
+def _plain(kind: str, unit: str, /, **descriptions: str) -> tuple[Metric, ...]:
+    """Metrics that only `show` and the exports have, of one type and unit."""
+    return tuple(
+        Metric(name=name, kind=kind, unit=unit, description=text)
+        for name, text in descriptions.items()
+    )
+
+
+def _part(name: str, description: str, heading: str, meaning: str) -> Metric:
+    """A part of the step, in the unit of the table."""
+    return Metric(
+        name=name,
+        unit="ms",
+        description=description,
+        heading=heading,
+        meaning=meaning,
+        format="part",
+    )
+
+
+# In the order of their columns.
+METRICS: tuple[Metric, ...] = (
+    Metric(
+        name="setup_s",
+        unit="s",
+        description="process group and model, slowest rank",
+        over_ranks="max",
+    ),
+    *_plain(
+        "int64",
+        "",
+        repeats="builds of the workload",
+        warmup_iterations="done",
+        iterations="timed samples",
+        inner_iterations="steps per timed sample",
+    ),
+    *_plain(
+        "double",
+        "ms",
+        step_ms_mean="whole time over its steps",
+        step_ms_p50="median step time, since version 5 not of maxima",
+        step_ms_p90="90th percentile",
+        step_ms_p95="95th percentile",
+    ),
+    Metric(
+        name="step_ms_p99",
+        unit="ms",
+        description="99th percentile",
+        heading="p99",
+        meaning="the 99th percentile of the iterations",
+        format="time",
+    ),
+    *_plain(
+        "double",
+        "ms",
+        step_ms_min="minimum",
+        step_ms_max="maximum",
+        step_ms_std="standard deviation",
+        step_ms_ci_low="95 % interval of the median, low end",
+        step_ms_ci_high="95 % interval of the median, high end",
+        step_ms_repeat_std="of the repeats' medians",
+    ),
+    *_plain("double", "", autocorrelation="of successive step times"),
+    *_plain("string", "", trend="flat, drifting, stepped or wandering"),
+    Metric(
+        name="throughput",
+        unit="samples/s",
+        description="of all ranks; since version 5 by the mean",
+        heading="samples/s",
+        meaning="all {ranks} together",
+    ),
+    *_plain("double", "ms", skew_ms_p50="slowest less fastest rank, median"),
+    *_plain("int64", "", slowest_rank="rank that is slower than the others"),
+    *_plain(
+        "bool",
+        "",
+        host_bound="the GPU waits for the host",
+        stable="warm-up settled, no drift",
+        throttled="clocks were held down",
+    ),
+    *_plain("list<string>", "", throttle_reasons="why, as NVML names it"),
+    *_plain("double", "MHz", sm_clock_mhz_p50="median while timed, slowest device"),
+    Metric(
+        name="peak_mem_allocated_bytes",
+        unit="bytes",
+        description="by tensors, largest rank",
+        kind="int64",
+        over_ranks="max",
+        heading="GiB",
+        meaning="peak memory allocated on the device that needs most",
+        format="gib",
+    ),
+    Metric(
+        name="peak_mem_reserved_bytes",
+        unit="bytes",
+        description="by torch's allocator, largest rank",
+        kind="int64",
+        over_ranks="max",
+    ),
+    *_plain("double", "ms", local_step_ms="step without communication"),
+    _part(
+        "compute_ms",
+        "forward and backward pass",
+        "compute",
+        "the device's forward and backward pass, with DDP's work on gradients",
+    ),
+    *_plain("double", "ms", comm_ms="collectives from start to end"),
+    _part(
+        "comm_exposed_ms",
+        "step less the slowest rank's local step",
+        "comm",
+        "the step beyond the slowest rank's own, communication that nothing hides",
+    ),
+    _part(
+        "straggler_ms",
+        "slowest rank's local step less the others'",
+        "late",
+        "how much longer the slowest rank's own step is than the others'; it is in the other parts",
+    ),
+    *_plain(
+        "double",
+        "ms",
+        straggler_error_ms="standard error of straggler_ms",
+        straggler_device_ms="part of straggler_ms on the device",
+        late_in_turn_ms="cost of ranks that are late in turn",
+        hooked_step_ms="step with timed communication",
+        local_step_drift_ms="later local steps less first ones",
+        wait_ms="for the slowest rank",
+    ),
+    _part("data_ms", "waiting for the next batch", "data", "the host waits for the next batch"),
+    _part("optimizer_ms", "optimizer step", "optim", "the optimizer"),
+    _part("host_gap_ms", "device idle, the host is late", "idle", "the device waits for the host"),
+    *_plain(
+        "list<double>",
+        "ms",
+        local_step_ms_by_rank="median local step, in rank order",
+        device_ms_by_rank="its work on the device, in rank order",
+    ),
+    *_plain("map<string,string>", "", methods="column -> how it was measured"),
+    Metric(
+        name="flops_per_step",
+        unit="FLOP",
+        description="of one device and optimizer step",
+        over_ranks="max",
+    ),
+    Metric(
+        name="achieved_tflops_per_device",
+        unit="TFLOP/s",
+        description="FLOPs over step time",
+        heading="TFLOP/s",
+        meaning="of one device",
+    ),
+    *_plain("double", "TFLOP/s", gemm_tflops_per_device="of large matrix products, sustained"),
+    Metric(
+        name="burst_tflops_per_device",
+        unit="TFLOP/s",
+        description="first 30 ms of the warm-up",
+        heading="burst",
+        meaning="TFLOP/s in the first 30 ms of the warm-up, before a power limit acts",
+    ),
+    Metric(
+        name="mfu_pct",
+        unit="%",
+        description="of the datasheet's peak",
+        heading="MFU",
+        meaning="TFLOP/s as a share of the datasheet's dense peak",
+        format="percent",
+    ),
+    Metric(
+        name="gemm_share_pct",
+        unit="%",
+        description="achieved over gemm",
+        heading="%GEMM",
+        meaning="TFLOP/s as a share of what large matrix products reach on this device",
+        format="percent",
+    ),
+    Metric(
+        name="algbw_gb_s",
+        unit="GB/s",
+        description="size over time, as nccl-tests",
+        heading="algbw GB/s",
+        meaning="bytes over step time, as nccl-tests counts them",
+    ),
+    Metric(
+        name="busbw_gb_s",
+        unit="GB/s",
+        description="bus bandwidth, as nccl-tests",
+        heading="busbw GB/s",
+        meaning="algbw times the operation's factor, as nccl-tests counts it",
+    ),
+    Metric(
+        name="memory_gb_s",
+        unit="GB/s",
+        description="read and written, per device",
+        heading="memory GB/s",
+        meaning="bytes read and written over step time",
+    ),
+    Metric(name="energy_j", unit="J", description="all devices, timed steps", over_ranks="sum"),
+    *_plain("double", "J", energy_j_error="of it, ±"),
+)
+# What the reports compute against the baseline point; no columns of `points`.
+DERIVED: tuple[Metric, ...] = (
+    Metric(
+        name="speed_up",
+        description="throughput over that of the baseline point",
+        heading="speed-up",
+        meaning="samples/s over those of the baseline ({baseline})",
+        format="ratio",
+    ),
+    Metric(
+        name="efficiency",
+        description="speed-up over the ratio of ranks",
+        heading="efficiency",
+        meaning="speed-up over the ratio of {ranks}",
+        format="share",
+    ),
+)
+BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in (*METRICS, *DERIVED)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """What a table of a report shows, in order; `optional`: what is left out first, for room."""
+
+    metrics: tuple[Metric, ...]
+    optional: tuple[Metric, ...]
+
+
+def _show(names: str, *, optional: str) -> Columns:
+    return Columns(
+        metrics=tuple(BY_NAME[name] for name in names.split()),
+        optional=tuple(BY_NAME[name] for name in optional.split()),
+    )
+
+
+# Of points that finish samples, of the others, and of where the step goes. The page has those of
+# the first two in one table.
+SCALING = _show(
+    "throughput speed_up efficiency peak_mem_allocated_bytes",
+    optional="peak_mem_allocated_bytes efficiency throughput",
+)
+RATES = _show(
+    "algbw_gb_s busbw_gb_s memory_gb_s achieved_tflops_per_device burst_tflops_per_device mfu_pct "
+    "gemm_share_pct",
+    optional="gemm_share_pct algbw_gb_s burst_tflops_per_device mfu_pct",
+)
+PARTS = _show(
+    "compute_ms optimizer_ms data_ms host_gap_ms comm_exposed_ms straggler_ms mfu_pct "
+    "gemm_share_pct achieved_tflops_per_device",
+    optional="achieved_tflops_per_device gemm_share_pct mfu_pct host_gap_ms straggler_ms",
+)
+# What a step comes to: the progress line shows the first that a point has.
+MAIN_RATES = tuple(
+    BY_NAME[name]
+    for name in ("throughput", "busbw_gb_s", "memory_gb_s", "achieved_tflops_per_device")
+)
+
+
+def combine_measurements(measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """Make the columns that are one value a rank, those of the workload's own metrics included."""
+    own = {metric: None for one in measurements for metric in one.workload_metrics}
+    values = {
+        metric: combine_ranks(
+            metric.over_ranks or "mean", [one.workload_metrics.get(metric) for one in measurements]
+        )
+        for metric in own
+    }
+    return {
+        **{
+            metric.name: combine_ranks(
+                metric.over_ranks, [getattr(one, metric.name) for one in measurements]
+            )
+            for metric in METRICS
+            if metric.over_ranks
+        },
+        "workload_metrics": {one.name: v for one, v in values.items() if v is not None} or None,
+        "workload_headings": {metric.name: metric.title for metric in own} or None,
+    }
+
+
+def workload_metrics(rows: Iterable[Row]) -> tuple[Metric, ...]:
+    """List the metrics that the workloads of these points declare themselves, by their rows."""
+    found: dict[str, Metric] = {}
+    for row in rows:
+        headings, methods = (_mapping(row.get(name)) for name in ("workload_headings", "methods"))
+        for name in _mapping(row.get("workload_metrics")):
+            heading = headings.get(name, name)
+            told = methods.get(name, heading)
+            found.setdefault(name, Metric(name=name, heading=heading, description=told))
+    return tuple(found.values())
+
+
+def value_of(row: Row, metric: Metric) -> Any:
+    """Look up a metric in a row of a report; None where the row has none."""
+    is_column = BY_NAME.get(metric.name) is metric
+    return row[metric.name] if is_column else _mapping(row.get("workload_metrics")).get(metric.name)
+
+
+def _mapping(cell: Any) -> Mapping[str, Any]:
+    """The map of a cell; empty for null."""
+    return cell if isinstance(cell, Mapping) else {}

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from raybench.errors import UsageError
+from raybench.records.metric import Metric, combine_ranks
+
+
+@pytest.mark.parametrize(
+    ("how", "value"), [("max", 4), ("min", 1), ("mean", 2.5), ("median", 2.5), ("sum", 10)]
+)
+def test_the_values_of_ranks_become_one_as_the_metric_says(how, value):
+    assert combine_ranks(how, [1, 4, 2, 3]) == value
+
+
+def test_a_sum_needs_all_ranks_and_the_others_those_that_know_their_value():
+    assert combine_ranks("sum", [1.0, None]) is None
+    assert combine_ranks("max", [1.0, None]) == 1.0
+    assert combine_ranks("max", [None]) is None
+
+
+def test_a_metric_without_a_heading_is_headed_by_its_name_with_the_unit_behind_it():
+    assert Metric(name="pipeline_idle_ms", unit="ms", description="d").title == "pipeline idle ms"
+    assert Metric(name="loss", description="d").title == "loss"
+    assert Metric(name="loss", description="d", heading="loss, nats").title == "loss, nats"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"name": "no name"}, {"name": "loss", "over_ranks": "largest"}, {"name": 5}]
+)
+def test_a_metric_that_cannot_be_kept_is_refused_where_it_is_declared(wrong):
+    with pytest.raises(UsageError, match="Metric"):
+        Metric(description="d", **wrong)

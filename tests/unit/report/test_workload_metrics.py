@@ -1,0 +1,148 @@
+"""A metric that a workload declares in its class is in tables and reports, without another edit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from builders import make_measure, make_measurement, make_point, make_record, make_run
+from click.testing import CliRunner
+
+import raybench
+from raybench import Metric, cli
+from raybench.cluster.local import this_process
+from raybench.job.model import Measure
+from raybench.job.plan import Plan
+from raybench.records import Record
+from raybench.results.point_metrics import compute_metrics
+from raybench.results.writer import RunStore
+from raybench.sweep.loop import SweepSettings, sweep
+from raybench.sweep.rounds import Rounds
+
+ONE_FILE = '''
+from raybench import Context, Metric, Workload
+
+
+class Pipeline(Workload):
+    """Waits for its stages."""
+
+    items_per_step = 8
+    flops_per_step = 1.0
+    metrics = (
+        Metric(name="bubble_ms", unit="ms", description="idle time of a stage", over_ranks="max"),
+        Metric(name="stages", description="stages that ran"),
+        Metric(name="unknown", description="what nobody knows"),
+    )
+
+    def __init__(self, context: Context) -> None:
+        self.stages = 0
+
+    def step(self) -> None:
+        self.stages += 1
+        self.bubble_ms = 12.25
+'''
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the workload, in one process."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "one_file_workload.py").write_text(ONE_FILE)
+    store = RunStore.create(folder / "results", make_run("run-a", points_total=1), make_measure())
+    plan = Plan(points=(make_point(workload="one_file_workload:Pipeline", params={}),))
+    measure = Measure(warmup=2, iterations=6, min_seconds=0, breakdown=False)
+    settings = SweepSettings(measure=measure, strategy="pack", stop_on_error=False)
+    cluster = this_process()
+    cluster.start(1, "pack")
+    store.write_devices(cluster.devices)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(folder), *sys.path])
+        list(sweep(Rounds(plan=plan), settings, cluster, store.write_records))
+    cluster.close()
+    return folder / "results"
+
+
+def shown(results: Path, *words: str) -> str:
+    done = CliRunner().invoke(cli.raybench, [*words, "--results", str(results)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_its_values_are_in_the_table_after_the_timed_steps(results: Path) -> None:
+    [row] = raybench.load(results, "points").to_dict("records")
+    assert row["status"] == "ok", row["error_message"]
+    assert row["workload_metrics"] == {"bubble_ms": 12.25, "stages": 8.0}
+    assert row["workload_headings"]["bubble_ms"] == "bubble ms"
+
+
+@pytest.mark.parametrize(
+    "words", [("report", "run-a"), ("report", "run-a", "--format", "md"), ("show", "run-a")]
+)
+def test_each_format_has_it_as_a_column_with_its_unit(results: Path, words: tuple[str]) -> None:
+    text = shown(results, *words)
+    assert "bubble ms" in text
+    assert "12.25" in text
+
+
+def test_the_legend_says_what_it_is(results: Path) -> None:
+    assert "Bubble ms: idle time of a stage." in " ".join(shown(results, "report", "run-a").split())
+
+
+def test_the_page_has_it_with_what_it_means(results: Path) -> None:
+    page = shown(results, "report", "run-a", "--format", "html")
+    assert 'title="Idle time of a stage.">bubble ms' in page
+    assert "<td>12.25" in page
+
+
+def test_one_point_shows_it_and_how_it_was_measured(results: Path) -> None:
+    [point_id] = raybench.load(results, "points")["point_id"]
+    lines = shown(results, "show", "run-a", point_id).splitlines()
+    assert [line.split() for line in lines if line.startswith("bubble ms")] == [
+        ["bubble", "ms", "12.25"]
+    ]
+    assert any(line.split() == ["bubble_ms", "idle", "time", "of", "a", "stage"] for line in lines)
+
+
+def test_the_exports_have_it(results: Path) -> None:
+    [point] = json.loads(shown(results, "export", "run-a", "--format", "json"))["points"]
+    assert point["workload_metrics"] == {"bubble_ms": 12.25, "stages": 8.0}
+    assert "workload_metrics.bubble_ms" in shown(results, "export", "run-a", "--format", "csv")
+    assert '<property name="bubble_ms" value="12.25"' in shown(
+        results, "export", "run-a", "--format", "junit"
+    )
+
+
+def of_ranks(*values: float | None) -> Record:
+    bubble = Metric(name="bubble_ms", unit="ms", description="idle", over_ranks="sum")
+    return make_record(
+        make_point(world_size=len(values)),
+        measurements=tuple(
+            make_measurement(
+                rank,
+                [[8_000_000] * 6],
+                workload_metrics={} if value is None else {bubble: value},
+            )
+            for rank, value in enumerate(values)
+        ),
+    )
+
+
+def test_the_ranks_become_a_point_as_it_declares() -> None:
+    assert compute_metrics(of_ranks(1.0, 2.5))["workload_metrics"] == {"bubble_ms": 3.5}
+    assert compute_metrics(of_ranks(1.0, None))["workload_metrics"] is None
+    assert compute_metrics(of_ranks(None, None))["workload_metrics"] is None
+
+
+def test_the_rounds_of_a_point_have_its_mean(tmp_path: Path) -> None:
+    from raybench.analysis.rounds import mean_of_rounds
+    from raybench.results.rows import point_row
+
+    rows = [
+        point_row("run-a", record, make_measure()) | {"round": number, "attempt": number}
+        for number, record in ((1, of_ranks(1.0)), (2, of_ranks(2.0)))
+    ]
+    [row] = mean_of_rounds(pd.DataFrame(rows)).to_dict("records")
+    assert row["workload_metrics"] == {"bubble_ms": 1.5}
