@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from raybench.report.html.series import Row
-    from raybench.report.html.steps import PointSteps
+    from raybench.report.charts.series import Row
+    from raybench.report.charts.steps import PointSteps
     from raybench.report.summary import Summary
 
 
@@ -17,10 +17,10 @@ def format_page(root: Path, summary: Summary, against: Summary | None = None) ->
 
     against: the run that it is laid over.
     """
-    from raybench.report.charts.main_figure import rows_of
+    from raybench.report.charts.figures import rows_of
+    from raybench.report.charts.steps import heat_points, spread_points
+    from raybench.report.charts.telemetry import TELEMETRY_COLUMNS
     from raybench.report.html import page
-    from raybench.report.html.steps import heat_points, spread_points
-    from raybench.report.html.telemetry import TELEMETRY_COLUMNS
     from raybench.results import reader
 
     run_id = summary.run.run_id
@@ -42,7 +42,7 @@ def _steps(
 ) -> list[PointSteps]:
     """Read the samples of these points one after the other: a run's may not fit into memory."""
     from raybench.analysis.step_times import SAMPLE_COLUMNS, rank_by_iteration, step_times
-    from raybench.report.html.steps import PointSteps, columns_of_a_map
+    from raybench.report.charts.steps import PointSteps, columns_of_a_map
     from raybench.results import reader
 
     mapped = {row["point_id"] for row in by_rank}

@@ -129,8 +129,8 @@ def _page(results: Path, run: str, summary: Summary, against: str | None) -> str
 
 
 def _draw(results: Path, run: str, summary: Summary, path: Path) -> None:
-    from raybench.report.charts.charts import picture
-    from raybench.report.charts.main_figure import why_none
+    from raybench.report.charts.figures import why_none
+    from raybench.report.charts.poster import picture
     from raybench.results import reader
 
     root, run_id = reader.find_run(results, run)

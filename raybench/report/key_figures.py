@@ -9,6 +9,8 @@ from typing import Any
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import setting_order
 from raybench.report import formatting, largest_batches
+from raybench.report.charts.products import peak_tflops
+from raybench.report.charts.rates import datasheet_gb_s, size_of
 from raybench.report.findings import (
     CAUSES,
     ranks_words,
@@ -18,8 +20,6 @@ from raybench.report.findings import (
     with_most_ranks,
 )
 from raybench.report.headline import precise, unsure
-from raybench.report.html.products import peak_tflops
-from raybench.report.html.rates import datasheet_gb_s, size_of
 from raybench.report.summary import Summary
 
 Row = Mapping[str, Any]

@@ -14,7 +14,7 @@ import pytest
 
 from raybench.cli.page import format_page
 from raybench.cli.results import load_summary
-from raybench.report.charts import charts
+from raybench.report.charts import poster
 from raybench.report.text import markdown
 from raybench.results import reader
 
@@ -72,7 +72,7 @@ def test_the_committed_markdown_is_what_the_tables_say_today(job: str) -> None:
 @pytest.mark.parametrize("job", CHARTS)
 def test_the_committed_charts_show_what_the_tables_say_today(job: str) -> None:
     devices = reader.load(RESULTS, "devices", RUNS[job])
-    today = charts.picture(load_summary(RESULTS, RUNS[job]), devices, "svg")
+    today = poster.picture(load_summary(RESULTS, RUNS[job]), devices, "svg")
     assert today is not None
     found = marks(CHARTS[job].read_text())
     assert len(found) > 10

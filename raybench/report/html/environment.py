@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from raybench.report import formatting
-from raybench.report.html.figure import Table
+from raybench.report.charts.figure import Table
 from raybench.report.summary import Summary
 
 _HEADS = {

@@ -20,21 +20,21 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from raybench.report import formatting
-from raybench.report.charts.main_figure import main_figure, rows_laid_over, rows_of, why_none
+from raybench.report.charts.batch import memory_figure, throughput_figure
+from raybench.report.charts.figure import WIDE, Figure, Panel
+from raybench.report.charts.figures import main_figure, rows_laid_over, rows_of, why_none
+from raybench.report.charts.gains import gains_figure
+from raybench.report.charts.parts import parts_figure
+from raybench.report.charts.products import products_figure
+from raybench.report.charts.rates import rate_figures
+from raybench.report.charts.scaling import efficiency_figure, speed_up_figure
+from raybench.report.charts.series import Row, is_other
+from raybench.report.charts.steps import PointSteps, heat_figure, spread_figure
+from raybench.report.charts.svg import draw, key
+from raybench.report.charts.telemetry import telemetry_figure
 from raybench.report.grouped_messages import MessageGroup, in_short
-from raybench.report.html.batch import memory_figure, throughput_figure
 from raybench.report.html.environment import device_table, facts
-from raybench.report.html.figure import WIDE, Figure, Panel
-from raybench.report.html.gains import gains_figure
-from raybench.report.html.parts import parts_figure
 from raybench.report.html.points import point_table
-from raybench.report.html.products import products_figure
-from raybench.report.html.rates import rate_figures
-from raybench.report.html.scaling import efficiency_figure, speed_up_figure
-from raybench.report.html.series import Row, is_other
-from raybench.report.html.steps import PointSteps, heat_figure, spread_figure
-from raybench.report.html.svg import draw, key
-from raybench.report.html.telemetry import telemetry_figure
 from raybench.report.key_figures import key_figures
 from raybench.report.summary import Summary
 from raybench.report.what_ran import what_ran

@@ -9,8 +9,8 @@ from raybench.analysis.ratios import ratio_range
 from raybench.analysis.scaling import setting, setting_order
 from raybench.records.metric import Metric
 from raybench.report import formatting
-from raybench.report.html.scaling import speed_up_words
-from raybench.report.html.series import Row, in_order, is_other, varying_settings
+from raybench.report.charts.scaling import speed_up_words
+from raybench.report.charts.series import Row, in_order, is_other, varying_settings
 from raybench.report.legend import meaning
 from raybench.report.summary import Summary
 from raybench.report.tables import MARK_COLUMN, marks

@@ -14,8 +14,8 @@ from test_reports import collective, report, sweep
 
 from raybench.cli.page import format_page
 from raybench.cli.results import load_summary
-from raybench.report.charts import charts
-from raybench.report.charts.main_figure import main_figure, rows_of, why_none
+from raybench.report.charts import poster
+from raybench.report.charts.figures import main_figure, rows_of, why_none
 from raybench.results import reader
 
 RESULTS = Path(__file__).parents[3] / "results" / "examples"
@@ -36,7 +36,7 @@ NO_DEVICES = pd.DataFrame()
 
 def svg_of(run_id: str) -> str:
     devices = reader.load(RESULTS, "devices", run_id)
-    drawn = charts.picture(load_summary(RESULTS, run_id), devices, "svg")
+    drawn = poster.picture(load_summary(RESULTS, run_id), devices, "svg")
     assert drawn is not None
     return drawn.decode()
 
@@ -109,18 +109,18 @@ def test_a_lone_size_is_drawn_as_step_times() -> None:
 
 def test_a_run_in_which_nothing_was_measured_has_no_picture_and_says_why() -> None:
     summary = report([make_failed()])
-    assert charts.picture(summary, NO_DEVICES, "svg") is None
+    assert poster.picture(summary, NO_DEVICES, "svg") is None
     assert why_none(summary) == "no point of this run was measured (out of memory)"
     assert why_none(report([])) == "no point of this run has been finished yet"
 
 
 def test_texts_of_the_results_are_no_markup_and_there_is_a_png_too() -> None:
     summary = report(sweep(), make_run("run-a", job_name="<b>&job"))
-    svg = charts.picture(summary, NO_DEVICES, "svg")
+    svg = poster.picture(summary, NO_DEVICES, "svg")
     assert svg is not None
     assert b"&lt;b&gt;&amp;job" in svg
     assert b"<b>" not in svg
-    png = charts.picture(summary, NO_DEVICES, "png")
+    png = poster.picture(summary, NO_DEVICES, "png")
     assert png is not None
     assert png.startswith(b"\x89PNG\r\n")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -10,8 +11,8 @@ from builders import START
 
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.history import history
-from raybench.report.charts.charts import render
-from raybench.report.charts.history import history_chart
+from raybench.report.charts.history import history_figure
+from raybench.report.charts.poster import draw_poster
 from raybench.report.comparison import before_and_now
 
 
@@ -34,20 +35,27 @@ def runs(points: int, count: int = 6, apart: timedelta = timedelta(days=1)) -> p
 
 
 def test_up_to_seven_points_share_a_panel_and_more_have_one_each() -> None:
-    assert "facet" not in history_chart(runs(7))
-    many = history_chart(runs(12))
-    assert len(many["facet"]["sort"]) == 12
-    assert many["facet"]["sort"][0] == "hidden=11"
-    assert b"hidden=11" in render(many, "svg")
+    few = history_figure(runs(7))
+    assert (len(few.panels), len(few.legend)) == (1, 7)
+    many = history_figure(runs(12))
+    assert (len(many.panels), len(many.legend)) == (12, 0)
+    assert many.panels[0].title == "hidden=11"
 
 
 def test_a_chart_of_very_many_points_says_how_many_it_leaves_out() -> None:
-    many = history_chart(runs(50, count=2))
-    assert len({value["line"] for value in many["data"]["values"]}) == 40
-    assert (
-        "10 more points are not drawn; choose with --point or --filter"
-        in (many["title"]["subtitle"])
-    )
+    many = history_figure(runs(50, count=2))
+    assert len(many.panels) == 40
+    assert many.note.endswith("10 more points are not drawn; choose with --point or --filter")
+
+
+def test_a_history_is_a_file_in_the_colours_of_the_page() -> None:
+    svg = draw_poster(history_figure(runs(12)), "svg").decode()
+    ElementTree.fromstring(svg)
+    assert "hidden=11" in svg
+    assert "Step time over runs" in svg
+    assert "prefers-color-scheme: dark" in svg
+    assert "var(" not in svg
+    assert draw_poster(history_figure(runs(2)), "png").startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +67,7 @@ def test_a_chart_of_very_many_points_says_how_many_it_leaves_out() -> None:
     ],
 )
 def test_ticks_tell_the_hours_where_days_would_be_the_same(apart: timedelta, form: str) -> None:
-    layers = history_chart(runs(2, apart=apart))["layer"]
+    layers = history_figure(runs(2, apart=apart)).panels[0].spec["layer"]
     assert {layer["encoding"]["x"]["axis"]["format"] for layer in layers} == {form}
 
 

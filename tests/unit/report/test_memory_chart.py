@@ -11,7 +11,7 @@ from test_reports import report
 
 from raybench.job.point import Precision
 from raybench.records import Record
-from raybench.report.charts.main_figure import main_figure, rows_of
+from raybench.report.charts.figures import main_figure, rows_of
 from raybench.report.export import as_json
 from raybench.report.summary import Summary
 from raybench.report.text import markdown, terminal

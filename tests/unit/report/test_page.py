@@ -18,15 +18,16 @@ from test_reports import collective, report
 
 from raybench.analysis.step_times import rank_by_iteration, step_times
 from raybench.job.point import Precision
-from raybench.report.charts.main_figure import main_figure, rows_laid_over, rows_of
-from raybench.report.html import batch as html_batch
-from raybench.report.html import gains, points, products, rates, scaling
-from raybench.report.html import parts as html_parts
-from raybench.report.html import steps as html_steps
-from raybench.report.html.figure import Figure
+from raybench.report.charts import batch as html_batch
+from raybench.report.charts import gains, products, rates, scaling
+from raybench.report.charts import parts as html_parts
+from raybench.report.charts import steps as html_steps
+from raybench.report.charts.figure import Figure
+from raybench.report.charts.figures import main_figure, rows_laid_over, rows_of
+from raybench.report.charts.steps import PointSteps
+from raybench.report.charts.telemetry import telemetry_figure
+from raybench.report.html import points
 from raybench.report.html.page import PageData, format_page
-from raybench.report.html.steps import PointSteps
-from raybench.report.html.telemetry import telemetry_figure
 from raybench.report.summary import Summary
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\u202e</svg></style>'

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raybench.cli.results import load_summary
-from raybench.report.charts.main_figure import rows_of
+from raybench.report.charts.figures import rows_of
 from raybench.report.key_figures import key_figures
 from raybench.report.what_ran import what_ran
 from raybench.workloads.layers import DECODER_PRESETS, Decoder, linear_stack

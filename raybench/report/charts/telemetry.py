@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from raybench.report import formatting
-from raybench.report.html.figure import (
+from raybench.report.charts.figure import (
     MOST_LINES,
     TOLD,
     Entry,
@@ -23,8 +23,8 @@ from raybench.report.html.figure import (
     legend,
     specification,
 )
-from raybench.report.html.lines import linear_axis
-from raybench.report.html.series import Row, named, telling_settings
+from raybench.report.charts.lines import linear_axis
+from raybench.report.charts.series import Row, named, telling_settings
 
 _SHOWN = {
     "sm_clock_mhz": ("SM clock", "MHz"),

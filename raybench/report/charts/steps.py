@@ -11,8 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raybench.report import formatting
-from raybench.report.html.bars import MOST_BARS, bar_panels, first_of
-from raybench.report.html.figure import (
+from raybench.report.charts.bars import MOST_BARS, bar_panels, first_of
+from raybench.report.charts.figure import (
     TOLD,
     Entry,
     Figure,
@@ -22,7 +22,7 @@ from raybench.report.html.figure import (
     Value,
     specification,
 )
-from raybench.report.html.series import Row, in_order, label, telling_settings
+from raybench.report.charts.series import Row, in_order, label, telling_settings
 from raybench.report.summary import Summary
 
 # Cells of all heat maps together: each is an element of the page.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raybench.report import formatting
-from raybench.report.html.bars import MOST_BARS, bar_panels, first_of
-from raybench.report.html.figure import TOLD, Figure, Spec, Value
-from raybench.report.html.series import Row, in_order, is_other
+from raybench.report.charts.bars import MOST_BARS, bar_panels, first_of
+from raybench.report.charts.figure import TOLD, Figure, Spec, Value
+from raybench.report.charts.series import Row, in_order, is_other
 from raybench.report.summary import Summary
 
 

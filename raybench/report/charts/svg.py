@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 
-from raybench.report.html.figure import Spec
+from raybench.report.charts.figure import Spec
 
 _VEGA_LITE = "5.21"
 

@@ -1,4 +1,4 @@
-"""The main picture of a report as a file of its own: the page's charts, put together as one SVG.
+"""A figure as a file of its own: its charts, put together as one SVG.
 
 Its colours follow the reader's theme where the reader has one (a browser does); elsewhere, and as
 PNG, it is light.
@@ -11,24 +11,14 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any
 
 import pandas as pd
 
 from raybench.report import formatting
-from raybench.report.charts.main_figure import main_figure, rows_of
-from raybench.report.html.figure import SHAPES, WIDE, WIDTH, Entry, Figure, Panel
-from raybench.report.html.svg import draw, key_mark
+from raybench.report.charts.figure import WIDE, WIDTH, Entry, Figure, Panel
+from raybench.report.charts.figures import main_figure, rows_of
+from raybench.report.charts.svg import draw, key_mark
 from raybench.report.summary import Summary
-
-Spec = dict[str, Any]
-
-# Okabe and Ito, "Color Universal Design" (2008), without the yellow, which is lost on white.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
-_VEGA_LITE = "5.21"
-# The size of a lone chart of a history; its legend stands beside it.
-LONE = (500, 330)
 
 _MARGIN, _GAP, _LINE = 16, 20, 18
 # How wide a character is at most, to break lines and to place the entries of a legend.
@@ -39,11 +29,20 @@ _FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
 
 
 def picture(summary: Summary, devices: pd.DataFrame, kind: str) -> bytes | None:
-    """The main figure of the run as `svg` or `png`; None where there is none."""
+    """Draw the main figure of the run as `svg` or `png`; None where there is none."""
     figure = main_figure(rows_of(summary), summary, devices)
     if figure is None:
         return None
-    svg = _poster(figure, summary)
+    title = f"{figure.title} ({formatting.plain(summary.run.job_name)})"
+    return draw_poster(figure, kind, title=title, below=_machine_line(summary))
+
+
+def draw_poster(figure: Figure, kind: str, *, title: str = "", below: str = "") -> bytes:
+    """Draw a figure as `svg` or `png`; a PNG has two pixels for each of the layout.
+
+    title: instead of the figure's. below: a line under it.
+    """
+    svg = _compose(figure, title or figure.title, below)
     colors = {name: (light, dark) for name, light, dark in _COLOR.findall(_style())}
     light = _USED.sub(lambda found: colors[found[1]][0], svg)
     if kind == "png":
@@ -51,27 +50,6 @@ def picture(summary: Summary, devices: pd.DataFrame, kind: str) -> bytes | None:
 
         return bytes(vl_convert.svg_to_png(light, scale=2))
     return light.replace("<defs/>", _dark(svg, colors), 1).encode()
-
-
-def render(spec: Spec, kind: str) -> bytes:
-    """A Vega-Lite specification as `svg` or `png`; a PNG has two pixels for each of the layout."""
-    import vl_convert
-
-    if kind == "svg":
-        return str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)).encode()
-    return bytes(vl_convert.vegalite_to_png(spec, vl_version=_VEGA_LITE, scale=2))
-
-
-def distinguish_lines(lines: Sequence[str]) -> tuple[Spec, Spec]:
-    """Colour and shape of each line."""
-    common = {"field": "line", "type": "nominal", "sort": list(lines), "title": None}
-    colors = {"domain": list(lines), "range": _cycle(COLORS, len(lines))}
-    shapes = {"domain": list(lines), "range": _cycle(SHAPES, len(lines))}
-    return {**common, "scale": colors}, {**common, "scale": shapes}
-
-
-def _cycle(values: Sequence[str], count: int) -> list[str]:
-    return [values[place % len(values)] for place in range(count)]
 
 
 def _style() -> str:
@@ -89,15 +67,14 @@ def _dark(svg: str, colors: Mapping[str, tuple[str, str]]) -> str:
     return f"<style>@media (prefers-color-scheme: dark) {{{rules}}}</style>"
 
 
-def _poster(figure: Figure, summary: Summary) -> str:
+def _compose(figure: Figure, title: str, below: str) -> str:
     """From above: what it is, legend, charts, and what is to be known to read them."""
     columns = min(len(figure.panels), 2 if figure.is_large else 4)
     each = WIDE[0] if figure.is_large else WIDTH
     inner = max(columns * each + (columns - 1) * _GAP, WIDE[0])
     sheet = _Sheet(width=inner)
-    run = formatting.plain(summary.run.job_name)
-    sheet.write(f"{figure.title} ({run})", size=17, weight=600)
-    sheet.write(machine_line(summary), color="--quiet")
+    sheet.write(title, size=17, weight=600)
+    sheet.write(below, color="--quiet")
     sheet.legend(figure.legend)
     for first in range(0, len(figure.panels), columns):
         sheet.charts(figure.panels[first : first + columns], figure, each)
@@ -175,30 +152,8 @@ def _text(text: str, x: float, y: float, size: int, weight: int, color: str) -> 
     )
 
 
-def machine_line(summary: Summary) -> str:
+def _machine_line(summary: Summary) -> str:
     """Machine, versions and run."""
     run, found = summary.run, summary.versions
     versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "nccl") if name in found)
     return "; ".join(filter(None, (summary.machine, versions, formatting.plain(run.run_id))))
-
-
-CONFIG: Spec = {
-    "font": "sans-serif",
-    "title": {"fontSize": 16, "subtitleFontSize": 12, "subtitleColor": "#444444", "offset": 12},
-    "axis": {
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "gridColor": "#e4e4e4",
-        "domainColor": "#8a8a8a",
-        "tickColor": "#8a8a8a",
-    },
-    "legend": {
-        "orient": "top",
-        "labelFontSize": 12,
-        "symbolSize": 90,
-        "labelLimit": 400,
-        "columns": 4,
-    },
-    "view": {"stroke": "#d0d0d0"},
-}

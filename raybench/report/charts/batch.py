@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from raybench.report import formatting
-from raybench.report.html.figure import (
+from raybench.report.charts.figure import (
     TOLD,
     Entry,
     Figure,
@@ -18,8 +18,8 @@ from raybench.report.html.figure import (
     legend,
     specification,
 )
-from raybench.report.html.lines import OTHER, layers, level_layer, linear_axis, power_axis
-from raybench.report.html.series import (
+from raybench.report.charts.lines import OTHER, layers, level_layer, linear_axis, power_axis
+from raybench.report.charts.series import (
     Row,
     arrange,
     batch_title,

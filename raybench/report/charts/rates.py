@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from raybench.analysis.scaling import setting_order
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.report import formatting
-from raybench.report.html.figure import Entry, Figure, Panel, Spec, Value, legend, specification
-from raybench.report.html.lines import OTHER, decade_axis, layers, level_layer, power_axis
-from raybench.report.html.series import (
+from raybench.report.charts.figure import Entry, Figure, Panel, Spec, Value, legend, specification
+from raybench.report.charts.lines import OTHER, decade_axis, layers, level_layer, power_axis
+from raybench.report.charts.series import (
     Row,
     arrange,
     drawing_note,

@@ -7,10 +7,10 @@ from typing import Any
 
 from raybench.analysis.losses import LOSSES
 from raybench.report import formatting
+from raybench.report.charts.bars import MOST_BARS, bar_panels, first_of
+from raybench.report.charts.figure import TOLD, Entry, Figure, Spec, Table, Value
+from raybench.report.charts.series import Row, in_order, is_other, label, telling_settings
 from raybench.report.findings import CAUSES
-from raybench.report.html.bars import MOST_BARS, bar_panels, first_of
-from raybench.report.html.figure import TOLD, Entry, Figure, Spec, Table, Value
-from raybench.report.html.series import Row, in_order, is_other, label, telling_settings
 from raybench.report.summary import Summary
 from raybench.report.tables import has_no_breakdown
 from raybench.results.quality import is_slowed_by_one_rank

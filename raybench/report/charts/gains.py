@@ -7,8 +7,7 @@ from typing import Any
 
 from raybench.analysis.scaling import setting, setting_order
 from raybench.report import formatting
-from raybench.report.findings import rows_compared, varying_settings
-from raybench.report.html.figure import (
+from raybench.report.charts.figure import (
     MOST_LINES,
     TOLD,
     Entry,
@@ -20,9 +19,10 @@ from raybench.report.html.figure import (
     legend,
     specification,
 )
-from raybench.report.html.lines import level_layer
-from raybench.report.html.scaling import speed_up_words
-from raybench.report.html.series import Row, is_other, label, missing, named
+from raybench.report.charts.lines import level_layer
+from raybench.report.charts.scaling import speed_up_words
+from raybench.report.charts.series import Row, is_other, label, missing, named
+from raybench.report.findings import rows_compared, varying_settings
 from raybench.report.summary import Summary
 
 

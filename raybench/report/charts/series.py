@@ -8,7 +8,7 @@ from typing import Any
 
 from raybench.analysis.scaling import batch_column, setting, setting_order
 from raybench.report import formatting
-from raybench.report.html.figure import MOST_LINES, MOST_PANELS
+from raybench.report.charts.figure import MOST_LINES, MOST_PANELS
 
 Row = Mapping[str, Any]
 

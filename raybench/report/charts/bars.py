@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from raybench.report.html.figure import Panel, Spec, Value, specification
-from raybench.report.html.series import Row, label, named, telling_settings
+from raybench.report.charts.figure import Panel, Spec, Value, specification
+from raybench.report.charts.series import Row, label, named, telling_settings
 
 MOST_BARS = 72
 _ROW_PX, _AXIS_PX = 19, 52

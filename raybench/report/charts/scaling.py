@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from raybench.report import formatting
-from raybench.report.findings import plus_minus
-from raybench.report.html.figure import Entry, Figure, Panel, Spec, Value, legend, specification
-from raybench.report.html.lines import (
+from raybench.report.charts.figure import Entry, Figure, Panel, Spec, Value, legend, specification
+from raybench.report.charts.lines import (
     OTHER,
     ideal_layer,
     interval_layers,
@@ -18,7 +17,7 @@ from raybench.report.html.lines import (
     power_axis,
     reached,
 )
-from raybench.report.html.series import (
+from raybench.report.charts.series import (
     Row,
     arrange,
     drawing_note,
@@ -27,7 +26,8 @@ from raybench.report.html.series import (
     missing,
     named,
 )
-from raybench.report.html.series import varying_settings as varying
+from raybench.report.charts.series import varying_settings as varying
+from raybench.report.findings import plus_minus
 from raybench.report.summary import Summary
 
 # What tells the lines of one panel from each other.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raybench.report import formatting
-from raybench.report.html.figure import TOLD, Entry, Spec, Value, by_line, specification
+from raybench.report.charts.figure import TOLD, Entry, Spec, Value, by_line, specification
 
 # The share of a doubling by which axes of powers of two reach beyond the outermost points.
 _MARGIN = 0.2
