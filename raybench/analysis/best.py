@@ -54,7 +54,7 @@ def _best(rows: Sequence[Row], by: str) -> dict[str, Any] | None:
 
 
 def _slowest(row: Row) -> float:
-    """The throughput at the upper end of the step time's interval; as measured without one."""
+    """Compute the throughput at the upper end of the step time's interval, if it has one."""
     return _at(row, "step_ms_high")
 
 

@@ -144,7 +144,7 @@ def compare(
 
 
 def _pairs(base: pd.DataFrame, new: pd.DataFrame) -> Iterator[Row]:
-    """A row for each point, with the rows of both runs in it; an absent one is empty."""
+    """Make a row for each point, with the rows of both runs in it; an absent one is empty."""
     of_base, of_new = ({row["point_id"]: row for row in records(points)} for points in (base, new))
     for point_id in [*of_new, *(one for one in of_base if one not in of_new)]:
         pair = [of_run.get(point_id, {}) for of_run in (of_base, of_new)]
@@ -261,7 +261,7 @@ def _learn_noise(changes: Sequence[_Change]) -> None:
 
 
 def _verdict(tested: _Change, threshold: float, count: int) -> tuple[str, str | None]:
-    """The verdict, and what an unclear one lacks."""
+    """Give the verdict, and what an unclear one lacks."""
     row = tested.row
     change, low, high = (row[name] - 1 for name in ("ratio", "ratio_low", "ratio_high"))
     if abs(change) > threshold and row["q_value"] <= FALSE_DISCOVERIES:

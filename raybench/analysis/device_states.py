@@ -10,7 +10,7 @@ _RANGES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c", "gpu_
 
 
 def device_states(telemetry: pd.DataFrame, start: datetime, duration_s: float) -> pd.DataFrame:
-    """The least and the most of what was sampled of each device from `start` on.
+    """Find the least and the most of what was sampled of each device from `start` on.
 
     telemetry: rows of the table of one run. Columns: node_id, index, samples, *_min and *_max of
     clocks, power, temperature and utilisation, and throttle_reasons (a list of all that occurred).

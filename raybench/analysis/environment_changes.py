@@ -52,7 +52,7 @@ class Change:
 
 
 def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
-    """What can change a number, by name. devices: the rows of the run in the table `devices`.
+    """List what can change a number, by name. devices: the rows of the run in the table `devices`.
 
     Where devices differ among themselves, their values stand beside each other.
     """
@@ -78,12 +78,12 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[str, str]:
 
 
 def lasting_changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
-    """The changes without those that tell devices of one model apart."""
+    """Keep the changes without those that tell devices of one model apart."""
     return tuple(one for one in changes(base, new) if one.name not in _OF_ALLOCATION)
 
 
 def node(facts: Mapping[str, str]) -> str:
-    """What tells the devices of a run from others of the same model: UUIDs, or else hosts."""
+    """Name what tells the devices of a run from others of the same model: UUIDs, or else hosts."""
     return facts.get(_UUIDS) or facts.get(_HOSTS, NONE)
 
 
@@ -94,7 +94,7 @@ def _commit(text: str | None) -> str:
 
 
 def changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Change, ...]:
-    """The facts that differ, in the order of `facts`; of code only where both runs tell of it."""
+    """List the facts that differ, in the order of `facts`; code only where both runs tell of it."""
     both_tell_of_code = _CODE in base and _CODE in new
     return tuple(
         Change(name=name, base=base.get(name, NONE), new=new.get(name, NONE))

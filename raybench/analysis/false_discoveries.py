@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 
 def false_discovery_rates(p_values: Sequence[float], level: float) -> list[float]:
-    """The q-value of each p-value: calling all with q <= level real is wrong for `level` of them.
+    """Compute the q-value of each p-value: calling all with q <= level real is wrong for `level` of
+    them.
 
     In two stages, of which the first tells how many tests have nothing to find (Y. Benjamini,
     A. M. Krieger, D. Yekutieli, "Adaptive linear step-up procedures that control the false
@@ -23,7 +24,7 @@ def false_discovery_rates(p_values: Sequence[float], level: float) -> list[float
 
 
 def step_up(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The rates of Y. Benjamini, Y. Hochberg, J. R. Stat. Soc. B 57(1), 1995.
+    """Compute the rates of Y. Benjamini, Y. Hochberg, J. R. Stat. Soc. B 57(1), 1995.
 
     As scipy.stats.false_discovery_control, but importing scipy.stats takes half a second.
     """

@@ -132,7 +132,7 @@ def _with_baselines(of_run: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with a column for each parameter in place of `params`."""
+    """Make the frame with a column for each parameter in place of `params`."""
     import pandas as pd
 
     found: list[Mapping[str, str]] = [one or {} for one in frame["params"]]

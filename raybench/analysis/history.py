@@ -55,7 +55,7 @@ Values = NDArray[np.float64]
 
 
 def history(points: pd.DataFrame, *, threshold: float = THRESHOLD) -> pd.DataFrame:
-    """The ok rows of `points`, by point and in order of time, with their levels.
+    """Find the levels of the ok rows of `points`, by point and in order of time.
 
     points: rows of the table `points` of any runs, of which POINT_COLUMNS are enough.
     Columns besides those: machine (counts from 0, a number for each model and count of nodes),
@@ -90,7 +90,7 @@ def _level(series: pd.DataFrame, threshold: float) -> pd.DataFrame:
 
 
 def find_steps(values: Values, sd: float, degrees: float, threshold: float) -> list[int]:
-    """The places where another level begins, in order.
+    """Find the places where another level begins, in order.
 
     values: logarithms of step times. sd: of the noise of one value, estimated with `degrees`
     degrees of freedom. threshold: relative; smaller steps are none.
@@ -126,7 +126,7 @@ def _largest_step(values: Values, sd: float, degrees: float, threshold: float) -
 def series_noise(
     prior: StartNoise, rows: Sequence[Mapping[str, Any]], values: Values
 ) -> tuple[float, float]:
-    """Standard deviation of a run's logarithm, and degrees of freedom of that estimate.
+    """Estimate the standard deviation of a run's logarithm, with its degrees of freedom.
 
     rows: of `points`, in order of time. values: logarithms of their step times. As documented for
     starts, with what the intervals of the runs tell; and where there are enough runs, from the

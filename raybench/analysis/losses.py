@@ -22,7 +22,7 @@ LOSSES = (
 
 
 def shares_of_loss(row: Row, base: Row, efficiency: float) -> dict[str, float | None]:
-    """The shares of the step that are lost, by cause; their sum is 1 - efficiency.
+    """Compute the shares of the step that are lost, by cause; their sum is 1 - efficiency.
 
     row, base: rows of the table `points`, both with a throughput. A cause costs what it takes
     longer than in perfect scaling: than in the baseline point, times its share of the work (1 in
@@ -91,8 +91,8 @@ def _parts(row: Row) -> _Parts:
 
 
 def _communication_ms(row: Row, local_ms: float) -> float | None:
-    """What the step takes beyond the slowest rank's own, between none and what was measured of
-    communication, and of ranks that are late in turn; None where that was not measured.
+    """Take what the step is longer than the slowest rank's own, between none and what was measured
+    of communication, and of ranks that are late in turn; None where that was not measured.
 
     Communication delays a rank for as long as it runs at most, whether it is waited for or takes
     from the computation beside it.
@@ -105,7 +105,7 @@ def _communication_ms(row: Row, local_ms: float) -> float | None:
 
 
 def _device_ms(row: Row) -> float | None:
-    """The device's work of the rank that the slowest one is compared with; alone, its own.
+    """Find the device's work of the rank that the slowest one is compared with; alone, its own.
 
     Before schema 5 it is known of the slowest rank only.
     """
@@ -119,13 +119,15 @@ def _device_ms(row: Row) -> float | None:
 
 
 def _pace_ms(row: Row) -> float:
-    """The step that the row's samples/s are of: since schema 5 the mean one."""
+    """Take the step that the row's samples/s are of: since schema 5 the mean one."""
     is_mean = bool(_list(row["local_step_ms_by_rank"]))
     return float(row["step_ms_mean" if is_mean else "step_ms_p50"])
 
 
 def _growth(now: float | None, before: float | None, work: float) -> float | None:
-    """What a part takes longer than its share of what it takes in the baseline point, in ms."""
+    """Compute what a part takes longer than its share of what it takes in the baseline point, in
+    ms.
+    """
     return None if now is None or before is None else now - work * before
 
 
@@ -139,7 +141,7 @@ def _with_data_in_the_gap(grown: Mapping[str, float | None]) -> dict[str, float 
 
 
 def _list(value: Any) -> list[float]:
-    """The list of a cell; empty for null."""
+    """Take the list of a cell; empty for null."""
     return [] if value is None or isinstance(value, float) else [float(ms) for ms in value]
 
 

@@ -50,11 +50,11 @@ class MeanChange:
         return math.exp(self.size - half), math.exp(self.size + half)
 
     def least_seen(self, level: float) -> float:
-        """The relative change whose p_value is `level`: a smaller one cannot be called."""
+        """Find the relative change whose p_value is `level`: a smaller one cannot be called."""
         return math.expm1(self._quantile(level / self.looks))
 
     def _chance(self, size: float) -> float:
-        """That error and noise together are as large as `size`, either way."""
+        """Compute the chance that error and noise together are as large as `size`, either way."""
         from scipy.special import stdtr
 
         tails: NDArray[np.float64] = stdtr(
@@ -63,7 +63,7 @@ class MeanChange:
         return 2 * float(tails @ _WEIGHTS)
 
     def _quantile(self, chance: float) -> float:
-        """The size that error and noise exceed with this chance."""
+        """Find the size that error and noise exceed with this chance."""
         from scipy.special import stdtrit
 
         low = 0.0
@@ -75,7 +75,8 @@ class MeanChange:
 
 
 def mean_change(sides: Sides, starts: StartNoise, nodes: StartNoise, within: float) -> MeanChange:
-    """starts, nodes: the noise of either. within: variance of the logarithm of one run's time.
+    """Compute the mean change of two sides and how sure it is. starts, nodes: the noise of either.
+    within: variance of the logarithm of one run's time.
 
     The degrees of freedom of the two together are their weighted harmonic mean: more would promise
     thinner tails than the two have.

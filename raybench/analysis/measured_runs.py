@@ -121,7 +121,9 @@ def _start(row: Row, node: str, times_ms: Sequence[float]) -> Start:
 def summarize_side(
     own: Row, measured: Measured, times_ms: Sequence[float], others: Others | None
 ) -> Known:
-    """What is known of a side; runs on other devices or numbers of nodes are no repeats of it."""
+    """Collect what is known of a side; runs on other devices or numbers of nodes are no repeats of
+    it.
+    """
     named, alike = others or (None, [])
     return Known(
         own=_start(own, measured.node, times_ms),

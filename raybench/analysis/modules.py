@@ -6,7 +6,7 @@ import pandas as pd
 
 
 def slowest_modules(modules: pd.DataFrame) -> pd.DataFrame:
-    """The times of each module on the rank where they are longest, the longest module first.
+    """Find the times of each module on the rank where they are longest, the longest module first.
 
     modules: rows of the table `modules` of one attempt at one point.
     Columns: module, kind, calls, forward_ms, backward_ms (null without a backward).

@@ -59,7 +59,7 @@ class PointChange:
 
 
 def point_changes(base: Row, new: Row) -> tuple[PointChange, ...]:
-    """The parts of the step that moved the way the step did, the largest first, then states.
+    """Find the parts of the step that moved the way the step did, the largest first, then states.
 
     No part where one of the two breakdowns contradicts its step.
 
@@ -95,7 +95,7 @@ def all_point_changes(base: pd.DataFrame, new: pd.DataFrame) -> dict[str, tuple[
 
 
 def with_clocks(points: pd.DataFrame, telemetry: pd.DataFrame) -> pd.DataFrame:
-    """The latest attempts with clock_mhz: the median SM clock of busy devices meanwhile.
+    """Add clock_mhz to the latest attempts: the median SM clock of busy devices meanwhile.
 
     points, telemetry: rows of these tables of one run; of `telemetry` CLOCK_COLUMNS are enough.
     NaN where no sample was taken in time.

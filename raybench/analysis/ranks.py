@@ -8,7 +8,7 @@ _NS_PER_MS = 1e6
 
 
 def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
-    """Timed samples by rank: rank, iterations, median_ms, min_ms, max_ms.
+    """Describe timed samples by rank: rank, iterations, median_ms, min_ms, max_ms.
 
     samples: rows of the table `samples` of one attempt at one point.
     """

@@ -10,7 +10,8 @@ import pandas as pd
 
 
 def ratio_range(base: Mapping[str, Any], point: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The 95 % interval of a speed-up, as shares of it, such as (0.99, 1.01); None if unknown.
+    """Compute the 95 % interval of a speed-up, as shares of it, such as (0.99, 1.01); None if
+    unknown.
 
     base, point: rows of `points`: the baseline point and the other. Of each, the distance of the
     median's logarithm from those of its bootstrap interval is taken; the two points are measured

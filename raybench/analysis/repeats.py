@@ -69,7 +69,7 @@ class Known:
 
 
 def sides(base: Known, new: Known, *, is_one_world: bool, threshold: float) -> Sides:
-    """The runs of a point, sorted.
+    """Sort the runs of a point by what they are to each other.
 
     is_one_world: whether the tables tell no difference between BASE and NEW either; the runs of
     both are then one series. A run that was named for both is of neither.
@@ -101,7 +101,7 @@ def sides(base: Known, new: Known, *, is_one_world: bool, threshold: float) -> S
 
 
 def _each_round(starts: Sequence[Start]) -> list[Start]:
-    """A start of the processes each, where runs have several rounds."""
+    """Make a start of the processes of each round, where runs have several."""
     return [
         replace(start, time_ms=time_ms, rounds_ms=())
         for start in starts
@@ -148,7 +148,7 @@ def _shift(series: Sequence[Start], levels: Mapping[str, int], ends: Sequence[in
 def _side(
     one: Known, rival: Known, series: Sequence[Start], levels: Mapping[str, int]
 ) -> list[Start]:
-    """The run and its repeats.
+    """Make the run and its repeats.
 
     Where no step lies between BASE and NEW, a run between them may be like either of them: only
     those on the far side count.

@@ -101,7 +101,7 @@ def cautious_phi(repeats: Sequence[ArrayLike]) -> float:
 
 
 def widening(count: int, block: int, phi: float) -> float:
-    """What the bootstrap's spread of the median is multiplied by.
+    """Compute what the bootstrap's spread of the median is multiplied by.
 
     First, blocks of length b see the correlation R(k) at lag k only in the share 1 - k/b, and of
     longer lags nothing. The variance of a median is that of the mean of the samples' signs about
@@ -120,7 +120,7 @@ def widening(count: int, block: int, phi: float) -> float:
 def in_order(
     values: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.unsignedinteger]]:
-    """The values from the smallest on, and the place of each among them."""
+    """Give the values from the smallest on, and the place of each among them."""
     order = np.argsort(values)
     dtype: type[np.unsignedinteger] = np.uint16 if len(values) <= 2**16 else np.uint32
     places: NDArray[np.unsignedinteger] = np.empty(len(values), dtype)

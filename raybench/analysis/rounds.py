@@ -29,7 +29,7 @@ LARGEST_DRIFT = 0.01
 
 
 def latest_trials(points: pd.DataFrame) -> pd.DataFrame:
-    """The last attempt at each trial of each run, in the order of the first ones.
+    """Select the last attempt at each trial of each run, in the order of the first ones.
 
     points: rows of that table; of its columns the keys are enough.
     """
@@ -44,7 +44,7 @@ def latest_trials(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def without_controls(trials: pd.DataFrame) -> pd.DataFrame:
-    """The rows that are a point of the report."""
+    """Select the rows that are a point of the report."""
     if "control_of" not in trials:
         return trials
     return trials[trials["control_of"].isna()].reset_index(drop=True)
@@ -68,7 +68,7 @@ def mean_of_rounds(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def records(frame: pd.DataFrame) -> list[Row]:
-    """The rows of a frame."""
+    """List the rows of a frame."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
@@ -89,7 +89,7 @@ def _worst_first(status: str) -> int:
 
 
 def _as_one(name: str, values: Sequence[Any]) -> Any:
-    """The values of a column in several rounds as one."""
+    """Combine the values of a column in several rounds."""
     kind = _KINDS.get(name, "")
     if kind in _OF_CONTAINERS:
         return _OF_CONTAINERS[kind](values)
@@ -122,7 +122,7 @@ def _mean_or_largest(name: str, known: Sequence[float]) -> float:
 
 
 def _interval_of_mean(rows: Sequence[Row], mean_ms: float) -> Row:
-    """That of the samples: the rounds are measured apart from each other, so squares add up."""
+    """Take the interval of the samples: the rounds are measured apart, so squares add up."""
     if not all(row[name] > 0 for row in rows for name in _ENDS):
         return dict.fromkeys(_ENDS, math.nan)
     down, up = (
@@ -186,7 +186,7 @@ class Trials:
                 self._controls[row["run_id"], number or 1, block] = row
 
     def rounds(self, row: Mapping[str, Any]) -> dict[int, Row]:
-        """The rows of a point, by round."""
+        """Get the rows of a point, by round."""
         return self._rounds.get((row["run_id"], row["point_id"]), {})
 
     def log_ratios(self, base: Mapping[str, Any], row: Mapping[str, Any]) -> dict[int, float]:

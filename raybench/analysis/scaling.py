@@ -111,12 +111,14 @@ def scaling(
 
 
 def setting(row: Mapping[str, Any], name: str) -> Any:
-    """The value of a setting: a column, or a parameter of the workload; None when it has none."""
+    """Look up the value of a setting: a column, or a parameter of the workload; None when it has
+    none.
+    """
     return row["params"].get(name) if name not in row else row[name]
 
 
 def batch_column(row: Mapping[str, Any]) -> str | None:
-    """The batch size that the job fixed; None where the workload takes none."""
+    """Name the batch size that the job fixed; None where the workload takes none."""
     return _BATCH.get(row["scaling"])
 
 
@@ -135,7 +137,7 @@ def setting_order(value: Any) -> tuple[int, float, str]:
 
 
 def _check_breakdown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of the breakdown, null where it contradicts the step, and the reason."""
+    """Make the columns of the breakdown, null where it contradicts the step, and the reason."""
     reason = why_no_breakdown(row)
     blanked = dict.fromkeys((*BREAKDOWN, "host_bound")) if reason else {}
     return {**blanked, "why_no_breakdown": reason}
@@ -173,7 +175,7 @@ def _compare(
 
 
 def _scale(row: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """What a speed-up over the number of devices comes to."""
+    """Compute what a speed-up over the number of devices comes to."""
     devices = row["world_size"] / base["world_size"]
     speed_up = row["speed_up"]
     efficiency = speed_up / devices
@@ -305,7 +307,7 @@ def _is_warned_of(row: Mapping[str, Any], warning: str) -> bool:
 
 
 def _has_throughput(row: Mapping[str, Any]) -> bool:
-    """A workload may declare that a step finishes nothing: that is compared with nothing."""
+    """Whether there is a throughput: a step that finishes nothing is compared with nothing."""
     return row["status"] == "ok" and not pd.isna(row["throughput"]) and row["throughput"] > 0
 
 
@@ -329,5 +331,5 @@ def _number(value: Any) -> float | None:
 
 
 def _frame(rows: list[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    """A frame whose columns and types do not depend on there being rows."""
+    """Make a frame whose columns and types do not depend on there being rows."""
     return pd.DataFrame(rows, columns=list(columns)).astype(_DERIVED).copy()

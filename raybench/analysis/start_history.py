@@ -26,7 +26,8 @@ _COLUMNS = (
 
 
 def known_starts(root: Path, run: Run) -> dict[str, StartNoise]:
-    """The noise of starts by kind of points; of kinds that no other run of the same tells, none.
+    """Learn the noise of starts by kind of points; of kinds that no other run of the same tells,
+    none.
 
     Runs count that the tables tell no difference of from `run`, on the same devices.
     """

@@ -63,14 +63,14 @@ class StartIntervals:
         )
 
     def step_time(self, row: Row) -> Range | None:
-        """The interval of a step time in milliseconds; None where it has none."""
+        """Compute the interval of a step time in milliseconds; None where it has none."""
         ranges = [_time_range(one) for one in self._times(row)]
         around = _around(ranges, self.time_noise(row))
         step_ms = row["step_ms_p50"]
         return None if around is None else (step_ms * around[0], step_ms * around[1])
 
     def speed_up(self, base: Row, row: Row) -> Range | None:
-        """The interval of a speed-up, as shares of it; None where the samples tell of none."""
+        """Compute the interval of a speed-up, as shares of it; None where samples tell of none."""
         of_base, of_row = self._trials.rounds(base), self._trials.rounds(row)
         both = self._trials.log_ratios(base, row)
         ranges = [ratio_range(of_base[number], of_row[number]) for number in both]
@@ -93,14 +93,14 @@ def _pool(groups: Iterable[tuple[str, Sequence[float]]]) -> dict[str, StartNoise
 
 
 def _time_range(row: Row) -> Range | None:
-    """The interval of the samples, as shares of the step time."""
+    """Take the interval of the samples, as shares of the step time."""
     low, middle, high = (row[name] for name in _ENDS)
     # Written as a test that NaN fails.
     return (low / middle, high / middle) if low > 0 and high > 0 else None
 
 
 def _around(ranges: Sequence[Range | None], noise: StartNoise) -> Range | None:
-    """The interval of the mean over rounds, as shares of it.
+    """Compute the interval of the mean over rounds, as shares of it.
 
     ranges: what the samples of each leave open, as shares; None where one does not tell.
     """

@@ -87,7 +87,7 @@ class StartNoise:
 
 
 def kind_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The kind of points whose starts scatter as these do. rows: of `points`."""
+    """Name the kind of points whose starts scatter as these do. rows: of `points`."""
     if any(row["device_type"] == "cpu" for row in rows):
         return CPU
     is_loose = any(row["precision"] == "fp16" or row["host_bound"] is True for row in rows)
@@ -95,7 +95,7 @@ def kind_of(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def prior_noise(rows: Sequence[Mapping[str, Any]]) -> StartNoise:
-    """The noise without A/A runs. rows: of `points`, the attempts that are compared."""
+    """Look up the noise without A/A runs. rows: of `points`, the attempts that are compared."""
     return prior_of(kind_of(rows))
 
 
@@ -105,7 +105,7 @@ def prior_of(kind: str) -> StartNoise:
 
 
 def pool(groups: Sequence[Sequence[float]]) -> StartNoise | None:
-    """The noise that rounds show; None where no group has two of them.
+    """Pool the noise that rounds show; None where no group has two of them.
 
     groups: logarithms that differ by starts within a group. The points of a kind are taken to
     scatter alike, so that few rounds of many points tell it well.
@@ -118,7 +118,7 @@ def pool(groups: Sequence[Sequence[float]]) -> StartNoise | None:
 
 
 def noise_of_runs(runs: Sequence[pd.DataFrame]) -> dict[str, StartNoise]:
-    """The noise of starts by kind of points, by runs that differ by starts only.
+    """Learn the noise of starts by kind of points, by runs that differ by starts only.
 
     runs: the rows of `points` of each. Where a run has rounds, each is a start.
     """
@@ -141,7 +141,7 @@ def noise_of_runs(runs: Sequence[pd.DataFrame]) -> dict[str, StartNoise]:
 
 
 def of_ratio(one: StartNoise, other: StartNoise) -> StartNoise:
-    """The noise of the ratio of two points of a run, each with its own start."""
+    """Compute the noise of the ratio of two points of a run, each with its own start."""
     return replace(one, sd=math.hypot(one.sd, other.sd), degrees=min(one.degrees, other.degrees))
 
 
@@ -153,7 +153,7 @@ def _of_floor(floor: float) -> StartNoise:
 def update_noise(
     prior: StartNoise, groups: Sequence[Sequence[float]], within: float, source: str
 ) -> StartNoise:
-    """The noise after what was seen of it; the prior where nothing was.
+    """Update the noise by what was seen of it; the prior where nothing was.
 
     groups: step times in any unit; within a group they differ by starts, and by how unsure each
     is. within: variance of the latter, of the logarithm of one step time; it is no noise of starts.
@@ -192,7 +192,7 @@ def node_noise(
 
 
 def _observe(groups: Sequence[Sequence[float]], within: float) -> tuple[float, int]:
-    """The variance of the noise of starts, and its degrees of freedom."""
+    """Estimate the variance of the noise of starts, and its degrees of freedom."""
     told = [np.log(group) for group in groups if len(group) > 1]
     degrees = sum(len(group) - 1 for group in told)
     squares = sum(float(((group - group.mean()) ** 2).sum()) for group in told)
@@ -204,7 +204,7 @@ def raise_priors(
     groups: Sequence[Sequence[Sequence[float]]],
     withins: Sequence[float],
 ) -> list[StartNoise]:
-    """The priors of all points, wider where what was seen of most of them is.
+    """Widen the priors of all points where what was seen of most of them is wider.
 
     groups, withins: for each point as in `updated`. A few runs of a point may be alike by chance,
     and then a prior that is too narrow for this machine would be believed.
@@ -224,7 +224,7 @@ def raise_priors(
 def widen(
     noises: Sequence[StartNoise], changes: Sequence[float], errors: Sequence[float]
 ) -> list[StartNoise]:
-    """The noise of each point where the points of one pair of runs scatter more than it says.
+    """Widen the noise of each point where the points of one pair of runs scatter more than it says.
 
     changes: logarithms of the ratios of the two runs. errors: the standard deviation of each by
     its samples alone. What is real mostly moves points one way, and then those that moved the

@@ -18,7 +18,7 @@ SAMPLE_COLUMNS = ("repeat", "rank", "iteration", "is_warmup", "step_ns")
 
 
 def step_times(samples: pd.DataFrame) -> NDArray[np.float64]:
-    """The point's step times in milliseconds, in the order they were taken.
+    """List the point's step times in milliseconds, in the order they were taken.
 
     samples: rows of the table `samples` of one attempt at one point. Warm-up is left out.
     """
@@ -46,7 +46,8 @@ def repeat_step_times(
 
 
 def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
-    """Timed samples as ranks (index) by iterations, at most `columns` of them, in milliseconds.
+    """Arrange timed samples as ranks (index) by iterations, at most `columns` of them, in
+    milliseconds.
 
     samples: as for `step_times`. Where there are more iterations, a column stands for several that
     follow each other and holds, for each rank, the one that is farthest from the point's median:

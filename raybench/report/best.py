@@ -15,7 +15,7 @@ TITLE = "Best precision and batch size"
 
 
 def bests(best: Sequence[Row], rows: Sequence[Row], ranks: str) -> tuple[tuple[str, str], ...]:
-    """(what is sought on the most ranks, the settings that have the most of it).
+    """List (what is sought on the most ranks, the settings that have the most of it).
 
     best: rows of `raybench.analysis.best`.
     """

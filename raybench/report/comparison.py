@@ -106,7 +106,7 @@ def _batch(row: Row) -> str:
 
 
 def percent(relative: float) -> str:
-    """A change with its sign."""
+    """Write a change with its sign."""
     return (
         f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
         if formatting.has_value(relative)
@@ -115,7 +115,9 @@ def percent(relative: float) -> str:
 
 
 def shown(comparison: Comparison) -> tuple[list[Row], int]:
-    """The points that have step times in both runs, and how many of the same ones are left out."""
+    """Select the points that have step times in both runs, and how many of the same ones are left
+    out.
+    """
     rows = comparison.compared
     told = sum(row["verdict"] != SAME for row in rows)
     most = max(told, _MOST_ROWS)
@@ -144,14 +146,14 @@ def table(comparison: Comparison) -> tuple[list[str], int, list[list[str]]]:
 
 
 def _change(row: Row) -> str:
-    """The change and half its interval."""
+    """Write the change and half its interval."""
     low, high = row["ratio_low"], row["ratio_high"]
     half = f" {formatting.half_width((high - low) / 2)}" if formatting.has_value(low) else ""
     return percent(row["ratio"] - 1) + half
 
 
 def label(row: Row, names: Sequence[str]) -> str:
-    """A point by the settings that tell it from the others."""
+    """Name a point by the settings that tell it from the others."""
     told = {
         formatting.heading(name): formatting.setting(name, setting(row, name)) for name in names
     }
@@ -194,7 +196,7 @@ def unpaired(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def absent(row: Row) -> str:
-    """The run that has no row of the point; empty where both have."""
+    """Name the run that has no row of the point; empty where both have."""
     for side in ("base", "new"):
         if not formatting.has_value(row[f"status_{side}"]):
             return side
@@ -206,7 +208,7 @@ def _status(status: Any) -> str:
 
 
 def environment(comparison: Comparison) -> list[tuple[str, str]]:
-    """(what, its values before and now) of everything that changed around the points."""
+    """List (what, its values before and now) of everything that changed around the points."""
     return [
         (formatting.plain(one.name), before_and_now(one, _MOST_CHARS)) for one in comparison.changes
     ]

@@ -34,7 +34,7 @@ Row = Mapping[str, Any]
 def findings(
     rows: Sequence[Row], baseline: Mapping[str, Any], ranks: str
 ) -> tuple[tuple[str, str], ...]:
-    """(what is compared with the baseline, its speed-ups), in the order of what is compared."""
+    """List (what is compared with the baseline, its speed-ups), ordered by what is compared."""
     compared: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows_compared(rows):
         compared.setdefault(tuple(setting(row, name) for name in baseline), []).append(row)
@@ -52,8 +52,8 @@ def findings(
 def losses(
     rows: Sequence[Row], baseline: Mapping[str, Any], ranks: str
 ) -> tuple[tuple[str, str], ...]:
-    """(the most ranks, the shares of their steps that are lost, by cause); empty where no cause
-    was measured, and where the baseline does not name world_size.
+    """List (the most ranks, the shares of their steps that are lost, by cause); empty where no
+    cause was measured, and where the baseline does not name world_size.
     """
     found = with_most_ranks(rows) if "world_size" in baseline else []
     if not any(has_causes(row) for row in found):
@@ -67,14 +67,14 @@ def losses(
 
 
 def with_most_ranks(rows: Sequence[Row]) -> list[Row]:
-    """What is compared on the largest number of ranks."""
+    """Select what is compared on the largest number of ranks."""
     compared = rows_compared(rows)
     most = max((row["world_size"] for row in compared), default=0)
     return [row for row in compared if row["world_size"] == most]
 
 
 def rows_compared(rows: Sequence[Row]) -> list[Row]:
-    """What has a speed-up, but for the baseline points."""
+    """Select what has a speed-up, but for the baseline points."""
     return [r for r in rows if formatting.has_value(r["speed_up"]) and not r["is_baseline"]]
 
 
@@ -89,7 +89,7 @@ def ranks_words(count: int, ranks: str) -> str:
 
 
 def settings_words(row: Row, names: Sequence[str], ranks: str) -> str:
-    """Settings for a sentence: `fp32, batch 1024, 4 GPUs, preset=350m`."""
+    """Write settings for a sentence: `fp32, batch 1024, 4 GPUs, preset=350m`."""
     words: dict[str, Callable[[Any], str]] = {
         "workload": formatting.plain,
         "precision": formatting.plain,
@@ -118,7 +118,7 @@ def _span(shares: Sequence[float]) -> str:
 
 
 def varying_settings(rows: Sequence[Row], but: Collection[str]) -> list[str]:
-    """The settings, but for some, in which the rows differ."""
+    """List the settings, but for some, in which the rows differ."""
     params = dict.fromkeys(name for row in rows for name in row["params"])
     names = [name for name in (*_SETTINGS, *params) if name not in but]
     return [name for name in names if len({str(setting(row, name)) for row in rows}) > 1]

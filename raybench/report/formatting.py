@@ -16,7 +16,7 @@ from raybench.results.run import Run, RunStatus
 
 class _StatusWords(dict[str, str]):
     def __missing__(self, status: object) -> str:
-        """A status of a later version, as it stands."""
+        """Write a status of a later version as it stands."""
         return plain(status)
 
 
@@ -73,7 +73,7 @@ def plain(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without characters that control a terminal or the direction of writing."""
+    """Replace characters that control a terminal or the direction of writing."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
@@ -133,7 +133,7 @@ def step_time(row: Mapping[str, Any]) -> str:
 
 
 def duration(time_ms: float) -> str:
-    """A time in the unit that suits it."""
+    """Write a time in the unit that suits it."""
     return f"{number(time_ms * 1000)} µs" if is_short(time_ms) else f"{number(time_ms)} ms"
 
 
@@ -143,12 +143,12 @@ def step_in(unit: Unit, row: Mapping[str, Any]) -> str:
 
 
 def time_in(unit: Unit, time_ms: float) -> str:
-    """A time without its unit."""
+    """Write a time without its unit."""
     return number(time_ms * unit.per_ms) if has_value(time_ms) else ""
 
 
 def unit_of(rows: Iterable[Mapping[str, Any]]) -> Unit:
-    """The one unit in which all step times of some points can be read and compared."""
+    """Choose the one unit in which all step times of some points can be read and compared."""
     return unit_of_times(row["step_ms_p50"] for row in rows)
 
 
@@ -176,7 +176,7 @@ def half_width(share: float) -> str:
 
 
 def part(value_ms: float, unit: Unit) -> str:
-    """A part of a step: three digits, and no more than three decimals."""
+    """Write a part of a step: three digits, and no more than three decimals."""
     if not has_value(value_ms):
         return ""
     value = value_ms * unit.per_ms
@@ -184,21 +184,23 @@ def part(value_ms: float, unit: Unit) -> str:
 
 
 def part_ms(value: float, step_ms: float = 1.0) -> str:
-    """A part of a step: three digits, and no more than three decimals unless the step is short."""
+    """Write a part of a step: three digits, and no more than three decimals unless the step is
+    short.
+    """
     if is_short(step_ms):
         return number(value, digits=3)
     return part(value, MILLISECONDS)
 
 
 def ratio(value: float) -> str:
-    """A speed-up; of a tiny one, two digits."""
+    """Write a speed-up; of a tiny one, two digits."""
     if not has_value(value):
         return ""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def percent(value: float) -> str:
-    """An efficiency."""
+    """Write a share as a percentage."""
     return f"{value:.1%}" if has_value(value) else ""
 
 
@@ -246,7 +248,7 @@ def size(count: float) -> str:
 
 
 def setting(name: str, value: Any) -> str:
-    """The value of a setting; sizes in bytes with their unit."""
+    """Write the value of a setting; sizes in bytes with their unit."""
     digits = str(value)
     if name.endswith("_bytes") and digits.isdecimal():
         return size(int(digits))
@@ -254,12 +256,12 @@ def setting(name: str, value: Any) -> str:
 
 
 def heading(name: str) -> str:
-    """A setting as the head of a column: the unit is in its cells."""
+    """Write a setting as the head of a column: the unit is in its cells."""
     return name.removesuffix("_bytes")
 
 
 def when(time: datetime) -> str:
-    """A time, always in UTC."""
+    """Write a time, always in UTC."""
     return f"{time:%Y-%m-%d %H:%M} UTC"
 
 
@@ -286,7 +288,7 @@ def sentence(text: str) -> str:
 
 
 def title(run: Run) -> str:
-    """The job and the run's id, which usually begins with the job."""
+    """Name the job and the run's id, which usually begins with the job."""
     job = "" if run.run_id.startswith(run.job_name) else f"{plain(run.job_name)}  "
     return job + plain(run.run_id)
 
@@ -322,7 +324,7 @@ def machine(devices: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _processors(workers: Sequence[Mapping[str, Any]]) -> str:
-    """The processors of each host once, however many workers are on it."""
+    """Name the processors of each host once, however many workers are on it."""
     hosts = {(one["host"], one["address"]): one for one in workers}
     models = Counter((plain(one["name"]), int(one["cpu_count"])) for one in hosts.values())
     told = ", ".join(
@@ -338,16 +340,16 @@ def versions(found: Mapping[str, str]) -> str:
 
 
 def settings(values: Mapping[str, Any]) -> str:
-    """Settings as name=value, in the order given."""
+    """Write settings as name=value, in the order given."""
     return " ".join(f"{plain(name)}={plain(value)}" for name, value in values.items())
 
 
 def over(baseline: Mapping[str, Any]) -> str:
-    """The title of what a report found."""
+    """Write the title of what a report found."""
     named = " and efficiency" if "world_size" in baseline else ""
     return f"Speed-up{named} over {settings(baseline)}"
 
 
 def loss_title(baseline: Mapping[str, Any]) -> str:
-    """The title of what the steps lose."""
+    """Write the title of what the steps lose."""
     return f"Share of the step that is lost, against {settings(baseline)}"

@@ -71,7 +71,7 @@ def in_short(all_said: Sequence[MessageGroup]) -> tuple[list[tuple[str, str]], s
 
 
 def lost_nodes(failed: Iterable[tuple[Any, Any]]) -> tuple[str, ...]:
-    """The hosts of nodes that were lost, of (error_type, error_host), in the order given."""
+    """Name the hosts of nodes that were lost, of (error_type, error_host), in the order given."""
     hosts = (host for error_type, host in failed if error_type == "NodeLost")
     return tuple(
         dict.fromkeys(formatting.plain(host) for host in hosts if formatting.has_value(host))
@@ -79,7 +79,7 @@ def lost_nodes(failed: Iterable[tuple[Any, Any]]) -> tuple[str, ...]:
 
 
 def some(names: Sequence[str]) -> str:
-    """The first few names."""
+    """List the first few names."""
     more = len(names) - _MOST_HOSTS
     return ", ".join(names[:_MOST_HOSTS]) + (f" and {more} more" if more > 0 else "")
 
@@ -137,8 +137,9 @@ def _range(figures: Sequence[str]) -> str:
 
 
 def _size(figure: str) -> list[float]:
-    """A number's size, in bytes where it has such a unit; an address or a version counts part by
-    part."""
+    """Measure a number's size, in bytes where it has such a unit; an address or a version counts
+    part by part.
+    """
     digits, _, unit = figure.replace(",", "").strip("±%").partition(" ")
     parts = digits.split(".") if digits.count(".") > 1 else [digits]
     return [float(part) * _BYTES.get(unit, 1) for part in parts]

@@ -99,7 +99,7 @@ def unsure(row: Row) -> str:
 
 
 def _where(row: Row, names: Sequence[str], ranks: str = "") -> str:
-    """The settings of a point, and what makes its number doubtful."""
+    """Name the settings of a point, and what makes its number doubtful."""
     found = marks(dict(row))
     doubts = [_DOUBTS[mark] for mark in found]
     if row["is_base_unsteady"] and "u" not in found:
@@ -108,7 +108,7 @@ def _where(row: Row, names: Sequence[str], ranks: str = "") -> str:
 
 
 def _loss(rows: Sequence[Row]) -> str:
-    """What takes the largest part of the loss."""
+    """Say what takes the largest part of the loss."""
     losing = [row for row in rows if row["efficiency"] < 1 - _LEAST_LOSS and not _may_be_ideal(row)]
     if not losing:
         return ""
@@ -128,7 +128,7 @@ def _loss(rows: Sequence[Row]) -> str:
 
 
 def _causes(row: Row) -> list[str]:
-    """What the loss may be put down to: one rank only where it stands out."""
+    """List what the loss may be put down to: one rank only where it stands out."""
     return [name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)]
 
 
@@ -214,7 +214,7 @@ def _most_samples(measured: Sequence[Row], ranks: str) -> str:
 
 
 def _rates(measured: Sequence[Row], ranks: str) -> str:
-    """The bandwidths of the largest messages, or the most operations per second."""
+    """Say the bandwidths of the largest messages, or the most operations per second."""
     for name, what in (("busbw_gb_s", "bus bandwidth"), ("memory_gb_s", "memory bandwidth")):
         known = [row for row in measured if formatting.has_value(row[name])]
         if known:
@@ -269,7 +269,7 @@ def _of_datasheet(rows: Sequence[Row]) -> str:
 
 
 def _latency(rows: Sequence[Row], most: int) -> str:
-    """The times of the smallest messages."""
+    """Say the times of the smallest messages."""
     sized = [row for row in rows if row["world_size"] == most and _SIZE in row["params"]]
     if len({row["params"][_SIZE] for row in sized}) < 2:
         return ""
@@ -299,7 +299,7 @@ def _operations(rows: Sequence[Row]) -> str:
 
 
 def _burst(row: Row) -> str:
-    """What a short measurement would have told, where that is more."""
+    """Say what a short measurement would have told, where that is more."""
     burst, sustained = row["burst_tflops_per_device"], row["achieved_tflops_per_device"]
     if not formatting.has_value(burst) or burst < (1 + _UNSURE) * sustained:
         return ""
@@ -307,7 +307,7 @@ def _burst(row: Row) -> str:
 
 
 def _largest(found: Sequence[LargestBatch], ranks: str) -> str:
-    """`the largest batch that fits is 192 per device (bf16, 1 GPU)`."""
+    """Say `the largest batch that fits is 192 per device (bf16, 1 GPU)`."""
     ends = [choose(found, key=lambda one: one.batch_size) for choose in (min, max)]
     told = [f"{one.batch_size:,} ({largest_batches.label(one.settings, ranks)})" for one in ends]
     return "the largest batch per device that fits is " + (

@@ -80,7 +80,7 @@ def _scaling(summary: Summary, measured: Sequence[Row]) -> list[KeyFigure]:
 
 
 def _loss(rows: Sequence[Row], count: str) -> list[KeyFigure]:
-    """The cause that takes most, over the points on the most ranks."""
+    """Find the cause that takes most, over the points on the most ranks."""
     totals = {
         name: [float(row[name]) for row in rows if formatting.has_value(row[name])]
         for name in LOSSES[:-1]
@@ -206,7 +206,7 @@ def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[K
 
 
 def _operations(measured: Sequence[Row]) -> list[KeyFigure]:
-    """The most of each precision, the fastest first."""
+    """Find the most of each precision, the fastest first."""
     known = [row for row in measured if formatting.has_value(row[_REACHED])]
     best: dict[str, Row] = {}
     for row in sorted(precise(known), key=lambda row: setting_order(row["precision"])):

@@ -48,7 +48,7 @@ def largest_batches(rows: Sequence[Row]) -> tuple[LargestBatch, ...]:
 
 
 def settings_of_series(rows: Sequence[Row]) -> list[str]:
-    """The settings but for the batch that vary; precision and world_size always."""
+    """List the settings but for the batch that vary; precision and world_size always."""
     names = dict.fromkeys([*_SETTINGS, *(name for row in rows for name in row["params"])])
     return [
         name
@@ -77,7 +77,7 @@ def _largest(rows: Sequence[Row], names: Sequence[str]) -> LargestBatch | None:
 
 
 def list_largest(found: Sequence[LargestBatch], ranks: str) -> tuple[tuple[str, str], ...]:
-    """(the series, its largest batch) as the formats list it."""
+    """List (the series, its largest batch) as the formats list it."""
     return tuple((label(one.settings, ranks), _describe(one)) for one in found)
 
 

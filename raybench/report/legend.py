@@ -33,7 +33,7 @@ def explain(
     *,
     by_mean: bool,
 ) -> tuple[str, ...]:
-    """A paragraph for the points, one for the parts of their steps and one for the marks.
+    """Write a paragraph for the points, one for the parts of their steps and one for the marks.
 
     plus_minus: a sentence, what ± holds over.
     by_mean: whether rates follow the mean step, as they do from schema 5 on.
@@ -86,7 +86,7 @@ def meaning(metric: Metric, words: Mapping[str, str]) -> str:
 
 
 def _name(metric: Metric) -> str:
-    """The head of its column as a sentence begins, without the unit behind it."""
+    """Write the head of its column as a sentence begins, without the unit behind it."""
     name = formatting.plain(metric.title).removesuffix(f" {metric.unit}")
     return name[:1].upper() + name[1:]
 

@@ -48,7 +48,7 @@ class MoreRounds:
 
 
 def meaning_of_plus_minus(rows: Sequence[Row]) -> str:
-    """What the ± of a report holds over; empty where nothing has one."""
+    """Say what the ± of a report holds over; empty where nothing has one."""
     known = [row for row in rows if formatting.has_value(row["step_ms_low"])]
     if not known:
         return ""
@@ -74,7 +74,7 @@ def _documentation(rows: Sequence[Row]) -> str:
 
 
 def drift_warnings(trials: Trials, ranks: str) -> Iterator[str]:
-    """A sentence for each control that moved."""
+    """Write a sentence for each control that moved."""
     for number, block, drift in trials.drifts():
         yield (
             f"round {number}: at the end of the block of {block} {ranks} the control took "
@@ -84,7 +84,8 @@ def drift_warnings(trials: Trials, ranks: str) -> Iterator[str]:
 
 
 def more_rounds(rows: Sequence[Row], trials: Trials) -> MoreRounds | None:
-    """What WORTHWHILE rounds would add to a run with fewer; None where there is nothing to add.
+    """Estimate what WORTHWHILE rounds would add to a run with fewer; None where there is nothing to
+    add.
 
     rows: of the scaling frame.
     """

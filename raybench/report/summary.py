@@ -96,7 +96,8 @@ def summarize(
     points: pd.DataFrame,
     starts: Mapping[str, StartNoise] | None = None,
 ) -> Summary:
-    """The report of one run: its rows of `devices` and `points`, as `raybench.load` gives them.
+    """Make the report of one run: its rows of `devices` and `points`, as `raybench.load` gives
+    them.
 
     starts: how far starts scatter in other runs of the same, by kind of points.
     """
@@ -175,7 +176,7 @@ def _precision(run: Run, points: pd.DataFrame, ranks: str) -> tuple[tuple[str, s
 
 
 def ranks_word(rows: Iterable[Row]) -> str:
-    """What a rank runs on."""
+    """Name what a rank runs on."""
     kinds = {row["device_type"] for row in rows if formatting.has_value(row["device_type"])}
     return "workers" if kinds == {"cpu"} else "GPUs"
 
@@ -188,7 +189,7 @@ def _has_throughput(rows: Sequence[Row]) -> bool:
 
 
 def _machine(run: Run, devices: pd.DataFrame, rows: Sequence[Row]) -> str:
-    """The devices of the run. After `--resume` elsewhere no point may have had them all."""
+    """Name the devices of the run. After `--resume` elsewhere no point may have had them all."""
     if devices.empty:
         return formatting.plain(run.cluster)
     text = formatting.machine(_rows(devices))

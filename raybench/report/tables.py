@@ -30,7 +30,9 @@ _TEXTS = (MARK_COLUMN, POINT_COLUMN)
 
 
 def marks(row: Row) -> str:
-    """What makes the number of a point doubtful, a letter each; wording.MARKS explains them."""
+    """List what makes the number of a point doubtful, a letter each; formatting.MARKS explains
+    them.
+    """
     found = {
         "u": formatting.has_value(row["stable"]) and not row["stable"],
         "w": is_imprecise(row),
@@ -79,7 +81,7 @@ class Table:
     own: tuple[Metric, ...] = ()
 
     def without(self, column: str) -> Table:
-        """The table without one of its columns."""
+        """Return the table without one of its columns."""
         place = self.columns.index(column)
         return replace(
             self,
@@ -88,7 +90,7 @@ class Table:
         )
 
     def with_column(self, column: str, cells: Sequence[str]) -> Table:
-        """The table with one more column."""
+        """Return the table with one more column."""
         return replace(
             self,
             columns=(*self.columns, column),
@@ -119,7 +121,7 @@ class Layout:
         }
 
     def columns(self, rows: Sequence[Row]) -> list[str]:
-        """Settings that are columns of the table that holds `rows`."""
+        """List the settings that are columns of the table that holds `rows`."""
         first = rows[0]
         params = [
             name
@@ -143,7 +145,7 @@ class Layout:
 
 
 def make_tables(rows: Sequence[Row], layout: Layout) -> tuple[Table, ...]:
-    """The tables of all points: after each the one of where its steps go, if that is known."""
+    """Make the tables of all points: after each the one of where its steps go, if that is known."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         key = (row["workload"], str(row["scaling"]), *layout.params_of_a_table(row).items())
@@ -180,7 +182,7 @@ def _table(
     kind: str,
     shows: metrics.Columns,
 ) -> Table:
-    """shows: the metrics that the table is of."""
+    """Make a table. shows: the metrics that it is of."""
     shown = [[formatting.setting(name, setting(row, name)) for name in names] for row in rows]
     columns = [(title, [cell(row) for row in rows]) for title, cell in measured]
     # What no row has (memory on a CPU, efficiency of a precision) needs no column.
@@ -204,7 +206,7 @@ def _table(
 def _columns(
     unit: formatting.Unit, shows: metrics.Columns, own: Sequence[Metric] = ()
 ) -> list[_Column]:
-    """The columns of these metrics and of `own`, those that workloads declare."""
+    """Make the columns of these metrics and of `own`, those that workloads declare."""
     return [_column(metric, unit) for metric in (*shows.metrics, *own)]
 
 
@@ -216,7 +218,7 @@ def _column(metric: Metric, unit: formatting.Unit) -> _Column:
 
 
 def _step(unit: formatting.Unit) -> _Column:
-    """The step time, or how a point ended that has none."""
+    """Write the step time, or how a point ended that has none."""
 
     def cell(row: Row) -> str:
         is_ok = row["status"] == "ok"
@@ -255,7 +257,7 @@ def _heading(name: str, layout: Layout) -> str:
 
 
 def _setting_of(name: str, row: Row) -> str | None:
-    """The setting behind a column of the report."""
+    """Name the setting behind a column of the report."""
     return batch_column(row) if name == "batch" else name
 
 

@@ -94,7 +94,7 @@ def _counts(rows: Sequence[Row], ranks: str) -> str:
 
 
 def _others(rows: Sequence[Row]) -> Iterator[str]:
-    """The other parameters, where they are not as everybody has them."""
+    """List the other parameters, where they are not as everybody has them."""
     for name in dict.fromkeys(name for row in rows for name in row["params"]):
         values = _values(rows, name)
         is_number = all(setting_order(value)[0] == 0 for value in values)

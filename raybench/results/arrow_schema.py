@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @cache
 def schema(table: str) -> pa.Schema:
-    """The Arrow schema of a table. Every column is nullable but those that identify the row."""
+    """Make the Arrow schema of a table; only the columns that identify the row are not nullable."""
     import pyarrow as pa
 
     required = {"run_id"} if table in ("runs", "devices", "telemetry") else {"run_id", "point_id"}
@@ -31,7 +31,7 @@ def schema(table: str) -> pa.Schema:
 
 @cache
 def row_type(table: str) -> pa.StructType:
-    """The type of a whole row of a table."""
+    """Make the type of a whole row of a table."""
     import pyarrow as pa
 
     return pa.struct(list(schema(table)))

@@ -28,7 +28,7 @@ def _plain(kind: str, unit: str, /, **descriptions: str) -> tuple[Metric, ...]:
 
 
 def _part(name: str, description: str, heading: str, meaning: str) -> Metric:
-    """A part of the step, in the unit of the table."""
+    """Declare a part of the step, in the unit of the table."""
     return Metric(
         name=name,
         unit="ms",
@@ -318,5 +318,5 @@ def value_of(row: Row, metric: Metric) -> Any:
 
 
 def _mapping(cell: Any) -> Mapping[str, Any]:
-    """The map of a cell; empty for null."""
+    """Take the map of a cell; empty for null."""
     return cell if isinstance(cell, Mapping) else {}

@@ -24,7 +24,7 @@ _MOST_NAMED = 5
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class UnreadableParts(ResultsError):
+class UnreadablePartsError(ResultsError):
     """Parts that cannot be read; the text is about the first. reasons: of each, by its path."""
 
     def __init__(self, text: str, reasons: Mapping[Path, str] | None = None) -> None:
@@ -44,7 +44,7 @@ class _Part:
 def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
     """Read the rows of all these parts, in their order.
 
-    Raises UnreadableParts where files are damaged or not parts of the table. Warns of parts that a
+    Raises UnreadablePartsError where files are damaged or not parts of the table. Warns of parts that a
     later version of raybench has written: of these the known columns are read.
     """
     import pyarrow as pa
@@ -67,7 +67,7 @@ def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table
     with ThreadPoolExecutor(_READERS) as readers:
         found = list(readers.map(read, batches))
     if unreadable := {path: text for _, reasons, _ in found for path, text in reasons.items()}:
-        raise UnreadableParts(next(iter(unreadable.values())), unreadable)
+        raise UnreadablePartsError(next(iter(unreadable.values())), unreadable)
     _warn_of_later(table, {path: text for _, _, later in found for path, text in later.items()})
     return pa.concat_tables([_no_rows(wanted), *(rows for rows, _, _ in found)]).combine_chunks()
 
@@ -109,7 +109,7 @@ def _datetime(microseconds: int) -> datetime | None:
 
 
 def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]:
-    """The attempts (point_id, attempt) that these parts have rows of; errors as `read_part`'s."""
+    """List the attempts (point_id, attempt) that these parts have rows of; errors as `read_parts`."""
     import pyarrow as pa
 
     names = ["point_id", "attempt"]
@@ -119,7 +119,7 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
 
 
 def _read_part(path: Path, table: str, wanted: pa.Schema) -> _Part:
-    """The rows of one part, with the columns that are wanted; none of one that is gone.
+    """Read the rows of one part, with the columns that are wanted; none of one that is gone.
 
     Raises ResultsError for a file that is damaged or not a part of the table.
     """
@@ -153,7 +153,7 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> _Part:
 
 
 def version_of(metadata: Mapping[bytes, bytes], table: str) -> int | None:
-    """The version of the schema that a part tells; None where it is not a part of the table."""
+    """Read the version of a part's schema; None where it is not a part of the table."""
     told = metadata.get(b"schema_version", b"")
     is_part = metadata.get(b"table") == table.encode() and told.isdigit() and len(told) < 10
     return int(told) if is_part else None
@@ -164,7 +164,7 @@ def _foreign_columns(file: pq.ParquetFile, table: str) -> list[str]:
 
 
 def _later(version: int, left_out: Sequence[str]) -> str:
-    """What to say of a part that a later version has written. left_out: names of its columns."""
+    """Say what a later version has written in a part. left_out: names of its columns."""
     names = ", ".join(left_out[:_MOST_NAMED]) + (" ..." if len(left_out) > _MOST_NAMED else "")
     count = f"{len(left_out)} column{'s are' if len(left_out) > 1 else ' is'}"
     told = f"; {count} unknown here and left out: {names}" if left_out else ""
@@ -172,7 +172,7 @@ def _later(version: int, left_out: Sequence[str]) -> str:
 
 
 def _no_rows(wanted: pa.Schema) -> pa.Table:
-    """A table of these columns without rows."""
+    """Make a table of these columns without rows."""
     import pyarrow as pa
 
     # Not empty_table, which imports pandas: `list` shall not wait for that.

@@ -52,7 +52,7 @@ def compute_metrics(record: Record) -> Numbers:
 
 
 def rates(record: Record, step_ms: float) -> Numbers:
-    """What a step of `step_ms` finishes, moves and computes, over its time."""
+    """Compute what a step of `step_ms` finishes, moves and computes, over its time."""
     return {
         **_sizes(record.measurements, step_ms),
         **_arithmetic(record.measurements, record, step_ms),
@@ -85,7 +85,7 @@ def _step_times(record: Record) -> Numbers:
 
 
 def _interval(record: Record, repeats: Sequence[Sequence[float]]) -> stats.Interval | None:
-    """The interval of the median, up to where the steps of a repeat seem to be heading."""
+    """Compute the interval of the median, up to where the steps of a repeat seem to be heading."""
     interval = stats.median_interval(repeats)
     if interval is None:
         return None
@@ -109,7 +109,7 @@ def _repeats(measurements: Sequence[Measurement]) -> range:
 
 
 def _repeat_ms(measurements: Sequence[Measurement], index: int) -> list[float]:
-    """The point's step times in one repeat."""
+    """List the point's step times in one repeat."""
     ranks = [m.repetitions[index].timed.step_ns for m in measurements]
     return [float(ns) / _NS_PER_MS for ns in stats.step_series(ranks)]
 
@@ -119,7 +119,7 @@ def _steps_ms(measurement: Measurement) -> list[float]:
 
 
 def _sizes(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
-    """What a step finishes or moves, over its time."""
+    """Compute what a step finishes or moves, over its time."""
     step_s, first = step_ms / _MS_PER_S, measurements[0]
     items = [m.items_per_step for m in measurements if m.items_per_step]
     algbw = _rate(first.message_bytes, step_s, _BYTES_PER_GB)
@@ -149,7 +149,8 @@ def _arithmetic(measurements: Sequence[Measurement], record: Record, step_ms: fl
 
 
 def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
-    """The step in the first 30 ms of the warm-up, but for its cold first one, on the slowest rank.
+    """Measure the step in the first 30 ms of the warm-up, but for its cold first one, on the
+    slowest rank.
 
     None where the warm-up had fewer than three steps more.
     """
@@ -164,7 +165,7 @@ def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
 
 
 def _peak_tflops(record: Record) -> float | None:
-    """The peak of the slowest device model of the point."""
+    """Look up the peak of the slowest device model of the point."""
     precision = record.point.precision
     models = [device for device in record.devices if device.kind == "cuda"]
     peaks = [dense_peak_tflops(device.name, precision) for device in models]
@@ -172,7 +173,7 @@ def _peak_tflops(record: Record) -> float | None:
 
 
 def _state(measurements: Sequence[Measurement], trend: str) -> Numbers:
-    """What makes a number doubtful."""
+    """Find what makes a number doubtful."""
     repetitions = [r for m in measurements for r in m.repetitions]
     is_known = any(r.timed.throttled for r in repetitions)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)
@@ -185,7 +186,9 @@ def _state(measurements: Sequence[Measurement], trend: str) -> Numbers:
 
 
 def _clock_mhz(measurements: Sequence[Measurement]) -> float | None:
-    """The median of the device where it is lowest: it sets the pace. None where one is unknown."""
+    """Take the median of the device where it is lowest: it sets the pace. None where one is
+    unknown.
+    """
     medians = [statistics.median(m.sm_clocks_mhz) for m in measurements if m.sm_clocks_mhz]
     return min(medians) if medians and len(medians) == len(measurements) else None
 

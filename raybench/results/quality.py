@@ -43,7 +43,7 @@ _TRENDS = {
 
 
 def quality_warnings(row: Row, record: Record, measure: Measure) -> Iterator[str]:
-    """What the reader of an ok point's row must know.
+    """Tell what the reader of an ok point's row must know.
 
     row: its numbers. measure: what the job asked for, to tell where the measurement falls short.
     """
@@ -142,7 +142,7 @@ def straggler_cost_ms(row: Row) -> tuple[float, float]:
 
 
 def _shortfalls(row: Row, measure: Measure) -> Iterator[str]:
-    """What the job asked for and the measurement did not reach."""
+    """Tell what the job asked for and the measurement did not reach."""
     wanted = measure.iterations.min * measure.repeats
     if row["iterations"] < wanted:
         yield f"time budget: {row['iterations']} of {wanted} iterations"
@@ -192,7 +192,7 @@ def _throttling(row: Row, record: Record) -> Iterator[str]:
 
 
 def _hold_ups(row: Row) -> Iterator[str]:
-    """What made the step slower than the devices can be, as the breakdown tells."""
+    """Tell what made the step slower than the devices can be, by the breakdown."""
     step_ms = row["step_ms_p50"]
     if row["host_bound"]:
         yield f"host-bound: the device idles for {row['host_gap_ms']:.3g} ms of {step_ms:.3g} ms"
@@ -244,7 +244,7 @@ def _negative_communication(row: Row) -> Iterator[str]:
 
 
 def _parts_ms(row: Row) -> float:
-    """What the parts come to, counting no time twice; 0 where none is known."""
+    """Sum what the parts come to, counting no time twice; 0 where none is known."""
     parts = [_value_or_none(row[name]) or 0.0 for name in _CONSECUTIVE_PARTS]
     # On a GPU the host may wait for data while the device computes.
     data_ms = (_value_or_none(row["data_ms"]) or 0.0) if row["device_type"] == "cpu" else 0.0

@@ -19,7 +19,7 @@ from raybench.job.problems import did_you_mean
 from raybench.records import Latest, Status, TrialKey, by_point
 from raybench.results import rows
 from raybench.results.arrow_schema import schema
-from raybench.results.parts import UnreadableParts, attempts_in, plain_rows, read_parts
+from raybench.results.parts import UnreadablePartsError, attempts_in, plain_rows, read_parts
 from raybench.results.row_checks import drop_unidentified_devices, sound_points
 from raybench.results.run import Run, RunStatus
 from raybench.results.run_names import (
@@ -93,7 +93,7 @@ def read_table(
 
 
 def _sound(found: pa.Table, table: str, run_id: str | None) -> pa.Table:
-    """The rows that reports can work with; what is taken out is said."""
+    """Keep the rows that reports can work with; what is taken out is said."""
     checks = {"points": sound_points, "devices": drop_unidentified_devices}
     if table not in checks:
         return found
@@ -119,7 +119,7 @@ def each_attempt(
     attempts: Iterable[tuple[str, int]],
     columns: Sequence[str],
 ) -> Iterator[pd.DataFrame]:
-    """The rows of each of these attempts (point_id, attempt), in turn; of some columns.
+    """Read the rows of each of these attempts (point_id, attempt), in turn; of some columns.
 
     One part at a time is in memory, but for attempts that somebody has put elsewhere.
     """
@@ -148,7 +148,7 @@ def each_attempt(
 def _homes(
     root: Path, table: str, run_id: str, attempts: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], Path]:
-    """The parts that have these attempts, as far as names tell; somebody may have moved rows.
+    """Find the parts that have these attempts, as far as names tell; somebody may have moved rows.
 
     A part of one attempt is named after it, one of several as that of their rows in `points`.
     """
@@ -164,7 +164,7 @@ def _homes(
 
 
 def traces(root: Path, run_id: str, point_id: str, attempt: int) -> list[Path]:
-    """The traces of a profiled attempt at a point, by rank; empty where there are none."""
+    """Find the traces of a profiled attempt at a point, by rank; empty where there are none."""
     name = f"*-{point_id}-{attempt}-rank*.json.gz"
     return sorted((root / "traces" / run_id).glob(name), key=lambda path: (len(path.name), path))
 
@@ -180,7 +180,7 @@ class RankLog:
 
 
 def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
-    """What ranks wrote, in the order of the plan; empty where they wrote nothing."""
+    """Read what ranks wrote, in the order of the plan; empty where they wrote nothing."""
     found = [_NAMED_LOG.fullmatch(p.name) for p in (root / LOGS / run_id).glob(f"*-{point_id}-*")]
     names = sorted((m for m in found if m), key=lambda m: (m[1], int(m[3]), int(m[4])))
     return [
@@ -214,13 +214,14 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _read_undamaged(folder: Path, paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
-    """The rows of these parts of many runs; a run with a damaged one is left out, with a warning.
+    """Read the rows of these parts of many runs; a run with a damaged one is left out, with a
+    warning.
 
     folder: of the table.
     """
     try:
         return read_parts(paths, table, wanted)
-    except UnreadableParts as error:
+    except UnreadablePartsError as error:
         damaged = {_run_of(folder, path): reason for path, reason in error.reasons.items()}
     for run_id, reason in damaged.items():
         _warn(f"{reason}; run {run_id} is left out")
@@ -262,7 +263,7 @@ def _parts_of_runs(root: Path, ids: Iterable[str]) -> list[Path]:
 
 
 def _without_row(root: Path) -> list[str]:
-    """Runs that have points and no part of `runs`."""
+    """Find runs that have points and no part of `runs`."""
     with_row = {name for name in run_folders(root / "runs") if has_parts(root / "runs" / name)}
     names = [name for name in run_folders(root / "points") if name not in with_row]
     return [name for name in names if has_parts(root / "points" / name)]
@@ -281,13 +282,13 @@ def _read_stored_run(root: Path, run_id: str) -> Run:
 
 
 def baselines(root: Path, run_id: str | None = None) -> dict[str, dict[str, str]]:
-    """The settings of the baseline points of each run, or of one, by run_id."""
+    """Read the settings of the baseline points of each run, or of one, by run_id."""
     rows_of_runs = plain_rows(read_table(root, "runs", run_id, ["run_id", "baseline"]))
     return {row["run_id"]: row["baseline"] or {} for row in rows_of_runs}
 
 
 def _run_from_row(row: Mapping[str, Any]) -> Run:
-    """The run of a row, also of one that others have written. Raises ResultsError."""
+    """Make the run of a row, also of one that others have written. Raises ResultsError."""
     if row["started_at"] is None:
         raise ResultsError(f"run {row['run_id']}: started_at is no time of the calendar")
     known = {name: _IF_MISSING.get(name) if value is None else value for name, value in row.items()}
@@ -322,7 +323,7 @@ def _as_it_stands(root: Path, run: Run) -> Run:
 
 
 def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
-    """The latest attempt at each trial that has a row.
+    """Find the latest attempt at each trial that has a row.
 
     Raises ResultsError for a status that this version does not know: what is left cannot be told.
     """
@@ -340,7 +341,7 @@ def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
 
 
 def _last(root: Path, run_id: str) -> dict[TrialKey, tuple[int, str]]:
-    """Number and status of the latest attempt at each trial."""
+    """Find the number and the status of the latest attempt at each trial."""
     columns = ["point_id", "attempt", "status", "round", "control_of"]
     found = read_table(root, "points", run_id, columns).to_pylist()
     found.sort(key=lambda row: row["attempt"])
@@ -353,7 +354,7 @@ def _key(row: Mapping[str, Any]) -> TrialKey:
 
 
 def count_points(run: Run, statuses: Mapping[str, str]) -> Run:
-    """The run with the counts of its points and the status that follows from them.
+    """Give the run the counts of its points and the status that follows from them.
 
     statuses: of the latest attempt at each point, by point_id. A cancelled one counts nowhere.
     """

@@ -92,7 +92,7 @@ def _with_settings(found: pa.Table) -> pa.Table:
 def _change(
     found: pa.Table, change: Callable[[pa.ChunkedArray, str], pa.ChunkedArray]
 ) -> tuple[pa.Table, list[str]]:
-    """The table with its columns changed, and the names of those that differ."""
+    """Change the columns of a table; also name those that differ."""
     names = []
     for place, field in enumerate(found.schema):
         before = found[field.name]
@@ -104,7 +104,7 @@ def _change(
 
 
 def _possible(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """The column with null for what cannot be."""
+    """Put null in place of what cannot be."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -121,7 +121,7 @@ def _possible(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 
 def _short(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """The column with long texts cut; the texts in lists too."""
+    """Cut the long texts of a column; the texts in lists too."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

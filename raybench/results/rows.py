@@ -25,12 +25,12 @@ _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
 def text(value: Scalar) -> str:
-    """A setting as the tables hold it: `true` for True, otherwise as Python writes it."""
+    """Write a setting as the tables hold it: `true` for True, otherwise as Python writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def run_row(run: Run) -> Row:
-    """The row of `runs`."""
+    """Make the row of `runs`."""
     return {
         "run_id": run.run_id,
         "job_name": run.job_name,
@@ -60,7 +60,7 @@ def run_row(run: Run) -> Row:
 
 
 def run_from_row(row: Mapping[str, Any]) -> Run:
-    """The run of a row of `runs`; the values of its baseline come back as text."""
+    """Make the run of a row of `runs`; the values of its baseline come back as text."""
     maps = ("baseline", "versions", "environment", "tags", "workload_files")
     return Run(
         **{
@@ -73,7 +73,7 @@ def run_from_row(row: Mapping[str, Any]) -> Run:
 
 
 def device_row(run_id: str, device: Device) -> Row:
-    """A row of `devices`."""
+    """Make a row of `devices`."""
     names = (
         name for name in Device.__dataclass_fields__ if name not in ("versions", "environment")
     )
@@ -100,7 +100,7 @@ def make_unwritten(record: Record, error: Exception) -> Record:
 
 
 def sample_columns(run_id: str, record: Record) -> Columns:
-    """The rows of `samples`, by column: every iteration of every rank, warm-up included."""
+    """Make the rows of `samples`, by column: every iteration of every rank, warm-up included."""
     keys = {
         "run_id": run_id,
         "point_id": record.point.point_id,
@@ -135,13 +135,13 @@ def _iterations(place: Row, samples: Samples) -> Mapping[str, Sequence[Any]]:
 
 
 def _other_parts_ns(samples: Samples) -> list[dict[str, int]]:
-    """The other parts of each iteration; empty where there are none."""
+    """List the other parts of each iteration; empty where there are none."""
     others = {storable(name): spent for name, spent in samples.part_ns.items() if name != "data"}
     return [dict(zip(others, spent, strict=True)) for spent in zip(*others.values(), strict=True)]
 
 
 def point_row(run_id: str, record: Record, measure: Measure, code: Code | None = None) -> Row:
-    """The row of `points`; what is not known yet, or does not apply, is left out (null).
+    """Make the row of `points`; what is not known yet, or does not apply, is left out (null).
 
     measure: what the job asked for, to tell where the measurement fell short of it.
     code: what the workers had loaded; None where nobody looked.
@@ -187,7 +187,7 @@ def _identity(run_id: str, record: Record) -> Row:
 
 
 def _failure(record: Record) -> Row:
-    """What went wrong, and on which device; a point that was never placed has none."""
+    """Tell what went wrong, and on which device; a point that was never placed has none."""
     rank = record.error_rank
     device = record.devices[rank] if rank is not None and record.devices else None
     return {
@@ -201,8 +201,9 @@ def _failure(record: Record) -> Row:
 
 
 def storable(value: Any) -> Any:
-    """The value with each text in it as UTF-8 can hold it: half a surrogate pair in an exception
-    or in a name is no reason to lose the row."""
+    """Make each text of a value such that UTF-8 can hold it: half a surrogate pair in an exception
+    or in a name is no reason to lose the row.
+    """
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):
@@ -213,7 +214,7 @@ def storable(value: Any) -> Any:
 
 
 def module_rows(run_id: str, record: Record) -> Iterator[Row]:
-    """The rows of `modules`: the times by module of each profiled rank."""
+    """Make the rows of `modules`: the times by module of each profiled rank."""
     keys = {"run_id": run_id, "point_id": record.point.point_id, "attempt": record.attempt}
     for measurement in record.measurements:
         for module in measurement.profile.modules if measurement.profile else ():
@@ -229,7 +230,7 @@ def module_rows(run_id: str, record: Record) -> Iterator[Row]:
 
 
 def telemetry_row(run_id: str, sample: DeviceSample) -> Row:
-    """A row of `telemetry`."""
+    """Make a row of `telemetry`."""
     names = DeviceSample.__dataclass_fields__
     row = {"run_id": run_id, **{name: getattr(sample, name) for name in names}}
     return row | {"throttle_reasons": list(sample.throttle_reasons)}

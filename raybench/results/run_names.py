@@ -66,7 +66,8 @@ def results_folders(root: Path) -> list[str]:
 
 
 def pick(prefix: str, ids: Sequence[str], *, kind: str, where: str, way_out: str = "") -> str:
-    """The one id that is `prefix` or starts with it. Raises ResultsError naming the candidates.
+    """Find the one id that is `prefix` or starts with it. Raises ResultsError naming the
+    candidates.
 
     way_out: what else to type where several start with it.
     """
@@ -99,12 +100,12 @@ def has_parts(folder: Path) -> bool:
 
 
 def no_row_of(root: Path, run_id: str) -> str:
-    """What to say of a run that has points and no row in `runs`."""
+    """Say that a run has points and no row in `runs`."""
     return f"run {run_id} has points, but no row; put {root}/runs/{run_id}/run.parquet back"
 
 
 def no_runs(root: Path) -> str:
-    """What to say of a results folder without runs: what to type, and where there are some."""
+    """Say of a results folder without runs what to type, and where there are some."""
     counts = {name: len(run_folders(root / name / "runs")) for name in results_folders(root)}
     elsewhere = "".join(
         f"; {root / name} has {count}: `raybench list --results {root / name}`, "
@@ -116,7 +117,7 @@ def no_runs(root: Path) -> str:
 
 
 def _separate(root: Path, text: str) -> tuple[Path, str]:
-    """The results folder, and what is asked of it."""
+    """Find the results folder, and what is asked of it."""
     if os.sep not in text:
         return root, text
     path = Path(text).resolve()
@@ -150,7 +151,7 @@ def _resolve(root: Path, name: str, ids: Mapping[str, _Origin]) -> str:
 
 
 def _newest_readable(root: Path, ids: Sequence[str]) -> str:
-    """The newest of these runs whose row can be read; where there is none, the newest."""
+    """Find the newest of these runs whose row can be read; where there is none, the newest."""
     return next((run_id for run_id in reversed(ids) if _origin_in_row(root, run_id)), ids[-1])
 
 
@@ -168,7 +169,7 @@ def _elsewhere(root: Path, name: str, ids: Mapping[str, _Origin]) -> str:
 
 
 def _origins(root: Path) -> dict[str, _Origin]:
-    """The runs of a results folder, oldest first."""
+    """List the runs of a results folder, oldest first."""
     check_folder(root)
     origins = {
         name: _origin_in_id(name) or _origin_in_row(root, name) or _Origin()
@@ -179,13 +180,13 @@ def _origins(root: Path) -> dict[str, _Origin]:
 
 
 def _origin_in_id(run_id: str) -> _Origin | None:
-    """What an id tells; None for an id that raybench has not given."""
+    """Read what an id tells; None for an id that raybench has not given."""
     told = _STAMPED.fullmatch(run_id)
     return _Origin(**told.groupdict()) if told else None
 
 
 def _origin_in_row(root: Path, run_id: str) -> _Origin | None:
-    """What the row of a run tells; None, with a warning, where it cannot be read."""
+    """Read what the row of a run tells; None, with a warning, where it cannot be read."""
     import pyarrow as pa
 
     wanted = pa.schema([schema("runs").field(name) for name in ("job_name", "started_at")])
@@ -213,7 +214,7 @@ def run_folders(folder: Path) -> list[str]:
 
 
 def _some(ids: Sequence[str]) -> str:
-    """The last few ids: runs are in order of time, and the newest are the likeliest."""
+    """Name the last few ids: runs are in order of time, and the newest are the likeliest."""
     shown = ", ".join(ids[-_MOST_NAMED:])
     more = len(ids) - _MOST_NAMED
     return f"{shown} and {more} more" if more > 0 else shown

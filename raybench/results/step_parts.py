@@ -33,8 +33,9 @@ _SAME_STEP_SHARE = 0.03
 
 
 def step_parts(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
-    """The columns of the breakdown. All parts are those of the rank whose own step is longest: on
-    it they follow each other, and with the exposed communication they add up to the step.
+    """Compute the columns of the breakdown. All parts are those of the rank whose own step is
+    longest: on it they follow each other, and with the exposed communication they add up to the
+    step.
 
     step_ms: the point's step time. `data_ms` of the timed steps is not among the columns.
     """
@@ -81,13 +82,15 @@ def _breakdowns(measurements: Sequence[Measurement]) -> list[Breakdown]:
 
 
 def _local_ms(broken_down: Sequence[Breakdown]) -> list[float]:
-    """The median local step of each rank; empty where one has none."""
+    """Compute the median local step of each rank; empty where one has none."""
     steps = [list(chain(*b.local_ms)) for b in broken_down]
     return [median(of_rank) for of_rank in steps] if all(steps) else []
 
 
 def _compute_ms(breakdown: Breakdown, data_ms: float | None) -> float | None:
-    """The device's work but for the optimizer's; on a CPU, the local step less waiting for data."""
+    """Compute the device's work but for the optimizer's; on a CPU, the local step less waiting for
+    data.
+    """
     busy_ms = breakdown.device_ms
     if busy_ms is None and breakdown.local_ms:
         busy_ms = median(chain(*breakdown.local_ms)) - (data_ms or 0.0)
@@ -111,7 +114,7 @@ def _host_bound(breakdown: Breakdown) -> bool | None:
 
 
 def _by_rank(broken_down: Sequence[Breakdown]) -> Numbers:
-    """What the other columns can be computed from again."""
+    """List what the other columns can be computed from again."""
     device_ms = [b.device_ms for b in broken_down]
     return {
         "local_step_ms_by_rank": _local_ms(broken_down) or None,
@@ -189,8 +192,8 @@ def _is_same_step(hooked_ms: float | None, step_ms: float) -> bool:
 
 
 def _wait_ms(broken_down: Sequence[Breakdown], step_ms: float) -> float | None:
-    """The longest that a rank waits in the last collective, no longer than its step leaves beside
-    its own work and that collective; None where the instrumented steps were other steps.
+    """Compute the longest that a rank waits in the last collective, no longer than its step leaves
+    beside its own work and that collective; None where the instrumented steps were other steps.
     """
     tails, local_ms = [b.tail_ms for b in broken_down], _local_ms(broken_down)
     if len(tails) < 2 or not all(tails) or not local_ms:
@@ -205,13 +208,13 @@ def _wait_ms(broken_down: Sequence[Breakdown], step_ms: float) -> float | None:
 def _slowest_rank(
     found: Straggler, error_ms: float, exposed_ms: float, step_ms: float
 ) -> int | None:
-    """The slowest rank, if it stands out."""
+    """Find the slowest rank, if it stands out."""
     excess_ms = borne_out_ms(found.excess_ms, exposed_ms)
     return found.rank if stands_out(excess_ms, error_ms, step_ms) else None
 
 
 def _slowest_timed(measurements: Sequence[Measurement], step_ms: float) -> int | None:
-    """The same by the timed steps, where there are no local ones."""
+    """Find the same by the timed steps, where there are no local ones."""
     found = find_straggler(
         [[[ns / _NS_PER_MS for ns in r.timed.step_ns] for r in m.repetitions] for m in measurements]
     )

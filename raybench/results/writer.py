@@ -109,7 +109,7 @@ class RunStore:
         return self._folder("points")
 
     def rows_of(self, batch: Sequence[tuple[int, Record]]) -> Path:
-        """The file with the rows of these points."""
+        """Name the file with the rows of these points."""
         return self._part("points", _part_name(batch))
 
     @property
@@ -142,7 +142,7 @@ class RunStore:
             self._write(table, part, pa.concat_tables(there_are))
 
     def _write_traces(self, batch: Sequence[tuple[int, Record]]) -> None:
-        """A trace per profiled rank, for Perfetto."""
+        """Write a trace per profiled rank, for Perfetto."""
         profiles = [
             (_part_name([(index, record)]), measurement.rank, measurement.profile)
             for index, record in batch
@@ -158,7 +158,7 @@ class RunStore:
                 path.write_bytes(profile.trace)
 
     def _write_logs(self, batch: Sequence[tuple[int, Record]]) -> None:
-        """What each rank wrote, if it wrote anything, as text."""
+        """Write what each rank wrote, if it wrote anything, as text."""
         for index, record in batch:
             name = _part_name([(index, record)])
             for rank, output in enumerate(record.outputs):
@@ -252,7 +252,9 @@ def _check_run_id(run_id: str) -> None:
 
 
 def _check_inside(root: Path, run_id: str) -> None:
-    """A run of somebody else's may have any id, and links in the place of its folders."""
+    """Check that a run is inside its results folder: somebody else's may have any id, and links in
+    the place of its folders.
+    """
     _check_run_id(run_id)
     for table in (*TABLES, "traces", LOGS):
         folder = root / table / run_id
@@ -337,7 +339,7 @@ def _parquet_options(table: str) -> dict[str, Any]:
 
 
 def check_writable(root: Path) -> None:
-    """Raises ResultsError where it can be told at once that no run can be kept in `root`."""
+    """Raise ResultsError where it can be told at once that no run can be kept in `root`."""
     with _one_line(root):
         nearest = next(path for path in (root, *root.absolute().parents) if path.exists())
         if not nearest.is_dir():
@@ -348,7 +350,7 @@ def check_writable(root: Path) -> None:
 
 @contextmanager
 def _one_line(path: Path) -> Iterator[None]:
-    """What the operating system refuses, as one line for the user."""
+    """Say what the operating system refuses, as one line for the user."""
     try:
         yield
     except OSError as error:

@@ -69,5 +69,5 @@ def _names(rows: Sequence[Row], name: Callable[[Row], str]) -> list[str]:
 
 
 def first_of(shown: int, known: int) -> str:
-    """What is to be said where not all is drawn."""
+    """Say where not all is drawn."""
     return f" {shown} of {known} points are drawn; the table has all." if shown < known else ""

@@ -88,7 +88,7 @@ def specification(
     *,
     height: int = HEIGHT,
 ) -> Spec:
-    """A chart of the page's width."""
+    """Make a chart of the page's width."""
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "background": None,
@@ -103,12 +103,12 @@ def specification(
 
 
 def series_color(place: int) -> str:
-    """The colour of the line at this place of the legend."""
+    """Name the colour of the line at this place of the legend."""
     return f"var(--s{place % MOST_LINES + 1})"
 
 
 def by_line(lines: Sequence[str], channel: str) -> Spec:
-    """The encoding that gives each line its colour or its shape; the page draws the legend."""
+    """Make the encoding that gives each line its colour or its shape; the page draws the legend."""
     places = range(len(lines))
     ranges = {
         "color": [series_color(place) for place in places],
@@ -123,7 +123,7 @@ def by_line(lines: Sequence[str], channel: str) -> Spec:
 
 
 def legend(lines: Sequence[str], *, points: bool = True) -> list[Entry]:
-    """The lines of a figure. points: whether their shapes tell them apart too."""
+    """Make the legend of some lines. points: whether their shapes tell them apart too."""
     return [
         Entry(
             label=line,

@@ -19,12 +19,12 @@ from raybench.report.summary import Summary
 
 
 def rows_of(summary: Summary) -> list[Row]:
-    """The latest attempt at each point, with what was derived."""
+    """List the latest attempt at each point, with what was derived."""
     return [{str(k): v for k, v in row.items()} for row in summary.scaling.to_dict("records")]
 
 
 def rows_laid_over(summary: Summary, against: Summary | None) -> list[Row]:
-    """The points of a run, and those of another that it is laid over, which say so."""
+    """List the points of a run, and those of another that it is laid over, which say so."""
     others = [] if against is None else rows_of(against)
     return [*rows_of(summary), *({**row, "other": True} for row in others)]
 

@@ -72,7 +72,7 @@ def _point_layer(
 
 
 def _by_width(values: Sequence[Value], lines: Sequence[str]) -> tuple[Spec, Spec]:
-    """Encodings of the width of lines and the size of points, where lines hide each other."""
+    """Make encodings of the width of lines and the size of points, where lines hide each other."""
     drawn: dict[str, dict[float, float]] = {}
     for value in values:
         if not value.get("other") and value["y"] is not None:
@@ -153,13 +153,13 @@ def _shorten(value: Value) -> Value:
 
 
 def reached(values: Sequence[Value]) -> list[float]:
-    """What the axis of y must hold: points, and intervals as far as they are drawn."""
+    """List what the axis of y must hold: points, and intervals as far as they are drawn."""
     shown = [_shorten(value) if "low" in value else value for value in values]
     return [value[name] for value in shown for name in ("y", "low", "high") if name in value]
 
 
 def power_axis(field: str, title: str, reached: Sequence[float], *, is_size: bool = False) -> Spec:
-    """A logarithmic axis to the base of 2 that holds all of `reached`, all above 0.
+    """Make a logarithmic axis to the base of 2 that holds all of `reached`, all above 0.
 
     is_size: label it in bytes.
     """
@@ -180,7 +180,7 @@ def power_axis(field: str, title: str, reached: Sequence[float], *, is_size: boo
 
 
 def decade_axis(field: str, title: str, reached: Sequence[float]) -> Spec:
-    """A logarithmic axis to the base of 10."""
+    """Make a logarithmic axis to the base of 10."""
     domain = [min(reached) / 1.2, max(reached) * 1.2]
     first, last = (math.floor(math.log10(end)) for end in domain)
     decades = math.log10(domain[1] / domain[0])
@@ -208,7 +208,7 @@ def linear_axis(field: str, title: str, **settings: Any) -> Spec:
 
 
 def ideal_layer(ideal: Sequence[Mapping[str, float]], x: Spec, y: Spec) -> Spec:
-    """A dashed line."""
+    """Draw a dashed line."""
     return {
         "data": {"values": list(ideal)},
         "mark": {
@@ -223,7 +223,7 @@ def ideal_layer(ideal: Sequence[Mapping[str, float]], x: Spec, y: Spec) -> Spec:
 
 
 def level_layer(level: float, channel: str, axis: Spec) -> Spec:
-    """A dashed line over the whole chart, at a level of the axis of `channel` ("x" or "y")."""
+    """Draw a dashed line over the whole chart, at a level of the axis of `channel` ("x" or "y")."""
     return {
         "data": {"values": [{channel: level}]},
         "mark": {

@@ -64,7 +64,7 @@ def _omission(rows: Sequence[Row]) -> str:
 
 
 def _table(rows: Sequence[Row], used: Sequence[str], ranks: str) -> Table:
-    """The parts in milliseconds, and what the step loses against perfect scaling."""
+    """List the parts in milliseconds, and what the step loses against perfect scaling."""
     names = telling_settings(rows)
     measured: list[tuple[str, Callable[[Row], str]]] = [
         ("step ms", lambda row: formatting.number(row["step_ms_p50"])),
@@ -89,7 +89,7 @@ def _share(row: Row, name: str) -> float:
 
 
 def _part_ms(row: Row, name: str) -> Any:
-    """A part, without what a rank that stands out takes longer, which is one of its own."""
+    """Take a part, without what a rank that stands out takes longer, which is one of its own."""
     is_slowed = is_slowed_by_one_rank(row)
     if name == _SLOWER:
         return row["straggler_ms"] if is_slowed else None

@@ -57,7 +57,7 @@ def _style() -> str:
 
 
 def _dark(svg: str, colors: Mapping[str, tuple[str, str]]) -> str:
-    """The colours for a dark theme, which stand above those that the elements have."""
+    """Write the colours for a dark theme, which stand above those that the elements have."""
     used = [colors[name] for name in dict.fromkeys(_USED.findall(svg))]
     rules = "".join(
         f'[{paint}="{light}"]{{{paint}:{dark}}}'
@@ -91,7 +91,7 @@ class _Sheet:
     def write(
         self, text: str, *, size: int = 12, weight: int = 400, color: str = "--text", x: int = 0
     ) -> None:
-        """A paragraph, as wide as the sheet."""
+        """Write a paragraph, as wide as the sheet."""
         self._y = self._lines(text, self._y, self._width, size, weight, color, x) + 6
 
     def legend(self, entries: Sequence[Entry]) -> None:
@@ -110,7 +110,7 @@ class _Sheet:
         self._y = y + 14 if entries else self._y
 
     def charts(self, panels: Sequence[Panel], figure: Figure, each: int) -> None:
-        """A row of charts with their titles above and what they lack below."""
+        """Draw a row of charts with their titles above and what they lack below."""
         top, end = self._y, self._y
         for place, panel in enumerate(panels):
             x, y = place * (each + _GAP), top

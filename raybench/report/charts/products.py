@@ -47,7 +47,7 @@ def products_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
 
 
 def peak_tflops(row: Row) -> float | None:
-    """The datasheet's peak, from the share of it that was reached."""
+    """Compute the datasheet's peak, from the share of it that was reached."""
     if not formatting.has_value(row["mfu_pct"]) or not row["mfu_pct"]:
         return None
     return float(row[_REACHED] / (row["mfu_pct"] / 100))

@@ -53,19 +53,19 @@ _RATES = (
 
 
 def rate_figures(rows: Sequence[Row], summary: Summary) -> list[Figure]:
-    """A figure for each bandwidth that is known at two sizes or more."""
+    """Draw a figure for each bandwidth that is known at two sizes or more."""
     found = [_figure(rows, summary, rate) for rate in _RATES]
     return [figure for figure in found if figure is not None]
 
 
 def size_of(row: Row) -> int:
-    """The bytes of a message or an array; 0 where the workload has none."""
+    """Read the bytes of a message or an array; 0 where the workload has none."""
     text = str(row["params"].get(SIZE, ""))
     return int(text) if text.isdecimal() else 0
 
 
 def datasheet_gb_s(rows: Sequence[Row]) -> float | None:
-    """What the datasheet gives for the memory of the device that all rows ran on."""
+    """Look up what the datasheet gives for the memory of the device that all rows ran on."""
     names = {row["device_name"] for row in rows if formatting.has_value(row["device_name"])}
     return memory_peak_gb_s(str(names.pop())) if len(names) == 1 else None
 

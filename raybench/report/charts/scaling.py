@@ -153,7 +153,7 @@ def _values(
 
 
 def _interval(row: Row, name: str) -> dict[str, Any]:
-    """The 95 % interval of a figure, where the table has one."""
+    """Take the 95 % interval of a figure, where the table has one."""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     known = formatting.has_value(low) and formatting.has_value(high)
     return {"low": float(low), "high": float(high)} if known else {}
@@ -168,7 +168,7 @@ def _tip(row: Row, told: Sequence[str], ranks: str) -> str:
 
 
 def speed_up_words(row: Row) -> str:
-    """A speed-up and half of its interval, relative."""
+    """Write a speed-up and half of its interval, relative."""
     sure = plus_minus(row)
     told = "" if sure is None or row["is_baseline"] else f" {formatting.half_width(sure)}"
     return formatting.ratio(row["speed_up"]) + told

@@ -73,7 +73,7 @@ def in_order(rows: Sequence[Row], last: Collection[str] = ()) -> list[Row]:
 
 
 def varying_settings(rows: Sequence[Row]) -> list[str]:
-    """The settings that are not the same in all rows."""
+    """List the settings that are not the same in all rows."""
     params = dict.fromkeys(name for row in rows for name in row["params"])
     return [
         name for name in (*_SETTINGS, *params) if len({str(setting(row, name)) for row in rows}) > 1
@@ -91,7 +91,7 @@ def telling_settings(rows: Sequence[Row]) -> list[str]:
 
 
 def label(row: Row, names: Sequence[str], ranks: str) -> str:
-    """The values of some settings: `fp32, batch 64, 4 GPUs, hidden=8`."""
+    """Write the values of some settings: `fp32, batch 64, 4 GPUs, hidden=8`."""
     return ", ".join(_tip(row, name, ranks) for name in names)
 
 
@@ -112,7 +112,7 @@ def is_other(row: Row) -> bool:
 
 
 def named(row: Row, names: Sequence[str], ranks: str) -> str:
-    """A point as the tip of its mark begins: its settings, and its id."""
+    """Write a point as the tip of its mark begins: its settings, and its id."""
     of = " of the other run" if is_other(row) else ""
     return f"{label(row, names, ranks)}\npoint {row['point_id']}{of}".strip()
 
@@ -123,7 +123,7 @@ def missing(
     over: Sequence[str],
     ranks: str,
 ) -> str:
-    """What a panel does not show, and why: `Not drawn: batch 256: out of memory.`"""
+    """Say what a panel does not show, and why: `Not drawn: batch 256: out of memory.`"""
     lines = dict.fromkeys(line for line, _ in members)
     reasons: dict[str, list[str]] = {}
     for line in lines:
@@ -139,7 +139,7 @@ def missing(
 
 
 def _among(rows: Sequence[Row], over: Sequence[str], ranks: str) -> str:
-    """The places along the axis."""
+    """Name the places along the axis."""
     return ", ".join(label(row, over, ranks) for row in rows)
 
 
@@ -150,19 +150,19 @@ def _why(row: Row) -> str:
 
 
 def batch_title(rows: Sequence[Row]) -> str:
-    """What the batch of these rows counts."""
+    """Name what the batch of these rows counts."""
     found = {batch_column(row) for row in rows}
     return "global batch size" if found == {"global_batch_size"} else "batch size per device"
 
 
 def lines_of(series: Series, is_drawn: Callable[[Row], bool]) -> list[str]:
-    """The lines of which anything is drawn."""
+    """Select the lines of which anything is drawn."""
     used = {line for found in series.panels.values() for line, row in found if is_drawn(row)}
     return [line for line in series.lines if line in used]
 
 
 def drawing_note(series: Series) -> str:
-    """What is to be said where not all is drawn."""
+    """Say where not all is drawn."""
     counts = (
         (len(series.panels), series.left_out, "charts"),
         (len(series.lines), series.lines_left_out, "lines of a chart"),

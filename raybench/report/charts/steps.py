@@ -59,15 +59,16 @@ class PointSteps:
 
 
 def spread_points(rows: Sequence[Row]) -> list[Row]:
-    """The points whose step times are drawn: all, or those that are spread most."""
+    """Select the points whose step times are drawn: all, or those that are spread most."""
     ok = [row for row in rows if row["status"] == "ok" and formatting.has_value(row["step_ms_p50"])]
     widest = sorted(ok, key=_spread, reverse=True)[:MOST_BARS]
     return in_order(widest, ("batch", "world_size"))
 
 
 def heat_points(rows: Sequence[Row]) -> list[Row]:
-    """The points that are drawn by rank and iteration: of those with most ranks, the ones whose
-    ranks differ or whose steps vary most."""
+    """Select the points that are drawn by rank and iteration: of those with most ranks, the ones
+    whose ranks differ or whose steps vary most.
+    """
     ok = [row for row in rows if row["status"] == "ok" and row["world_size"] > 1]
     most = max((row["world_size"] for row in ok), default=0)
     ok = [
@@ -94,7 +95,7 @@ def _skew(row: Row) -> float:
 def spread_figure(
     steps: Sequence[PointSteps], rows: Sequence[Row], summary: Summary
 ) -> Figure | None:
-    """The distribution of the step times; None where there are no samples."""
+    """Draw the distribution of the step times; None where there are no samples."""
     ok = [row for row in rows if row["status"] == "ok" and formatting.has_value(row["step_ms_p50"])]
     found = {one.row["point_id"]: _percentiles(one.times_ms) for one in steps if one.times_ms.size}
     shown = [one.row for one in steps if one.row["point_id"] in found]

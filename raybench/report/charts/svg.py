@@ -38,8 +38,8 @@ _STROKES = {
 
 
 def draw(spec: Spec, name: str, size: tuple[int, int] | None = None) -> str:
-    """The chart as an SVG element. name: what it is called where it cannot be seen. size: instead
-    of that of the specification.
+    """Draw the chart as an SVG element. name: what it is called where it cannot be seen. size:
+    instead of that of the specification.
     """
     import vl_convert
 
@@ -54,13 +54,13 @@ def draw(spec: Spec, name: str, size: tuple[int, int] | None = None) -> str:
 
 
 def key(shape: str, color: str) -> str:
-    """The sign of a line in a legend, as an SVG element."""
+    """Draw the sign of a line in a legend, as an SVG element."""
     mark = key_mark(shape, color)
     return f'<svg class="key" viewBox="-7 -7 14 14" aria-hidden="true">{mark}</svg>'
 
 
 def key_mark(shape: str, color: str) -> str:
-    """The same around the origin, to stand in another picture."""
+    """Draw the same around the origin, to stand in another picture."""
     if shape in _STROKES:
         return f'<path d="{_STROKES[shape]}" stroke="{color}" stroke-width="2"/>'
     if shape == "hollow":

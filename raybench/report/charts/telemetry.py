@@ -101,7 +101,7 @@ def _bands(rows: Sequence[Row], start: datetime, ranks: str) -> list[Value]:
 
 
 def _note(left_out_s: float, *, is_each: bool) -> str:
-    """What is to be known to read the charts. is_each: whether each device has its line."""
+    """Say what is to be known to read the charts. is_each: whether each device has its line."""
     gap = f", without {formatting.long_time(left_out_s)} in which nothing was sampled"
     more = "" if is_each else " There are too many to draw each."
     when = f"seconds since the run began{gap if left_out_s else ''}."
@@ -138,7 +138,7 @@ def _leave_gaps_out(named: pd.DataFrame, bands: Sequence[Value]) -> float:
 
 
 def _lines(means: pd.DataFrame) -> tuple[list[str], pd.DataFrame]:
-    """A line for each device; of many devices the least, the median and the most of them."""
+    """Choose the lines: each device; of many devices the least, the median and the most of them."""
     devices = list(dict.fromkeys(means["device"]))
     if len(devices) <= MOST_LINES:
         return devices, means
@@ -209,7 +209,7 @@ def _band_layers(bands: Sequence[Value], domain: Sequence[float]) -> list[Spec]:
 
 
 def _tip_layer(values: Sequence[Value], unit: str, bands: Sequence[Value]) -> Spec:
-    """What can be pointed at: a strip for each time, over the whole height."""
+    """Draw what can be pointed at: a strip for each time, over the whole height."""
     times = sorted({value["x"] for value in values})
     half = float(np.diff(times).min()) / 2 if len(times) > 1 else 0.5
     strips = []

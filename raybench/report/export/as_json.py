@@ -46,8 +46,8 @@ def format_runs(runs: Sequence[Run]) -> str:
 
 
 def format_point(point: PointDetails) -> str:
-    """The latest attempt at a point, its ranks, its modules, the state of the devices, its traces,
-    and the rows of all attempts.
+    """Write the latest attempt at a point, its ranks, its modules, the state of the devices, its
+    traces, and the rows of all attempts.
     """
     return format_object(
         point=point.row,
@@ -86,7 +86,7 @@ def _integer(name: str, value: Any) -> Any:
 
 
 def _jsonable(value: Any) -> Any:
-    """What json can write; NaN, NaT, NA and infinities become null, arrays lists."""
+    """Make a value that json can write; NaN, NaT, NA and infinities become null, arrays lists."""
     if isinstance(value, Mapping):
         return {str(name): _jsonable(item) for name, item in value.items()}
     if isinstance(value, str | bool | int) or value is None:

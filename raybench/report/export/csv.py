@@ -24,7 +24,8 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 def export_csv(summary: Summary) -> str:
-    """A line per point, the latest attempt: the columns of `points` and what the report derives.
+    """Write a line per point, the latest attempt: the columns of `points` and what the report
+    derives.
 
     A parameter of the workload is a column `params.NAME`, a metric of its own a column
     `workload_metrics.NAME`, `methods` is JSON, a list is joined by "; ", null is empty. UTF-8, a
@@ -42,7 +43,7 @@ def export_csv(summary: Summary) -> str:
 
 
 def _flatten(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with `params.NAME` in place of `params`, and so for each of _MAPS."""
+    """Put `params.NAME` in place of `params`, and so for each of _MAPS."""
     inside = {f"{one}.{name}": value for one in _MAPS for name, value in (row[one] or {}).items()}
     return {**row, **inside}
 

@@ -16,7 +16,7 @@ from raybench.report.summary import Summary
 
 
 def export_github_benchmark(summary: Summary) -> str:
-    """The median step of each ok point in ms; range: half of its 95 % interval over starts.
+    """Write the median step of each ok point in ms; range: half of its 95 % interval over starts.
 
     A name holds all settings of the point, so that it is the same in every run that has the point.
     Raises ResultsError where no point is ok: the action takes no empty list.

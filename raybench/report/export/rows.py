@@ -29,7 +29,7 @@ _NOT_FIGURES = {
 
 
 def point_rows(summary: Summary) -> list[dict[str, Any]]:
-    """The latest attempt at each point, with what the report derives, as JSON can hold it."""
+    """List the latest attempt at each point, with what the report derives, as JSON can hold it."""
     return plain_records(summary.scaling)
 
 
@@ -43,13 +43,13 @@ def settings(row: Row) -> dict[str, str]:
 
 
 def point_name(row: Row) -> str:
-    """The settings in a line, such as `mlp hidden=4096 precision=bf16 world_size=2`."""
+    """Write the settings in a line, such as `mlp hidden=4096 precision=bf16 world_size=2`."""
     named = settings(row)
     return f"{named.pop('workload')} {formatting.settings(named)}"
 
 
 def figures(row: Row) -> dict[str, int | float]:
-    """What was measured and derived, as numbers: yes is 1, what is null is left out.
+    """Collect what was measured and derived, as numbers: yes is 1, what is null is left out.
 
     A metric that the workload declares itself has its own name, unless a column has it.
     """

@@ -47,7 +47,7 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def device_table(devices: pd.DataFrame) -> Table:
-    """What is known of each device, a row each."""
+    """List what is known of each device, a row each."""
     used = [name for name in _HEADS if name in devices and devices[name].notna().any()]
     ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
     rows = [[_cell(name, row[name]) for name in used] for row in ordered[used].to_dict("records")]

@@ -61,7 +61,7 @@ class PageData:
 
 
 def format_page(data: PageData) -> str:
-    """The whole page."""
+    """Write the whole page."""
     summary = data.summary
     style, script = _asset("page.css"), _asset("page.js")
     rows = rows_laid_over(summary, data.against)
@@ -128,7 +128,7 @@ def _shares_points(rows: Sequence[Row]) -> bool:
 
 
 def _all_said(summary: Summary) -> list[tuple[str, list[str]]]:
-    """What went wrong, is missing or is doubtful."""
+    """List what went wrong, is missing or is doubtful."""
     told: tuple[tuple[str, Sequence[MessageGroup]], ...] = (
         ("Failed and skipped points", summary.failures),
         ("Without speed-up", summary.without_speed_up),
@@ -142,7 +142,7 @@ def _all_said(summary: Summary) -> list[tuple[str, list[str]]]:
 
 
 def _charts(panel: Panel, figure: Figure) -> Markup:
-    """A chart; where there is room for it, drawn wide too: the style shows one of them."""
+    """Draw a chart; where there is room for it, drawn wide too: the style shows one of them."""
     name = ": ".join(filter(None, (figure.title, panel.title)))
     small = draw(panel.spec, name)
     if not figure.is_large:

@@ -190,7 +190,7 @@ def _marks(row: Row) -> Cell:
 
 
 def _metric_cell(metric: Metric) -> Callable[[Row], Cell]:
-    """The cells of a metric; a share is sorted by more digits than it shows."""
+    """Make the cells of a metric; a share is sorted by more digits than it shows."""
     if metric.name == "speed_up":
         return _speed_up
     whole = {"share": 1.0, "percent": 100.0}.get(metric.format)

@@ -21,7 +21,7 @@ _STYLES = {"slower": "bold red", "faster": "bold green", "unclear": "yellow"}
 
 
 def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool = False) -> str:
-    """The comparison: the answer, what changed around it, then point by point."""
+    """Write the comparison: the answer, what changed around it, then point by point."""
     parts: list[RenderableType] = [
         pairs([("base", _run(comparison.base)), ("new", _run(comparison.new))]),
         line(""),
@@ -42,7 +42,7 @@ def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool =
 
 
 def _sentences(comparison: Comparison) -> list[str]:
-    """The sentences that follow the answer."""
+    """Write the sentences that follow the answer."""
     return [text for text in (words.sensitivity(comparison), words.one_sided(comparison)) if text]
 
 
@@ -84,7 +84,7 @@ def _table(comparison: Comparison) -> RenderableType:
 
 
 def format_markdown(comparison: Comparison) -> str:
-    """The comparison, to be read in a pull request."""
+    """Write the comparison, to be read in a pull request."""
     names, settings, cells = said.table(comparison)
     blocks = [
         f"## {escape(comparison.new.job_name)}: {code(comparison.new.run_id)} against "
@@ -117,8 +117,9 @@ def _list(title: str, lines: Sequence[tuple[str, str]], otherwise: str = "") -> 
 
 
 def format_json(comparison: Comparison) -> str:
-    """base, new (runs), threshold, comparable (false, and why not), changes, verdicts, points (all
-    columns of `raybench.analysis.compare.compare`, and what else changed there)."""
+    """Write base, new (runs), threshold, comparable (false, and why not), changes, verdicts, points
+    (all columns of `raybench.analysis.compare.compare`, and what else changed there).
+    """
     points = as_json.records(comparison.frame)
     for row in points:
         row["beside"] = [asdict(one) for one in comparison.beside.get(row["point_id"], ())]

@@ -29,7 +29,7 @@ _SOURCES = {
 
 
 def headline(comparison: Comparison) -> str:
-    """The answer in a sentence."""
+    """Give the answer in a sentence."""
     rows, verdicts = comparison.compared, comparison.verdicts
     if not rows:
         return "No point was measured in both runs."
@@ -45,7 +45,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def sensitivity(comparison: Comparison) -> str:
-    """The least change that could have been seen, and by how many runs."""
+    """Say the least change that could have been seen, and by how many runs."""
     least = [
         row["least_seen"] for row in comparison.compared if formatting.has_value(row["least_seen"])
     ]
@@ -70,7 +70,7 @@ def _between(values: Sequence[float], form: str = ".1%") -> str:
 
 
 def advice(comparison: Comparison) -> list[str]:
-    """What to do about points that one run a side cannot decide, and about runs left out."""
+    """Say what to do about points that one run a side cannot decide, and about runs left out."""
     return [
         *_unclear(comparison),
         *_documentation_note(comparison),
@@ -150,7 +150,7 @@ def one_sided(comparison: Comparison) -> str:
 
 
 def _apart_in(one: Sequence[Row], other: Sequence[Row]) -> list[str]:
-    """The settings of which the two have no value in common; else those whose values differ.
+    """Find the settings of which the two have no value in common; else those whose values differ.
 
     Points of different workloads differ in that: their parameters are not the same ones.
     """
@@ -172,7 +172,7 @@ def _texts(rows: Sequence[Row], name: str) -> set[str]:
 
 
 def _values(rows: Sequence[Row], name: str) -> str:
-    """A setting and the values that it has in these rows."""
+    """Write a setting and the values that it has in these rows."""
     known = sorted({setting(row, name) for row in rows}, key=setting_order)
     told = [formatting.setting(name, value) for value in known[:_MOST_VALUES]]
     more = ["…"] if len(known) > _MOST_VALUES else []

@@ -39,19 +39,19 @@ class Column:
 
 
 def line(text: str, style: str = "") -> Text:
-    """A paragraph."""
+    """Make a paragraph of a text."""
     return Text(printable(text), style=style)
 
 
 def whole(text: str) -> Text:
-    """A line that is never folded, so that a path can be copied."""
+    """Make a line that is never folded, so that a path can be copied."""
     return Text(printable(text), no_wrap=True)
 
 
 def grid(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()
 ) -> Table:
-    """A table whose figures are never cut: its `min_width` is what it must have.
+    """Make a table whose figures are never cut: its `min_width` is what it must have.
 
     styles: of each row; none where they are all plain.
     """

@@ -25,8 +25,8 @@ _FAR_QUARTILES = 4.0
 
 
 def histogram(times_ms: Times) -> list[RenderableType]:
-    """A bar for each of at most 12 equal ranges of step times; empty for fewer than 8 times, and
-    where all are the same, to a millionth.
+    """Draw a bar for each of at most 12 equal ranges of step times; empty for fewer than 8 times,
+    and where all are the same, to a millionth.
 
     Times beyond the third quartile by four times the distance of the quartiles share the last bar,
     whose range is wider than the others: each range is shown with both of its ends.
@@ -52,7 +52,7 @@ def histogram(times_ms: Times) -> list[RenderableType]:
 
 
 def _bars(times: Times) -> tuple[Times, Times, NDArray[np.int64]]:
-    """The lower and upper ends of the ranges, and how many times are in each."""
+    """Find the lower and upper ends of the ranges, and how many times are in each."""
     first, third = np.percentile(times, [25, 75])
     limit = third + _FAR_QUARTILES * (third - first) if third > first else times.max()
     near, far = times[times <= limit], times[times > limit]

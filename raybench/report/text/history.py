@@ -49,7 +49,7 @@ def format_history(
 
 
 def _tables(series: Sequence[list[Row]]) -> list[RenderableType]:
-    """A table for each workload, of the points that have a history."""
+    """Make a table for each workload, of the points that have a history."""
     shown = [rows for rows in series if len(rows) > 1]
     workloads = dict.fromkeys(rows[0]["workload"] for rows in shown[:_MOST_POINTS])
     parts: list[RenderableType] = []
@@ -71,7 +71,7 @@ def _bars(rows: Sequence[Row]) -> str:
 
 
 def sparkline(times: Sequence[float]) -> str:
-    """A bar for each run, on a scale of 5 % at least; the last ones where there are many."""
+    """Draw a bar for each run, on a scale of 5 % at least; the last ones where there are many."""
     values = np.log(np.asarray(times[-_MOST_BARS:], dtype=np.float64))
     span = max(float(np.ptp(values)), _LEAST_RANGE)
     low = (values.max() + values.min() - span) / 2
@@ -80,7 +80,7 @@ def sparkline(times: Sequence[float]) -> str:
 
 
 def _series(frame: pd.DataFrame) -> list[list[Row]]:
-    """The rows of each point on each machine, in order of time; those with steps first."""
+    """Group the rows of each point on each machine, in order of time; those with steps first."""
     found: dict[tuple[str, int], list[Row]] = {}
     for row in frame.to_dict("records"):
         named = {str(name): value for name, value in row.items()}

@@ -16,7 +16,7 @@ _BACKTICKS = re.compile(r"`+")
 
 
 def format_report(summary: Summary) -> str:
-    """The scaling report, to be read in a pull request."""
+    """Write the scaling report, to be read in a pull request."""
     run = summary.run
     blocks = [
         f"## {escape(run.job_name)}",

@@ -64,7 +64,7 @@ class PointDetails:
 
 
 def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = False) -> str:
-    """The points of one run: the settings that vary among them, and what was measured."""
+    """List the points of one run: the settings that vary among them, and what was measured."""
     if points.empty:
         return render([line("No point has been finished yet.")], width, color)
     rows = [{str(k): v for k, v in row.items()} for row in points.to_dict("records")]
@@ -158,7 +158,7 @@ def _fitting(
 
 
 def varying_settings(rows: Sequence[Row]) -> list[str]:
-    """The settings and parameters that are not the same in all rows.
+    """List the settings and parameters that are not the same in all rows.
 
     The global batch is left out where it just follows from the batch per device.
     """
@@ -240,7 +240,7 @@ def _methods(methods: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _value(value: Any, unit: str) -> str:
-    """A cell and its unit; empty for null and for what is empty."""
+    """Write a cell and its unit; empty for null and for what is empty."""
     if isinstance(value, Mapping):
         return formatting.settings(value)
     if isinstance(value, list | np.ndarray):
@@ -269,7 +269,7 @@ def _ranks(ranks: pd.DataFrame) -> list[RenderableType]:
 
 
 def _states(states: pd.DataFrame) -> list[RenderableType]:
-    """What was sampled of the devices, from the least to the most."""
+    """Show what was sampled of the devices, from the least to the most."""
     if states.empty:
         return []
     heads = {

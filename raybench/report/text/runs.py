@@ -22,7 +22,7 @@ def format_runs(
     width: int = WIDTH,
     color: bool = False,
 ) -> str:
-    """A line per run, the newest last. What was done of a run is known when it has ended.
+    """Write a line per run, the newest last. What was done of a run is known when it has ended.
 
     machines: what each run was measured on, by run_id. Tags, the machine and the start are left out
     in turn where there is no room.
@@ -59,7 +59,9 @@ def format_runs_long(
     width: int = WIDTH,
     color: bool = False,
 ) -> str:
-    """A few lines per run: how it ended, on what, its tags and what it found (leads, by run_id)."""
+    """Write a few lines per run: how it ended, on what, its tags and what it found (leads, by
+    run_id).
+    """
     parts: list[RenderableType] = []
     for run in runs:
         parts.append(line(formatting.plain(run.run_id), "bold"))
@@ -74,7 +76,7 @@ def format_runs_long(
 
 
 def tags(run: Run) -> str:
-    """The tags of a run, as `--tag` takes them."""
+    """Write the tags of a run, as `--tag` takes them."""
     return formatting.settings(run.tags)
 
 

@@ -28,7 +28,7 @@ _HOW_TO_ADD_ROUNDS = "sweep JOB --resume RUN --set measure.rounds=3"
 
 
 def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) -> str:
-    """The scaling report."""
+    """Write the scaling report."""
     run = summary.run
     parts: list[RenderableType] = [
         line(formatting.title(run), "bold"),
@@ -60,7 +60,7 @@ def _findings(summary: Summary) -> list[RenderableType]:
 
 
 def _tables(summary: Summary, width: int) -> list[RenderableType]:
-    """The tables as they fit, and what their columns mean."""
+    """Make the tables as they fit, and say what their columns mean."""
     if not summary.tables:
         return [line(""), line("No point has been finished yet.")]
     fitted = [_narrow(table, width) for table in summary.tables]
@@ -79,7 +79,7 @@ def _tables(summary: Summary, width: int) -> list[RenderableType]:
 
 
 def _narrow(table: Table, width: int) -> Table:
-    """The table without what it can do without, as far as it needs."""
+    """Leave out of the table what it can do without, as far as it needs."""
     for name in table.optional:
         if min_width(_columns(table), table.rows) <= width:
             break
@@ -112,7 +112,7 @@ def _side_by_side(points: Table, parts: Table) -> Table | None:
 
 
 def _widen(table: Table, width: int) -> Table:
-    """The table with more columns, where there is room beside all of its own."""
+    """Add columns to the table where there is room beside all of its own."""
     for name, cells in table.extras.items():
         wider = table.with_column(name, cells)
         if min_width(_columns(wider), wider.rows) > width:
