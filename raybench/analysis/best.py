@@ -7,11 +7,12 @@ from typing import Any
 
 import pandas as pd
 
+from raybench.analysis.settings import OPTIONAL
 from raybench.results.quality import is_imprecise
 
 Row = Mapping[str, Any]
 
-_GROUP = ("run_id", "workload", "scaling", "cuda_graph", "world_size")
+_GROUP = ("run_id", "workload", "scaling", *OPTIONAL, "world_size")
 _COLUMNS = (*_GROUP, "params", "by", "point_id", "precision", "batch", "value", "rival_point_id")
 # What is sought, and the larger the better.
 _SOUGHT = ("throughput", "samples_per_joule")

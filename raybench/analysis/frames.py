@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from raybench.analysis.settings import EXECUTION
 from raybench.errors import ResultsError
 from raybench.job.problems import did_you_mean
 from raybench.results import reader, schema
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 SCALING = "scaling"
 _TABLES = (*TABLES, SCALING)
 _FROM_POINTS = (
-    *("run_id", "point_id", "attempt", "status", "workload", "params", "scaling", "precision"),
-    *("cuda_graph", "world_size", "batch_size", "global_batch_size", "grad_accumulation"),
+    *("run_id", "point_id", "attempt", "status", "workload", "params", "scaling"),
+    *(*EXECUTION, "world_size", "batch_size", "global_batch_size", "grad_accumulation"),
     *("step_ms_p50", "throughput"),
 )
 _DERIVED = (

@@ -18,6 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raybench.analysis.rounds import mean_of_rounds
+from raybench.analysis.settings import EXECUTION
 from raybench.analysis.start_noise import StartNoise, prior_noise
 
 # Smaller changes of the step time are none.
@@ -38,7 +39,7 @@ POINT_COLUMNS = (
         "params",
         "scaling",
     ),
-    *("precision", "cuda_graph", "world_size", "batch_size", "global_batch_size", "host_bound"),
+    *(*EXECUTION, "world_size", "batch_size", "global_batch_size", "host_bound"),
     *("grad_accumulation", "device_type", "device_name", "node_count"),
     *("step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),
 )

@@ -18,9 +18,10 @@ from raybench.analysis.rounds import (
     records,
     without_controls,
 )
+from raybench.analysis.settings import EXECUTION
 from raybench.analysis.step_times import SAMPLE_COLUMNS, repeat_step_times
 
-SETTINGS = ("workload", "params", "scaling", "precision", "cuda_graph", "world_size")
+SETTINGS = ("workload", "params", "scaling", *EXECUTION, "world_size")
 BATCH = ("batch_size", "global_batch_size", "grad_accumulation")
 # A pair that differs here is another experiment, not a change of the same one.
 _WORLD = {"device_type": "device", "device_name": "device", "node_count": "nodes"}

@@ -11,9 +11,10 @@ import pandas as pd
 from raybench.analysis.clocks import why_not_comparable
 from raybench.analysis.losses import LOSSES, shares_of_loss
 from raybench.analysis.rounds import Trials, mean_of_rounds
+from raybench.analysis.settings import SETTINGS, batch_column, number_of, setting
 from raybench.analysis.start_intervals import StartIntervals
 from raybench.analysis.start_noise import StartNoise
-from raybench.job.point import Precision, Scalar
+from raybench.job.point import Scalar
 from raybench.results.quality import (
     BREAKDOWN,
     NO_ITEMS,
@@ -26,8 +27,7 @@ from raybench.results.rows import text
 
 # Settings that make a series besides the workload's parameters; the batch of the scaling kind
 # joins them. In weak scaling the global batch follows from the others, in strong the local one.
-_SETTINGS = ("workload", "scaling", "precision", "cuda_graph", "world_size")
-_BATCH = {"weak": "batch_size", "strong": "global_batch_size"}
+_SETTINGS = tuple(name for name in SETTINGS if name != "batch")
 _DERIVED = {
     "batch": "object",
     "rounds": "int64",
@@ -110,30 +110,9 @@ def scaling(
     return _frame(rows, [*latest.columns, *_DERIVED])
 
 
-def setting(row: Mapping[str, Any], name: str) -> Any:
-    """Look up the value of a setting: a column, or a parameter of the workload; None when it has
-    none.
-    """
-    return row["params"].get(name) if name not in row else row[name]
-
-
-def batch_column(row: Mapping[str, Any]) -> str | None:
-    """Name the batch size that the job fixed; None where the workload takes none."""
-    return _BATCH.get(row["scaling"])
-
-
 def _batch(row: Mapping[str, Any]) -> int | None:
     column = batch_column(row)
     return None if column is None or pd.isna(row[column]) else int(row[column])
-
-
-def setting_order(value: Any) -> tuple[int, float, str]:
-    """Sort key of settings: numbers by size, precisions from the widest, the rest by name."""
-    number = _number(value)
-    if number is not None:
-        return (0, number, "")
-    precisions = [precision.value for precision in Precision]
-    return (1, precisions.index(value), "") if value in precisions else (2, 0.0, str(value))
 
 
 def _check_breakdown(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,17 +296,8 @@ def _same(found: Any, wanted: Scalar) -> bool:
         return False
     if text(found) == text(wanted):
         return True
-    number = _number(found)
-    return number is not None and number == _number(wanted)
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool):
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
+    number = number_of(found)
+    return number is not None and number == number_of(wanted)
 
 
 def _frame(rows: list[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from raybench.analysis.settings import varying
 from raybench.report import formatting
-from raybench.report.findings import ranks_words, settings_words, varying_settings
 
 Row = Mapping[str, Any]
 
@@ -22,14 +22,14 @@ def bests(best: Sequence[Row], rows: Sequence[Row], ranks: str) -> tuple[tuple[s
     most = max((one["world_size"] for one in best), default=0)
     by_id = {row["point_id"]: row for row in rows}
     chosen = [one for one in best if one["world_size"] == most]
-    varying = varying_settings([by_id[one["point_id"]] for one in chosen], ("precision", "batch"))
-    return tuple((_criterion(one, by_id, varying, ranks), _choice(one, by_id)) for one in chosen)
+    apart = varying([by_id[one["point_id"]] for one in chosen], ("precision", "batch"))
+    return tuple((_criterion(one, by_id, apart, ranks), _choice(one, by_id)) for one in chosen)
 
 
-def _criterion(one: Row, by_id: Mapping[str, Row], varying: Sequence[str], ranks: str) -> str:
-    where = settings_words(by_id[one["point_id"]], varying, ranks)
+def _criterion(one: Row, by_id: Mapping[str, Row], apart: Sequence[str], ranks: str) -> str:
+    where = formatting.settings_words(by_id[one["point_id"]], apart, ranks)
     named = f" with {where}" if where else ""
-    return ranks_words(one["world_size"], ranks) + named
+    return formatting.ranks_words(one["world_size"], ranks) + named
 
 
 def _choice(one: Row, by_id: Mapping[str, Row]) -> str:
@@ -44,4 +44,4 @@ def _choice(one: Row, by_id: Mapping[str, Row]) -> str:
 
 
 def _precision_and_batch(row: Row) -> str:
-    return settings_words(row, ("precision", "batch"), "")
+    return formatting.settings_words(row, ("precision", "batch"), "")

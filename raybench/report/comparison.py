@@ -13,16 +13,15 @@ import pandas as pd
 from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.point_changes import PointChange
-from raybench.analysis.scaling import setting, setting_order
+from raybench.analysis.settings import EXECUTION, setting, setting_order, varying
 from raybench.report import formatting
-from raybench.report.text.points import varying_settings
 from raybench.results.run import Run
 
 Row = dict[str, Any]
 
 _ORDER = (SLOWER, FASTER, UNCLEAR, SAME)
 _FAILED = ("oom", "error", "timeout", "lost")
-_NAMES = ("precision", "cuda_graph", "world_size")
+_NAMES = (*EXECUTION, "world_size")
 # A variable may hold a long list; JSON has all of it.
 _MOST_CHARS = 60
 _MOST_ROWS = 60
@@ -127,7 +126,7 @@ def shown(comparison: Comparison) -> tuple[list[Row], int]:
 def table(comparison: Comparison) -> tuple[list[str], int, list[list[str]]]:
     """Columns, how many of them are settings, and cells, of the points in `shown`."""
     rows, _ = shown(comparison)
-    names = varying_settings(comparison.compared)
+    names = varying(comparison.compared, params_first=True)
     unit = formatting.unit_of_times(row["base_ms"] for row in rows)
     heads = (f"base {unit.name}", f"new {unit.name}", "change", "seen from")
     columns = [*map(formatting.heading, names), *heads]
@@ -163,7 +162,7 @@ def label(row: Row, names: Sequence[str]) -> str:
 def beside(comparison: Comparison) -> list[tuple[str, str]]:
     """(point, what its verdict lacks and what else changed there), where it is not the same."""
     rows = comparison.compared
-    names = varying_settings(rows)
+    names = varying(rows, params_first=True)
     found = []
     for row in rows:
         told = [*([row["why"]] if formatting.has_value(row["why"]) else [])]
@@ -185,7 +184,7 @@ def unpaired(comparison: Comparison) -> list[tuple[str, str]]:
     """(point, how it ended in each run) of the points of both runs that failed in one of them."""
     rows = [row for row in comparison.rows if not formatting.has_value(row["verdict"])]
     rows = [row for row in rows if not absent(row)]
-    names = varying_settings(rows)
+    names = varying(rows, params_first=True)
     return [
         (
             label(row, names),

@@ -6,15 +6,13 @@ Pure, over the rows of `raybench.analysis.scaling`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raybench.analysis.losses import LOSSES
-from raybench.analysis.scaling import setting, setting_order
+from raybench.analysis.settings import setting, setting_order, varying
 from raybench.report import formatting
 from raybench.results.quality import is_slowed_by_one_rank
-
-_SETTINGS = ("workload", "scaling", "precision", "cuda_graph", "batch", "world_size")
 
 CAUSES = {
     "lost_comm": "exposed communication",
@@ -38,12 +36,12 @@ def findings(
     compared: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows_compared(rows):
         compared.setdefault(tuple(setting(row, name) for name in baseline), []).append(row)
-    varying = varying_settings([row for members in compared.values() for row in members], baseline)
+    apart = varying([row for members in compared.values() for row in members], baseline)
     ordered = sorted(compared, key=lambda values: [setting_order(value) for value in values])
     return tuple(
         (
             _label(dict(zip(baseline, values, strict=True)), ranks),
-            _range(compared[values], varying, ranks),
+            _range(compared[values], apart, ranks),
         )
         for values in ordered
     )
@@ -83,27 +81,6 @@ def has_causes(row: Row) -> bool:
     return any(formatting.has_value(row[name]) for name in LOSSES[:-1])
 
 
-def ranks_words(count: int, ranks: str) -> str:
-    """`1 GPU`, `4 GPUs`."""
-    return f"{count} {ranks.removesuffix('s') if count == 1 else ranks}"
-
-
-def settings_words(row: Row, names: Sequence[str], ranks: str) -> str:
-    """Write settings for a sentence: `fp32, batch 1024, 4 GPUs, preset=350m`."""
-    words: dict[str, Callable[[Any], str]] = {
-        "workload": formatting.plain,
-        "precision": formatting.plain,
-        "batch": lambda value: f"batch {value}",
-        "world_size": lambda value: ranks_words(value, ranks),
-    }
-    return ", ".join(
-        words[name](setting(row, name))
-        if name in words
-        else f"{formatting.heading(name)}={formatting.setting(name, setting(row, name))}"
-        for name in names
-    )
-
-
 def _whom(rows: Sequence[Row]) -> str:
     slowest = {row["slowest_rank"] for row in rows if is_slowed_by_one_rank(row)}
     return f"waiting for rank {slowest.pop():.0f}" if len(slowest) == 1 else CAUSES["lost_wait"]
@@ -117,22 +94,15 @@ def _span(shares: Sequence[float]) -> str:
     return most if least == most else f"{least} to {most}"
 
 
-def varying_settings(rows: Sequence[Row], but: Collection[str]) -> list[str]:
-    """List the settings, but for some, in which the rows differ."""
-    params = dict.fromkeys(name for row in rows for name in row["params"])
-    names = [name for name in (*_SETTINGS, *params) if name not in but]
-    return [name for name in names if len({str(setting(row, name)) for row in rows}) > 1]
-
-
 def _label(settings: Mapping[str, Any], ranks: str) -> str:
     if tuple(settings) == ("world_size",):
         return f"{settings['world_size']} {ranks}"
     return formatting.settings(settings)
 
 
-def _range(rows: Sequence[Row], varying: Sequence[str], ranks: str) -> str:
+def _range(rows: Sequence[Row], apart: Sequence[str], ranks: str) -> str:
     least, most = (choose(rows, key=lambda row: row["speed_up"]) for choose in (min, max))
-    told = [_speed_up(least, varying, ranks), _speed_up(most, varying, ranks)]
+    told = [_speed_up(least, apart, ranks), _speed_up(most, apart, ranks)]
     return (told[1] if len(rows) == 1 else " to ".join(told)) + memory_range(rows)
 
 
@@ -151,7 +121,7 @@ def plus_minus(row: Row) -> float | None:
     return (high - low) / 2 / row["speed_up"] if formatting.has_value(low) else None
 
 
-def _speed_up(row: Row, varying: Sequence[str], ranks: str) -> str:
+def _speed_up(row: Row, apart: Sequence[str], ranks: str) -> str:
     sure = plus_minus(row)
     efficiency, serial = formatting.percent(row["efficiency"]), row["serial_fraction"]
     told = (
@@ -164,5 +134,5 @@ def _speed_up(row: Row, varying: Sequence[str], ranks: str) -> str:
             else ""
         )
     )
-    where = settings_words(row, varying, ranks)
+    where = formatting.settings_words(row, apart, ranks)
     return f"{told} ({where})" if where else told

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from raybench.analysis.settings import setting as setting_of
 from raybench.records.metric import Metric
 from raybench.results.run import Run, RunStatus
 
@@ -44,6 +45,8 @@ MARKS = {
 # Where a failure was, with which its message begins.
 _PLACE = re.compile(r"rank \d+ \([^()]*\): ")
 _GIB = 2**30
+# The values of these speak for themselves.
+_WITHOUT_NAME = ("workload", "precision", "operation")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 # Below this a time reads better in microseconds.
 _SHORT_MS = 0.1
@@ -258,6 +261,26 @@ def setting(name: str, value: Any) -> str:
 def heading(name: str) -> str:
     """Write a setting as the head of a column: the unit is in its cells."""
     return name.removesuffix("_bytes")
+
+
+def setting_words(name: str, value: Any, ranks: str) -> str:
+    """Write a setting for a sentence; what a precision or an operation is goes without saying."""
+    if name == "world_size":
+        return ranks_words(value, ranks)
+    text = setting(name, value)
+    if name == "batch":
+        return f"batch {text}"
+    return text if name in _WITHOUT_NAME else f"{plain(heading(name))}={text}"
+
+
+def settings_words(row: Mapping[str, Any], names: Iterable[str], ranks: str) -> str:
+    """Write the values of some settings: `fp32, batch 64, 4 GPUs, hidden=8`."""
+    return ", ".join(setting_words(name, setting_of(row, name), ranks) for name in names)
+
+
+def ranks_words(count: int, ranks: str) -> str:
+    """Write `1 GPU`, `4 GPUs`."""
+    return f"{count} {ranks.removesuffix('s') if count == 1 else ranks}"
 
 
 def when(time: datetime) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raybench.analysis.losses import LOSSES
-from raybench.analysis.scaling import setting, setting_order
+from raybench.analysis.settings import OPTIONAL, setting, setting_order, varying
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.report import formatting, largest_batches
 from raybench.report.findings import (
@@ -16,10 +16,7 @@ from raybench.report.findings import (
     has_causes,
     memory_range,
     plus_minus,
-    ranks_words,
     rows_compared,
-    settings_words,
-    varying_settings,
     with_most_ranks,
 )
 from raybench.report.largest_batches import LargestBatch
@@ -74,10 +71,10 @@ def _scaling(
     is lost to, and the most samples/s."""
     found = with_most_ranks(compared)
     rows = precise(found)
-    names = varying_settings(rows, baseline) or ("precision", "batch")
+    names = varying(rows, baseline) or ("precision", "batch")
     best, worst = (choose(rows, key=lambda row: row["speed_up"]) for choose in (max, min))
-    of = f" the samples/s of {ranks_words(int(baseline['world_size']), ranks)}"
-    told = f"{ranks_words(best['world_size'], ranks)} do "
+    of = f" the samples/s of {formatting.ranks_words(int(baseline['world_size']), ranks)}"
+    told = f"{formatting.ranks_words(best['world_size'], ranks)} do "
     if len(rows) == 1:
         told += _speed_up(best, names, of)
     else:
@@ -104,7 +101,7 @@ def _where(row: Row, names: Sequence[str], ranks: str = "") -> str:
     doubts = [_DOUBTS[mark] for mark in found]
     if row["is_base_unsteady"] and "u" not in found:
         doubts.append("against an unsteady point")
-    return ", ".join(filter(None, (settings_words(row, names, ranks), *doubts)))
+    return ", ".join(filter(None, (formatting.settings_words(row, names, ranks), *doubts)))
 
 
 def _loss(rows: Sequence[Row]) -> str:
@@ -172,11 +169,11 @@ def _against(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -
     rows = precise(found)
     ends = [choose(rows, key=lambda row: row["speed_up"]) for choose in (min, max)]
     least, most = (formatting.ratio(row["speed_up"]) + unsure(row) for row in ends)
-    names = varying_settings(rows, baseline) if len(rows) > 1 else ("precision", "batch")
+    names = varying(rows, baseline) if len(rows) > 1 else ("precision", "batch")
     names = [name for name in names if name not in baseline]
     where = f" ({_where(rows[0], names)})" if len(rows) == 1 else ""
     return (
-        f"{settings_words(rows[0], tuple(baseline), ranks)} is "
+        f"{formatting.settings_words(rows[0], tuple(baseline), ranks)} is "
         f"{most if least == most else f'{least} to {most}'} times as fast as "
         f"{_name_point(baseline)}{where}"
         + memory_range(rows).replace("; ", ", with ")
@@ -206,8 +203,8 @@ def _most_samples(measured: Sequence[Row], ranks: str) -> str:
     if not known:
         return ""
     most = max(precise(known), key=lambda row: row["throughput"])
-    varying = varying_settings(known, ("workload", "world_size", "precision", "batch"))
-    names = ("precision", "batch", "world_size", *varying)
+    names = ["precision", "batch", "world_size"]
+    names += varying(known, ("workload", *names))
     return (
         f"at most {formatting.number(most['throughput'])} samples/s ({_where(most, names, ranks)})"
     )
@@ -235,14 +232,14 @@ def _bandwidth(rows: Sequence[Row], name: str, what: str, ranks: str) -> str:
     having = "".join(
         f" with {formatting.setting(size, setting(chosen[0], size))}" for size in sizes
     )
-    on = settings_words(chosen[0], ("world_size",), ranks)
+    on = formatting.settings_words(chosen[0], ("world_size",), ranks)
     told = f"{what}{having} on {on}: {_from_to(chosen, name, 'GB/s')}"
     return told + (_of_datasheet(chosen) if name == "memory_gb_s" else _latency(rows, most))
 
 
 def _from_to(rows: Sequence[Row], name: str, unit: str) -> str:
     """`324.9 GB/s (all_gather) to 356.7 GB/s (sendrecv)`."""
-    names = varying_settings(rows, ("world_size", "cuda_graph"))
+    names = varying(rows, ("world_size", *OPTIONAL))
     ends = [choose(rows, key=lambda row: row[name]) for choose in (min, max)]
     told = [
         (
@@ -290,7 +287,7 @@ def _operations(rows: Sequence[Row]) -> str:
         formatting.percent(best["mfu_pct"] / 100) if formatting.has_value(best["mfu_pct"]) else ""
     )
     of_peak = f", {share} of the datasheet's peak" if share else ""
-    where = _where(best, varying_settings(rows, ()))
+    where = _where(best, varying(rows))
     return (
         f"at most {formatting.number(best['achieved_tflops_per_device'])} TFLOP/s{of_peak}"
         + (f" ({where})" if where else "")

@@ -7,18 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from raybench.analysis.losses import LOSSES
-from raybench.analysis.scaling import setting_order
+from raybench.analysis.settings import OPTIONAL, setting_order, varying
 from raybench.report import formatting, largest_batches
 from raybench.report.charts.products import peak_tflops
 from raybench.report.charts.rates import datasheet_gb_s, size_of
-from raybench.report.findings import (
-    CAUSES,
-    ranks_words,
-    rows_compared,
-    settings_words,
-    varying_settings,
-    with_most_ranks,
-)
+from raybench.report.findings import CAUSES, rows_compared, with_most_ranks
 from raybench.report.headline import precise, unsure
 from raybench.report.summary import Summary
 
@@ -59,14 +52,14 @@ def _scaling(summary: Summary, measured: Sequence[Row]) -> list[KeyFigure]:
     rows = precise(with_most_ranks(measured))
     best = max(rows, key=lambda row: row["speed_up"])
     base = int(summary.run.baseline["world_size"])
-    names = varying_settings(rows, summary.run.baseline) or ("precision", "batch")
-    count = ranks_words(best["world_size"], summary.ranks)
+    names = varying(rows, summary.run.baseline) or ("precision", "batch")
+    count = formatting.ranks_words(best["world_size"], summary.ranks)
     ideal = best["world_size"] / base
-    where = settings_words(best, names, summary.ranks)
+    where = formatting.settings_words(best, names, summary.ranks)
     found = [
         KeyFigure(
             value=f"{formatting.ratio(best['speed_up'])}×",
-            counts=f"the samples/s of {ranks_words(base, summary.ranks)} on {count}"
+            counts=f"the samples/s of {formatting.ranks_words(base, summary.ranks)} on {count}"
             f"{unsure(best)}; {ideal:.4g}× is ideal",
             where=where,
         ),
@@ -98,7 +91,7 @@ def _loss(rows: Sequence[Row], count: str) -> list[KeyFigure]:
 
 def _gains(summary: Summary, compared: Sequence[Row]) -> list[KeyFigure]:
     baseline = summary.run.baseline
-    names = [*baseline, *varying_settings(compared, tuple(baseline))]
+    names = [*baseline, *varying(compared, tuple(baseline))]
     best = max(precise(compared), key=lambda row: row["speed_up"])
     alone = tuple(baseline) == ("precision",)
     of = formatting.plain(baseline["precision"]) if alone else formatting.settings(baseline)
@@ -106,7 +99,7 @@ def _gains(summary: Summary, compared: Sequence[Row]) -> list[KeyFigure]:
         KeyFigure(
             value=f"{formatting.ratio(best['speed_up'])}×",
             counts=f"the samples/s of {of}{unsure(best)}",
-            where=settings_words(best, names, summary.ranks),
+            where=formatting.settings_words(best, names, summary.ranks),
         )
     ]
     lightest = [row for row in compared if formatting.has_value(row["memory_ratio"])]
@@ -116,7 +109,7 @@ def _gains(summary: Summary, compared: Sequence[Row]) -> list[KeyFigure]:
             KeyFigure(
                 value=formatting.percent(least["memory_ratio"]),
                 counts=f"of the memory of {of}",
-                where=settings_words(least, names, summary.ranks),
+                where=formatting.settings_words(least, names, summary.ranks),
             )
         )
     return found
@@ -128,12 +121,12 @@ def _throughput(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
         return []
     most = max(precise(known), key=lambda row: row["throughput"])
     names = ["precision", "batch", "world_size"]
-    names += varying_settings(known, ("workload", *names))
+    names += varying(known, ("workload", *names))
     return [
         KeyFigure(
             value=formatting.number(most["throughput"]),
             counts="samples/s at most",
-            where=settings_words(most, names, ranks),
+            where=formatting.settings_words(most, names, ranks),
         )
     ]
 
@@ -168,12 +161,12 @@ def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[K
     short = [row for row in rows if size_of(row) == smallest]
     most = max(precise(long), key=lambda row: row[name])
     quickest = min(precise(short), key=lambda row: row["step_ms_p50"])
-    names = varying_settings(rows, ("cuda_graph", "size_bytes"))
+    names = varying(rows, (*OPTIONAL, "size_bytes"))
     found = [
         KeyFigure(
             value=f"{formatting.number(most[name])} GB/s",
             counts=f"{what} at most with {formatting.size(largest)}",
-            where=settings_words(most, names, ranks),
+            where=formatting.settings_words(most, names, ranks),
         )
     ]
     peak = datasheet_gb_s(rows) if name == "memory_gb_s" else None
@@ -182,7 +175,7 @@ def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[K
             KeyFigure(
                 value=formatting.percent(most[name] / peak),
                 counts=f"of the datasheet's {peak:,.0f} GB/s",
-                where=settings_words(most, names, ranks),
+                where=formatting.settings_words(most, names, ranks),
             )
         )
     sums = [r for r in long if r["params"].get("operation") == "all_reduce" and r is not most]
@@ -192,14 +185,14 @@ def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[K
             KeyFigure(
                 value=f"{formatting.number(wide[name])} GB/s",
                 counts=f"{what} with {formatting.size(largest)}",
-                where=settings_words(wide, names, ranks),
+                where=formatting.settings_words(wide, names, ranks),
             )
         )
     found.append(
         KeyFigure(
             value=formatting.duration(quickest["step_ms_p50"]),
             counts=f"for {formatting.size(smallest)} at least",
-            where=settings_words(quickest, names, ranks),
+            where=formatting.settings_words(quickest, names, ranks),
         )
     )
     return found
@@ -217,7 +210,7 @@ def _operations(measured: Sequence[Row]) -> list[KeyFigure]:
         KeyFigure(
             value=formatting.number(row[_REACHED]),
             counts=f"TFLOP/s in {formatting.plain(row['precision'])} at most" + _of_peak(row),
-            where=settings_words(row, varying_settings(known, ("precision",)), "GPUs"),
+            where=formatting.settings_words(row, varying(known, ("precision",)), "GPUs"),
         )
         for row in ordered
     ]

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raybench.analysis.scaling import setting, setting_order
+from raybench.analysis.settings import setting, setting_order, varying
 from raybench.report import formatting
 from raybench.sweep.batch_search import is_found
 
 Row = Mapping[str, Any]
 
-_SETTINGS = ("workload", "precision", "cuda_graph", "world_size")
 TITLE = "Largest batch that fits, per device"
 
 
@@ -38,23 +37,13 @@ def largest_batches(rows: Sequence[Row]) -> tuple[LargestBatch, ...]:
     A list of batch sizes in a job leaves a wider gap: there, the largest is not known.
     """
     series: dict[tuple[str, ...], list[Row]] = {}
-    names = settings_of_series(rows)
+    names = varying(rows, ("scaling", "batch"), always=("precision", "world_size"))
     for row in rows:
         if row["scaling"] == "weak":
             series.setdefault(tuple(str(setting(row, name)) for name in names), []).append(row)
     found = [_largest(members, names) for members in series.values()]
     known = [one for one in found if one is not None]
     return tuple(sorted(known, key=lambda one: [setting_order(v) for v in one.settings.values()]))
-
-
-def settings_of_series(rows: Sequence[Row]) -> list[str]:
-    """List the settings but for the batch that vary; precision and world_size always."""
-    names = dict.fromkeys([*_SETTINGS, *(name for row in rows for name in row["params"])])
-    return [
-        name
-        for name in names
-        if name in ("precision", "world_size") or len({str(setting(row, name)) for row in rows}) > 1
-    ]
 
 
 def _largest(rows: Sequence[Row], names: Sequence[str]) -> LargestBatch | None:
@@ -82,17 +71,8 @@ def list_largest(found: Sequence[LargestBatch], ranks: str) -> tuple[tuple[str, 
 
 
 def label(settings: Mapping[str, Any], ranks: str) -> str:
-    """`bf16, 1 GPU`; other settings with their names."""
-    one_rank = ranks.removesuffix("s")
-    words = {
-        "workload": lambda value: formatting.plain(value),
-        "precision": lambda value: formatting.plain(value),
-        "world_size": lambda value: f"{value} {one_rank if value == 1 else ranks}",
-    }
-    return ", ".join(
-        words[name](value) if name in words else f"{name}={formatting.setting(name, value)}"
-        for name, value in settings.items()
-    )
+    """Write `bf16, 1 GPU`; other settings with their names."""
+    return ", ".join(formatting.setting_words(n, value, ranks) for n, value in settings.items())
 
 
 def _describe(one: LargestBatch) -> str:

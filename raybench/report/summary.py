@@ -10,7 +10,8 @@ import pandas as pd
 
 from raybench.analysis.best import best_settings
 from raybench.analysis.rounds import Trials, latest_trials, without_controls
-from raybench.analysis.scaling import batch_column, is_by_mean, scaling
+from raybench.analysis.scaling import is_by_mean, scaling
+from raybench.analysis.settings import batch_column
 from raybench.analysis.start_noise import StartNoise
 from raybench.records import TrialKey, by_point
 from raybench.report import best, formatting, largest_batches

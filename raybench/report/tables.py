@@ -12,7 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raybench.analysis.scaling import batch_column, setting, setting_order
+from raybench.analysis.settings import (
+    EXECUTION,
+    OPTIONAL,
+    batch_column,
+    is_numeric,
+    setting,
+    setting_order,
+    varying,
+)
 from raybench.records.metric import Metric
 from raybench.report import formatting
 from raybench.results import metrics
@@ -22,7 +30,7 @@ from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
 Row = dict[str, Any]
 _Column = tuple[str, Callable[[Row], str]]
 
-_SETTINGS = ("precision", "cuda_graph", "batch", "world_size")
+_SETTINGS = (*EXECUTION, "batch", "world_size")
 WHERE_IT_GOES = "where the step goes"
 MARK_COLUMN = "!"
 POINT_COLUMN = "point"
@@ -128,11 +136,12 @@ class Layout:
             for name, value in first["params"].items()
             if self._is_column(name, value) and (self.has_throughput or name not in self.shared)
         ]
-        varying = [name for name in _SETTINGS if len({str(setting(r, name)) for r in rows}) > 1]
+        apart = varying(rows)
+        varied = [name for name in _SETTINGS if name in apart]
         if not self.has_throughput:
             # Small messages are often replayed from a graph and large ones not: size goes first.
-            return sorted([*varying, *params], key=lambda name: name == "cuda_graph")
-        names = [n for n in _SETTINGS if n in varying or n != "cuda_graph"]
+            return sorted([*varied, *params], key=lambda name: name in OPTIONAL)
+        names = [n for n in _SETTINGS if n in apart or n not in OPTIONAL]
         if batch_column(first) is None:
             names.remove("batch")
         # What is compared varies fastest, so that it is read from one line to the next.
@@ -188,7 +197,7 @@ def _table(
     # What no row has (memory on a CPU, efficiency of a precision) needs no column.
     kept = [(title, cells) for title, cells in columns if any(cells)]
     cells = zip(_without_repeats(shown), *(cells for _, cells in kept), strict=True)
-    texts = (_heading(name, layout) for name in names if not _is_number(name, rows))
+    texts = (_heading(name, layout) for name in names if not is_numeric(rows, name))
     return Table(
         workload=formatting.plain(rows[0]["workload"]),
         params=layout.params_of_a_table(rows[0]),
@@ -248,10 +257,6 @@ def _is_broken_down(row: Row) -> bool:
     return has_no_breakdown(row) or any(formatting.has_value(row[name]) for name in _BROKEN_DOWN)
 
 
-def _is_number(name: str, rows: Sequence[Row]) -> bool:
-    return all(setting_order(setting(row, name))[0] == 0 for row in rows)
-
-
 def _heading(name: str, layout: Layout) -> str:
     return layout.ranks if name == "world_size" else formatting.heading(name)
 
@@ -275,8 +280,7 @@ def _kind(first: Row, names: Sequence[str], layout: Layout) -> str:
 
 
 def _ranks(row: Row, layout: Layout) -> str:
-    count = row["world_size"]
-    return f"{count} {layout.ranks.removesuffix('s') if count == 1 else layout.ranks}"
+    return formatting.ranks_words(row["world_size"], layout.ranks)
 
 
 def _without_repeats(shown: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:

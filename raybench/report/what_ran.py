@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from raybench.analysis.scaling import setting, setting_order
+from raybench.analysis.settings import setting, setting_order
 from raybench.report import formatting
 from raybench.workloads.model_sizes import parameter_count
 

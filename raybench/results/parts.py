@@ -44,8 +44,8 @@ class _Part:
 def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
     """Read the rows of all these parts, in their order.
 
-    Raises UnreadablePartsError where files are damaged or not parts of the table. Warns of parts that a
-    later version of raybench has written: of these the known columns are read.
+    Raises UnreadablePartsError where files are damaged or not parts of the table. Warns of parts
+    that a later version of raybench has written: of these the known columns are read.
     """
     import pyarrow as pa
 
@@ -109,7 +109,7 @@ def _datetime(microseconds: int) -> datetime | None:
 
 
 def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]:
-    """List the attempts (point_id, attempt) that these parts have rows of; errors as `read_parts`."""
+    """List the attempts (point_id, attempt) that these parts have. Raises as `read_parts`."""
     import pyarrow as pa
 
     names = ["point_id", "attempt"]

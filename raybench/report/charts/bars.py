@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from raybench.report import formatting
 from raybench.report.charts.figure import Panel, Spec, Value, specification
-from raybench.report.charts.series import Row, label, named, telling_settings
+from raybench.report.charts.series import Row, named, telling_settings
 
 MOST_BARS = 72
 _ROW_PX, _AXIS_PX = 19, 52
@@ -37,19 +38,19 @@ def bar_panels(
     the point put before it. layers: of one chart, given the axis of the bars and their marks.
     of_bars: settings that tell the bars of one panel. name: of a bar, instead of these.
     """
-    varying = telling_settings(rows)
-    along = [one for one in varying if one in of_bars] or varying
-    of_panels = [one for one in varying if one not in along]
+    apart = telling_settings(rows)
+    along = [one for one in apart if one in of_bars] or apart
+    of_panels = [one for one in apart if one not in along]
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(label(row, of_panels, ranks), []).append(row)
+        groups.setdefault(formatting.settings_words(row, of_panels, ranks), []).append(row)
     panels = []
     for title, members in groups.items():
         for first in range(0, len(members), _BARS_OF_A_PANEL):
             some = members[first : first + _BARS_OF_A_PANEL]
-            names = _names(some, name or (lambda row: label(row, along, ranks)))
+            names = _names(some, name or (lambda row: formatting.settings_words(row, along, ranks)))
             marks = [
-                {**value, "bar": bar, "tip": f"{named(row, varying, ranks)}\n{value['tip']}"}
+                {**value, "bar": bar, "tip": f"{named(row, apart, ranks)}\n{value['tip']}"}
                 for bar, row in zip(names, some, strict=True)
                 for value in values(row)
             ]

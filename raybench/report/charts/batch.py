@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
+from raybench.analysis.settings import varying
 from raybench.report import formatting
 from raybench.report.charts.figure import (
     TOLD,
@@ -29,7 +30,6 @@ from raybench.report.charts.series import (
     lines_of,
     missing,
     named,
-    varying_settings,
 )
 from raybench.report.summary import Summary
 
@@ -99,7 +99,7 @@ def _figure(
         else power_axis("x", batch_title(sized), [row["batch"] for row in shown])
     )
     lines = lines_of(series, lambda row: is_known(row) or row["status"] == "oom")
-    told = varying_settings(sized)
+    told = varying(sized)
     ran_out = any(row["status"] == "oom" for row in drawn)
     highest = max(value(row) for row in drawn if is_known(row))
     line = capacity if capacity and (ran_out or capacity < _FAR * highest) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raybench.analysis.scaling import setting, setting_order
+from raybench.analysis.settings import setting, setting_order, varying
 from raybench.report import formatting
 from raybench.report.charts.figure import (
     MOST_LINES,
@@ -21,8 +21,8 @@ from raybench.report.charts.figure import (
 )
 from raybench.report.charts.lines import level_layer
 from raybench.report.charts.scaling import speed_up_words
-from raybench.report.charts.series import Row, is_other, label, missing, named
-from raybench.report.findings import rows_compared, varying_settings
+from raybench.report.charts.series import Row, is_other, missing, named
+from raybench.report.findings import rows_compared
 from raybench.report.summary import Summary
 
 
@@ -35,13 +35,13 @@ def gains_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     if not compared or "world_size" in baseline or summary.largest_batches:
         return None
     names = tuple(baseline)
-    apart = varying_settings(compared, names)
+    apart = varying(compared, names)
     ordered = sorted(compared, key=lambda row: [setting_order(setting(row, n)) for n in apart])
     lines = list(dict.fromkeys(_line(row, apart, summary) for row in ordered))
     shown = [row for row in ordered if _line(row, apart, summary) in lines[:MOST_LINES]]
     against = _name_line(baseline)
     lacking = [
-        (label(row, [*names, *apart], summary.ranks), row)
+        (formatting.settings_words(row, [*names, *apart], summary.ranks), row)
         for row in own
         if not row["is_baseline"] and not formatting.has_value(row["speed_up"])
     ]
@@ -75,7 +75,7 @@ def _name_line(baseline: dict[str, Any] | Any) -> str:
 
 
 def _line(row: Row, names: Sequence[str], summary: Summary) -> str:
-    return label(row, names, summary.ranks) or formatting.plain(row["workload"])
+    return formatting.settings_words(row, names, summary.ranks) or formatting.plain(row["workload"])
 
 
 def _panel(
@@ -92,10 +92,12 @@ def _panel(
     if not known:
         return None
     groups = sorted(known, key=lambda row: [setting_order(setting(row, name)) for name in names])
-    order = list(dict.fromkeys(label(row, names, summary.ranks) for row in groups))
+    order = list(
+        dict.fromkeys(formatting.settings_words(row, names, summary.ranks) for row in groups)
+    )
     values = [
         {
-            "x": label(row, names, summary.ranks),
+            "x": formatting.settings_words(row, names, summary.ranks),
             "y": float(row[column]),
             "line": _line(row, apart, summary),
             "tip": _tip(row, [*names, *apart], summary),

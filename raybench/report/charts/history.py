@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from raybench.analysis.settings import varying
 from raybench.report import formatting
 from raybench.report.charts.figure import (
     MOST_LINES,
@@ -20,7 +21,6 @@ from raybench.report.charts.figure import (
     specification,
 )
 from raybench.report.comparison import label
-from raybench.report.text.points import varying_settings
 
 _LABEL_CHARS = 60
 # More points than can be told apart by colour get a panel each; the first ones have the steps.
@@ -36,7 +36,7 @@ def history_figure(frame: pd.DataFrame) -> Figure:
     frame: as `raybench.analysis.history.history` gives it.
     """
     rows = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
-    names = varying_settings(rows)
+    names = varying(rows, params_first=True)
     several = frame["machine"].nunique() > 1
     values = [_value(row, names, several) for row in rows]
     lines = list(dict.fromkeys(value["line"] for value in values))

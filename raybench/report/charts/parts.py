@@ -9,7 +9,7 @@ from raybench.analysis.losses import LOSSES
 from raybench.report import formatting
 from raybench.report.charts.bars import MOST_BARS, bar_panels, first_of
 from raybench.report.charts.figure import TOLD, Entry, Figure, Spec, Table, Value
-from raybench.report.charts.series import Row, in_order, is_other, label, telling_settings
+from raybench.report.charts.series import Row, in_order, is_other, telling_settings
 from raybench.report.findings import CAUSES
 from raybench.report.summary import Summary
 from raybench.report.tables import has_no_breakdown
@@ -73,7 +73,7 @@ def _table(rows: Sequence[Row], used: Sequence[str], ranks: str) -> Table:
     ]
     cells = [(title, [cell(row) for row in rows]) for title, cell in measured]
     kept = [(title, found) for title, found in cells if any(found)]
-    points = [[str(row["point_id"]), label(row, names, ranks)] for row in rows]
+    points = [[str(row["point_id"]), formatting.settings_words(row, names, ranks)] for row in rows]
     return Table(
         columns=["point", "settings", *(title for title, _ in kept)],
         rows=[[*head, *(found[place] for _, found in kept)] for place, head in enumerate(points)],

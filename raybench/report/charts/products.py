@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from raybench.analysis.settings import varying
 from raybench.report import formatting
 from raybench.report.charts.bars import MOST_BARS, bar_panels, first_of
 from raybench.report.charts.figure import TOLD, Entry, Figure, Spec, Value
 from raybench.report.charts.lines import level_layer
-from raybench.report.charts.series import Row, in_order, is_other, varying_settings
+from raybench.report.charts.series import Row, in_order, is_other
 from raybench.report.summary import Summary
 
 _REACHED = "achieved_tflops_per_device"
@@ -40,7 +41,7 @@ def products_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
             summary.ranks,
             _values,
             _layers,
-            of_bars=[name for name in varying_settings(known) if name != "precision"],
+            of_bars=varying(known, ("precision",)),
             name=_shape if shaped else None,
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from raybench.analysis.scaling import setting_order
+from raybench.analysis.settings import OPTIONAL, is_numeric, varying
 from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.report import formatting
 from raybench.report.charts.figure import Entry, Figure, Panel, Spec, Value, legend, specification
@@ -19,13 +19,12 @@ from raybench.report.charts.series import (
     lines_of,
     missing,
     named,
-    varying_settings,
 )
 from raybench.report.summary import Summary
 
 SIZE = "size_bytes"
 # Small messages are often replayed from a graph and large ones not: one line all the same.
-_OVER = (SIZE, "cuda_graph")
+_OVER = (SIZE, *OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +120,9 @@ def _cache_note(sizes: Sequence[int]) -> str:
 def _names_of_lines(known: Sequence[Row]) -> list[str]:
     """Parameters that are no numbers tell the lines, as an operation."""
     params = dict.fromkeys(param for row in known for param in row["params"])
-    numbers = {
-        param
-        for param in params
-        if all(setting_order(row["params"].get(param))[0] == 0 for row in known)
-    }
+    numbers = {param for param in params if is_numeric(known, param)}
     rest = {*numbers, "world_size", "precision"}
-    return [name for name in varying_settings(known) if name not in rest]
+    return varying(known, rest)
 
 
 def _panels(
@@ -142,7 +137,7 @@ def _panels(
     """Bandwidth and, beside it, time."""
     known = [(line, row) for line, row in members if is_known(row)]
     lacking = missing(members, is_known, (SIZE,), summary.ranks)
-    told = varying_settings([row for _, row in members])
+    told = varying([row for _, row in members])
     x = power_axis("x", "size", [size_of(row) for _, row in known], is_size=True)
     rates, times = (
         _values(known, value, told, summary.ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from raybench.analysis.settings import varying
 from raybench.report import formatting
 from raybench.report.charts.figure import Entry, Figure, Panel, Spec, Value, legend, specification
 from raybench.report.charts.lines import (
@@ -26,7 +27,6 @@ from raybench.report.charts.series import (
     missing,
     named,
 )
-from raybench.report.charts.series import varying_settings as varying
 from raybench.report.findings import plus_minus
 from raybench.report.summary import Summary
 
@@ -59,8 +59,7 @@ def efficiency_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
 
 
 def _base(summary: Summary) -> str:
-    count = int(summary.run.baseline.get("world_size", 1))
-    return f"{count} {summary.ranks.removesuffix('s') if count == 1 else summary.ranks}"
+    return formatting.ranks_words(int(summary.run.baseline.get("world_size", 1)), summary.ranks)
 
 
 def _figure(

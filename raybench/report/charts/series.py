@@ -6,16 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raybench.analysis.scaling import batch_column, setting, setting_order
+from raybench.analysis.settings import OPTIONAL, batch_column, setting, setting_order, varying
 from raybench.report import formatting
 from raybench.report.charts.figure import MOST_LINES, MOST_PANELS
 
 Row = Mapping[str, Any]
 
-_SETTINGS = ("workload", "scaling", "precision", "cuda_graph", "batch", "world_size")
 # Up to so many lines are told apart in one panel.
 _LINES_OF_A_LONE_PANEL = 4
-_WITHOUT_NAME = ("workload", "precision", "operation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +37,18 @@ def arrange(
     lines from each other; the others that vary tell the panels.
     """
     ordered = in_order(rows, over)
-    varying = [name for name in varying_settings(ordered) if name not in over]
-    of_lines = [name for name in varying if name in lines_by]
-    of_panels = [name for name in varying if name not in lines_by]
-    combinations = {tuple(str(setting(row, name)) for name in varying) for row in ordered}
+    apart = varying(ordered, over)
+    of_lines = [name for name in apart if name in lines_by]
+    of_panels = [name for name in apart if name not in lines_by]
+    combinations = {tuple(str(setting(row, name)) for name in apart) for row in ordered}
     if len(combinations) <= _LINES_OF_A_LONE_PANEL:
-        of_lines, of_panels = varying, []
+        of_lines, of_panels = apart, []
     found: dict[str, list[tuple[str, Row]]] = {}
     for row in ordered:
-        line = label(row, of_lines, ranks) or formatting.plain(row["workload"])
-        found.setdefault(label(row, of_panels, ranks), []).append((line, row))
+        title = formatting.settings_words(row, of_panels, ranks)
+        found.setdefault(title, []).append((_line(row, of_lines, ranks), row))
     by_size = sorted(ordered, key=lambda row: [setting_order(setting(row, n)) for n in of_lines])
-    lines = dict.fromkeys(
-        label(row, of_lines, ranks) or formatting.plain(row["workload"]) for row in by_size
-    )
+    lines = dict.fromkeys(_line(row, of_lines, ranks) for row in by_size)
     drawn = list(lines)[:MOST_LINES]
     panels = {
         title: [(line, row) for line, row in members if line in drawn]
@@ -66,44 +62,24 @@ def arrange(
     )
 
 
+def _line(row: Row, names: Sequence[str], ranks: str) -> str:
+    return formatting.settings_words(row, names, ranks) or formatting.plain(row["workload"])
+
+
 def in_order(rows: Sequence[Row], last: Collection[str] = ()) -> list[Row]:
     """By their settings; those of `last` vary fastest."""
     names = sorted(telling_settings(rows), key=lambda name: name in last)
     return sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
 
 
-def varying_settings(rows: Sequence[Row]) -> list[str]:
-    """List the settings that are not the same in all rows."""
-    params = dict.fromkeys(name for row in rows for name in row["params"])
-    return [
-        name for name in (*_SETTINGS, *params) if len({str(setting(row, name)) for row in rows}) > 1
-    ]
-
-
 def telling_settings(rows: Sequence[Row]) -> list[str]:
     """Of the settings that vary those that are needed to tell the rows apart: small messages are
     replayed from a graph and large ones not, but their size tells them apart.
     """
-    names = varying_settings(rows)
-    rest = [name for name in names if name != "cuda_graph"]
+    names = varying(rows)
+    rest = [name for name in names if name not in OPTIONAL]
     is_enough = len({tuple(str(setting(row, n)) for n in rest) for row in rows}) == len(rows)
     return rest if is_enough else names
-
-
-def label(row: Row, names: Sequence[str], ranks: str) -> str:
-    """Write the values of some settings: `fp32, batch 64, 4 GPUs, hidden=8`."""
-    return ", ".join(_tip(row, name, ranks) for name in names)
-
-
-def _tip(row: Row, name: str, ranks: str) -> str:
-    value = formatting.setting(name, setting(row, name))
-    if name == "world_size":
-        return f"{value} {ranks.removesuffix('s') if value == '1' else ranks}"
-    if name == "batch":
-        return f"batch {int(value):,}" if value.isdecimal() else f"batch {value}"
-    return (
-        value if name in _WITHOUT_NAME else f"{formatting.plain(formatting.heading(name))}={value}"
-    )
 
 
 def is_other(row: Row) -> bool:
@@ -114,7 +90,7 @@ def is_other(row: Row) -> bool:
 def named(row: Row, names: Sequence[str], ranks: str) -> str:
     """Write a point as the tip of its mark begins: its settings, and its id."""
     of = " of the other run" if is_other(row) else ""
-    return f"{label(row, names, ranks)}\npoint {row['point_id']}{of}".strip()
+    return f"{formatting.settings_words(row, names, ranks)}\npoint {row['point_id']}{of}".strip()
 
 
 def missing(
@@ -140,7 +116,7 @@ def missing(
 
 def _among(rows: Sequence[Row], over: Sequence[str], ranks: str) -> str:
     """Name the places along the axis."""
-    return ", ".join(label(row, over, ranks) for row in rows)
+    return ", ".join(formatting.settings_words(row, over, ranks) for row in rows)
 
 
 def _why(row: Row) -> str:

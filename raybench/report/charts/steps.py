@@ -22,7 +22,7 @@ from raybench.report.charts.figure import (
     Value,
     specification,
 )
-from raybench.report.charts.series import Row, in_order, label, telling_settings
+from raybench.report.charts.series import Row, in_order, telling_settings
 from raybench.report.summary import Summary
 
 # Cells of all heat maps together: each is an element of the page.
@@ -105,7 +105,7 @@ def spread_figure(
     cells = [
         [
             str(row["point_id"]),
-            label(row, names, summary.ranks),
+            formatting.settings_words(row, names, summary.ranks),
             *(cell(row) for _, cell in _COLUMNS),
         ]
         for row in in_order(ok)
@@ -204,7 +204,7 @@ def heat_figure(steps: Sequence[PointSteps], summary: Summary) -> Figure | None:
         return None
     names = telling_settings([row for row, _ in mapped])
     cells = [
-        [label(row, names, summary.ranks), str(rank), *_rank_cells(times)]
+        [formatting.settings_words(row, names, summary.ranks), str(rank), *_rank_cells(times)]
         for row, by_rank in mapped
         for rank, times in zip(by_rank.index, by_rank.to_numpy(), strict=True)
     ]
@@ -218,7 +218,7 @@ def heat_figure(steps: Sequence[PointSteps], summary: Summary) -> Figure | None:
             Entry(label=word, color=color) for word, color in zip(_HEAT_WORDS, _HEAT, strict=True)
         ],
         panels=[
-            Panel(title=label(row, names, summary.ranks), spec=_map(by_rank))
+            Panel(title=formatting.settings_words(row, names, summary.ranks), spec=_map(by_rank))
             for row, by_rank in mapped
         ],
         table=Table(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raybench.analysis.scaling import batch_column
+from raybench.analysis.settings import EXECUTION, OPTIONAL, batch_column
 from raybench.report import formatting
 from raybench.report.export.as_json import plain_records
 from raybench.report.summary import Summary
@@ -18,7 +18,7 @@ _NOT_FIGURES = {
     "error_rank",
     "world_size",
     "node_count",
-    "cuda_graph",
+    *EXECUTION,
     "batch_size",
     "global_batch_size",
     "batch",
@@ -36,9 +36,9 @@ def point_rows(summary: Summary) -> list[dict[str, Any]]:
 def settings(row: Row) -> dict[str, str]:
     """All that defines the point: it is the same in every run that has the point."""
     names = ["precision", *filter(None, [batch_column(row)]), "world_size"]
-    replayed = {"cuda_graph": "true"} if row["cuda_graph"] else {}
+    options = {n: formatting.setting(n, row[n]) for n in OPTIONAL if row[n]}
     fixed = {name: row[name] for name in names}
-    told = {"workload": row["workload"], **row["params"], **replayed, **fixed}
+    told = {"workload": row["workload"], **row["params"], **options, **fixed}
     return {formatting.plain(name): formatting.plain(value) for name, value in told.items()}
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from raybench.analysis.ratios import ratio_range
-from raybench.analysis.scaling import setting, setting_order
+from raybench.analysis.settings import is_numeric, setting, varying
 from raybench.records.metric import Metric
 from raybench.report import formatting
 from raybench.report.charts.scaling import speed_up_words
-from raybench.report.charts.series import Row, in_order, is_other, varying_settings
+from raybench.report.charts.series import Row, in_order, is_other
 from raybench.report.legend import meaning
 from raybench.report.summary import Summary
 from raybench.report.tables import MARK_COLUMN, marks
@@ -63,9 +63,9 @@ def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Poi
     """rows: the points of the run, and those of the one that it is laid over, `against`."""
     own = in_order([row for row in rows if not is_other(row)])
     others = {row["point_id"]: row for row in rows if is_other(row)}
-    names = varying_settings(own) or ["precision"]
-    words = [name for name in names if not _is_number(name, own)]
-    numbers = [name for name in names if _is_number(name, own)]
+    names = varying(own) or ["precision"]
+    words = [name for name in names if not is_numeric(own, name)]
+    numbers = [name for name in names if is_numeric(own, name)]
     metrics = (*SCALING.metrics, *RATES.metrics, *workload_metrics(own))
     measured = _measurements(own, others, against, metrics)
     meanings = _meanings(metrics, summary) | _MEANINGS
@@ -106,13 +106,9 @@ def _meanings(metrics: Sequence[Metric], summary: Summary) -> dict[str, str]:
     }
 
 
-def _is_number(name: str, rows: Sequence[Row]) -> bool:
-    return all(setting_order(setting(row, name))[0] == 0 for row in rows)
-
-
 def _setting_column(name: str, rows: Sequence[Row], ranks: str) -> Column:
     title = ranks if name == "world_size" else formatting.heading(name)
-    return Column(title=title, is_number=_is_number(name, rows), is_setting=True)
+    return Column(title=title, is_number=is_numeric(rows, name), is_setting=True)
 
 
 def _setting(row: Row, name: str) -> Cell:

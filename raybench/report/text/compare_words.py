@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR
-from raybench.analysis.scaling import setting, setting_order
+from raybench.analysis.settings import setting, setting_order, varying
 from raybench.analysis.start_noise import DOCUMENTED, POINTS, REPEATS, RUNS
 from raybench.report import formatting
 from raybench.report.comparison import Comparison, absent, percent
-from raybench.report.text.points import varying_settings
 
 Row = dict[str, Any]
 
@@ -156,14 +155,14 @@ def _apart_in(one: Sequence[Row], other: Sequence[Row]) -> list[str]:
     """
     if {row["workload"] for row in one}.isdisjoint(row["workload"] for row in other):
         return ["workload"]
-    names = varying_settings([*one, *other])
+    names = varying([*one, *other], params_first=True)
     return _disjoint(one, other) or [
         name for name in names if _texts(one, name) != _texts(other, name)
     ]
 
 
 def _disjoint(one: Sequence[Row], other: Sequence[Row]) -> list[str]:
-    names = varying_settings([*one, *other])
+    names = varying([*one, *other], params_first=True)
     return [name for name in names if _texts(one, name).isdisjoint(_texts(other, name))]
 
 

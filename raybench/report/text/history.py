@@ -10,11 +10,10 @@ import pandas as pd
 from rich.console import RenderableType
 
 from raybench.analysis.environment_changes import Change
-from raybench.analysis.scaling import setting
+from raybench.analysis.settings import setting, varying
 from raybench.report import formatting
 from raybench.report.comparison import before_and_now, percent
 from raybench.report.text.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, render
-from raybench.report.text.points import varying_settings
 
 Row = dict[str, Any]
 # (point_id, run_id of the run with the step) -> what changed in its environment.
@@ -55,7 +54,7 @@ def _tables(series: Sequence[list[Row]]) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for workload in workloads:
         members = [rows for rows in shown[:_MOST_POINTS] if rows[0]["workload"] == workload]
-        names = varying_settings([rows[-1] for rows in members])
+        names = varying([rows[-1] for rows in members], params_first=True)
         parts += [line(""), line(formatting.plain(workload), "bold"), _points(members, names)]
     hidden = len(shown) - _MOST_POINTS
     if hidden > 0:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
-from raybench.analysis.scaling import setting
+from raybench.analysis.settings import setting, varying
 from raybench.records.metric import Metric
 from raybench.report import formatting
 from raybench.report.text.console import (
@@ -31,8 +31,6 @@ from raybench.results.metrics import BY_NAME, MAIN_RATES, value_of, workload_met
 
 Row = Mapping[str, Any]
 
-# Parameters vary too, but their values belong to the reader who asks for one point.
-_SETTINGS = ("precision", "cuda_graph", "batch_size", "global_batch_size", "world_size")
 _REASON_CHARS = 80
 _LEAST_REASON_CHARS = 24
 # A model has hundreds of modules; the table `modules` holds the rest.
@@ -68,7 +66,7 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
     if points.empty:
         return render([line("No point has been finished yet.")], width, color)
     rows = [{str(k): v for k, v in row.items()} for row in points.to_dict("records")]
-    names = varying_settings(rows)
+    names = varying(rows, params_first=True)
     found = [m for m in MAIN_RATES if any(formatting.has_value(row[m.name]) for row in rows)]
     rates = [*found, *workload_metrics(rows)]
     unit = formatting.unit_of(rows)
@@ -155,19 +153,6 @@ def _fitting(
         if (table.min_width or 0) <= width:
             break
     return table
-
-
-def varying_settings(rows: Sequence[Row]) -> list[str]:
-    """List the settings and parameters that are not the same in all rows.
-
-    The global batch is left out where it just follows from the batch per device.
-    """
-    params = dict.fromkeys(name for row in rows for name in row["params"])
-    weak = all(row["scaling"] == "weak" for row in rows)
-    names = ["workload", *params, *(n for n in _SETTINGS if not (weak and n.startswith("global")))]
-    if not weak:
-        names.remove("batch_size")
-    return [name for name in names if len({str(setting(row, name)) for row in rows}) > 1]
 
 
 def format_point(

@@ -17,7 +17,8 @@ from builders import (
 
 from raybench.analysis.ranks import rank_steps
 from raybench.analysis.rounds import mean_of_rounds
-from raybench.analysis.scaling import scaling, setting_order
+from raybench.analysis.scaling import scaling
+from raybench.analysis.settings import setting_order
 from raybench.job.point import Precision
 from raybench.records import Breakdown, Record, Status
 from raybench.results import rows

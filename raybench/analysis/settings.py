@@ -1,0 +1,80 @@
+"""The settings of points, as the rows of the tables have them. Pure, and without pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from raybench.job.point import Precision
+
+Row = Mapping[str, Any]
+
+# How steps are executed, and all that reports tell points apart by, in the order of every format;
+# the parameters of the workload follow. `batch` is the batch size that the job fixed.
+EXECUTION = ("precision", "cuda_graph")
+# Of these, what is named only where it differs from its default.
+OPTIONAL = ("cuda_graph",)
+SETTINGS = ("workload", "scaling", *EXECUTION, "batch", "world_size")
+_BATCH = {"weak": "batch_size", "strong": "global_batch_size"}
+
+
+def setting(row: Row, name: str) -> Any:
+    """Look up the value of a setting: a column, or a parameter of the workload; None without it."""
+    return row["params"].get(name) if name not in row else row[name]
+
+
+def batch_column(row: Row) -> str | None:
+    """Name the batch size that the job fixed; None where the workload takes none."""
+    return _BATCH.get(row["scaling"])
+
+
+def setting_order(value: Any) -> tuple[int, float, str]:
+    """Make a sort key: numbers by size, precisions from the widest, the rest by name."""
+    number = number_of(value)
+    if number is not None:
+        return (0, number, "")
+    precisions = [precision.value for precision in Precision]
+    return (1, precisions.index(value), "") if value in precisions else (2, 0.0, str(value))
+
+
+def number_of(value: Any) -> float | None:
+    """Read a number, also where a table holds it as text; None for what is none."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def is_numeric(rows: Sequence[Row], name: str) -> bool:
+    """Whether a setting is a number in all rows."""
+    return all(number_of(setting(row, name)) is not None for row in rows)
+
+
+def varying(
+    rows: Sequence[Row],
+    but: Collection[str] = (),
+    *,
+    always: Collection[str] = (),
+    params_first: bool = False,
+) -> list[str]:
+    """List the settings in which rows differ, in the order of SETTINGS, then parameters.
+
+    but: settings to leave out. always: settings to name also where the rows do not differ.
+    params_first: whether the parameters stand before all settings but the workload.
+    Rows of `points`, which have no `batch`, differ in the column of it: where all of them scale
+    weakly, in the batch per device, else in the global one.
+    """
+    params = dict.fromkeys(name for row in rows for name in row["params"])
+    is_weak = all(row["scaling"] == "weak" for row in rows)
+    stored = "batch_size" if is_weak else "global_batch_size"
+    fixed = [
+        stored if name == "batch" and rows and "batch" not in rows[0] else name for name in SETTINGS
+    ]
+    names = [fixed[0], *params, *fixed[1:]] if params_first else [*fixed, *params]
+    return [
+        name
+        for name in names
+        if name not in but and (name in always or len({str(setting(r, name)) for r in rows}) > 1)
+    ]
