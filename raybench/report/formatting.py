@@ -269,7 +269,7 @@ def setting_words(name: str, value: Any, ranks: str) -> str:
         return ranks_words(value, ranks)
     text = setting(name, value)
     if name == "batch":
-        return f"batch {text}"
+        return f"batch {int(text):,}" if text.isdecimal() else f"batch {text}"
     return text if name in _WITHOUT_NAME else f"{plain(heading(name))}={text}"
 
 

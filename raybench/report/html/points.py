@@ -97,13 +97,14 @@ def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Poi
 
 
 def _meanings(metrics: Sequence[Metric], summary: Summary) -> dict[str, str]:
+    """Say in a sentence what each metric is, by its heading."""
     words = {"ranks": summary.ranks, "baseline": formatting.settings(summary.run.baseline)}
-    return {
-        formatting.metric_heading(one, formatting.MILLISECONDS): formatting.sentence(
-            meaning(one, words)
-        )
-        for one in metrics
-    }
+    told = {_heading(metric): meaning(metric, words) for metric in metrics}
+    return {heading: f"{text[:1].upper()}{text[1:]}." for heading, text in told.items()}
+
+
+def _heading(metric: Metric) -> str:
+    return formatting.metric_heading(metric, formatting.MILLISECONDS)
 
 
 def _setting_column(name: str, rows: Sequence[Row], ranks: str) -> Column:
@@ -124,10 +125,7 @@ def _measurements(
         ("step", _step),
         ("±", _unsure),
         (MARK_COLUMN, _marks),
-        *(
-            (formatting.metric_heading(one, formatting.MILLISECONDS), _metric_cell(one))
-            for one in metrics
-        ),
+        *((_heading(metric), _metric_cell(metric)) for metric in metrics),
     ]
     if against:
         columns[2:2] = [

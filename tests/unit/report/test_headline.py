@@ -29,9 +29,9 @@ LEADS = {
     "324.9 GB/s (all_gather) to 359.5 GB/s (broadcast); "
     "4 KiB takes 5.572 µs (broadcast) to 13.40 µs (sendrecv)",
     "ddp_scaling-20261121-132844-4b9a": "4 GPUs do 3.48 times the samples/s of 1 GPU at best, "
-    "87.0% efficiency (fp32, batch 1024), and 2.29 times at worst, 57.2% efficiency "
+    "87.0% efficiency (fp32, batch 1,024), and 2.29 times at worst, 57.2% efficiency "
     "(tf32, batch 64); exposed communication is 67% to 78% of the loss; "
-    "at most 585,826 samples/s (bf16, batch 1024, 4 GPUs)",
+    "at most 585,826 samples/s (bf16, batch 1,024, 4 GPUs)",
     "ddp_linear-20261120-194439-364b": "4 GPUs do 3.26 times the samples/s of 1 GPU at best, "
     "81.5% efficiency (data=dataloader, num_workers=2, pin_memory=true), and 2.44 times at worst, "
     "61.1% efficiency (data=device, num_workers=0, pin_memory=false); "
@@ -43,7 +43,7 @@ LEADS = {
     "grad_accumulation-20261120-194523-581f": "4 GPUs do 3.84 times the samples/s of 1 GPU at "
     "best, 96.0% efficiency (grad_accumulation=8), and 3.28 times at worst, 81.9% efficiency "
     "(grad_accumulation=1); what the rest is lost to was not measured; "
-    "at most 2,684,785 samples/s (bf16, batch 4096, 4 GPUs, grad_accumulation=8)",
+    "at most 2,684,785 samples/s (bf16, batch 4,096, 4 GPUs, grad_accumulation=8)",
     "largest_batch-20261121-140535-ca3a": "the largest batch per device that fits is 139 (bf16, "
     "1 GPU, activation_checkpointing=false) to 192 (bf16, 1 GPU, activation_checkpointing=true)",
     "mixed_precision-20261120-194746-9b7e": "bf16 is 4.19 to 6.83 times as fast as fp32, "

@@ -594,7 +594,7 @@ def test_what_is_drawn_of_a_big_run_is_bounded_and_the_table_has_all() -> None:
 
 
 def test_the_page_holds_no_build_paths_and_its_files_are_part_of_the_package() -> None:
-    folder = Path(html_batch.__file__).parent
+    folder = Path(points.__file__).parent
     assert (folder / "page.css").is_file()
     assert (folder / "page.js").is_file()
     assert not re.search(r"https?://(?!www\.w3\.org)", format_page(page_data(report(sweep()))))
