@@ -108,7 +108,7 @@ def test_the_scaling_report_leads_with_the_best_the_worst_and_the_share_of_commu
     best, worst = four.loc[four.speed_up.idxmax()], four.loc[four.speed_up.idxmin()]
     told = lead("ddp_scaling")
     for row, times in ((best, "times the samples/s of 1 GPU at best"), (worst, "times at worst")):
-        setting = f"({row.precision}, batch {row.batch_size:.0f})"
+        setting = f"({row.precision}, batch {row.batch_size:,.0f})"
         said = f"{row.speed_up:.2f} ±1.4% {times}, {row.speed_up / 4:.1%} efficiency {setting}"
         assert said in told
     share = f"{four.share.min():.0%} to {four.share.max():.0%}"
