@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from raybench.job import point
 from raybench.job.point import Precision
 
 Row = Mapping[str, Any]
 
-# How steps are executed, and all that reports tell points apart by, in the order of every format;
-# the parameters of the workload follow. `batch` is the batch size that the job fixed.
-EXECUTION = ("precision", "cuda_graph")
-# Of these, what is named only where it differs from its default.
-OPTIONAL = ("cuda_graph",)
+# All that reports tell points apart by, in the order of every format; the parameters of the
+# workload follow. `batch` is the batch size that the job fixed.
+EXECUTION, OPTIONAL = point.EXECUTION, point.OPTIONAL
 SETTINGS = ("workload", "scaling", *EXECUTION, "batch", "world_size")
 _BATCH = {"weak": "batch_size", "strong": "global_batch_size"}
 
