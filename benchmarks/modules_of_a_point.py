@@ -18,11 +18,12 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 from unittest.mock import patch
 
 from raybench import cli
-from raybench.cluster.local import this_process
-from raybench.cluster.ray_cluster.connection import Connection
+from raybench.cluster import Cluster
+from raybench.cluster.connect import connect
 
 JOB = """\
 version: 1
@@ -59,11 +60,12 @@ def sweep(path: Path) -> None:
 @contextlib.contextmanager
 def in_this_process() -> Iterator[None]:
     """Let the command line use a worker of this process instead of Ray."""
-    connection = Connection(where="here", lifelines={}, kind="cpu", capacity=1)
-    with (
-        patch("raybench.cluster.ray_cluster.connection.connect", lambda *_, **__: connection),
-        patch("raybench.cluster.ray_cluster.cluster.RayCluster", lambda *_, **__: this_process()),
-    ):
+
+
+    def connect_here(_: str, *words: Any, **options: Any) -> Cluster:
+        return connect("in-process", *words, **options)
+
+    with patch("raybench.cluster.connect.connect", connect_here):
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from raybench.cluster.ranks import Strategy
 from raybench.records import Answer, Device, DeviceSample, Task
@@ -19,11 +19,14 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
+DeviceKind = Literal["cuda", "cpu"]
+
 
 class Cluster(Protocol):
     """Live workers, one per device.
 
     description: one line for the user: which cluster, and of what.
+    kind: of its devices.
     capacity: devices that the cluster could give to a point.
     devices: of every worker, by node and then by index; a worker is a position in it. Workers that
     come late stand at the end; a worker is never taken away.
@@ -34,6 +37,9 @@ class Cluster(Protocol):
 
     @property
     def description(self) -> str: ...
+
+    @property
+    def kind(self) -> DeviceKind: ...
 
     @property
     def capacity(self) -> int: ...

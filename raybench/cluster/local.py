@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from raybench.cluster import ranks
+from raybench.cluster import DeviceKind, ranks
 from raybench.cluster.ranks import Strategy
 from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
 
@@ -35,6 +35,10 @@ class LocalCluster:
     @property
     def description(self) -> str:
         return f"in this process, {self.capacity} devices"
+
+    @property
+    def kind(self) -> DeviceKind:
+        return self._offered[0].kind
 
     @property
     def capacity(self) -> int:

@@ -48,14 +48,12 @@ def open_cluster(
 ) -> Cluster:
     """Connect to a cluster beside the sweeps that use it. Raises ClusterError."""
     from raybench.cluster.claims import Terms
+    from raybench.cluster.connect import connect
     from raybench.cluster.device_locks import this_process
-    from raybench.cluster.ray_cluster.cluster import RayCluster
-    from raybench.cluster.ray_cluster.connection import connect
 
-    # A private Ray on CPUs gets a worker for each core.
-    connection = connect(address, device, usable_cores(), end=end)
     terms = Terms(holder=this_process("raybench doctor"), shared=True)
-    return RayCluster(connection, end=end, terms=terms)
+    # A private Ray on CPUs gets a worker for each core.
+    return connect("ray", address, device, usable_cores(), end=end, terms=terms)
 
 
 def diagnose(cluster: Cluster, starts: int, phase: Phase, tell: Callable[[str], None]) -> Diagnosis:

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 def run_sweep(job: Job, start: RunState, where: RunTarget, listener: Listener) -> Run:
     """Run the points on a cluster; the run as it ended. Raises ClusterError and ResultsError."""
     from raybench.cluster.claims import Terms, processors_held
+    from raybench.cluster.connect import connect, starts_private
     from raybench.cluster.device_locks import this_process
-    from raybench.cluster.ray_cluster.cluster import RayCluster
-    from raybench.cluster.ray_cluster.connection import connect, starts_private
     from raybench.sweep.batch_search import check_bounded
     from raybench.sweep.loop import SweepSettings
 
@@ -44,27 +43,24 @@ def run_sweep(job: Job, start: RunState, where: RunTarget, listener: Listener) -
             shared=where.shared,
             wait_s=where.wait_s,
         )
-        if where.is_on_cpus and starts_private(where.address):
+        if where.is_on_cpus and starts_private("ray", where.address):
             at_the_end.enter_context(processors_held(terms, listener.tell))
         # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
         with listener.waiting("connecting to Ray"), interrupts.held_back(math.inf):
-            connection = connect(
+            cluster = connect(
+                "ray",
                 where.address,
                 where.device,
                 wanted,
-                where.wait_s,
-                interrupts.end,
-                oversubscribe=job.placement.oversubscribe,
-            )
-            cluster = RayCluster(
-                connection,
-                tell=listener.tell,
                 end=interrupts.end,
+                wait_s=where.wait_s,
+                oversubscribe=job.placement.oversubscribe,
+                tell=listener.tell,
                 terms=terms,
             )
             at_the_end.enter_context(_closing(cluster, interrupts))
             interrupts.take_signals()
-        check_bounded(start.plan, connection.kind)
+        check_bounded(start.plan, cluster.kind)
         listener.tell(f"{cluster.description}; run {start.run.run_id} in {where.output}")
         workers = _workers_wanted(job, start, cluster)
         start = replace(start, run=replace(start.run, cluster=cluster.description))

@@ -21,11 +21,10 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from raybench.cluster import reaper
+from raybench.cluster import DeviceKind, reaper
 from raybench.cluster.bystanders import Look
 from raybench.cluster.device_locks import FOLDER_VARIABLE, Claim, DeviceLocks, Holder
 from raybench.cluster.node_processes import Output
-from raybench.cluster.ray_cluster.connection import DeviceKind
 from raybench.environment import variables_that_matter
 from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import ray
 
-from raybench.cluster import ranks
+from raybench.cluster import DeviceKind, ranks
 from raybench.cluster.claims import Claims, Terms
 from raybench.cluster.failures import with_losses
 from raybench.cluster.ranks import Strategy
@@ -55,8 +55,12 @@ class RayCluster:
 
     @property
     def description(self) -> str:
-        noun = "GPU" if self._connection.kind == "cuda" else "CPU worker"
+        noun = "GPU" if self.kind == "cuda" else "CPU worker"
         return f"{self._connection.where}, up to {self.capacity} {noun}{'s' * (self.capacity != 1)}"
+
+    @property
+    def kind(self) -> DeviceKind:
+        return self._connection.kind
 
     @property
     def capacity(self) -> int:

@@ -21,14 +21,13 @@ from ray._private.authentication.authentication_token_setup import (
 )
 from ray._private.services import find_node_ids
 
+from raybench.cluster import DeviceKind
 from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.cluster.ray_cluster.own_clusters import find_own_cluster
 from raybench.cluster.ray_cluster.private_folder import PrivateFolder
 from raybench.cluster.ray_cluster.private_ray import read_settings_anew, start_private_ray
 from raybench.cluster.ray_cluster.start_guard import StartGuard, end_process
 from raybench.errors import ClusterError, UsageError
-
-DeviceKind = Literal["cuda", "cpu"]
 
 _QUIET: dict[str, Any] = {
     "log_to_driver": False,

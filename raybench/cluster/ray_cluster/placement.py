@@ -16,8 +16,9 @@ import ray._private.state
 from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from raybench.cluster import DeviceKind
 from raybench.cluster.ranks import Strategy
-from raybench.cluster.ray_cluster.connection import DeviceKind, nodes
+from raybench.cluster.ray_cluster.connection import nodes
 from raybench.records import Device
 
 # A bundle on devices that were free a moment ago is there in milliseconds, or not at all.

@@ -9,8 +9,8 @@ from typing import Any
 
 import ray
 
+from raybench.cluster import DeviceKind
 from raybench.cluster.ray_cluster.actors import start_worker
-from raybench.cluster.ray_cluster.connection import DeviceKind
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
 from raybench.cluster.ray_cluster.placement import WorkerHandle
 from raybench.cluster.ray_cluster.ray_errors import was_killed, why_no_start

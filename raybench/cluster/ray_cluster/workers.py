@@ -12,11 +12,11 @@ from typing import Any
 import ray
 from ray.util.placement_group import remove_placement_group
 
-from raybench.cluster import ranks
+from raybench.cluster import DeviceKind, ranks
 from raybench.cluster.claims import Claims
 from raybench.cluster.ranks import Strategy
 from raybench.cluster.ray_cluster.actors import start_worker
-from raybench.cluster.ray_cluster.connection import Connection, DeviceKind
+from raybench.cluster.ray_cluster.connection import Connection
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
 from raybench.cluster.ray_cluster.placement import (
     Slot,

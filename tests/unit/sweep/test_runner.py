@@ -26,7 +26,7 @@ from raybench import cli
 from raybench.cli.listener import ConsoleListener
 from raybench.cli.progress import LineProgress
 from raybench.cluster import Cluster
-from raybench.cluster.ray_cluster.connection import Connection
+from raybench.cluster.local import LocalCluster
 from raybench.errors import ClusterError, ResultsError, UsageError
 from raybench.job.model import Job, load_job
 from raybench.job.plan import make_plan
@@ -268,9 +268,8 @@ def test_a_search_without_a_maximum_leaves_no_run_on_cpu_workers(
 ) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: auto}\n")
-    cpus = Connection(where="here", lifelines={}, kind="cpu", capacity=2)
-    monkeypatch.setattr("raybench.cluster.ray_cluster.connection.connect", lambda *_, **__: cpus)
-    monkeypatch.setattr("raybench.cluster.ray_cluster.cluster.ray.shutdown", lambda: None)
+    cpus = LocalCluster([make_device(kind="cpu")], lambda _: pytest.fail("a worker started"))
+    monkeypatch.setattr("raybench.cluster.connect.connect", lambda *_, **__: cpus)
     argv = ["raybench", "sweep", str(path), "-o", str(tmp_path / "results")]
     with pytest.raises(UsageError, match="auto on CPU workers"):
         cli.raybench.main(argv[1:], standalone_mode=False)

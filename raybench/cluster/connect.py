@@ -1,0 +1,60 @@
+"""Where the cluster of a sweep or of the doctor comes from; the only module that knows launchers.
+
+A launcher starts workers and reaches them: Ray for users, this process for debugging and tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from raybench.cluster import Cluster
+from raybench.cluster.claims import Terms
+
+Launcher = Literal["ray", "in-process"]
+
+
+def connect(
+    launcher: Launcher,
+    address: str,
+    device: Literal["auto", "cuda", "cpu"],
+    wanted: int,
+    *,
+    end: Callable[[str], None],
+    wait_s: float = 0.0,
+    oversubscribe: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+    terms: Terms | None = None,
+) -> Cluster:
+    """Join the cluster at `address`, or start a private one; its workers are still to be started.
+
+    address: `auto`, `local` or HOST:PORT. wanted: devices of the biggest point. end: ends this
+    process where it waits for a cluster that is gone; it gets what is gone. wait_s: how long
+    devices that are not there yet may take to come. oversubscribe: whether CPU workers of a private
+    cluster may share cores. tell: gets a line for the user when workers are waited for, come late
+    or are lost. terms: on which devices are taken from other sweeps.
+    The cluster in this process has one CPU worker, whatever is wanted.
+    Raises ClusterError or UsageError.
+    """
+    if launcher == "in-process":
+        from raybench.cluster.local import this_process
+
+        return this_process()
+    from raybench.cluster.ray_cluster import connection
+    from raybench.cluster.ray_cluster.cluster import RayCluster
+
+    joined = connection.connect(address, device, wanted, wait_s, end, oversubscribe=oversubscribe)
+    return RayCluster(joined, tell, end=end, terms=terms)
+
+
+def starts_private(launcher: Launcher, address: str) -> bool:
+    """Tell whether `connect` starts a cluster of its own on this host.
+
+    It may do so all the same, where the one that looks alive is gone.
+    Raises ClusterError where several clusters could be meant.
+    """
+    if launcher == "in-process":
+        return True
+    from raybench.cluster.ray_cluster import connection
+
+    return connection.starts_private(address)
