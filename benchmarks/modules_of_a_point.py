@@ -61,7 +61,6 @@ def sweep(path: Path) -> None:
 def in_this_process() -> Iterator[None]:
     """Let the command line use a worker of this process instead of Ray."""
 
-
     def connect_here(_: str, *words: Any, **options: Any) -> Cluster:
         return connect("in-process", *words, **options)
 

@@ -21,6 +21,16 @@ _LOSS_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken 
 # NCCL's error has one type for lost peers and for wrong calls.
 _LOST_TYPES = (_PEER_FAILED, "DistNetworkError")
 _NCCL_LOSSES = ("ncclRemoteError", "remote process exited or there was a network error")
+# What Python's and Ray's handlers write to the log of a process that a signal ends.
+_FATAL = re.compile(r"Fatal Python error: (.+)|\*\*\* (SIG[A-Z]+) received")
+_SIGNALS = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Floating-point exception": "SIGFPE",
+    "Floating point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+}
 _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
 
@@ -53,6 +63,29 @@ def own_failure(answers: Collection[Answer]) -> Failure | None:
     """The first failure that is not the loss of a peer."""
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     return next((failure for failure in failures if not _is_loss_of_peer(failure)), None)
+
+
+def is_death(answer: Answer | None) -> bool:
+    """Whether this is the answer of a rank whose process died."""
+    deaths = ("WorkerDied", "HostOutOfMemory")
+    return isinstance(answer, Failure) and answer.error_type in deaths
+
+
+def is_lost_node(answer: Answer | None) -> bool:
+    """Whether this is the answer of a rank whose node is gone, frozen or cut off."""
+    return isinstance(answer, Failure) and answer.error_type == "NodeLost"
+
+
+def explain_death(answer: Answer, log_tail: str) -> Answer:
+    """Give the answer of a process that died the end of its log, and the signal that it names."""
+    if not (isinstance(answer, Failure) and is_death(answer)):
+        return answer
+    explained = replace(answer, detail=log_tail or answer.detail)
+    if answer.error_type == "WorkerDied" and (fatal := _FATAL.search(log_tail)):
+        python, signal = fatal.groups()
+        by = signal or _SIGNALS.get(python, python)
+        return replace(explained, message=f"the worker process died by {by}")
+    return explained
 
 
 def hanging(seen: PointObservation) -> list[int]:

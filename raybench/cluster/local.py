@@ -7,10 +7,12 @@ give the devices and a `make_worker` of your own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from raybench.cluster import DeviceKind, ranks
+from raybench.cluster.point_end import RunningRanks, finish_point
 from raybench.cluster.ranks import Strategy
 from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
 
@@ -19,6 +21,33 @@ class InProcessWorker(Protocol):
     """What this cluster asks of a worker; `raybench.worker.worker.Worker` is one."""
 
     def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer: ...
+
+
+class _RanksInTurn(RunningRanks):
+    """The ranks of a point, of which each runs, as long as it takes, when its answer is asked for.
+
+    Nothing can end one, so a point whose rank hangs has no end here.
+    """
+
+    def __init__(
+        self, devices: Sequence[Device], workers: Sequence[InProcessWorker], task: Task
+    ) -> None:
+        self.devices = devices
+        self._task = task
+        self._left = deque(zip(workers, ranks.assign_ranks(devices), strict=True))
+
+    def answers(self, timeout_s: float) -> Mapping[int, Answer]:
+        worker, place = self._left.popleft()
+        return {place.rank: worker.run(self._task, place, None)}
+
+    def abort(self) -> None:
+        """There is no process group."""
+
+    def kill(self, ranks: Collection[int]) -> None:
+        """There is no process but this one."""
+
+    def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
+        return {}
 
 
 class LocalCluster:
@@ -73,10 +102,11 @@ class LocalCluster:
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         devices = [self._devices[worker_id] for worker_id in worker_ids]
-        return tuple(
-            self._workers[device.uuid].run(task, place, None)
-            for device, place in zip(devices, ranks.assign_ranks(devices), strict=True)
-        )
+        workers = [self._workers[device.uuid] for device in devices]
+        outcome = finish_point(_RanksInTurn(devices, workers, task), task.settings)
+        for rank in outcome.unfit:
+            self._workers[devices[rank].uuid] = self._make_worker(devices[rank])
+        return outcome.answers
 
     def bystanders(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
         """Nobody: this process is no place to look from."""

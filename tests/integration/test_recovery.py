@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raybench.cluster.ray_cluster import point_end
+from raybench.cluster import point_end
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
@@ -28,7 +28,7 @@ def cluster(three_nodes: str) -> Iterator[RayCluster]:
     joined = RayCluster(connect(three_nodes, "cpu", wanted=3))
     joined.start(3, "pack")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(point_end, "_GRACE_S", PATIENCE_S)
+        patched.setattr(point_end, "GRACE_S", PATIENCE_S)
         yield joined
     joined.close()
 

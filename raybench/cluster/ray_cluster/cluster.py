@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import ray
 
 from raybench.cluster import DeviceKind, ranks
 from raybench.cluster.claims import Claims, Terms
 from raybench.cluster.failures import with_losses
+from raybench.cluster.point_end import RunningRanks, finish_point
 from raybench.cluster.ranks import Strategy
 from raybench.cluster.ray_cluster.connection import Connection
 from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
-from raybench.cluster.ray_cluster.point_end import finish_point
 from raybench.cluster.ray_cluster.process_groups import ProcessGroups
+from raybench.cluster.ray_cluster.ray_errors import answer_of, node_lost
 from raybench.cluster.ray_cluster.spares import Standbys
 from raybench.cluster.ray_cluster.start_guard import StartGuard, end_process
 from raybench.cluster.ray_cluster.workers import WorkerGroup
@@ -25,6 +28,65 @@ from raybench.records import Answer, Device, DeviceSample, Failure, Status, Task
 # The loops that wait for workers look once a second.
 _PATIENCE_S = 5.0
 _LOOK_S = 0.2
+# A rank on a node that does not answer is lost.
+_LOOK_AT_NODES_S = 1.0
+
+
+class _RunningActors(RunningRanks):
+    """The ranks of a point as calls of actors. refs: what each will answer, in rank order."""
+
+    def __init__(
+        self,
+        refs: Sequence[Any],
+        devices: Sequence[Device],
+        agents: NodeAgents,
+        *,
+        abort: Callable[[], None],
+        prepare: Callable[[], None],
+    ) -> None:
+        self.devices = devices
+        self._waiting = {ref: rank for rank, ref in enumerate(refs)}
+        self._agents = agents
+        self._abort, self._prepare = abort, prepare
+        self._looked_s = time.monotonic()
+
+    def answers(self, timeout_s: float) -> Mapping[int, Answer]:
+        # One by one: `ray.get` of all of them would show one failure and hide the others.
+        ready, _ = ray.wait(
+            list(self._waiting), num_returns=1, timeout=min(timeout_s, _LOOK_AT_NODES_S)
+        )
+        ranks = {self._waiting.pop(ref): ref for ref in ready}
+        came: dict[int, Answer] = {
+            rank: answer_of(ref, rank, self.devices[rank]) for rank, ref in ranks.items()
+        }
+        return came | self._on_silent_nodes()
+
+    def abort(self) -> None:
+        self._abort()
+
+    def prepare(self) -> None:
+        self._prepare()
+
+    def kill(self, ranks: Collection[int]) -> None:
+        self._waiting = {ref: rank for ref, rank in self._waiting.items() if rank not in ranks}
+        self._agents.kill([self.devices[rank] for rank in ranks])
+
+    def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
+        return self._agents.log_tails({rank: self.devices[rank] for rank in ranks})
+
+    def wait_until_free(self, ranks: Collection[int], timeout_s: float) -> Sequence[str]:
+        return self._agents.wait_until_free([self.devices[rank] for rank in ranks], timeout_s)
+
+    def _on_silent_nodes(self) -> dict[int, Answer]:
+        """What is answered in place of ranks that are lost with their nodes."""
+        if time.monotonic() - self._looked_s < _LOOK_AT_NODES_S:
+            return {}
+        self._looked_s = time.monotonic()
+        silent = self._agents.silent_nodes()
+        lost = {ref: r for ref, r in self._waiting.items() if self.devices[r].node_id in silent}
+        for ref in lost:
+            del self._waiting[ref]
+        return {rank: node_lost(rank, self.devices[rank]) for rank in lost.values()}
 
 
 class RayCluster:
@@ -114,15 +176,14 @@ class RayCluster:
         for worker_id, place in zip(chosen, ranks.assign_ranks(devices), strict=True):
             self._workers[worker_id].is_used = True
             refs.append(self._workers[worker_id].actor.run.remote(task, place, group))
-        outcome = finish_point(
+        running = _RunningActors(
             refs,
             devices,
-            group,
-            task.settings,
-            self._groups.tell_abort,
             self._agents,
-            self._prepare,
+            abort=lambda: self._groups.tell_abort(group),
+            prepare=lambda: self._prepare(devices),
         )
+        outcome = finish_point(running, task.settings)
         if outcome.group_is_gone:
             self._groups.forget(chosen)
         answers = tuple(

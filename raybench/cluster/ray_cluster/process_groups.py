@@ -67,10 +67,10 @@ class ProcessGroups:
             for members in self._with(worker_ids):
                 del self._groups[members]
 
-    def tell_abort(self, group: Group) -> None:
-        """Wake what waits in the members to abort the group."""
+    def tell_abort(self, group: Group | None) -> None:
+        """Wake what waits in the members to abort the group, where there is one."""
         store = self._store  # another thread may find that it died
-        if store is not None:
+        if group is not None and store is not None:
             store.tell_abort.remote(group)
 
     def close(self) -> None:

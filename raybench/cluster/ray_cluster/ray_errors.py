@@ -12,16 +12,6 @@ import ray
 from raybench.cluster.ray_cluster.connection import first_line
 from raybench.records import Answer, Device, Failure, Status, failure_text
 
-# What Python's and Ray's handlers write to the log of a process that a signal ends.
-_FATAL = re.compile(r"Fatal Python error: (.+)|\*\*\* (SIG[A-Z]+) received")
-_SIGNALS = {
-    "Segmentation fault": "SIGSEGV",
-    "Aborted": "SIGABRT",
-    "Bus error": "SIGBUS",
-    "Floating-point exception": "SIGFPE",
-    "Floating point exception": "SIGFPE",
-    "Illegal instruction": "SIGILL",
-}
 _EXIT_CODE = re.compile(r"exit code (-?\d+)\.(?: The process receives a (SIG[A-Z]+))?")
 _NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "node is dead")
 
@@ -54,11 +44,8 @@ def node_lost(rank: int, device: Device) -> Failure:
     return Failure(rank=rank, status=Status.LOST, error_type="NodeLost", message=message)
 
 
-def cause_of_death(told: str, log_tail: str) -> str:
-    """How a process ended, in a phrase, from Ray's words and from the end of its log."""
-    if fatal := _FATAL.search(log_tail):
-        python, signal = fatal.groups()
-        return f"died by {signal or _SIGNALS.get(python, python)}"
+def cause_of_death(told: str) -> str:
+    """Tell how a process ended, in a phrase, from Ray's words."""
     if found := _EXIT_CODE.search(told):
         code, signal = found.groups()
         return f"died by {signal}" if signal else f"ended with exit code {code}"
@@ -84,7 +71,7 @@ def why_no_start(error: Exception) -> str:
         # What a constructor raised stands last, below Ray's own traceback.
         cause = text.splitlines()[-1].strip()
     elif was_killed(error):
-        cause = f"its process {cause_of_death(text, '')}"
+        cause = f"its process {cause_of_death(text)}"
     else:
         cause = first_line(error)
     hint = "; install the same packages on every node" if "ModuleNotFoundError" in cause else ""
@@ -116,7 +103,7 @@ def _death(rank: int, device: Device, told: str) -> Failure:
         rank=rank,
         status=Status.LOST,
         error_type="WorkerDied",
-        message=f"the worker process {cause_of_death(told, '')}",
+        message=f"the worker process {cause_of_death(told)}",
         detail=failure_text.shorten_start(told, failure_text.DETAIL_CHARACTERS),
     )
 

@@ -1,94 +1,145 @@
-"""When what may replace a point's processes is started, with Ray's calls replaced by fakes."""
+"""How the ranks of a point are brought to their end, whatever has launched them."""
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
-from fakes import make_devices, make_measurement
+from fakes import make_device, make_measurement
 
-from raybench.cluster.ray_cluster import point_end
+from raybench.cluster import point_end
+from raybench.cluster.point_end import Outcome, RunningRanks, finish_point, when_late_s
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.liveness import HeadMonitor
-from raybench.cluster.ray_cluster.point_end import when_late_s
 from raybench.job.model import Measure
-from raybench.records import Failure, Group, Status
+from raybench.records import Failure, Measurement, Status
 
 SETTINGS = Measure(max_seconds=0.1, timeout_s=0.3)
-GROUP = Group(name="group-0", store_address="10.0.0.1", store_port=1)
 
 
-@pytest.fixture
-def settled(monkeypatch):
-    """Settles a point whose ranks' answers are there at once, in this order, or never (None)."""
+class ScriptedRanks(RunningRanks):
+    """Ranks whose answers are there at once, in this order, or never (None). calls: what is done.
 
-    def settle(*answers: object, group: Group | None = None) -> tuple[point_end.Outcome, list[str]]:
-        calls: list[str] = []
+    tails: what the processes wrote. freed: what is said of the memory of killed ones.
+    """
 
-        def wait(refs, num_returns, timeout):
-            there = [ref for ref in refs if answers[ref] is not None]
-            if not there:
-                point_end.time.sleep(timeout)
-            return there[:1], there[1:]
+    def __init__(self, *answers, kind="cuda", tails=(), freed=()) -> None:
+        self.devices = [make_device(index=rank, kind=kind) for rank in range(len(answers))]
+        self.calls: list[str] = []
+        self._there = [answer for answer in answers if answer is not None]
+        self._tails, self._freed = dict(enumerate(tails)), freed
 
-        monkeypatch.setattr(point_end, "ray", SimpleNamespace(wait=wait))
-        monkeypatch.setattr(point_end, "answer_of", lambda ref, *_: answers[ref])
-        monkeypatch.setattr(point_end, "_GRACE_S", 0.05)
-        agents = SimpleNamespace(
-            silent_nodes=frozenset,
-            log_tails=lambda _: {},
-            kill=lambda _: calls.append("kill"),
-            wait_until_free=lambda *_: (),
-        )
-        devices = make_devices(a=len(answers))
-        outcome = point_end.finish_point(
-            range(len(answers)),
-            devices,
-            group,
-            SETTINGS,
-            lambda _: calls.append("abort"),
-            agents,
-            lambda _: calls.append("prepare"),
-        )
-        return outcome, calls
+    def answers(self, timeout_s):
+        if not self._there:
+            time.sleep(timeout_s)
+            return {}
+        answer = self._there.pop(0)
+        return {answer.rank: answer}
 
-    return settle
+    def abort(self):
+        self.calls.append("abort")
+
+    def prepare(self):
+        self.calls.append("prepare")
+
+    def kill(self, ranks):
+        self.calls.append(f"kill {sorted(ranks)}")
+
+    def log_tails(self, ranks):
+        return {rank: self._tails.get(rank, "") for rank in ranks}
+
+    def wait_until_free(self, ranks, timeout_s):
+        return self._freed
 
 
-def test_processes_are_prepared_before_those_of_a_late_point_are_killed(settled):
-    outcome, calls = settled(None)
-    assert calls[:2] == ["prepare", "kill"]
-    assert calls.count("prepare") == 1
+@pytest.fixture(autouse=True)
+def _little_grace(monkeypatch):
+    monkeypatch.setattr(point_end, "GRACE_S", 0.05)
+
+
+def finish(*answers, **facts) -> tuple[Outcome, list[str]]:
+    ranks = ScriptedRanks(*answers, **facts)
+    return finish_point(ranks, SETTINGS), ranks.calls
+
+
+def failure(rank, error_type="ValueError", *, status=Status.ERROR, reusable=True, detail=""):
+    return Failure(
+        rank=rank,
+        status=status,
+        error_type=error_type,
+        message="not even closed",
+        detail=detail,
+        worker_reusable=reusable,
+    )
+
+
+def test_processes_are_prepared_before_those_of_a_late_point_are_killed():
+    outcome, calls = finish(None)
+    assert calls == ["prepare", "abort", "kill [0]"]
     assert (outcome.was_late, outcome.unfit) == (True, {0})
 
 
 @pytest.mark.parametrize("failing_rank", [0, 1])
-def test_a_group_of_which_one_rank_failed_is_given_up_whenever_the_others_answered(
-    settled, failing_rank
-):
+def test_a_group_of_which_one_rank_failed_is_given_up_whenever_the_others_answered(failing_rank):
     answers = [make_measurement(0), make_measurement(1)]
-    answers[failing_rank] = Failure(
-        rank=failing_rank,
-        status=Status.ERROR,
-        error_type="ValueError",
-        message="not even closed",
-        worker_reusable=True,
-    )
-    outcome, calls = settled(*answers, group=GROUP)
+    answers[failing_rank] = failure(failing_rank)
+    outcome, calls = finish(*answers)
     assert outcome.group_is_gone
     assert calls == ["abort"]
     assert outcome.unfit == frozenset()
     assert outcome.answers[failing_rank] is answers[failing_rank]
 
 
-def test_a_group_whose_ranks_all_measured_is_kept(settled):
-    outcome, calls = settled(make_measurement(0), make_measurement(1), group=GROUP)
+def test_a_group_whose_ranks_all_measured_is_kept():
+    outcome, calls = finish(make_measurement(0), make_measurement(1))
     assert (outcome.group_is_gone, calls) == (False, [])
 
 
-def test_nothing_is_prepared_for_a_point_that_ends_in_time(settled):
-    outcome, calls = settled(make_measurement())
+def test_nothing_is_prepared_for_a_point_that_ends_in_time():
+    outcome, calls = finish(make_measurement())
     assert (outcome.was_late, outcome.unfit, calls) == (False, frozenset(), [])
+
+
+def test_a_rank_that_does_not_stop_beside_one_that_failed_is_killed():
+    outcome, calls = finish(failure(0), None)
+    assert calls == ["abort", "kill [1]"]
+    assert outcome.unfit == {1}
+    assert outcome.answers[1].message == "rank 0 failed, and this rank did not stop"
+
+
+def test_on_cpus_the_ranks_that_hang_are_killed_first_so_that_those_who_wait_come_back():
+    tail = 'Thread 0x1 (most recent call first):\n  File "/torch/distributed/x.py", line 3 in wait'
+    outcome, calls = finish(None, None, kind="cpu", tails=[tail])
+    assert calls == ["prepare", "abort", "kill [1]", "kill [0, 1]"]
+    assert [answer.error_type for answer in outcome.answers] == ["PeerFailed", "Timeout"]
+
+
+def test_a_dead_process_is_explained_by_the_end_of_its_log():
+    died = failure(0, "WorkerDied", status=Status.LOST, reusable=False, detail="Ray's words")
+    outcome, calls = finish(died, tails=["words\nFatal Python error: Segmentation fault"])
+    assert outcome.answers[0].message == "the worker process died by SIGSEGV"
+    assert outcome.answers[0].detail.startswith("words\n")
+    assert calls == ["abort", "kill [0]"]
+    (unexplained,) = finish(died)[0].answers
+    assert (unexplained.message, unexplained.detail) == (died.message, died.detail)
+
+
+def test_memory_that_a_killed_process_keeps_is_told_and_on_lost_nodes_nobody_is_killed():
+    died = failure(0, "WorkerDied", status=Status.LOST, reusable=False, detail="log")
+    outcome, _ = finish(died, freed=["1 GiB of cuda:0 is not free"])
+    assert outcome.answers[0].detail == "log\n1 GiB of cuda:0 is not free"
+    outcome, calls = finish(failure(0, "NodeLost", status=Status.LOST, reusable=False))
+    assert (outcome.unfit, calls) == ({0}, ["abort"])
+
+
+def test_a_measurement_in_a_process_that_is_no_good_any_more_costs_the_process():
+    spoiled = Measurement(
+        rank=0, repetitions=(), items_per_step=1, setup_s=0.0, worker_reusable=False
+    )
+    outcome, calls = finish(spoiled, make_measurement(1))
+    assert (outcome.answers[0], outcome.unfit) == (spoiled, {0})
+    assert calls == ["abort", "kill [0]"]
 
 
 @pytest.mark.parametrize(

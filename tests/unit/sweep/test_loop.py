@@ -134,7 +134,7 @@ def test_after_a_batch_that_ran_out_of_memory_the_bigger_ones_are_skipped():
 @pytest.mark.parametrize(
     ("answers", "expected"),
     [
-        ([(Status.ERROR, "RuntimeError"), (Status.LOST, "WorkerDied")], Status.LOST),
+        ([(Status.ERROR, "DistBackendError"), (Status.LOST, "WorkerDied")], Status.LOST),
         ([(Status.LOST, "PeerFailed"), (Status.ERROR, "ValueError")], Status.ERROR),
         ([(Status.ERROR, "RuntimeError"), (Status.OOM, "OutOfMemoryError")], Status.OOM),
         ([(Status.TIMEOUT, "Timeout"), (Status.TIMEOUT, "Timeout")], Status.TIMEOUT),

@@ -1,0 +1,209 @@
+"""The end of a point: each rank's answer, and after a failure the same end for all of them.
+
+It is the same for all launchers: each reaches the ranks of a point by its own `RunningRanks`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from raybench.cluster import failures
+from raybench.cluster.failures import PointObservation
+from raybench.records import Answer, Device, Failure
+
+if TYPE_CHECKING:
+    from raybench.job.model import Measure
+
+# NCCL's abort takes half a second; a rank that does not answer in this time is stuck.
+GRACE_S = 1.5
+_WRITE_S = 0.3
+# The driver takes back the memory of a process that ended within a second.
+_FREE_TIMEOUT_S = 10.0
+# Of a process that could replace one.
+_START_S = 10.0
+
+
+class RunningRanks(ABC):
+    """The ranks of one point while it runs, as their launcher reaches them.
+
+    devices: of the ranks, in their order.
+    """
+
+    devices: Sequence[Device]
+
+    @abstractmethod
+    def answers(self, timeout_s: float) -> Mapping[int, Answer]:
+        """Return what came since the last call, by rank, in the order in which it came.
+
+        Wait at most so long, and return as soon as there is an answer; it may also return early
+        without one. A rank whose process has died, or whose node is gone, answers by a Failure.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Tell all ranks to give up their process group, if they have one. Does not wait."""
+
+    @abstractmethod
+    def kill(self, ranks: Collection[int]) -> None:
+        """End the processes of these ranks at once; what they answer by that is not asked for."""
+
+    @abstractmethod
+    def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
+        """Return the last lines that the process of each rank wrote, as far as they can be had."""
+
+    def wait_until_free(self, ranks: Collection[int], timeout_s: float) -> Sequence[str]:
+        """Wait until the devices of killed ranks have their memory back.
+
+        A sentence for each that has not in time.
+        """
+        return ()
+
+    def prepare(self) -> None:  # noqa: B027  (not every launcher has spare processes)
+        """Begin to start what can replace these processes: the point is late. Does not wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """answers: one per rank. unfit: ranks whose processes are dead, and must be replaced.
+
+    group_is_gone: a process group of these ranks cannot serve another point. was_late: as
+    when_late_s.
+    """
+
+    answers: tuple[Answer, ...]
+    unfit: frozenset[int]
+    group_is_gone: bool
+    was_late: bool
+
+
+def finish_point(ranks: RunningRanks, settings: Measure) -> Outcome:
+    """Collect the answers; after a failure, or when the time is up, end the point on all ranks.
+
+    Ranks that come out of it fit keep their processes; the others' are killed, and the memory of
+    their devices is free when this returns, or a failure says that it is not.
+    """
+    point = _Collected(ranks)
+    late_s = when_late_s(settings)
+    point.collect(late_s, enough=point.has_failed)
+    was_late = point.is_waiting()
+    if was_late:
+        ranks.prepare()
+        point.collect(settings.timeout_s - late_s, enough=point.has_failed)
+    if point.has_succeeded():
+        return Outcome(
+            answers=point.in_order(), unfit=frozenset(), group_is_gone=False, was_late=was_late
+        )
+    answers = _end_all(point, ranks, settings.timeout_s)
+    unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)
+    answers = point.kill_unfit(answers, unfit)
+    return Outcome(answers=answers, unfit=unfit, group_is_gone=True, was_late=was_late)
+
+
+def when_late_s(settings: Measure) -> float:
+    """Return when a point is late: soon its time is up, and it should have measured what it may.
+
+    The start of other processes disturbs no measurement then, but that of a point that is no good.
+    """
+    budget_s = settings.repeats * settings.max_seconds
+    return min(settings.timeout_s, max(budget_s, settings.timeout_s - _START_S))
+
+
+def _end_all(point: _Collected, ranks: RunningRanks, timeout_s: float) -> tuple[Answer, ...]:
+    """Make all ranks end a point that failed, or whose time is up, and say whose fault it is."""
+    is_timeout = point.is_waiting()
+    if not is_timeout:
+        point.collect(GRACE_S, enough=point.has_cause)
+    finished = frozenset(point.answers)
+    ranks.abort()
+    # NCCL's abort lets go of all that wait for each other. What ends the wait of a gloo collective
+    # is the end of the process that it waits for, and a rank whose time is up writes where it is.
+    by_killing = is_timeout and ranks.devices[0].kind == "cpu"
+    point.collect(_WRITE_S if by_killing else GRACE_S)
+    if by_killing:
+        point.kill(failures.hanging(point.observe(finished)))
+        point.collect(GRACE_S)
+    if is_timeout:
+        return failures.after_timeout(point.observe(finished), timeout_s)
+    return failures.after_failure(point.observe(finished))
+
+
+class _Collected:
+    """What the ranks of a point have answered so far. answers: in the order they came in."""
+
+    def __init__(self, ranks: RunningRanks) -> None:
+        self.answers: dict[int, Answer] = {}
+        self._ranks = ranks
+        self._missing = set(range(len(ranks.devices)))
+        self._log_tails: dict[int, str] = {}
+
+    def has_failed(self) -> bool:
+        return any(isinstance(answer, Failure) for answer in self.answers.values())
+
+    def is_waiting(self) -> bool:
+        """Whether answers are missing, and none is a failure."""
+        return bool(self._missing) and not self.has_failed()
+
+    def has_cause(self) -> bool:
+        return failures.own_failure(self.answers.values()) is not None
+
+    def has_succeeded(self) -> bool:
+        """Whether all have answered and can go on as they are, with their process group.
+
+        A rank that fails takes the group down, also where the others have answered before.
+        """
+        answers = self.in_order()
+        return not (self._missing or self.has_failed()) and all(a.worker_reusable for a in answers)
+
+    def in_order(self) -> tuple[Answer, ...]:
+        return tuple(self.answers[rank] for rank in sorted(self.answers))
+
+    def collect(self, timeout_s: float, enough: Callable[[], bool] = lambda: False) -> None:
+        """Take in answers until none is missing, it is enough, or the time is up."""
+        deadline_s = time.monotonic() + timeout_s
+        while self._missing and not enough():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
+            for rank, answer in self._ranks.answers(left_s).items():
+                if rank in self._missing:
+                    self._missing.remove(rank)
+                    self.answers[rank] = answer
+
+    def observe(self, finished: frozenset[int]) -> PointObservation:
+        """Sum up what is seen of all ranks. finished: as of a PointObservation."""
+        died = [rank for rank, answer in self.answers.items() if failures.is_death(answer)]
+        self._log_tails |= self._ranks.log_tails([*self._missing, *died])
+        return PointObservation(
+            world_size=len(self._ranks.devices),
+            answers={
+                rank: failures.explain_death(answer, self._log_tails.get(rank, ""))
+                for rank, answer in self.answers.items()
+            },
+            finished=finished,
+            log_tails=self._log_tails,
+        )
+
+    def kill(self, ranks: Collection[int]) -> None:
+        """End their processes; they are not waited for any more."""
+        self._missing.difference_update(ranks)
+        self._ranks.kill(ranks)
+
+    def kill_unfit(self, answers: tuple[Answer, ...], unfit: frozenset[int]) -> tuple[Answer, ...]:
+        """Kill the processes of the unfit ranks, and wait until their devices are free."""
+        there = [
+            rank for rank in sorted(unfit) if not failures.is_lost_node(self.answers.get(rank))
+        ]
+        if not there:
+            return answers
+        self._ranks.kill(there)
+        kept = "\n".join(self._ranks.wait_until_free(there, _FREE_TIMEOUT_S))
+        return tuple(
+            replace(answer, detail=f"{answer.detail}\n{kept}".strip())
+            if kept and isinstance(answer, Failure) and answer.rank in unfit
+            else answer
+            for answer in answers
+        )
