@@ -24,7 +24,7 @@ from raybench.cluster.node_processes import log_tail
 from raybench.cluster.point_end import RunningRanks, finish_point
 from raybench.cluster.ranks import Strategy, assign_ranks
 from raybench.cluster.rendezvous import StoreHost
-from raybench.records import Answer, Device, DeviceSample, Failure, Group, Status, Task
+from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Group, Task
 
 _ADDRESS = "127.0.0.1"
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -93,12 +93,7 @@ def _death(rank: int, process: BaseProcess) -> Failure:
     process.join()
     code = process.exitcode or 0
     how = f"died by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return Failure(
-        rank=rank,
-        status=Status.LOST,
-        error_type="WorkerDied",
-        message=f"the worker process {how}",
-    )
+    return Failure.of(Cause.WORKER_DIED, rank=rank, message=f"the worker process {how}")
 
 
 class ProcessCluster:
@@ -141,7 +136,7 @@ class ProcessCluster:
             with suppress(BrokenPipeError):  # it died while it was idle, and answers by that
                 worker.connection.send((task, place, group))
         ranks = _RunningProcesses(workers, self._logs, lambda: self._tell_abort(group))
-        outcome = finish_point(ranks, task.settings)
+        outcome = finish_point(ranks, task)
         if outcome.group_is_gone:
             self._forget(chosen)
         self._replace([chosen[rank] for rank in sorted(outcome.unfit)])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from raybench.records import Status
 from raybench.results.quality import half_interval
 from raybench.results.schema import TABLES
 
@@ -23,7 +24,7 @@ _KINDS = {column.name: column.kind for column in TABLES["points"]}
 _SUMS = ("iterations", "warmup_iterations", "energy_j")
 _OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank")
 _ENDS = ("step_ms_ci_low", "step_ms_ci_high")
-_WORST_FIRST = ("oom", "error", "timeout", "lost", "ok", "skipped", "cancelled")
+_WORST_FIRST = tuple(Status)
 # A control that moved by more than this is a drift of the machine, and no noise of the step time.
 LARGEST_DRIFT = 0.01
 
@@ -85,7 +86,7 @@ def _merge(rows: Sequence[Row]) -> Row:
 
 
 def _worst_first(status: str) -> int:
-    return _WORST_FIRST.index(status) if status in _WORST_FIRST else -1
+    return _WORST_FIRST.index(Status(status)) if status in _WORST_FIRST else -1
 
 
 def _as_one(name: str, values: Sequence[Any]) -> Any:

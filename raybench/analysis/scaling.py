@@ -15,6 +15,7 @@ from raybench.analysis.settings import SETTINGS, batch_column, number_of, settin
 from raybench.analysis.start_intervals import StartIntervals
 from raybench.analysis.start_noise import StartNoise
 from raybench.job.point import Scalar
+from raybench.records import Status
 from raybench.results.quality import (
     BREAKDOWN,
     NO_ITEMS,
@@ -240,14 +241,7 @@ def _samples_per_joule(row: Mapping[str, Any]) -> float | None:
     return float(samples_per_step * steps / row["energy_j"]) if row["energy_j"] > 0 else None
 
 
-_ENDED = {
-    "oom": "ran out of memory",
-    "error": "failed",
-    "timeout": "timed out",
-    "lost": "was lost with its worker",
-    "skipped": "was skipped",
-    "cancelled": "was cancelled",
-}
+_CLAUSES = {status.value: status.clause for status in Status}
 
 
 def _why_not(
@@ -263,7 +257,7 @@ def _why_not(
         return f"no ok point with {settings} in this series"
     if base["status"] != "ok":
         status = base["status"]
-        return f"baseline point {_ENDED.get(status, f'ended {status}')}"
+        return f"baseline point {_CLAUSES.get(status, f'ended {status}')}"
     if base["device_name"] != row["device_name"]:
         return f"baseline point ran on another device: {base['device_name']}"
     if not _has_throughput(base):

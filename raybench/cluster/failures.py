@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Literal
 
-from raybench.records import Answer, Failure, Status
+from raybench.records import Answer, Cause, Failure, Status
 
-_PEER_FAILED = "PeerFailed"
 # How the loss of a peer is told by NCCL's and by gloo's collectives.
-_LOSS_TYPES = (_PEER_FAILED, "DistBackendError", "DistNetworkError")
+_LOSS_TYPES = (Cause.PEER_FAILED, "DistBackendError", "DistNetworkError")
 _LOSS_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 # NCCL's error has one type for lost peers and for wrong calls.
-_LOST_TYPES = (_PEER_FAILED, "DistNetworkError")
+_LOST_TYPES = (Cause.PEER_FAILED, "DistNetworkError")
 _NCCL_LOSSES = ("ncclRemoteError", "remote process exited or there was a network error")
 # What Python's and Ray's handlers write to the log of a process that a signal ends.
 _FATAL = re.compile(r"Fatal Python error: (.+)|\*\*\* (SIG[A-Z]+) received")
@@ -31,6 +30,9 @@ _SIGNALS = {
     "Floating point exception": "SIGFPE",
     "Illegal instruction": "SIGILL",
 }
+# Where ranks fail in different ways: the peers of a dead one report broken connections, and those
+# of a slow one nothing at all.
+_LIKELY_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
 _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
 
@@ -67,13 +69,13 @@ def own_failure(answers: Collection[Answer]) -> Failure | None:
 
 def is_death(answer: Answer | None) -> bool:
     """Whether this is the answer of a rank whose process died."""
-    deaths = ("WorkerDied", "HostOutOfMemory")
+    deaths = [cause for cause in Cause if cause.is_death]
     return isinstance(answer, Failure) and answer.error_type in deaths
 
 
 def is_lost_node(answer: Answer | None) -> bool:
     """Whether this is the answer of a rank whose node is gone, frozen or cut off."""
-    return isinstance(answer, Failure) and answer.error_type == "NodeLost"
+    return isinstance(answer, Failure) and answer.error_type == Cause.NODE_LOST
 
 
 def explain_death(answer: Answer, log_tail: str) -> Answer:
@@ -81,11 +83,19 @@ def explain_death(answer: Answer, log_tail: str) -> Answer:
     if not (isinstance(answer, Failure) and is_death(answer)):
         return answer
     explained = replace(answer, detail=log_tail or answer.detail)
-    if answer.error_type == "WorkerDied" and (fatal := _FATAL.search(log_tail)):
+    if answer.error_type == Cause.WORKER_DIED and (fatal := _FATAL.search(log_tail)):
         python, signal = fatal.groups()
         by = signal or _SIGNALS.get(python, python)
         return replace(explained, message=f"the worker process died by {by}")
     return explained
+
+
+def cause_of(answers: Collection[Answer]) -> Failure | None:
+    """Return the failure of the rank that most likely made its point fail; None without one."""
+    failures = [answer for answer in answers if isinstance(answer, Failure)]
+    own = [failure for failure in failures if failure.error_type != Cause.PEER_FAILED]
+    likely = own or failures
+    return min(likely, key=lambda failure: _LIKELY_FIRST.index(failure.status), default=None)
 
 
 def hanging(seen: PointObservation) -> list[int]:
@@ -138,7 +148,7 @@ def after_timeout(seen: PointObservation, timeout_s: float) -> tuple[Answer, ...
     for rank in range(seen.world_size):
         if rank in blamed:
             text = "; ".join([message + _at(rank, seen), *facts])
-            answers.append(_make_failed(rank, Status.TIMEOUT, "Timeout", text, seen))
+            answers.append(_make_failed(rank, Cause.TIMEOUT, text, seen))
         else:
             reason = f"waited for {_ranks(blamed)}"
             answers.append(_beside(rank, reason, Status.TIMEOUT, seen))
@@ -153,16 +163,16 @@ def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answ
     """
     unsaid = (Status.LOST, Status.TIMEOUT)
     return tuple(
-        replace(answer, status=Status.LOST, error_type=_loss_type(reason), message=reason)
+        replace(answer, status=Status.LOST, error_type=_loss_of(reason), message=reason)
         if reason and isinstance(answer, Failure) and answer.status in unsaid
         else answer
         for answer, reason in zip(answers, reasons, strict=True)
     )
 
 
-def _loss_type(reason: str) -> str:
+def _loss_of(reason: str) -> Cause:
     """A worker is lost with its node, or alone."""
-    return "NodeLost" if reason.startswith("node ") else "WorkerLost"
+    return Cause.NODE_LOST if reason.startswith("node ") else Cause.WORKER_LOST
 
 
 def place_of(log_tail: str) -> _StackLocation | None:
@@ -195,30 +205,31 @@ def _beside(rank: int, reason: str, status: Status, seen: PointObservation) -> A
     answer = seen.answers.get(rank)
     if answer is None:
         text = f"{reason}, and this rank did not stop{_at(rank, seen)}"
-        return _make_failed(rank, status, _PEER_FAILED, text, seen)
+        return _make_failed(rank, Cause.PEER_FAILED, text, seen, status)
     if isinstance(answer, Failure):
         # A process that dies when it is told to stop dies of that.
-        is_own = answer.error_type != "WorkerDied" or rank in seen.finished
+        is_own = answer.error_type != Cause.WORKER_DIED or rank in seen.finished
         if is_own and not _is_loss_of_peer(answer):
             return answer
     elif rank in seen.finished:
         return answer
-    return _make_failed(rank, status, _PEER_FAILED, reason, seen)
+    return _make_failed(rank, Cause.PEER_FAILED, reason, seen, status)
 
 
 def _silent(rank: int, seen: PointObservation) -> Failure:
     text = f"no answer, and the others lost the connection to it{_at(rank, seen)}"
-    return _make_failed(rank, Status.LOST, "NoAnswer", text, seen)
+    return _make_failed(rank, Cause.NO_ANSWER, text, seen)
 
 
 def _make_failed(
-    rank: int, status: Status, error_type: str, message: str, seen: PointObservation
+    rank: int, cause: Cause, message: str, seen: PointObservation, status: Status | None = None
 ) -> Failure:
+    """Make the failure of a rank; it ends as its cause does, where no status is given."""
     answer = seen.answers.get(rank)
     return Failure(
         rank=rank,
-        status=status,
-        error_type=error_type,
+        status=status or cause.status,
+        error_type=cause,
         message=message,
         detail=answer.detail if isinstance(answer, Failure) else seen.log_tails.get(rank, ""),
         worker_reusable=answer is not None and answer.worker_reusable,

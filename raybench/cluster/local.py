@@ -103,7 +103,7 @@ class LocalCluster:
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         devices = [self._devices[worker_id] for worker_id in worker_ids]
         workers = [self._workers[device.uuid] for device in devices]
-        outcome = finish_point(_RanksInTurn(devices, workers, task), task.settings)
+        outcome = finish_point(_RanksInTurn(devices, workers, task), task)
         for rank in outcome.unfit:
             self._workers[devices[rank].uuid] = self._make_worker(devices[rank])
         return outcome.answers

@@ -9,14 +9,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from raybench.cluster import failures
 from raybench.cluster.failures import PointObservation
-from raybench.records import Answer, Device, Failure
-
-if TYPE_CHECKING:
-    from raybench.job.model import Measure
+from raybench.records import Answer, Device, Failure, Task
 
 # NCCL's abort takes half a second; a rank that does not answer in this time is stuck.
 GRACE_S = 1.5
@@ -80,34 +76,35 @@ class Outcome:
     was_late: bool
 
 
-def finish_point(ranks: RunningRanks, settings: Measure) -> Outcome:
+def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
     """Collect the answers; after a failure, or when the time is up, end the point on all ranks.
 
     Ranks that come out of it fit keep their processes; the others' are killed, and the memory of
     their devices is free when this returns, or a failure says that it is not.
     """
     point = _Collected(ranks)
-    late_s = when_late_s(settings)
+    late_s = when_late_s(task)
     point.collect(late_s, enough=point.has_failed)
     was_late = point.is_waiting()
     if was_late:
         ranks.prepare()
-        point.collect(settings.timeout_s - late_s, enough=point.has_failed)
+        point.collect(task.settings.timeout_s - late_s, enough=point.has_failed)
     if point.has_succeeded():
         return Outcome(
             answers=point.in_order(), unfit=frozenset(), group_is_gone=False, was_late=was_late
         )
-    answers = _end_all(point, ranks, settings.timeout_s)
+    answers = _end_all(point, ranks, task.settings.timeout_s)
     unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)
     answers = point.kill_unfit(answers, unfit)
     return Outcome(answers=answers, unfit=unfit, group_is_gone=True, was_late=was_late)
 
 
-def when_late_s(settings: Measure) -> float:
+def when_late_s(task: Task) -> float:
     """Return when a point is late: soon its time is up, and it should have measured what it may.
 
     The start of other processes disturbs no measurement then, but that of a point that is no good.
     """
+    settings = task.settings
     budget_s = settings.repeats * settings.max_seconds
     return min(settings.timeout_s, max(budget_s, settings.timeout_s - _START_S))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from raybench.cluster.failures import cause_of
 from raybench.doctor.facts import Check, Facts, Verdict
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
-from raybench.records import Answer, Failure, Measurement, Status, Task
+from raybench.records import Answer, Failure, Measurement, Task
 from raybench.stats import summary
 
 _MIB = 2**20
@@ -56,16 +57,13 @@ def not_run(facts: Facts) -> Check | None:
 
 def judge(answers: Sequence[Answer]) -> list[Check]:
     """Make the checks of what the workers answered."""
-    failures = [answer for answer in answers if isinstance(answer, Failure)]
-    if failures:
-        return [_fail(failures)]
+    if cause := cause_of(answers):
+        return [_fail(cause)]
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     return [_first(measurements), _bandwidth(measurements)]
 
 
-def _fail(failures: Sequence[Failure]) -> Check:
-    # The others only tell that they lost their peer.
-    cause = min(failures, key=lambda failure: failure.status is Status.LOST)
+def _fail(cause: Failure) -> Check:
     return Check(
         name=_NAME,
         verdict=Verdict.FAIL,

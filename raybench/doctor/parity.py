@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from raybench.cluster import Cluster
+from raybench.cluster.failures import cause_of
 from raybench.doctor.facts import Check, Verdict, count_noun
 from raybench.doctor.torchrun import BareAnswer, BareStep, TorchrunError, run_bare
 from raybench.environment import variables_that_matter
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision, Scalar
-from raybench.records import Device, Failure, Measurement, Status, Task
+from raybench.records import Device, Measurement, Task
 from raybench.stats import summary
 from raybench.stats.equivalence import Agreement, Ratio, agreement, ratio
 
@@ -170,9 +171,7 @@ def task_of(step: Step, world_size: int) -> Task:
 
 def _by_raybench(cluster: Cluster, worker_ids: Sequence[int], step: Step) -> float:
     answers = cluster.run(task_of(step, len(worker_ids)), worker_ids)
-    failures = [answer for answer in answers if isinstance(answer, Failure)]
-    if failures:
-        cause = min(failures, key=lambda failure: failure.status is Status.LOST)
+    if cause := cause_of(answers):
         raise SideError(f"raybench: rank {cause.rank}: {cause.error_type}: {cause.message}")
     measured = [answer for answer in answers if isinstance(answer, Measurement)]
     return summary.step_time_ns(measured) / _NS_PER_MS

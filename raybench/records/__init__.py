@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 from raybench.job.point import Point, Precision
 from raybench.records.metric import Metric
@@ -26,15 +26,79 @@ NOT_WRAPPED = "no model was wrapped by context.ddp(), and there is no set_comm_h
 
 
 class Status(StrEnum):
-    """How an attempt at a point ended."""
+    """How an attempt at a point ended; the worst first.
 
-    OK = "ok"
-    OOM = "oom"
-    ERROR = "error"
-    TIMEOUT = "timeout"
-    LOST = "lost"
-    SKIPPED = "skipped"
-    CANCELLED = "cancelled"
+    label: in a table that people read. clause: in a sentence, behind the point.
+    """
+
+    label: str
+    clause: str
+
+    OOM = "oom", "out of memory", "ran out of memory"
+    ERROR = "error", "error", "failed"
+    TIMEOUT = "timeout", "timed out", "timed out"
+    LOST = "lost", "worker lost", "was lost with its worker"
+    OK = "ok", "ok", "was measured"
+    SKIPPED = "skipped", "skipped", "was skipped"
+    CANCELLED = "cancelled", "cancelled", "was cancelled"
+
+    def __new__(cls, value: str, label: str = "", clause: str = "") -> Self:
+        """Make a member, whose value is what the tables hold; by that alone one is found."""
+        member = str.__new__(cls, value)
+        member._value_, member.label, member.clause = value, label, clause
+        return member
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the attempt was made to its end, and nothing was measured."""
+        return self is not Status.OK and self not in NOT_RUN
+
+    @property
+    def is_retried(self) -> bool:
+        """Whether a resumed run makes the attempt again unasked: its reason may be gone."""
+        return self is Status.LOST or self in NOT_RUN
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the point would end so in a later round too, and not the machine or the user."""
+        return self is Status.SKIPPED or (self.is_failure and self is not Status.LOST)
+
+
+# For the tables, which may hold statuses of later versions.
+NOT_RUN = frozenset({Status.SKIPPED, Status.CANCELLED})
+FAILURES = frozenset(status for status in Status if status.is_failure)
+
+
+class Cause(StrEnum):
+    """Why an attempt has no measurement, where raybench itself says so: its `error_type`.
+
+    What a workload raises has the name of its class there.
+    status: how the attempt ends by it. is_death: of the rank's process, whose log may say why.
+    """
+
+    status: Status
+    is_death: bool
+
+    PEER_FAILED = "PeerFailed", Status.LOST
+    NO_ANSWER = "NoAnswer", Status.LOST
+    TIMEOUT = "Timeout", Status.TIMEOUT
+    WORKER_DIED = "WorkerDied", Status.LOST, True
+    HOST_OUT_OF_MEMORY = "HostOutOfMemory", Status.OOM, True
+    WORKER_LOST = "WorkerLost", Status.LOST
+    NODE_LOST = "NodeLost", Status.LOST
+    CLUSTER_LOST = "ClusterError", Status.LOST
+    INVALID_MEASUREMENT = "InvalidMeasurement", Status.ERROR
+    TOO_FEW_DEVICES = "TooFewDevices", Status.SKIPPED
+    NEEDS_CUDA = "NeedsCuda", Status.SKIPPED
+    OUT_OF_MEMORY_BEFORE = "OutOfMemoryBefore", Status.SKIPPED
+    STOPPED = "Stopped", Status.SKIPPED
+    INTERRUPTED = "Interrupted", Status.CANCELLED
+
+    def __new__(cls, value: str, status: Status, is_death: bool = False) -> Self:
+        """Make a member, whose value is what the tables hold."""
+        member = str.__new__(cls, value)
+        member._value_, member.status, member.is_death = value, status, is_death
+        return member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +231,7 @@ class Measurement:
 class Failure:
     """Why one rank has no measurement. `detail` is the traceback or log tail, when there is one.
 
+    error_type: a Cause, or the class of what was raised.
     worker_reusable: the process that answered is known to be fit for the next point.
     output: as of a Measurement.
     """
@@ -178,6 +243,11 @@ class Failure:
     detail: str = ""
     worker_reusable: bool = False
     output: str = ""
+
+    @classmethod
+    def of(cls, cause: Cause, *, rank: int, message: str, **more: Any) -> Self:
+        """Make a failure with the status that its cause has."""
+        return cls(rank=rank, status=cause.status, error_type=cause, message=message, **more)
 
 
 Answer = Measurement | Failure
@@ -293,8 +363,8 @@ def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
 
 def _worst_first(status: str) -> int:
     """Sort key. A status of a later version is taken for a failure."""
-    fine = (Status.OK, Status.SKIPPED, Status.CANCELLED)
-    return fine.index(status) if status in fine else -1
+    fine = [one for one in Status if not one.is_failure]
+    return fine.index(Status(status)) if status in fine else -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from raybench.errors import UsageError
-from raybench.records import Answer, Breakdown, Failure, Measurement, Profile, Samples, Status
+from raybench.records import Answer, Breakdown, Cause, Failure, Measurement, Profile, Samples
 from raybench.records.failure_text import MESSAGE_CHARACTERS, shorten
 from raybench.records.metric import Metric
 
@@ -88,10 +88,9 @@ def _limit(warnings: Iterable[str]) -> tuple[str, ...]:
 
 
 def _invalid(measurement: Measurement, reason: str) -> Failure:
-    return Failure(
+    return Failure.of(
+        Cause.INVALID_MEASUREMENT,
         rank=measurement.rank,
-        status=Status.ERROR,
-        error_type="InvalidMeasurement",
         message=shorten(reason, MESSAGE_CHARACTERS),
         worker_reusable=measurement.worker_reusable,
     )

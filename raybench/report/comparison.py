@@ -14,13 +14,13 @@ from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.point_changes import PointChange
 from raybench.analysis.settings import EXECUTION, setting, setting_order, varying
+from raybench.records import FAILURES
 from raybench.report import formatting
 from raybench.results.run import Run
 
 Row = dict[str, Any]
 
 _ORDER = (SLOWER, FASTER, UNCLEAR, SAME)
-_FAILED = ("oom", "error", "timeout", "lost")
 _NAMES = (*EXECUTION, "world_size")
 # A variable may hold a long list; JSON has all of it.
 _MOST_CHARS = 60
@@ -70,7 +70,7 @@ class Comparison:
     @property
     def broken(self) -> list[Row]:
         """The points that were measured before and fail now."""
-        return [r for r in self.rows if r["status_base"] == "ok" and r["status_new"] in _FAILED]
+        return [r for r in self.rows if r["status_base"] == "ok" and r["status_new"] in FAILURES]
 
     @property
     def is_regression(self) -> bool:

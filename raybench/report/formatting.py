@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from raybench.analysis.settings import setting as setting_of
+from raybench.records import Status
 from raybench.records.metric import Metric
 from raybench.results.run import Run, RunStatus
 
@@ -21,15 +22,7 @@ class _StatusWords(dict[str, str]):
         return plain(status)
 
 
-STATUS_WORDS = _StatusWords(
-    ok="ok",
-    oom="out of memory",
-    error="error",
-    timeout="timed out",
-    lost="worker lost",
-    skipped="skipped",
-    cancelled="cancelled",
-)
+STATUS_WORDS = _StatusWords({status.value: status.label for status in Status})
 # What the letters in the tables mean.
 MARKS = {
     "u": "unsteady, the warm-up did not settle or the step time drifts",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raybench.records import Cause
 from raybench.report import formatting
 
 # Points that differ in these alone say the same. The rank that a sentence begins with is none of
@@ -72,7 +73,7 @@ def in_short(all_said: Sequence[MessageGroup]) -> tuple[list[tuple[str, str]], s
 
 def lost_nodes(failed: Iterable[tuple[Any, Any]]) -> tuple[str, ...]:
     """Name the hosts of nodes that were lost, of (error_type, error_host), in the order given."""
-    hosts = (host for error_type, host in failed if error_type == "NodeLost")
+    hosts = (host for error_type, host in failed if error_type == Cause.NODE_LOST)
     return tuple(
         dict.fromkeys(formatting.plain(host) for host in hosts if formatting.has_value(host))
     )

@@ -12,7 +12,7 @@ from raybench.cluster.ranks import Isolation, Strategy
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
-from raybench.records import Device, Record, Status, Task, TrialKey
+from raybench.records import Cause, Device, Record, Status, Task, TrialKey
 from raybench.records.sources import Code
 from raybench.sweep.inflight import InFlight
 from raybench.sweep.outcomes import make_unmeasured
@@ -151,10 +151,10 @@ def sweep(
     try:
         yield from loop.events()
     except (KeyboardInterrupt, GeneratorExit):
-        loop.write_in_flight(Status.CANCELLED, "Interrupted", "by the user")
+        loop.write_in_flight(Cause.INTERRUPTED, "by the user")
         raise
     except ClusterError as error:
-        loop.write_in_flight(Status.LOST, "ClusterError", str(error))
+        loop.write_in_flight(Cause.CLUSTER_LOST, str(error))
         raise
 
 
@@ -207,14 +207,13 @@ class _Loop:
         is_done = self._schedule.is_done and self._round == self._rounds.count
         return self._running.is_empty and (self._stopping() or is_done)
 
-    def write_in_flight(self, status: Status, error_type: str, reason: str) -> None:
+    def write_in_flight(self, cause: Cause, reason: str) -> None:
         batch = [
             (
                 one.turn.index,
                 make_unmeasured(
                     one.turn,
-                    status,
-                    error_type,
+                    cause,
                     reason,
                     started_at=one.started_at,
                     neighbours=tuple(one.neighbours),
@@ -317,9 +316,7 @@ class _Loop:
 
     def _is_failure(self, status: Status) -> bool:
         # A batch that does not fit is what a search looks for.
-        return status not in (Status.OK, Status.SKIPPED) and not (
-            self._is_search and status is Status.OOM
-        )
+        return status.is_failure and not (self._is_search and status is Status.OOM)
 
     def _add(self, points: Sequence[Point]) -> Iterator[Event]:
         for point in points:
@@ -336,9 +333,5 @@ def _measure_of(turn: Attempt, measure: Measure) -> Measure:
 
 def _make_skipped(decision: Skip) -> Record:
     return make_unmeasured(
-        decision.turn,
-        decision.status,
-        decision.error_type,
-        decision.reason,
-        started_at=datetime.now(UTC),
+        decision.turn, decision.cause, decision.reason, started_at=datetime.now(UTC)
     )

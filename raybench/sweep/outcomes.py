@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from raybench.records import Answer, Device, Failure, Measurement, Record, Status
+from raybench.cluster.failures import cause_of
+from raybench.records import Answer, Cause, Device, Failure, Measurement, Record, Status
 from raybench.records.checked_answers import check_answers
 from raybench.records.failure_text import DETAIL_CHARACTERS, shorten_start
 from raybench.results.quality import crowding
 from raybench.sweep.scheduler import Attempt
 
-# What most likely made a point fail, when its ranks fail in different ways: the peers of a dead
-# rank report broken connections, and those of a slow one nothing at all.
-_CAUSES_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
 _LAST_LINES = 10
 
 
 def make_unmeasured(
     turn: Attempt,
-    status: Status,
-    error_type: str,
+    cause: Cause,
     reason: str,
     *,
     started_at: datetime,
@@ -32,10 +29,10 @@ def make_unmeasured(
         attempt=turn.attempt,
         round=turn.round,
         control_of=turn.control_of,
-        status=status,
+        status=cause.status,
         started_at=started_at,
         duration_s=(datetime.now(UTC) - started_at).total_seconds(),
-        error_type=error_type,
+        error_type=cause,
         error_message=reason,
         neighbours=neighbours,
     )
@@ -57,7 +54,7 @@ def make_record_of(
     """
     outputs = tuple(answer.output for answer in answers)
     answers = check_answers(answers)
-    failure = _cause(answers)
+    failure = cause_of(answers)
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     return Record(
         point=turn.point,
@@ -77,13 +74,6 @@ def make_record_of(
         neighbours=(*neighbours, *others),
         warnings=() if failure else _warnings(measurements, devices, others),
     )
-
-
-def _cause(answers: Sequence[Answer]) -> Failure | None:
-    failures = [answer for answer in answers if isinstance(answer, Failure)]
-    own = [failure for failure in failures if failure.error_type != "PeerFailed"]
-    candidates = own or failures
-    return min(candidates, key=lambda failure: _CAUSES_FIRST.index(failure.status), default=None)
 
 
 def _explain(failure: Failure, devices: Sequence[Device]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raybench.errors import JobError, UsageError
-from raybench.records import Latest, Status, TrialKey, by_point
+from raybench.records import Latest, TrialKey, by_point
 from raybench.records.sources import Code, differing
 from raybench.results import reader
 from raybench.results.run import Run, RunStatus
@@ -130,7 +130,7 @@ def _pause_s(run: Run) -> float:
 def nothing_left(start: RunState) -> str:
     """Say that the run has nothing left to do, and what could be tried again."""
     text = f"run {start.run.run_id}: nothing to do"
-    if any(_is_failure(status) for status in start.ended.values()):
+    if any(status.is_failure for status in start.ended.values()):
         text += "; the points that failed: --retry-failed"
     return text
 
@@ -146,10 +146,6 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
         ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
         RunStore(root=root, run_id=ended.run_id, measure=measure).write_run(ended)
     return ended
-
-
-def _is_failure(status: Status) -> bool:
-    return status not in (Status.OK, Status.SKIPPED, Status.CANCELLED)
 
 
 def _devices(root: Path, run_id: str) -> dict[DeviceKey, str]:

@@ -25,8 +25,6 @@ from raybench.sweep.scheduler import Attempt, smaller_batches_first
 WORTHWHILE = 3
 # Between two rounds the processes of all workers are replaced: 4.5 s for two on H200s.
 BETWEEN_ROUNDS_S = 5.0
-# After these a point is measured in the next round too: they fell to the machine or to the user.
-_GOES_ON = (Status.OK, Status.LOST, Status.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +74,7 @@ class Rounds:
         stopped = {
             key.point_id
             for key, status in ended.items()
-            if key.round < number and not key.control_of and status not in _GOES_ON
+            if key.round < number and not key.control_of and status.is_lasting
         }
         return [point for point in points if point.point_id not in stopped]
 

@@ -30,8 +30,8 @@ def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
     """
     statuses = by_point(ended)
     run = count_points(run, statuses)
-    fine = {Status.OK, Status.OOM, Status.SKIPPED, Status.CANCELLED}
-    if plan.batch_search and fine.issuperset(statuses.values()):
+    failures = {status for status in statuses.values() if status.is_failure}
+    if plan.batch_search and failures <= {Status.OOM}:
         return replace(run, status=RunStatus.OK)
     return run
 

@@ -11,7 +11,7 @@ from raybench.cluster.allocator import DeviceAllocator
 from raybench.cluster.ranks import Isolation, Strategy
 from raybench.job.plan import Plan
 from raybench.job.point import Point
-from raybench.records import Device, Record, Status, TrialKey
+from raybench.records import Cause, Device, Record, Status, TrialKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,7 @@ class Skip:
     """Do not run the point; the reason goes into its row."""
 
     turn: Attempt
-    status: Status = Status.SKIPPED
-    error_type: str
+    cause: Cause
     reason: str
 
 
@@ -73,7 +72,7 @@ def is_kept(status: Status, *, retry_failed: bool) -> bool:
     """
     if retry_failed:
         return status is Status.OK
-    return status not in (Status.SKIPPED, Status.CANCELLED, Status.LOST)
+    return not status.is_retried
 
 
 def is_tried_again(record: Record, tries: int) -> bool:
@@ -214,43 +213,44 @@ class Schedule:
         point = turn.point
         if self._stopped_by is not None:
             reason = f"on_error: stop, after point {self._stopped_by} failed"
-            return Skip(turn=turn, error_type="Stopped", reason=reason)
+            return Skip(turn=turn, cause=Cause.STOPPED, reason=reason)
         if point.world_size > self._room.living + self.pending:
             return self._too_few_devices(turn)
         if point.cuda_graph and not self._all_cuda:
             reason = "cuda_graph: true needs CUDA devices"
-            return Skip(turn=turn, error_type="NeedsCuda", reason=reason)
+            return Skip(turn=turn, cause=Cause.NEEDS_CUDA, reason=reason)
         smallest = self._smallest_oom.get(_series(point))
         if smallest is not None and point.batch_size is not None and smallest < point.batch_size:
             reason = f"oom at batch_size {smallest}"
-            return Skip(turn=turn, error_type="OutOfMemoryBefore", reason=reason)
+            return Skip(turn=turn, cause=Cause.OUT_OF_MEMORY_BEFORE, reason=reason)
         return None
 
     def _too_few_devices(self, turn: Attempt) -> Skip:
         """Lost, not skipped, where there were enough of them: the sweep has failed then."""
         asked, left = turn.point.world_size, self._room.living
         if self._lost and asked <= len(self._devices):
-            error_type, gone = self._losses()
+            cause, gone = self._losses()
             there_are = f"{left} {'is' if left == 1 else 'are'} left since {gone} lost"
             reason = f"needs {asked} devices, {there_are}"
-            return Skip(turn=turn, status=Status.LOST, error_type=error_type, reason=reason)
+            return Skip(turn=turn, cause=cause, reason=reason)
         there_are = f"{left} {'has' if left == 1 else 'have'} a worker"
         if asked > self._capacity:
             there_are = f"the cluster has {self._capacity}"
         reason = f"needs {asked} devices, {there_are}"
         if any(device.kind == "cpu" for device in self._devices):
             reason += "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
-        return Skip(turn=turn, error_type="TooFewDevices", reason=reason)
+        return Skip(turn=turn, cause=Cause.TOO_FEW_DEVICES, reason=reason)
 
-    def _losses(self) -> tuple[str, str]:
-        """What is lost: whole nodes, or workers of nodes that are there; a type and a phrase."""
+    def _losses(self) -> tuple[Cause, str]:
+        """What is lost: whole nodes, or workers of nodes that are there; with a phrase."""
         hosts = Counter(device.host for device in self._devices)
         lost = Counter(self._devices[worker_id].host for worker_id in sorted(self._lost))
         if all(hosts[host] == count for host, count in lost.items()):
             names = f"node {next(iter(lost))} was" if len(lost) == 1 else f"nodes {_all(lost)} were"
-            return "NodeLost", names
+            return Cause.NODE_LOST, names
         count = lost.total()
-        return "WorkerLost", f"{count} worker{'s' * (count > 1)} on {_all(lost)} {_were(count)}"
+        workers = f"{count} worker{'s' * (count > 1)} on {_all(lost)} {_were(count)}"
+        return Cause.WORKER_LOST, workers
 
 
 def _all(names: Iterable[str]) -> str:

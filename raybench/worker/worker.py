@@ -26,6 +26,7 @@ from raybench.measure.flops import Counted, step_flops
 from raybench.measure.gemm import tflops_sustained
 from raybench.records import (
     Answer,
+    Cause,
     Device,
     Failure,
     Group,
@@ -311,10 +312,9 @@ def _failure(error: BaseException, place: RankInfo) -> Failure:
 
 def _peer_failed(place: RankInfo, *, worker_reusable: bool) -> Failure:
     """In place of what a rank answers whose group was taken down: it may be garbage."""
-    return Failure(
+    return Failure.of(
+        Cause.PEER_FAILED,
         rank=place.rank,
-        status=Status.LOST,
-        error_type="PeerFailed",
         message="another rank failed",
         worker_reusable=worker_reusable,
     )

@@ -23,7 +23,7 @@ from raybench.cluster.ray_cluster.ray_errors import answer_of, node_lost
 from raybench.cluster.ray_cluster.spares import Standbys
 from raybench.cluster.ray_cluster.start_guard import StartGuard, end_process
 from raybench.cluster.ray_cluster.workers import WorkerGroup
-from raybench.records import Answer, Device, DeviceSample, Failure, Status, Task
+from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Task
 
 # The loops that wait for workers look once a second.
 _PATIENCE_S = 5.0
@@ -183,7 +183,7 @@ class RayCluster:
             abort=lambda: self._groups.tell_abort(group),
             prepare=lambda: self._prepare(devices),
         )
-        outcome = finish_point(running, task.settings)
+        outcome = finish_point(running, task)
         if outcome.group_is_gone:
             self._groups.forget(chosen)
         answers = tuple(
@@ -251,10 +251,9 @@ class RayCluster:
     def _not_run(self, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """For a point of which a worker was lost before it began."""
         waited = (
-            Failure(
+            Failure.of(
+                Cause.PEER_FAILED,
                 rank=rank,
-                status=Status.LOST,
-                error_type="PeerFailed",
                 message="another rank has no worker",
                 worker_reusable=True,
             )

@@ -10,7 +10,7 @@ import click
 import ray
 
 from raybench.cluster.ray_cluster.connection import first_line
-from raybench.records import Answer, Device, Failure, Status, failure_text
+from raybench.records import Answer, Cause, Device, Failure, Status, failure_text
 
 _EXIT_CODE = re.compile(r"exit code (-?\d+)\.(?: The process receives a (SIG[A-Z]+))?")
 _NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "node is dead")
@@ -41,7 +41,7 @@ def answer_of(ref: Any, rank: int, device: Device) -> Answer:
 def node_lost(rank: int, device: Device) -> Failure:
     """Of a rank whose node is gone, frozen or cut off."""
     message = f"node {device.host} does not answer"
-    return Failure(rank=rank, status=Status.LOST, error_type="NodeLost", message=message)
+    return Failure.of(Cause.NODE_LOST, rank=rank, message=message)
 
 
 def cause_of_death(told: str) -> str:
@@ -99,20 +99,18 @@ def _death(rank: int, device: Device, told: str) -> Failure:
         return _out_of_host_memory(rank, device, told)
     if any(words in told for words in _NODE_DEATHS):
         return node_lost(rank, device)
-    return Failure(
+    return Failure.of(
+        Cause.WORKER_DIED,
         rank=rank,
-        status=Status.LOST,
-        error_type="WorkerDied",
         message=f"the worker process {cause_of_death(told)}",
         detail=failure_text.shorten_start(told, failure_text.DETAIL_CHARACTERS),
     )
 
 
 def _out_of_host_memory(rank: int, device: Device, told: str) -> Failure:
-    return Failure(
+    return Failure.of(
+        Cause.HOST_OUT_OF_MEMORY,
         rank=rank,
-        status=Status.OOM,
-        error_type="HostOutOfMemory",
         message=f"Ray's memory monitor killed the worker: {device.host} has run out of memory",
         detail=failure_text.shorten_start(told, failure_text.DETAIL_CHARACTERS),
     )

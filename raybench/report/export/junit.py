@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from raybench.records import NOT_RUN
 from raybench.report import formatting
 from raybench.report.export.rows import figures, is_failure, point_name, point_rows
 from raybench.report.summary import Summary
 
 Row = Mapping[str, Any]
-
-_NOT_RUN = ("skipped", "cancelled")
 
 
 def export_junit(summary: Summary) -> str:
@@ -43,7 +42,7 @@ def _counts(summary: Summary, rows: Sequence[Row]) -> dict[str, str]:
         "tests": str(len(rows)),
         "failures": "0",
         "errors": str(sum(is_failure(row, summary) for row in rows)),
-        "skipped": str(sum(row["status"] in _NOT_RUN for row in rows)),
+        "skipped": str(sum(row["status"] in NOT_RUN for row in rows)),
         "time": f"{seconds:.3f}",
         # Without an offset, as the schema of Ant's reports has it: UTC.
         "timestamp": run.started_at.replace(tzinfo=None).isoformat(timespec="seconds"),
@@ -78,7 +77,7 @@ def _add_case(suite: ET.Element, row: Row, summary: Summary) -> None:
         kind = formatting.plain(row["error_type"] or row["status"])
         error = ET.SubElement(case, "error", {"type": kind, "message": reason})
         error.text = "\n".join(formatting.plain_lines(row["error_detail"] or reason))
-    elif row["status"] in _NOT_RUN:
+    elif row["status"] in NOT_RUN:
         ET.SubElement(case, "skipped", {"message": reason})
     elif row["status"] != "ok":
         ET.SubElement(case, "system-out").text = reason

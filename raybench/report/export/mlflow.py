@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from raybench.errors import UsageError
+from raybench.records import NOT_RUN
 from raybench.report import formatting
 from raybench.report.export.rows import figures, is_failure, point_name, point_rows, settings
 from raybench.report.summary import Summary
@@ -18,7 +19,6 @@ from raybench.report.summary import Summary
 Row = Mapping[str, Any]
 
 _RUN_TAG = "raybench.run_id"
-_NOT_RUN = ("skipped", "cancelled")
 
 
 def to_mlflow(summary: Summary) -> str:
@@ -102,7 +102,7 @@ def _write_point(client: Any, experiment_id: str, parent: str, row: Row, summary
         metrics=[Metric(name, value, ended_ms, 0) for name, value in figures(row).items()],
         params=[Param(name, value) for name, value in settings(row).items()],
     )
-    unfinished = "KILLED" if row["status"] in _NOT_RUN else "FINISHED"
+    unfinished = "KILLED" if row["status"] in NOT_RUN else "FINISHED"
     client.set_terminated(point, "FAILED" if is_failure(row, summary) else unfinished, ended_ms)
 
 

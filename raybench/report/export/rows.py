@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raybench.analysis.settings import EXECUTION, OPTIONAL, batch_column
+from raybench.records import FAILURES
 from raybench.report import formatting
 from raybench.report.export.as_json import plain_records
 from raybench.report.summary import Summary
@@ -65,4 +66,4 @@ def is_failure(row: Row, summary: Summary) -> bool:
     answer: the status of the run tells."""
     if row["status"] == "oom":
         return summary.run.status.value != "ok"
-    return row["status"] in ("error", "timeout", "lost")
+    return row["status"] in FAILURES

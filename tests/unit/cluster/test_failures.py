@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from raybench.cluster.failures import (
     PointObservation,
     after_failure,
     after_timeout,
+    cause_of,
     own_failure,
     place_of,
     with_losses,
@@ -150,6 +153,30 @@ def test_ranks_that_an_abort_released_all_hung_when_none_is_stuck():
         "no answer within measure.timeout_s = 3 s; ranks 0 and 1 gave none"
     }
     assert all(answer.worker_reusable and answer.status is Status.TIMEOUT for answer in told)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "likely"),
+    [
+        ([Status.ERROR, Status.LOST], 1),
+        ([Status.ERROR, Status.OOM, Status.LOST], 1),
+        ([Status.TIMEOUT, Status.ERROR], 1),
+        ([Status.TIMEOUT, Status.TIMEOUT], 0),
+    ],
+)
+def test_of_ranks_that_fail_in_different_ways_the_likeliest_cause_is_told(statuses, likely):
+    answers = [
+        Failure(rank=rank, status=status, error_type="X", message="")
+        for rank, status in enumerate(statuses)
+    ]
+    assert cause_of([*answers, measured(9)]) is answers[likely]
+
+
+def test_what_a_rank_says_itself_is_told_before_what_its_peers_suffered():
+    peer, own = failed(0, "PeerFailed"), failed(1, "ValueError")
+    assert cause_of([replace(peer, status=Status.OOM), own]) is own
+    assert cause_of([peer, measured(1)]) is peer
+    assert cause_of([measured(0)]) is None
 
 
 @pytest.mark.parametrize("tail", ["", "just words", 'File "cut.py", line 3 in step'])

@@ -6,16 +6,16 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from fakes import make_device, make_measurement
+from fakes import make_device, make_measurement, make_point
 
 from raybench.cluster import point_end
 from raybench.cluster.point_end import Outcome, RunningRanks, finish_point, when_late_s
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.job.model import Measure
-from raybench.records import Failure, Measurement, Status
+from raybench.records import Failure, Measurement, Status, Task
 
-SETTINGS = Measure(max_seconds=0.1, timeout_s=0.3)
+TASK = Task(point=make_point(), settings=Measure(max_seconds=0.1, timeout_s=0.3))
 
 
 class ScriptedRanks(RunningRanks):
@@ -60,7 +60,7 @@ def _little_grace(monkeypatch):
 
 def finish(*answers, **facts) -> tuple[Outcome, list[str]]:
     ranks = ScriptedRanks(*answers, **facts)
-    return finish_point(ranks, SETTINGS), ranks.calls
+    return finish_point(ranks, TASK), ranks.calls
 
 
 def failure(rank, error_type="ValueError", *, status=Status.ERROR, reusable=True, detail=""):
@@ -149,11 +149,12 @@ def test_a_measurement_in_a_process_that_is_no_good_any_more_costs_the_process()
 def test_a_point_is_late_before_its_deadline_but_not_while_it_may_measure(
     max_seconds, timeout_s, late_s
 ):
-    settings = Measure(max_seconds=max_seconds, timeout_s=timeout_s)
-    assert when_late_s(settings) == late_s
-    assert when_late_s(settings.model_copy(update={"repeats": 2})) == min(
-        timeout_s, max(2 * max_seconds, timeout_s - 10)
-    )
+    def late_after_s(repeats):
+        settings = Measure(max_seconds=max_seconds, timeout_s=timeout_s, repeats=repeats)
+        return when_late_s(Task(point=make_point(), settings=settings))
+
+    assert late_after_s(1) == late_s
+    assert late_after_s(2) == min(timeout_s, max(2 * max_seconds, timeout_s - 10))
 
 
 @pytest.mark.parametrize(("count", "begun"), [(2, ["store", "workers"]), (1, ["workers"])])

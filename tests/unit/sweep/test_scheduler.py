@@ -39,7 +39,7 @@ def run_sweep(made):
 
 
 def skipped(made):
-    return {d.turn.index: (d.error_type, d.reason) for d in run_sweep(made) if type(d) is Skip}
+    return {d.turn.index: (d.cause, d.reason) for d in run_sweep(made) if type(d) is Skip}
 
 
 def test_a_point_that_fits_gets_workers_in_rank_order():
