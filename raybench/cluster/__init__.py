@@ -23,38 +23,38 @@ DeviceKind = Literal["cuda", "cpu"]
 
 
 class Cluster(Protocol):
-    """Live workers, one per device.
-
-    description: one line for the user: which cluster, and of what.
-    kind: of its devices.
-    capacity: devices that the cluster could give to a point.
-    devices: of every worker, by node and then by index; a worker is a position in it. Workers that
-    come late stand at the end; a worker is never taken away.
-    lost: workers that cannot be used any more, because their node or their device is gone.
-    pending: workers that were asked for and may still come.
-    others: other sweeps that had the devices at the start, in words.
-    """
+    """Live workers, one per device."""
 
     @property
-    def description(self) -> str: ...
+    def description(self) -> str:
+        """One line for the user: which cluster, and of what."""
 
     @property
-    def kind(self) -> DeviceKind: ...
+    def kind(self) -> DeviceKind:
+        """Of its devices."""
 
     @property
-    def capacity(self) -> int: ...
+    def capacity(self) -> int:
+        """Devices that the cluster could give to a point."""
 
     @property
-    def devices(self) -> tuple[Device, ...]: ...
+    def devices(self) -> tuple[Device, ...]:
+        """Of every worker, by node and then by index; a worker is a position in it.
+
+        Workers that come late stand at the end; a worker is never taken away.
+        """
 
     @property
-    def lost(self) -> frozenset[int]: ...
+    def lost(self) -> frozenset[int]:
+        """Workers that cannot be used any more, because their node or their device is gone."""
 
     @property
-    def pending(self) -> int: ...
+    def pending(self) -> int:
+        """How many workers were asked for and may still come."""
 
     @property
-    def others(self) -> tuple[str, ...]: ...
+    def others(self) -> tuple[str, ...]:
+        """Other sweeps that had the devices at the start, in words."""
 
     def start(self, count: int, strategy: Strategy) -> None:
         """Start `count` workers. Raises ClusterError when not one of them comes."""
@@ -83,7 +83,7 @@ class Cluster(Protocol):
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """What was sampled of the devices since the last call; never raises, never waits long."""
+        """Return what was sampled of the devices since the last call; never raise or wait long."""
 
     def close(self) -> None:
         """Let all workers go."""

@@ -60,7 +60,7 @@ class DeviceAllocator:
         return not self._taken
 
     def place(self, world_size: int) -> tuple[int, ...] | None:
-        """The workers of one more point, in rank order; None where it has to wait for others."""
+        """Choose the workers of one more point, in rank order; None where it has to wait."""
         if world_size > self.living - len(self._taken):
             return None
         if self._isolation == "cluster":
@@ -140,7 +140,7 @@ class DeviceAllocator:
         return row[start : start + count]
 
     def _offer(self, node: str) -> tuple[str, int]:
-        """The model of the node, and how many workers of it a point can have."""
+        """Return the model of the node, and how many workers of it a point can have."""
         worker_ids = self._of_node[node]
         idle = sum(worker_id not in self._taken for worker_id in worker_ids)
         if self._isolation == "node" and idle < len(worker_ids):

@@ -43,7 +43,7 @@ class Look:
 
 
 def lock_name(device: Device) -> str:
-    """What is locked for a worker: its GPU, or all processors of its host."""
+    """Name what is locked for a worker: its GPU, or all processors of its host."""
     return device.uuid if device.kind == "cuda" else CPU
 
 
@@ -88,7 +88,7 @@ def _load_of_others(before: Look, after: Look) -> float:
 
 
 def _time_spent_s(before: Mapping[int, proc.Spent], after: Mapping[int, proc.Spent]) -> float:
-    """What these processes have used of processors between two looks."""
+    """Add up what these processes have used of processors between two looks."""
     nothing = proc.Spent(began="", own_s=0.0, children_s=0.0)
 
     def earlier(process: int, now: proc.Spent) -> proc.Spent:
@@ -123,7 +123,7 @@ def _is_foreign(process: int) -> bool:
 
 
 def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
-    """The processes of others on the GPU; None where NVML does not name our own either."""
+    """Name the processes of others on the GPU; None where NVML does not name our own either."""
     from raybench.hardware.telemetry import process_ids
 
     found = process_ids(device.uuid)

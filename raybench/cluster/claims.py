@@ -152,8 +152,10 @@ def _describe(claim: Claim, places: Mapping[str, str]) -> dict[str, tuple[Holder
 
 
 def _in_use(others: Mapping[str, tuple[Holder, ...]]) -> str:
-    """`cuda:0 of alpha is used by run a-1 of bob (process 7 on alpha) since 2026-11-22 04:00:00`;
-    empty where nobody is there."""
+    """Say who is there: `cuda:0 of alpha is used by run a-1 of bob (…) since 2026-11-22 04:00:00`.
+
+    Empty where nobody is.
+    """
     if not others:
         return ""
     place, held_by = next(iter(others.items()))

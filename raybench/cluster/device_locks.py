@@ -83,7 +83,7 @@ class Claim:
 
 
 def this_process(what: str) -> Holder:
-    """This process as a holder, with a token of its own."""
+    """Describe this process as a holder, with a token of its own."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -132,7 +132,7 @@ class DeviceLocks:
 
     @contextmanager
     def _gate(self) -> Iterator[int]:
-        """The open folder, in which nobody else looks or takes meanwhile."""
+        """Open the folder, in which nobody else looks or takes meanwhile."""
         folder = _open_folder(self._folder)
         try:
             gate = _open_file(folder, _GATE)
@@ -187,7 +187,7 @@ def _open_folder(path: Path) -> int:
 
 
 def _open_file(folder: int, name: str) -> int:
-    """A plain file of that name, made where there is none. Raises OSError where it is another."""
+    """Open a plain file of that name, made where there is none. Raises OSError for another."""
     try:
         file = _open(folder, name)
     except FileNotFoundError:
@@ -221,7 +221,7 @@ def _lock_soon(file: int) -> None:
 
 
 def _take(folder: int, name: str, holder: Holder) -> int:
-    """The slot, locked, with the holder in it. Raises BlockingIOError where it is another's."""
+    """Lock the slot and write the holder into it. Raises BlockingIOError where it is another's."""
     file = _open_file(folder, name)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -50,6 +50,7 @@ class PointObservation:
 
     @property
     def stuck(self) -> list[int]:
+        """The ranks without an answer."""
         return [rank for rank in range(self.world_size) if rank not in self.answers]
 
 
@@ -62,7 +63,7 @@ class _StackLocation:
 
 
 def own_failure(answers: Collection[Answer]) -> Failure | None:
-    """The first failure that is not the loss of a peer."""
+    """Return the first failure that is not the loss of a peer."""
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     return next((failure for failure in failures if not _is_loss_of_peer(failure)), None)
 
@@ -99,7 +100,7 @@ def cause_of(answers: Collection[Answer]) -> Failure | None:
 
 
 def hanging(seen: PointObservation) -> list[int]:
-    """The stuck ranks that do not wait for others; all, where all of them may.
+    """Find the stuck ranks that do not wait for others; all, where all of them may.
 
     A device may be busy with a collective, or with an endless kernel of its own.
     """
@@ -111,7 +112,7 @@ def hanging(seen: PointObservation) -> list[int]:
 
 
 def after_failure(seen: PointObservation) -> tuple[Answer, ...]:
-    """An answer for each rank of a point that failed before its time was up."""
+    """Give each rank of a point that failed before its time was up its answer."""
     cause = own_failure(seen.answers.values())
     if cause is None and seen.stuck:
         silent = {rank: _silent(rank, seen) for rank in seen.stuck}
@@ -127,7 +128,7 @@ def after_failure(seen: PointObservation) -> tuple[Answer, ...]:
 
 
 def after_timeout(seen: PointObservation, timeout_s: float) -> tuple[Answer, ...]:
-    """An answer for each rank of a point whose time is up.
+    """Give each rank of a point whose time is up its answer.
 
     Those that answer once they are told to stop had only waited for others, and so had those whose
     stack ends in a collective or in a wait for the device, if there is another.
@@ -156,7 +157,7 @@ def after_timeout(seen: PointObservation, timeout_s: float) -> tuple[Answer, ...
 
 
 def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answer, ...]:
-    """A rank that failed with its node or device says so: a dead process is how it showed.
+    """Let a rank that failed with its node or device say so: its dead process is how it showed.
 
     What the rank itself said of its failure stays, also when it took the device along.
     reasons: why each rank's worker is lost; "" where it is not.
@@ -171,7 +172,7 @@ def with_losses(answers: Sequence[Answer], reasons: Sequence[str]) -> tuple[Answ
 
 
 def _loss_of(reason: str) -> Cause:
-    """A worker is lost with its node, or alone."""
+    """Tell whether a worker is lost with its node or alone."""
     return Cause.NODE_LOST if reason.startswith("node ") else Cause.WORKER_LOST
 
 
@@ -190,7 +191,7 @@ def place_of(log_tail: str) -> _StackLocation | None:
 
 
 def _make_lost(answer: Answer) -> Answer:
-    """A peer that all lost, and that nobody knows why: not the point's fault, as far as is seen."""
+    """Take a peer that all lost, and nobody knows why, for no fault of the point."""
     if not isinstance(answer, Failure):
         return answer
     words = (*_LOSS_WORDS, *_NCCL_LOSSES)

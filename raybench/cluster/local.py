@@ -20,7 +20,8 @@ from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
 class InProcessWorker(Protocol):
     """What this cluster asks of a worker; `raybench.worker.worker.Worker` is one."""
 
-    def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer: ...
+    def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
+        """Run the point as the rank that has this place."""
 
 
 class _RanksInTurn(RunningRanks):
@@ -53,6 +54,10 @@ class _RanksInTurn(RunningRanks):
 class LocalCluster:
     """Workers in this process, one per device; the ranks of a point run one after the other."""
 
+    lost: frozenset[int] = frozenset()
+    pending = 0
+    others: tuple[str, ...] = ()
+
     def __init__(
         self, devices: Sequence[Device], make_worker: Callable[[Device], InProcessWorker]
     ) -> None:
@@ -63,44 +68,39 @@ class LocalCluster:
 
     @property
     def description(self) -> str:
+        """As Cluster.description."""
         return f"in this process, {self.capacity} devices"
 
     @property
     def kind(self) -> DeviceKind:
+        """Of its devices."""
         return self._offered[0].kind
 
     @property
     def capacity(self) -> int:
+        """How many devices it was given."""
         return len(self._offered)
 
     @property
     def devices(self) -> tuple[Device, ...]:
+        """Those that have a worker."""
         return self._devices
-
-    @property
-    def lost(self) -> frozenset[int]:
-        return frozenset()
-
-    @property
-    def pending(self) -> int:
-        return 0
-
-    @property
-    def others(self) -> tuple[str, ...]:
-        return ()
 
     def refresh(self, timeout_s: float) -> None:
         """Nothing comes and goes here."""
 
     def start(self, count: int, strategy: Strategy) -> None:
+        """Make a worker for each of so many devices."""
         worker_ids = ranks.choose_workers(self._offered, count, strategy)
         self._devices = tuple(self._offered[worker_id] for worker_id in worker_ids)
         self.restart()
 
     def restart(self) -> None:
+        """Make all workers anew."""
         self._workers = {device.uuid: self._make_worker(device) for device in self._devices}
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
+        """As Cluster.run; a worker that is no good any more is made anew."""
         devices = [self._devices[worker_id] for worker_id in worker_ids]
         workers = [self._workers[device.uuid] for device in devices]
         outcome = finish_point(_RanksInTurn(devices, workers, task), task)
@@ -117,6 +117,7 @@ class LocalCluster:
         return ()
 
     def close(self) -> None:
+        """Drop the workers."""
         self._workers, self._devices = {}, ()
 
 

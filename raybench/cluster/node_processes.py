@@ -39,7 +39,7 @@ def kill_siblings(process_ids: Sequence[int]) -> None:
 
 
 def log_tail(folder: Path, process_id: int) -> str:
-    """The last lines that this worker of Ray wrote, stdout before stderr; "" where there are none.
+    """Return the last lines that a worker wrote, stdout before stderr; "" where there are none.
 
     folder: of the logs of Ray's session on this node.
     """
@@ -50,7 +50,7 @@ def log_tail(folder: Path, process_id: int) -> str:
 
 
 def new_output(folder: Path, process_id: int, read_to: Mapping[str, int]) -> Output:
-    """What this worker of Ray wrote since, at most the last 32 KiB of each stream.
+    """Return what a worker wrote since, at most the last 32 KiB of each stream.
 
     read_to: how far each stream was read before.
     """
@@ -69,7 +69,7 @@ def new_output(folder: Path, process_id: int, read_to: Mapping[str, int]) -> Out
 
 
 def _logs(folder: Path, process_id: int) -> dict[str, Path]:
-    """The files with what the process wrote, by stream."""
+    """Find the files with what the process wrote, by stream."""
     found = {}
     for stream, kind in (("stdout", "out"), ("stderr", "err")):
         # A process id may be used twice in a long session.

@@ -36,7 +36,7 @@ def parents() -> dict[int, int]:
 
 
 def with_descendants(found: Set[int], parents_of: Mapping[int, int]) -> set[int]:
-    """These processes, their children, the children of these, ..."""
+    """Add to these processes their children, the children of these, ..."""
     known = set(found)
     while more := {p for p, parent in parents_of.items() if parent in known} - known:
         known |= more
@@ -65,7 +65,7 @@ def busy_s(processors: Set[int]) -> float | None:
 
 
 def name(process: int) -> str:
-    """What a process is called; empty for one that is gone, or of another container."""
+    """Return what a process is called; empty for one that is gone, or of another container."""
     shown = read(process, "comm").decode(errors="replace").strip()
     return "".join(letter if letter.isprintable() else "?" for letter in shown)
 
@@ -79,7 +79,7 @@ def read(process: int, file: str) -> bytes:
 
 
 def read_host(file: str) -> str:
-    """A file of the whole host; empty where there is none."""
+    """Read a file of the whole host; empty where there is none."""
     try:
         return Path("/proc", file).read_text(encoding="ascii", errors="replace")
     except OSError:

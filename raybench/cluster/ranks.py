@@ -30,7 +30,7 @@ def in_device_order(devices: Sequence[Device]) -> list[int]:
 def choose_workers(
     devices: Sequence[Device], world_size: int, strategy: Strategy
 ) -> tuple[int, ...]:
-    """The workers of a point, in rank order.
+    """Choose the workers of a point, in rank order.
 
     pack fills one node after the other; spread takes from all nodes in turn. Both give ranks by
     node, then by device, as torchrun does. Raises ValueError when there are too few devices.
@@ -50,7 +50,7 @@ def choose_workers(
 
 
 def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
-    """The place of each device of a group, given in rank order."""
+    """Give each device of a group, which are in rank order, its ranks."""
     sizes = Counter(device.node_id for device in devices)
     nodes = list(dict.fromkeys(device.node_id for device in devices))
     taken: Counter[str] = Counter()

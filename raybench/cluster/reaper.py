@@ -37,7 +37,7 @@ _PAUSE_S = 0.05
 
 
 def new_mark() -> str:
-    """A value for MARK that no other process has."""
+    """Return a value for MARK that no other process has."""
     return os.urandom(16).hex()
 
 
@@ -54,7 +54,7 @@ def reap_orphans_of_worker() -> None:
 
 @contextmanager
 def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[None]:
-    """What is started in this block ends soon after this process.
+    """Let what is started in this block end soon after this process.
 
     folder: theirs. It is removed then, unless there is a file KEPT in it.
     """
@@ -124,7 +124,7 @@ def _watch(kind: str, process: int, mark: str, folder: str) -> None:
 
 
 def _seen_to_end(mark: str, children: set[tuple[int, str | None]]) -> set[tuple[int, str | None]]:
-    """What these and those with the mark have started until the grace is over; how each began.
+    """Find what these and those with the mark start until the grace is over; how each began.
 
     A worker that Ray is starting has no watcher yet, and writes a title over its environment.
     """

@@ -62,7 +62,7 @@ def choose_interface(address: str) -> None:
 
 
 def _interface_of(address: str) -> str | None:
-    """The interface whose first IPv4 address this is; None for IPv6 and behind a NAT."""
+    """Find the interface whose first IPv4 address this is; None for IPv6 and behind a NAT."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())

@@ -45,7 +45,7 @@ Step = int | Found | Ended
 
 
 def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
-    """The batch size to try next, or how the search ended.
+    """Return the batch size to try next, or how the search ended.
 
     most: no batch above it is tried. outcomes: batch size -> how its point ended.
     """
@@ -78,7 +78,7 @@ def _bisect(fits: int, ran_out: int) -> Step:
 
 
 def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:
-    """Raises UsageError where the search would fill a host's memory: a CPU has none of its own."""
+    """Raise UsageError where the search would fill a host's memory: a CPU has none of its own."""
     search = plan.batch_search
     if search is None or search.max is not None or kind == "cuda":
         return
@@ -89,7 +89,7 @@ def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:
 
 
 def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
-    """The plan of a run that goes on: with the points that its searches have added, after its own.
+    """Add to the plan of a run that goes on the points that its searches have added, at its end.
 
     statuses: point_id -> how the latest attempt ended, of the points that have a row, in their
     order. The batch that a search wants next is added too.
@@ -103,7 +103,7 @@ def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
 
 
 def _probes(search: BatchSearch, first: Point, statuses: Mapping[str, Status]) -> Iterator[Point]:
-    """What a search has added to its first point, and what it wants next."""
+    """List what a search has added to its first point, and what it wants next."""
     most = _most(search, first)
     outcomes: dict[int, Status] = {}
     # What became of a point may have changed when it was tried again. Its search went on because
@@ -126,7 +126,7 @@ def _probes(search: BatchSearch, first: Point, statuses: Mapping[str, Status]) -
 
 
 def largest_found(plan: Plan, outcomes: Mapping[str, Status]) -> list[Point]:
-    """The largest batch that fits of each series, where one is known.
+    """Find the largest batch that fits of each series, where one is known.
 
     outcomes: point_id -> how the point ended.
     """
@@ -178,7 +178,7 @@ class BatchSearches:
                 series.outcomes[batch] = status
 
     def __call__(self, record: Record) -> tuple[Point, ...]:
-        """The further points to run, now that this one has ended: one at most."""
+        """Return the further points to run, now that this one has ended: one at most."""
         if self._search is None:
             return ()
         series = self._series_of(self._search, record.point)
@@ -193,7 +193,7 @@ class BatchSearches:
         return (_with_batch(record.point, step),)
 
     def endings(self) -> Iterator[str]:
-        """A line for each search that ended without its batch."""
+        """Say of each search that ended without its batch why it did, in a line."""
         if self._search is None:
             return
         for series in self._series.values():

@@ -15,12 +15,12 @@ def program() -> str:
 
 
 def command(*words: str) -> str:
-    """A command of raybench, quoted for a shell."""
+    """Return a command of raybench, quoted for a shell."""
     return " ".join([program(), *map(_quote, words)])
 
 
 def _quote(word: str) -> str:
-    """As a shell takes it; what would control the terminal as bash and zsh write it: `$'a\\nb'`."""
+    r"""Quote for a shell; what would control the terminal as bash and zsh write it: `$'a\nb'`."""
     if word.isprintable():
         return shlex.quote(word)
     letters = (letter if letter.isprintable() else _escape(letter) for letter in word)

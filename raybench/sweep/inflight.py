@@ -73,7 +73,7 @@ class InFlight:
         ).start()
 
     def next_finished(self, timeout_s: float | None) -> list[tuple[Attempt, Record]]:
-        """The next attempt that ends, and those that have ended too; none when none does in time.
+        """Wait for the next attempt that ends, and take those that have too; none when none does.
 
         Raises what `Cluster.run` raised; that attempt counts as running then.
         """

@@ -108,7 +108,7 @@ class Interrupts:
             self._raise_if_due()
 
     def say_farewell(self) -> None:
-        """What is said before an interrupt ends the process at once."""
+        """Say what is to be known before an interrupt ends the process at once."""
         if self.farewell:
             self.farewell("ended at once")
         else:

@@ -16,7 +16,8 @@ class Progress(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def show(self, event: Event) -> None: ...
+    def show(self, event: Event) -> None:
+        """Take in what happened."""
 
 
 class Listener(Protocol):

@@ -132,9 +132,10 @@ def sweep(
     ran_out: Sequence[Point] = (),
     follow: Callable[[Record], Sequence[Point]] = _nothing,
 ) -> Generator[Event]:
-    """Run the trials; `write` gets each record before the event that tells of it, with its index
-    and with those that end at the same time.
+    """Run the trials, and tell of each by events.
 
+    write: gets each record before the event that tells of it, with its index, and with those that
+    end at the same time.
     before: without it all trials are run. In one round an index is always the point's position in
     the whole plan, in whatever order they are run.
     stopping: once it is true no point starts any more, and the loop ends with those in flight.
@@ -300,7 +301,7 @@ class _Loop:
             yield from self._follow_up(turn, record)
 
     def _follow_up(self, turn: Attempt, record: Record) -> Iterator[Event]:
-        """What follows from a record that is written."""
+        """Do what follows from a record that is written."""
         if is_tried_again(record, turn.tries) and not self._stopping():
             self._schedule.add(replace(turn, tries=turn.tries + 1))
             yield PointRetried(index=turn.index, record=record)

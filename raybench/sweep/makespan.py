@@ -53,7 +53,7 @@ def at_least_s(
     nodes: int,
     isolation: Isolation,
 ) -> float:
-    """What no order can beat, on `nodes` equal nodes of together so many devices, in seconds.
+    """Compute what no order can beat, on `nodes` equal nodes of so many devices, in seconds.
 
     The largest of: the work of all points over what the cluster has; the longest point; the sum of
     the points of which no two have room beside each other. Work is counted in devices, with

@@ -23,7 +23,7 @@ def make_unmeasured(
     started_at: datetime,
     neighbours: tuple[str, ...] = (),
 ) -> Record:
-    """The record of an attempt that no rank has answered."""
+    """Make the record of an attempt that no rank has answered."""
     return Record(
         point=turn.point,
         attempt=turn.attempt,

@@ -28,7 +28,7 @@ _MOST_DIFFERENCES = 5
 
 
 def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
-    """The results folder and the run that `text` means, as `raybench report` takes it.
+    """Find the results folder and the run that `text` means, as `raybench report` takes it.
 
     Raises ResultsError when there is none, UsageError when `job` means something else by now.
     """
@@ -43,7 +43,7 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
 
 
 def check_code(run: Run, code: Code) -> str | None:
-    """Raises UsageError when the program is another by now; a warning where nobody can tell."""
+    """Raise UsageError when the program is another by now; warn where nobody can tell."""
     if run.raybench_sha256 is None:
         return (
             f"run {run.run_id} does not tell of which code its points are, so it cannot be checked "
@@ -58,7 +58,7 @@ def check_code(run: Run, code: Code) -> str | None:
 
 
 def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
-    """The plan of the job, with the points that a search for batch sizes has added to the run."""
+    """Add to the plan of the job the points that a search for batch sizes has added to the run."""
     from raybench.sweep.batch_search import with_probes
 
     latest = reader.latest(root, run_id)
@@ -77,7 +77,7 @@ def resume_run(
     retry_failed: bool,
     tags: Mapping[str, str],
 ) -> RunState:
-    """What is left of a run, of the points `chosen`. The run must be held: its rows are read."""
+    """Find what is left of a run, of the points `chosen`. It must be held: its rows are read."""
     latest = reader.latest(root, run.run_id)
     devices = _devices(root, run.run_id)
     # A run that was filtered has more points when it goes on without the filter.
@@ -121,8 +121,11 @@ def _before(
 
 
 def _pause_s(run: Run) -> float:
-    """For how long nothing was swept of a run that goes on now: a killed driver's last sign of life
-    ends its sweep. Of one that another host may still drive nobody knows."""
+    """Compute for how long nothing was swept of a run that goes on now.
+
+    A killed driver's last sign of life ends its sweep. Of one that another host may still drive
+    nobody knows.
+    """
     ended_at = run.finished_at or datetime.now(UTC)
     return (run.paused_s or 0.0) + max(0.0, (datetime.now(UTC) - ended_at).total_seconds())
 
@@ -136,7 +139,7 @@ def nothing_left(start: RunState) -> str:
 
 
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
-    """The run as its rows have it; written, where a driver that died has not."""
+    """Return the run as its rows have it; write it, where a driver that died has not."""
     from raybench.results.writer import RunStore
 
     stored = reader.read_run(root, start.run.run_id)
@@ -149,14 +152,14 @@ def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
 
 
 def _devices(root: Path, run_id: str) -> dict[DeviceKey, str]:
-    """The devices that the run has rows of, each with its name."""
+    """Read the devices that the run has rows of, each with its name."""
     names = ["kind", "uuid", "host", "index"]
     table = reader.read_table(root, "devices", run_id).select([*names, "name"])
     return {device_key(*(row[name] for name in names)): row["name"] for row in table.to_pylist()}
 
 
 def _difference(run: Run, job: Job) -> str:
-    """The settings that differ, where the run tells enough of its job."""
+    """Name the settings that differ, where the run tells enough of its job."""
     before = job_of_run(run)
     if before is None:
         return "its --set overrides, or what this version of raybench takes as defaults, differ"
@@ -186,7 +189,7 @@ def _few(differences: Sequence[str]) -> str:
 
 
 def job_of_run(run: Run) -> Job | None:
-    """The job as the run had it, from its text and command; None where they do not tell it."""
+    """Load the job as the run had it, from its text and command; None where these do not tell."""
     from raybench.job.model import load_job
 
     with tempfile.TemporaryDirectory() as folder:
@@ -200,7 +203,7 @@ def job_of_run(run: Run) -> Job | None:
 
 
 def overrides_in(argv: tuple[str, ...]) -> Iterator[str]:
-    """The values of `--set` in a command line."""
+    """Find the values of `--set` in a command line."""
     for position, word in enumerate(argv):
         if word == "--set" and position + 1 < len(argv):
             yield argv[position + 1]
@@ -209,7 +212,7 @@ def overrides_in(argv: tuple[str, ...]) -> Iterator[str]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings in nested mappings, by dotted key."""
+    """List the settings in nested mappings, by dotted key."""
     if not isinstance(value, dict):
         yield path, value
         return

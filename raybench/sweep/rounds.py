@@ -41,7 +41,7 @@ class Rounds:
     has_controls: bool = True
 
     def turns(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
-        """The trials of a round, in the order in which they are to be run.
+        """List the trials of a round, in the order in which they are to be run.
 
         number: of the round, from 1. ended: how trials ended so far. A point that failed or was
         skipped in an earlier round is left out. Where batch sizes are searched, the first round
@@ -79,7 +79,7 @@ class Rounds:
         return [point for point in points if point.point_id not in stopped]
 
     def _in_order(self, number: int, turns: Sequence[Attempt]) -> list[list[Attempt]]:
-        """The blocks of a round: shuffled, and from the last to the first in every other one."""
+        """Shuffle the blocks of a round, and run them from last to first in every other round."""
         blocks: dict[int, list[Attempt]] = {size: [] for size in _blocks(self.plan.points)}
         for turn in turns:
             blocks.setdefault(turn.point.world_size, []).append(turn)
@@ -90,7 +90,7 @@ class Rounds:
         return ordered if number % 2 else ordered[::-1]
 
     def _control(self, points: Sequence[Point], number: int) -> Point | None:
-        """The baseline point that is measured again; None where there is none.
+        """Choose the baseline point that is measured again; None where there is none.
 
         The largest batch in a precision but fp16: its step waits least for the host, so it
         scatters least.
@@ -108,7 +108,7 @@ def _blocks(points: Sequence[Point]) -> list[int]:
 
 
 def _controls(control: Point | None, block: Sequence[Attempt], index: int) -> list[Attempt]:
-    """The control at the end of a block, if there is one."""
+    """Make the control at the end of a block, if there is one."""
     if control is None:
         return []
     of, number = block[0].point.world_size, block[0].round

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
-    """The run with its counts and the status that follows from its points, as `counted` has it.
+    """Give the run its counts and the status that follows from its points, as `count_points`.
 
     Where batch sizes are searched, a batch that runs out of memory is an answer and no failure.
     """
@@ -80,7 +80,7 @@ class RunRows:
         self.store.write_telemetry(batch, cluster.telemetry())
 
     def begin_round(self, event: RoundStarted) -> None:
-        """What a round has to finish is known when it begins."""
+        """Take in what a round has to finish, which is known when it begins."""
         later = {key for key in self.left if key.round != event.round}
         self.left = later.union(event.trials)
 

@@ -44,7 +44,7 @@ DeviceKey = tuple[str, str, int]
 
 
 def device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
-    """What a device has in each sweep of a run: not the uuid of a CPU, which names a process."""
+    """Return what a device keeps over the sweeps of a run; a CPU's uuid names a process."""
     return (kind, uuid, 0) if kind == "cuda" else (kind, host, index)
 
 

@@ -110,7 +110,7 @@ def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
 
 @contextmanager
 def _open_store(job: Job, start: RunState, output: Path) -> Iterator[RunStore]:
-    """The store of the run, which says that it is running. A resumed run is held already."""
+    """Open the store of the run, which says that it is running. A resumed run is held already."""
     from raybench.results.writer import RunStore, hold_run
 
     run = start.run
@@ -128,7 +128,7 @@ def _open_store(job: Job, start: RunState, output: Path) -> Iterator[RunStore]:
 def record_run(
     settings: SweepSettings, cluster: Cluster, workers: int, rows: RunRows, interrupts: Interrupts
 ) -> Run:
-    """The run from its first worker to its last point; however it ends, its row says so."""
+    """Record the run from its first worker to its last point; its row says how it ended."""
     interrupts.farewell = rows.tell_kept
     try:
         with rows.listener.waiting(f"starting {workers} worker{'s' * (workers != 1)}"):
@@ -159,7 +159,7 @@ def record_run(
 def _run_points(
     settings: SweepSettings, cluster: Cluster, rows: RunRows, interrupts: Interrupts
 ) -> None:
-    """The loop over the points, with its progress."""
+    """Run the loop over the points, and show its progress."""
     from raybench.sweep.batch_search import BatchSearches
     from raybench.sweep.loop import sweep
 

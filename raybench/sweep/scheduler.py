@@ -164,7 +164,7 @@ class Schedule:
         heapq.heappush(waiting, (self._rank(turn), turn))
 
     def next(self) -> Decision | None:
-        """What to do now; None while everything that waits needs workers that are not idle yet."""
+        """Decide what to do now; None while all that waits needs workers that are not idle yet."""
         if self._isolation == "cluster" and self._running:
             return None
         for waiting in sorted(filter(None, self._waiting.values())):
@@ -175,22 +175,22 @@ class Schedule:
         return None
 
     def ended(self, turn: Attempt) -> None:
-        """The workers of this attempt are idle again."""
+        """Take note that the workers of this attempt are idle again."""
         self._room.free(self._running.pop(turn.index))
 
     def note_oom(self, point: Point) -> None:
-        """The point ran out of device memory: what needs more than it is not tried."""
+        """Try nothing that needs more than this point, which ran out of device memory."""
         if point.batch_size is not None:
             series = _series(point)
             smallest = self._smallest_oom.get(series, point.batch_size)
             self._smallest_oom[series] = min(smallest, point.batch_size)
 
     def stop(self, point_id: str) -> None:
-        """The point failed in a run that has `on_error: stop`: nothing else is tried."""
+        """Try nothing else: the point failed in a run that has `on_error: stop`."""
         self._stopped_by = self._stopped_by or point_id
 
     def _rank(self, turn: Attempt) -> _Rank:
-        """The place of a turn among all; that of its first attempt where there was one."""
+        """Return the place of an attempt among all; that of its first one where there was one."""
         trial = turn.round, turn.index
         if trial not in self._ranks:
             most = 0 if self._isolation == "cluster" else -turn.point.world_size
@@ -209,7 +209,7 @@ class Schedule:
         return Assign(turn=turn, worker_ids=worker_ids)
 
     def _why_not(self, turn: Attempt) -> Skip | None:
-        """The reason where the point cannot be run, now or later."""
+        """Give the reason where the point cannot be run, now or later."""
         point = turn.point
         if self._stopped_by is not None:
             reason = f"on_error: stop, after point {self._stopped_by} failed"
@@ -242,7 +242,7 @@ class Schedule:
         return Skip(turn=turn, cause=Cause.TOO_FEW_DEVICES, reason=reason)
 
     def _losses(self) -> tuple[Cause, str]:
-        """What is lost: whole nodes, or workers of nodes that are there; with a phrase."""
+        """Tell what is lost, whole nodes or workers of nodes that are there, with a phrase."""
         hosts = Counter(device.host for device in self._devices)
         lost = Counter(self._devices[worker_id].host for worker_id in sorted(self._lost))
         if all(hosts[host] == count for host, count in lost.items()):
@@ -262,7 +262,7 @@ def _were(count: int) -> str:
 
 
 def smaller_batches_first(turns: Sequence[Attempt]) -> list[Attempt]:
-    """The turns, each series in the places that it had, its smaller batches before the bigger."""
+    """Put smaller batches before bigger ones, each series in the places that it had."""
     places: defaultdict[_Series, list[int]] = defaultdict(list)
     for place, turn in enumerate(turns):
         places[_series(turn.point)].append(place)
@@ -275,7 +275,7 @@ def smaller_batches_first(turns: Sequence[Attempt]) -> list[Attempt]:
 
 
 def _series(point: Point) -> _Series:
-    """What points have in common that differ in their batch size only."""
+    """Return what points have in common that differ in their batch size only."""
     params = tuple(sorted(point.params.items()))
     return (
         point.workload,

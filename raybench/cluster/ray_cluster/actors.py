@@ -55,7 +55,7 @@ class _Worker:
         gc.enable()
 
     def is_loaded(self) -> bool:
-        """Shows that this process has done all that can be done without a device."""
+        """Show that this process has done all that can be done without a device."""
         return True
 
     def attach_device(self, kind: DeviceKind, index: int | None = None) -> Device:
@@ -106,7 +106,7 @@ class _Agent:
         self._locks = DeviceLocks()
 
     def answer(self) -> None:
-        """Shows that this node lives."""
+        """Show that this node lives."""
 
     def sample(self, devices: Sequence[Device]) -> None:
         from raybench.hardware.telemetry import Sampler
@@ -159,13 +159,13 @@ class _Agent:
 
 
 def start_worker(kind: DeviceKind, placement: PlacementGroup, bundle: int) -> Any:
-    """A new worker that Ray gives the device of this bundle."""
+    """Start a worker that Ray gives the device of this bundle."""
     there = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle)
     return _start_actor(there, num_gpus=int(kind == "cuda"), num_cpus=int(kind == "cpu"))
 
 
 def start_standby(node_id: str) -> Any:
-    """A new worker on this node that Ray gives no device."""
+    """Start a worker on this node that Ray gives no device."""
     return _start_actor(NodeAffinitySchedulingStrategy(node_id, soft=False), num_gpus=0, num_cpus=0)
 
 
@@ -182,12 +182,12 @@ def _start_actor(there: Any, *, num_gpus: int, num_cpus: int) -> Any:
 
 
 def start_store() -> Any:
-    """A new store on this node."""
+    """Start a store on this node."""
     return _on_node(_Store, ray.get_runtime_context().get_node_id())
 
 
 def start_agent(node_id: str) -> Any:
-    """A new agent on this node."""
+    """Start an agent on this node."""
     return _on_node(_Agent, node_id)
 
 
@@ -215,7 +215,7 @@ def _address() -> str:
 
 
 def _index_of_gpu() -> int:
-    """torch's index of the GPU that Ray assigned to this actor, with no GPU masked.
+    """Return torch's index of the GPU that Ray assigned to this actor, with no GPU masked.
 
     Ray names a GPU by its entry in the raylet's CUDA_VISIBLE_DEVICES where that is set, and torch
     counts along that list.
@@ -226,7 +226,7 @@ def _index_of_gpu() -> int:
 
 
 def _worker_environment() -> dict[str, str]:
-    """What makes an actor's process like one of torchrun's."""
+    """Collect what makes an actor's process like one of torchrun's."""
     return {
         **_SURVIVE_A_PEER,
         # As srun does: a variable set for the sweep is meant for the workers, on every node.

@@ -78,7 +78,7 @@ class _RunningActors(RunningRanks):
         return self._agents.wait_until_free([self.devices[rank] for rank in ranks], timeout_s)
 
     def _on_silent_nodes(self) -> dict[int, Answer]:
-        """What is answered in place of ranks that are lost with their nodes."""
+        """Answer in place of ranks that are lost with their nodes."""
         if time.monotonic() - self._looked_s < _LOOK_AT_NODES_S:
             return {}
         self._looked_s = time.monotonic()
@@ -117,27 +117,33 @@ class RayCluster:
 
     @property
     def description(self) -> str:
+        """As Cluster.description."""
         noun = "GPU" if self.kind == "cuda" else "CPU worker"
         return f"{self._connection.where}, up to {self.capacity} {noun}{'s' * (self.capacity != 1)}"
 
     @property
     def kind(self) -> DeviceKind:
+        """As Cluster.kind."""
         return self._connection.kind
 
     @property
     def capacity(self) -> int:
+        """As Cluster.capacity."""
         return self._connection.capacity
 
     @property
     def devices(self) -> tuple[Device, ...]:
+        """As Cluster.devices."""
         return self._workers.devices
 
     @property
     def lost(self) -> frozenset[int]:
+        """As Cluster.lost."""
         return self._workers.lost
 
     @property
     def pending(self) -> int:
+        """As Cluster.pending."""
         return self._workers.pending
 
     def start(self, count: int, strategy: Strategy) -> None:
@@ -149,17 +155,21 @@ class RayCluster:
 
     @property
     def others(self) -> tuple[str, ...]:
+        """As Cluster.others."""
         return self._claims.others
 
     def bystanders(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
+        """As Cluster.bystanders."""
         return self._agents.bystanders(
             [self._workers[worker_id].device for worker_id in worker_ids]
         )
 
     def refresh(self, timeout_s: float) -> None:
+        """As Cluster.refresh."""
         self._workers.refresh(timeout_s)
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
+        """As Cluster.run."""
         chosen = tuple(worker_ids)
         self._workers.lose(self._agents.silent_nodes())
         if task.settings.fresh_workers and any(
@@ -201,6 +211,7 @@ class RayCluster:
         return self._with_losses(answers, chosen)
 
     def restart(self) -> None:
+        """As Cluster.restart."""
         self._workers.lose(self._agents.silent_nodes())
         used = [
             worker_id for worker_id in range(len(self.devices)) if self._workers[worker_id].is_used
@@ -210,6 +221,7 @@ class RayCluster:
         self._workers.replace(used)
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
+        """As Cluster.telemetry."""
         return self._agents.drain()
 
     def close(self) -> None:

@@ -226,12 +226,12 @@ def _private(
 
 
 def nodes() -> list[dict[str, Any]]:
-    """What Ray knows of each node, the dead ones included."""
+    """List what Ray knows of each node, the dead ones included."""
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
 def _this_hosts_ray() -> dict[str, str]:
-    """What is needed of Ray on this host. Without the agent its raylet starts no worker."""
+    """Find what is needed of Ray on this host. Without the agent its raylet starts no worker."""
     here = ray.get_runtime_context().get_node_id()
     (node,) = (one for one in nodes() if one["NodeID"] == here)
     ports = {
@@ -259,6 +259,6 @@ def _capacity(device: str, *, is_final: bool) -> tuple[DeviceKind, int]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of Ray says, without the pages that follow."""
+    """Return what an error of Ray says, without the pages that follow."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

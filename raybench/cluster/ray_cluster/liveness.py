@@ -16,9 +16,9 @@ _ASK_AGAIN_S = 1.0
 
 
 class HeadMonitor:
-    """Whether each of them still listens. Ray would find out in a minute, and then end this
-    process, or let it wait for ever.
+    """Whether each of them still listens.
 
+    Ray would find out in a minute, and then end this process, or let it wait for ever.
     addresses: what it is -> its HOST:PORT.
     """
 
@@ -34,7 +34,7 @@ class HeadMonitor:
         return self._ask(_ASK_EVERY_S) is not None
 
     def check(self, *, afresh: bool = False) -> None:
-        """Raises ClusterError when one is gone.
+        """Raise ClusterError when one is gone.
 
         afresh: ask now. Ray ends this process when it asks a dead head to start or kill an actor.
         """

@@ -187,7 +187,7 @@ class NodeAgents:
             ray.wait(refs, num_returns=len(refs), timeout=_KILL_TIMEOUT_S)
 
     def log_tails(self, devices: Mapping[int, Device]) -> dict[int, str]:
-        """The last lines that the worker of each wrote; "" where they cannot be had now."""
+        """Return the last lines that the worker of each wrote; "" where they cannot be had now."""
         agents = self._agents()
         asked = {
             key: agents[device.node_id].log_tail.remote(device.process_id)
@@ -200,7 +200,7 @@ class NodeAgents:
         }
 
     def new_outputs(self, devices: Sequence[Device]) -> list[str]:
-        """What the worker of each wrote since it was last asked; "" where it cannot be had now."""
+        """Return what the worker of each wrote since the last call; "" where that cannot be had."""
         with self._lock:
             silent = self._silent
             asked: dict[str, dict[int, Mapping[str, int]]] = {}
@@ -246,7 +246,7 @@ class NodeAgents:
         )
 
     def drain(self) -> tuple[DeviceSample, ...]:
-        """The samples since the last call, as far as the agents answer in time.
+        """Return the samples since the last call, as far as the agents answer in time.
 
         What a slow agent was asked for comes with a later call.
         """
@@ -285,7 +285,7 @@ class NodeAgents:
         ]
 
     def _memory_leaks(self, devices: Sequence[Device]) -> list[tuple[Device, int]]:
-        """The GPUs that have more in use than before the first worker, and how much more."""
+        """Find the GPUs that have more in use than before the first worker, and how much more."""
         gpus = [device for device in devices if device.kind == "cuda"]
         asked = [
             (here, agent.memory_growth_bytes.remote([device.uuid for device in here]))
@@ -317,7 +317,7 @@ def _process(device: Device) -> tuple[str, int]:
 
 
 def _is_silent(node: _Node, now_s: float, holder: Holder | None) -> bool:
-    """Looks at the last ping and sends the next; restarts an agent that died on a living node."""
+    """Look at the last ping and send the next; restart an agent that died on a living node."""
     node.silence_s += min(now_s - node.looked_s, _LONGEST_LOOK_S)
     node.looked_s = now_s
     done, _ = ray.wait([node.ping], timeout=0)
@@ -371,7 +371,7 @@ def _others_on(devices: Sequence[Device], before: Look | None, after: Look | Non
 
 
 def _answers(refs: Sequence[Any], timeout_s: float = _ANSWER_TIMEOUT_S) -> list[Any]:
-    """What each agent says, waiting as long as for one; None from those that are gone or slow."""
+    """Wait for all agents as long as for one; None from those that are gone or slow."""
     if not refs:
         return []
     done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)

@@ -43,7 +43,7 @@ class _Raylet:
 
 
 def find_own_cluster(usual: Path, processes: Path = Path("/proc")) -> Found:
-    """The cluster of this user or root.
+    """Find the cluster of this user or root.
 
     usual: the folder in which Ray keeps its files by default. processes: those of this host.
     One below another folder (`ray start --temp-dir`) is found where there is none in the usual one.
@@ -92,7 +92,7 @@ def _unless_taken_over(address: str) -> Found:
 
 
 def _read_address(folder: Path) -> tuple[str, int]:
-    """The address in the file of this folder, and who owns the file; empty where there is none."""
+    """Read the address in the file of this folder, and who owns it; empty where there is none."""
     try:
         # No link is followed, and no pipe waited for.
         descriptor = os.open(folder / _FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -135,7 +135,7 @@ def _is_here(host: str) -> bool:
 
 
 def _listeners(port: int) -> set[int]:
-    """The users whose processes listen on this port, at whatever address."""
+    """Find the users whose processes listen on this port, at whatever address."""
     owners = set()
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:

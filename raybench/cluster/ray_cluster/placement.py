@@ -47,7 +47,7 @@ class WorkerHandle:
 
 
 def resource(kind: DeviceKind) -> str:
-    """What Ray calls such a device."""
+    """Return what Ray calls such a device."""
     return "GPU" if kind == "cuda" else "CPU"
 
 

@@ -34,6 +34,7 @@ class PrivateFolder:
 
     @property
     def token(self) -> Path:
+        """The file with the token."""
         return self.path / "token"
 
     @property
@@ -62,7 +63,7 @@ class PrivateFolder:
 
 
 def make_private_folder() -> PrivateFolder:
-    """A new folder with a new token. Raises ClusterError where there is no place for one."""
+    """Make a folder with a new token. Raises ClusterError where there is no place for one."""
     reasons = []
     for base in dict.fromkeys(_bases()):
         if reason := _why_not(base):
@@ -99,7 +100,7 @@ def _bases() -> Iterator[Path]:
 
 
 def _why_not(base: Path) -> str:
-    """What is wrong with a folder; empty where nothing is."""
+    """Say what is wrong with a folder; empty where nothing is."""
     if len(os.fsencode(base)) + _OWN_BYTES + _RAYS_BYTES > _MOST_BYTES:
         return "is too long for Ray's sockets"
     try:

@@ -78,7 +78,7 @@ def read_settings_anew() -> None:
 
 @contextmanager
 def _environment(folder: PrivateFolder) -> Iterator[None]:
-    """What Ray's processes are to have, and this process only while it starts them.
+    """Set what Ray's processes are to have, and this process only while it starts them.
 
     Whatever the user's own token is, this Ray is not asked for it.
     """

@@ -39,7 +39,7 @@ class ProcessGroups:
         self._store = start_store()
 
     def join(self, worker_ids: tuple[int, ...]) -> Group | None:
-        """The group of exactly these workers, None for one alone; what they were in is left.
+        """Return the group of exactly these workers, None for one alone; what they were in is left.
 
         Raises ClusterError when there can be no store.
         """
@@ -62,7 +62,7 @@ class ProcessGroups:
             self._leave(worker_ids)
 
     def forget(self, worker_ids: Sequence[int]) -> None:
-        """These workers' groups are gone, with their processes or without."""
+        """Note that these workers' groups are gone, with their processes or without."""
         with self._lock:
             for members in self._with(worker_ids):
                 del self._groups[members]

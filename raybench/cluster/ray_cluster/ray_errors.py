@@ -17,7 +17,7 @@ _NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "no
 
 
 def answer_of(ref: Any, rank: int, device: Device) -> Answer:
-    """What the rank answered. It must be there: this does not wait."""
+    """Return what the rank answered. It must be there: this does not wait."""
     try:
         answer: Answer = ray.get(ref)
     except ray.exceptions.OutOfMemoryError as error:

@@ -65,7 +65,7 @@ class Standbys:
             self._start_missing(most, is_for_late=True)
 
     def dismiss(self, devices: Sequence[Device]) -> None:
-        """The late point of these devices has ended: let go of what was started for it."""
+        """Let go of what was started for the late point of these devices, which has ended."""
         with self._lock:
             for node_id in {device.node_id for device in devices} & self._by_node.keys():
                 there = self._by_node[node_id]
@@ -75,7 +75,7 @@ class Standbys:
                         ray.kill(standby.actor, no_restart=True)
 
     def take(self, node_id: str) -> Any:
-        """The actor on this node, which is no standby any more; None where there is none.
+        """Return the actor on this node, which is no standby any more; None where there is none.
 
         One that is loaded goes first. One that is loading is ahead of a new one all the same.
         """
@@ -147,7 +147,7 @@ def _is_ready(standby: _Standby) -> bool:
 
 
 def _can_start(standby: _Standby) -> bool:
-    """False when it has failed to; where all have, a new worker will say why."""
+    """Tell whether it has not failed to; where all have, a new worker will say why."""
     try:
         ray.get(standby.is_loaded, timeout=0)
     except ray.exceptions.GetTimeoutError:

@@ -87,15 +87,18 @@ class WorkerGroup:
 
     @property
     def devices(self) -> tuple[Device, ...]:
+        """As Cluster.devices."""
         return tuple(worker.device for worker in list(self._workers))
 
     @property
     def lost(self) -> frozenset[int]:
+        """As Cluster.lost."""
         workers = enumerate(list(self._workers))
         return frozenset(number for number, worker in workers if worker.lost_because)
 
     @property
     def pending(self) -> int:
+        """As Cluster.pending."""
         with self._lock:
             is_waiting = time.monotonic() < self._wait_until_s
             return len(self._starting) + (self._missing if is_waiting else 0)
@@ -132,7 +135,7 @@ class WorkerGroup:
             self.lose(self._agents.silent_nodes())
 
     def replace(self, numbers: Collection[int]) -> None:
-        """New processes on the same devices; a worker that cannot have one is lost."""
+        """Start new processes on the same devices; a worker that cannot have one is lost."""
         kind, lose = self._connection.kind, self.lose
         Replacement(kind, self._agents, self._standbys, lose, self._lose_worker).run(
             [self._workers[number] for number in numbers]
@@ -194,7 +197,7 @@ class WorkerGroup:
         self._standbys.keep(used)
 
     def _first_answers(self) -> list[WorkerHandle]:
-        """The workers that are there in time. Raises ClusterError when one cannot start."""
+        """Wait for the workers that come in time. Raises ClusterError when one cannot start."""
         deadline_s = time.monotonic() + START_TIMEOUT_S
         came: list[WorkerHandle] = []
         while self._starting and time.monotonic() < deadline_s:
@@ -232,7 +235,7 @@ class WorkerGroup:
             return any([self._take_in(start) for start in came])
 
     def _drop_late(self, now_s: float) -> None:
-        """A process that never comes up must not be waited for till the end of the run."""
+        """Refuse what never comes up: it must not be waited for till the end of the run."""
         late = [start for start in self._starting if now_s > start.since_s + START_TIMEOUT_S]
         self._starting = [start for start in self._starting if start not in late]
         for start in late:
@@ -255,7 +258,7 @@ class WorkerGroup:
         self._tell(f"a worker that came late is left out: {reason}")
 
     def _take_in(self, start: _Start) -> bool:
-        """A worker that came late; one that cannot be used costs its node, not the run."""
+        """Take in a worker that came late; one that cannot be used costs its node, not the run."""
         try:
             worker = _handle_of(start)
             check_devices([*(s.device for s in self._workers if not s.lost_because), worker.device])
