@@ -91,8 +91,8 @@ def decisions_ms(plan: Plan, devices: tuple[Device, ...], isolation: Isolation) 
         return answer
 
     began_s = time.perf_counter()
-    turns = [Attempt(index=i, point=point, attempt=1) for i, point in enumerate(plan.points)]
-    schedule = Schedule(turns, "pack", isolation)
+    attempts = [Attempt(index=i, point=point, number=1) for i, point in enumerate(plan.points)]
+    schedule = Schedule(attempts, "pack", isolation)
     schedule.see(devices, len(devices), frozenset(), 0)
     start_ms = 1e3 * (time.perf_counter() - began_s)
     running: list[tuple[float, int, Attempt]] = []
@@ -101,11 +101,11 @@ def decisions_ms(plan: Plan, devices: tuple[Device, ...], isolation: Isolation) 
         while (decision := timed(schedule.next)) is not None:
             assert isinstance(decision, Assign)
             end_s = now_s + rng.lognormvariate(0, 0.6)
-            heapq.heappush(running, (end_s, decision.turn.index, decision.turn))
+            heapq.heappush(running, (end_s, decision.attempt.index, decision.attempt))
         if not running:
             break
-        now_s, _, turn = heapq.heappop(running)
-        timed(lambda turn=turn: schedule.ended(turn))
+        now_s, _, attempt = heapq.heappop(running)
+        timed(lambda attempt=attempt: schedule.free(attempt))
     return {
         "prepare_ms": round(start_ms, 1),
         "mean_ms": round(sum(took) / len(plan.points), 4),

@@ -24,7 +24,7 @@ _MOST_AT_ONCE = 64
 class RunningAttempt:
     """An attempt that runs now. neighbours: point_ids beside it; a dict keeps their order."""
 
-    turn: Attempt
+    attempt: Attempt
     devices: tuple[Device, ...]
     started_at: datetime
     neighbours: dict[str, None] = field(default_factory=dict)
@@ -58,17 +58,17 @@ class InFlight:
         return self._running.values()
 
     def submit(
-        self, turn: Attempt, task: Task, worker_ids: Sequence[int], devices: tuple[Device, ...]
+        self, attempt: Attempt, task: Task, worker_ids: Sequence[int], devices: tuple[Device, ...]
     ) -> None:
         """Run the attempt on the workers with these ids."""
-        attempt = RunningAttempt(turn=turn, devices=devices, started_at=datetime.now(UTC))
-        self._note_neighbours(attempt)
-        self._running[turn.index] = attempt
+        running = RunningAttempt(attempt=attempt, devices=devices, started_at=datetime.now(UTC))
+        self._note_neighbours(running)
+        self._running[attempt.index] = running
         # A daemon: a cluster that is stuck must not keep the process from ending.
         threading.Thread(
             target=self._run,
-            args=(turn.index, task, worker_ids),
-            name=f"point {turn.point.point_id}",
+            args=(attempt.index, task, worker_ids),
+            name=f"point {attempt.point.point_id}",
             daemon=True,
         ).start()
 
@@ -90,19 +90,19 @@ class InFlight:
         return ended
 
     def _record(self, finished: _Finished, answers: tuple[Answer, ...]) -> tuple[Attempt, Record]:
-        attempt = self._running.pop(finished.index)
-        for device in attempt.devices:
+        running = self._running.pop(finished.index)
+        for device in running.devices:
             self._by_node[device.node_id].pop(finished.index, None)
         record = make_record_of(
-            attempt.turn,
+            running.attempt,
             answers,
-            attempt.devices,
-            started_at=attempt.started_at,
+            running.devices,
+            started_at=running.started_at,
             duration_s=finished.duration_s,
-            neighbours=tuple(attempt.neighbours),
+            neighbours=tuple(running.neighbours),
             others=finished.others,
         )
-        return attempt.turn, record
+        return running.attempt, record
 
     def _run(self, index: int, task: Task, worker_ids: Sequence[int]) -> None:
         started_s = time.perf_counter()
@@ -120,10 +120,10 @@ class InFlight:
             _Finished(index=index, outcome=outcome, duration_s=duration_s, others=others)
         )
 
-    def _note_neighbours(self, attempt: RunningAttempt) -> None:
-        for node_id in {device.node_id: None for device in attempt.devices}:
+    def _note_neighbours(self, running: RunningAttempt) -> None:
+        for node_id in {device.node_id: None for device in running.devices}:
             for index in self._by_node[node_id]:
                 other = self._running[index]
-                other.neighbours[attempt.turn.point.point_id] = None
-                attempt.neighbours[other.turn.point.point_id] = None
-            self._by_node[node_id][attempt.turn.index] = None
+                other.neighbours[running.attempt.point.point_id] = None
+                running.neighbours[other.attempt.point.point_id] = None
+            self._by_node[node_id][running.attempt.index] = None

@@ -110,15 +110,15 @@ class Before:
     made: Mapping[str, int] = field(default_factory=dict)
     chosen: Collection[str] | None = None
 
-    def left(self, turns: Sequence[Attempt]) -> list[Attempt]:
+    def left(self, attempts: Sequence[Attempt]) -> list[Attempt]:
         """Those that are to be run. A control says nothing of a block that ended before."""
-        left = [turn for turn in turns if self._is_left(turn)]
-        blocks = {turn.block for turn in left if not turn.control_of}
-        return [turn for turn in left if turn.block in blocks]
+        left = [attempt for attempt in attempts if self._is_left(attempt)]
+        blocks = {attempt.block for attempt in left if not attempt.control_of}
+        return [attempt for attempt in left if attempt.block in blocks]
 
-    def _is_left(self, turn: Attempt) -> bool:
-        is_chosen = self.chosen is None or turn.point.point_id in self.chosen
-        return is_chosen and turn.key not in self.kept
+    def _is_left(self, attempt: Attempt) -> bool:
+        is_chosen = self.chosen is None or attempt.point.point_id in self.chosen
+        return is_chosen and attempt.key not in self.kept
 
 
 def sweep(
@@ -211,9 +211,9 @@ class _Loop:
     def write_in_flight(self, cause: Cause, reason: str) -> None:
         batch = [
             (
-                one.turn.index,
+                one.attempt.index,
                 make_unmeasured(
-                    one.turn,
+                    one.attempt,
                     cause,
                     reason,
                     started_at=one.started_at,
@@ -228,27 +228,27 @@ class _Loop:
     def _next_round(self) -> Iterator[Event]:
         """Begin the next round, in workers that have run nothing yet."""
         self._round += 1
-        turns = self._trials_left(self._round)
+        attempts = self._trials_left(self._round)
         if self._rounds.count > 1:
             yield RoundStarted(
                 round=self._round,
                 rounds=self._rounds.count,
-                trials=tuple(turn.key for turn in turns),
+                trials=tuple(attempt.key for attempt in attempts),
                 later=sum(
                     len(self._trials_left(later))
                     for later in range(self._round + 1, self._rounds.count + 1)
                 ),
             )
-        if turns and self._has_used_workers:
+        if attempts and self._has_used_workers:
             self._cluster.restart()
             self._has_used_workers = False
-        for turn in turns:
-            self._schedule.add(turn)
+        for attempt in attempts:
+            self._schedule.add(attempt)
 
     def _trials_left(self, number: int) -> list[Attempt]:
         if self._schedule.is_stopped:
             return []
-        return self._before.left(self._rounds.turns(number, self._ended_so))
+        return self._before.left(self._rounds.attempts(number, self._ended_so))
 
     def _look_around(self, timeout_s: float) -> None:
         cluster = self._cluster
@@ -258,61 +258,61 @@ class _Loop:
     def _decide(self) -> Iterator[Event]:
         """Start what can begin now, and write what is skipped."""
         while not self._stopping() and (decision := self._schedule.next()) is not None:
-            decision = replace(decision, turn=self._count(decision.turn))
+            decision = replace(decision, attempt=self._count(decision.attempt))
             if isinstance(decision, Skip):
-                yield from self._end([(decision.turn, _make_skipped(decision))])
+                yield from self._end([(decision.attempt, _make_skipped(decision))])
             else:
                 yield from self._start(decision)
 
-    def _count(self, turn: Attempt) -> Attempt:
+    def _count(self, attempt: Attempt) -> Attempt:
         """With the number of its attempt: a point has one more in each round."""
-        point_id = turn.point.point_id
+        point_id = attempt.point.point_id
         self._attempts[point_id] += 1
-        return replace(turn, attempt=self._attempts[point_id])
+        return replace(attempt, number=self._attempts[point_id])
 
     def _start(self, decision: Assign) -> Iterator[Event]:
-        turn, settings = decision.turn, self._settings
+        attempt, settings = decision.attempt, self._settings
         devices = tuple(self._cluster.devices[worker_id] for worker_id in decision.worker_ids)
-        yield PointStarted(index=turn.index, point=turn.point, devices=devices)
-        profile = turn.point.point_id in settings.profiled
+        yield PointStarted(index=attempt.index, point=attempt.point, devices=devices)
+        profile = attempt.point.point_id in settings.profiled
         task = Task(
-            point=turn.point,
-            settings=_measure_of(turn, settings.measure),
+            point=attempt.point,
+            settings=_measure_of(attempt, settings.measure),
             profile=profile,
             code=settings.code,
             precisions=settings.precisions,
         )
         self._has_used_workers = True
-        self._running.submit(turn, task, decision.worker_ids, devices)
+        self._running.submit(attempt, task, decision.worker_ids, devices)
 
     def _wait_for_next(self) -> Iterator[Event]:
         """Wait for the next points in flight, or for workers that are coming."""
         next_finished = self._running.next_finished(
             _LOOK_AROUND_S if self._schedule.pending else None
         )
-        for turn, _ in next_finished:
-            self._schedule.ended(turn)
+        for attempt, _ in next_finished:
+            self._schedule.free(attempt)
         yield from self._end(next_finished)
 
     def _end(self, ended: Sequence[tuple[Attempt, Record]]) -> Iterator[Event]:
         if ended:
-            self._write([(turn.index, record) for turn, record in ended])
-        for turn, record in ended:
-            yield from self._follow_up(turn, record)
+            self._write([(attempt.index, record) for attempt, record in ended])
+        for attempt, record in ended:
+            yield from self._follow_up(attempt, record)
 
-    def _follow_up(self, turn: Attempt, record: Record) -> Iterator[Event]:
+    def _follow_up(self, attempt: Attempt, record: Record) -> Iterator[Event]:
         """Do what follows from a record that is written."""
-        if is_tried_again(record, turn.tries) and not self._stopping():
-            self._schedule.add(replace(turn, tries=turn.tries + 1))
-            yield PointRetried(index=turn.index, record=record)
+        if is_tried_again(record, attempt.tries) and not self._stopping():
+            self._schedule.add(replace(attempt, tries=attempt.tries + 1))
+            yield PointRetried(index=attempt.index, record=record)
             return
-        self._ended_so[turn.key] = record.status
+        self._ended_so[attempt.key] = record.status
         if record.status is Status.OOM:
-            self._schedule.note_oom(turn.point)
+            self._schedule.note_oom(attempt.point)
         if self._settings.stop_on_error and self._is_failure(record.status):
-            self._schedule.stop(turn.point.point_id)
-        yield PointFinished(index=turn.index, record=record)
-        if not self._stopping() and turn.round == 1 and not turn.control_of:
+            self._schedule.stop(attempt.point.point_id)
+        yield PointFinished(index=attempt.index, record=record)
+        if not self._stopping() and attempt.round == 1 and not attempt.control_of:
             yield from self._add(self._follow(record))
 
     def _is_failure(self, status: Status) -> bool:
@@ -321,18 +321,18 @@ class _Loop:
 
     def _add(self, points: Sequence[Point]) -> Iterator[Event]:
         for point in points:
-            turn = Attempt(index=self._next_index, point=point, attempt=1)
+            attempt = Attempt(index=self._next_index, point=point, number=1)
             self._next_index += 1
-            self._schedule.add(turn)
-            yield PointAdded(index=turn.index, point=point)
+            self._schedule.add(attempt)
+            yield PointAdded(index=attempt.index, point=point)
 
 
-def _measure_of(turn: Attempt, measure: Measure) -> Measure:
-    is_first = turn.round == 1 and not turn.control_of
+def _measure_of(attempt: Attempt, measure: Measure) -> Measure:
+    is_first = attempt.round == 1 and not attempt.control_of
     return measure.of_a_round if is_first else measure.of_a_later_round
 
 
 def _make_skipped(decision: Skip) -> Record:
     return make_unmeasured(
-        decision.turn, decision.cause, decision.reason, started_at=datetime.now(UTC)
+        decision.attempt, decision.cause, decision.reason, started_at=datetime.now(UTC)
     )

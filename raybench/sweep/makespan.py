@@ -29,8 +29,8 @@ def makespan_s(
 
     duration_s: of each point, which the schedule learns only when the point ends.
     """
-    turns = [Attempt(index=i, point=point, attempt=1) for i, point in enumerate(plan.points)]
-    schedule = Schedule(turns, strategy, isolation)
+    attempts = [Attempt(index=i, point=point, number=1) for i, point in enumerate(plan.points)]
+    schedule = Schedule(attempts, strategy, isolation)
     schedule.see(devices, len(devices), frozenset(), 0)
     now_s = 0.0
     tie = itertools.count()
@@ -38,12 +38,12 @@ def makespan_s(
     while True:
         while (decision := schedule.next()) is not None:
             if isinstance(decision, Assign):
-                end_s = now_s + duration_s(decision.turn.point)
-                heapq.heappush(running, (end_s, next(tie), decision.turn))
+                end_s = now_s + duration_s(decision.attempt.point)
+                heapq.heappush(running, (end_s, next(tie), decision.attempt))
         if not running:
             return now_s
-        now_s, _, turn = heapq.heappop(running)
-        schedule.ended(turn)
+        now_s, _, attempt = heapq.heappop(running)
+        schedule.free(attempt)
 
 
 def at_least_s(

@@ -16,7 +16,7 @@ _LAST_LINES = 10
 
 
 def make_unmeasured(
-    turn: Attempt,
+    attempt: Attempt,
     cause: Cause,
     reason: str,
     *,
@@ -25,10 +25,10 @@ def make_unmeasured(
 ) -> Record:
     """Make the record of an attempt that no rank has answered."""
     return Record(
-        point=turn.point,
-        attempt=turn.attempt,
-        round=turn.round,
-        control_of=turn.control_of,
+        point=attempt.point,
+        attempt=attempt.number,
+        round=attempt.round,
+        control_of=attempt.control_of,
         status=cause.status,
         started_at=started_at,
         duration_s=(datetime.now(UTC) - started_at).total_seconds(),
@@ -39,7 +39,7 @@ def make_unmeasured(
 
 
 def make_record_of(
-    turn: Attempt,
+    attempt: Attempt,
     answers: Sequence[Answer],
     devices: tuple[Device, ...],
     *,
@@ -57,10 +57,10 @@ def make_record_of(
     failure = cause_of(answers)
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     return Record(
-        point=turn.point,
-        attempt=turn.attempt,
-        round=turn.round,
-        control_of=turn.control_of,
+        point=attempt.point,
+        attempt=attempt.number,
+        round=attempt.round,
+        control_of=attempt.control_of,
         status=failure.status if failure else Status.OK,
         started_at=started_at,
         duration_s=duration_s,

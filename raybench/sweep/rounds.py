@@ -40,7 +40,7 @@ class Rounds:
     seed: int = 0
     has_controls: bool = True
 
-    def turns(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
+    def attempts(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
         """List the trials of a round, in the order in which they are to be run.
 
         number: of the round, from 1. ended: how trials ended so far. A point that failed or was
@@ -53,17 +53,17 @@ class Rounds:
         first = (number - 1) * (len(of_plan) + len(_blocks(self.plan.points)))
         found = (point.point_id for point in points if point.point_id not in of_plan)
         indices = of_plan | {one: index for index, one in enumerate(found, len(of_plan))}
-        turns = [
-            Attempt(index=first + indices[point.point_id], point=point, attempt=1, round=number)
+        attempts = [
+            Attempt(index=first + indices[point.point_id], point=point, number=1, round=number)
             for point in points
         ]
         if self.count == 1:
-            return tuple(smaller_batches_first(turns))
+            return tuple(smaller_batches_first(attempts))
         control = self._control(points, number)
         return tuple(
-            turn
-            for place, block in enumerate(self._in_order(number, turns))
-            for turn in (*block, *_controls(control, block, first + len(indices) + place))
+            attempt
+            for place, block in enumerate(self._in_order(number, attempts))
+            for attempt in (*block, *_controls(control, block, first + len(indices) + place))
         )
 
     def _points(self, number: int, ended: Mapping[TrialKey, Status]) -> Sequence[Point]:
@@ -78,11 +78,11 @@ class Rounds:
         }
         return [point for point in points if point.point_id not in stopped]
 
-    def _in_order(self, number: int, turns: Sequence[Attempt]) -> list[list[Attempt]]:
+    def _in_order(self, number: int, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
         """Shuffle the blocks of a round, and run them from last to first in every other round."""
         blocks: dict[int, list[Attempt]] = {size: [] for size in _blocks(self.plan.points)}
-        for turn in turns:
-            blocks.setdefault(turn.point.world_size, []).append(turn)
+        for attempt in attempts:
+            blocks.setdefault(attempt.point.world_size, []).append(attempt)
         draw = random.Random(f"{self.seed}/{number}")
         for block in blocks.values():
             draw.shuffle(block)
@@ -112,4 +112,4 @@ def _controls(control: Point | None, block: Sequence[Attempt], index: int) -> li
     if control is None:
         return []
     of, number = block[0].point.world_size, block[0].round
-    return [Attempt(index=index, point=control, attempt=1, round=number, control_of=of)]
+    return [Attempt(index=index, point=control, number=1, round=number, control_of=of)]

@@ -78,8 +78,8 @@ class RunState:
     def todo(self) -> tuple[TrialKey, ...]:
         """The trials that are to be run, as far as they are known."""
         kept = self.before.kept
-        rounds = (self.rounds.turns(n, kept) for n in range(1, self.rounds.count + 1))
-        return tuple(turn.key for turns in rounds for turn in self.before.left(turns))
+        rounds = (self.rounds.attempts(n, kept) for n in range(1, self.rounds.count + 1))
+        return tuple(attempt.key for attempts in rounds for attempt in self.before.left(attempts))
 
     @property
     def left(self) -> Plan:

@@ -19,13 +19,14 @@ class Attempt:
     """One attempt to be made.
 
     index: the place among all trials of the run; without rounds, the point's position in the plan.
+    number: of the attempt at its point, over all rounds, from 1.
     tries: how many attempts this sweep makes of the trial, this one included.
     round, control_of: as of a TrialKey.
     """
 
     index: int
     point: Point
-    attempt: int
+    number: int
     tries: int = 1
     round: int = 1
     control_of: int = 0
@@ -45,7 +46,7 @@ class Attempt:
 class Assign:
     """Run the point on the workers with these ids, in rank order."""
 
-    turn: Attempt
+    attempt: Attempt
     worker_ids: tuple[int, ...]
 
 
@@ -53,7 +54,7 @@ class Assign:
 class Skip:
     """Do not run the point; the reason goes into its row."""
 
-    turn: Attempt
+    attempt: Attempt
     cause: Cause
     reason: str
 
@@ -109,7 +110,7 @@ class Schedule:
 
     def __init__(
         self,
-        turns: Sequence[Attempt],
+        attempts: Sequence[Attempt],
         strategy: Strategy,
         isolation: Isolation,
         ran_out: Iterable[Point] = (),
@@ -123,8 +124,8 @@ class Schedule:
         self._waiting: dict[int, list[tuple[_Rank, Attempt]]] = {}
         self._ranks: dict[tuple[int, int], _Rank] = {}
         self._blocks: dict[tuple[int, int], int] = {}
-        for turn in smaller_batches_first(turns):
-            self.add(turn)
+        for attempt in smaller_batches_first(attempts):
+            self.add(attempt)
         self._devices: Sequence[Device] = ()
         self._all_cuda = True
         self._capacity = 0
@@ -158,10 +159,10 @@ class Schedule:
         for worker_ids in self._running.values():
             self._room.take(worker_ids)
 
-    def add(self, turn: Attempt) -> None:
+    def add(self, attempt: Attempt) -> None:
         """Let one more attempt wait, behind those of its round and block."""
-        waiting = self._waiting.setdefault(turn.point.world_size, [])
-        heapq.heappush(waiting, (self._rank(turn), turn))
+        waiting = self._waiting.setdefault(attempt.point.world_size, [])
+        heapq.heappush(waiting, (self._rank(attempt), attempt))
 
     def next(self) -> Decision | None:
         """Decide what to do now; None while all that waits needs workers that are not idle yet."""
@@ -174,9 +175,9 @@ class Schedule:
                 return decision
         return None
 
-    def ended(self, turn: Attempt) -> None:
+    def free(self, attempt: Attempt) -> None:
         """Take note that the workers of this attempt are idle again."""
-        self._room.free(self._running.pop(turn.index))
+        self._room.free(self._running.pop(attempt.index))
 
     def note_oom(self, point: Point) -> None:
         """Try nothing that needs more than this point, which ran out of device memory."""
@@ -189,57 +190,57 @@ class Schedule:
         """Try nothing else: the point failed in a run that has `on_error: stop`."""
         self._stopped_by = self._stopped_by or point_id
 
-    def _rank(self, turn: Attempt) -> _Rank:
+    def _rank(self, attempt: Attempt) -> _Rank:
         """Return the place of an attempt among all; that of its first one where there was one."""
-        trial = turn.round, turn.index
+        trial = attempt.round, attempt.index
         if trial not in self._ranks:
-            most = 0 if self._isolation == "cluster" else -turn.point.world_size
-            block = self._blocks.setdefault((turn.round, turn.block), len(self._blocks))
-            self._ranks[trial] = (turn.round, most, block, len(self._ranks))
+            most = 0 if self._isolation == "cluster" else -attempt.point.world_size
+            block = self._blocks.setdefault((attempt.round, attempt.block), len(self._blocks))
+            self._ranks[trial] = (attempt.round, most, block, len(self._ranks))
         return self._ranks[trial]
 
-    def _decide(self, turn: Attempt) -> Decision | None:
-        if why_not := self._why_not(turn):
+    def _decide(self, attempt: Attempt) -> Decision | None:
+        if why_not := self._why_not(attempt):
             return why_not
-        worker_ids = self._room.place(turn.point.world_size)
+        worker_ids = self._room.place(attempt.point.world_size)
         if worker_ids is None:
             return None
         self._room.take(worker_ids)
-        self._running[turn.index] = worker_ids
-        return Assign(turn=turn, worker_ids=worker_ids)
+        self._running[attempt.index] = worker_ids
+        return Assign(attempt=attempt, worker_ids=worker_ids)
 
-    def _why_not(self, turn: Attempt) -> Skip | None:
+    def _why_not(self, attempt: Attempt) -> Skip | None:
         """Give the reason where the point cannot be run, now or later."""
-        point = turn.point
+        point = attempt.point
         if self._stopped_by is not None:
             reason = f"on_error: stop, after point {self._stopped_by} failed"
-            return Skip(turn=turn, cause=Cause.STOPPED, reason=reason)
+            return Skip(attempt=attempt, cause=Cause.STOPPED, reason=reason)
         if point.world_size > self._room.living + self.pending:
-            return self._too_few_devices(turn)
+            return self._too_few_devices(attempt)
         if point.cuda_graph and not self._all_cuda:
             reason = "cuda_graph: true needs CUDA devices"
-            return Skip(turn=turn, cause=Cause.NEEDS_CUDA, reason=reason)
+            return Skip(attempt=attempt, cause=Cause.NEEDS_CUDA, reason=reason)
         smallest = self._smallest_oom.get(_series(point))
         if smallest is not None and point.batch_size is not None and smallest < point.batch_size:
             reason = f"oom at batch_size {smallest}"
-            return Skip(turn=turn, cause=Cause.OUT_OF_MEMORY_BEFORE, reason=reason)
+            return Skip(attempt=attempt, cause=Cause.OUT_OF_MEMORY_BEFORE, reason=reason)
         return None
 
-    def _too_few_devices(self, turn: Attempt) -> Skip:
+    def _too_few_devices(self, attempt: Attempt) -> Skip:
         """Lost, not skipped, where there were enough of them: the sweep has failed then."""
-        asked, left = turn.point.world_size, self._room.living
+        asked, left = attempt.point.world_size, self._room.living
         if self._lost and asked <= len(self._devices):
             cause, gone = self._losses()
             there_are = f"{left} {'is' if left == 1 else 'are'} left since {gone} lost"
             reason = f"needs {asked} devices, {there_are}"
-            return Skip(turn=turn, cause=cause, reason=reason)
+            return Skip(attempt=attempt, cause=cause, reason=reason)
         there_are = f"{left} {'has' if left == 1 else 'have'} a worker"
         if asked > self._capacity:
             there_are = f"the cluster has {self._capacity}"
         reason = f"needs {asked} devices, {there_are}"
         if any(device.kind == "cpu" for device in self._devices):
             reason += "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
-        return Skip(turn=turn, cause=Cause.TOO_FEW_DEVICES, reason=reason)
+        return Skip(attempt=attempt, cause=Cause.TOO_FEW_DEVICES, reason=reason)
 
     def _losses(self) -> tuple[Cause, str]:
         """Tell what is lost, whole nodes or workers of nodes that are there, with a phrase."""
@@ -261,16 +262,18 @@ def _were(count: int) -> str:
     return "was" if count == 1 else "were"
 
 
-def smaller_batches_first(turns: Sequence[Attempt]) -> list[Attempt]:
+def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
     """Put smaller batches before bigger ones, each series in the places that it had."""
     places: defaultdict[_Series, list[int]] = defaultdict(list)
-    for place, turn in enumerate(turns):
-        places[_series(turn.point)].append(place)
-    ordered = list(turns)
+    for place, attempt in enumerate(attempts):
+        places[_series(attempt.point)].append(place)
+    ordered = list(attempts)
     for series in places.values():
-        by_batch = sorted((turns[place] for place in series), key=lambda t: t.point.batch_size or 0)
-        for place, turn in zip(series, by_batch, strict=True):
-            ordered[place] = turn
+        by_batch = sorted(
+            (attempts[place] for place in series), key=lambda t: t.point.batch_size or 0
+        )
+        for place, attempt in zip(series, by_batch, strict=True):
+            ordered[place] = attempt
     return ordered
 
 

@@ -15,8 +15,10 @@ from raybench.sweep.scheduler import Attempt
 def begun(running: InFlight, cluster, sizes) -> None:
     """Start a point for each batch size, and return when the last has ended."""
     for index, size in enumerate(sizes):
-        turn = Attempt(index=index, point=make_point(batch_size=size), attempt=1)
-        running.submit(turn, Task(point=turn.point, settings=Measure()), (0,), cluster.devices)
+        attempt = Attempt(index=index, point=make_point(batch_size=size), number=1)
+        running.submit(
+            attempt, Task(point=attempt.point, settings=Measure()), (0,), cluster.devices
+        )
         while running._finished.qsize() <= index:
             time.sleep(0.001)
 
@@ -38,7 +40,7 @@ def test_what_has_ended_by_now_is_taken_together_up_to_sixty_four(cluster) -> No
     begun(running, cluster, range(20, 90))
     taken = [running.next_finished(None), running.next_finished(None)]
     assert [len(each) for each in taken] == [64, 6]
-    indices = [turn.index for each in taken for turn, _ in each]
+    indices = [attempt.index for each in taken for attempt, _ in each]
     assert indices == list(range(70))
     assert running.is_empty
     assert running.next_finished(0.01) == []
@@ -47,7 +49,7 @@ def test_what_has_ended_by_now_is_taken_together_up_to_sixty_four(cluster) -> No
 def test_attempts_that_ended_before_the_cluster_was_lost_are_kept(cluster) -> None:
     running = InFlight(cluster)
     begun(running, cluster, [1, 2, 13])
-    assert [turn.index for turn, _ in running.next_finished(None)] == [0, 1]
+    assert [attempt.index for attempt, _ in running.next_finished(None)] == [0, 1]
     with pytest.raises(ClusterError, match="the head is gone"):
         running.next_finished(None)
-    assert [attempt.turn.index for attempt in running.now] == [2]
+    assert [attempt.attempt.index for attempt in running.now] == [2]

@@ -24,7 +24,7 @@ def record_of(detail: str, output: str) -> Record:
         output=output,
     )
     return make_record_of(
-        Attempt(index=0, point=make_point(), attempt=1),
+        Attempt(index=0, point=make_point(), number=1),
         (failure,),
         (make_device(),),
         started_at=datetime.now(UTC),

@@ -37,8 +37,8 @@ def rounds_of(count: int = 2, seed: int = 7, sizes: Sequence[int] = (1, 2, 4)) -
     return Rounds(plan=Plan(points=points, baseline=BASELINE), count=count, seed=seed)
 
 
-def blocks(turns: Sequence[Attempt]) -> list[int]:
-    return [block for block, _ in groupby(turns, key=lambda turn: turn.block)]
+def blocks(attempts: Sequence[Attempt]) -> list[int]:
+    return [block for block, _ in groupby(attempts, key=lambda attempt: attempt.block)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -47,22 +47,22 @@ def test_each_round_has_each_point_once_in_blocks_of_one_size_and_a_control_ends
     seed: int, number: int
 ) -> None:
     rounds = rounds_of(count=4, seed=seed)
-    turns = rounds.turns(number, {})
-    assert blocks(turns) == ([1, 2, 4] if number % 2 else [4, 2, 1])
-    ids = [turn.point.point_id for turn in turns if not turn.control_of]
+    attempts = rounds.attempts(number, {})
+    assert blocks(attempts) == ([1, 2, 4] if number % 2 else [4, 2, 1])
+    ids = [attempt.point.point_id for attempt in attempts if not attempt.control_of]
     assert sorted(ids) == sorted(point.point_id for point in rounds.plan.points)
-    for _, block in groupby(turns, key=lambda turn: turn.block):
+    for _, block in groupby(attempts, key=lambda attempt: attempt.block):
         *points, control = block
         assert control.control_of
-        assert not any(turn.control_of for turn in points)
-    assert len({turn.point.point_id for turn in turns if turn.control_of}) == 1
-    assert len({turn.index for turn in turns}) == len(turns)
-    assert len({turn.key for turn in turns}) == len(turns)
+        assert not any(attempt.control_of for attempt in points)
+    assert len({attempt.point.point_id for attempt in attempts if attempt.control_of}) == 1
+    assert len({attempt.index for attempt in attempts}) == len(attempts)
+    assert len({attempt.key for attempt in attempts}) == len(attempts)
 
 
 def test_the_order_follows_from_the_seed_and_differs_from_round_to_round() -> None:
     def order(seed: int, number: int) -> list[TrialKey]:
-        return [t.key._replace(round=1) for t in rounds_of(5, seed).turns(number, {})]
+        return [t.key._replace(round=1) for t in rounds_of(5, seed).attempts(number, {})]
 
     assert order(1, 1) == order(1, 1)
     assert len({tuple(order(seed, 1)) for seed in range(10)}) > 5
@@ -71,14 +71,14 @@ def test_the_order_follows_from_the_seed_and_differs_from_round_to_round() -> No
 
 def test_one_round_keeps_the_order_of_the_plan_and_has_no_control() -> None:
     rounds = rounds_of(count=1)
-    assert [turn.point for turn in rounds.turns(1, {})] == list(rounds.plan.points)
+    assert [attempt.point for attempt in rounds.attempts(1, {})] == list(rounds.plan.points)
 
 
 def test_the_control_is_the_baseline_point_that_scatters_least() -> None:
     fast = [make_point(precision=p, batch_size=b) for p in (Precision.FP16,) for b in (8, 64)]
     sure = [make_point(batch_size=b) for b in (8, 16)]
     plan = Plan(points=(*fast, *sure, make_point(world_size=2)), baseline=BASELINE)
-    controls = [t.point for t in Rounds(plan=plan, count=2).turns(1, {}) if t.control_of]
+    controls = [t.point for t in Rounds(plan=plan, count=2).attempts(1, {}) if t.control_of]
     assert controls == [sure[1]] * 2
 
 
@@ -86,9 +86,9 @@ def test_the_control_is_the_baseline_point_that_scatters_least() -> None:
 def test_a_point_that_failed_is_not_in_later_rounds(status: Status) -> None:
     rounds = rounds_of()
     failed = rounds.plan.points[4].point_id
-    assert failed not in {t.point.point_id for t in rounds.turns(2, {TrialKey(failed): status})}
-    lost = rounds.turns(2, {TrialKey(failed): Status.LOST})
-    assert failed in {turn.point.point_id for turn in lost}
+    assert failed not in {t.point.point_id for t in rounds.attempts(2, {TrialKey(failed): status})}
+    lost = rounds.attempts(2, {TrialKey(failed): Status.LOST})
+    assert failed in {attempt.point.point_id for attempt in lost}
 
 
 def test_later_rounds_measure_what_a_search_for_batches_has_found() -> None:
@@ -99,8 +99,8 @@ def test_later_rounds_measure_what_a_search_for_batches_has_found() -> None:
         for status in [Status(status)]
     }
     rounds = Rounds(plan=plan, count=2)
-    assert [turn.point.batch_size for turn in rounds.turns(1, first)] == [8]
-    assert [turn.point.batch_size for turn in rounds.turns(2, first)] == [20]
+    assert [attempt.point.batch_size for attempt in rounds.attempts(1, first)] == [8]
+    assert [attempt.point.batch_size for attempt in rounds.attempts(2, first)] == [20]
 
 
 class Swept:
@@ -177,7 +177,7 @@ def test_a_failed_point_costs_one_row_and_none_in_the_next_round() -> None:
 @given(count=st.integers(0, 23))
 def test_a_run_that_was_cut_short_goes_on_with_exactly_what_it_lacks(count: int) -> None:
     rounds = rounds_of()
-    whole = [turn.key for number in (1, 2) for turn in rounds.turns(number, {})]
+    whole = [attempt.key for number in (1, 2) for attempt in rounds.attempts(number, {})]
     kept = dict.fromkeys(whole[:count], Status.OK)
     made = {key.point_id: 5 for key in kept}
     swept = Swept(rounds, Before(kept=kept, made=made))
@@ -189,7 +189,7 @@ def test_a_run_that_was_cut_short_goes_on_with_exactly_what_it_lacks(count: int)
 
 def test_a_run_of_one_round_can_go_on_with_more() -> None:
     one, three = rounds_of(count=1), rounds_of(count=3)
-    kept = {turn.key: Status.OK for turn in one.turns(1, {})}
+    kept = {attempt.key: Status.OK for attempt in one.attempts(1, {})}
     swept = Swept(three, Before(kept=kept))
     assert [record.round for record in swept.records] == [2] * 12 + [3] * 12
 

@@ -12,12 +12,12 @@ from raybench.job.point import Precision
 from raybench.sweep.scheduler import Assign, Attempt, Schedule, Skip, workers_needed
 
 
-def turns(points):
-    return [Attempt(index=index, point=point, attempt=1) for index, point in enumerate(points)]
+def attempts(points):
+    return [Attempt(index=index, point=point, number=1) for index, point in enumerate(points)]
 
 
 def schedule(points, devices, isolation="cluster", *, capacity=None, **changes):
-    made = Schedule(turns(points), changes.pop("strategy", "pack"), isolation, **changes)
+    made = Schedule(attempts(points), changes.pop("strategy", "pack"), isolation, **changes)
     made.see(devices, len(devices) if capacity is None else capacity, frozenset(), 0)
     return made
 
@@ -25,7 +25,7 @@ def schedule(points, devices, isolation="cluster", *, capacity=None, **changes):
 def started(made):
     """What starts before anything ends: (index, workers)."""
     decisions = iter(made.next, None)
-    return [(d.turn.index, d.worker_ids) for d in decisions if isinstance(d, Assign)]
+    return [(d.attempt.index, d.worker_ids) for d in decisions if isinstance(d, Assign)]
 
 
 def run_sweep(made):
@@ -34,12 +34,12 @@ def run_sweep(made):
     while (decision := made.next()) is not None:
         decisions.append(decision)
         if isinstance(decision, Assign):
-            made.ended(decision.turn)
+            made.free(decision.attempt)
     return decisions
 
 
 def skipped(made):
-    return {d.turn.index: (d.cause, d.reason) for d in run_sweep(made) if type(d) is Skip}
+    return {d.attempt.index: (d.cause, d.reason) for d in run_sweep(made) if type(d) is Skip}
 
 
 def test_a_point_that_fits_gets_workers_in_rank_order():
@@ -77,18 +77,20 @@ def test_a_lost_worker_is_given_to_nobody_also_when_its_point_ends_later():
     made = schedule([make_point(batch_size=n) for n in (1, 2, 4)], devices, "device")
     assert started(made) == [(0, (0,)), (1, (1,))]
     made.see(devices, 2, frozenset({0}), 0)
-    made.ended(turns([make_point()])[0])
+    made.free(attempts([make_point()])[0])
     assert started(made) == []
-    made.ended(replace(turns([make_point()])[0], index=1))
+    made.free(replace(attempts([make_point()])[0], index=1))
     assert started(made) == [(2, (1,))]
 
 
 def test_a_point_waits_for_workers_that_are_coming_while_smaller_ones_run():
     devices = make_devices(a=2, b=2)
-    made = Schedule(turns([make_point(world_size=4), make_point(world_size=2)]), "pack", "cluster")
+    made = Schedule(
+        attempts([make_point(world_size=4), make_point(world_size=2)]), "pack", "cluster"
+    )
     made.see(devices[:2], 4, frozenset(), pending=2)
     assert started(made) == [(1, (0, 1))]
-    made.ended(Attempt(index=1, point=make_point(world_size=2), attempt=1))
+    made.free(Attempt(index=1, point=make_point(world_size=2), number=1))
     assert made.next() is None
     assert not made.is_done
     made.see(devices, 4, frozenset(), pending=0)
@@ -97,7 +99,7 @@ def test_a_point_waits_for_workers_that_are_coming_while_smaller_ones_run():
 
 
 def test_a_point_is_skipped_when_the_workers_that_were_coming_did_not_come():
-    made = Schedule(turns([make_point(world_size=4)]), "pack", "cluster")
+    made = Schedule(attempts([make_point(world_size=4)]), "pack", "cluster")
     made.see(make_devices(a=2), 2, frozenset(), pending=2)
     assert made.next() is None
     made.see(make_devices(a=2), 2, frozenset(), pending=0)
@@ -155,7 +157,7 @@ def test_points_of_one_world_size_follow_each_other_and_smaller_batches_come_fir
     axes = [(1, 64), (2, 16), (1, 8), (2, 32), (1, 16)]
     points = [make_point(world_size=n, batch_size=batch) for n, batch in axes]
     made = schedule(points, make_devices(a=2))
-    assert [decision.turn.index for decision in run_sweep(made)] == [2, 4, 0, 1, 3]
+    assert [decision.attempt.index for decision in run_sweep(made)] == [2, 4, 0, 1, 3]
 
 
 @given(sizes=st.lists(st.integers(1, 6), max_size=30), strategy=st.sampled_from(["pack", "spread"]))
@@ -185,7 +187,7 @@ def test_with_isolation_node_a_node_has_one_point_and_a_point_of_two_nodes_has_b
     points = [make_point(world_size=n, batch_size=i + 1) for i, n in enumerate((1, 4, 1, 1))]
     made = schedule(points, make_devices(a=2, b=2, c=2), "node")
     assert started(made) == [(1, (0, 1, 2, 3)), (0, (4,))]
-    made.ended(Attempt(index=1, point=points[1], attempt=1))
+    made.free(Attempt(index=1, point=points[1], number=1))
     assert started(made) == [(2, (0,)), (3, (2,))]
 
 
@@ -193,8 +195,8 @@ def test_an_attempt_that_is_made_again_goes_before_what_waits():
     points = [make_point(batch_size=n) for n in (1, 2, 4)]
     made = schedule(points, make_devices(a=1))
     [(index, _)] = started(made)
-    made.ended(turns(points)[index])
-    made.add(Attempt(index=index, point=points[index], attempt=2, tries=2))
+    made.free(attempts(points)[index])
+    made.add(Attempt(index=index, point=points[index], number=2, tries=2))
     assert started(made) == [(index, (0,))]
 
 
@@ -202,7 +204,7 @@ def test_a_process_group_is_kept_when_the_cluster_is_looked_at_again():
     devices = tuple(make_devices(a=6))
     made = schedule([make_point(world_size=n) for n in (4, 2, 2)], devices, "device")
     assert started(made) == [(0, (0, 1, 2, 3)), (1, (4, 5))]
-    for turn in turns([make_point(world_size=4), make_point(world_size=2)]):
-        made.ended(turn)
+    for attempt in attempts([make_point(world_size=4), make_point(world_size=2)]):
+        made.free(attempt)
     made.see(tuple(list(devices)), 6, frozenset(), 0)
     assert started(made) == [(2, (4, 5))]
