@@ -8,6 +8,7 @@ run the same number of collectives.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -50,33 +51,12 @@ from raybench.measure.timing import (
     no_garbage_collection,
     per_step,
 )
-from raybench.records import Breakdown, Profile, Repetition, Samples
+from raybench.records import Measurement, Repetition, Samples
 from raybench.records.checked_answers import DECLARED, check_declared, check_metric
 from raybench.records.failure_text import add_note, brief
 from raybench.records.metric import Metric
 from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What measuring found on one rank; the fields are those of `records.Measurement`."""
-
-    repetitions: tuple[Repetition, ...]
-    items_per_step: int | None = None
-    message_bytes: int | None = None
-    busbw_factor: float | None = None
-    memory_bytes: int | None = None
-    flops_per_step: float | None = None
-    peak_mem_allocated_bytes: int | None = None
-    peak_mem_reserved_bytes: int | None = None
-    energy_j: float | None = None
-    throttle_reasons: tuple[str, ...] = ()
-    sm_clocks_mhz: tuple[int, ...] = ()
-    breakdown: Breakdown | None = None
-    profile: Profile | None = None
-    workload_metrics: Mapping[Metric, float] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +78,19 @@ def measure(
     build: Callable[[], Workload],
     context: Context,
     settings: Measure,
-    built: Callable[[], None],
+    *,
+    began_s: float | None = None,
     profile: bool = False,
     rested: Reading | None = None,
-) -> Measured:
+) -> Measurement:
     """Build, warm up and time the workload `settings.repeats` times.
 
-    built: called after each build, before the first step.
+    began_s: when the set-up began, by `time.perf_counter`; None: when this is called.
     profile: also run the last workload under the profiler, after all else.
     rested: the device's counters when the work before this ended; None: when this is called.
     Raises what the workload raises, and UsageError where a CUDA graph cannot be had.
     """
+    began_s = time.perf_counter() if began_s is None else began_s
     graph.check_device(context)
     session = _Session(
         context=context,
@@ -118,6 +100,7 @@ def measure(
         memory=PeakMemory(context.device),
     )
     found: dict[str, Any] = {}
+    setup_s = 0.0
     for repeat in range(settings.repeats):
         # The workload before this one, cycles included, must be gone: it would count in the peak
         # memory of this one, and may leave no room for it.
@@ -126,7 +109,7 @@ def measure(
         rested = session.counters.read() if repeat or rested is None else rested
         with graph.own_stream(context), _closing(build()) as workload:
             wait_until_unlimited(session.counters, rested)
-            built()
+            setup_s = setup_s or time.perf_counter() - began_s
             found = _sizes(workload)
             _repetition(workload, session)
             found["workload_metrics"] = _own_metrics(workload)
@@ -134,12 +117,14 @@ def measure(
                 with no_garbage_collection():
                     found |= _explanations(workload, session, profile)
         del workload
-    return _measure(session, found)
+    return _measurement(session, setup_s, found)
 
 
-def _measure(session: _Session, found: dict[str, Any]) -> Measured:
+def _measurement(session: _Session, setup_s: float, found: dict[str, Any]) -> Measurement:
     known = [energy for energy in session.energies_j if energy is not None]
-    return Measured(
+    return Measurement(
+        rank=session.context.rank,
+        setup_s=setup_s,
         repetitions=tuple(session.repetitions),
         peak_mem_allocated_bytes=session.memory.allocated_bytes,
         peak_mem_reserved_bytes=session.memory.reserved_bytes,

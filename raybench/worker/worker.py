@@ -11,7 +11,7 @@ import gc
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -156,11 +156,10 @@ class Worker:
         )
 
     def _measurement(self, task: Task, place: RankInfo, group: Group | None) -> Measurement:
-        started_s = time.perf_counter()
+        began_s = time.perf_counter()
         self._group.join(task, place, group)
         point, context = task.point, self._context(task, place)
         workload_class = registry.load(point.workload)
-        setup_s: list[float] = []
 
         def build() -> Workload:
             # For each repeat alike.
@@ -169,11 +168,13 @@ class Worker:
             workload: Workload = workload_class(context, **point.params)
             return workload
 
-        def built() -> None:
-            setup_s.append(time.perf_counter() - started_s)
-
         done = phases.measure(
-            build, context, task.settings, built, profile=task.profile, rested=self._rested
+            build,
+            context,
+            task.settings,
+            began_s=began_s,
+            profile=task.profile,
+            rested=self._rested,
         )
         self._rest()
         warnings = (*done.warnings, *self._precision_warnings(point.precision))
@@ -183,11 +184,10 @@ class Worker:
         self._group.join(task, place, group)
         self._group.free_buffers(self._state.holds_device_memory)
         precision.apply(point.precision)
-        found = {field.name: getattr(done, field.name) for field in fields(done)}
-        return Measurement(
-            **(found | self._flops_fields(done, point, context, group) | {"warnings": warnings}),
-            rank=place.rank,
-            setup_s=setup_s[0],
+        return replace(
+            done,
+            **self._flops_fields(done, point, context, group),
+            warnings=warnings,
             gemm_tflops=self._gemm_tflops[point.precision],
             # Launches stay slower after a profiler was in use (pytorch#144455).
             worker_reusable=done.profile is None,
@@ -205,7 +205,7 @@ class Worker:
         )
 
     def _flops_fields(
-        self, done: phases.Measured, point: Point, context: Context, group: Group | None
+        self, done: Measurement, point: Point, context: Context, group: Group | None
     ) -> dict[str, Any]:
         """The operations of a step and, where there is a breakdown, how they were got."""
         if done.flops_per_step is not None:

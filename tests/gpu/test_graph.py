@@ -12,7 +12,8 @@ from raybench.errors import UsageError
 from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.measure.graph import TRIAL_REPLAYS
-from raybench.measure.phases import Measured, measure
+from raybench.measure.phases import measure
+from raybench.records import Measurement
 from raybench.workloads import precision
 from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp
@@ -62,11 +63,11 @@ class Waiting(Counting):
         self._total.item()
 
 
-def measured(workload: object, context: Context) -> Measured:
-    return measure(lambda: workload, context, SETTINGS, lambda: None)
+def measured(workload: object, context: Context) -> Measurement:
+    return measure(lambda: workload, context, SETTINGS)
 
 
-def median_ns(done: Measured) -> float:
+def median_ns(done: Measurement) -> float:
     (repetition,) = done.repetitions
     return float(torch.tensor(repetition.timed.step_ns).double().median())
 
@@ -108,7 +109,7 @@ def test_a_long_kernel_takes_as_long_in_a_graph():
 def test_training_can_be_captured_and_leaves_no_memory_behind():
     before = torch.cuda.memory_allocated()
     context = make_context(cuda_graph=True)
-    done = measure(lambda: Mlp(context, hidden=256, layers=3), context, SETTINGS, lambda: None)
+    done = measure(lambda: Mlp(context, hidden=256, layers=3), context, SETTINGS)
     assert median_ns(done) > 0
     assert done.peak_mem_allocated_bytes > 0
     torch._C._cuda_clearCublasWorkspaces()

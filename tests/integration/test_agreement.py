@@ -15,7 +15,8 @@ import torch.distributed as dist
 from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.measure.agreement import all_ranks_ns, as_rank_0_says, slowest_rank_ns
-from raybench.measure.phases import Measured, measure
+from raybench.measure.phases import measure
+from raybench.records import Measurement
 from raybench.workloads.base import Context
 
 CPU = torch.device("cpu")
@@ -34,7 +35,7 @@ class Lagging:
         time.sleep(self._pause_s)
 
 
-def run_rank(rank: int, folder: str) -> tuple[list[int], int, Measured]:
+def run_rank(rank: int, folder: str) -> tuple[list[int], int, Measurement]:
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
@@ -54,13 +55,13 @@ def run_rank(rank: int, folder: str) -> tuple[list[int], int, Measured]:
     assert all_ranks_ns([5, rank], CPU) == [[5, 0], [5, 1]]
     decision = as_rank_0_says(lambda: 40 + rank, CPU)
     settings = Measure(target_ci=0.5, min_seconds=0.4, breakdown=False)
-    done = measure(lambda: Lagging(rank), context, settings, lambda: None)
+    done = measure(lambda: Lagging(rank), context, settings)
     dist.destroy_process_group()
     return slowest, decision, done
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[int], int, Measured]]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[int], int, Measurement]]:
     folder: Path = tmp_path_factory.mktemp("gloo")
     # Not fork: torch's threads do not survive it.
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -64,7 +65,7 @@ def measured(clock, settings, *, cold_s=1.0, step_s=0.01):
         return workloads[-1]
 
     settings = settings.model_copy(update={"breakdown": False})
-    done = phases.measure(build, lone_context(), settings, lambda: None)
+    done = phases.measure(build, lone_context(), settings)
     assert all(workload.closed for workload in workloads)
     return done
 
@@ -125,7 +126,7 @@ def test_a_repeat_is_built_when_the_one_before_is_gone_even_without_a_close():
     built: list[weakref.ref[Cyclic]] = []
     alive: list[int] = []
     settings = Measure(warmup=1, iterations=1, repeats=3, breakdown=False)
-    phases.measure(Cyclic, lone_context(), settings, lambda: None)
+    phases.measure(Cyclic, lone_context(), settings)
     assert alive == [0, 0, 0]
 
 
@@ -140,7 +141,7 @@ def test_an_error_of_close_is_a_note_on_the_error_before_it():
             raise ValueError("nothing to close")
 
     with pytest.raises(torch.OutOfMemoryError, match="too big") as caught:
-        phases.measure(Broken, lone_context(), Measure(), lambda: None)
+        phases.measure(Broken, lone_context(), Measure())
     assert caught.value.__notes__ == ["close() then raised ValueError: nothing to close"]
 
 
@@ -158,7 +159,6 @@ def test_an_error_of_close_alone_is_raised():
             Broken,
             lone_context(),
             Measure(warmup=1, iterations=1, breakdown=False),
-            lambda: None,
         )
 
 
@@ -187,9 +187,7 @@ class Sinking(Paced):
 def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock):
     settings = Measure(breakdown=False)
     workload = Sinking(clock, 0.01, 0.01)
-    (repetition,) = phases.measure(
-        lambda: workload, lone_context(), settings, lambda: None
-    ).repetitions
+    (repetition,) = phases.measure(lambda: workload, lone_context(), settings).repetitions
     assert len(repetition.warmup.step_ns) > 250
     assert max(repetition.warmup.step_ns) > 10_400_000
     assert set(repetition.timed.step_ns) == {10_000_000}
@@ -199,9 +197,7 @@ def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock):
 def test_each_timed_block_begins_with_two_untimed_steps(clock):
     workload = Paced(clock, 0.01, 0.01)
     settings = Measure(warmup=10, iterations=50, breakdown=False)
-    (repetition,) = phases.measure(
-        lambda: workload, lone_context(), settings, lambda: None
-    ).repetitions
+    (repetition,) = phases.measure(lambda: workload, lone_context(), settings).repetitions
     warm_end_ns = repetition.warmup.start_ns[-1] + repetition.warmup.step_ns[-1]
     assert repetition.timed.start_ns[0] - warm_end_ns == 20_000_000
     assert clock[0] == (10 + 2 + 50) * 10_000_000
@@ -262,9 +258,7 @@ class Sized:
 
 
 def test_what_a_workload_says_of_its_step_is_handed_on():
-    done = phases.measure(
-        lambda: Sized([]), lone_context(), Measure(warmup=1, iterations=1), lambda: None
-    )
+    done = phases.measure(lambda: Sized([]), lone_context(), Measure(warmup=1, iterations=1))
     for name in ("items_per_step", "message_bytes", "busbw_factor", "memory_bytes"):
         assert getattr(done, name) == getattr(Sized, name)
     assert done.flops_per_step == 2e9
@@ -275,15 +269,13 @@ def test_what_a_workload_says_of_its_step_is_handed_on():
 def test_a_workload_checks_itself_after_warm_up_and_after_the_timed_steps():
     calls: list[str] = []
     settings = Measure(warmup=1, iterations=1, repeats=2, breakdown=False)
-    phases.measure(lambda: Sized(calls), lone_context(), settings, lambda: None)
+    phases.measure(lambda: Sized(calls), lone_context(), settings)
     assert calls == ["step", "check", "step", "check", "close"] * 2
 
 
 def test_a_wrong_result_ends_the_point():
     with pytest.raises(ValueError, match="not 3"):
-        phases.measure(
-            lambda: Sized([], lambda: True), lone_context(), Measure(warmup=1), lambda: None
-        )
+        phases.measure(lambda: Sized([], lambda: True), lone_context(), Measure(warmup=1))
 
 
 def test_breakdown_and_profile_come_last_and_once(monkeypatch: pytest.MonkeyPatch):
@@ -304,7 +296,6 @@ def test_breakdown_and_profile_come_last_and_once(monkeypatch: pytest.MonkeyPatc
         lambda: Sized(calls),
         lone_context(),
         Measure(warmup=1, iterations=1, repeats=2),
-        lambda: None,
         profile=True,
     )
     once = ["step", "check", "step", "check"]
@@ -361,7 +352,7 @@ def test_the_peak_memory_is_of_what_follows_the_warm_up(
     monkeypatch.setattr(phases, "PeakMemory", Watched)
     settings = Measure(warmup=3, iterations=2, breakdown=False)
     build = partial(Stepping, clock, 0.1, 0.1)
-    phases.measure(build, lone_context(), settings, lambda: None)
+    phases.measure(build, lone_context(), settings)
     assert done[: done.index("forget")] == ["step"] * 3
     assert "step" in done[done.index("forget") :]
 
@@ -376,6 +367,7 @@ def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(
     def wait(counters: Throttling, since: Reading) -> None:
         assert since == rested
         done.append("waited")
+        time.sleep(0.02)
 
     monkeypatch.setattr(phases, "wait_until_unlimited", wait)
 
@@ -384,11 +376,13 @@ def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(
         return Paced(clock, 0.1, 0.1)
 
     settings = Measure(warmup=1, iterations=1, breakdown=False)
-    phases.measure(build, lone_context(), settings, lambda: done.append("set up"), rested=rested)
-    assert done == ["built", "waited", "set up"]
+    began_s = time.perf_counter() - 100
+    found = phases.measure(build, lone_context(), settings, began_s=began_s, rested=rested)
+    assert done == ["built", "waited"]
+    assert found.setup_s >= 100.02
 
 
 def test_a_cuda_graph_is_refused_on_a_cpu():
     context = replace(lone_context(), cuda_graph=True)
     with pytest.raises(UsageError, match="cuda_graph: needs a CUDA device, given cpu"):
-        phases.measure(lambda: Sized([]), context, Measure(), lambda: None)
+        phases.measure(lambda: Sized([]), context, Measure())
