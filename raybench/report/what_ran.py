@@ -7,7 +7,9 @@ from typing import Any
 
 from raybench.analysis.settings import setting, setting_order
 from raybench.report import formatting
+from raybench.results.rows import text
 from raybench.workloads.model_sizes import parameter_count
+from raybench.workloads.parameters import ddp_defaults
 
 Row = Mapping[str, Any]
 
@@ -22,12 +24,9 @@ _MODELS = {
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 # Said with words of their own, or of no interest where they are as torch has them.
 _OWN_WORDS = ("hidden", "layers", "preset", "optimizer", "seq_len", "operation", "size_bytes")
-_USUAL = {
-    "bucket_cap_mb": "25",
+_USUAL = {name: text(default) for name, default in ddp_defaults().items()} | {
     "compile": "false",
     "grad_accumulation": "1",
-    "gradient_as_bucket_view": "false",
-    "static_graph": "false",
     "activation_checkpointing": "false",
     "dtype": "float32",
     "distributed_sampler": "true",

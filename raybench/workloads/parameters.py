@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypedDict
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypedDict, get_type_hints
 
 from pydantic import Field
+
+from raybench.job.point import Scalar
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
 
@@ -25,7 +28,9 @@ Compile = Annotated[
 class DdpOptions(TypedDict, total=False):
     """Options of DistributedDataParallel as parameters: `**ddp: Unpack[DdpOptions]`.
 
-    Without effect when world_size is 1. Their defaults are torch's.
+    One more here is a setting of each workload that takes them and an argument of torch's class,
+    and nothing else knows their names. Without effect when world_size is 1. Their defaults are
+    torch's.
     """
 
     bucket_cap_mb: Annotated[
@@ -47,3 +52,9 @@ class DdpOptions(TypedDict, total=False):
         bool,
         Field(default=False, description="DDP: promise that the graph is the same in every step."),
     ]
+
+
+def ddp_defaults() -> Mapping[str, Scalar]:
+    """Return the default of each option of DistributedDataParallel."""
+    hints = get_type_hints(DdpOptions, include_extras=True)
+    return {name: hint.__metadata__[0].default for name, hint in hints.items()}

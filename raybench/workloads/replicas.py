@@ -16,13 +16,13 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from raybench.records import NOT_WRAPPED
+from raybench.workloads.parameters import ddp_defaults
 
 if TYPE_CHECKING:
     from raybench.workloads.base import Context
 
 CommHook = Callable[[Any, GradBucket], Future[Tensor]]
 
-_TORCH_BUCKET_CAP_MB = 25
 _COMPILED = "unknown: a compiled model would be compiled anew for another way of reducing"
 _OWN_HOOK = "unknown: the workload has a communication hook of its own"
 
@@ -51,10 +51,11 @@ class Replicas:
         if context.world_size == 1 or context.device.type == "meta":
             return model
         on_gpu = context.device.type == "cuda"
-        settings: dict[str, Any] = {"device_ids": [context.device] if on_gpu else None, **options}
-        # Given a number, torch uses it for the first bucket too; its default begins with 1 MiB.
-        if settings.get("bucket_cap_mb") == _TORCH_BUCKET_CAP_MB:
-            del settings["bucket_cap_mb"]
+        # A default is not given: where torch is given `bucket_cap_mb`, it is that of the first
+        # bucket too, which has 1 MiB else.
+        usual = ddp_defaults().items()
+        chosen = {name: value for name, value in options.items() if (name, value) not in usual}
+        settings = {"device_ids": [context.device] if on_gpu else None, **chosen}
         ddp = DistributedDataParallel(model, **settings)
         self._wrapped[ddp] = _Wrapped(options=settings)
         return ddp

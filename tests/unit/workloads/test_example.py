@@ -15,6 +15,7 @@ import torch
 from raybench.job import registry
 from raybench.job.point import Precision
 from raybench.workloads.base import Context
+from raybench.workloads.parameters import ddp_defaults
 
 DOCS = Path(__file__).parents[3] / "docs"
 EXAMPLE = DOCS / "examples" / "convnet.py"
@@ -51,7 +52,7 @@ def test_the_example_trains_in_every_precision(example: ModuleType, precision: P
 def test_the_parameters_of_the_example_can_be_read_from_its_signature(example: ModuleType) -> None:
     names = [setting.name for setting in registry.parameters(example.ConvNet)]
     own = ["channels", "image_size", "memory_format", "compile"]
-    assert names == [*own, "bucket_cap_mb", "gradient_as_bucket_view", "static_graph"]
+    assert names == [*own, *ddp_defaults()]
     assert not registry.lacks_items(example.ConvNet)
 
 

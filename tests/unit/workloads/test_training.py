@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import math
 import subprocess
 import sys
@@ -11,15 +12,17 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads import training
+from raybench.workloads import replicas, training
 from raybench.workloads.base import Context
 from raybench.workloads.layers import DECODER_PRESETS, Decoder
 from raybench.workloads.linear import Linear
 from raybench.workloads.mlp import Mlp
+from raybench.workloads.parameters import ddp_defaults
 from raybench.workloads.training import Training
 from raybench.workloads.transformer import Transformer
 
@@ -387,3 +390,28 @@ def test_the_model_of_a_workload_is_the_bare_one() -> None:
     assert workload.model is workload.training.model
     workload.close()
     assert not hasattr(workload, "model")
+
+
+def test_each_option_of_ddp_is_an_argument_of_torch_whose_default_it_has() -> None:
+    arguments = inspect.signature(DistributedDataParallel).parameters
+    for name, default in ddp_defaults().items():
+        # None stands for the 25 MiB of a bucket.
+        assert arguments[name].default in (default, None)
+
+
+def test_an_option_of_ddp_reaches_torch_only_where_it_is_not_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[dict[str, object]] = []
+
+    class Noted(nn.Module):
+        def __init__(self, model: nn.Module, **given: object) -> None:
+            super().__init__()
+            seen.append(given)
+
+    monkeypatch.setattr(replicas, "DistributedDataParallel", Noted)
+    context = replace(make_context(), world_size=2)
+    for options in ({}, {"bucket_cap_mb": 25}, {"bucket_cap_mb": 50, "static_graph": True}):
+        context.ddp(nn.Linear(2, 2), **options)
+    always: dict[str, object] = {"device_ids": None}
+    assert seen == [always, always, always | {"bucket_cap_mb": 50, "static_graph": True}]
