@@ -105,8 +105,10 @@ def load_summary(results: Path, run: str) -> Summary:
 
     root, run_id = reader.find_run(results, run)
     found = reader.read_run(root, run_id)
-    devices, points = (reader.load(root, table, run_id) for table in ("devices", "points"))
-    return summarize(found, devices, points, known_starts(root, found))
+    devices, points, regions = (
+        reader.load(root, table, run_id) for table in ("devices", "points", "regions")
+    )
+    return summarize(found, devices, points, known_starts(root, found), regions)
 
 
 def _format(summary: Summary, kind: str, *, colored: bool) -> str:
@@ -278,7 +280,7 @@ def _show_point(results: Path, run_id: str, prefix: str, as_json: bool) -> str:
 
 def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
     from raybench.analysis.device_states import device_states
-    from raybench.analysis.modules import slowest_modules
+    from raybench.analysis.modules import slowest_modules, slowest_regions
     from raybench.analysis.ranks import rank_steps
     from raybench.analysis.step_times import step_times
     from raybench.report.export.as_json import records
@@ -290,15 +292,16 @@ def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
     point_id = reader.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
     attempts = records(points[points["point_id"] == point_id].sort_values("attempt"))
     row = attempts[-1]
-    samples, modules = (
+    samples, modules, regions = (
         reader.load_attempt(results, table, run_id, point_id, row["attempt"])
-        for table in ("samples", "modules")
+        for table in ("samples", "modules", "regions")
     )
     telemetry = reader.load(results, "telemetry", run_id)
     return PointDetails(
         row=row,
         ranks=rank_steps(samples),
         modules=slowest_modules(modules),
+        regions=slowest_regions(regions),
         states=device_states(telemetry, row["started_at"], row["duration_s"]),
         wrote_logs=bool(reader.logs(results, run_id, point_id)),
         traces=[str(path) for path in reader.traces(results, run_id, point_id, row["attempt"])],

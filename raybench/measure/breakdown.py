@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -18,8 +18,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from raybench.measure.agreement import on_any_rank
 from raybench.measure.buckets import BucketMarks, comm_ms, tail_ms
 from raybench.measure.device_time import OptimizerMarks, time_queued_steps
+from raybench.measure.regions import RegionMarks, region_times
 from raybench.measure.timing import Step, Timer, align_ranks, loop_step, no_garbage_collection
-from raybench.records import Breakdown
+from raybench.records import Breakdown, RegionTime
 from raybench.stats.stragglers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
 
@@ -77,17 +78,26 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     The workload is used up: if it has peers, its gradients are not reduced any more.
     """
     if context.cuda_graph:
-        return Breakdown(methods=dict.fromkeys(_ALL, _GRAPH))
+        columns = (*_ALL, "regions") if context.regions.are_used else _ALL
+        return Breakdown(methods=dict.fromkeys(columns, _GRAPH))
     session = _Session(workload=workload, timer=timer, context=context, extent=extent)
     with no_garbage_collection():
-        if context.world_size == 1:
-            return _local(session, _Communication())
-        set_hook = hook_setter(workload, context)
-        if isinstance(set_hook, str):
-            return Breakdown(methods=dict.fromkeys(_ALL, set_hook))
-        communication = _communication(session, set_hook)
-        set_hook(noop_hook)
-        return _local(session, communication)
+        # First: while the step is the one that was timed.
+        regions = _regions(session)
+        parts = _parts(session)
+    methods = {**parts.methods, **_region_methods(context)}
+    return replace(parts, regions=regions, methods=methods)
+
+
+def _parts(session: _Session) -> Breakdown:
+    if session.context.world_size == 1:
+        return _local(session, _Communication())
+    set_hook = hook_setter(session.workload, session.context)
+    if isinstance(set_hook, str):
+        return Breakdown(methods=dict.fromkeys(_ALL, set_hook))
+    communication = _communication(session, set_hook)
+    set_hook(noop_hook)
+    return _local(session, communication)
 
 
 def hook_setter(workload: Workload, context: Context) -> SetHook | str:
@@ -109,6 +119,38 @@ class _Session:
     def step(self) -> Step:
         """As many steps as a timed sample has."""
         return loop_step(self.workload.step, self.extent.inner)
+
+
+def _regions(session: _Session) -> tuple[RegionTime, ...]:
+    """Time the regions of the step, in steps that are as the timed ones else."""
+    context, inner = session.context, session.extent.inner
+    if not on_any_rank(context.regions.are_used, context.device):
+        return ()
+    marks = RegionMarks(context.device)
+
+    def step() -> None:
+        session.workload.step()
+        marks.end_step()
+
+    with context.regions.timed_by(marks.region):
+        for _ in range(_WARMUP_STEPS):
+            step()
+        steps_ms = _block_ms(loop_step(step, inner), session.extent.steps, session)
+    return region_times(marks.take()[-len(steps_ms) * inner :], statistics.median(steps_ms))
+
+
+def _region_methods(context: Context) -> dict[str, str]:
+    """Tell how regions were timed, and which are left out because they are compiled."""
+    told = []
+    if context.regions.are_used:
+        clock = "CUDA events" if context.device.type == "cuda" else "host clock"
+        told.append(
+            f"{clock} around the `with` block, in steps that are otherwise as the timed ones"
+        )
+    if context.regions.compiled:
+        names = ", ".join(sorted(map(str, context.regions.compiled)))
+        told.append(f"unknown where they are inside code for torch.compile: {names}")
+    return {"regions": "; ".join(told)} if told else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

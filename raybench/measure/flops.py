@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from raybench.errors import UsageError
 from raybench.job.point import Precision, Scalar
 from raybench.records.failure_text import brief, message_of, says
-from raybench.workloads.base import Context, PartTimes
+from raybench.workloads.base import Context, PartTimes, Regions
 
 _METHOD = "matrix products, convolutions and attention of one step, counted on meta tensors"
 _REMEDY = "set flops_per_step in the class to tell it"
@@ -57,6 +57,7 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
         precision=Precision.FP32,
         cuda_graph=False,
         parts=PartTimes(),
+        regions=Regions(),
     )
     try:
         with _no_trace(context.device):

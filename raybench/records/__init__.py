@@ -137,6 +137,19 @@ class Repetition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegionTime:
+    """Time per step in one region of the step, the median over instrumented steps.
+
+    name: as the step gives it. calls: how often it was entered in a step. share: of those steps.
+    """
+
+    name: str
+    calls: int
+    ms: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
     """Where one rank's step goes, from steps that were run after the timed ones.
 
@@ -148,7 +161,8 @@ class Breakdown:
     comm_ms: for each of these, the time collectives took, waits for peers included.
     tail_ms: for each of these, from the last gradient being ready to the end of the last
     collective.
-    methods: how each column of `points` was got, or why it is missing.
+    regions: parts that the step names itself, in the order in which it entered them.
+    methods: how each column of `points` and the regions were got, or why they are missing.
 
     Where steps are timed in inner loops, a step of local_ms and hooked_ms is the mean of a loop.
     """
@@ -159,6 +173,7 @@ class Breakdown:
     hooked_ms: tuple[float, ...] = ()
     comm_ms: tuple[float, ...] = ()
     tail_ms: tuple[float, ...] = ()
+    regions: tuple[RegionTime, ...] = ()
     methods: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -155,6 +155,10 @@ def _breakdown_problems(breakdown: Breakdown | None) -> Iterator[str]:
         **{f"comm_ms[{place}]": ms for place, ms in enumerate(breakdown.comm_ms)},
         **{f"tail_ms[{place}]": ms for place, ms in enumerate(breakdown.tail_ms)},
     )
+    for region in breakdown.regions:
+        if not isinstance(region.name, str):
+            yield f"the name of a region must be a text, given {_quote(region.name)}"
+        yield from _amount_problems(calls=region.calls, region_ms=region.ms, share=region.share)
 
 
 def _profile_problems(profile: Profile | None) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from raybench.records.metric import Metric
 from raybench.report import formatting
-from raybench.report.tables import MARK_COLUMN, POINT_COLUMN, Table
+from raybench.report.tables import MARK_COLUMN, POINT_COLUMN, REGION_SHARE, Table
 from raybench.results.metrics import BY_NAME, PARTS, RATES, SCALING
 
 _STEP = (
@@ -18,6 +18,10 @@ _STEP = (
 _STEP_OF_MAXIMA = (
     "Step: the slowest rank's time of each iteration, its median over the iterations, "
     "± half its 95 % interval."
+)
+_REGIONS = (
+    "Regions: parts that the step names itself, each on the rank where it takes longest, and their "
+    "share of the instrumented step in which they were timed."
 )
 _PARTS_FROM = (
     "The parts are those of the slowest rank, from instrumented steps after the timed ones, so "
@@ -62,6 +66,8 @@ def explain(
     if POINT_COLUMN in shown:
         points.append("Point: its id, for `raybench show RUN POINT`.")
     paragraphs = [points, [*parts, *rates, _PARTS_FROM]] if parts else [[*points, *rates]]
+    if REGION_SHARE in shown:
+        paragraphs.append([_REGIONS])
     return tuple(filter(None, [*map(" ".join, paragraphs), _marks(tables)]))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis.best import best_settings
+from raybench.analysis.modules import regions_by_point
 from raybench.analysis.rounds import Trials, latest_trials, without_controls
 from raybench.analysis.scaling import is_by_mean, scaling
 from raybench.analysis.settings import batch_column
@@ -26,7 +27,7 @@ from raybench.report.rounds import (
     meaning_of_plus_minus,
     more_rounds,
 )
-from raybench.report.tables import Layout, Table, make_tables
+from raybench.report.tables import Layout, Table, make_tables, region_tables
 from raybench.results.run import Run
 
 Row = dict[str, Any]
@@ -48,6 +49,7 @@ class Summary:
     precision: what is gained over fp32, where the findings do not say it already.
     largest_batches: where the run has searched for them.
     ranks: what a rank runs on.
+    regions: of the step of each point, by its id; region_tables: the same to be read.
     plus_minus: a sentence, what ± holds over. by_mean: whether rates follow the mean step.
     explanation: paragraphs.
     more_rounds: what further rounds would cost and give; None where the run has enough.
@@ -68,6 +70,8 @@ class Summary:
     largest_batches: tuple[LargestBatch, ...]
     ranks: str
     tables: tuple[Table, ...]
+    regions: Mapping[str, Sequence[Row]]
+    region_tables: tuple[Table, ...]
     failures: tuple[MessageGroup, ...]
     without_speed_up: tuple[MessageGroup, ...]
     warnings: tuple[MessageGroup, ...]
@@ -96,11 +100,13 @@ def summarize(
     devices: pd.DataFrame,
     points: pd.DataFrame,
     starts: Mapping[str, StartNoise] | None = None,
+    regions: pd.DataFrame | None = None,
 ) -> Summary:
     """Make the report of one run: its rows of `devices` and `points`, as `raybench.load` gives
     them.
 
     starts: how far starts scatter in other runs of the same, by kind of points.
+    regions: its rows of that table.
     """
     frame = scaling(points, run.baseline, starts)
     rows, trials = _rows(frame), Trials(points)
@@ -116,6 +122,8 @@ def summarize(
         unit=formatting.unit_of(rows),
     )
     tables = make_tables(rows, layout)
+    of_points = {} if regions is None else regions_by_point(regions)
+    regions_shown = region_tables(rows, of_points, layout)
     by_mean = any(row["status"] == "ok" and is_by_mean(row) for row in rows)
     largest = largest_batches.largest_batches(rows)
     plus_minus = meaning_of_plus_minus(rows)
@@ -134,6 +142,8 @@ def summarize(
         largest_batches=largest,
         ranks=ranks,
         tables=tables,
+        regions=of_points,
+        region_tables=regions_shown,
         failures=failures(attempts),
         without_speed_up=group_messages(_whys(rows)),
         warnings=group_messages(
@@ -144,7 +154,9 @@ def summarize(
         ),
         plus_minus=plus_minus,
         by_mean=by_mean,
-        explanation=explain(tables, run.baseline, ranks, plus_minus, by_mean=by_mean),
+        explanation=explain(
+            (*tables, *regions_shown), run.baseline, ranks, plus_minus, by_mean=by_mean
+        ),
         more_rounds=more_rounds(rows, trials),
         scaling=frame,
     )

@@ -34,7 +34,9 @@ _SETTINGS = (*EXECUTION, "batch", "world_size")
 WHERE_IT_GOES = "where the step goes"
 MARK_COLUMN = "!"
 POINT_COLUMN = "point"
-_TEXTS = (MARK_COLUMN, POINT_COLUMN)
+REGION_COLUMN = "region"
+REGION_SHARE = "of step"
+_TEXTS = (MARK_COLUMN, POINT_COLUMN, REGION_COLUMN)
 
 
 def marks(row: Row) -> str:
@@ -155,16 +157,55 @@ class Layout:
 
 def make_tables(rows: Sequence[Row], layout: Layout) -> tuple[Table, ...]:
     """Make the tables of all points: after each the one of where its steps go, if that is known."""
+    return tuple(table for group in _groups(rows, layout) for table in _tables(group, layout))
+
+
+def region_tables(
+    rows: Sequence[Row], regions: Mapping[str, Sequence[Row]], layout: Layout
+) -> tuple[Table, ...]:
+    """Make the tables of the regions that steps name: a line for each region of a point.
+
+    regions: by point_id, as `raybench.analysis.modules.regions_by_point` gives them.
+    """
+    tables = []
+    for group in _groups(rows, layout):
+        names = layout.columns(group)
+        lines = [
+            row | region
+            for row in _in_order(group, names)
+            for region in regions.get(row["point_id"], ())
+        ]
+        if lines:
+            kind = f"regions of the step, {layout.unit.name}"
+            columns = _regions(layout.unit)
+            tables.append(_table(lines, names, layout, columns, kind=kind, shows=metrics.PARTS))
+    return tuple(tables)
+
+
+def _groups(rows: Sequence[Row], layout: Layout) -> list[list[Row]]:
+    """Group the points by the table that they are in."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         key = (row["workload"], str(row["scaling"]), *layout.params_of_a_table(row).items())
         groups.setdefault(key, []).append(row)
-    return tuple(table for group in groups.values() for table in _tables(group, layout))
+    return list(groups.values())
+
+
+def _in_order(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    return sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
+
+
+def _regions(unit: formatting.Unit) -> list[_Column]:
+    return [
+        (REGION_COLUMN, lambda row: formatting.plain(row["region"])),
+        ("time", lambda row: formatting.part(row["region_ms"], unit)),
+        (REGION_SHARE, lambda row: formatting.percent(row["share_pct"] / 100)),
+    ]
 
 
 def _tables(rows: Sequence[Row], layout: Layout) -> list[Table]:
     names = layout.columns(rows)
-    ordered = sorted(rows, key=lambda row: [setting_order(setting(row, name)) for name in names])
+    ordered = _in_order(rows, names)
     first = rows[0]
     kind, unit = _kind(first, names, layout), layout.unit
     own = workload_metrics(rows)

@@ -34,7 +34,7 @@ def _parts_without_twins(root: Path, run_id: str) -> Iterator[tuple[Path, _Attem
     Their rows may be in another part: somebody may have put many into one.
     """
     twins = {path.name for path in _parts(root, "points", run_id)}
-    for table in ("samples", "modules"):
+    for table in ("samples", "modules", "regions"):
         for path in _parts(root, table, run_id):
             if path.name not in twins:
                 yield path, attempts_in([path], table)

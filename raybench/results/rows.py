@@ -229,6 +229,21 @@ def module_rows(run_id: str, record: Record) -> Iterator[Row]:
             }
 
 
+def region_rows(run_id: str, record: Record) -> Iterator[Row]:
+    """Return the rows of `regions`: parts of the step that it names itself, of each rank."""
+    keys = {"run_id": run_id, "point_id": record.point.point_id, "attempt": record.attempt}
+    for measurement in record.measurements:
+        for region in measurement.breakdown.regions if measurement.breakdown else ():
+            yield {
+                **keys,
+                "rank": measurement.rank,
+                "region": region.name,
+                "calls": region.calls,
+                "region_ms": region.ms,
+                "share_pct": 100 * region.share,
+            }
+
+
 def telemetry_row(run_id: str, sample: DeviceSample) -> Row:
     """Make a row of `telemetry`."""
     names = DeviceSample.__dataclass_fields__

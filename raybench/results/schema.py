@@ -1,4 +1,4 @@
-"""The columns of the six tables: their types, units and meaning.
+"""The columns of the seven tables: their types, units and meaning.
 
 The types are Arrow's. Speed-up and efficiency are not here: they are derived when reporting.
 
@@ -20,7 +20,8 @@ History of the schema (a change of any column raises SCHEMA_VERSION and adds a l
        those of the slowest rank, comm_exposed_ms may be negative, wait_ms is bounded by the step,
        and slowest_rank is null where no rank stands out;
        runs: seed; points: round, is_control, control_of; samples: round, is_control. A point has a
-       row for each round; points: workload_metrics, workload_headings (null in the first parts)
+       row for each round; points: workload_metrics, workload_headings (null in the first parts);
+       table regions
 """
 
 from __future__ import annotations
@@ -266,6 +267,15 @@ _MODULES = (
     *_columns("double", "ms", forward_ms="per step", backward_ms="per step"),
 )
 
+_REGIONS = (
+    *_KEYS,
+    *_columns("int64", "", rank="rank"),
+    *_columns("string", "", region="name that the step gives it"),
+    *_columns("int64", "", calls="per step"),
+    *_columns("double", "ms", region_ms="per step, median"),
+    *_columns("double", "%", share_pct="of the steps in which it was timed"),
+)
+
 TABLES = {
     "runs": _RUNS,
     "points": _POINTS,
@@ -273,6 +283,7 @@ TABLES = {
     "devices": _DEVICES,
     "telemetry": _TELEMETRY,
     "modules": _MODULES,
+    "regions": _REGIONS,
 }
 
 

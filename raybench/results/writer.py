@@ -100,6 +100,7 @@ class RunStore:
         self._write_traces(whole)
         self._write_logs(whole)
         self._write_each("modules", part, [each.modules for each in kept])
+        self._write_each("regions", part, [each.regions for each in kept])
         self._write_each("points", part, [each.point for each in kept])
         return [each.record for each in kept]
 
@@ -132,6 +133,7 @@ class RunStore:
             record=record,
             samples=pa.table(columns, schema("samples")) if columns else None,
             modules=_table("modules", list(rows.module_rows(self.run_id, record))),
+            regions=_table("regions", list(rows.region_rows(self.run_id, record))),
             point=_table("points", [rows.point_row(self.run_id, record, self.measure, self.code)]),
         )
 
@@ -209,6 +211,7 @@ class _Tables:
     record: Record
     samples: pa.Table | None
     modules: pa.Table | None
+    regions: pa.Table | None
     point: pa.Table | None
 
 

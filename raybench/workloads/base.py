@@ -28,8 +28,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -76,6 +76,46 @@ class PartTimes:
         return spent_ns
 
 
+class Regions:
+    """The parts of a step that are timed on the device, in instrumented steps only.
+
+    are_used: the step has named a region since this was made.
+    compiled: names of regions inside code that torch.compile has compiled, which are left out.
+    """
+
+    def __init__(self) -> None:
+        from torch.compiler import assume_constant_result, is_compiling
+
+        self.are_used = False
+        self.compiled = compiled = set[str]()
+        self._is_compiling = is_compiling
+        # The compiler calls it while it compiles, and compiled code does not.
+        self._leave_out = assume_constant_result(lambda name: compiled.add(name))
+        self._time: Callable[[str], AbstractContextManager[None]] | None = None
+
+    def region(self, name: str) -> AbstractContextManager[None]:
+        """As Context.region."""
+        if self._is_compiling():
+            self._leave_out(name)
+            return _UNTIMED
+        if self._time is None:
+            self.are_used = True
+            return _UNTIMED
+        return self._time(name)
+
+    @contextmanager
+    def timed_by(self, time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
+        """Inside the `with` block each region runs in what `time` gives for its name."""
+        self._time = time
+        try:
+            yield
+        finally:
+            self._time = None
+
+
+_UNTIMED = nullcontext()
+
+
 def _no_replicas() -> Replicas:
     from raybench.workloads.replicas import Replicas
 
@@ -103,6 +143,7 @@ class Context(Execution):
     batch_size: int
     seed: int = 0
     parts: PartTimes = field(default_factory=PartTimes)
+    regions: Regions = field(default_factory=Regions)
     replicas: Replicas = field(default_factory=_no_replicas)
 
     def ddp(self, model: nn.Module, **options: Any) -> nn.Module:
@@ -119,6 +160,14 @@ class Context(Execution):
         model: as `ddp` gave it.
         """
         return self.replicas.no_sync(model)
+
+    def region(self, name: str) -> AbstractContextManager[None]:
+        """Time what the `with` block issues to the device, as the part `name` of the step.
+
+        In a few instrumented steps after the timed ones; in all others the block just runs. Times
+        of one name add up within a step, and an outer region contains those inside of it.
+        """
+        return self.regions.region(name)
 
     def autocast(self) -> AbstractContextManager[object]:
         """What a forward pass and its loss run in: autocast for fp16 and bf16, else nothing.

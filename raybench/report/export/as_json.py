@@ -24,7 +24,8 @@ _INTEGERS = {
 def format_report(summary: Summary) -> str:
     """run, machine, lead, lost_nodes, points (all columns and those of
     `raybench.analysis.scaling`), largest_batches, failures, warnings, plus_minus
-    (what intervals hold over), more_rounds (what they would cost and give).
+    (what intervals hold over), more_rounds (what they would cost and give), regions (of the step,
+    by point).
     """
     return format_object(
         run=asdict(summary.run),
@@ -37,6 +38,7 @@ def format_report(summary: Summary) -> str:
         warnings=[asdict(said) for said in summary.warnings],
         plus_minus=summary.plus_minus,
         more_rounds=asdict(summary.more_rounds) if summary.more_rounds else None,
+        regions=summary.regions,
     )
 
 
@@ -46,13 +48,14 @@ def format_runs(runs: Sequence[Run]) -> str:
 
 
 def format_point(point: PointDetails) -> str:
-    """Write the latest attempt at a point, its ranks, its modules, the state of the devices, its
-    traces, and the rows of all attempts.
+    """Write the latest attempt at a point, its ranks, modules and regions, the state of the devices,
+    its traces, and the rows of all attempts.
     """
     return format_object(
         point=point.row,
         ranks=records(point.ranks),
         modules=records(point.modules),
+        regions=records(point.regions),
         devices=records(point.states),
         traces=list(point.traces),
         attempts=list(point.attempts),

@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from raybench.report import formatting
 from raybench.report.charts.batch import memory_figure, throughput_figure
-from raybench.report.charts.figure import WIDE, Figure, Panel
+from raybench.report.charts.figure import WIDE, Figure, Panel, Table
 from raybench.report.charts.figures import main_figure, rows_laid_over, rows_of, why_none
 from raybench.report.charts.gains import gains_figure
 from raybench.report.charts.parts import parts_figure
@@ -94,6 +94,7 @@ def format_page(data: PageData) -> str:
         points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
         findings=summary.sections,
         said=_all_said(summary),
+        regions=_regions(summary),
         facts=[(name, text) for name, text in facts(summary) if text],
         devices=device_table(data.devices),
         job_lines=formatting.plain_lines(summary.run.job_text),
@@ -139,6 +140,17 @@ def _all_said(summary: Summary) -> list[tuple[str, list[str]]]:
         lines, more = in_short(all_said)
         found.append((title, [lead + text for lead, text in lines] + [more] * bool(more)))
     return [(title, lines) for title, lines in found if lines]
+
+
+def _regions(summary: Summary) -> list[tuple[str, Table]]:
+    """List each table of regions under what its points have in common."""
+    return [
+        (
+            ": ".join((f"{one.workload} {formatting.settings(one.params)}".strip(), one.kind)),
+            Table(columns=one.columns, rows=one.rows, texts=one.settings + 1),
+        )
+        for one in summary.region_tables
+    ]
 
 
 def _charts(panel: Panel, figure: Figure) -> Markup:

@@ -31,7 +31,7 @@ def format_report(summary: Summary) -> str:
             else []
         ),
         *_findings(summary),
-        *(block for table in summary.tables for block in _table(table)),
+        *(block for table in (*summary.tables, *summary.region_tables) for block in _table(table)),
         *_explain(summary),
         *_group_lines("Failed and skipped points", summary.failures),
         *_group_lines("Without speed-up", summary.without_speed_up),

@@ -46,14 +46,16 @@ _APART = ("methods", "error_detail", "workload_metrics", "workload_headings")
 class PointDetails:
     """The latest attempt at a point, and the rows of all attempts at it, in order.
 
-    row: of `points`. steps_ms, ranks, modules, states: as the functions of raybench.analysis give
-    them, for modules that were profiled and devices that were sampled. traces: paths.
+    row: of `points`. steps_ms, ranks, modules, regions, states: as the functions of
+    raybench.analysis give them, for modules that were profiled, regions that the step names and
+    devices that were sampled. traces: paths.
     wrote_logs: there is text of its ranks.
     """
 
     row: Row
     ranks: pd.DataFrame
     modules: pd.DataFrame
+    regions: pd.DataFrame
     states: pd.DataFrame
     traces: Sequence[str]
     wrote_logs: bool = False
@@ -171,7 +173,14 @@ def format_point(
     if isinstance(methods, Mapping) and methods:
         parts += [line(""), line("How each was measured", "bold"), pairs(_methods(methods))]
     spread = histogram(point.steps_ms)
-    for table in (spread, _ranks(point.ranks), _states(point.states), _modules(point.modules)):
+    tables = (
+        spread,
+        _ranks(point.ranks),
+        _regions(point.regions),
+        _states(point.states),
+        _modules(point.modules),
+    )
+    for table in tables:
         parts += [line(""), *table] if table else []
     if point.wrote_logs:
         parts += [line(""), line("What its ranks wrote: the same command with --logs")]
@@ -251,6 +260,25 @@ def _ranks(ranks: pd.DataFrame) -> list[RenderableType]:
         for rank, iterations, *times_ms in ranks.itertuples(index=False)
     ]
     return [grid([Column(name, side="right") for name in names], rows)]
+
+
+def _regions(regions: pd.DataFrame) -> list[RenderableType]:
+    if regions.empty:
+        return []
+    columns = [
+        Column("region", folds_to=_MODULE_CHARS),
+        *(Column(name, side="right") for name in ("calls", "ms", "of the step")),
+    ]
+    rows = [
+        [
+            formatting.plain(row["region"]),
+            str(row["calls"]),
+            formatting.part_ms(row["region_ms"]),
+            formatting.percent(row["share_pct"] / 100),
+        ]
+        for row in regions.to_dict("records")
+    ]
+    return [line("Regions of the step, after the timed steps", "bold"), grid(columns, rows)]
 
 
 def _states(states: pd.DataFrame) -> list[RenderableType]:

@@ -63,7 +63,8 @@ def _tables(summary: Summary, width: int) -> list[RenderableType]:
     """Make the tables as they fit, and say what their columns mean."""
     if not summary.tables:
         return [line(""), line("No point has been finished yet.")]
-    fitted = [_narrow(table, width) for table in summary.tables]
+    tables = (*summary.tables, *summary.region_tables)
+    fitted = [_narrow(table, width) for table in tables]
     joined = [_widen(table, width) for table in _join(fitted, width)]
     parts: list[RenderableType] = []
     for table in joined:
@@ -73,7 +74,7 @@ def _tables(summary: Summary, width: int) -> list[RenderableType]:
     notes = explain(
         joined, summary.run.baseline, summary.ranks, summary.plus_minus, by_mean=summary.by_mean
     )
-    for paragraph in (*notes, *_omissions(summary.tables, fitted, width)):
+    for paragraph in (*notes, *_omissions(tables, fitted, width)):
         parts += [line(""), line(paragraph, "dim")]
     return parts
 

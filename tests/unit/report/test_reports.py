@@ -327,12 +327,16 @@ def test_no_text_from_results_controls_the_terminal_whatever_its_column() -> Non
     run = make_run(
         job_name=evil, cluster=evil, versions={evil: evil}, baseline={"world_size": 1, evil: evil}
     )
-    summary = summarize(run, pd.DataFrame([device]), points)
+    region = {"point_id": points["point_id"].iloc[0], "attempt": 1, "region": evil, "calls": 1}
+    regions = pd.DataFrame([region | {"region_ms": 1.0, "share_pct": 50.0}])
+    summary = summarize(run, pd.DataFrame([device]), points, regions=regions)
+    assert summary.region_tables
     content = as_json.records(points)
     details = PointDetails(
         row=content[-2],
         ranks=pd.DataFrame(),
         modules=pd.DataFrame(),
+        regions=regions,
         states=pd.DataFrame(),
         traces=[evil],
         attempts=content[-2:],

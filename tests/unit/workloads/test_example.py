@@ -14,6 +14,8 @@ import torch
 
 from raybench.job import registry
 from raybench.job.point import Precision
+from raybench.measure.breakdown import Extent, break_down
+from raybench.measure.timing import make_timer
 from raybench.workloads.base import Context
 from raybench.workloads.parameters import ddp_defaults
 
@@ -65,8 +67,31 @@ def test_the_signature_of_the_example_is_read_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code, str(EXAMPLE.parent)], check=True)
 
 
-def test_the_document_shows_the_example_as_it_is() -> None:
-    assert EXAMPLE.read_text() in (DOCS / "workloads.md").read_text()
+@pytest.mark.parametrize("example", ["convnet.py", "decoder_parts.py"])
+def test_the_document_shows_the_example_as_it_is(example: str) -> None:
+    assert (EXAMPLE.parent / example).read_text() in (DOCS / "workloads.md").read_text()
+
+
+def test_the_step_of_the_example_with_regions_names_all_of_its_parts() -> None:
+    names: dict[str, Any] = {}
+    exec((EXAMPLE.parent / "decoder_parts.py").read_text(), names)
+    context = Context(
+        device=torch.device("cpu"),
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        batch_size=2,
+        precision=Precision.BF16,
+    )
+    workload = names["DecoderParts"](context, width=16, layers=2, seq_len=4)
+    workload.step()
+    found = break_down(workload, make_timer(context.device), context, Extent(steps=3))
+    assert {region.name: region.calls for region in found.regions} == {
+        "forward": 1,
+        "attention": 2,
+        "mlp": 2,
+        "backward": 1,
+    }
 
 
 def test_the_shortest_workload_of_the_document_runs_and_is_checked_by_its_types() -> None:

@@ -1,0 +1,119 @@
+"""Regions of a step on a GPU: `pytest -m gpu tests/gpu`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from raybench.job.model import Measure
+from raybench.job.point import Precision
+from raybench.measure.phases import measure
+from raybench.workloads import precision
+from raybench.workloads.base import Context
+
+pytestmark = pytest.mark.gpu
+
+SETTINGS = Measure(warmup=5, iterations=20)
+CYCLES = 10_000_000
+
+
+class Spinning:
+    """The device spins for one part and three times as long for another; the host goes on."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def step(self) -> None:
+        with self.context.region("both"):
+            with self.context.region("short"):
+                torch.cuda._sleep(CYCLES)
+            for _ in range(3):
+                with self.context.region("long"):
+                    torch.cuda._sleep(CYCLES)
+
+
+class InBackward(Spinning):
+    """Regions that autograd's own thread enters."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._model = nn.Linear(4096, 4096, device=context.device)
+        self._rows = torch.randn(4096, 4096, device=context.device)
+
+    def step(self) -> None:
+        context = self.context
+
+        class Timed(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, rows):  # type: ignore[no-untyped-def]
+                return rows.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+                with context.region("in backward"):
+                    torch.cuda._sleep(CYCLES)
+                return gradient
+
+        with context.region("backward"):
+            Timed.apply(self._model(self._rows)).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def make_context(*, cuda_graph: bool = False) -> Context:
+    precision.apply(Precision.FP32)
+    return Context(
+        device=torch.device("cuda", 0),
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        batch_size=8,
+        precision=Precision.FP32,
+        cuda_graph=cuda_graph,
+    )
+
+
+def test_regions_have_the_time_of_the_device_though_the_host_is_ahead() -> None:
+    context = make_context()
+    breakdown = measure(lambda: Spinning(context), context, SETTINGS).breakdown
+    assert breakdown is not None
+    found = {region.name: region for region in breakdown.regions}
+    assert list(found) == ["both", "short", "long"]
+    assert found["long"].calls == 3
+    assert found["long"].ms == pytest.approx(3 * found["short"].ms, rel=0.1)
+    assert found["both"].ms == pytest.approx(found["short"].ms + found["long"].ms, rel=0.05)
+    assert found["both"].share == pytest.approx(1.0, abs=0.05)
+    assert "CUDA events" in breakdown.methods["regions"]
+
+
+def test_the_timed_steps_make_no_event_for_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Counted(torch.cuda.Event):
+        def __new__(cls, *given, **named):  # type: ignore[no-untyped-def]
+            made.append(1)
+            return super().__new__(cls, *given, **named)
+
+    monkeypatch.setattr(torch.cuda, "Event", Counted)
+    without = SETTINGS.model_copy(update={"breakdown": False})
+    context = make_context()
+    done = measure(lambda: Spinning(context), context, without)
+    (repetition,) = done.repetitions
+    steps = len(repetition.warmup.step_ns) + len(repetition.timed.step_ns)
+    # One between steps, and one more at the end of each block.
+    assert steps < len(made) < 2 * steps
+
+
+def test_regions_in_a_backward_pass_are_timed_on_the_stream_that_it_runs_on() -> None:
+    context = make_context()
+    breakdown = measure(lambda: InBackward(context), context, SETTINGS).breakdown
+    assert breakdown is not None
+    found = {region.name: region.ms for region in breakdown.regions}
+    assert 0 < found["in backward"] < found["backward"]
+
+
+def test_a_step_with_regions_can_be_captured_and_says_why_it_has_none() -> None:
+    context = make_context(cuda_graph=True)
+    breakdown = measure(lambda: Spinning(context), context, SETTINGS).breakdown
+    assert breakdown is not None
+    assert breakdown.regions == ()
+    assert "CUDA graph" in breakdown.methods["regions"]
