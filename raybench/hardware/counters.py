@@ -46,7 +46,7 @@ class Counters(Protocol):
     def read(self) -> Reading | None: ...
 
     def clock_mhz(self) -> int | None:
-        """The SM clock now."""
+        """Read the SM clock."""
 
 
 class _NoCounters:
@@ -74,7 +74,7 @@ class _NvmlCounters:
 
 
 def open_counters(device: torch.device) -> Counters:
-    """The counters of `device`; of a CPU, or without NVML, ones that read None."""
+    """Open the counters of `device`; of a CPU, or without NVML, ones that read None."""
     if device.type != "cuda":
         return _NoCounters()
     # torch has no prefix, NVML has one.

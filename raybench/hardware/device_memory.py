@@ -39,7 +39,7 @@ class PeakMemory:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is used inside does not count; what stays allocated counts afterwards."""
+        """Leave out what is used inside; what stays allocated counts afterwards."""
         self.read()
         yield
         self._reset()

@@ -69,7 +69,7 @@ def _cuda_versions() -> dict[str, str]:
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
-    """What NVML knows of the device; what it does not support is left out."""
+    """Read what NVML knows of the device; what it does not support is left out."""
     handle = nvml.device(uuid)
     if handle is None:
         return {}
@@ -127,7 +127,7 @@ def _pcie_link(
 
 
 def _numa_node(handle: Any) -> int | None:
-    """The one memory node that is nearest; None where several are.
+    """Find the one memory node that is nearest; None where several are.
 
     Not nvmlDeviceGetNumaNodeId: that is the node which the memory of a Grace Hopper GPU itself is.
     """

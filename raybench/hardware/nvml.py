@@ -58,12 +58,12 @@ _MEMBER_OF_TYPE = {
 
 
 def device(uuid: str) -> Any | None:
-    """The handle of the device; None where there is no NVML, or it does not know the UUID."""
+    """Find the handle of the device; None where there is no NVML, or it does not know the UUID."""
     return ask(pynvml.nvmlDeviceGetHandleByUUID, uuid) if _is_open() else None
 
 
 def devices() -> list[Any]:
-    """The handles of all devices of this node."""
+    """List the handles of all devices of this node."""
     count = (ask(pynvml.nvmlDeviceGetCount) or 0) if _is_open() else 0
     handles = [ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
     return [handle for handle in handles if handle is not None]
@@ -79,7 +79,7 @@ def _is_open() -> bool:
 
 
 def ask(question: Callable[..., Any], *arguments: Any, **named: Any) -> Any | None:
-    """What NVML answers; None where it does not support the question or refuses it."""
+    """Ask NVML; None where it does not support the question or refuses it."""
     try:
         return question(*arguments, **named)
     except pynvml.NVMLError:
@@ -87,7 +87,7 @@ def ask(question: Callable[..., Any], *arguments: Any, **named: Any) -> Any | No
 
 
 def field_values(handle: Any, fields: Sequence[Field]) -> dict[Field, int | float]:
-    """The fields that have a value, in one call."""
+    """Read the fields that have a value, in one call."""
     answers = ask(pynvml.nvmlDeviceGetFieldValues, handle, list(fields)) or ()
     return {
         field: getattr(answer.value, _MEMBER_OF_TYPE[answer.valueType])
@@ -108,7 +108,7 @@ def throttle_reasons(handle: Any) -> tuple[str, ...]:
 
 
 def temperature_c(handle: Any) -> float | None:
-    """The GPU's temperature in degrees Celsius."""
+    """Read the GPU's temperature in degrees Celsius."""
     sensor = pynvml.NVML_TEMPERATURE_GPU
     answer = ask(pynvml.nvmlDeviceGetTemperatureV, handle, sensor)
     if answer is None:
@@ -118,7 +118,7 @@ def temperature_c(handle: Any) -> float | None:
 
 
 def watts(question: Callable[..., Any], handle: Any) -> float | None:
-    """The answer to a question about power, which NVML gives in milliwatts."""
+    """Ask a question about power, which NVML answers in milliwatts."""
     answer = ask(question, handle)
     return None if answer is None else answer / 1000
 

@@ -41,7 +41,7 @@ class Sampler:
             self._thread.start()
 
     def drain(self) -> tuple[DeviceSample, ...]:
-        """The samples since the last call, oldest first."""
+        """Take the samples since the last call, oldest first."""
         return tuple(self._samples.popleft() for _ in range(len(self._samples)))
 
     def stop(self) -> None:
@@ -56,7 +56,7 @@ class Sampler:
 
 
 def memory_in_use_bytes() -> dict[str, int]:
-    """What is in use of each GPU of this node, by UUID, whoever uses it; empty without NVML."""
+    """Read what is in use of each GPU of this node, by UUID; empty without NVML."""
     read = [
         (nvml.ask(pynvml.nvmlDeviceGetUUID, handle), _memory(handle)) for handle in nvml.devices()
     ]
@@ -64,7 +64,7 @@ def memory_in_use_bytes() -> dict[str, int]:
 
 
 def process_ids(uuid: str) -> set[int]:
-    """The processes that have a context on the GPU; empty where NVML does not say.
+    """List the processes that have a context on the GPU; empty where NVML does not say.
 
     Asked between points: it may hold up the work of others for a moment.
     """

@@ -17,7 +17,7 @@ def slowest_rank_ns(step_ns: Sequence[int], device: torch.device) -> list[int]:
 
 
 def all_ranks_ns(step_ns: Sequence[int], device: torch.device) -> list[list[int]]:
-    """The durations of a block on each rank, ranks x iterations, known to all of them."""
+    """Gather the durations of a block, ranks x iterations, so that all ranks know them."""
     if not dist.is_initialized():
         return [list(step_ns)]
     own = torch.tensor(step_ns, dtype=torch.int64, device=device)
@@ -27,7 +27,7 @@ def all_ranks_ns(step_ns: Sequence[int], device: torch.device) -> list[list[int]
 
 
 def as_rank_0_says(decide: Callable[[], int], device: torch.device) -> int:
-    """What `decide` gives on rank 0; on other ranks it is not called."""
+    """Return what `decide` gives on rank 0; on other ranks it is not called."""
     if not dist.is_initialized():
         return decide()
     decision = decide() if dist.get_rank() == 0 else 0

@@ -101,8 +101,8 @@ def _parts(session: _Session) -> Breakdown:
 
 
 def hook_setter(workload: Workload, context: Context) -> SetHook | str:
-    """What lets gradients go another way: the workload's own, or that of the models that the
-    context has wrapped; why there is none.
+    """Return what lets gradients go another way: the workload's own, or that of the models that
+    the context has wrapped; else why there is none.
     """
     own: SetHook | None = getattr(workload, "set_comm_hook", None)
     return own or context.replicas.why_no_hook() or context.replicas.set_comm_hook
@@ -164,7 +164,7 @@ class _Communication:
 
 
 def _communication(session: _Session, set_hook: SetHook) -> _Communication:
-    """Steps whose buckets are timed, one after the other as the timed ones are: ranks that are
+    """Run steps whose buckets are timed, one after the other as the timed ones: ranks that are
     brought together before each step would differ by the jitter of their hosts.
     """
     marks = BucketMarks(session.context.device)
@@ -189,7 +189,7 @@ def _communication(session: _Session, set_hook: SetHook) -> _Communication:
 
 
 def _local(session: _Session, communication: _Communication) -> Breakdown:
-    """Steps without communication: how long they take, and the device for them."""
+    """Time steps without communication, and the device's work for them."""
     context, inner = session.context, session.extent.inner
     for _ in range(_WARMUP_STEPS):
         session.workload.step()
@@ -224,7 +224,7 @@ def _local(session: _Session, communication: _Communication) -> Breakdown:
 
 
 def _first_pass(step: Step, session: _Session) -> list[tuple[float, ...]]:
-    """A block of local steps, and more of them while a rank cannot be told from another one; as
+    """Time a block of local steps, and more while a rank cannot be told from another one; as
     many follow after the queued steps, for a host that is late now may not be later."""
     blocks = [_block_ms(step, _half(session.extent.steps), session)]
     most = _half(session.extent.most_local_steps) if session.context.world_size > 1 else 0

@@ -52,11 +52,11 @@ class BucketMarks:
         return future
 
     def end_step(self) -> None:
-        """What follows belongs to the next step."""
+        """Begin the next step."""
         self._steps.append([])
 
     def take(self) -> tuple[tuple[Interval, ...], ...]:
-        """The buckets of each ended step since the last call, in the order of their collectives,
+        """Take the buckets of each step that has ended, in the order of their collectives,
         in ms since the first of the step was ready. The steps must be complete.
         """
         steps, self._steps = self._steps[:-1], self._steps[-1:]

@@ -43,7 +43,7 @@ class Counted:
 
 
 def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Context) -> Counted:
-    """The operations of one step of a workload with these parameters; never raises.
+    """Count the operations of one step of a workload with these parameters; never raise.
 
     The workload is built once more, on the meta device and for one rank, and does one step. The
     code is the user's: call this on every rank alike, for it may communicate all the same.
@@ -71,7 +71,7 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
 
 def _why_not(error: Exception) -> str:
     """Why a step could not be counted, in the words of who wrote the workload."""
-    if isinstance(error, (_TooLong, UsageError)):
+    if isinstance(error, (_TooLongError, UsageError)):
         return message_of(error)
     if isinstance(error, (RuntimeError, NotImplementedError)) and says(error, "meta"):
         return (
@@ -95,12 +95,12 @@ def _count(workload_class: type, params: Mapping[str, Scalar], context: Context)
     return counter.get_total_flops()
 
 
-class _TooLong(TimeoutError):
+class _TooLongError(TimeoutError):
     """The step took longer on meta tensors than counting is worth."""
 
 
 class _Deadline(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises _TooLong at the first operator of torch after the limit."""
+    """Raises _TooLongError at the first operator of torch after the limit."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -109,7 +109,7 @@ class _Deadline(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if time.monotonic() > self._end_s:
-            raise _TooLong(f"it takes more than {self._limit_s:g} s on meta tensors")
+            raise _TooLongError(f"it takes more than {self._limit_s:g} s on meta tensors")
         return func(*args, **(kwargs or {}))
 
 

@@ -33,7 +33,7 @@ def check_device(context: Context) -> None:
 
 
 def own_stream(context: Context) -> AbstractContextManager[object]:
-    """The stream for all that is done with a workload whose steps are to be captured."""
+    """Enter the stream for all that is done with a workload whose steps are to be captured."""
     if not context.cuda_graph:
         return nullcontext()
     stream = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
@@ -43,7 +43,7 @@ def own_stream(context: Context) -> AbstractContextManager[object]:
 
 @contextmanager
 def capture(workload: Workload, inner: int, context: Context) -> Iterator[Step]:
-    """A step that replays `inner` captured steps of the workload.
+    """Capture `inner` steps of the workload; the step that replays them.
 
     The graph is gone at the end: it holds the workload's memory, and a process group cannot be
     destroyed while a graph holds its collectives (pytorch#115388). Raises UsageError for a

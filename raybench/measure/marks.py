@@ -12,7 +12,7 @@ Mark = torch.cuda.Event | int
 
 
 def marker(device: torch.device) -> Callable[[], Mark]:
-    """What marks the moment: on a GPU, when the work queued so far on the stream is done."""
+    """Return what marks the moment: on a GPU, when the work queued on the stream so far is done."""
     return _event if device.type == "cuda" else time.perf_counter_ns
 
 

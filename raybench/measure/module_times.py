@@ -91,7 +91,7 @@ class _Watch:
                 handle.remove()
 
     def take(self) -> list[_Call]:
-        """The calls since the last time."""
+        """Take the calls since the last time."""
         calls, self._calls, self._latest = self._calls, [], {}
         return [call for call in calls if call.ended is not None]
 
@@ -129,8 +129,8 @@ class _Watch:
 
 
 def _with_hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> Tensor:
-    """A view whose gradient calls the hook: of this use of the tensor alone, and free to be
-    changed in place, which the views of `register_full_backward_hook` are not.
+    """Make a view whose gradient calls the hook: of this use of the tensor alone, and free to
+    be changed in place, which the views of `register_full_backward_hook` are not.
     """
     if not tensor.requires_grad:
         return tensor

@@ -168,7 +168,7 @@ class _Phase:
             known_ns.extend(more_ns)
 
     def point_ns(self) -> Sequence[float]:
-        """The point's step times."""
+        """Return the point's step times."""
         return step_series(self.ranks_ns).tolist() if self.ranks_ns else ()
 
     def move_to(self, other: _Phase) -> None:
@@ -212,7 +212,7 @@ def _warm_up(workload: Workload, session: _Session) -> _Phase:
 
 
 def _inner_iterations(workload: Workload, warmup: _Phase, session: _Session) -> int:
-    """Steps in a sample, on all ranks alike; replayed steps may be far shorter than eager ones."""
+    """Agree on the steps in a sample; replayed steps may be far shorter than eager ones."""
     context, step_ns = session.context, warmup.point_ns()
     if context.cuda_graph:
         replays = _Phase()
@@ -330,7 +330,7 @@ def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[
 def _explain(
     name: str, explain: Callable[[], Any], context: Context, *, without: str
 ) -> dict[str, Any]:
-    """What `explain` finds, or a warning in its place: the samples are there already.
+    """Return what `explain` finds, or a warning in its place: the samples are there already.
 
     Not with peers, which may wait in a collective: then the point is lost.
     """
@@ -344,7 +344,7 @@ def _explain(
 
 
 def _sizes(workload: Workload) -> dict[str, Any]:
-    """What a step finishes, moves and computes, as the workload declares it."""
+    """Read what a step finishes, moves and computes, as the workload declares it."""
     owner = f"workload {type(workload).__name__}"
     return {name: check_declared(owner, name, getattr(workload, name, None)) for name in DECLARED}
 

@@ -41,7 +41,7 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
 
 
 def _trace(workload: Workload, context: Context, steps: int) -> bytes:
-    """The Chrome trace, compressed by gzip, of `steps` steps after one that is not in it."""
+    """Record the Chrome trace, compressed by gzip, of `steps` steps after one that is not in it."""
     activities = [ProfilerActivity.CPU]
     if context.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)

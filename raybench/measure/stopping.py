@@ -106,7 +106,7 @@ class Course:
 
 
 def next_warmup(step_ns: Sequence[float], settings: Measure, *, at_least: int = 1) -> int:
-    """Iterations of the next block of warm-up; 0 ends it.
+    """Decide how many iterations the next block of warm-up has; 0 ends it.
 
     step_ns: durations of the iterations so far. The first is cold (loading, compiling): it runs
     alone, counts as one iteration and neither against the budget nor in what is steady.
@@ -130,7 +130,7 @@ def has_settled(course: Course, span: Span) -> bool | None:
 
 
 def next_timed(course: Course, settings: Measure) -> int:
-    """Samples of the next timed block; 0 ends the phase, which has at least one.
+    """Decide how many samples the next timed block has; 0 ends the phase, which has one at least.
 
     AGAIN: the samples so far were warm-up, and timing begins anew.
     """
@@ -149,7 +149,7 @@ def lead_in(course: Course) -> int:
 
 
 def inner_iterations(step_ns: Sequence[float], *, graph: bool) -> int:
-    """Steps to time as one sample, so that it takes about 1 ms, from the later half of `step_ns`.
+    """Choose the steps of one sample, so that it takes 1 ms, by the later half of `step_ns`.
 
     At most 1000, and 100 in a CUDA graph, which holds every kernel of all of them.
     """
@@ -167,8 +167,9 @@ def breakdown_steps(step_ns: Sequence[float], settings: Measure) -> int:
 
 
 def most_local_steps(step_ns: Sequence[float], settings: Measure) -> int:
-    """Steps without communication that fit half of the breakdown's share of the budget; at most
-    100, and as many as of the other kinds at least.
+    """Count the steps without communication that fit half of the breakdown's share of the budget.
+
+    At most 100, and as many as of the other kinds at least.
     """
     budget_ns = settings.max_seconds * _BREAKDOWN_SHARE * _NS_PER_S / 2
     fits = int(budget_ns / max(1.0, statistics.median(step_ns)))
@@ -176,7 +177,7 @@ def most_local_steps(step_ns: Sequence[float], settings: Measure) -> int:
 
 
 def _warmup_wanted(step_ns: Sequence[float], settings: Measure) -> int:
-    """Iterations of warm-up in all, as far as can be told now."""
+    """Estimate the iterations of warm-up in all."""
     span, done = settings.warmup, len(step_ns)
     if done < span.min or span.is_fixed:
         return span.min
@@ -190,7 +191,7 @@ def _warmup_wanted(step_ns: Sequence[float], settings: Measure) -> int:
 
 
 def _warmup_owed(course: Course, settings: Measure) -> int:
-    """Samples that the warm-up still lacks in time; short steps go on in loops, once."""
+    """Count the samples that the warm-up still lacks; short steps go on in loops, once."""
     owed_s = _least_s(settings) * _WARMUP_SHARE - course.warm_s
     is_chosen = not settings.warmup.is_fixed and not course.drifted_ns
     if not is_chosen or owed_s <= (1 - _NEARLY) * _least_s(settings):
@@ -210,7 +211,7 @@ def _was_warmup(course: Course, settings: Measure, left_s: float) -> bool:
 
 
 def _samples_wanted(course: Course, settings: Measure) -> int:
-    """Samples in all, as far as can be told now: the error falls with the root of their count."""
+    """Estimate the samples in all: the error falls with the root of their count."""
     span, done = settings.iterations, len(course.sample_ns)
     if span.is_fixed:
         return span.min
@@ -225,7 +226,7 @@ def _samples_wanted(course: Course, settings: Measure) -> int:
 
 
 def _least_samples(course: Course, settings: Measure) -> int:
-    """Samples below which no question is asked."""
+    """Count the samples below which no question is asked."""
     span = settings.iterations
     return min(span.max, max(span.min, _count_in(_least_s(settings), course.expected_ns)))
 

@@ -90,7 +90,7 @@ class CudaEventTimer:
 
 
 def make_timer(device: torch.device) -> Timer:
-    """The timer that is right for a device."""
+    """Make the timer that is right for a device."""
     return CudaEventTimer() if device.type == "cuda" else HostTimer()
 
 
@@ -128,7 +128,7 @@ def loop_step(step: Step, inner: int) -> Step:
 
 
 def per_step(samples: Samples, inner: int) -> Samples:
-    """Samples of `inner` steps each as means of one step; starts stay where they are."""
+    """Divide samples of `inner` steps into means of one step; starts stay where they are."""
 
     def divided(ns: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(round(value / inner) for value in ns)
@@ -142,7 +142,7 @@ def per_step(samples: Samples, inner: int) -> Samples:
 
 
 def join_blocks(blocks: Sequence[Samples]) -> Samples:
-    """The blocks of a phase as one row of iterations."""
+    """Join the blocks of a phase into one row of iterations."""
     names = {name for block in blocks for name in block.part_ns}
     is_known = all(block.throttled for block in blocks)
     return Samples(
@@ -167,7 +167,7 @@ def _run(step: Step, times: int) -> None:
 def _issue(
     step: Step, iterations: int, parts: PartTimes, mark: Callable[[], None]
 ) -> tuple[list[int], list[dict[str, int]]]:
-    """The hot loop: host marks around each iteration, and what each spent in its parts."""
+    """Run the hot loop: host marks around each iteration, and what each spent in its parts."""
     marks_ns = [0] * (iterations + 1)
     spent: list[dict[str, int]] = [{}] * iterations
     clock, take = perf_counter_ns, parts.take

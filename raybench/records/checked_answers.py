@@ -30,7 +30,7 @@ _SHOWN_CHARACTERS = 60
 
 
 def check_declared(owner: str, name: str, value: object) -> int | float | None:
-    """A declared number as a plain one. Raises UsageError where it is none, or out of bounds."""
+    """Make a declared number a plain one. Raises UsageError where it is none or out of bounds."""
     if value is None:
         return None
     number = _plain(value)
@@ -53,7 +53,7 @@ def check_metric(owner: str, metric: Metric, value: object) -> float:
 
 
 def check_answers(answers: Sequence[Answer]) -> tuple[Answer, ...]:
-    """The answers of a point's ranks, each as it may be kept.
+    """Check the answers of a point's ranks; each comes back as it may be kept.
 
     One that is not what it should be, or does not go with those of the other ranks, is a Failure.
     """
@@ -193,7 +193,7 @@ def _list(by_rank: Mapping[int, str]) -> str:
 
 
 def _plain(value: object) -> int | float | None:
-    """A number of Python, numpy or anybody as Python's own; None for what is no finite number."""
+    """Make anybody's number one of Python; None for what is no finite number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     try:

@@ -16,7 +16,7 @@ _NO_MESSAGE = "no message"
 
 
 def message_of(error: BaseException) -> str:
-    """The first line of its text, and of each of its notes."""
+    """Return the first line of its text, and of each of its notes."""
     text = _first_line(_text(error)) or f"{type_of(error)}: {_NO_MESSAGE}"
     notes = (_first_line(note) for note in _notes(error))
     return shorten("; ".join([text, *filter(None, notes)]), MESSAGE_CHARACTERS)
@@ -29,12 +29,12 @@ def brief(error: BaseException) -> str:
 
 
 def type_of(error: BaseException) -> str:
-    """The name of its type."""
+    """Return the name of its type."""
     return shorten(type(error).__name__, TYPE_CHARACTERS)
 
 
 def traceback_of(error: BaseException) -> str:
-    """The end of its traceback."""
+    """Return the end of its traceback."""
     try:
         whole = "".join(traceback.format_exception(error))
     except Exception as second:
@@ -55,7 +55,7 @@ def says(error: BaseException, *words: str) -> bool:
 
 
 def shorten(text: str, characters: int) -> str:
-    """The beginning of a text that is too long, with a mark of what is missing."""
+    """Cut a text that is too long to its beginning, with a mark of what is missing."""
     if len(text) <= characters:
         return text
     mark = f" ... [cut: {len(text):,} characters]"
@@ -63,7 +63,7 @@ def shorten(text: str, characters: int) -> str:
 
 
 def shorten_start(text: str, characters: int) -> str:
-    """The end of a text that is too long, with a mark of what is missing."""
+    """Cut a text that is too long to its end, with a mark of what is missing."""
     if len(text) <= characters:
         return text
     mark = f"[cut: {len(text):,} characters] ..."

@@ -44,12 +44,12 @@ class Code:
 
 
 def code_of(module: str) -> Code:
-    """The code of the workload in this module. The module must be imported already."""
+    """Find the code of the workload in this module, which must be imported already."""
     return Code(workload=_workload_files(module), raybench_sha256=raybench_sha256())
 
 
 def code_here(code: Code) -> Code:
-    """The same files as they are for this process; those that it does not find are left out.
+    """Find the same files as they are for this process; those that are not found are left out.
 
     Nothing is parsed: every rank does this, and a library may have thousands of files.
     """
@@ -61,7 +61,7 @@ def code_here(code: Code) -> Code:
 
 
 def differing(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """The files that are not in both, or not the same."""
+    """Name the files that are not in both, or not the same."""
     return sorted(name for name in {*base, *new} if base.get(name) != new.get(name))
 
 
@@ -113,7 +113,7 @@ def _workload_files(module: str) -> dict[str, str]:
 
 
 def _files_of(module: str, own_package: str) -> Iterator[tuple[str, Path]]:
-    """The file of a module of the user's and those of the packages it is in, by their names.
+    """Find the file of a module of the user's and those of the packages it is in, by name.
 
     None of a module that is not the user's, and of a name that is no module.
     """
@@ -141,7 +141,7 @@ def _path_here(name: str) -> Path | None:
 
 
 def _candidates(place: Path) -> Iterator[Path]:
-    """The files that a module may be at this place, as Python prefers them."""
+    """List the files that a module may be at this place, as Python prefers them."""
     names = [place / "__init__.py", *(place.with_name(place.name + s) for s in _SUFFIXES)]
     yield from (path for path in names if path.is_file())
 
@@ -153,7 +153,7 @@ def _name(module: str, path: Path) -> str:
 
 
 def _top_level(name: str) -> tuple[list[Path], list[Path]]:
-    """The file of a top-level module and the folders of its package, none or some of each."""
+    """Find the file of a top-level module and the folders of its package, none or some."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
@@ -178,7 +178,7 @@ def _is_installed(path: Path) -> bool:
 
 
 def _imports(content: bytes, file: str) -> Iterator[str]:
-    """The dotted names that a file imports, wherever in it; of `from a import b` both."""
+    """Find the dotted names that a file imports, wherever in it; of `from a import b` both."""
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,12 +113,11 @@ def summarize(
     attempts = _rows(without_controls(latest_trials(points)))
     ranks = ranks_word(rows if devices.empty else [{"device_type": devices["kind"].iloc[0]}])
     shared = _common_settings(rows)
-    has_throughput = _has_throughput(rows)
     layout = Layout(
         shared=shared,
         compared=tuple(run.baseline),
         ranks=ranks,
-        has_throughput=has_throughput,
+        has_throughput=_has_throughput(rows),
         unit=formatting.unit_of(rows),
     )
     tables = make_tables(rows, layout)
@@ -146,12 +145,7 @@ def summarize(
         region_tables=regions_shown,
         failures=failures(attempts),
         without_speed_up=group_messages(_whys(rows)),
-        warnings=group_messages(
-            [
-                *drift_warnings(trials, ranks),
-                *(text for row in rows for text in _texts(row["warnings"]) if text != row["why"]),
-            ]
-        ),
+        warnings=group_messages([*drift_warnings(trials, ranks), *_warnings(rows)]),
         plus_minus=plus_minus,
         by_mean=by_mean,
         explanation=explain(
@@ -239,6 +233,12 @@ def _whys(rows: Sequence[Row]) -> list[str]:
     without = [row for row in rows if formatting.has_value(row["why"])]
     others = [row for row in without if not row["is_baseline"]]
     return [row["why"] for row in others or without]
+
+
+def _warnings(rows: Sequence[Row]) -> Iterator[str]:
+    """Find the warnings of points, but for those that say why there is no speed-up."""
+    for row in rows:
+        yield from (text for text in _texts(row["warnings"]) if text != row["why"])
 
 
 def _texts(warnings: Any) -> Sequence[str]:

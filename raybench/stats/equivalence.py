@@ -37,7 +37,7 @@ class Ratio:
 
 
 def ratio(new: Sequence[float], base: Sequence[float]) -> Ratio:
-    """`new` over `base`, step times of at least MIN_STARTS starts each, all above zero."""
+    """Estimate `new` over `base`: step times of MIN_STARTS starts or more each, above zero."""
     if min(len(new), len(base)) < MIN_STARTS:
         raise ValueError(f"{MIN_STARTS} starts needed, got {len(new)} and {len(base)}")
     logs = [[math.log(value) for value in values] for values in (new, base)]

@@ -94,13 +94,13 @@ def trend(samples: ArrayLike) -> str:
 
 
 def worst_trend(repeats: Sequence[ArrayLike]) -> str:
-    """The most doubtful trend of the repeats."""
+    """Find the most doubtful trend of the repeats."""
     found = [_doubtful_trend(samples) for samples in repeats]
     return next((kind for kind in (STEPPED, DRIFTING, WANDERING) if kind in found), FLAT)
 
 
 def _doubtful_trend(samples: ArrayLike) -> str:
-    """The trend; of one below what matters, whether the level stays at all."""
+    """Find the trend; of one below what matters, whether the level stays at all."""
     found = trend(samples)
     if found != FLAT or not may_wander(samples):
         return found
@@ -206,7 +206,7 @@ class _Fit:
 
 
 def _spread_of_quarters(series: NDArray[np.float64]) -> float:
-    """The largest less the smallest median of the quarters, relative to the whole's."""
+    """Compute the largest less the smallest median of the quarters, relative to the whole's."""
     import numpy as np
 
     medians = [float(np.median(quarter)) for quarter in np.array_split(series, 4)]

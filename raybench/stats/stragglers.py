@@ -46,7 +46,7 @@ class Straggler:
 
 
 def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
-    """The slowest rank by its own steps; None for fewer than two ranks, or where one has no steps.
+    """Find the slowest rank by its own steps; None below two ranks, or where one has no steps.
 
     ranks: the blocks of each rank, in rank order. Its error is the largest of three: of two
     medians of independent steps, of ranks whose pace wanders, and as much as the excess is smaller
@@ -71,7 +71,7 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
 
 
 def slowest_and_other(medians: Sequence[float]) -> tuple[int, int]:
-    """The rank of the largest value, and the one of the lower median of the others.
+    """Find the rank of the largest value, and the one of the lower median of the others.
 
     Raises ValueError for fewer than two values.
     """
@@ -91,7 +91,7 @@ def stands_out(excess_ms: float, error_ms: float, step_ms: float) -> bool:
 
 
 def borne_out_ms(excess_ms: float, exposed_ms: float | None) -> float:
-    """An excess without what the slowest rank's own step is longer than the whole timed one.
+    """Reduce an excess by what the slowest rank's own step is longer than the whole timed one.
 
     exposed_ms: the timed step less the slowest rank's own; None where it is not known.
     """
@@ -99,14 +99,14 @@ def borne_out_ms(excess_ms: float, exposed_ms: float | None) -> float:
 
 
 def median_error(steps: Sequence[float]) -> float:
-    """Standard error of the median of at least one step, by their median absolute deviation."""
+    """Estimate the standard error of the median of steps, by their median absolute deviation."""
     middle = median(steps)
     deviation = _MAD_FACTOR * median(abs(ms - middle) for ms in steps)
     return _MEDIAN_FACTOR * deviation / math.sqrt(len(steps))
 
 
 def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
-    """What a step costs more because now one and now another rank is late.
+    """Estimate what a step costs more because now one and now another rank is late.
 
     Median over steps of the maximum over ranks, less the largest of the ranks' medians, in ms.
     None as for `find_straggler`, and where the ranks have not run equally many steps.
@@ -131,13 +131,13 @@ def pace_scatter(steps: Sequence[float]) -> float:
 
 
 def _by_part(series: Sequence[Sequence[float]]) -> list[list[float]]:
-    """The medians of consecutive parts of each rank's steps; one part where they are few."""
+    """Compute the medians of consecutive parts of each rank's steps; one part of few steps."""
     parts = max(1, min(_MOST_PARTS, min(map(len, series)) // _LEAST_OF_A_PART))
     return [[median(part) for part in _separate(steps, parts)] for steps in series]
 
 
 def _wandering(by_part: Sequence[Sequence[float]]) -> float:
-    """Standard error of the difference of two ranks whose pace wanders, in ms.
+    """Estimate the standard error of the difference of two ranks whose pace wanders, in ms.
 
     A host is slower for tenths of a second and faster again, each on its own: neighbouring steps
     agree better than they ought to. From the scatter of the parts, pooled over all ranks, and
@@ -152,7 +152,7 @@ def _wandering(by_part: Sequence[Sequence[float]]) -> float:
 
 
 def _least_favourable(slow: Sequence[float], other: Sequence[float], excess_ms: float) -> float:
-    """An error with which a rank stands out only if it does by half in every part of its steps."""
+    """Compute an error by which a rank stands out only if it does by half in every part."""
     least_ms = min(one - two for one, two in zip(slow, other, strict=True))
     return max(0.0, excess_ms - least_ms) * 2 / MARK_ERRORS
 

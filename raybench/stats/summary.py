@@ -36,7 +36,7 @@ class Interval:
     high: float
 
     def towards(self, share: float) -> Interval:
-        """The interval, its end moved on by this share of it where the value may be heading."""
+        """Move the end to which the value may be heading on by this share of the interval."""
         return Interval(low=self.low * (1 + min(share, 0.0)), high=self.high * (1 + max(share, 0)))
 
 
@@ -151,7 +151,7 @@ def autocorrelation_time(series: Sequence[NDArray[np.float64]], caution: float =
 
 
 def _products_at_lag(series: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Sums of products of values a lag apart, for each lag below half the longest series."""
+    """Sum products of values a lag apart, for each lag below half the longest series."""
     import numpy as np
 
     longest = max(len(values) for values in series)
@@ -195,7 +195,7 @@ def student_t(degrees: float, confidence: float = 0.95) -> float:
 
 
 def repeat_std(repeats: Sequence[Sequence[float]]) -> float | None:
-    """Standard deviation of the medians of the repeats; None for fewer than two."""
+    """Compute the standard deviation of the repeats' medians; None for fewer than two."""
     import numpy as np
 
     if len(repeats) < 2:
@@ -219,26 +219,26 @@ def median_above_smallest(ranks: Sequence[Sequence[float]]) -> list[float]:
 
 
 def step_ns_in_order(measurement: Measurement) -> list[int]:
-    """The timed samples of one rank, repeat after repeat, in nanoseconds."""
+    """List the timed samples of one rank, repeat after repeat, in nanoseconds."""
     return [ns for repetition in measurement.repetitions for ns in repetition.timed.step_ns]
 
 
 def step_time_ns(measurements: Sequence[Measurement]) -> float:
-    """A point's step time in nanoseconds: the median of `step_series`."""
+    """Compute a point's step time in nanoseconds: the median of `step_series`."""
     import numpy as np
 
     return float(np.median(step_series([step_ns_in_order(m) for m in measurements])))
 
 
 def mean_step_ns(measurements: Sequence[Measurement]) -> float:
-    """The whole time of the timed phase over its steps, on the rank that took longest."""
+    """Divide the time of the timed phase by its steps, on the rank that took longest."""
     import numpy as np
 
     return max(float(np.mean(step_ns_in_order(measurement))) for measurement in measurements)
 
 
 def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """The point's time of each iteration, from ranks x iterations; one sequence per rank.
+    """Compute the point's time of each iteration, from ranks x iterations; a sequence per rank.
 
     In lockstep, where the ranks' medians agree within 1 %, the median over the ranks: each rank
     sees the same steps, and where it sees their ends jitters. Else those of the rank with the

@@ -242,12 +242,12 @@ class _AbortSignal:
 
 
 def word_key(group: Group) -> str:
-    """The store's key under which the members are told that their group is broken."""
+    """Return the store's key under which members are told that their group is broken."""
     return f"{group.name}/word"
 
 
 def tell_place(place: RankInfo, group: Group | None) -> None:
-    """The variables of torchrun, which libraries read."""
+    """Set the variables of torchrun, which libraries read."""
     os.environ.update(
         RANK=str(place.rank),
         WORLD_SIZE=str(place.world_size),

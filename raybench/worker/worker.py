@@ -64,7 +64,7 @@ class Worker:
         self._state = ProcessState(self._device)
 
     def identity(self, *, node_id: str, address: str) -> Device:
-        """What this worker's device is."""
+        """Describe the device of this worker."""
         self._enter_device()
         return describe_device(self._device, node_id=node_id, address=address)
 
@@ -207,7 +207,7 @@ class Worker:
     def _flops_fields(
         self, done: Measurement, point: Point, context: Context, group: Group | None
     ) -> dict[str, Any]:
-        """The operations of a step and, where there is a breakdown, how they were got."""
+        """Find the operations of a step and, where there is a breakdown, how they were got."""
         if done.flops_per_step is not None:
             counted = Counted(flops=done.flops_per_step, method=_DECLARED)
         elif done.message_bytes is not None:
@@ -248,7 +248,7 @@ class Worker:
             self._rested = now
 
     def _precision_warnings(self, asked: Precision) -> Iterator[str]:
-        """What makes the precision another than the one asked for, read back after the samples."""
+        """Tell what makes the precision another than the one asked for, read after the samples."""
         if reason := precision.why_not_supported(asked, self._device):
             yield reason
         switched = Precision.TF32 if asked is Precision.TF32 else Precision.FP32
@@ -275,7 +275,7 @@ def load() -> None:
 
 
 def _freeze() -> None:
-    """What is loaded now never goes away: a collection then looks at the workload alone.
+    """Keep what is loaded now for good: a collection then looks at the workload alone.
 
     That takes 0.1 ms instead of 130.
     """
@@ -284,7 +284,7 @@ def _freeze() -> None:
 
 
 def _warn_of_leftovers(answer: Answer, left: tuple[str, ...]) -> Answer:
-    """The answer of a worker in which the workload left something behind."""
+    """Return the answer of a worker in which the workload left something behind."""
     if not left:
         return answer
     if isinstance(answer, Failure):
@@ -297,7 +297,7 @@ def _warn_of_leftovers(answer: Answer, left: tuple[str, ...]) -> Answer:
 
 
 def _failure(error: BaseException, place: RankInfo) -> Failure:
-    """An exception as data: it may not survive pickling, and its frames hold device memory."""
+    """Turn an exception into data: it may not survive pickling, and its frames hold memory."""
     # A module that cannot be imported has a reason of its own.
     cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
     return Failure(

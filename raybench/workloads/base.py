@@ -71,7 +71,7 @@ class PartTimes:
             self._spent_ns[name] = self._spent_ns.get(name, 0) + spent_ns
 
     def take(self) -> dict[str, int]:
-        """What was spent since the last call."""
+        """Take what was spent since the last call."""
         spent_ns, self._spent_ns = self._spent_ns, {}
         return spent_ns
 
@@ -90,7 +90,9 @@ class Regions:
         self.compiled = compiled = set[str]()
         self._is_compiling = is_compiling
         # The compiler calls it while it compiles, and compiled code does not.
-        self._leave_out = assume_constant_result(lambda name: compiled.add(name))
+        self._leave_out = assume_constant_result(  # type: ignore[no-untyped-call]
+            lambda name: compiled.add(name)
+        )
         self._time: Callable[[str], AbstractContextManager[None]] | None = None
 
     def region(self, name: str) -> AbstractContextManager[None]:
@@ -147,7 +149,7 @@ class Context(Execution):
     replicas: Replicas = field(default_factory=_no_replicas)
 
     def ddp(self, model: nn.Module, **options: Any) -> nn.Module:
-        """The model under DistributedDataParallel with these options of it; alone, itself.
+        """Wrap the model by DistributedDataParallel with these options of it; alone, return it.
 
         A model that is on the device, or has only moved there. Where it is wrapped here, raybench
         can tell what its communication costs.
@@ -155,7 +157,7 @@ class Context(Execution):
         return self.replicas.wrap(model, self, options)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """What a forward and backward pass runs in whose gradients are not reduced yet.
+        """Enter what a forward and backward pass runs in whose gradients are not reduced yet.
 
         model: as `ddp` gave it.
         """
@@ -170,7 +172,7 @@ class Context(Execution):
         return self.regions.region(name)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """What a forward pass and its loss run in: autocast for fp16 and bf16, else nothing.
+        """Enter what a forward pass and its loss run in: autocast for fp16 and bf16, else nothing.
 
         Nothing on the meta device, for which torch has no autocast.
         """

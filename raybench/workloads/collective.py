@@ -77,7 +77,7 @@ class Collective(Workload):
         self._fill()
 
     def step(self) -> None:
-        """The operation, once."""
+        """Issue the operation once."""
         self._issue()
 
     def check(self) -> None:
@@ -104,7 +104,7 @@ class Collective(Workload):
         self._fill()
 
     def _fill(self) -> None:
-        """The inputs as they were, and an output that is wrong until a step writes it."""
+        """Fill the inputs as before, and the output with what is wrong until a step writes it."""
         nobody = self._world_size
         self._payload.fill(self._buffers.output, nobody)
         if self._operation != "broadcast" or self._rank == 0:

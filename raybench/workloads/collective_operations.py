@@ -65,7 +65,7 @@ class Segment:
 def output_expected(
     operation: Operation, elements: int, rank: int, world_size: int
 ) -> list[Segment]:
-    """What the output of `rank` consists of, in order, for a message of `elements` elements."""
+    """List the segments of the output of `rank`, for a message of `elements` elements."""
     share, everyone = elements // world_size, range(world_size)
     match operation:
         case "all_reduce":
@@ -98,7 +98,7 @@ def allocate(
     *,
     in_place: bool,
 ) -> Buffers:
-    """The buffers of an operation whose message is as long as `whole`, which is one of them."""
+    """Make the buffers of an operation whose message is as long as `whole`, one of them."""
     share = len(whole) // world_size
     own = whole[rank * share : (rank + 1) * share]
     if operation in ALWAYS_IN_PLACE:
@@ -118,7 +118,7 @@ def grows(operation: Operation, *, in_place: bool) -> bool:
 def issuer(
     operation: Operation, buffers: Buffers, rank: int, world_size: int
 ) -> Callable[[], object]:
-    """What issues the operation once; the current stream waits for it, the host does not."""
+    """Return what issues the operation; the current stream waits for it, the host does not."""
     match operation:
         case "all_reduce":
             return partial(dist.all_reduce, buffers.output)

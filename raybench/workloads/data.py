@@ -15,7 +15,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def random_generator(context: Context) -> torch.Generator | None:
-    """A generator on the device whose numbers differ from rank to rank; None on the meta device,
+    """Make a generator on the device, other numbers on each rank; None on the meta device,
     which has no numbers.
     """
     if context.device.type == "meta":
@@ -115,7 +115,7 @@ def loader_batches(
     pin_memory: bool,
     distributed_sampler: bool,
 ) -> LoaderBatches:
-    """A loader over rows in host memory, which all ranks share out when the sampler does.
+    """Make a loader over rows in host memory, which all ranks share out when the sampler does.
 
     Raises UsageError when a rank has too few rows for one batch.
     """

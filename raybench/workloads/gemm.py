@@ -68,7 +68,7 @@ class Gemm(Workload):
         self.flops_per_step = 2.0 * m * n * k
 
     def step(self) -> None:
-        """The product, once."""
+        """Issue the product once."""
         self._matmul(self._first, self._second, out=self._product)
 
     def check(self) -> None:

@@ -76,7 +76,7 @@ class Memory(Workload):
         self.memory_bytes = count * size_bytes
 
     def step(self) -> None:
-        """The operation, once."""
+        """Issue the operation once."""
         self._compute()
 
     def check(self) -> None:

@@ -41,7 +41,7 @@ def apply(precision: Precision) -> None:
 
 
 def effective() -> str:
-    """The arithmetic of fp32 tensors outside autocast: fp32, tf32, or mixed.
+    """Read the arithmetic of fp32 tensors outside autocast: fp32, tf32, or mixed.
 
     Mixed: matrix multiplication, convolution and RNN disagree. Read from torch's switches and
     NVIDIA_TF32_OVERRIDE=0, which switches TF32 off below torch (cuBLAS, cuDNN).
@@ -68,7 +68,7 @@ def why_not_supported(precision: Precision, device: torch.device) -> str | None:
 
 
 def autocast(context: Context) -> AbstractContextManager[object]:
-    """What a forward pass and its loss run in: autocast for fp16 and bf16, else nothing.
+    """Enter what a forward pass and its loss run in: autocast for fp16 and bf16, else nothing.
 
     Nothing on the meta device, for which torch has no autocast.
     """

@@ -94,7 +94,7 @@ class Replicas:
                 ddp.register_comm_hook(None, hook)
 
     def forget(self) -> None:
-        """What is wrapped from now on is another workload's."""
+        """Forget what was wrapped: what follows is another workload's."""
         self._wrapped.clear()
         self._compiled_before = _count_compiled_frames()
 

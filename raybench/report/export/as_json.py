@@ -48,7 +48,7 @@ def format_runs(runs: Sequence[Run]) -> str:
 
 
 def format_point(point: PointDetails) -> str:
-    """Write the latest attempt at a point, its ranks, modules and regions, the state of the devices,
+    """Write the latest attempt at a point, its ranks, modules and regions, the states of devices,
     its traces, and the rows of all attempts.
     """
     return format_object(

@@ -55,11 +55,11 @@ class PointDetails:
     row: Row
     ranks: pd.DataFrame
     modules: pd.DataFrame
-    regions: pd.DataFrame
     states: pd.DataFrame
     traces: Sequence[str]
     wrote_logs: bool = False
     attempts: Sequence[Row] = ()
+    regions: pd.DataFrame = field(default_factory=pd.DataFrame)
     steps_ms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
 

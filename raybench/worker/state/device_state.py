@@ -54,7 +54,7 @@ class DeviceMemory:
         torch.cuda.empty_cache()
 
     def still_held(self) -> tuple[str, ...]:
-        """The memory that somebody holds on to, as a noun phrase, when there is some."""
+        """Name the memory that somebody holds on to, a noun phrase, when there is some."""
         held_bytes = self._now_bytes() - self._reserved_bytes
         if held_bytes <= _SMALL_SEGMENT_BYTES:
             return ()

@@ -65,7 +65,7 @@ def _open_files() -> int:
 
 
 def _end_progress_monitor() -> None:
-    """The first bar of tqdm starts a thread, which torch.compile's do too; it ends when asked."""
+    """End the thread that the first bar of tqdm starts, also one of torch.compile's."""
     bars: Any = sys.modules.get("tqdm.std")
     if bars is not None and (monitor := bars.tqdm.monitor) is not None:
         monitor.exit()
@@ -92,7 +92,9 @@ def _threads() -> list[threading.Thread]:
 
 
 def _is_harmless(thread: threading.Thread) -> bool:
-    """A dummy stands for a thread of C++, such as autograd's, that has once run Python.
+    """Tell whether a thread is nobody's fault.
+
+    A dummy stands for a thread of C++, such as autograd's, that has once run Python.
 
     A timer of torch's compiler notices only half a minute later that its processes have gone, and
     sleeps till then. raybench's own waits for the driver's word on the process group.
@@ -133,7 +135,7 @@ def _command(pid: int) -> str:
 
 
 def _lives(pid: int) -> bool:
-    """False for one that has ended and that nobody has waited for."""
+    """Return False for one that has ended and that nobody has waited for."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

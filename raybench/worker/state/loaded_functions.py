@@ -93,7 +93,7 @@ class LoadedFunctions:
         self._namespaces.extend(self._new())
 
     def replaced(self, package: str) -> list[str]:
-        """The names of those that are not what they were, or are new in their class.
+        """Name those that are not what they were, or are new in their class.
 
         package: that of the workload. A module that was loaded since, nobody knows as it was; but
         no library has functions of the workload's by itself. It counts as seen now.
@@ -226,7 +226,7 @@ def _entries(owner: Any) -> Mapping[str, Any]:
 
 
 def _read(owner: Any, name: str) -> Any:
-    """An attribute as Python keeps it: a metaclass may raise where its classes are looked at."""
+    """Read an attribute as Python keeps it: a metaclass may raise where a class is looked at."""
     ask = type.__getattribute__ if _is_class(owner) else getattr
     try:
         return ask(owner, name)
@@ -240,13 +240,13 @@ def _is_class(value: Any) -> bool:
 
 
 def _inherit(owner: type, name: str) -> Any:
-    """What a class has of its bases."""
+    """Find what a class has of its bases."""
     bases = _read(owner, "__mro__")[1:]
     return next((_entries(base)[name] for base in bases if name in _entries(base)), _GONE)
 
 
 def _is_still(before: Any, now: Any) -> bool:
-    """The first optimizer of a class wraps its `step`, in every process."""
+    """Allow for the first optimizer of a class, which wraps its `step` in every process."""
     return now is before or _without_hooks(now) is _without_hooks(before)
 
 

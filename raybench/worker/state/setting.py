@@ -18,7 +18,7 @@ class Setting(NamedTuple):
 
 
 def attribute(name: str, owner: object, attribute_name: str) -> Setting:
-    """An attribute of a module or an object."""
+    """Make the setting of an attribute of a module or an object."""
     return Setting(
         name,
         lambda: getattr(owner, attribute_name),
@@ -27,7 +27,7 @@ def attribute(name: str, owner: object, attribute_name: str) -> Setting:
 
 
 def mapping(name: str, owner: MutableMapping[Any, Any]) -> Setting:
-    """The entries of a mapping that others hold on to. Only what differs is touched."""
+    """Make one of the entries of a mapping that others hold on to. Only what differs is touched."""
 
     def write(before: dict[Any, Any]) -> None:
         for key in owner.keys() - before.keys():
@@ -40,7 +40,7 @@ def mapping(name: str, owner: MutableMapping[Any, Any]) -> Setting:
 
 
 def sequence(name: str, owner: MutableSequence[Any]) -> Setting:
-    """The entries of a list that others hold on to."""
+    """Make one of the entries of a list that others hold on to."""
 
     def write(before: list[Any]) -> None:
         owner[:] = before

@@ -17,7 +17,7 @@ _CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.
 
 
 def compiler_settings() -> Iterator[Setting]:
-    """The stance of torch.compile, and the configurations of its three layers."""
+    """List the stance of torch.compile, and the configurations of its three layers."""
     eval_frame: Any = torch._dynamo.eval_frame
     # Its first use switches these checks off.
     yield attribute("checks of distributions", torch.distributions.Distribution, "_validate_args")
@@ -51,7 +51,7 @@ def is_of_compiler(function: Any) -> bool:
 
 
 def let_compiler_wrap_again() -> None:
-    """It wraps functions of optimizers and modules once in a process, and remembers that."""
+    """Let it wrap functions of optimizers and modules anew, which it does once in a process."""
     torch._dynamo.eval_frame.TorchPatcher.patch.cache_clear()
     torch.nn.Module.___needs_generation_tag_patch = True  # type: ignore[attr-defined]
 

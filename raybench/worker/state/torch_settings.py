@@ -187,7 +187,7 @@ def _set_default_tensor_type(device_type: str) -> None:
 
 
 def _function_modes() -> tuple[list[Any], Any, Any]:
-    """The stack, and the default device: it is a function mode, and kept in two more places."""
+    """Read the stack, and the default device: a function mode that is kept in two more places."""
     return (
         _overrides._get_current_function_mode_stack(),
         torch.utils._device.CURRENT_DEVICE,
