@@ -27,7 +27,7 @@ from store_scale import RUN_ID, START, Cost, process, record, run
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Record, Status
-from raybench.results.arrow_schema import schema
+from raybench.results.schema import schema
 from raybench.results.writer import RunStore
 
 SAMPLES, DEVICES, SECONDS = 10_000, 8, 3600

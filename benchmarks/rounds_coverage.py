@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.ratios import ratio_range
 from raybench.analysis.rounds import mean_of_rounds
 from raybench.analysis.scaling import scaling
+from raybench.analysis.start_noise import ratio_range
 from raybench.results.schema import units
 
 ROUNDS = (1, 2, 3, 5)

@@ -8,23 +8,31 @@ starts of the same thing differ by (`raybench.analysis.start_noise`), from what 
 same model differ by where the sides ran on others, and from the samples.
 
 p_value is the chance to see such a change where there is none. Among many points some p-values are
-small by chance; q_value puts that right (`raybench.analysis.false_discoveries`): of the points
+small by chance; q_value puts that right (`raybench.analysis.compare`): of the points
 called faster or slower, no more than FALSE_DISCOVERIES are so by chance on average. Where nothing
 changed at all, that is also the chance of one false verdict among all points.
+
+The difference of the means of two sides is under two random effects, nodes and starts, beside what
+the samples of each run leave open. A node that both sides used in equal shares cancels out. The
+noise of nodes and starts is known by few degrees of freedom, so it is taken as Student's t, to
+which the normal error of the samples is added: as one normal variance with more degrees of freedom,
+its tails were lost, and one comparison in six of unchanged runs with heavy-tailed starts had a
+false verdict.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from raybench.analysis.false_discoveries import false_discovery_rates
 from raybench.analysis.history import THRESHOLD
-from raybench.analysis.mean_change import MeanChange, mean_change
 from raybench.analysis.measured_runs import (
     BATCH,
     SETTINGS,
@@ -280,3 +288,113 @@ def _verdict(tested: _Change, threshold: float, count: int) -> tuple[str, str | 
 def _what_differs(sides: Sides) -> str:
     base, new = ({start.node for start in side} for side in (sides.base, sides.new))
     return "starts of the same thing" if base == new else "devices of this model"
+
+
+def false_discovery_rates(p_values: Sequence[float], level: float) -> list[float]:
+    """Compute the q-value of each p-value: calling all with q <= level real is wrong for `level` of
+    them.
+
+    In two stages, of which the first tells how many tests have nothing to find (Y. Benjamini,
+    A. M. Krieger, D. Yekutieli, "Adaptive linear step-up procedures that control the false
+    discovery rate", Biometrika 93(3), 2006).
+    """
+    if not p_values:
+        return []
+    rates = (1 + level) * step_up(np.array(p_values))
+    unchanged = max(1, int((rates > level).sum()))
+    return [min(1.0, float(rate)) for rate in rates * unchanged / len(p_values)]
+
+
+def step_up(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Compute the rates of Y. Benjamini, Y. Hochberg, J. R. Stat. Soc. B 57(1), 1995.
+
+    As scipy.stats.false_discovery_control, but importing scipy.stats takes half a second.
+    """
+    order = np.argsort(p_values)
+    scaled = p_values[order] * len(p_values) / np.arange(1, len(p_values) + 1)
+    rates = np.empty_like(p_values)
+    rates[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
+    return rates
+
+
+# The error of the samples, at places of equal distance, and the weight of each.
+_Z = np.linspace(-6, 6, 201)
+_WEIGHTS = np.exp(-(_Z**2) / 2) / np.exp(-(_Z**2) / 2).sum()
+_HALVINGS = 40
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: it keeps its interval
+class MeanChange:
+    """size: the logarithm of the ratio of the geometric means. looks: among how many splits of the
+    runs this one was found. noise_sd, degrees: of nodes and starts. sample_sd: of the samples."""
+
+    size: float
+    noise_sd: float
+    degrees: float
+    sample_sd: float
+    looks: int = 1
+
+    @property
+    def p_value(self) -> float:
+        """The chance to see such a change, either way, where there is none."""
+        return min(1.0, self.looks * self._chance(abs(self.size)))
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """The 90 % interval of the ratio: the true one is below it in 5 %, and above in 5 %."""
+        half = self._quantile(0.1)
+        return math.exp(self.size - half), math.exp(self.size + half)
+
+    def least_seen(self, level: float) -> float:
+        """Find the relative change whose p_value is `level`: a smaller one cannot be called."""
+        return math.expm1(self._quantile(level / self.looks))
+
+    def _chance(self, size: float) -> float:
+        """Compute the chance that error and noise together are as large as `size`, either way."""
+        from scipy.special import stdtr
+
+        tails: NDArray[np.float64] = stdtr(
+            self.degrees, (self.sample_sd * _Z - size) / self.noise_sd
+        )
+        return 2 * float(tails @ _WEIGHTS)
+
+    def _quantile(self, chance: float) -> float:
+        """Find the size that error and noise exceed with this chance."""
+        from scipy.special import stdtrit
+
+        low = 0.0
+        high = self.noise_sd * float(stdtrit(self.degrees, 1 - chance / 4)) + 6 * self.sample_sd
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._chance(middle) > chance else (low, middle)
+        return high
+
+
+def mean_change(sides: Sides, starts: StartNoise, nodes: StartNoise, within: float) -> MeanChange:
+    """Compute the mean change of two sides and how sure it is. starts, nodes: the noise of either.
+    within: variance of the logarithm of one run's time.
+
+    The degrees of freedom of the two together are their weighted harmonic mean: more would promise
+    thinner tails than the two have.
+    """
+    base, new = (np.log([start.time_ms for start in side]) for side in (sides.base, sides.new))
+    share = 1 / len(base) + 1 / len(new)
+    of_nodes = _node_share(sides.base, sides.new) * nodes.sd**2
+    of_starts = share * starts.sd**2
+    variance = of_nodes + of_starts
+    return MeanChange(
+        size=float(new.mean() - base.mean()),
+        noise_sd=math.sqrt(variance),
+        degrees=variance / (of_nodes / nodes.degrees + of_starts / starts.degrees),
+        sample_sd=math.sqrt(share * within),
+        looks=sides.looks,
+    )
+
+
+def _node_share(base: Sequence[Start], new: Sequence[Start]) -> float:
+    """By which the variance of nodes is in the difference: 2 for a run each on two nodes."""
+    weights: Counter[str] = Counter()
+    for side, sign in ((base, -1), (new, 1)):
+        for start in side:
+            weights[start.node] += sign / len(side)  # type: ignore[assignment]
+    return float(sum(weight**2 for weight in weights.values()))

@@ -115,7 +115,7 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
 
 def _starts(root: Path, run_id: str | None) -> Mapping[str, StartNoise]:
     """As the report of one run has them; none of all runs, and of one whose row is missing."""
-    from raybench.analysis.start_history import known_starts
+    from raybench.analysis.start_noise import known_starts
 
     if run_id is None:
         return {}

@@ -8,12 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from raybench.analysis.clocks import why_not_comparable
 from raybench.analysis.losses import LOSSES, shares_of_loss
 from raybench.analysis.rounds import Trials, mean_of_rounds
 from raybench.analysis.settings import SETTINGS, batch_column, number_of, setting
-from raybench.analysis.start_intervals import StartIntervals
-from raybench.analysis.start_noise import StartNoise
+from raybench.analysis.start_noise import StartIntervals, StartNoise
 from raybench.job.point import Scalar
 from raybench.records import Status
 from raybench.results.quality import (
@@ -77,7 +75,7 @@ def scaling(
       the ratios within each.
     * efficiency: speed_up / (world_size / that of the baseline point), where the baseline names
       world_size.
-    * *_low, *_high: their 95 % intervals over starts, see `raybench.analysis.start_intervals`.
+    * *_low, *_high: their 95 % intervals over starts, see `raybench.analysis.start_noise`.
     * lost_*: what of the step is lost against efficiency 1, and to what, see `lost_shares`.
     * serial_fraction: in strong scaling, e = (1 / speed_up - 1 / p) / (1 - 1 / p) with p times the
       devices, and e / (b - (b - 1) e) where the baseline has b of them: A. H. Karp, H. P. Flatt,
@@ -297,3 +295,39 @@ def _same(found: Any, wanted: Scalar) -> bool:
 def _frame(rows: list[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     """Make a frame whose columns and types do not depend on there being rows."""
     return pd.DataFrame(rows, columns=list(columns)).astype(_DERIVED).copy()
+
+
+Row = Mapping[str, Any]
+
+# A GPU at work runs at its power limit: that is its speed, as long as both points had it.
+_NORMAL = frozenset({"power_cap", "sync_boost"})
+# More than this between the clocks of two points is a difference of the machine's own doing.
+_LARGEST_DIFFERENCE = 0.01
+
+
+def why_not_comparable(row: Row, base: Row) -> str | None:
+    """Why the ratio of a point and its baseline point is none; the same rule for both. Pure.
+
+    Heat and faults are no state to be compared; other limits are, where the two median SM clocks
+    differ by 1 % at most. What is not known (null) is no reason.
+    """
+    for one, name in ((base, "the baseline point"), (row, "this point")):
+        reasons = [reason for reason in _reasons(one) if reason not in _NORMAL]
+        if reasons:
+            return f"clocks were limited at {name} ({', '.join(reasons)})"
+    mhz, base_mhz = (_mhz(one) for one in (row, base))
+    if not mhz or not base_mhz or abs(math.log(mhz / base_mhz)) <= _LARGEST_DIFFERENCE:
+        return None
+    return f"SM clocks differ: {mhz:.0f} MHz, and {base_mhz:.0f} MHz at the baseline point"
+
+
+def _reasons(row: Row) -> list[str]:
+    if pd.isna(row["throttled"]) or not row["throttled"]:
+        return []
+    reasons = row["throttle_reasons"]
+    return ["reason unknown"] if reasons is None or not len(reasons) else list(reasons)
+
+
+def _mhz(row: Row) -> float | None:
+    mhz = row["sm_clock_mhz_p50"]
+    return None if pd.isna(mhz) else float(mhz)

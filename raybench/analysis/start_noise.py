@@ -12,20 +12,36 @@ never that it is quieter.
 Devices of one model differ too. Runs on other devices share the level of these devices, so more
 runs there do not tell it better: `node_noise` is a random effect beside that of starts
 (S. R. Searle, G. Casella, C. E. McCulloch, "Variance Components", 1992).
+
+The 95 % intervals of step times and speed-ups hold over starts. Of several rounds the mean of their
+logarithms is known to ± t s / sqrt(R), where the standard deviation s of a start is pooled over the
+points of a kind (`kind_of`) and t is Student's with their degrees of freedom together; but never
+better than the samples allow. Of one round nobody knows how far starts lie apart: what other runs
+show, or else what is documented, is added to what the samples leave open.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.rounds import latest_trials, records, without_controls
+from raybench.analysis.rounds import Trials, latest_trials, records, without_controls
+from raybench.errors import ResultsError
+from raybench.results import reader
+from raybench.results.run_names import run_ids
 from raybench.stats.summary import student_t
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from raybench.results.run import Run
 
 # What two runs of the same job differ by in 19 of 20 points. From an A/A pair on 4 H200s, see
 # docs/benchmarks/same-twice-4xh200.json: points in fp32, tf32 and bf16 differ by 0.3 % in the
@@ -240,3 +256,161 @@ def widen(
     if factor <= 1:
         return list(noises)
     return [replace(noise, sd=factor * noise.sd, source=POINTS) for noise in noises]
+
+
+Row = Mapping[str, Any]
+Range = tuple[float, float]
+_ENDS = ("step_ms_ci_low", "step_ms_p50", "step_ms_ci_high")
+
+
+class StartIntervals:
+    """The intervals of the points of some runs.
+
+    elsewhere: kind of points -> the noise of starts that other runs show.
+    """
+
+    def __init__(self, trials: Trials, elsewhere: Mapping[str, StartNoise]) -> None:
+        self._trials = trials
+        self._elsewhere = elsewhere
+        self._of_times: Mapping[str, StartNoise] = {}
+        self._of_ratios: Mapping[str, StartNoise] = {}
+
+    def learn_times(self, rows: Iterable[Row]) -> None:
+        """Take in how the step times of these points scatter over their rounds."""
+        self._of_times = _pool(
+            (kind_of([row]), [math.log(one["step_ms_p50"]) for one in self._times(row)])
+            for row in rows
+        )
+
+    def learn_ratios(self, pairs: Iterable[tuple[Row, Row]]) -> None:
+        """Take in how the speed-ups of these points, (baseline point, point), scatter."""
+        self._of_ratios = _pool(
+            (kind_of(pair), [*self._trials.log_ratios(*pair).values()]) for pair in pairs
+        )
+
+    def time_noise(self, row: Row) -> StartNoise:
+        """How far starts of a point lie apart, as far as that is known."""
+        kind = kind_of([row])
+        return self._of_times.get(kind) or self._has_value(kind)
+
+    def ratio_noise(self, base: Row, row: Row) -> StartNoise:
+        """How far starts of the ratio of two points lie apart."""
+        found = self._of_ratios.get(kind_of([base, row]))
+        return found or of_ratio(*(self._has_value(kind_of([one])) for one in (base, row)))
+
+    def step_time(self, row: Row) -> Range | None:
+        """Compute the interval of a step time in milliseconds; None where it has none."""
+        ranges = [_time_range(one) for one in self._times(row)]
+        around = _around(ranges, self.time_noise(row))
+        step_ms = row["step_ms_p50"]
+        return None if around is None else (step_ms * around[0], step_ms * around[1])
+
+    def speed_up(self, base: Row, row: Row) -> Range | None:
+        """Compute the interval of a speed-up, as shares of it; None where samples tell of none."""
+        of_base, of_row = self._trials.rounds(base), self._trials.rounds(row)
+        both = self._trials.log_ratios(base, row)
+        ranges = [ratio_range(of_base[number], of_row[number]) for number in both]
+        return _around(ranges, self.ratio_noise(base, row))
+
+    def _times(self, row: Row) -> list[Row]:
+        rounds = self._trials.rounds(row).values()
+        return [one for one in rounds if not pd.isna(one["step_ms_p50"])]
+
+    def _has_value(self, kind: str) -> StartNoise:
+        return self._elsewhere.get(kind) or prior_of(kind)
+
+
+def _pool(groups: Iterable[tuple[str, Sequence[float]]]) -> dict[str, StartNoise]:
+    by_kind: dict[str, list[Sequence[float]]] = {}
+    for kind, values in groups:
+        by_kind.setdefault(kind, []).append(values)
+    found = {kind: pool(values) for kind, values in by_kind.items()}
+    return {kind: noise for kind, noise in found.items() if noise is not None}
+
+
+def _time_range(row: Row) -> Range | None:
+    """Take the interval of the samples, as shares of the step time."""
+    low, middle, high = (row[name] for name in _ENDS)
+    # Written as a test that NaN fails.
+    return (low / middle, high / middle) if low > 0 and high > 0 else None
+
+
+def _around(ranges: Sequence[Range | None], noise: StartNoise) -> Range | None:
+    """Compute the interval of the mean over rounds, as shares of it.
+
+    ranges: what the samples of each leave open, as shares; None where one does not tell.
+    """
+    known = [one for one in ranges if one is not None]
+    if not known or len(known) < len(ranges):
+        return None
+    down, up = (math.hypot(*map(math.log, ends)) / len(known) for ends in zip(*known, strict=True))
+    return math.exp(-noise.reach(down, len(known))), math.exp(noise.reach(up, len(known)))
+
+
+def ratio_range(base: Mapping[str, Any], point: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Compute the 95 % interval of a speed-up, as shares of it, such as (0.99, 1.01); None if
+    unknown.
+
+    base, point: rows of `points`: the baseline point and the other. Of each, the distance of the
+    median's logarithm from those of its bootstrap interval is taken; the two points are measured
+    apart from each other, so the distances add up as squares: the method of variance estimates
+    recovery, G. Y. Zou, A. Donner, Statistics in Medicine 27(10), 2008.
+    It speaks of the samples of this run: another start of the same processes can be farther away.
+    """
+    names = ("step_ms_ci_low", "step_ms_p50", "step_ms_ci_high")
+    if any(pd.isna(row[name]) or row[name] <= 0 for row in (base, point) for name in names):
+        return None
+    (base_down, base_up), (point_down, point_up) = (
+        (math.log(middle / low), math.log(high / middle))
+        for low, middle, high in ([row[name] for name in names] for row in (base, point))
+    )
+    # A longer step of the baseline point, or a shorter one of the other, is a higher speed-up.
+    return math.exp(-math.hypot(base_down, point_up)), math.exp(math.hypot(base_up, point_down))
+
+
+# A folder may hold ten thousand runs; those near in time tell most of how the machine is now.
+_MOST_READ = 10
+_COLUMNS = (
+    *("run_id", "point_id", "attempt", "round", "control_of", "status", "device_type"),
+    *("precision", "host_bound", "step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),
+)
+
+
+def known_starts(root: Path, run: Run) -> dict[str, StartNoise]:
+    """Learn the noise of starts by kind of points; of kinds that no other run of the same tells,
+    none.
+
+    Runs count that the tables tell no difference of from `run`, on the same devices.
+    """
+    alike = list(_alike(root, run))
+    if not alike:
+        return {}
+
+    return noise_of_runs([_points(root, run_id) for run_id in (run.run_id, *alike)])
+
+
+def _alike(root: Path, run: Run) -> Iterator[str]:
+    ids = run_ids(root)
+    of_job = [one for one in ids if one.startswith(f"{run.job_name}-") or one == run.run_id]
+    if run.run_id not in of_job:
+        return
+    place = of_job.index(run.run_id)
+    near = sorted(range(len(of_job)), key=lambda other: abs(other - place))[1 : _MOST_READ + 1]
+    facts = _facts(root, run) if near else {}
+    for run_id in (of_job[other] for other in near):
+        with suppress(ResultsError):
+            other = reader.read_run(root, run_id)
+            if other.job_sha256 == run.job_sha256 and _facts(root, other) == facts:
+                yield run_id
+
+
+def _facts(root: Path, run: Run) -> Mapping[str, str]:
+    from raybench.analysis.environment_changes import facts
+
+    return facts(run, reader.load(root, "devices", run.run_id))
+
+
+def _points(root: Path, run_id: str) -> pd.DataFrame:
+    read = reader.read_table(root, "points", run_id, _COLUMNS)
+    frame: pd.DataFrame = read.to_pandas()
+    return frame

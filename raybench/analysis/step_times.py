@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -72,3 +73,53 @@ def _farthest(times_ms: NDArray[np.float64], middle: float) -> NDArray[np.float6
     places = distances.argmax(axis=1)[:, np.newaxis]
     found: NDArray[np.float64] = np.take_along_axis(times_ms, places, axis=1)[:, 0]
     return found
+
+
+def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
+    """Describe timed samples by rank: rank, iterations, median_ms, min_ms, max_ms.
+
+    samples: rows of the table `samples` of one attempt at one point.
+    """
+    timed = samples[~samples["is_warmup"].astype(bool)]
+    by_rank = timed.groupby("rank")["step_ns"]
+    return pd.DataFrame(
+        {
+            "iterations": by_rank.count(),
+            "median_ms": by_rank.median() / _NS_PER_MS,
+            "min_ms": by_rank.min() / _NS_PER_MS,
+            "max_ms": by_rank.max() / _NS_PER_MS,
+        }
+    ).reset_index()
+
+
+_RANGES = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c", "gpu_utilization_pct")
+
+
+def device_states(telemetry: pd.DataFrame, start: datetime, duration_s: float) -> pd.DataFrame:
+    """Find the least and the most of what was sampled of each device from `start` on.
+
+    telemetry: rows of the table of one run. Columns: node_id, index, samples, *_min and *_max of
+    clocks, power, temperature and utilisation, and throttle_reasons (a list of all that occurred).
+    Devices that did not work on the point are among them: the table does not tell which did.
+    """
+    # Nobody knows how long: then nothing was sampled meanwhile.
+    until = start if pd.isna(duration_s) else start + timedelta(seconds=duration_s)
+    during = telemetry[(telemetry["time"] >= start) & (telemetry["time"] <= until)]
+    return pd.DataFrame(
+        [
+            {
+                "node_id": node_id,
+                "index": index,
+                "samples": len(mine),
+                **{f"{name}_min": mine[name].min() for name in _RANGES},
+                **{f"{name}_max": mine[name].max() for name in _RANGES},
+                "throttle_reasons": _reasons(mine["throttle_reasons"]),
+            }
+            for (node_id, index), mine in during.groupby(["node_id", "index"])
+        ]
+    )
+
+
+def _reasons(column: pd.Series) -> list[str]:
+    found = [reason for reasons in column if reasons is not None for reason in reasons]
+    return list(dict.fromkeys(found))

@@ -87,7 +87,7 @@ def _format(summary: Summary, kind: str | None) -> str:
 
 
 def _as_json(summary: Summary, results: Path, run: str) -> str:
-    from raybench.report.export.json import export_json
+    from raybench.report.export.as_json import export_json
     from raybench.results import reader
 
     root, _ = reader.find_run(results, run)

@@ -99,7 +99,7 @@ def print_report(results: Path, run_id: str, kind: str) -> None:
 
 def load_summary(results: Path, run: str) -> Summary:
     """Format the report of the run that `run` means. Raises ResultsError when there is none."""
-    from raybench.analysis.start_history import known_starts
+    from raybench.analysis.start_noise import known_starts
     from raybench.report.summary import summarize
     from raybench.results import reader
 
@@ -279,10 +279,8 @@ def _show_point(results: Path, run_id: str, prefix: str, as_json: bool) -> str:
 
 
 def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
-    from raybench.analysis.device_states import device_states
     from raybench.analysis.modules import slowest_modules, slowest_regions
-    from raybench.analysis.ranks import rank_steps
-    from raybench.analysis.step_times import step_times
+    from raybench.analysis.step_times import device_states, rank_steps, step_times
     from raybench.report.export.as_json import records
     from raybench.report.text.points import PointDetails
     from raybench.results import reader

@@ -208,8 +208,7 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
     from raybench.cli.asked_points import select_ids
     from raybench.cli.listener import make_console, say
     from raybench.cli.plans import print_plan
-    from raybench.results.cleanup import clear_leftovers
-    from raybench.results.writer import hold_run
+    from raybench.results.writer import clear_leftovers, hold_run
     from raybench.sweep.new_run import code_of_job, rounds_of_job
     from raybench.sweep.resume import (
         check_code,

@@ -1,18 +1,33 @@
-"""What a scaling report comes to: per compared setting the least and the most speed-up, and what
-the steps of the most ranks lose to not being alone.
+"""What a scaling report comes to, in words: the least and the most speed-up of each compared
+setting, what the steps of the most ranks lose to not being alone, the best precision and batch
+size, the largest batch that fits, and what the rounds of the run tell.
 
-Pure, over the rows of `raybench.analysis.scaling`.
+Pure, over the rows of `raybench.analysis.scaling` and of `raybench.analysis.best`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from raybench.analysis.losses import LOSSES
+from raybench.analysis.rounds import LARGEST_DRIFT, Trials
 from raybench.analysis.settings import setting, setting_order, varying
+from raybench.analysis.start_noise import (
+    CPU,
+    LOOSE_KIND,
+    ROUNDS,
+    RUNS,
+    kind_of,
+    of_ratio,
+    prior_of,
+)
 from raybench.report import formatting
 from raybench.results.quality import is_slowed_by_one_rank
+from raybench.stats.summary import student_t
+from raybench.sweep.batch_search import is_found
+from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
 CAUSES = {
     "lost_comm": "exposed communication",
@@ -136,3 +151,207 @@ def _speed_up(row: Row, apart: Sequence[str], ranks: str) -> str:
     )
     where = formatting.settings_words(row, apart, ranks)
     return f"{told} ({where})" if where else told
+
+
+BEST_TITLE = "Best precision and batch size"
+
+
+def bests(best: Sequence[Row], rows: Sequence[Row], ranks: str) -> tuple[tuple[str, str], ...]:
+    """List (what is sought on the most ranks, the settings that have the most of it).
+
+    best: rows of `raybench.analysis.best`.
+    """
+    most = max((one["world_size"] for one in best), default=0)
+    by_id = {row["point_id"]: row for row in rows}
+    chosen = [one for one in best if one["world_size"] == most]
+    apart = varying([by_id[one["point_id"]] for one in chosen], ("precision", "batch"))
+    return tuple((_criterion(one, by_id, apart, ranks), _choice(one, by_id)) for one in chosen)
+
+
+def _criterion(one: Row, by_id: Mapping[str, Row], apart: Sequence[str], ranks: str) -> str:
+    where = formatting.settings_words(by_id[one["point_id"]], apart, ranks)
+    named = f" with {where}" if where else ""
+    return formatting.ranks_words(one["world_size"], ranks) + named
+
+
+def _choice(one: Row, by_id: Mapping[str, Row]) -> str:
+    unit = {"throughput": "samples/s", "samples_per_joule": "samples/s per watt"}[one["by"]]
+    told = (
+        f"{_precision_and_batch(by_id[one['point_id']])}: {formatting.number(one['value'])} {unit}"
+    )
+    if not formatting.has_value(one["rival_point_id"]):
+        return told
+    rival = by_id[one["rival_point_id"]]
+    return f"{told}; {_precision_and_batch(rival)} may be as good"
+
+
+def _precision_and_batch(row: Row) -> str:
+    return formatting.settings_words(row, ("precision", "batch"), "")
+
+
+LARGEST_TITLE = "Largest batch that fits, per device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatch:
+    """What a search came to.
+
+    settings: those that tell its series from the others. ran_out: the smallest batch size that
+    does not fit. peak_mem_allocated_bytes: of the largest batch that fits, on the rank that needs
+    most; None on a CPU.
+    """
+
+    settings: Mapping[str, Any]
+    batch_size: int
+    ran_out: int
+    peak_mem_allocated_bytes: int | None
+
+
+def largest_batches(rows: Sequence[Row]) -> tuple[LargestBatch, ...]:
+    """One per series in which a batch ran out of memory just above one that is ok.
+
+    A list of batch sizes in a job leaves a wider gap: there, the largest is not known.
+    """
+    series: dict[tuple[str, ...], list[Row]] = {}
+    names = varying(rows, ("scaling", "batch"), always=("precision", "world_size"))
+    for row in rows:
+        if row["scaling"] == "weak":
+            series.setdefault(tuple(str(setting(row, name)) for name in names), []).append(row)
+    found = [_largest(members, names) for members in series.values()]
+    known = [one for one in found if one is not None]
+    return tuple(sorted(known, key=lambda one: [setting_order(v) for v in one.settings.values()]))
+
+
+def _largest(rows: Sequence[Row], names: Sequence[str]) -> LargestBatch | None:
+    ran_out = min((int(r["batch_size"]) for r in rows if r["status"] == "oom"), default=None)
+    if ran_out is None:
+        return None
+    fits = [row for row in rows if row["status"] == "ok" and row["batch_size"] < ran_out]
+    if not fits:
+        return None
+    row = max(fits, key=lambda row: row["batch_size"])
+    if not is_found(int(row["batch_size"]), ran_out):
+        return None
+    peak = row["peak_mem_allocated_bytes"]
+    return LargestBatch(
+        settings={name: setting(row, name) for name in names},
+        batch_size=int(row["batch_size"]),
+        ran_out=ran_out,
+        peak_mem_allocated_bytes=int(peak) if formatting.has_value(peak) else None,
+    )
+
+
+def list_largest(found: Sequence[LargestBatch], ranks: str) -> tuple[tuple[str, str], ...]:
+    """List (the series, its largest batch) as the formats list it."""
+    return tuple((batch_label(one.settings, ranks), _describe(one)) for one in found)
+
+
+def batch_label(settings: Mapping[str, Any], ranks: str) -> str:
+    """Write `bf16, 1 GPU`; other settings with their names."""
+    return ", ".join(formatting.setting_words(n, value, ranks) for n, value in settings.items())
+
+
+def _describe(one: LargestBatch) -> str:
+    peak = one.peak_mem_allocated_bytes
+    memory = "" if peak is None else f" ({formatting.gib(peak)} GiB)"
+    return f"{one.batch_size:,}{memory}; {one.ran_out:,} runs out of memory"
+
+
+_KINDS_WORDS = {CPU: "on CPUs", LOOSE_KIND: "in fp16 or where the host is the limit"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoreRounds:
+    """What so many rounds in all would add: seconds, and half of the 95 % interval of a speed-up,
+    relative, by kind of points."""
+
+    rounds: int
+    seconds: float
+    half_widths: Mapping[str, float]
+
+    @property
+    def sentence(self) -> str:
+        """`3 rounds would take about 2 min 40 s more and give ±0.5%`."""
+        told = " and ".join(
+            f"{formatting.half_width(width)} {_KINDS_WORDS.get(kind, '')}".rstrip()
+            for kind, width in sorted(self.half_widths.items(), key=lambda one: one[1])
+        )
+        return (
+            f"{self.rounds} rounds would take about {formatting.long_time(self.seconds)} more and "
+            f"give about {told}"
+        )
+
+
+def meaning_of_plus_minus(rows: Sequence[Row]) -> str:
+    """Say what the ± of a report holds over; empty where nothing has one."""
+    known = [row for row in rows if formatting.has_value(row["step_ms_low"])]
+    if not known:
+        return ""
+    sources = {row["starts_from"] for row in known}
+    if ROUNDS in sources:
+        return f"± holds over starts of the processes, by {max(r['rounds'] for r in known)} rounds."
+    if RUNS in sources:
+        return "± holds over starts of the processes, as other runs here show."
+    return f"± holds over starts of the processes, as documented: {_documentation(known)}."
+
+
+def _documentation(rows: Sequence[Row]) -> str:
+    """`two starts on H200s differ by up to 1.4%`, and more where a kind scatters more."""
+    kinds = dict.fromkeys(kind_of([row]) for row in rows)
+    floors = {kind: prior_of(kind).floor for kind in kinds}
+    if CPU in floors:
+        return f"two starts on shared CPUs differ by up to {floors[CPU]:.0%}"
+    told = " and ".join(
+        f"{floor:.1%}" + (f" {_KINDS_WORDS[kind]}" if kind in _KINDS_WORDS else "")
+        for kind, floor in sorted(floors.items(), key=lambda one: one[1])
+    )
+    return f"two starts on H200s differ by up to {told}"
+
+
+def drift_warnings(trials: Trials, ranks: str) -> Iterator[str]:
+    """Write a sentence for each control that moved."""
+    for number, block, drift in trials.drifts():
+        yield (
+            f"round {number}: at the end of the block of {block} {ranks} the control took "
+            f"{abs(drift):.1%} {'longer' if drift > 0 else 'less'} than at first, more than "
+            f"{LARGEST_DRIFT:.0%}: the machine drifts; ratios are taken against the mean of both"
+        )
+
+
+def more_rounds(rows: Sequence[Row], trials: Trials) -> MoreRounds | None:
+    """Estimate what WORTHWHILE rounds would add to a run with fewer; None where there is nothing to
+    add.
+
+    rows: of the scaling frame.
+    """
+    measured = [
+        row for row in rows if row["status"] == "ok" and formatting.has_value(row["step_ms_low"])
+    ]
+    done = max((row["rounds"] for row in measured), default=WORTHWHILE)
+    if done >= WORTHWHILE:
+        return None
+    more = WORTHWHILE - done
+    a_round_s = sum(_round_s(one) for row in measured for one in trials.rounds(row).values()) / done
+    return MoreRounds(
+        rounds=WORTHWHILE,
+        seconds=more * (a_round_s + BETWEEN_ROUNDS_S),
+        half_widths=_half_widths(measured),
+    )
+
+
+def _round_s(row: Row) -> float:
+    """How long a point takes in one of several rounds, which share its timed seconds."""
+    timed_s = row["step_ms_mean"] * row["iterations"] * row["inner_iterations"] / 1000
+    shared_s = 0.0 if formatting.is_set(row["quick"]) else timed_s * (1 - 1 / WORTHWHILE)
+    return float(max(0.0, row["duration_s"] - shared_s))
+
+
+def _half_widths(rows: Sequence[Row]) -> dict[str, float]:
+    """Of a speed-up after WORTHWHILE rounds, by kind of points, by what is documented."""
+    kinds = [kind_of([row]) for row in rows]
+    found = {}
+    for kind in dict.fromkeys(kinds):
+        noise = of_ratio(prior_of(kind), prior_of(kind))
+        degrees = kinds.count(kind) * (WORTHWHILE - 1)
+        found[kind] = student_t(degrees) * noise.sd / WORTHWHILE**0.5
+    return found

@@ -64,10 +64,10 @@ def failures(rows: Iterable[Row]) -> tuple[MessageGroup, ...]:
     )
 
 
-def in_short(all_said: Sequence[MessageGroup]) -> tuple[list[tuple[str, str]], str]:
+def first_messages(groups: Sequence[MessageGroup]) -> tuple[list[tuple[str, str]], str]:
     """(how many, what they say) of the first ones, and what is to be said of the rest, if any."""
-    told = [(f"{said.count} x ", said.shortened) for said in all_said[:_MOST_LINES]]
-    more = sum(said.count for said in all_said[_MOST_LINES:])
+    told = [(f"{group.count} x ", group.shortened) for group in groups[:_MOST_LINES]]
+    more = sum(group.count for group in groups[_MOST_LINES:])
     return told, f"and {more} more, each another; `--format json` has all" if more else ""
 
 

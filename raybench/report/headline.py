@@ -10,16 +10,17 @@ from typing import Any
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.settings import OPTIONAL, setting, setting_order, varying
 from raybench.hardware.peaks import memory_peak_gb_s
-from raybench.report import formatting, largest_batches
+from raybench.report import formatting
 from raybench.report.findings import (
     CAUSES,
+    LargestBatch,
+    batch_label,
     has_causes,
     memory_range,
     plus_minus,
     rows_compared,
     with_most_ranks,
 )
-from raybench.report.largest_batches import LargestBatch
 from raybench.report.tables import marks
 from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
 
@@ -43,7 +44,7 @@ _DOUBTS = {
 }
 
 
-def lead(
+def headline(
     rows: Sequence[Row],
     baseline: Mapping[str, Any],
     ranks: str,
@@ -306,7 +307,7 @@ def _burst(row: Row) -> str:
 def _largest(found: Sequence[LargestBatch], ranks: str) -> str:
     """Say `the largest batch that fits is 192 per device (bf16, 1 GPU)`."""
     ends = [choose(found, key=lambda one: one.batch_size) for choose in (min, max)]
-    told = [f"{one.batch_size:,} ({largest_batches.label(one.settings, ranks)})" for one in ends]
+    told = [f"{one.batch_size:,} ({batch_label(one.settings, ranks)})" for one in ends]
     return "the largest batch per device that fits is " + (
         told[0] if len(found) == 1 else " to ".join(told)
     )

@@ -8,10 +8,10 @@ from typing import Any
 
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.settings import OPTIONAL, setting_order, varying
-from raybench.report import formatting, largest_batches
-from raybench.report.charts.products import peak_tflops
+from raybench.report import formatting
+from raybench.report.charts.bars import peak_tflops
 from raybench.report.charts.rates import datasheet_gb_s, size_of
-from raybench.report.findings import CAUSES, rows_compared, with_most_ranks
+from raybench.report.findings import CAUSES, batch_label, rows_compared, with_most_ranks
 from raybench.report.headline import precise, unsure
 from raybench.report.summary import Summary
 
@@ -141,7 +141,7 @@ def _largest(summary: Summary) -> list[KeyFigure]:
                 if one.peak_mem_allocated_bytes is not None
                 else ""
             ),
-            where=largest_batches.label(one.settings, summary.ranks),
+            where=batch_label(one.settings, summary.ranks),
         )
         for one in sorted(summary.largest_batches, key=lambda one: -one.batch_size)[: _MOST - 1]
     ]

@@ -12,22 +12,27 @@ from raybench.analysis.best import best_settings
 from raybench.analysis.modules import regions_by_point
 from raybench.analysis.rounds import Trials, latest_trials, without_controls
 from raybench.analysis.scaling import is_by_mean, scaling
-from raybench.analysis.settings import batch_column
+from raybench.analysis.settings import OPTIONAL, batch_column
 from raybench.analysis.start_noise import StartNoise
 from raybench.records import TrialKey, by_point
-from raybench.report import best, formatting, largest_batches
-from raybench.report.findings import findings, losses
-from raybench.report.grouped_messages import MessageGroup, failures, group_messages, lost_nodes
-from raybench.report.headline import lead
-from raybench.report.largest_batches import LargestBatch
-from raybench.report.legend import explain
-from raybench.report.rounds import (
+from raybench.report import formatting
+from raybench.report.findings import (
+    BEST_TITLE,
+    LARGEST_TITLE,
+    LargestBatch,
     MoreRounds,
+    bests,
     drift_warnings,
+    findings,
+    largest_batches,
+    list_largest,
+    losses,
     meaning_of_plus_minus,
     more_rounds,
 )
-from raybench.report.tables import Layout, Table, make_tables, region_tables
+from raybench.report.grouped_messages import MessageGroup, failures, group_messages, lost_nodes
+from raybench.report.headline import headline
+from raybench.report.tables import Layout, Table, explain, make_tables, region_tables
 from raybench.results.run import Run
 
 Row = dict[str, Any]
@@ -86,10 +91,10 @@ class Summary:
         """(title, lines) of what was found, in the order of every format; none without lines."""
         baseline = self.run.baseline
         found = (
-            (largest_batches.TITLE, largest_batches.list_largest(self.largest_batches, self.ranks)),
+            (LARGEST_TITLE, list_largest(self.largest_batches, self.ranks)),
             (formatting.over(baseline), self.findings),
             (formatting.loss_title(baseline), self.losses),
-            (best.TITLE, self.best),
+            (BEST_TITLE, self.best),
             (formatting.over(_OVER_FP32), self.precision),
         )
         return [(title, lines) for title, lines in found if lines]
@@ -124,7 +129,7 @@ def summarize(
     of_points = {} if regions is None else regions_by_point(regions)
     regions_shown = region_tables(rows, of_points, layout)
     by_mean = any(row["status"] == "ok" and is_by_mean(row) for row in rows)
-    largest = largest_batches.largest_batches(rows)
+    largest = largest_batches(rows)
     plus_minus = meaning_of_plus_minus(rows)
     return Summary(
         run=run,
@@ -133,10 +138,10 @@ def summarize(
         lost_nodes=lost_nodes(zip(points["error_type"], points["error_host"], strict=True)),
         shared=shared,
         counts=formatting.counts(run, _statuses(attempts)) + _rounds(rows),
-        lead=lead(rows, run.baseline, ranks, largest),
+        lead=headline(rows, run.baseline, ranks, largest),
         findings=findings(rows, run.baseline, ranks),
         losses=losses(rows, run.baseline, ranks),
-        best=best.bests(_rows(best_settings(frame)), rows, ranks),
+        best=bests(_rows(best_settings(frame)), rows, ranks),
         precision=_precision(run, points, ranks),
         largest_batches=largest,
         ranks=ranks,
@@ -224,8 +229,9 @@ def _common_settings(rows: Sequence[Row]) -> dict[str, str]:
         return {}
     first = rows[0]["params"]
     same = {k: v for k, v in first.items() if all(row["params"].get(k) == v for row in rows)}
-    replayed = all(formatting.is_set(row["cuda_graph"]) for row in rows)
-    return same | ({"cuda_graph": "true"} if replayed else {})
+    options = {name: {row[name] for row in rows} for name in OPTIONAL}
+    alike = {name: values.pop() for name, values in options.items() if len(values) == 1}
+    return same | {n: formatting.setting(n, v) for n, v in alike.items() if formatting.is_set(v)}
 
 
 def _whys(rows: Sequence[Row]) -> list[str]:

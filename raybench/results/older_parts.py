@@ -8,10 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from raybench.errors import ResultsError
-from raybench.results.arrow_schema import schema
 from raybench.results.parts import as_today, version_of
 from raybench.results.run_names import check_folder, run_folders
-from raybench.results.schema import SCHEMA_VERSION, TABLES
+from raybench.results.schema import SCHEMA_VERSION, TABLES, schema
 from raybench.results.writer import has_driver, replace_part
 
 # In the metadata of a part: the schema that its values are of. Its newer columns are null.

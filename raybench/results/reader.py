@@ -18,9 +18,14 @@ from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.problems import did_you_mean
 from raybench.records import Latest, Status, TrialKey, by_point
 from raybench.results import rows
-from raybench.results.arrow_schema import schema
-from raybench.results.parts import UnreadablePartsError, attempts_in, plain_rows, read_parts
-from raybench.results.row_checks import drop_unidentified_devices, sound_points
+from raybench.results.parts import (
+    UnreadablePartsError,
+    attempts_in,
+    drop_unidentified_devices,
+    plain_rows,
+    read_parts,
+    sound_points,
+)
 from raybench.results.run import Run, RunStatus
 from raybench.results.run_names import (
     HIDDEN,
@@ -32,7 +37,7 @@ from raybench.results.run_names import (
     run_folders,
     run_ids,
 )
-from raybench.results.schema import TABLES, units
+from raybench.results.schema import TABLES, schema, units
 from raybench.results.writer import LOGS, has_driver
 
 if TYPE_CHECKING:

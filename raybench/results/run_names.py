@@ -15,9 +15,8 @@ from pathlib import Path
 
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.problems import did_you_mean
-from raybench.results.arrow_schema import schema
 from raybench.results.parts import plain_rows, read_parts
-from raybench.results.schema import TABLES
+from raybench.results.schema import TABLES, schema
 from raybench.results.writer import LATEST
 
 _STAMPED = re.compile(r"(?P<job>.+)-(?P<start>\d{8}-\d{6})-[0-9a-f]+")

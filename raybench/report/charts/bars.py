@@ -1,12 +1,15 @@
-"""Panels with a horizontal bar for each point, as Vega-Lite specifications."""
+"""Figures with a horizontal bar for each point: step times, and TFLOP/s against the datasheet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from raybench.analysis.settings import varying
 from raybench.report import formatting
-from raybench.report.charts.figure import Panel, Spec, Value, specification
-from raybench.report.charts.series import Row, named, telling_settings
+from raybench.report.charts.figure import TOLD, Entry, Figure, Panel, Spec, Value, specification
+from raybench.report.charts.lines import level_layer
+from raybench.report.charts.series import Row, in_order, is_other, named, telling_settings
+from raybench.report.summary import Summary
 
 MOST_BARS = 72
 _ROW_PX, _AXIS_PX = 19, 52
@@ -72,3 +75,120 @@ def _names(rows: Sequence[Row], name: Callable[[Row], str]) -> list[str]:
 def first_of(shown: int, known: int) -> str:
     """Say where not all is drawn."""
     return f" {shown} of {known} points are drawn; the table has all." if shown < known else ""
+
+
+def times_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
+    """None where no point has a step time."""
+    known = [row for row in rows if formatting.has_value(row["step_ms_p50"]) and not is_other(row)]
+    known = [row for row in known if row["status"] == "ok"]
+    if not known:
+        return None
+    shown = in_order(known, ("batch", "world_size"))[:MOST_BARS]
+    return Figure(
+        anchor="times",
+        title="Step time",
+        note="Median over iterations of the slowest rank's time."
+        + first_of(len(shown), len(known)),
+        legend=[],
+        panels=bar_panels(shown, summary.ranks, _values, _layers),
+    )
+
+
+def _values(row: Row) -> list[Value]:
+    return [{"x": float(row["step_ms_p50"]), "tip": formatting.step_time(row)}]
+
+
+def _layers(y: Spec, _: Sequence[Value]) -> list[Spec]:
+    x: Spec = {"field": "x", "type": "quantitative", "title": "ms", "axis": {"tickCount": 5}}
+    return [
+        {
+            "mark": {"type": "bar", "color": "var(--s1)"},
+            "encoding": {"x": x, "y": y, "description": TOLD},
+        }
+    ]
+
+
+_REACHED = "achieved_tflops_per_device"
+# A number stands inside of a bar that is longer than this share of the chart, else beside it.
+_LONG = 0.5
+# As the formula of a product names them.
+_SHAPE = ("m", "n", "k")
+_PEAK = Entry(label="datasheet's dense peak", color="var(--axis)", shape="dash")
+
+
+def products_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
+    """None where a step finishes samples, or its operations are not known."""
+    known = [row for row in rows if formatting.has_value(row[_REACHED]) and not is_other(row)]
+    if not known or any(formatting.has_value(row["throughput"]) for row in rows):
+        return None
+    shown = in_order(known)[:MOST_BARS]
+    has_peaks = any(peak_tflops(row) for row in known)
+    shaped = all(name in row["params"] for row in known for name in _SHAPE)
+    note = "TFLOP/s of one device" + ("; products are m × n × k." if shaped else ".")
+    if not has_peaks:
+        note += " The peak of this device is not known to raybench."
+    return Figure(
+        anchor="tflops",
+        title="TFLOP/s against the datasheet" if has_peaks else "TFLOP/s",
+        note=note + first_of(len(shown), len(known)),
+        legend=[Entry(label="reached", color="var(--s1)"), *([_PEAK] if has_peaks else [])],
+        panels=bar_panels(
+            shown,
+            summary.ranks,
+            _product_values,
+            _product_layers,
+            of_bars=varying(known, ("precision",)),
+            name=_shape if shaped else None,
+        ),
+    )
+
+
+def peak_tflops(row: Row) -> float | None:
+    """Compute the datasheet's peak, from the share of it that was reached."""
+    if not formatting.has_value(row["mfu_pct"]) or not row["mfu_pct"]:
+        return None
+    return float(row[_REACHED] / (row["mfu_pct"] / 100))
+
+
+def _shape(row: Row) -> str:
+    return " × ".join(str(row["params"][name]) for name in _SHAPE)
+
+
+def _product_values(row: Row) -> list[Value]:
+    reached, peak = float(row[_REACHED]), peak_tflops(row)
+    share = f", {reached / peak:.1%} of the datasheet's {peak:,.1f}" if peak else ""
+    told = f"{formatting.number(reached)} TFLOP/s{share}\n{formatting.step_time(row)}"
+    short = formatting.number(reached) + (f" · {reached / peak:.0%}" if peak else "")
+    return [{"x": reached, "peak": peak, "short": short, "tip": told}]
+
+
+def _product_layers(y: Spec, marks: Sequence[Value]) -> list[Spec]:
+    peaks = [mark["peak"] for mark in marks if mark["peak"]]
+    highest = max([*peaks, *(mark["x"] for mark in marks)])
+    x: Spec = {
+        "field": "x",
+        "type": "quantitative",
+        "title": "TFLOP/s",
+        "scale": {"domain": [0, highest * 1.02], "nice": False},
+        "axis": {"tickCount": 4},
+    }
+    inside = f"datum.x > {_LONG * highest}"
+    drawn: list[Spec] = [
+        {
+            "mark": {"type": "bar", "color": "var(--s1)"},
+            "encoding": {"x": x, "y": y, "description": TOLD},
+        },
+        _number(x, y, inside, align="right", dx=-5, color="var(--page)"),
+        _number(x, y, f"!({inside})", align="left", dx=5, color="var(--text)"),
+    ]
+    if peaks:
+        drawn.append(level_layer(max(peaks), "x", x))
+    return drawn
+
+
+def _number(x: Spec, y: Spec, condition: str, **settings: object) -> Spec:
+    return {
+        "transform": [{"filter": condition}],
+        "mark": {"type": "text", "fontSize": 12, "baseline": "middle", "aria": False, **settings},
+        "encoding": {"x": x, "y": y, "text": {"field": "short", "type": "nominal"}},
+    }

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import pandas as pd
 
 from raybench.report import formatting
+from raybench.report.charts.bars import products_figure, times_figure
 from raybench.report.charts.batch import memory_figure, throughput_figure
 from raybench.report.charts.figure import Figure
 from raybench.report.charts.gains import gains_figure
-from raybench.report.charts.products import products_figure
 from raybench.report.charts.rates import rate_figures
 from raybench.report.charts.scaling import speed_up_figure
 from raybench.report.charts.series import Row
-from raybench.report.charts.times import times_figure
 from raybench.report.summary import Summary
 
 

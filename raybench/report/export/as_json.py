@@ -14,7 +14,7 @@ import pandas as pd
 from raybench.report.summary import Summary
 from raybench.report.text.points import PointDetails
 from raybench.results.run import Run
-from raybench.results.schema import SCHEMA_VERSION, TABLES
+from raybench.results.schema import SCHEMA_VERSION, TABLES, units
 
 _INTEGERS = {
     column.name for columns in TABLES.values() for column in columns if column.kind == "int64"
@@ -34,8 +34,8 @@ def format_report(summary: Summary) -> str:
         lost_nodes=list(summary.lost_nodes),
         points=records(summary.scaling),
         largest_batches=[asdict(one) for one in summary.largest_batches],
-        failures=[asdict(said) for said in summary.failures],
-        warnings=[asdict(said) for said in summary.warnings],
+        failures=[asdict(group) for group in summary.failures],
+        warnings=[asdict(group) for group in summary.warnings],
         plus_minus=summary.plus_minus,
         more_rounds=asdict(summary.more_rounds) if summary.more_rounds else None,
         regions=summary.regions,
@@ -105,3 +105,14 @@ def _jsonable(value: Any) -> Any:
 
 def _finite(value: float) -> bool:
     return value - value == 0
+
+
+def export_json(summary: Summary, devices: pd.DataFrame) -> str:
+    """run, devices, units of the columns of points, and points: the latest attempts, all columns
+    and what the report derives."""
+    return format_object(
+        run=asdict(summary.run),
+        devices=records(devices),
+        units=units("points"),
+        points=records(summary.scaling),
+    )

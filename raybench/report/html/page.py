@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -20,20 +20,19 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from raybench.report import formatting
+from raybench.report.charts.bars import products_figure
 from raybench.report.charts.batch import memory_figure, throughput_figure
 from raybench.report.charts.figure import WIDE, Figure, Panel, Table
 from raybench.report.charts.figures import main_figure, rows_laid_over, rows_of, why_none
 from raybench.report.charts.gains import gains_figure
 from raybench.report.charts.parts import parts_figure
-from raybench.report.charts.products import products_figure
 from raybench.report.charts.rates import rate_figures
 from raybench.report.charts.scaling import efficiency_figure, speed_up_figure
 from raybench.report.charts.series import Row, is_other
 from raybench.report.charts.steps import PointSteps, heat_figure, spread_figure
 from raybench.report.charts.svg import draw, key
 from raybench.report.charts.telemetry import telemetry_figure
-from raybench.report.grouped_messages import MessageGroup, in_short
-from raybench.report.html.environment import device_table, facts
+from raybench.report.grouped_messages import MessageGroup, first_messages
 from raybench.report.html.points import point_table
 from raybench.report.key_figures import key_figures
 from raybench.report.summary import Summary
@@ -93,7 +92,7 @@ def format_page(data: PageData) -> str:
         figures=others,
         points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
         findings=summary.sections,
-        said=_all_said(summary),
+        messages=_message_lists(summary),
         regions=_regions(summary),
         facts=[(name, text) for name, text in facts(summary) if text],
         devices=device_table(data.devices),
@@ -128,7 +127,7 @@ def _shares_points(rows: Sequence[Row]) -> bool:
     return not own.isdisjoint(others)
 
 
-def _all_said(summary: Summary) -> list[tuple[str, list[str]]]:
+def _message_lists(summary: Summary) -> list[tuple[str, list[str]]]:
     """List what went wrong, is missing or is doubtful."""
     told: tuple[tuple[str, Sequence[MessageGroup]], ...] = (
         ("Failed and skipped points", summary.failures),
@@ -136,8 +135,8 @@ def _all_said(summary: Summary) -> list[tuple[str, list[str]]]:
         ("Warnings", summary.warnings),
     )
     found = []
-    for title, all_said in told:
-        lines, more = in_short(all_said)
+    for title, groups in told:
+        lines, more = first_messages(groups)
         found.append((title, [lead + text for lead, text in lines] + [more] * bool(more)))
     return [(title, lines) for title, lines in found if lines]
 
@@ -191,3 +190,55 @@ def _asset(name: str) -> str:
 def _hash(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+_HEADS = {
+    "host": "host",
+    "index": "index",
+    "name": "model",
+    "memory_bytes": "memory",
+    "driver_version": "driver",
+    "sm_clock_max_mhz": "SM clock at most, MHz",
+    "power_cap_w": "power limit, W",
+    "pcie_link": "PCIe",
+    "numa_node": "NUMA",
+    "cpu_count": "CPU cores of the node",
+    "omp_num_threads": "OMP threads",
+    "uuid": "UUID",
+}
+
+
+def facts(summary: Summary) -> Iterator[tuple[str, str]]:
+    """Names and what is known of each."""
+    run = summary.run
+    yield "run", run.run_id
+    yield "started", formatting.when(run.started_at)
+    yield "took", formatting.course(run)
+    yield "points", summary.counts
+    yield "machine", summary.machine
+    yield "cluster", formatting.plain(run.cluster)
+    yield "driver ran on", formatting.plain(run.host)
+    yield "command", formatting.plain(" ".join(run.argv))
+    yield "versions", formatting.versions(summary.versions)
+    yield "git commit", formatting.plain(run.git_commit or "")
+    yield "variables", formatting.settings(run.environment)
+    yield "tags", formatting.settings(run.tags)
+    yield "in all points", formatting.settings(summary.shared)
+    yield "job file's SHA-256", run.job_sha256
+    yield "nodes lost", ", ".join(summary.lost_nodes)
+
+
+def device_table(devices: pd.DataFrame) -> Table:
+    """List what is known of each device, a row each."""
+    used = [name for name in _HEADS if name in devices and devices[name].notna().any()]
+    ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
+    rows = [[_cell(name, row[name]) for name in used] for row in ordered[used].to_dict("records")]
+    return Table(columns=[_HEADS[name] for name in used], rows=rows, texts=len(used))
+
+
+def _cell(name: str, value: object) -> str:
+    if not formatting.has_value(value):
+        return ""
+    if name.endswith("_bytes"):
+        return formatting.size(float(str(value)))
+    return f"{value:g}" if isinstance(value, float) else formatting.plain(value)

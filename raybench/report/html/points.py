@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from raybench.analysis.ratios import ratio_range
 from raybench.analysis.settings import is_numeric, setting, varying
+from raybench.analysis.start_noise import ratio_range
 from raybench.records.metric import Metric
 from raybench.report import formatting
 from raybench.report.charts.scaling import speed_up_words
 from raybench.report.charts.series import Row, in_order, is_other
-from raybench.report.legend import meaning
 from raybench.report.summary import Summary
-from raybench.report.tables import MARK_COLUMN, marks
+from raybench.report.tables import MARK_COLUMN, marks, meaning
 from raybench.results.metrics import RATES, SCALING, value_of, workload_metrics
 
 # Of the columns that only this table has, or has with more than their value.

@@ -11,7 +11,6 @@ from raybench.report import comparison as said
 from raybench.report import formatting
 from raybench.report.comparison import Comparison
 from raybench.report.export import as_json
-from raybench.report.text import compare_words as words
 from raybench.report.text.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, render
 from raybench.report.text.markdown import code, escape
 from raybench.results.run import Run
@@ -25,9 +24,9 @@ def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool =
     parts: list[RenderableType] = [
         pairs([("base", _run(comparison.base)), ("new", _run(comparison.new))]),
         line(""),
-        line(words.headline(comparison), "bold"),
+        line(said.headline(comparison), "bold"),
         *(line(text) for text in _sentences(comparison)),
-        *(line(text, "yellow") for text in words.advice(comparison)),
+        *(line(text, "yellow") for text in said.advice(comparison)),
         *(line(_loud(why), "bold red") for why in comparison.obstacles),
     ]
     parts += _pairs("What changed around the points", said.environment(comparison), _SAME_AROUND)
@@ -36,14 +35,14 @@ def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool =
         parts += [line(left_out) for left_out in _omissions(comparison)]
     parts += _pairs("What changed beside, or is missing for a verdict", said.beside(comparison))
     parts += _pairs("Failed in one of the runs", said.unpaired(comparison))
-    for paragraph in words.explanation(comparison):
+    for paragraph in said.explanation(comparison):
         parts += [line(""), line(paragraph, "dim")]
     return render(parts, width, color)
 
 
 def _sentences(comparison: Comparison) -> list[str]:
     """Write the sentences that follow the answer."""
-    return [text for text in (words.sensitivity(comparison), words.one_sided(comparison)) if text]
+    return [text for text in (said.sensitivity(comparison), said.one_sided(comparison)) if text]
 
 
 _SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variables, commit"
@@ -89,8 +88,8 @@ def format_markdown(comparison: Comparison) -> str:
     blocks = [
         f"## {escape(comparison.new.job_name)}: {code(comparison.new.run_id)} against "
         f"{code(comparison.base.run_id)}",
-        f"**{escape(words.headline(comparison))}**",
-        *map(escape, (*_sentences(comparison), *words.advice(comparison))),
+        f"**{escape(said.headline(comparison))}**",
+        *map(escape, (*_sentences(comparison), *said.advice(comparison))),
         *(f"> **{escape(_loud(why))}**" for why in comparison.obstacles),
         *_list("What changed around the points", said.environment(comparison), _SAME_AROUND),
     ]
@@ -104,7 +103,7 @@ def format_markdown(comparison: Comparison) -> str:
     blocks += [
         *_list("What changed beside, or is missing for a verdict", said.beside(comparison)),
         *_list("Failed in one of the runs", said.unpaired(comparison)),
-        *(escape(paragraph) for paragraph in words.explanation(comparison)),
+        *(escape(paragraph) for paragraph in said.explanation(comparison)),
     ]
     return "\n\n".join(blocks) + "\n"
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from raybench.report import formatting
-from raybench.report.grouped_messages import MessageGroup, in_short, some
+from raybench.report.grouped_messages import MessageGroup, first_messages, some
 from raybench.report.summary import Summary
 from raybench.report.tables import Table
 
@@ -83,9 +83,9 @@ def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _group_lines(title: str, all_said: Sequence[MessageGroup]) -> list[str]:
-    if not all_said:
+def _group_lines(title: str, groups: Sequence[MessageGroup]) -> list[str]:
+    if not groups:
         return []
-    told, more = in_short(all_said)
+    told, more = first_messages(groups)
     lines = [f"* {lead}{code(text)}" for lead, text in told]
     return [f"**{title}**", "\n".join(lines), *([more] if more else [])]

@@ -8,10 +8,9 @@ from dataclasses import replace
 from rich.console import RenderableType
 
 from raybench.report import formatting
-from raybench.report.grouped_messages import MessageGroup, in_short, some
-from raybench.report.legend import explain
+from raybench.report.grouped_messages import MessageGroup, first_messages, some
 from raybench.report.summary import Summary
-from raybench.report.tables import MARK_COLUMN, WHERE_IT_GOES, Table
+from raybench.report.tables import MARK_COLUMN, WHERE_IT_GOES, Table, explain
 from raybench.report.text.console import (
     SETTING_CHARS,
     WIDTH,
@@ -147,10 +146,10 @@ def _columns(table: Table) -> list[Column]:
     ]
 
 
-def _group_lines(title: str, all_said: Sequence[MessageGroup]) -> list[RenderableType]:
-    if not all_said:
+def _group_lines(title: str, groups: Sequence[MessageGroup]) -> list[RenderableType]:
+    if not groups:
         return []
-    told, more = in_short(all_said)
+    told, more = first_messages(groups)
     lines: list[RenderableType] = [hanging(lead, text) for lead, text in told]
     lines += [line(more)] if more else []
     return [line(""), line(title, "bold"), *lines]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import false_discovery_control
 
-from raybench.analysis.false_discoveries import false_discovery_rates, step_up
+from raybench.analysis.compare import false_discovery_rates, step_up
 
 
 def test_p_values_are_stepped_up_as_scipy_does_it():

@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 from builders import make_measure, make_point, make_record
 
-from raybench.analysis.ratios import ratio_range
 from raybench.analysis.scaling import scaling
-from raybench.analysis.start_noise import prior_noise
+from raybench.analysis.start_noise import prior_noise, ratio_range
 from raybench.results import rows
 from raybench.stats import summary as stats
 

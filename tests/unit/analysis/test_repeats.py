@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from builders import START
 
-from raybench.analysis.mean_change import MeanChange, mean_change
+from raybench.analysis.compare import MeanChange, mean_change
 from raybench.analysis.repeats import MOST_REPEATS, Known, Sides, Start, sides
 from raybench.analysis.start_noise import StartNoise, node_noise
 

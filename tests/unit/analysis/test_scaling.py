@@ -15,10 +15,10 @@ from builders import (
     make_record,
 )
 
-from raybench.analysis.ranks import rank_steps
 from raybench.analysis.rounds import mean_of_rounds
 from raybench.analysis.scaling import scaling
 from raybench.analysis.settings import setting_order
+from raybench.analysis.step_times import rank_steps
 from raybench.job.point import Precision
 from raybench.records import Breakdown, Record, Status
 from raybench.results import rows

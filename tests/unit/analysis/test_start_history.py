@@ -10,8 +10,7 @@ import pytest
 from builders import START, make_measure, make_point, make_record, make_run
 
 import raybench
-from raybench.analysis.start_history import known_starts
-from raybench.analysis.start_noise import RUNS, TIGHT_KIND, prior_of
+from raybench.analysis.start_noise import RUNS, TIGHT_KIND, known_starts, prior_of
 from raybench.cli.results import load_summary
 from raybench.results.reader import read_run
 from raybench.results.writer import RunStore

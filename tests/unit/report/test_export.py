@@ -19,9 +19,9 @@ from raybench import cli
 from raybench.cli.results import load_summary
 from raybench.errors import ResultsError
 from raybench.records import Status
+from raybench.report.export.as_json import export_json
 from raybench.report.export.csv import export_csv
 from raybench.report.export.github_benchmark import export_github_benchmark
-from raybench.report.export.json import export_json
 from raybench.report.export.junit import export_junit
 from raybench.report.summary import Summary
 from raybench.results import reader

@@ -16,8 +16,8 @@ from raybench.analysis.scaling import scaling
 from raybench.cli.results import load_summary
 from raybench.job.point import Precision, Scalar
 from raybench.records import Breakdown, Record
-from raybench.report.best import bests
-from raybench.report.headline import lead
+from raybench.report.findings import bests
+from raybench.report.headline import headline
 from raybench.results import rows
 from raybench.results.quality import BREAKDOWN
 from raybench.results.schema import TABLES
@@ -77,7 +77,7 @@ def table(records: list[Record], **columns: object) -> pd.DataFrame:
 
 
 def said(records: list[Record], baseline: dict[str, object]) -> str:
-    return lead(point_rows(records, baseline), baseline, "GPUs")
+    return headline(point_rows(records, baseline), baseline, "GPUs")
 
 
 def ran(world_size: int, step_ms: float, precision: Precision = Precision.FP32) -> Record:
@@ -133,10 +133,10 @@ def test_a_speed_up_over_an_unsteady_baseline_stands_and_is_said_to_be_one() -> 
     points = table([ran(1, 8.0), ran(2, 9.0)])
     found = scaling(points.assign(stable=[False, True]), {"world_size": 1})
     assert found["speed_up"].notna().all()
-    told = lead(found.to_dict("records"), {"world_size": 1}, "GPUs")  # type: ignore[arg-type]
+    told = headline(found.to_dict("records"), {"world_size": 1}, "GPUs")  # type: ignore[arg-type]
     assert "(fp32, batch 64, against an unsteady point)" in told
     both = scaling(points.assign(stable=False), {"world_size": 1})
-    told = lead(both.to_dict("records"), {"world_size": 1}, "GPUs")  # type: ignore[arg-type]
+    told = headline(both.to_dict("records"), {"world_size": 1}, "GPUs")  # type: ignore[arg-type]
     assert "(fp32, batch 64, unsteady)" in told
 
 
@@ -199,7 +199,7 @@ def test_a_wide_interval_is_never_the_best_and_the_lead_says_what_it_leaves_out(
         [known_to(share, r) for share, r in zip((0, 0.5, 0, 0), records, strict=True)]
     )
     found = scaling(wide, base)
-    told = lead(found.to_dict("records"), base, "GPUs")  # type: ignore[arg-type]
+    told = headline(found.to_dict("records"), base, "GPUs")  # type: ignore[arg-type]
     assert told == (
         "2 GPUs do 2.00 ±1.4% times the samples/s of 1 GPU, 100.0% efficiency (bf16, batch 64); "
         "1 of 2 settings is left out, known worse than ±10%"
@@ -228,7 +228,7 @@ def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence() -> Non
     assert found["compute_ms"].tolist()[0] == pytest.approx(7.5)
     point = found.iloc[1]
     assert all(pd.isna(point[name]) for name in (*BREAKDOWN, "host_bound", *LOSSES))
-    assert lead(found.to_dict("records"), base, "GPUs") == (  # type: ignore[arg-type]
+    assert headline(found.to_dict("records"), base, "GPUs") == (  # type: ignore[arg-type]
         "2 GPUs do 1.80 ±1.4% times the samples/s of 1 GPU, 89.9% efficiency (fp32, batch 64, "
         "without a breakdown); what the rest is lost to is not known: the parts of the step "
         "exceed it"

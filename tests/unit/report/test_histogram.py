@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from raybench.report.text.console import render
-from raybench.report.text.histogram import histogram
+from raybench.report.text.points import histogram
 
 
 def bars(times_ms, width=80):

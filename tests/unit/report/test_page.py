@@ -18,8 +18,8 @@ from test_reports import collective, report
 
 from raybench.analysis.step_times import rank_by_iteration, step_times
 from raybench.job.point import Precision
+from raybench.report.charts import bars, gains, rates, scaling
 from raybench.report.charts import batch as html_batch
-from raybench.report.charts import gains, products, rates, scaling
 from raybench.report.charts import parts as html_parts
 from raybench.report.charts import steps as html_steps
 from raybench.report.charts.figure import Figure
@@ -344,7 +344,7 @@ def test_products_are_drawn_against_the_peak_of_their_precision() -> None:
         {**row, "throughput": float("nan"), "achieved_tflops_per_device": 50.0, "mfu_pct": 25.0}
         for row in rows_of(summary)
     ]
-    [panel] = known(products.products_figure(rows, summary)).panels
+    [panel] = known(bars.products_figure(rows, summary)).panels
     [value] = values(panel.spec)
     assert value["bar"] == "64 × 32 × 16"
     assert value["short"] == "50.00 · 25%"

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from builders import make_failed, make_measure, make_point, make_record, make_run
 
-from raybench.results.cleanup import clear_leftovers
 from raybench.results.reader import load
-from raybench.results.writer import RunStore
+from raybench.results.writer import RunStore, clear_leftovers
 
 RUN = "run-a"
 

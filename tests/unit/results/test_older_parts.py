@@ -15,8 +15,7 @@ import pytest
 import raybench
 from raybench.errors import ResultsError
 from raybench.results import reader
-from raybench.results.arrow_schema import schema
-from raybench.results.schema import SCHEMA_VERSION, TABLES
+from raybench.results.schema import SCHEMA_VERSION, TABLES, schema
 from raybench.results.writer import hold_run
 
 OLD = Path(__file__).parent / "old_results"

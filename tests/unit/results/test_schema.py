@@ -3,8 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from raybench.results.arrow_schema import schema
-from raybench.results.schema import SCHEMA_VERSION, TABLES, units
+from raybench.results.schema import SCHEMA_VERSION, TABLES, schema, units
 
 POINTS = """\
 run_id point_id attempt status error_type error_message workload params backend

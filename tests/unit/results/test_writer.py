@@ -29,11 +29,10 @@ from raybench.analysis import frames
 from raybench.errors import ResultsError
 from raybench.records import ModuleTime, Profile, Record, Status
 from raybench.results import reader
-from raybench.results.arrow_schema import schema
 from raybench.results.point_metrics import compute_metrics
 from raybench.results.reader import find_run, load, load_attempt, read_runs, read_table
 from raybench.results.run import RunStatus
-from raybench.results.schema import TABLES
+from raybench.results.schema import TABLES, schema
 from raybench.results.writer import RunStore, check_writable, hold_run
 
 
