@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raybench.analysis.rounds import mean_of_rounds
+from raybench.analysis.rounds import mean_of_rounds, records
 from raybench.analysis.settings import EXECUTION
 from raybench.analysis.start_noise import StartNoise, prior_noise
 
@@ -81,7 +81,7 @@ def history(points: pd.DataFrame, *, threshold: float = THRESHOLD) -> pd.DataFra
 
 def _level(series: pd.DataFrame, threshold: float) -> pd.DataFrame:
     values = np.log(series["step_ms_p50"].to_numpy(np.float64))
-    rows = [{str(name): value for name, value in row.items()} for row in series.to_dict("records")]
+    rows = records(series)
     sd, degrees = series_noise(prior_noise(rows), rows, values)
     firsts = [0, *find_steps(values, sd, degrees, threshold), len(values)]
     levels = [values[a:b].mean() for a, b in pairwise(firsts)]

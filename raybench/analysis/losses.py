@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from raybench.results.quality import value_or_none
 from raybench.stats.stragglers import slowest_and_other
 
 Row = Mapping[str, Any]
@@ -72,12 +73,12 @@ class _Parts:
 
 
 def _parts(row: Row) -> _Parts:
-    local_ms = _has_value(row["local_step_ms"])
+    local_ms = value_or_none(row["local_step_ms"])
     if local_ms is None:
-        return _Parts(data=_has_value(row["data_ms"]))
+        return _Parts(data=value_or_none(row["data_ms"]))
     is_alone = row["world_size"] == 1
-    excess_ms = 0.0 if is_alone else _has_value(row["straggler_ms"])
-    own_ms, data_ms = local_ms - (excess_ms or 0.0), _has_value(row["data_ms"])
+    excess_ms = 0.0 if is_alone else value_or_none(row["straggler_ms"])
+    own_ms, data_ms = local_ms - (excess_ms or 0.0), value_or_none(row["data_ms"])
     on_cpu, device_ms = row["device_type"] == "cpu", _device_ms(row)
     compute_ms = own_ms - (data_ms or 0.0) if on_cpu else device_ms
     host_ms = None if on_cpu or device_ms is None else own_ms - device_ms
@@ -97,10 +98,10 @@ def _communication_ms(row: Row, local_ms: float) -> float | None:
     Communication delays a rank for as long as it runs at most, whether it is waited for or takes
     from the computation beside it.
     """
-    timed_ms = _has_value(row["comm_ms"])
+    timed_ms = value_or_none(row["comm_ms"])
     if timed_ms is None:
         return None
-    most_ms = timed_ms + (_has_value(row["late_in_turn_ms"]) or 0.0)
+    most_ms = timed_ms + (value_or_none(row["late_in_turn_ms"]) or 0.0)
     return float(min(max(0.0, row["step_ms_p50"] - local_ms), most_ms))
 
 
@@ -114,7 +115,7 @@ def _device_ms(row: Row) -> float | None:
         return by_rank[0]
     if by_rank and len(by_rank) == len(local_ms):
         return by_rank[slowest_and_other(local_ms)[1]]
-    local, gap = _has_value(row["local_step_ms"]), _has_value(row["host_gap_ms"])
+    local, gap = value_or_none(row["local_step_ms"]), value_or_none(row["host_gap_ms"])
     return None if local is None or gap is None else local - gap
 
 
@@ -143,7 +144,3 @@ def _with_data_in_the_gap(grown: Mapping[str, float | None]) -> dict[str, float 
 def _list(value: Any) -> list[float]:
     """Take the list of a cell; empty for null."""
     return [] if value is None or isinstance(value, float) else [float(ms) for ms in value]
-
-
-def _has_value(value: Any) -> float | None:
-    return None if value is None or value != value else float(value)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.rounds import mean_of_rounds
+from raybench.analysis.rounds import mean_of_rounds, records
 from raybench.results.quality import BREAKDOWN, why_no_breakdown
 
 _PARTS = {
@@ -76,7 +76,7 @@ def point_changes(base: Row, new: Row) -> tuple[PointChange, ...]:
     states = [
         PointChange(name=name, base=bool(base[column]), new=bool(new[column]))
         for column, name in _STATES.items()
-        if _has_value(base[column]) and _has_value(new[column]) and base[column] != new[column]
+        if pd.notna(base[column]) and pd.notna(new[column]) and base[column] != new[column]
     ]
     return (*parts, *states, *_clock(base.get("clock_mhz"), new.get("clock_mhz")))
 
@@ -84,7 +84,7 @@ def point_changes(base: Row, new: Row) -> tuple[PointChange, ...]:
 def all_point_changes(base: pd.DataFrame, new: pd.DataFrame) -> dict[str, tuple[PointChange, ...]]:
     """point_id -> `point_changes` of the points whose latest attempt is ok in both runs."""
     of_base, of_new = (
-        {str(row["point_id"]): row for row in _rows(mean_of_rounds(points))}
+        {str(row["point_id"]): row for row in records(mean_of_rounds(points))}
         for points in (base, new)
     )
     return {
@@ -115,15 +115,7 @@ def with_clocks(points: pd.DataFrame, telemetry: pd.DataFrame) -> pd.DataFrame:
     return latest.assign(clock_mhz=medians)
 
 
-def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
-
-
 def _clock(base: Any, new: Any) -> tuple[PointChange, ...]:
-    if not _has_value(base) or not _has_value(new) or abs(new / base - 1) < _LEAST_CLOCK:
+    if pd.isna(base) or pd.isna(new) or abs(new / base - 1) < _LEAST_CLOCK:
         return ()
     return (PointChange(name="SM clock", base=float(base), new=float(new), unit="MHz"),)
-
-
-def _has_value(value: Any) -> bool:
-    return value is not None and value == value

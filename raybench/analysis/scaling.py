@@ -1,4 +1,5 @@
-"""Speed-up and scaling efficiency of points against the baseline point of their series. Pure."""
+"""Speed-up and scaling efficiency of points against the baseline point of their series, and which
+precision and batch size get the most out of the devices. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis.losses import LOSSES, shares_of_loss
-from raybench.analysis.rounds import Trials, mean_of_rounds
-from raybench.analysis.settings import SETTINGS, batch_column, number_of, setting
+from raybench.analysis.rounds import Trials, mean_of_rounds, records
+from raybench.analysis.settings import OPTIONAL, SETTINGS, batch_column, number_of, setting
 from raybench.analysis.start_noise import StartIntervals, StartNoise
 from raybench.job.point import Scalar
 from raybench.records import Status
@@ -23,6 +24,8 @@ from raybench.results.quality import (
     why_no_breakdown,
 )
 from raybench.results.rows import text
+
+Row = Mapping[str, Any]
 
 # Settings that make a series besides the workload's parameters; the batch of the scaling kind
 # joins them. In weak scaling the global batch follows from the others, in strong the local one.
@@ -90,9 +93,7 @@ def scaling(
     """
     latest, trials = mean_of_rounds(points), Trials(points)
     intervals = StartIntervals(trials, starts or {})
-    rows: list[dict[str, Any]] = [
-        {str(name): value for name, value in row.items()} for row in latest.to_dict("records")
-    ]
+    rows = records(latest)
     series: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         row |= {"rounds": len(trials.rounds(row)), "starts_from": None}
@@ -109,19 +110,19 @@ def scaling(
     return _frame(rows, [*latest.columns, *_DERIVED])
 
 
-def _batch(row: Mapping[str, Any]) -> int | None:
+def _batch(row: Row) -> int | None:
     column = batch_column(row)
     return None if column is None or pd.isna(row[column]) else int(row[column])
 
 
-def _check_breakdown(row: Mapping[str, Any]) -> dict[str, Any]:
+def _check_breakdown(row: Row) -> dict[str, Any]:
     """Make the columns of the breakdown, null where it contradicts the step, and the reason."""
     reason = why_no_breakdown(row)
     blanked = dict.fromkeys((*BREAKDOWN, "host_bound")) if reason else {}
     return {**blanked, "why_no_breakdown": reason}
 
 
-def _series_key(row: Mapping[str, Any], baseline: Mapping[str, Scalar]) -> tuple[Any, ...]:
+def _series_key(row: Row, baseline: Mapping[str, Scalar]) -> tuple[Any, ...]:
     names = ("run_id", *_SETTINGS, *filter(None, [batch_column(row)]))
     settings = tuple((name, str(row[name])) for name in names if name not in baseline)
     params = tuple(sorted((k, v) for k, v in row["params"].items() if k not in baseline))
@@ -152,7 +153,7 @@ def _compare(
             row |= _scale(row, base)
 
 
-def _scale(row: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+def _scale(row: Row, base: Row) -> dict[str, Any]:
     """Compute what a speed-up over the number of devices comes to."""
     devices = row["world_size"] / base["world_size"]
     speed_up = row["speed_up"]
@@ -165,7 +166,7 @@ def _scale(row: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _serial_fraction(row: Mapping[str, Any], base: Mapping[str, Any]) -> float | None:
+def _serial_fraction(row: Row, base: Row) -> float | None:
     """Of the work on one device, also where the baseline point has several.
 
     Karp and Flatt's is the share of the baseline's time; Amdahl's law takes it from there to one
@@ -179,15 +180,13 @@ def _serial_fraction(row: Mapping[str, Any], base: Mapping[str, Any]) -> float |
     return float(of_base / share) if share > 0 else None
 
 
-def _shares_of_loss(
-    row: Mapping[str, Any], base: Mapping[str, Any], efficiency: float
-) -> Mapping[str, float | None]:
+def _shares_of_loss(row: Row, base: Row, efficiency: float) -> Mapping[str, float | None]:
     """None of them known where one of the two breakdowns contradicts its step."""
     is_contradicted = row["why_no_breakdown"] or base["why_no_breakdown"]
     return dict.fromkeys(LOSSES) if is_contradicted else shares_of_loss(row, base, efficiency)
 
 
-def _memory_ratio(row: Mapping[str, Any], base: Mapping[str, Any]) -> float | None:
+def _memory_ratio(row: Row, base: Row) -> float | None:
     taken, of_base = (r["peak_mem_allocated_bytes"] for r in (row, base))
     return None if pd.isna(taken) or pd.isna(of_base) or not of_base else taken / of_base
 
@@ -224,12 +223,12 @@ def _add_intervals(series: Iterable[Sequence[dict[str, Any]]], intervals: StartI
                 row |= {f"{name}_low": row[name] * low, f"{name}_high": row[name] * high}
 
 
-def is_by_mean(row: Mapping[str, Any]) -> bool:
+def is_by_mean(row: Row) -> bool:
     """Whether the rates of a row follow the mean step, as from schema 5 on, not the median one."""
     return not pd.isna(row["quick"])
 
 
-def _samples_per_joule(row: Mapping[str, Any]) -> float | None:
+def _samples_per_joule(row: Row) -> float | None:
     step_ms = "step_ms_mean" if is_by_mean(row) else "step_ms_p50"
     names = ("throughput", step_ms, "inner_iterations", "energy_j")
     if row["status"] != "ok" or any(pd.isna(row[name]) for name in names):
@@ -242,9 +241,7 @@ def _samples_per_joule(row: Mapping[str, Any]) -> float | None:
 _CLAUSES = {status.value: status.clause for status in Status}
 
 
-def _why_not(
-    row: Mapping[str, Any], base: Mapping[str, Any] | None, baseline: Mapping[str, Scalar]
-) -> str | None:
+def _why_not(row: Row, base: Row | None, baseline: Mapping[str, Scalar]) -> str | None:
     """Why an ok point cannot be compared; None when it can, or when there is nothing to compare."""
     if not _has_throughput(row):
         return NO_ITEMS if baseline and _is_warned_of(row, NO_ITEMS) else None
@@ -263,7 +260,7 @@ def _why_not(
     return why_not_comparable(row, base) or _why_no_base(base)
 
 
-def _why_no_base(base: Mapping[str, Any]) -> str | None:
+def _why_no_base(base: Row) -> str | None:
     """Why nothing can be compared with an ok point. What is not known (null) is no reason."""
     if is_imprecise(base):
         return (
@@ -273,11 +270,11 @@ def _why_no_base(base: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _is_warned_of(row: Mapping[str, Any], warning: str) -> bool:
+def _is_warned_of(row: Row, warning: str) -> bool:
     return isinstance(row["warnings"], Collection) and warning in list(row["warnings"])
 
 
-def _has_throughput(row: Mapping[str, Any]) -> bool:
+def _has_throughput(row: Row) -> bool:
     """Whether there is a throughput: a step that finishes nothing is compared with nothing."""
     return row["status"] == "ok" and not pd.isna(row["throughput"]) and row["throughput"] > 0
 
@@ -296,8 +293,6 @@ def _frame(rows: list[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
     """Make a frame whose columns and types do not depend on there being rows."""
     return pd.DataFrame(rows, columns=list(columns)).astype(_DERIVED).copy()
 
-
-Row = Mapping[str, Any]
 
 # A GPU at work runs at its power limit: that is its speed, as long as both points had it.
 _NORMAL = frozenset({"power_cap", "sync_boost"})
@@ -331,3 +326,58 @@ def _reasons(row: Row) -> list[str]:
 def _mhz(row: Row) -> float | None:
     mhz = row["sm_clock_mhz_p50"]
     return None if pd.isna(mhz) else float(mhz)
+
+
+_GROUP = ("run_id", "workload", "scaling", *OPTIONAL, "world_size")
+_COLUMNS = (*_GROUP, "params", "by", "point_id", "precision", "batch", "value", "rival_point_id")
+# What is sought, and the larger the better.
+_SOUGHT = ("throughput", "samples_per_joule")
+
+
+def best_settings(scaled: pd.DataFrame) -> pd.DataFrame:
+    """Per workload, its parameters and number of devices, the best precision and batch size.
+
+    scaled: what `raybench.analysis.scaling.scaling` gives. Only steady points that are known well
+    enough are looked at, and only where there are two to choose from.
+
+    Columns: run_id, workload, scaling, cuda_graph, world_size, params, by (throughput in
+    samples/s, or samples_per_joule, where energy is known of two points), then of the best point:
+    point_id, precision, batch (of the scaling kind), value; and rival_point_id: the next best,
+    where the intervals of the two step times leave open which is better (throughput only).
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in records(scaled):
+        is_steady = pd.isna(row["stable"]) or row["stable"]
+        if row["status"] == "ok" and is_steady and not is_imprecise(row):
+            key = (*(str(row[name]) for name in _GROUP), *sorted(row["params"].items()))
+            groups.setdefault(key, []).append(row)
+    found = [_best(rows, by) for rows in groups.values() for by in _SOUGHT]
+    return pd.DataFrame([one for one in found if one is not None], columns=list(_COLUMNS))
+
+
+def _best(rows: Sequence[Row], by: str) -> dict[str, Any] | None:
+    known = sorted((r for r in rows if not pd.isna(r[by])), key=lambda r: r[by], reverse=True)
+    if len(known) < 2:
+        return None
+    first, second = known[:2]
+    is_open = by == "throughput" and _slowest(first) < _fastest(second)
+    return {
+        **{name: first[name] for name in (*_GROUP, "params", "point_id", "precision", "batch")},
+        "by": by,
+        "value": first[by],
+        "rival_point_id": second["point_id"] if is_open else None,
+    }
+
+
+def _slowest(row: Row) -> float:
+    """Compute the throughput at the upper end of the step time's interval, if it has one."""
+    return _at(row, "step_ms_high")
+
+
+def _fastest(row: Row) -> float:
+    return _at(row, "step_ms_low")
+
+
+def _at(row: Row, end: str) -> float:
+    step_ms = row["step_ms_p50"]
+    return float(row["throughput"] * step_ms / (step_ms if pd.isna(row[end]) else row[end]))

@@ -14,6 +14,7 @@ import pandas as pd
 from raybench.analysis.compare import FASTER, SAME, SLOWER, UNCLEAR
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.point_changes import PointChange
+from raybench.analysis.rounds import records
 from raybench.analysis.settings import EXECUTION, setting, setting_order, varying
 from raybench.analysis.start_noise import DOCUMENTED, POINTS, REPEATS, RUNS
 from raybench.records import FAILURES
@@ -56,8 +57,7 @@ class Comparison:
     @cached_property
     def rows(self) -> list[Row]:
         """One for each point: what got worse first, and what changed most of it first."""
-        rows = [{str(k): v for k, v in row.items()} for row in self.frame.to_dict("records")]
-        return sorted(rows, key=_urgency)
+        return sorted(records(self.frame), key=_urgency)
 
     @cached_property
     def compared(self) -> list[Row]:

@@ -2,7 +2,7 @@
 setting, what the steps of the most ranks lose to not being alone, the best precision and batch
 size, the largest batch that fits, and what the rounds of the run tell.
 
-Pure, over the rows of `raybench.analysis.scaling` and of `raybench.analysis.best`.
+Pure, over the rows of `raybench.analysis.scaling` and of `raybench.analysis.scaling`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ BEST_TITLE = "Best precision and batch size"
 def bests(best: Sequence[Row], rows: Sequence[Row], ranks: str) -> tuple[tuple[str, str], ...]:
     """List (what is sought on the most ranks, the settings that have the most of it).
 
-    best: rows of `raybench.analysis.best`.
+    best: rows of `raybench.analysis.scaling`.
     """
     most = max((one["world_size"] for one in best), default=0)
     by_id = {row["point_id"]: row for row in rows}

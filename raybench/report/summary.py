@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from raybench.analysis.best import best_settings
 from raybench.analysis.modules import regions_by_point
-from raybench.analysis.rounds import Trials, latest_trials, without_controls
-from raybench.analysis.scaling import is_by_mean, scaling
+from raybench.analysis.rounds import Trials, latest_trials, records, without_controls
+from raybench.analysis.scaling import best_settings, is_by_mean, scaling
 from raybench.analysis.settings import OPTIONAL, batch_column
 from raybench.analysis.start_noise import StartNoise
-from raybench.records import TrialKey, by_point
+from raybench.records import Cause, TrialKey, by_point
 from raybench.report import formatting
 from raybench.report.findings import (
     BEST_TITLE,
@@ -30,7 +30,6 @@ from raybench.report.findings import (
     meaning_of_plus_minus,
     more_rounds,
 )
-from raybench.report.grouped_messages import MessageGroup, failures, group_messages, lost_nodes
 from raybench.report.headline import headline
 from raybench.report.tables import Layout, Table, explain, make_tables, region_tables
 from raybench.results.run import Run
@@ -114,8 +113,8 @@ def summarize(
     regions: its rows of that table.
     """
     frame = scaling(points, run.baseline, starts)
-    rows, trials = _rows(frame), Trials(points)
-    attempts = _rows(without_controls(latest_trials(points)))
+    rows, trials = records(frame), Trials(points)
+    attempts = records(without_controls(latest_trials(points)))
     ranks = ranks_word(rows if devices.empty else [{"device_type": devices["kind"].iloc[0]}])
     shared = _common_settings(rows)
     layout = Layout(
@@ -141,7 +140,7 @@ def summarize(
         lead=headline(rows, run.baseline, ranks, largest),
         findings=findings(rows, run.baseline, ranks),
         losses=losses(rows, run.baseline, ranks),
-        best=bests(_rows(best_settings(frame)), rows, ranks),
+        best=bests(records(best_settings(frame)), rows, ranks),
         precision=_precision(run, points, ranks),
         largest_batches=largest,
         ranks=ranks,
@@ -177,14 +176,10 @@ def _statuses(trials: Sequence[Row]) -> list[str]:
     return list(by_point(ended).values())
 
 
-def _rows(frame: pd.DataFrame) -> list[Row]:
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
-
-
 def _precision(run: Run, points: pd.DataFrame, ranks: str) -> tuple[tuple[str, str], ...]:
     if dict(run.baseline) == _OVER_FP32:
         return ()
-    return findings(_rows(scaling(points, _OVER_FP32)), _OVER_FP32, ranks)
+    return findings(records(scaling(points, _OVER_FP32)), _OVER_FP32, ranks)
 
 
 def ranks_word(rows: Iterable[Row]) -> str:
@@ -204,7 +199,7 @@ def _machine(run: Run, devices: pd.DataFrame, rows: Sequence[Row]) -> str:
     """Name the devices of the run. After `--resume` elsewhere no point may have had them all."""
     if devices.empty:
         return formatting.plain(run.cluster)
-    text = formatting.machine(_rows(devices))
+    text = formatting.machine(records(devices))
     counts = [row["node_count"] for row in rows if formatting.has_value(row["node_count"])]
     if counts and max(counts) < devices["node_id"].nunique():
         most = int(max(counts))
@@ -249,3 +244,137 @@ def _warnings(rows: Sequence[Row]) -> Iterator[str]:
 
 def _texts(warnings: Any) -> Sequence[str]:
     return [] if warnings is None else [formatting.plain(text) for text in warnings]
+
+
+# Points that differ in these alone say the same. The rank that a sentence begins with is none of
+# them: rank 1 and rank 3 are not "rank 1 to 3".
+_FIGURES = re.compile(r"±?(?<!\d)(?<!^rank )\d+(?:[.,]\d+)*(?: (?:[KMGT]iB|bytes)\b|%)?")
+_BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_MOST_HOSTS = 4
+_MOST_RANKS = 4
+_MOST_LINES = 20
+_MOST_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageGroup:
+    """What `count` points say; where only the figures vary, with the range of each.
+
+    where: the ranks, hosts and devices that said it; empty where that is not known.
+    """
+
+    text: str
+    count: int
+    where: str = ""
+
+    @property
+    def shortened(self) -> str:
+        """The text, cut where it is long, and where."""
+        text = formatting.shorten(self.text, _MOST_CHARS)
+        return f"{text} ({self.where})" if self.where else text
+
+
+def group_messages(texts: Iterable[str]) -> tuple[MessageGroup, ...]:
+    """Each text once, whatever figures it holds, in the order of the first ones."""
+    alike: dict[str, list[str]] = {}
+    for text in texts:
+        alike.setdefault(_FIGURES.sub("#", text), []).append(text)
+    return tuple(MessageGroup(text=_ranges(found), count=len(found)) for found in alike.values())
+
+
+def failures(rows: Iterable[Row]) -> tuple[MessageGroup, ...]:
+    """How the points that are not ok ended, and why; rows of `points`."""
+    alike: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["status"] != "ok":
+            alike.setdefault(_FIGURES.sub("#", _reason(row)), []).append(row)
+    return tuple(
+        MessageGroup(
+            text=_ranges([_reason(row) for row in members]),
+            count=len(members),
+            where=_where(members),
+        )
+        for members in alike.values()
+    )
+
+
+def first_messages(groups: Sequence[MessageGroup]) -> tuple[list[tuple[str, str]], str]:
+    """(how many, what they say) of the first ones, and what is to be said of the rest, if any."""
+    told = [(f"{group.count} x ", group.shortened) for group in groups[:_MOST_LINES]]
+    more = sum(group.count for group in groups[_MOST_LINES:])
+    return told, f"and {more} more, each another; `--format json` has all" if more else ""
+
+
+def lost_nodes(failed: Iterable[tuple[Any, Any]]) -> tuple[str, ...]:
+    """Name the hosts of nodes that were lost, of (error_type, error_host), in the order given."""
+    hosts = (host for error_type, host in failed if error_type == Cause.NODE_LOST)
+    return tuple(
+        dict.fromkeys(formatting.plain(host) for host in hosts if formatting.has_value(host))
+    )
+
+
+def some(names: Sequence[str]) -> str:
+    """List the first few names."""
+    more = len(names) - _MOST_HOSTS
+    return ", ".join(names[:_MOST_HOSTS]) + (f" and {more} more" if more > 0 else "")
+
+
+def _reason(row: Row) -> str:
+    """Status and message, without the place that the message begins with: it has columns."""
+    message = (
+        row["error_message"] if formatting.has_value(row["error_message"]) else "no reason known"
+    )
+    if formatting.has_value(row["error_host"]):
+        place = f"rank {row['error_rank']:.0f} ({row['error_host']}, {row['error_device']}): "
+        message = message.removeprefix(place)
+    told = formatting.failure(row["status"], row["error_type"], message)
+    return f"{formatting.STATUS_WORDS[row['status']]}: {told}"
+
+
+def _where(rows: Sequence[Row]) -> str:
+    placed = [row for row in rows if formatting.has_value(row["error_host"])]
+    if not placed:
+        return ""
+    ranks = sorted({int(row["error_rank"]) for row in placed})
+    hosts, devices = (
+        list(dict.fromkeys(formatting.plain(row[name]) for row in placed))
+        for name in ("error_host", "error_device")
+    )
+    if len(ranks) == len(hosts) == len(devices) == 1:
+        return f"rank {ranks[0]}, {hosts[0]}, {devices[0]}"
+    return f"{_one_rank_each(ranks)} on {some(hosts)}"
+
+
+def _one_rank_each(ranks: Sequence[int]) -> str:
+    """In each of these points one rank has failed, not always the same one."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > _MOST_RANKS:
+        return f"one rank each, of {ranks[0]} to {ranks[-1]},"
+    return f"one rank each, {', '.join(map(str, ranks[:-1]))} or {ranks[-1]},"
+
+
+def _ranges(texts: Sequence[str]) -> str:
+    """Texts that differ in figures only, as one: `tried 1.5 to 4.5 GiB`."""
+    columns = zip(*(_FIGURES.findall(text) for text in texts), strict=True)
+    ranges = iter([_range(figures) for figures in columns])
+    return _FIGURES.sub(lambda _: next(ranges), texts[0])
+
+
+def _range(figures: Sequence[str]) -> str:
+    ordered = sorted(dict.fromkeys(figures), key=_size)
+    if len(ordered) == 1:
+        return ordered[0]
+    lowest, highest = ordered[0], ordered[-1]
+    if lowest.partition(" ")[2] == highest.partition(" ")[2]:
+        lowest = lowest.partition(" ")[0]
+    return f"{lowest} to {highest}"
+
+
+def _size(figure: str) -> list[float]:
+    """Measure a number's size, in bytes where it has such a unit; an address or a version counts
+    part by part.
+    """
+    digits, _, unit = figure.replace(",", "").strip("±%").partition(" ")
+    parts = digits.split(".") if digits.count(".") > 1 else [digits]
+    return [float(part) * _BYTES.get(unit, 1) for part in parts]

@@ -69,7 +69,7 @@ def quality_warnings(row: Row, record: Record, measure: Measure) -> Iterator[str
 def half_interval(row: Row) -> float | None:
     """Half of the 95 % interval of the step time, over it; None where it is not known."""
     step_ms, low, high = (
-        _value_or_none(row[f"step_ms_{name}"]) for name in ("p50", "ci_low", "ci_high")
+        value_or_none(row[f"step_ms_{name}"]) for name in ("p50", "ci_low", "ci_high")
     )
     return None if not step_ms or low is None or high is None else (high - low) / 2 / step_ms
 
@@ -85,7 +85,7 @@ def why_no_breakdown(row: Row) -> str | None:
 
     The one rule for tables, charts, sentences and shares of losses.
     """
-    step_ms = _value_or_none(row["step_ms_p50"])
+    step_ms = value_or_none(row["step_ms_p50"])
     longest_ms = _parts_ms(row)
     if not step_ms or longest_ms <= _MOST_PARTS * step_ms:
         return None
@@ -116,15 +116,15 @@ def is_slowed_by_one_rank(row: Row) -> bool:
     False where these are not known: before schema 5 only waits were, which did not tell. Of several
     rounds, where most of them name one rank.
     """
-    if _value_or_none(row["slowest_rank"]) is None:
+    if value_or_none(row["slowest_rank"]) is None:
         return False
     excess, error, step = (
-        _value_or_none(row[name]) for name in ("straggler_ms", "straggler_error_ms", "step_ms_p50")
+        value_or_none(row[name]) for name in ("straggler_ms", "straggler_error_ms", "step_ms_p50")
     )
     if excess is None or not step:
         return False
     return stands_out(
-        borne_out_ms(excess, _value_or_none(row["comm_exposed_ms"])), error or 0.0, step
+        borne_out_ms(excess, value_or_none(row["comm_exposed_ms"])), error or 0.0, step
     )
 
 
@@ -134,7 +134,7 @@ def straggler_cost_ms(row: Row) -> tuple[float, float]:
     Its excess at most. Less where communication that would be exposed without it is hidden behind
     its excess: no more than `comm_ms` could be, and `comm_exposed_ms` of it still is.
     """
-    comm_ms, exposed_ms = _value_or_none(row["comm_ms"]), _value_or_none(row["comm_exposed_ms"])
+    comm_ms, exposed_ms = value_or_none(row["comm_ms"]), value_or_none(row["comm_exposed_ms"])
     excess_ms = borne_out_ms(float(row["straggler_ms"]), exposed_ms)
     if comm_ms is None or exposed_ms is None:
         return excess_ms, excess_ms
@@ -218,7 +218,7 @@ def _slow_part(row: Row) -> str:
     """Whether the device of a slow rank is slower, or its host late, or both."""
     if row["device_type"] == "cpu":
         return "host"
-    device_ms, excess_ms = _value_or_none(row["straggler_device_ms"]), float(row["straggler_ms"])
+    device_ms, excess_ms = value_or_none(row["straggler_device_ms"]), float(row["straggler_ms"])
     if device_ms is None:
         return "device or host"
     if device_ms >= NEARLY_ALL * excess_ms:
@@ -245,13 +245,13 @@ def _negative_communication(row: Row) -> Iterator[str]:
 
 def _parts_ms(row: Row) -> float:
     """Sum what the parts come to, counting no time twice; 0 where none is known."""
-    parts = [_value_or_none(row[name]) or 0.0 for name in _CONSECUTIVE_PARTS]
+    parts = [value_or_none(row[name]) or 0.0 for name in _CONSECUTIVE_PARTS]
     # On a GPU the host may wait for data while the device computes.
-    data_ms = (_value_or_none(row["data_ms"]) or 0.0) if row["device_type"] == "cpu" else 0.0
-    waits_ms = _value_or_none(row["wait_ms"]) or 0.0
-    return max(sum(parts) + data_ms, _value_or_none(row["local_step_ms"]) or 0.0, waits_ms)
+    data_ms = (value_or_none(row["data_ms"]) or 0.0) if row["device_type"] == "cpu" else 0.0
+    waits_ms = value_or_none(row["wait_ms"]) or 0.0
+    return max(sum(parts) + data_ms, value_or_none(row["local_step_ms"]) or 0.0, waits_ms)
 
 
-def _value_or_none(value: Any) -> float | None:
-    """Also None for NaN, which pandas makes of null."""
+def value_or_none(value: Any) -> float | None:
+    """Read a number of a cell; None also for NaN, which pandas makes of null."""
     return None if value is None or value != value else float(value)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from raybench.analysis.rounds import records
 from raybench.report import formatting
 from raybench.report.charts.bars import products_figure, times_figure
 from raybench.report.charts.batch import memory_figure, throughput_figure
@@ -19,7 +20,7 @@ from raybench.report.summary import Summary
 
 def rows_of(summary: Summary) -> list[Row]:
     """List the latest attempt at each point, with what was derived."""
-    return [{str(k): v for k, v in row.items()} for row in summary.scaling.to_dict("records")]
+    return [*records(summary.scaling)]
 
 
 def rows_laid_over(summary: Summary, against: Summary | None) -> list[Row]:

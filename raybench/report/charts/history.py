@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from raybench.analysis.rounds import records
 from raybench.analysis.settings import varying
 from raybench.report import formatting
 from raybench.report.charts.figure import (
@@ -35,7 +36,7 @@ def history_figure(frame: pd.DataFrame) -> Figure:
     Few of them are drawn in one panel, many in one each, those with steps first.
     frame: as `raybench.analysis.history.history` gives it.
     """
-    rows = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    rows = records(frame)
     names = varying(rows, params_first=True)
     several = frame["machine"].nunique() > 1
     values = [_value(row, names, several) for row in rows]

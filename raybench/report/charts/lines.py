@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raybench.report import formatting
-from raybench.report.charts.figure import TOLD, Entry, Spec, Value, by_line, specification
+from raybench.report.charts.figure import TOLD, Entry, Spec, Value, by_line
 
 # The share of a doubling by which axes of powers of two reach beyond the outermost points.
 _MARGIN = 0.2
@@ -21,15 +21,6 @@ _WIDTHS, _SIZES = (11.0, 6.0, 2.0), (230, 120, 45)
 # Numbers of lines nearer than this would lie on each other.
 _APART = 1.2
 OTHER = Entry(label="the other run", color="var(--axis)", shape="hollow")
-
-
-def line_chart(values: Sequence[Value], lines: Sequence[str], x: Spec, y: Spec) -> Spec:
-    """values: x, y, line, tip; `low` and `high` where the interval of y is known; `other` where it
-    is of the run that this one is laid over.
-    """
-    return specification(
-        values, [*interval_layers(values, lines, x, y), *layers(values, lines, x, y)]
-    )
 
 
 def layers(values: Sequence[Value], lines: Sequence[str], x: Spec, y: Spec) -> list[Spec]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from raybench.analysis import rounds
 from raybench.report.summary import Summary
 from raybench.report.text.points import PointDetails
 from raybench.results.run import Run
@@ -73,7 +74,7 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     because another row has none."""
     return [
         {str(name): _integer(str(name), value) for name, value in row.items()}
-        for row in frame.to_dict("records")
+        for row in rounds.records(frame)
     ]
 
 

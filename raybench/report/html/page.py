@@ -19,6 +19,7 @@ import pandas as pd
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from raybench.analysis.rounds import records
 from raybench.report import formatting
 from raybench.report.charts.bars import products_figure
 from raybench.report.charts.batch import memory_figure, throughput_figure
@@ -32,10 +33,9 @@ from raybench.report.charts.series import Row, is_other
 from raybench.report.charts.steps import PointSteps, heat_figure, spread_figure
 from raybench.report.charts.svg import draw, key
 from raybench.report.charts.telemetry import telemetry_figure
-from raybench.report.grouped_messages import MessageGroup, first_messages
 from raybench.report.html.points import point_table
 from raybench.report.key_figures import key_figures
-from raybench.report.summary import Summary
+from raybench.report.summary import MessageGroup, Summary, first_messages
 from raybench.report.what_ran import what_ran
 
 # A strip that can be pointed at and is not seen.
@@ -232,7 +232,7 @@ def device_table(devices: pd.DataFrame) -> Table:
     """List what is known of each device, a row each."""
     used = [name for name in _HEADS if name in devices and devices[name].notna().any()]
     ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
-    rows = [[_cell(name, row[name]) for name in used] for row in ordered[used].to_dict("records")]
+    rows = [[_cell(name, row[name]) for name in used] for row in records(ordered[used])]
     return Table(columns=[_HEADS[name] for name in used], rows=rows, texts=len(used))
 
 

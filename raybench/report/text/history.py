@@ -10,6 +10,7 @@ import pandas as pd
 from rich.console import RenderableType
 
 from raybench.analysis.environment_changes import Change
+from raybench.analysis.rounds import records
 from raybench.analysis.settings import setting, varying
 from raybench.report import formatting
 from raybench.report.comparison import before_and_now, percent
@@ -81,9 +82,8 @@ def sparkline(times: Sequence[float]) -> str:
 def _series(frame: pd.DataFrame) -> list[list[Row]]:
     """Group the rows of each point on each machine, in order of time; those with steps first."""
     found: dict[tuple[str, int], list[Row]] = {}
-    for row in frame.to_dict("records"):
-        named = {str(name): value for name, value in row.items()}
-        found.setdefault((named["point_id"], named["machine"]), []).append(named)
+    for row in records(frame):
+        found.setdefault((row["point_id"], row["machine"]), []).append(row)
     return sorted(found.values(), key=lambda rows: not any(map(_is_step, rows)))
 
 

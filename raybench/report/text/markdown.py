@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from raybench.report import formatting
-from raybench.report.grouped_messages import MessageGroup, first_messages, some
-from raybench.report.summary import Summary
+from raybench.report.summary import MessageGroup, Summary, first_messages, some
 from raybench.report.tables import Table
 
 # What Markdown or HTML could take for markup, anywhere in a line.

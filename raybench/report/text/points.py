@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.table import Table
 
+from raybench.analysis.rounds import records
 from raybench.analysis.settings import setting, varying
 from raybench.records.metric import Metric
 from raybench.report import formatting
@@ -67,7 +68,7 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
     """List the points of one run: the settings that vary among them, and what was measured."""
     if points.empty:
         return render([line("No point has been finished yet.")], width, color)
-    rows = [{str(k): v for k, v in row.items()} for row in points.to_dict("records")]
+    rows = records(points)
     names = varying(rows, params_first=True)
     found = [m for m in MAIN_RATES if any(formatting.has_value(row[m.name]) for row in rows)]
     rates = [*found, *workload_metrics(rows)]
@@ -298,7 +299,7 @@ def _states(states: pd.DataFrame) -> list[RenderableType]:
             *(_span(row[f"{name}_min"], row[f"{name}_max"]) for name in heads),
             ", ".join(row["throttle_reasons"]),
         ]
-        for row in states.to_dict("records")
+        for row in records(states)
     ]
     columns = [
         Column("device"),
@@ -332,7 +333,7 @@ def _modules(modules: pd.DataFrame) -> list[RenderableType]:
 
 
 def _module_rows(modules: pd.DataFrame) -> Iterator[list[str]]:
-    for row in modules.to_dict("records"):
+    for row in records(modules):
         times = (formatting.part_ms(row[name]) for name in ("forward_ms", "backward_ms"))
         name = formatting.plain(row["module"]) or "(the model)"
         yield [name, formatting.plain(row["kind"]), str(row["calls"]), *times]

@@ -8,8 +8,7 @@ from dataclasses import replace
 from rich.console import RenderableType
 
 from raybench.report import formatting
-from raybench.report.grouped_messages import MessageGroup, first_messages, some
-from raybench.report.summary import Summary
+from raybench.report.summary import MessageGroup, Summary, first_messages, some
 from raybench.report.tables import MARK_COLUMN, WHERE_IT_GOES, Table, explain
 from raybench.report.text.console import (
     SETTING_CHARS,

@@ -10,9 +10,8 @@ import pandas as pd
 import pytest
 from builders import make_failed, make_measure, make_measurement, make_point, make_record
 
-from raybench.analysis.best import best_settings
 from raybench.analysis.losses import LOSSES
-from raybench.analysis.scaling import scaling
+from raybench.analysis.scaling import best_settings, scaling
 from raybench.cli.results import load_summary
 from raybench.job.point import Precision, Scalar
 from raybench.records import Breakdown, Record

@@ -25,8 +25,7 @@ from raybench.job.point import Point, Precision
 from raybench.records import Breakdown, Record, Status
 from raybench.report import formatting
 from raybench.report.export import as_json
-from raybench.report.grouped_messages import group_messages
-from raybench.report.summary import Summary, summarize
+from raybench.report.summary import Summary, group_messages, summarize
 from raybench.report.tables import Table
 from raybench.report.text import markdown, runs, terminal
 from raybench.report.text.points import PointDetails, format_point, format_points
