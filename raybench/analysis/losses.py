@@ -126,9 +126,7 @@ def _pace_ms(row: Row) -> float:
 
 
 def _growth(now: float | None, before: float | None, work: float) -> float | None:
-    """Compute what a part takes longer than its share of what it takes in the baseline point, in
-    ms.
-    """
+    """Compute what a part takes beyond its share of what it takes in the baseline point, in ms."""
     return None if now is None or before is None else now - work * before
 
 

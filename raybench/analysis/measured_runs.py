@@ -122,9 +122,7 @@ def _start(row: Row, node: str, times_ms: Sequence[float]) -> Start:
 def summarize_side(
     own: Row, measured: Measured, times_ms: Sequence[float], others: Others | None
 ) -> Known:
-    """Collect what is known of a side; runs on other devices or numbers of nodes are no repeats of
-    it.
-    """
+    """Collect what is known of a side; runs on other devices or node counts are no repeats."""
     named, alike = others or (None, [])
     return Known(
         own=_start(own, measured.node, times_ms),

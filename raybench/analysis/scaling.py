@@ -276,7 +276,7 @@ def _is_warned_of(row: Row, warning: str) -> bool:
 
 def _has_throughput(row: Row) -> bool:
     """Whether there is a throughput: a step that finishes nothing is compared with nothing."""
-    return row["status"] == "ok" and not pd.isna(row["throughput"]) and row["throughput"] > 0
+    return bool(row["status"] == "ok" and not pd.isna(row["throughput"]) and row["throughput"] > 0)
 
 
 def _same(found: Any, wanted: Scalar) -> bool:
@@ -347,7 +347,7 @@ def best_settings(scaled: pd.DataFrame) -> pd.DataFrame:
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in records(scaled):
-        is_steady = pd.isna(row["stable"]) or row["stable"]
+        is_steady = bool(pd.isna(row["stable"]) or row["stable"])
         if row["status"] == "ok" and is_steady and not is_imprecise(row):
             key = (*(str(row[name]) for name in _GROUP), *sorted(row["params"].items()))
             groups.setdefault(key, []).append(row)

@@ -116,9 +116,7 @@ def percent(relative: float) -> str:
 
 
 def shown(comparison: Comparison) -> tuple[list[Row], int]:
-    """Select the points that have step times in both runs, and how many of the same ones are left
-    out.
-    """
+    """Select the points with step times in both runs; also count the same ones left out."""
     rows = comparison.compared
     told = sum(row["verdict"] != SAME for row in rows)
     most = max(told, _MOST_ROWS)

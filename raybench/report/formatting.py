@@ -180,9 +180,7 @@ def part(value_ms: float, unit: Unit) -> str:
 
 
 def part_ms(value: float, step_ms: float = 1.0) -> str:
-    """Write a part of a step: three digits, and no more than three decimals unless the step is
-    short.
-    """
+    """Write a part of a step: three digits, at most three decimals unless the step is short."""
     if is_short(step_ms):
         return number(value, digits=3)
     return part(value, MILLISECONDS)

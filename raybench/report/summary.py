@@ -372,9 +372,7 @@ def _range(figures: Sequence[str]) -> str:
 
 
 def _size(figure: str) -> list[float]:
-    """Measure a number's size, in bytes where it has such a unit; an address or a version counts
-    part by part.
-    """
+    """Measure a number, in bytes with such a unit; an address or a version part by part."""
     digits, _, unit = figure.replace(",", "").strip("±%").partition(" ")
     parts = digits.split(".") if digits.count(".") > 1 else [digits]
     return [float(part) * _BYTES.get(unit, 1) for part in parts]

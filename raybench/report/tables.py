@@ -40,9 +40,7 @@ _TEXTS = (MARK_COLUMN, POINT_COLUMN, REGION_COLUMN)
 
 
 def marks(row: Row) -> str:
-    """List what makes the number of a point doubtful, a letter each; formatting.MARKS explains
-    them.
-    """
+    """List what makes a point doubtful, a letter each; formatting.MARKS explains them."""
     found = {
         "u": formatting.has_value(row["stable"]) and not row["stable"],
         "w": is_imprecise(row),

@@ -195,9 +195,7 @@ def _state(measurements: Sequence[Measurement], trend: str) -> Numbers:
 
 
 def _clock_mhz(measurements: Sequence[Measurement]) -> float | None:
-    """Take the median of the device where it is lowest: it sets the pace. None where one is
-    unknown.
-    """
+    """Take the lowest median of a device: it sets the pace. None where one is unknown."""
     medians = [statistics.median(m.sm_clocks_mhz) for m in measurements if m.sm_clocks_mhz]
     return min(medians) if medians and len(medians) == len(measurements) else None
 
@@ -290,9 +288,7 @@ def _local_ms(broken_down: Sequence[Breakdown]) -> list[float]:
 
 
 def _compute_ms(breakdown: Breakdown, data_ms: float | None) -> float | None:
-    """Compute the device's work but for the optimizer's; on a CPU, the local step less waiting for
-    data.
-    """
+    """Take the device's work but for the optimizer's; on a CPU the local step less data waits."""
     busy_ms = breakdown.device_ms
     if busy_ms is None and breakdown.local_ms:
         busy_ms = median(chain(*breakdown.local_ms)) - (data_ms or 0.0)

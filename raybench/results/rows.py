@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from raybench.job.point import RUN_SETTINGS
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Columns = dict[str, list[Any]]
 
+# Of a run.
+_MAPS = ("baseline", "versions", "environment", "tags", "workload_files")
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 
@@ -31,41 +33,23 @@ def text(value: Scalar) -> str:
 
 def run_row(run: Run) -> Row:
     """Make the row of `runs`."""
+    row = {field.name: getattr(run, field.name) for field in fields(run)}
+    maps = {name: dict(row[name]) for name in _MAPS}
     return {
-        "run_id": run.run_id,
-        "job_name": run.job_name,
-        "job_text": run.job_text,
-        "job_sha256": run.job_sha256,
+        **row,
+        **maps,
         "argv": list(run.argv),
         "status": run.status.value,
-        "started_at": run.started_at,
-        "finished_at": run.finished_at,
-        "paused_s": run.paused_s,
-        "points_total": run.points_total,
-        "points_ok": run.points_ok,
-        "points_failed": run.points_failed,
-        "points_skipped": run.points_skipped,
         "baseline": _texts(run.baseline),
-        "seed": run.seed,
-        "cluster": run.cluster,
-        "host": run.host,
-        "versions": dict(run.versions),
-        "git_commit": run.git_commit,
-        "workload_sha256": run.workload_sha256,
-        "raybench_sha256": run.raybench_sha256,
-        "workload_files": dict(run.workload_files),
-        "environment": dict(run.environment),
-        "tags": dict(run.tags),
     }
 
 
 def run_from_row(row: Mapping[str, Any]) -> Run:
     """Make the run of a row of `runs`; the values of its baseline come back as text."""
-    maps = ("baseline", "versions", "environment", "tags", "workload_files")
     return Run(
         **{
             **row,
-            **{name: dict(row[name] or {}) for name in maps},
+            **{name: dict(row[name] or {}) for name in _MAPS},
             "argv": tuple(row["argv"] or ()),
             "status": RunStatus(row["status"]),
         }

@@ -24,9 +24,7 @@ OTHER = Entry(label="the other run", color="var(--axis)", shape="hollow")
 
 
 def layers(values: Sequence[Value], lines: Sequence[str], x: Spec, y: Spec) -> list[Spec]:
-    """Lines, and on them the points that can be pointed at; those of another run below, dotted and
-    hollow.
-    """
+    """Draw lines with points that can be pointed at; below, dotted, those of another run."""
     apart = _by_width(values, lines)
     own = [_line_layer(lines, x, y, apart[0]), _point_layer(lines, x, y, apart[1])]
     if not any(value.get("other") for value in values):

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 from raybench.records import NOT_RUN
 from raybench.report import formatting
-from raybench.report.export.rows import figures, is_failure, point_name, point_rows
+from raybench.report.export.rows import facts_of_run, figures, is_failure, point_name, point_rows
 from raybench.report.summary import Summary
 
 Row = Mapping[str, Any]
@@ -27,7 +27,7 @@ def export_junit(summary: Summary) -> str:
     rows = point_rows(summary)
     suites = ET.Element("testsuites")
     suite = ET.SubElement(suites, "testsuite", _counts(summary, rows))
-    _properties(suite, _of_run(summary))
+    _properties(suite, {"run_id": summary.run.run_id, **facts_of_run(summary)})
     for row in rows:
         _add_case(suite, row, summary)
     ET.indent(suites)
@@ -47,17 +47,6 @@ def _counts(summary: Summary, rows: Sequence[Row]) -> dict[str, str]:
         # Without an offset, as the schema of Ant's reports has it: UTC.
         "timestamp": run.started_at.replace(tzinfo=None).isoformat(timespec="seconds"),
         "hostname": formatting.plain(run.host),
-    }
-
-
-def _of_run(summary: Summary) -> dict[str, str]:
-    run = summary.run
-    return {
-        "run_id": run.run_id,
-        "machine": summary.machine,
-        **({"git_commit": run.git_commit} if run.git_commit else {}),
-        **{f"version.{name}": version for name, version in summary.versions.items()},
-        **{f"tag.{name}": value for name, value in run.tags.items()},
     }
 
 

@@ -13,7 +13,14 @@ from typing import Any
 from raybench.errors import UsageError
 from raybench.records import NOT_RUN
 from raybench.report import formatting
-from raybench.report.export.rows import figures, is_failure, point_name, point_rows, settings
+from raybench.report.export.rows import (
+    facts_of_run,
+    figures,
+    is_failure,
+    point_name,
+    point_rows,
+    settings,
+)
 from raybench.report.summary import Summary
 
 Row = Mapping[str, Any]
@@ -54,9 +61,8 @@ def _write(client: Any, summary: Summary) -> str:
             f"--to mlflow: experiment {experiment} has {run.run_id} already; delete its MLflow "
             f"runs first, such as {known[0].info.run_id}"
         )
-    parent = client.create_run(
-        experiment_id, _ms(run.started_at), _tags_of_run(summary), run.run_id
-    ).info.run_id
+    tags = {_RUN_TAG: run.run_id, "cluster": run.cluster, **facts_of_run(summary)}
+    parent = client.create_run(experiment_id, _ms(run.started_at), tags, run.run_id).info.run_id
     rows = point_rows(summary)
     for row in rows:
         _write_point(client, experiment_id, parent, row, summary)
@@ -69,18 +75,6 @@ def _write(client: Any, summary: Summary) -> str:
 def _experiment(client: Any, name: str) -> str:
     found = client.get_experiment_by_name(name)
     return str(found.experiment_id if found else client.create_experiment(name))
-
-
-def _tags_of_run(summary: Summary) -> dict[str, str]:
-    run = summary.run
-    return {
-        _RUN_TAG: run.run_id,
-        "machine": summary.machine,
-        "cluster": run.cluster,
-        "git_commit": run.git_commit or "",
-        **{f"version.{name}": version for name, version in summary.versions.items()},
-        **{f"tag.{name}": value for name, value in run.tags.items()},
-    }
 
 
 def _write_point(client: Any, experiment_id: str, parent: str, row: Row, summary: Summary) -> None:

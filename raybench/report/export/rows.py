@@ -61,6 +61,17 @@ def figures(row: Row) -> dict[str, int | float]:
     }
 
 
+def facts_of_run(summary: Summary) -> dict[str, str]:
+    """Collect what the trackers keep of the run: machine, commit, versions and tags."""
+    run = summary.run
+    return {
+        "machine": summary.machine,
+        **({"git_commit": run.git_commit} if run.git_commit else {}),
+        **{f"version.{name}": version for name, version in summary.versions.items()},
+        **{f"tag.{name}": value for name, value in run.tags.items()},
+    }
+
+
 def is_failure(row: Row, summary: Summary) -> bool:
     """Whether the point went wrong. In a search for the largest batch, running out of memory is an
     answer: the status of the run tells."""

@@ -59,9 +59,7 @@ def format_runs_long(
     width: int = WIDTH,
     color: bool = False,
 ) -> str:
-    """Write a few lines per run: how it ended, on what, its tags and what it found (leads, by
-    run_id).
-    """
+    """Write for each run how it ended, on what, its tags and what it found (leads, by run_id)."""
     parts: list[RenderableType] = []
     for run in runs:
         parts.append(line(formatting.plain(run.run_id), "bold"))
