@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def count(root: Path) -> dict[str, float]:
-    """Each count by its name; `root` holds the package and pyproject.toml."""
+    """Make each count by its name; `root` holds the package and pyproject.toml."""
     trees = {
         path.relative_to(root): ast.parse(path.read_text(encoding="utf-8"))
         for folder in (PACKAGE, "tests", "benchmarks")
@@ -95,12 +95,12 @@ def count(root: Path) -> dict[str, float]:
 
 
 def room(path: Path) -> str:
-    """The folder or the file at the top of the package."""
+    """Return the folder or the file at the top of the package."""
     return Path(path.parts[1]).stem
 
 
 def arrows(trees: Mapping[Path, ast.Module]) -> Graph:
-    """The rooms that each room imports; what the package itself offers is no room's."""
+    """Collect the rooms that each room imports; what the package itself offers is no room's."""
     rooms = {room(path) for path in trees} - {"__init__"}
     graph: dict[str, set[str]] = defaultdict(set)
     for path, tree in trees.items():
@@ -112,7 +112,7 @@ def arrows(trees: Mapping[Path, ast.Module]) -> Graph:
 
 
 def imported_rooms(tree: ast.Module) -> Iterator[str]:
-    """The first name below the package in each import of it."""
+    """Yield the first name below the package in each import of it."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -126,7 +126,7 @@ def imported_rooms(tree: ast.Module) -> Iterator[str]:
 
 
 def read_rows(root: Path) -> dict[str, int]:
-    """The row of each room in the first contract, 0 for the top one.
+    """Read the row of each room in the first contract, 0 for the top one.
 
     A room whose modules are in several rows has the highest of them.
     """
@@ -140,7 +140,7 @@ def read_rows(root: Path) -> dict[str, int]:
 
 
 def pointing_up(graph: Graph, rows: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The arrows to a room that is not below; rooms without a row are above all others."""
+    """List the arrows to a room that is not below; rooms without a row are above all others."""
     return [
         (above, below)
         for above, imported in graph.items()
@@ -150,7 +150,7 @@ def pointing_up(graph: Graph, rows: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def has_circle(graph: Graph) -> bool:
-    """Whether any room imports itself by way of others."""
+    """Tell whether any room imports itself by way of others."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError:
@@ -159,31 +159,31 @@ def has_circle(graph: Graph) -> bool:
 
 
 def functions(trees: Mapping[Path, ast.Module]) -> Iterator[ast.FunctionDef]:
-    """All functions and methods, those inside of others too."""
+    """Yield all functions and methods, those inside of others too."""
     for tree in trees.values():
         yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
 def is_participle(name: str) -> bool:
-    """Whether the first word of a function's name is a past participle."""
+    """Tell whether the first word of a function's name is a past participle."""
     word = name.lstrip("_").partition("_")[0]
     return word in _IRREGULAR or (word.endswith("ed") and word not in _NO_PARTICIPLES)
 
 
 def count_private_words(tree: ast.Module) -> int:
-    """How often names of the code hold a word that only this project would understand."""
+    """Count how often names of the code hold a word that only this project would understand."""
     return sum(is_private(name) for node in ast.walk(tree) for name in names_of(node))
 
 
 def names_of(node: ast.AST) -> Iterator[str]:
-    """The identifiers that a node of the syntax tree itself has."""
+    """Yield the identifiers that a node of the syntax tree itself has."""
     for field in ("id", "attr", "arg", "name", "asname"):
         if isinstance(name := getattr(node, field, None), str):
             yield name
 
 
 def is_private(name: str) -> bool:
-    """Whether one of the words of an identifier is private, or it begins with `told_`."""
+    """Tell whether one of the words of an identifier is private, or it begins with `told_`."""
     plain = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
     # What runs now is in flight: anybody says so.
     words = plain.replace("in_flight", "running").split("_")

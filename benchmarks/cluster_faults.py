@@ -46,7 +46,7 @@ def measured() -> list[dict[str, Any]]:
 
 @contextmanager
 def two_nodes() -> Iterator[Any]:
-    """A Ray cluster of two nodes with two CPU slots each; the second one can be harmed."""
+    """Start a Ray cluster of two nodes with two CPU slots each; the second one can be harmed."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 0})
@@ -110,7 +110,7 @@ def thaw(raylet: int) -> None:
 
 
 def store_killed() -> dict[str, Any]:
-    """The process in which groups find each other, while a group is at work; then new groups."""
+    """Kill the process in which groups find each other, beside a working group; then new groups."""
     with tempfile.TemporaryDirectory(prefix="faults") as name:
         folder = Path(name)
         points = [("none", 0), ("wait", 0), ("none", 0), ("none", 0)]
@@ -148,7 +148,7 @@ def head_gone() -> dict[str, Any]:
 
 
 def network_cut() -> dict[str, Any]:
-    """The cable of one of two hosts is pulled: nobody is told anything."""
+    """Pull the cable of one of two hosts: nobody is told anything."""
     with tempfile.TemporaryDirectory(prefix="faults") as name, hosts(2) as (head, other):
         head.start_ray("--head", "--port=6379", "--include-dashboard=false")
         other.start_ray(f"--address={head.address}:6379")

@@ -52,8 +52,11 @@ MEASURE = Measure(warmup=5, iterations=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """What a gate measures. a_night: runs in each night before. base, new: runs in the last night;
-    base: of the old code beside the new one, on the same node; 0: the last night before is BASE."""
+    """What a gate measures.
+
+    a_night: runs in each night before. base, new: runs in the last night; base: of the old code
+    beside the new one, on the same node; 0: the last night before is BASE.
+    """
 
     a_night: int
     base: int
@@ -183,7 +186,7 @@ class History:
 
 
 def ask(root: Path, base: str, new: str, changed: int) -> Verdict:
-    """What the command says of two sides."""
+    """Ask what the command says of two sides."""
     arguments = [base, new, "--results", str(root), "--format", "json", "--fail-on", "unclear"]
     result = CliRunner().invoke(compare_command, arguments, standalone_mode=False)
     assert result.exception is None, result.exception

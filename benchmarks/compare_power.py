@@ -172,7 +172,7 @@ def series(
 
 
 def start_levels(rng: np.random.Generator, count: int, starts: str) -> NDArray[np.float64]:
-    """What each point's start makes of its step time."""
+    """Draw what each point's start makes of its step time."""
     if starts == NONE:
         return np.ones(count)
     if starts == NORMAL:

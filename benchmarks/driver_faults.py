@@ -98,7 +98,7 @@ def harmed(
     stay_s: float | None = 0.0,
     on_disk: bool = False,
 ) -> dict[str, Any]:
-    """The fault in the second of four points; then the harm is undone and the run resumed."""
+    """Make the fault in the second of four points; then the harm is undone and the run resumed."""
     with tempfile.TemporaryDirectory(prefix="faults") as name, ExitStack() as at_the_end:
         folder = Path(name)
         if on_disk:
@@ -117,7 +117,7 @@ def harmed(
 
 
 def mount_disk(folder: Path) -> Callable[[], object]:
-    """A small disk for the results; what takes it off again."""
+    """Mount a small disk for the results; what takes it off again."""
     results = folder / "results"
     results.mkdir()
     size = f"size={_DISK_KIB}k"

@@ -114,7 +114,7 @@ class Trial:
 
 
 def make_trial(number: int, seed: int, pace: Pace) -> Trial:
-    """What is to be done in the trial of this number."""
+    """Choose what is to be done in the trial of this number."""
     chance = random.Random(f"{seed}:{number}")
     victim = VICTIMS[number % len(VICTIMS)]
     [phase] = chance.choices(list(_PHASES), list(_PHASES.values()))
@@ -164,7 +164,7 @@ def tried(number: int, seed: int, pace: Pace) -> Trial:
 
 
 def undisturbed(_: int) -> Pace | None:
-    """The pace of one sweep; None, and a line about it, where it does not end well."""
+    """Measure the pace of one sweep; None, and a line about it, where it does not end well."""
     folder = _made_folder()
     begun_s = time.monotonic()
     times_s: list[float] = []
@@ -183,7 +183,7 @@ def undisturbed(_: int) -> Pace | None:
 
 
 def usual(paces: Sequence[Pace]) -> Pace:
-    """The median of each."""
+    """Take the median of each."""
     every = [asdict(pace) for pace in paces]
     names = ("first_row_s", "last_row_s", "end_s")
     return Pace(**{n: round(statistics.median(one[n] for one in every), 2) for n in names})
@@ -331,7 +331,7 @@ def _ok(rows: pd.DataFrame) -> set[str]:
 
 
 def _check_end(trial: Trial, rows: pd.DataFrame) -> None:
-    """The exit code says what has happened, in time, and stderr what to type then."""
+    """Check that the exit code says what has happened, in time, and stderr what to type then."""
     if why := wrong_code(trial, rows):
         trial.findings.append(f"exit {trial.code} {why}")
     if trial.code != 3:
@@ -420,13 +420,13 @@ def _check_shared_memory(trial: Trial, shared: set[str]) -> None:
 
 
 def unused_memory() -> set[str]:
-    """What lies in /dev/shm, and no process has it."""
+    """List what lies in /dev/shm, and no process has it."""
     processes = proc.parents()
     return {name for name in shared_memory() if not any(uses(p, name) for p in processes)}
 
 
 def by_victim(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """A row for each victim and signal: what came of it."""
+    """Make a row for each victim and signal: what came of it."""
     groups: defaultdict[tuple[str, str], list[Trial]] = defaultdict(list)
     for trial in trials:
         if trial.struck_s is not None:
@@ -482,7 +482,7 @@ def summary(
 def all_tried(
     pool: ProcessPoolExecutor, numbers: Iterator[int], chosen: argparse.Namespace, pace: Pace
 ) -> Iterator[Trial]:
-    """The trials as they end. None begins when the time is up."""
+    """Yield the trials as they end. None begins when the time is up."""
     until_s = time.time() + chosen.seconds
     running: set[Future[Trial]] = set()
     while True:
@@ -496,7 +496,7 @@ def all_tried(
 
 
 def _heed_signals() -> None:
-    """What nohup and shells in the background have their children ignore is not ignored here."""
+    """Ignore no signal that nohup and shells in the background have their children ignore."""
     for name in ("SIGHUP", "SIGINT", "SIGTERM"):
         signal.signal(signal.Signals[name], signal.SIG_DFL)
 

@@ -109,7 +109,7 @@ def processes(device: str, world_size: int, names: list[str] | None) -> list[dic
 
 
 def imports(device: str, world_size: int) -> list[dict[str, Any]]:
-    """Imports that fail once, so that the next point of the same sweep can show what is left."""
+    """Let imports fail once, so that the next point of the same sweep can show what is left."""
     found = []
     for case in (IMPORT_ERROR, IMPORT_HANG):
         with tempfile.TemporaryDirectory(prefix="faults") as name:

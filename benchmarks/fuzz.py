@@ -243,7 +243,7 @@ def main() -> None:
 
 
 def write(tally: Tally, chosen: argparse.Namespace, took_s: float) -> None:
-    """What there is so far: a run of hours may be ended from outside."""
+    """Print what there is so far: a run of hours may be ended from outside."""
     result = {
         "commit": commit(),
         "seed": chosen.seed,

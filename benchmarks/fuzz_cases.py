@@ -55,7 +55,7 @@ class Case:
 
 
 def make_case(seed: int, number: int, kinds: tuple[str, ...]) -> Case:
-    """The case of this number."""
+    """Make the case of this number."""
     chance = random.Random(f"{seed}:{number}")
     [kind] = chance.choices(kinds, [_WEIGHTS[kind] for kind in kinds])
     makers = {"filters": _filter, "jobs": _job, "options": _options, "parts": _parts}

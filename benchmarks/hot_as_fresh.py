@@ -1,5 +1,6 @@
-"""Does a point measure the same first, after fifty others, and in new processes? And what does
-collecting the evidence cost the timed steps?
+"""Does a point measure the same first, after fifty others, and in new processes?
+
+And what does collecting the evidence cost the timed steps?
 
     python benchmarks/hot_as_fresh.py [--device cpu|cuda] [--world-size 2] [--rounds 3]
         [-o FILE.json]

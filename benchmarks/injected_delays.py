@@ -245,7 +245,7 @@ def _is_case(one: Trial, case: tuple[str, str, float, int]) -> bool:
 
 
 def _excess(one: Trial) -> tuple[float, float]:
-    """The most that is told of a cost: the excess of the slow rank, as one figure."""
+    """Find the most that is told of a cost: the excess of the slow rank, as one figure."""
     assert one.cost_ms is not None
     return (one.cost_ms[1], one.cost_ms[1])
 
@@ -276,7 +276,7 @@ def _is_clean_of(clean: Row, row: Row) -> bool:
 
 
 def trial(row: Row, clean: Sequence[Row]) -> Trial:
-    """What became of a point. clean: the other points of its shape without a delay."""
+    """Tell what became of a point. clean: the other points of its shape without a delay."""
     params = row["params"]
     usual_ms = [one["step_ms_p50"] for one in clean]
     level_ms = median(usual_ms)

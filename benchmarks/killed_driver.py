@@ -22,7 +22,7 @@ from tests.integration.driver_kills import KilledSweep
 
 
 def measured(kills: int, points: int, seed: int) -> dict[str, Any]:
-    """Raises AssertionError where a row is lost, doubled or cannot be read."""
+    """Check the rows. Raises AssertionError where one is lost, doubled or cannot be read."""
     chance = random.Random(seed)
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="killed") as folder:

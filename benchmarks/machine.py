@@ -15,7 +15,7 @@ _PACKAGES = ("pyarrow", "pandas", "numpy", "pydantic", "click", "rich")
 
 
 def machine() -> dict[str, object]:
-    """The processor, how many of its cores this process may use, its load now, and versions.
+    """Tell the processor, how many of its cores this process may use, its load now, and versions.
 
     load_1min: the benchmark itself is about 1 of it; more, and others slowed it down.
     """
@@ -36,7 +36,7 @@ def _cpu_lines() -> list[str]:
 
 
 def commit() -> str:
-    """The commit of this code; RAYBENCH_COMMIT tells it where this is a copy of a repository."""
+    """Find the commit of this code; RAYBENCH_COMMIT tells it of a copy of a repository."""
     if told := os.environ.get("RAYBENCH_COMMIT"):
         return told
     git = ["git", "rev-parse", "HEAD"]
@@ -45,5 +45,5 @@ def commit() -> str:
 
 
 def without_paths(text: str) -> str:
-    """The text without the folders of this machine: of a path only its last name stays."""
+    """Return the text without the folders of this machine: of a path only its last name stays."""
     return _FOLDERS.sub("…/", text)

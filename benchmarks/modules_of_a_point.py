@@ -69,7 +69,7 @@ def in_this_process() -> Iterator[None]:
 
 
 def modules_called(run: Callable[[], None]) -> set[str]:
-    """The modules of raybench of which a function is called meanwhile, in any thread."""
+    """Collect the modules of raybench of which a function is called meanwhile, in any thread."""
     called: set[str] = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:

@@ -74,7 +74,7 @@ def by_torchrun(device: str, batch_sizes: list[int]) -> float:
 
 
 def by_sweep(device: str, batch_sizes: list[int]) -> dict[str, float]:
-    """The same from one sweep: by the rows' durations, and by the wall time of the command."""
+    """Measure the same from one sweep: by the rows' durations, and by the command's wall time."""
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job.yaml"
         job.write_text(

@@ -116,7 +116,7 @@ def decisions_ms(plan: Plan, devices: tuple[Device, ...], isolation: Isolation) 
 def swept(
     job: Job, plan: Plan, devices: tuple[Device, ...], folder: Path | None
 ) -> dict[str, float]:
-    """A whole sweep with isolation `device`; memory is that of the process up to its end."""
+    """Run a whole sweep with isolation `device`; memory is that of the process up to its end."""
     cluster = make_cluster(list(devices), lambda point, rank: make_measurement(rank))
     settings = SweepSettings(
         measure=job.measure, strategy="pack", stop_on_error=False, isolation="device"

@@ -47,7 +47,7 @@ def ar(rng: np.random.Generator, count: int, *, phi: float, sd: float) -> Series
 
 
 def quiet(rng: np.random.Generator, count: int) -> Series:
-    """The noise that all series have beside their own: as GPU-bound steps have it."""
+    """Draw the noise that all series have beside their own: as GPU-bound steps have it."""
     return ar(rng, count, phi=0.3, sd=0.005)
 
 
@@ -82,7 +82,7 @@ def spikes(rng: np.random.Generator, count: int, *, up: float, every: int) -> Se
 
 
 def decay(rng: np.random.Generator, count: int, *, start: float, tau: float) -> Series:
-    """A transient that dies out; start: how far the first step is above (or below) the level."""
+    """Draw a transient that dies out; start: how far the first step is above the level."""
     return quiet(rng, count) * (1 + start * np.exp(-np.arange(count) / tau))
 
 
@@ -115,7 +115,7 @@ def outliers(rng: np.random.Generator, count: int, *, share: float) -> Series:
 
 
 def quantised(rng: np.random.Generator, count: int) -> Series:
-    """A step of 10 us told in half microseconds."""
+    """Give a step of 10 us told in half microseconds."""
     return np.round(20 * ar(rng, count, phi=0.0, sd=0.005)) / 20
 
 
@@ -176,7 +176,7 @@ _AT_ONCE = 25
 
 
 def true_median(make: Make) -> float:
-    """The long-run median, by 2 million samples where it is not 1 by construction."""
+    """Compute the long-run median, by 2 million samples where it is not 1 by construction."""
     if not isinstance(make, partial) or make.func not in (bimodal, spikes, outliers):
         return 1.0
     if make.keywords.get("every") == 2 or len(set(make.keywords.get("dwell", (1, 2)))) == 1:
@@ -231,7 +231,7 @@ def measured(step_ns: Sequence[float], truth_ns: float) -> Outcome:
 
 
 def outcomes(name: str, runs: int, first: int = 0) -> list[Outcome]:
-    """What so many series of this noise give; each has a seed of its own, counted from `first`."""
+    """Tell what so many series of this noise give; each has its own seed, counted from `first`."""
     make = noises()[name]
     truth_ns = STEP_NS * true_median(make)
     found = []
@@ -244,7 +244,7 @@ def outcomes(name: str, runs: int, first: int = 0) -> list[Outcome]:
 
 
 def row(name: str, found: Sequence[Outcome]) -> dict[str, float | str]:
-    """A row of the table from the runs of one noise."""
+    """Make a row of the table from the runs of one noise."""
     table = {key: np.array([asdict(o)[key] for o in found], float) for key in asdict(found[0])}
     return {
         "noise": name,

@@ -10,7 +10,7 @@ from machine import machine
 
 
 def tell_sizes(sizes: Sequence[Mapping[str, float]], output: Path | None, **facts: object) -> None:
-    """A line for each figure and a column for each size; the same as JSON, with the machine.
+    """Print a line for each figure and a column for each size; the same as JSON, with the machine.
 
     facts: what else the JSON says.
     """

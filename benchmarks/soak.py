@@ -77,7 +77,7 @@ def planned(points: int, seed: int) -> tuple[list[tuple[str, int]], list[int]]:
 
 
 def soaked(folder: Path, points: int, seed: int, isolation: str = "cluster") -> dict[str, Any]:
-    """The figures of one soak; `as_wanted` says whether all of them are right."""
+    """Collect the figures of one soak; `as_wanted` says whether all of them are right."""
     faults, world_sizes = planned(points, seed)
     more = f"placement: {{isolation: {isolation}, oversubscribe: true}}\n"
     write_job(folder, faults, world_sizes, timeout_s=TIMEOUT_S, more=more)

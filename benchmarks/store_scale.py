@@ -78,7 +78,7 @@ def measured(points: int) -> dict[str, float]:
 
 
 def process(*arguments: str) -> Cost:
-    """What a Python process costs; of a step, the seconds that it prints."""
+    """Measure what a Python process costs; of a step, the seconds that it prints."""
     started_s = time.perf_counter()
     child = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
@@ -101,7 +101,7 @@ def write_all(root: Path, points: int) -> None:
 
 
 def number_all(_: Path, points: int) -> None:
-    """The part of writing that computes the rows' figures, again and alone."""
+    """Time the part of writing that computes the rows' figures, again and alone."""
     templates = [record(world_size) for world_size in range(1, RANKS + 1)]
     measure = Measure(warmup=WARMUP, iterations=ITERATIONS)
     measured = [index % RANKS for index in range(points) if index % 10 != 9]

@@ -51,7 +51,7 @@ class Family:
         self._watching.join()
 
     def living(self) -> dict[int, str]:
-        """Number -> command line."""
+        """Map numbers to command lines."""
         known = {p: now for p, began in list(self._seen.items()) if (now := _began(p)) == began}
         return {process: _title(process) for process in known}
 
@@ -87,7 +87,7 @@ class Family:
 
 
 def shared_memory() -> set[str]:
-    """The names in /dev/shm."""
+    """List the names in /dev/shm."""
     return {path.name for path in _SHARED_MEMORY.iterdir()}
 
 
@@ -120,7 +120,7 @@ def _title(process: int) -> str:
 
 
 def _watches(process: int) -> str:
-    """The number of the process that a watcher watches."""
+    """Find the number of the process that a watcher watches."""
     words = _title(process).split()
     places = [place for place, word in enumerate(words) if word.endswith("reaper.py")]
     return words[places[0] + 2] if places and len(words) > places[0] + 2 else ""
