@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 from collections.abc import Iterator
 
@@ -12,6 +14,16 @@ from hypothesis import settings
 # depend on luck. New ones are looked for with --hypothesis-profile=default.
 settings.register_profile("gate", derandomize=True, deadline=None)
 settings.load_profile("gate")
+
+
+# Before torch is imported: with a thread for each core, tests beside each other wait for threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Freeze what was imported, as a worker does: points collect garbage several times."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

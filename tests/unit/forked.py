@@ -1,20 +1,34 @@
-"""Scripts in processes of their own, forked from one that has imported torch already."""
+"""Processes forked from one that has imported torch already, which takes seconds."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import Connection
+from typing import TypeVar
 
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["torch", "raybench.worker.state"])
+T = TypeVar("T")
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(
+    ["pytest", "raybench.worker.state", "raybench.measure.breakdown", "raybench.workloads.mlp"]
+)
+
+
+def run_ranks(run_rank: Callable[..., T], world_size: int, *arguments: object) -> list[T]:
+    """Call `run_rank(rank, *arguments)` in a process for each rank; their answers."""
+    with ProcessPoolExecutor(world_size, mp_context=SERVER) as pool:
+        answers = [pool.submit(run_rank, rank, *arguments) for rank in range(world_size)]
+        return [answer.result(timeout=240) for answer in answers]
 
 
 def run_script(script: str) -> str:
     """Run a script that may use `torch`; what it prints. It must not fail."""
-    reader, writer = _SERVER.Pipe(duplex=False)
-    process = _SERVER.Process(target=_run, args=(script, writer))
+    reader, writer = SERVER.Pipe(duplex=False)
+    process = SERVER.Process(target=_run, args=(script, writer))
     process.start()
     writer.close()
     printed = ""

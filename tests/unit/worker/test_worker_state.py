@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import gc
 import random
 import subprocess
 import sys
@@ -38,14 +37,6 @@ NOT_BY_A_MESS = {
     "monitoring tools",
     *MESSES_WITH_CUDA,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _frozen_as_in_a_worker():
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name not in NOT_BY_A_MESS])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from forked import run_ranks
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
@@ -112,7 +110,7 @@ def run_rank(rank: int, world_size: int, store: str) -> dict[str, Any]:
         init_method=f"file://{store}",
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=200),
     )
     try:
         seen: dict[str, Any] = {case: observe(case, rank, world_size) for case in CASES}
@@ -123,14 +121,7 @@ def run_rank(rank: int, world_size: int, store: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    world_size = 3
-    store: Path = tmp_path_factory.mktemp("group") / "store"
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(world_size, mp_context=spawn) as pool:
-        answers = [
-            pool.submit(run_rank, rank, world_size, str(store)) for rank in range(world_size)
-        ]
-        return [answer.result(timeout=120) for answer in answers]
+    return run_ranks(run_rank, 3, 3, str(tmp_path_factory.mktemp("group") / "store"))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -122,7 +122,7 @@ def test_the_loaders_processes_are_gone_after_close() -> None:
         workload.step()
     (process,) = multiprocessing.active_children()
     workload.close()
-    process.join(timeout=10)
+    process.join(timeout=60)
     assert multiprocessing.active_children() == []
 
 

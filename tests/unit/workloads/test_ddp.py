@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from statistics import median
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+from forked import run_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -241,7 +239,7 @@ def run_rank(rank: int, store: str) -> Answers:
         init_method=f"file://{store}",
         rank=rank,
         world_size=2,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=200),
     )
     try:
         return Answers(
@@ -257,11 +255,7 @@ def run_rank(rank: int, store: str) -> Answers:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Answers]:
-    store: Path = tmp_path_factory.mktemp("group") / "store"
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=spawn) as pool:
-        told = [pool.submit(run_rank, rank, str(store)) for rank in (0, 1)]
-        return [answer.result(timeout=120) for answer in told]
+    return run_ranks(run_rank, 2, str(tmp_path_factory.mktemp("group") / "store"))
 
 
 @pytest.fixture
