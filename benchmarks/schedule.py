@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 
 from fakes import make_cluster, make_measurement
 
-from raybench.cluster.ranks import Isolation
+from raybench.cluster.allocator import Isolation
 from raybench.job.model import Job, load_job
 from raybench.job.plan import Plan, make_plan
 from raybench.records import Device

@@ -20,9 +20,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from raybench.cluster import DeviceKind
+from raybench.cluster.allocator import Strategy, assign_ranks
 from raybench.cluster.node_processes import log_tail
 from raybench.cluster.point_end import RunningRanks, finish_point
-from raybench.cluster.ranks import Strategy, assign_ranks
 from raybench.cluster.rendezvous import StoreHost
 from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Group, Task
 

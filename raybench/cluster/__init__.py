@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from raybench.cluster.ranks import Strategy
+from raybench.cluster.allocator import Strategy
 from raybench.records import Answer, Device, DeviceSample, Task
 
 # Ray reads these when it is imported, and this package is imported before it. The uv hook would

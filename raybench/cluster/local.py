@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from raybench.cluster import DeviceKind, ranks
+from raybench.cluster import DeviceKind, allocator
+from raybench.cluster.allocator import Strategy
 from raybench.cluster.point_end import RunningRanks, finish_point
-from raybench.cluster.ranks import Strategy
 from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
 
 
@@ -35,7 +35,7 @@ class _RanksInTurn(RunningRanks):
     ) -> None:
         self.devices = devices
         self._task = task
-        self._left = deque(zip(workers, ranks.assign_ranks(devices), strict=True))
+        self._left = deque(zip(workers, allocator.assign_ranks(devices), strict=True))
 
     def answers(self, timeout_s: float) -> Mapping[int, Answer]:
         worker, place = self._left.popleft()
@@ -61,7 +61,7 @@ class LocalCluster:
     def __init__(
         self, devices: Sequence[Device], make_worker: Callable[[Device], InProcessWorker]
     ) -> None:
-        self._offered = [devices[position] for position in ranks.in_device_order(devices)]
+        self._offered = [devices[position] for position in allocator.in_device_order(devices)]
         self._make_worker = make_worker
         self._workers: dict[str, InProcessWorker] = {}
         self._devices: tuple[Device, ...] = ()
@@ -91,7 +91,7 @@ class LocalCluster:
 
     def start(self, count: int, strategy: Strategy) -> None:
         """Make a worker for each of so many devices."""
-        worker_ids = ranks.choose_workers(self._offered, count, strategy)
+        worker_ids = allocator.choose_workers(self._offered, count, strategy)
         self._devices = tuple(self._offered[worker_id] for worker_id in worker_ids)
         self.restart()
 

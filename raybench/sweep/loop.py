@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from raybench.cluster import Cluster
-from raybench.cluster.ranks import Isolation, Strategy
+from raybench.cluster.allocator import Isolation, Strategy
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Cause, Device, Record, Status, Task, TrialKey
 from raybench.records.sources import Code
-from raybench.sweep.inflight import InFlight
-from raybench.sweep.outcomes import make_unmeasured
+from raybench.sweep.inflight import InFlight, make_unmeasured
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.scheduler import Assign, Attempt, Schedule, Skip, is_tried_again
 

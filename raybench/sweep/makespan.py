@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from math import ceil
 
-from raybench.cluster.ranks import Isolation, Strategy
+from raybench.cluster.allocator import Isolation, Strategy
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device

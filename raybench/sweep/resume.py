@@ -15,8 +15,7 @@ from raybench.records import Latest, TrialKey, by_point
 from raybench.records.sources import Code, differing
 from raybench.results import reader
 from raybench.results.run import Run, RunStatus
-from raybench.sweep.run_rows import finish_run
-from raybench.sweep.run_state import DeviceKey, RunState, device_key
+from raybench.sweep.run_state import DeviceKey, RunState, device_key, finish_run
 
 if TYPE_CHECKING:
     from raybench.job.model import Job, Measure

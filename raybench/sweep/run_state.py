@@ -1,20 +1,27 @@
-"""What a sweep is to do: the run, what is left of it, and where it is carried out."""
+"""A run: what a sweep is to do of it, what is written meanwhile, and what is said at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from raybench.errors import ClusterError, ResultsError
 from raybench.job.point import Point
-from raybench.records import Status, TrialKey, by_point
-from raybench.results.run import Run
+from raybench.records import Device, Record, Status, TrialKey, by_point
+from raybench.results.reader import count_points
+from raybench.results.run import Run, RunStatus
+from raybench.sweep.commands import command
+from raybench.sweep.listener import Listener
 
 if TYPE_CHECKING:
+    from raybench.cluster import Cluster
     from raybench.job.plan import Plan
     from raybench.records.sources import Code
-    from raybench.sweep.loop import Before
+    from raybench.results.writer import RunStore
+    from raybench.sweep.loop import Before, RoundStarted
     from raybench.sweep.rounds import Rounds
 
 
@@ -98,3 +105,127 @@ class RunState:
     def searched(self) -> dict[str, Status]:
         """point_id -> status in the first round, of the points that are not run again there."""
         return {k.point_id: status for k, status in self.before.kept.items() if k.round == 1}
+
+
+def finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
+    """Give the run its counts and the status that follows from its points, as `count_points`.
+
+    Where batch sizes are searched, a batch that runs out of memory is an answer and no failure.
+    """
+    statuses = by_point(ended)
+    run = count_points(run, statuses)
+    failures = {status for status in statuses.values() if status.is_failure}
+    if plan.batch_search and failures <= {Status.OOM}:
+        return replace(run, status=RunStatus.OK)
+    return run
+
+
+class RunRows:
+    """What is written of a run. left: trials that the sweep still has to finish."""
+
+    def __init__(self, start: RunState, store: RunStore, listener: Listener) -> None:
+        self.start = start
+        self.store = store
+        self.listener = listener
+        self.left = set(start.todo)
+        self._ended = dict(start.ended)
+        self._known = set(start.devices)
+        self._run = start.run
+        self._is_told = False
+        self._written: dict[Path, list[TrialKey]] = {}
+
+    def keep_devices(self, devices: Sequence[Device]) -> None:
+        """Write the devices that the run has no row of. Raises ClusterError for other models."""
+        strange = {device.name for device in devices} - self.start.models
+        if self.start.models and strange:
+            raise ClusterError(
+                f"run {self.store.run_id} was measured on "
+                f"{', '.join(sorted(self.start.models))}, this cluster has "
+                f"{', '.join(sorted(strange))}; start a new run, to compare the two"
+            )
+        new = {device_key(d.kind, d.uuid, d.host, d.index): d for d in devices}
+        new = {key: device for key, device in new.items() if key not in self._known}
+        if not self._known:
+            # CPU workers of one host have one key, and each has its row.
+            self.store.write_devices(devices)
+        elif new:
+            self.store.write_devices(list(new.values()), f"devices-{len(self._known)}")
+        self._known.update(new)
+
+    def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
+        """Write attempts at points, with what was sampled of the devices meanwhile."""
+        kept = self.store.write_records(batch)
+        self._written[self.store.rows_of(batch)] = [record.key for record in kept]
+        self._ended.update((record.key, record.status) for record in kept)
+        for (_, measured), record in zip(batch, kept, strict=True):
+            if record is not measured:
+                self.listener.tell(f"point {record.point.point_id}: {record.error_message}")
+        self.keep_devices(cluster.devices)
+        self.store.write_telemetry(batch, cluster.telemetry())
+
+    def begin_round(self, event: RoundStarted) -> None:
+        """Take in what a round has to finish, which is known when it begins."""
+        later = {key for key in self.left if key.round != event.round}
+        self.left = later.union(event.trials)
+
+    def expect(self, point_id: str) -> None:
+        """One more point belongs to the run."""
+        self.left.add(TrialKey(point_id))
+        self._run = replace(self._run, points_total=self._run.points_total + 1)
+        self.store.write_run(self._run)
+
+    def close(self, status: RunStatus | None = None) -> Run:
+        """Write how the run ended; without a status it follows from the points.
+
+        Raises ResultsError where rows are gone that were written; those points are left.
+        """
+        if removed := self._find_removed():
+            self.close(RunStatus.INTERRUPTED)
+            raise ResultsError(
+                f"{self.store.points}: the rows of {removed} point{'s' * (removed != 1)} were "
+                "removed while the sweep ran; put them back, or go on with the run"
+            )
+        run = finish_run(self._run, self.start.plan, self._ended)
+        run = replace(run, status=status or run.status, finished_at=datetime.now(UTC))
+        self.store.write_run(run)
+        return run
+
+    def _find_removed(self) -> int:
+        """How many points have lost their rows since the last call; they are left to be run."""
+        gone = [path for path in self._written if not path.exists()]
+        trials = {key for path in gone for key in self._written.pop(path)}
+        self.left |= trials
+        for key in trials:
+            self._ended.pop(key, None)
+        return len({key.point_id for key in trials})
+
+    def forget(self) -> None:
+        """Leave no run where none has begun; one that was to go on can still be resumed."""
+        if self.start.is_resumed:
+            self.close(RunStatus.INTERRUPTED)
+        else:
+            self.store.remove()
+
+    def tell_kept(self, what: str) -> None:
+        """Say once what there is of a run that was cut short, and how to go on with it."""
+        if self._is_told:
+            return
+        self._is_told = True
+        text = f"{what} before any point finished"
+        # As `raybench list` counts them: a point that was cut short is not finished.
+        run = count_points(self._run, by_point(self._ended))
+        if count := run.points_ok + run.points_failed + run.points_skipped:
+            points = "point is" if count == 1 else "points are"
+            text = f"{what}: {count} finished {points} kept{_how_they_ended(run)}; see: "
+            text += command("report", self.store.run_id, "--results", str(self.store.root))
+        if self.left:
+            self.listener.tell(f"go on with: {self.start.resume_command}")
+        self.listener.tell(text)
+
+
+def _how_they_ended(run: Run) -> str:
+    """` (4 ok, 3 failed)`; empty where all are ok."""
+    told = {"ok": run.points_ok, "failed": run.points_failed, "skipped": run.points_skipped}
+    if not run.points_failed and not run.points_skipped:
+        return ""
+    return " (" + ", ".join(f"{count} {word}" for word, count in told.items() if count) + ")"

@@ -14,8 +14,7 @@ from raybench.records import Record, Status, TrialKey
 from raybench.results.run import Run, RunStatus
 from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.listener import Listener
-from raybench.sweep.run_rows import RunRows
-from raybench.sweep.run_state import RunState, RunTarget
+from raybench.sweep.run_state import RunRows, RunState, RunTarget
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster

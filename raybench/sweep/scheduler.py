@@ -7,8 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from raybench.cluster.allocator import DeviceAllocator
-from raybench.cluster.ranks import Isolation, Strategy
+from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Cause, Device, Record, Status, TrialKey

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 import torch
 
-from raybench.cluster.ranks import choose_workers
+from raybench.cluster.allocator import choose_workers
 from raybench.cluster.ray_cluster import cluster as ray_cluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from raybench.cluster.ranks import choose_workers
+from raybench.cluster.allocator import choose_workers
 from raybench.cluster.ray_cluster import cluster as ray_cluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure, Span

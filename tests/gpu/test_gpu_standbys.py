@@ -10,7 +10,7 @@ import pytest
 import ray
 import torch
 
-from raybench.cluster.ray_cluster import spares
+from raybench.cluster.ray_cluster import replacement
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
@@ -43,7 +43,7 @@ def failures(answers: tuple[Answer, ...]) -> list[str]:
     return [answer.detail or answer.message for answer in answers if isinstance(answer, Failure)]
 
 
-def standbys(cluster: RayCluster) -> list[spares._Standby]:
+def standbys(cluster: RayCluster) -> list[replacement._Standby]:
     (there,) = cluster._workers._standbys._by_node.values()
     assert len(there) == 2
     return there

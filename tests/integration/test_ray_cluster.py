@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from raybench.cluster.ranks import choose_workers
+from raybench.cluster.allocator import choose_workers
 from raybench.cluster.ray_cluster import cluster as ray_cluster
 from raybench.cluster.ray_cluster import workers
 from raybench.cluster.ray_cluster.connection import connect

@@ -10,18 +10,17 @@ from typing import Any
 
 import ray
 
-from raybench.cluster import DeviceKind, ranks
+from raybench.cluster import DeviceKind, allocator
+from raybench.cluster.allocator import Strategy
 from raybench.cluster.claims import Claims, Terms
 from raybench.cluster.failures import with_losses
 from raybench.cluster.point_end import RunningRanks, finish_point
-from raybench.cluster.ranks import Strategy
 from raybench.cluster.ray_cluster.connection import Connection
-from raybench.cluster.ray_cluster.liveness import HeadMonitor
+from raybench.cluster.ray_cluster.liveness import HeadMonitor, StartGuard, end_process
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
 from raybench.cluster.ray_cluster.process_groups import ProcessGroups
 from raybench.cluster.ray_cluster.ray_errors import answer_of, node_lost
-from raybench.cluster.ray_cluster.spares import Standbys
-from raybench.cluster.ray_cluster.start_guard import StartGuard, end_process
+from raybench.cluster.ray_cluster.replacement import Standbys
 from raybench.cluster.ray_cluster.workers import WorkerGroup
 from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Task
 
@@ -183,7 +182,7 @@ class RayCluster:
             return self._not_run(chosen)
         devices = [self._workers[worker_id].device for worker_id in chosen]
         refs = []
-        for worker_id, place in zip(chosen, ranks.assign_ranks(devices), strict=True):
+        for worker_id, place in zip(chosen, allocator.assign_ranks(devices), strict=True):
             self._workers[worker_id].is_used = True
             refs.append(self._workers[worker_id].actor.run.remote(task, place, group))
         running = _RunningActors(

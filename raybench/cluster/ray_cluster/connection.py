@@ -22,11 +22,13 @@ from ray._private.authentication.authentication_token_setup import (
 from ray._private.services import find_node_ids
 
 from raybench.cluster import DeviceKind
-from raybench.cluster.ray_cluster.liveness import HeadMonitor
+from raybench.cluster.ray_cluster.liveness import HeadMonitor, StartGuard, end_process
 from raybench.cluster.ray_cluster.own_clusters import find_own_cluster
-from raybench.cluster.ray_cluster.private_folder import PrivateFolder
-from raybench.cluster.ray_cluster.private_ray import read_settings_anew, start_private_ray
-from raybench.cluster.ray_cluster.start_guard import StartGuard, end_process
+from raybench.cluster.ray_cluster.private_ray import (
+    PrivateFolder,
+    read_settings_anew,
+    start_private_ray,
+)
 from raybench.errors import ClusterError, UsageError
 
 _QUIET: dict[str, Any] = {
@@ -256,9 +258,3 @@ def _capacity(device: str, *, is_final: bool) -> tuple[DeviceKind, int]:
     if device == "cuda" or (gpus and device == "auto"):
         return "cuda", gpus
     return "cpu", int(sum(total.get("CPU", 0) for total in totals))
-
-
-def first_line(error: BaseException) -> str:
-    """Return what an error of Ray says, without the pages that follow."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

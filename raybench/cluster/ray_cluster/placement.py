@@ -17,7 +17,7 @@ from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from raybench.cluster import DeviceKind
-from raybench.cluster.ranks import Strategy
+from raybench.cluster.allocator import Strategy
 from raybench.cluster.ray_cluster.connection import nodes
 from raybench.records import Device
 

@@ -9,7 +9,6 @@ from typing import Any
 import click
 import ray
 
-from raybench.cluster.ray_cluster.connection import first_line
 from raybench.records import Answer, Cause, Device, Failure, Status, failure_text
 
 _EXIT_CODE = re.compile(r"exit code (-?\d+)\.(?: The process receives a (SIG[A-Z]+))?")
@@ -66,14 +65,14 @@ def why_no_start(error: Exception) -> str:
     text = str(error).strip()
     node = re.search(r"\bip=([^,)]+)", text)
     if isinstance(error, ray.exceptions.RayTaskError):
-        cause = f"{type(error.cause).__name__}: {first_line(error.cause)}"
+        cause = f"{type(error.cause).__name__}: {_first_line(error.cause)}"
     elif "creation task" in text:
         # What a constructor raised stands last, below Ray's own traceback.
         cause = text.splitlines()[-1].strip()
     elif was_killed(error):
         cause = f"its process {cause_of_death(text)}"
     else:
-        cause = first_line(error)
+        cause = _first_line(error)
     hint = "; install the same packages on every node" if "ModuleNotFoundError" in cause else ""
     return f"a worker could not start{f' on {node[1]}' if node else ''}: {cause}{hint}"
 
@@ -114,3 +113,9 @@ def _out_of_host_memory(rank: int, device: Device, told: str) -> Failure:
         message=f"Ray's memory monitor killed the worker: {device.host} has run out of memory",
         detail=failure_text.shorten_start(told, failure_text.DETAIL_CHARACTERS),
     )
+
+
+def _first_line(error: BaseException) -> str:
+    """Return what an error says, without the pages that follow."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -12,9 +12,9 @@ from typing import Any
 import ray
 from ray.util.placement_group import remove_placement_group
 
-from raybench.cluster import DeviceKind, ranks
+from raybench.cluster import DeviceKind, allocator
+from raybench.cluster.allocator import Strategy
 from raybench.cluster.claims import Claims
-from raybench.cluster.ranks import Strategy
 from raybench.cluster.ray_cluster.actors import start_worker
 from raybench.cluster.ray_cluster.connection import Connection
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
@@ -28,8 +28,12 @@ from raybench.cluster.ray_cluster.placement import (
     shares,
 )
 from raybench.cluster.ray_cluster.ray_errors import was_killed, why_no_start
-from raybench.cluster.ray_cluster.replacement import MOST_STARTS, START_TIMEOUT_S, Replacement
-from raybench.cluster.ray_cluster.spares import Standbys
+from raybench.cluster.ray_cluster.replacement import (
+    MOST_STARTS,
+    START_TIMEOUT_S,
+    Replacement,
+    Standbys,
+)
 from raybench.environment import package_versions
 from raybench.errors import ClusterError
 from raybench.records import Device
@@ -116,7 +120,7 @@ class WorkerGroup:
             ask_autoscaler(self._connection.kind, count)
         self._hold_devices()
         came = self._first_answers()
-        order = ranks.in_device_order([worker.device for worker in came])
+        order = allocator.in_device_order([worker.device for worker in came])
         check_devices([worker.device for worker in came])
         self._claims.hold([worker.device for worker in came])
         self._agents.watch([came[position].device for position in order])
@@ -306,7 +310,7 @@ def _handle_of(start: _Start) -> WorkerHandle:
 
 def check_devices(devices: Sequence[Device]) -> None:
     """Each worker has a device of its own and the driver's versions, or nothing is measured."""
-    if shared := ranks.devices_shared(devices):
+    if shared := allocator.devices_shared(devices):
         raise ClusterError(f"several workers were given the same device: {', '.join(shared)}")
     ours = package_versions()
     for device in devices:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from raybench.cluster.ray_cluster import liveness
-from raybench.cluster.ray_cluster.liveness import HeadMonitor
+from raybench.cluster.ray_cluster.liveness import HeadMonitor, StartGuard
 from raybench.errors import ClusterError
 
 
@@ -39,3 +42,23 @@ def test_a_head_that_missed_one_call_is_there(monkeypatch):
     answers = iter([False, True])
     monkeypatch.setattr(liveness, "_listens", lambda _: next(answers))
     assert not HeadMonitor({"the head": "127.0.0.1:1"}).is_down
+
+
+def test_a_block_that_is_left_in_time_goes_on() -> None:
+    ended: list[str] = []
+    with StartGuard(lambda: "its head is gone", ended.append, patience_s=5.0):
+        time.sleep(0.5)
+    assert ended == []
+
+
+def test_a_process_that_hangs_in_the_block_is_ended_with_the_exit_code_of_a_lost_cluster() -> None:
+    hangs = (
+        "import time\n"
+        "from raybench.cluster.ray_cluster.liveness import StartGuard, end_process\n"
+        "with StartGuard(lambda: 'its head is gone', end_process, patience_s=0.1):\n"
+        "    time.sleep(60)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", hangs], capture_output=True, text=True, timeout=30, env=os.environ
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "its head is gone\n")

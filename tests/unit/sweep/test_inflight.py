@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 import pytest
+from builders import make_device
 from fakes import make_cluster, make_devices, make_measurement, make_point
 
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
-from raybench.records import Answer, Task
-from raybench.sweep.inflight import InFlight
+from raybench.records import Answer, Failure, Record, Status, Task
+from raybench.records.failure_text import DETAIL_CHARACTERS
+from raybench.sweep.inflight import InFlight, make_record_of
 from raybench.sweep.scheduler import Attempt
 
 
@@ -53,3 +56,39 @@ def test_attempts_that_ended_before_the_cluster_was_lost_are_kept(cluster) -> No
     with pytest.raises(ClusterError, match="the head is gone"):
         running.next_finished(None)
     assert [attempt.attempt.index for attempt in running.now] == [2]
+
+
+def record_of(detail: str, output: str) -> Record:
+    """The record of a lone rank that failed with this traceback and had written this."""
+    failure = Failure(
+        rank=0,
+        status=Status.ERROR,
+        error_type="ValueError",
+        message="no",
+        detail=detail,
+        output=output,
+    )
+    return make_record_of(
+        Attempt(index=0, point=make_point(), number=1),
+        (failure,),
+        (make_device(),),
+        started_at=datetime.now(UTC),
+        duration_s=1.0,
+        neighbours=(),
+    )
+
+
+def test_the_last_lines_of_a_rank_stand_below_its_traceback():
+    lines = [f"line {number}" for number in range(20)]
+    found = record_of("Traceback\nValueError: no", "\n".join(lines))
+    assert found.error_detail == "\n".join(
+        ["Traceback", "ValueError: no", "", "the last lines that rank 0 wrote:", *lines[-10:]]
+    )
+
+
+@pytest.mark.parametrize("output", ["", "o" * DETAIL_CHARACTERS])
+def test_a_detail_is_no_longer_than_what_readers_take(output):
+    found = record_of("t" * (DETAIL_CHARACTERS + 1), output)
+    assert found.error_detail is not None
+    assert len(found.error_detail) == DETAIL_CHARACTERS
+    assert found.error_detail.startswith("[cut: ")

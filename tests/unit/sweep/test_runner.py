@@ -39,8 +39,7 @@ from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import Before, Event, PointFinished, SweepSettings
 from raybench.sweep.rounds import Rounds
-from raybench.sweep.run_rows import RunRows
-from raybench.sweep.run_state import RunState
+from raybench.sweep.run_state import RunRows, RunState
 from raybench.sweep.runner import _closing, record_run
 
 SETTINGS = SweepSettings(measure=make_measure(), strategy="pack", stop_on_error=False)

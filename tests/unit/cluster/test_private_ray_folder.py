@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from raybench.cluster.ray_cluster.private_folder import make_private_folder
+from raybench.cluster.ray_cluster.private_ray import make_private_folder
 from raybench.errors import ClusterError
 
 SOCKET = "session_2026-11-22_03-57-34_123456_1234567/sockets/plasma_store"
