@@ -77,7 +77,7 @@ def devices_shared(devices: Sequence[Device]) -> list[str]:
 
 
 class DeviceAllocator:
-    """The living workers of a cluster, which of them are taken, and the place for one more point.
+    """The alive workers of a cluster, which of them are taken, and the place for one more point.
 
     A point gets as many devices of as many nodes of the same models as it would get on the idle
     cluster: what runs beside it changes which ones, never how many it has on one node. A node's
@@ -117,7 +117,7 @@ class DeviceAllocator:
         self._last_used: dict[int, tuple[int, ...]] = {}
 
     @property
-    def living(self) -> int:
+    def alive(self) -> int:
         """How many workers there are, taken or not."""
         return len(self._worker_ids)
 
@@ -126,9 +126,9 @@ class DeviceAllocator:
         """Whether no worker is taken."""
         return not self._taken
 
-    def place(self, world_size: int) -> tuple[int, ...] | None:
+    def choose(self, world_size: int) -> tuple[int, ...] | None:
         """Choose the workers of one more point, in rank order; None where it has to wait."""
-        if world_size > self.living - len(self._taken):
+        if world_size > self.alive - len(self._taken):
             return None
         if self._isolation == "cluster":
             return self._alone(world_size) if self.is_idle else None
@@ -215,10 +215,10 @@ class DeviceAllocator:
         return self._model[node], idle
 
     def _change(self, worker_ids: Sequence[int], change: Callable[[Iterable[int]], None]) -> None:
-        living = [worker_id for worker_id in worker_ids if worker_id in self._node]
-        nodes = {self._node[worker_id]: None for worker_id in living}
+        alive = [worker_id for worker_id in worker_ids if worker_id in self._node]
+        nodes = {self._node[worker_id]: None for worker_id in alive}
         for node in nodes:
             del self._nodes[self._offer(node)][node]
-        change(living)
+        change(alive)
         for node in nodes:
             self._nodes.setdefault(self._offer(node), {})[node] = None

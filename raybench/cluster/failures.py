@@ -99,60 +99,60 @@ def cause_of(answers: Collection[Answer]) -> Failure | None:
     return min(likely, key=lambda failure: _LIKELY_FIRST.index(failure.status), default=None)
 
 
-def hanging(seen: PointObservation) -> list[int]:
+def hanging(point: PointObservation) -> list[int]:
     """Find the stuck ranks that do not wait for others; all, where all of them may.
 
     A device may be busy with a collective, or with an endless kernel of its own.
     """
-    waiting = {rank: _waits_for(rank, seen) for rank in seen.stuck}
+    waiting = {rank: _waits_for(rank, point) for rank in point.stuck}
     for innocent in ({"device", "collective"}, {"collective"}):
         if guilty := [rank for rank, what in waiting.items() if what not in innocent]:
             return guilty
-    return seen.stuck
+    return point.stuck
 
 
-def after_failure(seen: PointObservation) -> tuple[Answer, ...]:
+def after_failure(point: PointObservation) -> tuple[Answer, ...]:
     """Give each rank of a point that failed before its time was up its answer."""
-    cause = own_failure(seen.answers.values())
-    if cause is None and seen.stuck:
-        silent = {rank: _silent(rank, seen) for rank in seen.stuck}
-        blamed = _ranks(seen.stuck)
+    cause = own_failure(point.answers.values())
+    if cause is None and point.stuck:
+        silent = {rank: _silent(rank, point) for rank in point.stuck}
+        blamed = _ranks(point.stuck)
     elif cause is None:
-        return tuple(_make_lost(seen.answers[rank]) for rank in range(seen.world_size))
+        return tuple(_make_lost(point.answers[rank]) for rank in range(point.world_size))
     else:
         silent, blamed = {}, f"rank {cause.rank}"
     return tuple(
-        silent.get(rank) or _beside(rank, f"{blamed} failed", Status.LOST, seen)
-        for rank in range(seen.world_size)
+        silent.get(rank) or _beside(rank, f"{blamed} failed", Status.LOST, point)
+        for rank in range(point.world_size)
     )
 
 
-def after_timeout(seen: PointObservation, timeout_s: float) -> tuple[Answer, ...]:
+def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ...]:
     """Give each rank of a point whose time is up its answer.
 
     Those that answer once they are told to stop had only waited for others, and so had those whose
     stack ends in a collective or in a wait for the device, if there is another.
     """
-    late = [rank for rank in range(seen.world_size) if rank not in seen.finished]
-    blamed = hanging(seen) or late
+    late = [rank for rank in range(point.world_size) if rank not in point.finished]
+    blamed = hanging(point) or late
     waiting = [rank for rank in late if rank not in blamed]
     facts = []
     if len(blamed) > 1:
         facts.append(f"{_ranks(blamed)} gave none")
     for what, where in (("collective", "in a collective"), ("device", "for the device")):
-        if those := [rank for rank in waiting if _wait_reason(rank, seen) == what]:
+        if those := [rank for rank in waiting if _wait_reason(rank, point) == what]:
             facts.append(f"{_ranks(those)} waited {where}")
-    if seen.finished:
-        facts.append(f"{_ranks(sorted(seen.finished))} had finished")
+    if point.finished:
+        facts.append(f"{_ranks(sorted(point.finished))} had finished")
     message = f"no answer within measure.timeout_s = {timeout_s:g} s"
     answers: list[Answer] = []
-    for rank in range(seen.world_size):
+    for rank in range(point.world_size):
         if rank in blamed:
-            text = "; ".join([message + _at(rank, seen), *facts])
-            answers.append(_make_failed(rank, Cause.TIMEOUT, text, seen))
+            text = "; ".join([message + _at(rank, point), *facts])
+            answers.append(_make_failed(rank, Cause.TIMEOUT, text, point))
         else:
             reason = f"waited for {_ranks(blamed)}"
-            answers.append(_beside(rank, reason, Status.TIMEOUT, seen))
+            answers.append(_beside(rank, reason, Status.TIMEOUT, point))
     return tuple(answers)
 
 
@@ -176,16 +176,16 @@ def _loss_of(reason: str) -> Cause:
     return Cause.NODE_LOST if reason.startswith("node ") else Cause.WORKER_LOST
 
 
-def place_of(log_tail: str) -> _StackLocation | None:
+def find_location(log_tail: str) -> _StackLocation | None:
     """Where the main thread was when its time was up, from what faulthandler wrote to the log."""
     # Of several threads the main one stands last.
     _, thread, frames = log_tail.rpartition("(most recent call first):")
     matches = [match for line in frames.splitlines() if (match := _FRAME.match(line))]
     if not (thread and matches):
         return None
-    told = next((match for match in matches if _is_of_workload(match["path"])), matches[0])
+    line = next((match for match in matches if _is_of_workload(match["path"])), matches[0])
     return _StackLocation(
-        text=f"{PurePath(told['path']).name}:{told['line']} in {told['function']}",
+        text=f"{PurePath(line['path']).name}:{line['line']} in {line['function']}",
         waits_for=_what_waits(matches[0]),
     )
 
@@ -201,55 +201,57 @@ def _make_lost(answer: Answer) -> Answer:
     return replace(answer, status=Status.LOST) if is_lost else answer
 
 
-def _beside(rank: int, reason: str, status: Status, seen: PointObservation) -> Answer:
+def _beside(rank: int, reason: str, status: Status, point: PointObservation) -> Answer:
     """Of a rank that did not begin it; its own failure stays, and so do samples in full."""
-    answer = seen.answers.get(rank)
+    answer = point.answers.get(rank)
     if answer is None:
-        text = f"{reason}, and this rank did not stop{_at(rank, seen)}"
-        return _make_failed(rank, Cause.PEER_FAILED, text, seen, status)
+        text = f"{reason}, and this rank did not stop{_at(rank, point)}"
+        return _make_failed(rank, Cause.PEER_FAILED, text, point, status)
     if isinstance(answer, Failure):
         # A process that dies when it is told to stop dies of that.
-        is_own = answer.error_type != Cause.WORKER_DIED or rank in seen.finished
+        is_own = answer.error_type != Cause.WORKER_DIED or rank in point.finished
         if is_own and not _is_loss_of_peer(answer):
             return answer
-    elif rank in seen.finished:
+    elif rank in point.finished:
         return answer
-    return _make_failed(rank, Cause.PEER_FAILED, reason, seen, status)
+    return _make_failed(rank, Cause.PEER_FAILED, reason, point, status)
 
 
-def _silent(rank: int, seen: PointObservation) -> Failure:
-    text = f"no answer, and the others lost the connection to it{_at(rank, seen)}"
-    return _make_failed(rank, Cause.NO_ANSWER, text, seen)
+def _silent(rank: int, point: PointObservation) -> Failure:
+    text = f"no answer, and the others lost the connection to it{_at(rank, point)}"
+    return _make_failed(rank, Cause.NO_ANSWER, text, point)
 
 
 def _make_failed(
-    rank: int, cause: Cause, message: str, seen: PointObservation, status: Status | None = None
+    rank: int, cause: Cause, message: str, point: PointObservation, status: Status | None = None
 ) -> Failure:
     """Make the failure of a rank; it ends as its cause does, where no status is given."""
-    answer = seen.answers.get(rank)
+    answer = point.answers.get(rank)
     return Failure(
         rank=rank,
         status=status or cause.status,
         error_type=cause,
         message=message,
-        detail=answer.detail if isinstance(answer, Failure) else seen.log_tails.get(rank, ""),
+        detail=answer.detail if isinstance(answer, Failure) else point.log_tails.get(rank, ""),
         worker_reusable=answer is not None and answer.worker_reusable,
     )
 
 
 def _is_loss_of_peer(failure: Failure) -> bool:
-    told = any(words in failure.message for words in _LOSS_WORDS)
-    return failure.error_type in _LOSS_TYPES or (failure.error_type == "RuntimeError" and told)
+    names_loss = any(words in failure.message for words in _LOSS_WORDS)
+    return failure.error_type in _LOSS_TYPES or (
+        failure.error_type == "RuntimeError" and names_loss
+    )
 
 
-def _waits_for(rank: int, seen: PointObservation) -> str:
-    place = place_of(seen.log_tails.get(rank, ""))
-    return place.waits_for if place else "nothing"
+def _waits_for(rank: int, point: PointObservation) -> str:
+    location = find_location(point.log_tails.get(rank, ""))
+    return location.waits_for if location else "nothing"
 
 
-def _wait_reason(rank: int, seen: PointObservation) -> str:
+def _wait_reason(rank: int, point: PointObservation) -> str:
     """As _waits_for; one that came back when it was told to stop was in a collective."""
-    return "collective" if rank in seen.answers else _waits_for(rank, seen)
+    return "collective" if rank in point.answers else _waits_for(rank, point)
 
 
 def _what_waits(frame: re.Match[str]) -> Literal["nothing", "device", "collective"]:
@@ -259,11 +261,11 @@ def _what_waits(frame: re.Match[str]) -> Literal["nothing", "device", "collectiv
     return "device" if "/torch/cuda/" in path and frame["function"] == "synchronize" else "nothing"
 
 
-def _at(rank: int, seen: PointObservation) -> str:
-    if rank in seen.answers:
+def _at(rank: int, point: PointObservation) -> str:
+    if rank in point.answers:
         return ""
-    place = place_of(seen.log_tails.get(rank, ""))
-    return f", at {place.text}" if place else ""
+    location = find_location(point.log_tails.get(rank, ""))
+    return f", at {location.text}" if location else ""
 
 
 def _is_of_workload(path: str) -> bool:

@@ -119,7 +119,7 @@ class Schedule:
         self._smallest_oom: dict[_Series, int] = {}
         for point in ran_out:
             self.note_oom(point)
-        # By world_size, because those of one world_size wait for the same room; heaps.
+        # By world_size, because those of one world_size wait for the same workers; heaps.
         self._waiting: dict[int, list[tuple[_Rank, Attempt]]] = {}
         self._ranks: dict[tuple[int, int], _Rank] = {}
         self._blocks: dict[tuple[int, int], int] = {}
@@ -130,7 +130,7 @@ class Schedule:
         self._capacity = 0
         self._lost: frozenset[int] = frozenset()
         self.pending = 0
-        self._room = DeviceAllocator((), self._lost, strategy, isolation)
+        self._allocator = DeviceAllocator((), self._lost, strategy, isolation)
         self._running: dict[int, tuple[int, ...]] = {}
 
     @property
@@ -148,15 +148,15 @@ class Schedule:
     ) -> None:
         """Take in how the cluster is now, in the words of its protocol."""
         self._capacity, self.pending = capacity, pending
-        # What the room knows of kept process groups is lost with it. The tuples are made anew at
-        # each look, and comparing them costs no more than comparing the ids of their items.
+        # What the allocator knows of kept process groups is lost with it. The tuples are made anew
+        # at each look, and comparing them costs no more than comparing the ids of their items.
         if devices == self._devices and lost == self._lost:
             return
         self._devices, self._lost = devices, lost
         self._all_cuda = all(device.kind == "cuda" for device in devices)
-        self._room = DeviceAllocator(devices, lost, self._strategy, self._isolation)
+        self._allocator = DeviceAllocator(devices, lost, self._strategy, self._isolation)
         for worker_ids in self._running.values():
-            self._room.take(worker_ids)
+            self._allocator.take(worker_ids)
 
     def add(self, attempt: Attempt) -> None:
         """Let one more attempt wait, behind those of its round and block."""
@@ -176,7 +176,7 @@ class Schedule:
 
     def free(self, attempt: Attempt) -> None:
         """Take note that the workers of this attempt are idle again."""
-        self._room.free(self._running.pop(attempt.index))
+        self._allocator.free(self._running.pop(attempt.index))
 
     def note_oom(self, point: Point) -> None:
         """Try nothing that needs more than this point, which ran out of device memory."""
@@ -201,10 +201,10 @@ class Schedule:
     def _decide(self, attempt: Attempt) -> Decision | None:
         if why_not := self._why_not(attempt):
             return why_not
-        worker_ids = self._room.place(attempt.point.world_size)
+        worker_ids = self._allocator.choose(attempt.point.world_size)
         if worker_ids is None:
             return None
-        self._room.take(worker_ids)
+        self._allocator.take(worker_ids)
         self._running[attempt.index] = worker_ids
         return Assign(attempt=attempt, worker_ids=worker_ids)
 
@@ -214,7 +214,7 @@ class Schedule:
         if self._stopped_by is not None:
             reason = f"on_error: stop, after point {self._stopped_by} failed"
             return Skip(attempt=attempt, cause=Cause.STOPPED, reason=reason)
-        if point.world_size > self._room.living + self.pending:
+        if point.world_size > self._allocator.alive + self.pending:
             return self._too_few_devices(attempt)
         if point.cuda_graph and not self._all_cuda:
             reason = "cuda_graph: true needs CUDA devices"
@@ -227,7 +227,7 @@ class Schedule:
 
     def _too_few_devices(self, attempt: Attempt) -> Skip:
         """Lost, not skipped, where there were enough of them: the sweep has failed then."""
-        asked, left = attempt.point.world_size, self._room.living
+        asked, left = attempt.point.world_size, self._allocator.alive
         if self._lost and asked <= len(self._devices):
             cause, gone = self._losses()
             there_are = f"{left} {'is' if left == 1 else 'are'} left since {gone} lost"

@@ -18,7 +18,7 @@ from raybench.cluster import reaper
 from raybench.cluster.ray_cluster.actors import _index_of_gpu, start_standby, start_worker
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
-from raybench.cluster.ray_cluster.placement import free_devices, place
+from raybench.cluster.ray_cluster.placement import free_devices, reserve
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Failure, Task
@@ -143,7 +143,7 @@ def test_ray_keeps_the_gpu_of_a_dead_worker_for_us_and_a_standby_sees_what_worke
     try:
         connect(host.address, "cuda", wanted=2)
         (node_id,) = free_devices("cuda")
-        slots = place("cuda", {node_id: 2})
+        slots = reserve("cuda", {node_id: 2})
         worker_ids = [start_worker("cuda", slot.placement, slot.bundle) for slot in slots]
         standby = start_standby(node_id)
         first, second = (facts(worker_id) for worker_id in worker_ids)

@@ -106,13 +106,13 @@ class RayCluster:
         terms: Terms | None = None,
     ) -> None:
         self._connection = connection
-        self._lifelines = HeadMonitor(connection.lifelines)
+        self._monitor = HeadMonitor(connection.needed)
         self._end = end
-        self._agents = NodeAgents(self._lifelines)
+        self._agents = NodeAgents(self._monitor)
         self._standbys = Standbys(on_cpus=standby_on_cpus)
         self._claims = Claims(self._agents, terms, tell)
         self._workers = WorkerGroup(connection, self._agents, self._standbys, self._claims, tell)
-        self._groups = ProcessGroups(self._workers, self._lifelines)
+        self._groups = ProcessGroups(self._workers, self._monitor)
 
     @property
     def description(self) -> str:
@@ -147,7 +147,7 @@ class RayCluster:
 
     def start(self, count: int, strategy: Strategy) -> None:
         """Place workers on the devices that can be had and learn which these are."""
-        with StartGuard(self._lifelines.gone, self._end, patience_s=_PATIENCE_S):
+        with StartGuard(self._monitor.gone, self._end, patience_s=_PATIENCE_S):
             if count > 1:
                 self._groups.start()
             self._workers.start(count, strategy)
@@ -175,7 +175,7 @@ class RayCluster:
             self._workers[worker_id].is_used for worker_id in chosen
         ):
             self._groups.leave(chosen)
-            self._lifelines.check(afresh=True)
+            self._monitor.check(afresh=True)
             self._workers.replace(chosen)
         group = self._groups.join(chosen)
         if any(self._workers[worker_id].lost_because for worker_id in chosen):
@@ -202,10 +202,10 @@ class RayCluster:
             )
         )
         if outcome.unfit:
-            self._lifelines.check(afresh=True)
+            self._monitor.check(afresh=True)
             self._workers.replace([chosen[rank] for rank in sorted(outcome.unfit)])
         if outcome.was_late:
-            self._lifelines.check(afresh=True)
+            self._monitor.check(afresh=True)
             self._standbys.dismiss(devices)
         return self._with_losses(answers, chosen)
 
@@ -216,7 +216,7 @@ class RayCluster:
             worker_id for worker_id in range(len(self.devices)) if self._workers[worker_id].is_used
         ]
         self._groups.forget(used)
-        self._lifelines.check(afresh=True)
+        self._monitor.check(afresh=True)
         self._workers.replace(used)
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
@@ -225,7 +225,7 @@ class RayCluster:
 
     def close(self) -> None:
         """Kill the actors and let go of Ray; a private cluster ends with it."""
-        if self._lifelines.is_down or not self._let_go():
+        if self._monitor.is_down or not self._let_go():
             # Ray would wait for a minute; the agents need no head.
             self._agents.kill(self._workers.devices)
             self._standbys.close_without_head()
@@ -242,7 +242,7 @@ class RayCluster:
         given: list[bool] = []
         thread = threading.Thread(target=lambda: given.append(self._given_back()), daemon=True)
         thread.start()
-        while thread.is_alive() and not self._lifelines.is_down:
+        while thread.is_alive() and not self._monitor.is_down:
             thread.join(_LOOK_S)
         return given == [True]
 
@@ -256,7 +256,7 @@ class RayCluster:
         return True
 
     def _prepare(self, devices: Sequence[Device]) -> None:
-        self._lifelines.check(afresh=True)
+        self._monitor.check(afresh=True)
         self._standbys.prepare(devices)
 
     def _not_run(self, worker_ids: Sequence[int]) -> tuple[Answer, ...]:

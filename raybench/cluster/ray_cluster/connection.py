@@ -48,13 +48,13 @@ _ASK_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sy
 class Connection:
     """A cluster that this process has joined.
 
-    where: which one, for the user. lifelines: what a sweep cannot go on without -> its HOST:PORT.
+    where: which one, for the user. needed: what a sweep cannot go on without -> its HOST:PORT.
     capacity: devices of `kind` on all its nodes, or those wanted where nodes are waited for.
     wait_s: how long these may take. folder: that of a private Ray.
     """
 
     where: str
-    lifelines: Mapping[str, str]
+    needed: Mapping[str, str]
     kind: DeviceKind
     capacity: int
     wait_s: float = 0.0
@@ -117,7 +117,7 @@ def connect(
         capacity = max(capacity, wanted)
     return Connection(
         where=where,
-        lifelines={_HEAD: head, **here},
+        needed={_HEAD: head, **here},
         kind=kind,
         capacity=capacity,
         wait_s=wait_s,

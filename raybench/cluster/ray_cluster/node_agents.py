@@ -73,8 +73,8 @@ class _Read:
 class NodeAgents:
     """An agent on each node that has workers. What goes wrong with one costs its help, no more."""
 
-    def __init__(self, lifelines: HeadMonitor) -> None:
-        self._lifelines = lifelines
+    def __init__(self, monitor: HeadMonitor) -> None:
+        self._monitor = monitor
         self._nodes: dict[str, _Node] = {}
         self._holder: Holder | None = None
         self._silent: frozenset[str] = frozenset()
@@ -95,7 +95,7 @@ class NodeAgents:
         pings, deadline_s = [node.ping for node in new], time.monotonic() + _START_TIMEOUT_S
         while pings and time.monotonic() < deadline_s:
             _, pings = ray.wait(pings, num_returns=len(pings), timeout=_LONGEST_LOOK_S)
-            self._lifelines.check()
+            self._monitor.check()
 
     def watch(self, devices: Sequence[Device]) -> None:
         """Sample these devices, which no agent samples yet."""
@@ -118,7 +118,7 @@ class NodeAgents:
         Costs milliseconds, four times a second at most. Ask about once a second while something is
         waited for. Raises ClusterError when the head of the cluster is gone, or this host's Ray.
         """
-        self._lifelines.check()
+        self._monitor.check()
         with self._lock:
             now_s = time.monotonic()
             if now_s > self._looked_s + _LOOK_EVERY_S:

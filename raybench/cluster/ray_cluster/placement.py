@@ -81,7 +81,7 @@ def shares(free: Mapping[str, int], count: int, strategy: Strategy) -> dict[str,
     return {node: number for node, number in taken.items() if number}
 
 
-def place(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
+def reserve(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
     """Hold so many devices on each node; what somebody else was quicker to take is left out."""
     asked = {
         node: placement_group(

@@ -26,9 +26,9 @@ _LEAVE_TIMEOUT_S = 10.0
 class ProcessGroups:
     """Who is in which group, and the store in which a new one meets."""
 
-    def __init__(self, worker_ids: WorkerGroup, lifelines: HeadMonitor) -> None:
-        self._workers = worker_ids
-        self._lifelines = lifelines
+    def __init__(self, workers: WorkerGroup, monitor: HeadMonitor) -> None:
+        self._workers = workers
+        self._monitor = monitor
         self._groups: dict[tuple[int, ...], Group] = {}
         self._store: Any = None
         self._epochs = itertools.count()
@@ -116,7 +116,7 @@ class ProcessGroups:
         """Wait for it, as long as there is a Ray that could start the store."""
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while not ray.wait([ref], timeout=_LOOK_S)[0]:
-            self._lifelines.check()
+            self._monitor.check()
             if time.monotonic() > deadline_s:
                 raise ClusterError(
                     f"the rendezvous store does not answer: no process for it in "

@@ -23,7 +23,7 @@ from raybench.cluster.ray_cluster.placement import (
     WorkerHandle,
     ask_autoscaler,
     free_devices,
-    place,
+    reserve,
     resource,
     shares,
 )
@@ -189,7 +189,7 @@ class WorkerGroup:
         kind = self._connection.kind
         barred = self._agents.silent_nodes() | self._refused
         free = {node: n for node, n in free_devices(kind).items() if node not in barred}
-        slots = place(kind, shares(free, self._missing, self._strategy))
+        slots = reserve(kind, shares(free, self._missing, self._strategy))
         self._agents.start(slot.node_id for slot in slots)
         started = [_start_worker_on(kind, slot) for slot in slots]
         with self._lock:

@@ -9,8 +9,8 @@ from raybench.cluster.failures import (
     after_failure,
     after_timeout,
     cause_of,
+    find_location,
     own_failure,
-    place_of,
     with_losses,
 )
 from raybench.records import Failure, Measurement, Status
@@ -181,7 +181,7 @@ def test_what_a_rank_says_itself_is_told_before_what_its_peers_suffered():
 
 @pytest.mark.parametrize("tail", ["", "just words", 'File "cut.py", line 3 in step'])
 def test_a_log_without_a_stack_tells_no_place(tail):
-    assert place_of(tail) is None
+    assert find_location(tail) is None
 
 
 def test_a_lost_node_is_the_reason_of_a_dead_process_but_not_of_what_a_rank_said_itself():

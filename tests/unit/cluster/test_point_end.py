@@ -163,6 +163,6 @@ def test_the_store_starts_before_the_workers_where_points_can_have_a_group(count
     cluster = object.__new__(RayCluster)
     cluster._groups = SimpleNamespace(start=lambda: calls.append("store"))
     cluster._workers = SimpleNamespace(start=lambda *_: calls.append("workers"))
-    cluster._lifelines, cluster._end = HeadMonitor({}), calls.append
+    cluster._monitor, cluster._end = HeadMonitor({}), calls.append
     cluster.start(count, "pack")
     assert calls == begun
