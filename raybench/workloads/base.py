@@ -34,12 +34,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from raybench.job.point import Execution, Precision
-from raybench.records.metric import Metric
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from raybench.records.metric import Metric
     from raybench.workloads.replicas import Replicas
 
 
