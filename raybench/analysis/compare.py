@@ -291,8 +291,9 @@ def _what_differs(sides: Sides) -> str:
 
 
 def false_discovery_rates(p_values: Sequence[float], level: float) -> list[float]:
-    """Compute the q-value of each p-value: calling all with q <= level real is wrong for `level` of
-    them.
+    """Compute the q-value of each p-value.
+
+    Calling all with q <= level real is wrong for `level` of them.
 
     In two stages, of which the first tells how many tests have nothing to find (Y. Benjamini,
     A. M. Krieger, D. Yekutieli, "Adaptive linear step-up procedures that control the false
@@ -325,8 +326,11 @@ _HALVINGS = 40
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps its interval
 class MeanChange:
-    """size: the logarithm of the ratio of the geometric means. looks: among how many splits of the
-    runs this one was found. noise_sd, degrees: of nodes and starts. sample_sd: of the samples."""
+    """The change of the means of two sides.
+
+    size: the logarithm of the ratio of the geometric means. looks: among how many splits of the
+    runs this one was found. noise_sd, degrees: of nodes and starts. sample_sd: of the samples.
+    """
 
     size: float
     noise_sd: float
@@ -371,8 +375,9 @@ class MeanChange:
 
 
 def mean_change(sides: Sides, starts: StartNoise, nodes: StartNoise, within: float) -> MeanChange:
-    """Compute the mean change of two sides and how sure it is. starts, nodes: the noise of either.
-    within: variance of the logarithm of one run's time.
+    """Compute the mean change of two sides and how sure it is.
+
+    starts, nodes: the noise of either. within: variance of the logarithm of one run's time.
 
     The degrees of freedom of the two together are their weighted harmonic mean: more would promise
     thinner tails than the two have.

@@ -92,8 +92,10 @@ def _parts(row: Row) -> _Parts:
 
 
 def _communication_ms(row: Row, local_ms: float) -> float | None:
-    """Take what the step is longer than the slowest rank's own, between none and what was measured
-    of communication, and of ranks that are late in turn; None where that was not measured.
+    """Take what the step is longer than the slowest rank's own, as far as communication tells.
+
+    Between none and what was measured of communication, and of ranks that are late in turn; None
+    where that was not measured.
 
     Communication delays a rank for as long as it runs at most, whether it is waited for or takes
     from the computation beside it.

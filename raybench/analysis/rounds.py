@@ -191,7 +191,7 @@ class Trials:
         return self._rounds.get((row["run_id"], row["point_id"]), {})
 
     def log_ratios(self, base: Mapping[str, Any], row: Mapping[str, Any]) -> dict[int, float]:
-        """round -> logarithm of the ratio of the two throughputs, in the rounds that both have.
+        """Round -> logarithm of the ratio of the two throughputs, in the rounds that both have.
 
         The baseline point of another block is taken half way between its own time and that of the
         control at the end of the block: both stand at an end of what the machine drifted.

@@ -1,5 +1,7 @@
-"""Speed-up and scaling efficiency of points against the baseline point of their series, and which
-precision and batch size get the most out of the devices. Pure."""
+"""Speed-up and scaling efficiency of points against the baseline point of their series.
+
+Also which precision and batch size get the most out of the devices. Pure.
+"""
 
 from __future__ import annotations
 

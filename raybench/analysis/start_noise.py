@@ -348,8 +348,9 @@ def _around(ranges: Sequence[Range | None], noise: StartNoise) -> Range | None:
 
 
 def ratio_range(base: Mapping[str, Any], point: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Compute the 95 % interval of a speed-up, as shares of it, such as (0.99, 1.01); None if
-    unknown.
+    """Compute the 95 % interval of a speed-up, as shares of it, such as (0.99, 1.01).
+
+    None where it is not known.
 
     base, point: rows of `points`: the baseline point and the other. Of each, the distance of the
     median's logarithm from those of its bootstrap interval is taken; the two points are measured
@@ -377,8 +378,7 @@ _COLUMNS = (
 
 
 def known_starts(root: Path, run: Run) -> dict[str, StartNoise]:
-    """Learn the noise of starts by kind of points; of kinds that no other run of the same tells,
-    none.
+    """Learn the noise of starts by kind of points, where other runs of the same tell.
 
     Runs count that the tables tell no difference of from `run`, on the same devices.
     """

@@ -47,8 +47,9 @@ def repeat_step_times(
 
 
 def rank_by_iteration(samples: pd.DataFrame, columns: int) -> pd.DataFrame:
-    """Arrange timed samples as ranks (index) by iterations, at most `columns` of them, in
-    milliseconds.
+    """Arrange timed samples in milliseconds as ranks (index) by iterations.
+
+    columns: the most of them.
 
     samples: as for `step_times`. Where there are more iterations, a column stands for several that
     follow each other and holds, for each rank, the one that is farthest from the point's median:

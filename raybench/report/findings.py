@@ -1,6 +1,8 @@
-"""What a scaling report comes to, in words: the least and the most speed-up of each compared
-setting, what the steps of the most ranks lose to not being alone, the best precision and batch
-size, the largest batch that fits, and what the rounds of the run tell.
+"""What a scaling report comes to, in words.
+
+The least and the most speed-up of each compared setting, what the steps of the most ranks lose to
+not being alone, the best precision and batch size, the largest batch that fits, and what the rounds
+of the run tell.
 
 Pure, over the rows of `raybench.analysis.scaling` and of `raybench.analysis.scaling`.
 """
@@ -65,8 +67,9 @@ def findings(
 def losses(
     rows: Sequence[Row], baseline: Mapping[str, Any], ranks: str
 ) -> tuple[tuple[str, str], ...]:
-    """List (the most ranks, the shares of their steps that are lost, by cause); empty where no
-    cause was measured, and where the baseline does not name world_size.
+    """List (the most ranks, the shares of their steps that are lost, by cause).
+
+    Empty where no cause was measured, and where the baseline does not name world_size.
     """
     found = with_most_ranks(rows) if "world_size" in baseline else []
     if not any(has_causes(row) for row in found):
@@ -262,8 +265,11 @@ _KINDS_WORDS = {CPU: "on CPUs", LOOSE_KIND: "in fp16 or where the host is the li
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoreRounds:
-    """What so many rounds in all would add: seconds, and half of the 95 % interval of a speed-up,
-    relative, by kind of points."""
+    """What so many rounds in all would add.
+
+    seconds: what they take. half_widths: of the 95 % interval of a speed-up, relative, by kind of
+    points.
+    """
 
     rounds: int
     seconds: float
@@ -319,8 +325,7 @@ def drift_warnings(trials: Trials, ranks: str) -> Iterator[str]:
 
 
 def more_rounds(rows: Sequence[Row], trials: Trials) -> MoreRounds | None:
-    """Estimate what WORTHWHILE rounds would add to a run with fewer; None where there is nothing to
-    add.
+    """Estimate what WORTHWHILE rounds would add; None where there is nothing to add.
 
     rows: of the scaling frame.
     """

@@ -149,6 +149,7 @@ def unit_of(rows: Iterable[Mapping[str, Any]]) -> Unit:
 
 
 def unit_of_times(times_ms: Iterable[float]) -> Unit:
+    """Choose the one unit in which all these times can be read and compared."""
     return MICROSECONDS if any(map(is_short, times_ms)) else MILLISECONDS
 
 

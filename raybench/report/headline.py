@@ -1,5 +1,7 @@
-"""The sentence that a report leads with: what the run found, in short. Pure, over the rows of
-`raybench.analysis.scaling`."""
+"""The sentence that a report leads with: what the run found, in short.
+
+Pure, over the rows of `raybench.analysis.scaling`.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +70,10 @@ def headline(
 def _scaling(
     compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str, measured: Sequence[Row]
 ) -> str:
-    """`4 GPUs do 3.48 times the samples/s of 1 GPU, 87.0% efficiency (fp32, batch 1024)`, what most
-    is lost to, and the most samples/s."""
+    """Say `4 GPUs do 3.48 times the samples/s of 1 GPU, 87.0% efficiency (fp32, batch 1,024)`.
+
+    With what most is lost to, and the most samples/s.
+    """
     found = with_most_ranks(compared)
     rows = precise(found)
     names = varying(rows, baseline) or ("precision", "batch")

@@ -23,8 +23,11 @@ _MOST = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFigure:
-    """value: the number, with its unit where that is short. counts: what it is a number of. where:
-    the settings that it holds for."""
+    """A large figure.
+
+    value: the number, with its unit where that is short. counts: what it is a number of. where: the
+    settings that it holds for.
+    """
 
     value: str
     counts: str

@@ -106,8 +106,7 @@ def summarize(
     starts: Mapping[str, StartNoise] | None = None,
     regions: pd.DataFrame | None = None,
 ) -> Summary:
-    """Make the report of one run: its rows of `devices` and `points`, as `raybench.load` gives
-    them.
+    """Make the report of one run: its rows of `devices` and `points`, as `load` gives them.
 
     starts: how far starts scatter in other runs of the same, by kind of points.
     regions: its rows of that table.

@@ -158,8 +158,7 @@ def _arithmetic(measurements: Sequence[Measurement], record: Record, step_ms: fl
 
 
 def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
-    """Measure the step in the first 30 ms of the warm-up, but for its cold first one, on the
-    slowest rank.
+    """Measure the step in the first 30 ms of the warm-up on the slowest rank, but for its first.
 
     None where the warm-up had fewer than three steps more.
     """
@@ -233,9 +232,10 @@ _SAME_STEP_SHARE = 0.03
 
 
 def step_parts(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
-    """Compute the columns of the breakdown. All parts are those of the rank whose own step is
-    longest: on it they follow each other, and with the exposed communication they add up to the
-    step.
+    """Compute the columns of the breakdown.
+
+    All parts are those of the rank whose own step is longest: on it they follow each other, and
+    with the exposed communication they add up to the step.
 
     step_ms: the point's step time. `data_ms` of the timed steps is not among the columns.
     """
@@ -321,8 +321,11 @@ def _by_rank(broken_down: Sequence[Breakdown]) -> Numbers:
 
 
 def _pace_scatter_ms(measurements: Sequence[Measurement]) -> float:
-    """How far hosts differ by chance, of the timed steps: they last longest, and the pace of the
-    step that waits for the latest host wanders with the hosts'."""
+    """Estimate how far hosts differ by chance, from the timed steps.
+
+    These last longest, and the pace of the step that waits for the latest host wanders with the
+    hosts'.
+    """
     repeats = range(len(measurements[0].repetitions))
     return max(
         pace_scatter(
@@ -390,8 +393,10 @@ def _is_same_step(hooked_ms: float | None, step_ms: float) -> bool:
 
 
 def _wait_ms(broken_down: Sequence[Breakdown], step_ms: float) -> float | None:
-    """Compute the longest that a rank waits in the last collective, no longer than its step leaves
-    beside its own work and that collective; None where the instrumented steps were other steps.
+    """Compute the longest that a rank waits in the last collective.
+
+    No longer than its step leaves beside its own work and that collective; None where the
+    instrumented steps were other steps.
     """
     tails, local_ms = [b.tail_ms for b in broken_down], _local_ms(broken_down)
     if len(tails) < 2 or not all(tails) or not local_ms:

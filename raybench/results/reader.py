@@ -219,8 +219,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _read_undamaged(folder: Path, paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
-    """Read the rows of these parts of many runs; a run with a damaged one is left out, with a
-    warning.
+    """Read the parts of many runs; a run with a damaged one is left out, with a warning.
 
     folder: of the table.
     """

@@ -185,8 +185,9 @@ def _failure(record: Record) -> Row:
 
 
 def storable(value: Any) -> Any:
-    """Make each text of a value such that UTF-8 can hold it: half a surrogate pair in an exception
-    or in a name is no reason to lose the row.
+    """Make each text of a value such that UTF-8 can hold it.
+
+    Half a surrogate pair in an exception or in a name is no reason to lose the row.
     """
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()

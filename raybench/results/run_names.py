@@ -65,8 +65,9 @@ def results_folders(root: Path) -> list[str]:
 
 
 def pick(prefix: str, ids: Sequence[str], *, kind: str, where: str, way_out: str = "") -> str:
-    """Find the one id that is `prefix` or starts with it. Raises ResultsError naming the
-    candidates.
+    """Find the one id that is `prefix` or starts with it.
+
+    Raises ResultsError naming the candidates.
 
     way_out: what else to type where several start with it.
     """

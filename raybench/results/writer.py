@@ -255,8 +255,9 @@ def _check_run_id(run_id: str) -> None:
 
 
 def _check_inside(root: Path, run_id: str) -> None:
-    """Check that a run is inside its results folder: somebody else's may have any id, and links in
-    the place of its folders.
+    """Check that a run is inside its results folder.
+
+    Somebody else's may have any id, and links in the place of its folders.
     """
     _check_run_id(run_id)
     for table in (*TABLES, "traces", LOGS):

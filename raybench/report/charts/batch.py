@@ -170,8 +170,10 @@ def _spec(
 
 
 def _ran_out_layer(ran_out: Sequence[Value], lines: Sequence[str], x: Spec) -> Spec:
-    """Crosses under the upper edge, a row for each line: how much they would have needed is not
-    known."""
+    """Draw crosses under the upper edge, a row for each line.
+
+    How much they would have needed is not known.
+    """
     rows = list(dict.fromkeys(value["line"] for value in ran_out))
     places = {line: 12 + 13 * place for place, line in enumerate(rows)}
     return {

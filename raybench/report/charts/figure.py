@@ -34,8 +34,10 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One chart. title: plain text, empty where there is only one. missing: what it does not show,
-    and why."""
+    """One chart.
+
+    title: plain text, empty where there is only one. missing: what it does not show, and why.
+    """
 
     title: str
     spec: Spec

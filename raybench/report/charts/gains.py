@@ -27,8 +27,11 @@ from raybench.report.summary import Summary
 
 
 def gains_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
-    """None where it is the number of ranks that is compared, or the largest batch that is sought,
-    and where nothing is compared."""
+    """Draw what a setting gains over the baseline.
+
+    None where it is the number of ranks that is compared, or the largest batch that is sought, and
+    where nothing is compared.
+    """
     baseline = summary.run.baseline
     own = [row for row in rows if not is_other(row)]
     compared = rows_compared(own)

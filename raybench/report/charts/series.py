@@ -33,8 +33,10 @@ class Series:
 def arrange(
     rows: Sequence[Row], *, over: Collection[str], lines_by: Sequence[str], ranks: str
 ) -> Series:
-    """over: settings along the axis, and those that tell nothing. lines_by: settings that tell
-    lines from each other; the others that vary tell the panels.
+    """Arrange points as panels and lines.
+
+    over: settings along the axis, and those that tell nothing. lines_by: settings that tell lines
+    from each other; the others that vary tell the panels.
     """
     ordered = in_order(rows, over)
     apart = varying(ordered, over)
@@ -73,8 +75,9 @@ def in_order(rows: Sequence[Row], last: Collection[str] = ()) -> list[Row]:
 
 
 def telling_settings(rows: Sequence[Row]) -> list[str]:
-    """Of the settings that vary those that are needed to tell the rows apart: small messages are
-    replayed from a graph and large ones not, but their size tells them apart.
+    """List the settings that are needed to tell the rows apart.
+
+    Small messages are replayed from a graph and large ones not, but their size tells them apart.
     """
     names = varying(rows)
     rest = [name for name in names if name not in OPTIONAL]
@@ -99,7 +102,7 @@ def missing(
     over: Sequence[str],
     ranks: str,
 ) -> str:
-    """Say what a panel does not show, and why: `Not drawn: batch 256: out of memory.`"""
+    """Say what a panel does not show, and why, as in `Not drawn: batch 256: out of memory`."""
     lines = dict.fromkeys(line for line, _ in members)
     reasons: dict[str, list[str]] = {}
     for line in lines:

@@ -50,8 +50,11 @@ _TICKS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 100)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointSteps:
-    """The samples of one point: step times in milliseconds, and as `rank_by_iteration` has them
-    where they are to be drawn by rank."""
+    """The samples of one point.
+
+    times_ms: step times in milliseconds. by_rank: as `rank_by_iteration` has them, where they are
+    to be drawn by rank.
+    """
 
     row: Row
     times_ms: NDArray[np.float64]
@@ -66,8 +69,9 @@ def spread_points(rows: Sequence[Row]) -> list[Row]:
 
 
 def heat_points(rows: Sequence[Row]) -> list[Row]:
-    """Select the points that are drawn by rank and iteration: of those with most ranks, the ones
-    whose ranks differ or whose steps vary most.
+    """Select the points that are drawn by rank and iteration.
+
+    Of those with most ranks, the ones whose ranks differ or whose steps vary most.
     """
     ok = [row for row in rows if row["status"] == "ok" and row["world_size"] > 1]
     most = max((row["world_size"] for row in ok), default=0)

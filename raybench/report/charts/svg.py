@@ -38,8 +38,9 @@ _STROKES = {
 
 
 def draw(spec: Spec, name: str, size: tuple[int, int] | None = None) -> str:
-    """Draw the chart as an SVG element. name: what it is called where it cannot be seen. size:
-    instead of that of the specification.
+    """Draw the chart as an SVG element.
+
+    name: what it is called where it cannot be seen. size: instead of that of the specification.
     """
     import vl_convert
 

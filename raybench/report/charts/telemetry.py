@@ -46,8 +46,10 @@ _BAND = Entry(label="points, every second one shaded", color="var(--band)")
 def telemetry_figure(
     telemetry: pd.DataFrame, start: datetime, rows: Sequence[Row] = (), ranks: str = "GPUs"
 ) -> Figure | None:
-    """telemetry: TELEMETRY_COLUMNS of one run. rows: its points. None where nothing was sampled
-    twice."""
+    """Draw what the devices did; None where nothing was sampled twice.
+
+    telemetry: TELEMETRY_COLUMNS of one run. rows: its points.
+    """
     known = telemetry.dropna(subset=list(_SHOWN), how="all")
     if known["time"].nunique() < 2:
         return None

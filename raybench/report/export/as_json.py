@@ -23,10 +23,11 @@ _INTEGERS = {
 
 
 def format_report(summary: Summary) -> str:
-    """run, machine, lead, lost_nodes, points (all columns and those of
-    `raybench.analysis.scaling`), largest_batches, failures, warnings, plus_minus
-    (what intervals hold over), more_rounds (what they would cost and give), regions (of the step,
-    by point).
+    """Write the report of a run.
+
+    Members: run, machine, lead, lost_nodes, points (all columns and those of
+    `raybench.analysis.scaling`), largest_batches, failures, warnings, plus_minus (what intervals
+    hold over), more_rounds (what they would cost and give), regions (of the step, by point).
     """
     return format_object(
         run=asdict(summary.run),
@@ -49,8 +50,9 @@ def format_runs(runs: Sequence[Run]) -> str:
 
 
 def format_point(point: PointDetails) -> str:
-    """Write the latest attempt at a point, its ranks, modules and regions, the states of devices,
-    its traces, and the rows of all attempts.
+    """Write the latest attempt at a point and the rows of all attempts.
+
+    With its ranks, modules and regions, the states of devices, and its traces.
     """
     return format_object(
         point=point.row,
@@ -70,8 +72,10 @@ def format_object(**members: Any) -> str:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """One object per row of a table. Integers are integers, also where pandas made floats of them
-    because another row has none."""
+    """Make one object per row of a table.
+
+    Integers are integers, also where pandas made floats of them because another row has none.
+    """
     return [
         {str(name): _integer(str(name), value) for name, value in row.items()}
         for row in rounds.records(frame)
@@ -109,8 +113,11 @@ def _finite(value: float) -> bool:
 
 
 def export_json(summary: Summary, devices: pd.DataFrame) -> str:
-    """run, devices, units of the columns of points, and points: the latest attempts, all columns
-    and what the report derives."""
+    """Write a run with its points for other programs.
+
+    Members: run, devices, units of the columns of points, and points: the latest attempts, all
+    columns and what the report derives.
+    """
     return format_object(
         run=asdict(summary.run),
         devices=records(devices),

@@ -24,8 +24,7 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 def export_csv(summary: Summary) -> str:
-    """Write a line per point, the latest attempt: the columns of `points` and what the report
-    derives.
+    """Write a line per point: the columns of `points` and what the report derives.
 
     A parameter of the workload is a column `params.NAME`, a metric of its own a column
     `workload_metrics.NAME`, `methods` is JSON, a list is joined by "; ", null is empty. UTF-8, a

@@ -1,5 +1,6 @@
-"""Step times for the action `benchmark-action/github-action-benchmark`, which draws them over the
-commits of a repository and warns when one is worse.
+"""Step times for the action `benchmark-action/github-action-benchmark`.
+
+It draws them over the commits of a repository and warns when one is worse.
 
 Its tool `customSmallerIsBetter` reads a list of `name`, `unit`, `value`, `range` and `extra`.
 https://github.com/benchmark-action/github-action-benchmark#examples

@@ -73,8 +73,11 @@ def facts_of_run(summary: Summary) -> dict[str, str]:
 
 
 def is_failure(row: Row, summary: Summary) -> bool:
-    """Whether the point went wrong. In a search for the largest batch, running out of memory is an
-    answer: the status of the run tells."""
+    """Whether the point went wrong.
+
+    In a search for the largest batch, running out of memory is an answer: the status of the run
+    tells.
+    """
     if row["status"] == "oom":
         return summary.run.status.value != "ok"
     return row["status"] in FAILURES

@@ -29,8 +29,11 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """text: what is seen. value: what it is sorted by where the text is no plain number. hint:
-    what it means."""
+    """A cell of the table.
+
+    text: what is seen. value: what it is sorted by where the text is no plain number. hint: what it
+    means.
+    """
 
     text: str
     value: str = ""
@@ -49,8 +52,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointTable:
-    """texts: how many columns, from the first, are aligned as text. meanings: of its columns and
-    marks."""
+    """The table of all points.
+
+    texts: how many columns, from the first, are aligned as text. meanings: of its columns and
+    marks.
+    """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]

@@ -116,7 +116,9 @@ def _list(title: str, lines: Sequence[tuple[str, str]], otherwise: str = "") -> 
 
 
 def format_json(comparison: Comparison) -> str:
-    """Write base, new (runs), threshold, comparable (false, and why not), changes, verdicts, points
+    """Write the comparison for other programs.
+
+    Members: base, new (runs), threshold, comparable (false, and why not), changes, verdicts, points
     (all columns of `raybench.analysis.compare.compare`, and what else changed there).
     """
     points = as_json.records(comparison.frame)

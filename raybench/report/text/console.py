@@ -1,5 +1,6 @@
-"""Parts of a text for a terminal. What comes from the results is never taken for markup, and no
-character of it controls the terminal.
+"""Parts of a text for a terminal.
+
+What comes from the results is never taken for markup, and no character of it controls the terminal.
 """
 
 from __future__ import annotations

@@ -130,8 +130,9 @@ def _fitting(
     reasons: Sequence[str],
     width: int,
 ) -> Table:
-    """With the reasons of failures and as many of the extras as there is room for; where there is
-    none, without the rate, then without a status that is ok everywhere.
+    """Lay out the points with reasons of failures and as many extras as there is room for.
+
+    Where there is none, without the rate, then without a status that is ok everywhere.
     """
 
     def room(shown: Mapping[Column, Sequence[str]]) -> int:
@@ -161,8 +162,10 @@ def _fitting(
 def format_point(
     point: PointDetails, units: Mapping[str, str], *, width: int = WIDTH, color: bool = False
 ) -> str:
-    """Everything about the latest attempt at a point, what is null left out, and how the earlier
-    ones ended."""
+    """Write everything about the latest attempt at a point, and how the earlier ones ended.
+
+    What is null is left out.
+    """
     row = {n: _short(value) if n.endswith("_sha256") else value for n, value in point.row.items()}
     shown = ((name, _value(value, units.get(name, ""))) for name, value in row.items())
     told = [(name, text) for name, text in shown if text and name not in _APART]
@@ -353,8 +356,9 @@ _FAR_QUARTILES = 4.0
 
 
 def histogram(times_ms: Times) -> list[RenderableType]:
-    """Draw a bar for each of at most 12 equal ranges of step times; empty for fewer than 8 times,
-    and where all are the same, to a millionth.
+    """Draw a bar for each of at most 12 equal ranges of step times.
+
+    Empty for fewer than 8 times, and where all are the same, to a millionth.
 
     Times beyond the third quartile by four times the distance of the quartiles share the last bar,
     whose range is wider than the others: each range is shown with both of its ends.
