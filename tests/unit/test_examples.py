@@ -114,7 +114,7 @@ def test_the_scaling_report_leads_with_the_best_the_worst_and_the_share_of_commu
     share = f"{four.share.min():.0%} to {four.share.max():.0%}"
     assert f"exposed communication is {share} of the loss" in told
     most = rows.loc[rows.throughput.idxmax()]
-    setting = f"({most.precision}, batch {most.batch_size:.0f}, {most.world_size} GPUs)"
+    setting = f"({most.precision}, batch {most.batch_size:,.0f}, {most.world_size} GPUs)"
     assert f"at most {most.throughput:,.0f} samples/s {setting}" in told
     assert "not compared" not in told
 
