@@ -8,18 +8,34 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
-from raybench.measure.agreement import on_any_rank
-from raybench.measure.buckets import BucketMarks, comm_ms, tail_ms
-from raybench.measure.device_time import OptimizerMarks, time_queued_steps
-from raybench.measure.regions import RegionMarks, region_times
-from raybench.measure.timing import Step, Timer, align_ranks, loop_step, no_garbage_collection
+from raybench.measure.marks import (
+    BucketMarks,
+    OptimizerMarks,
+    RegionMarks,
+    comm_ms,
+    marker,
+    milliseconds,
+    region_times,
+    tail_ms,
+)
+from raybench.measure.timing import (
+    Step,
+    Timer,
+    align_ranks,
+    loop_step,
+    no_garbage_collection,
+    on_any_rank,
+    slowest_rank_ns,
+)
 from raybench.records import Breakdown, RegionTime
 from raybench.stats.stragglers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
@@ -32,6 +48,14 @@ _LEAD_IN_SAMPLES = 2
 # Fewer have no spread.
 _LEAST_OF_A_BLOCK = 3
 _NS_PER_MS = 1e6
+# Steps issued one at a time to an idle device, to learn how long the host needs for one.
+_ISSUED_ALONE = 5
+# A host that needs less of a step than this stays ahead of the device by itself.
+_AHEAD_SHARE = 0.75
+# The device is held back for longer than the host needs, which varies.
+_HOLD_MARGIN = 1.5
+_HOLD_AT_MOST_MS = 1000.0
+_CALIBRATION_CYCLES = 10_000_000
 
 _ALL = (
     "local_step_ms",
@@ -282,3 +306,65 @@ def _local_methods(context: Context, *, queued: bool) -> dict[str, str]:
         "optimizer_ms": "CUDA events around Optimizer.step, queued beforehand",
         "host_gap_ms": "local step less the same step queued beforehand",
     }
+
+
+def time_queued_steps(
+    step: Step, optimizer: OptimizerMarks, local_ms: float, steps: int
+) -> float | None:
+    """Median time in ms of a step on the GPU, the gaps left by a slow host taken out.
+
+    A host that is much faster than the device, whose step takes local_ms, leaves none. Otherwise
+    the device is held back before each step for longer than the host needs to issue it. None
+    on all ranks where that is longer than a second on one of them. All ranks must call it.
+
+    A step that waits for the device keeps the gap behind its wait, and one with more launches
+    than the driver queues (about 1000) some of its gaps.
+    """
+    device = torch.device("cuda")
+    issue_ms = _issue_ms(step)
+    # Not always: an idling device cools, and would then compute faster than in the timed steps.
+    hold_ms = 0.0 if issue_ms < _AHEAD_SHARE * local_ms else _HOLD_MARGIN * issue_ms
+    # Of all ranks: a step may communicate in its own way, so all run equally many.
+    (longest_ns,) = slowest_rank_ns([round(hold_ms * _NS_PER_MS)], device)
+    if longest_ns > _HOLD_AT_MOST_MS * _NS_PER_MS:
+        return None
+    hold_cycles = round(hold_ms * _cycles_per_ms()) if hold_ms else 0
+    mark, spans = marker(device), []
+    step_apart = optimizer.watched(step)
+    with optimizer.watching():
+        for _ in range(steps):
+            if hold_cycles:
+                _spin(hold_cycles)
+            start = mark()
+            step_apart()
+            spans.append((start, mark()))
+    torch.cuda.synchronize()
+    return statistics.median(milliseconds(start, end) for start, end in spans)
+
+
+def _issue_ms(step: Step) -> float:
+    """Median time in ms that the host needs to issue a step while the device is idle."""
+    spent_ns = []
+    for _ in range(_ISSUED_ALONE):
+        torch.cuda.synchronize()
+        start_ns = time.perf_counter_ns()
+        step()
+        spent_ns.append(time.perf_counter_ns() - start_ns)
+    return statistics.median(spent_ns) / _NS_PER_MS
+
+
+def _cycles_per_ms() -> float:
+    """How far the clock of torch's spin kernel counts in a millisecond, by running it."""
+    mark = marker(torch.device("cuda"))
+    # The first launch of a kernel loads it.
+    _spin(1)
+    start = mark()
+    _spin(_CALIBRATION_CYCLES)
+    end = mark()
+    torch.cuda.synchronize()
+    return _CALIBRATION_CYCLES / milliseconds(start, end)
+
+
+def _spin(cycles: int) -> None:
+    """Keep the device's stream busy; the host goes on."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]

@@ -28,7 +28,6 @@ from raybench.hardware.counters import (
 from raybench.hardware.device_memory import PeakMemory
 from raybench.job.model import Measure
 from raybench.measure import graph, profiling
-from raybench.measure.agreement import all_ranks_ns, as_rank_0_says, slowest_rank_ns
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.stopping import (
     AGAIN,
@@ -45,11 +44,14 @@ from raybench.measure.timing import (
     Step,
     Timer,
     align_ranks,
+    all_ranks_ns,
+    as_rank_0_says,
     join_blocks,
     loop_step,
     make_timer,
     no_garbage_collection,
     per_step,
+    slowest_rank_ns,
 )
 from raybench.records import Measurement, Repetition, Samples
 from raybench.records.checked_answers import DECLARED, check_declared, check_metric

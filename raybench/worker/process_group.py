@@ -20,8 +20,7 @@ import torch.distributed.nn.functional
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from raybench.errors import UsageError
-from raybench.measure.agreement import on_any_rank
-from raybench.measure.timing import align_ranks
+from raybench.measure.timing import align_ranks, on_any_rank
 from raybench.records import Group, RankInfo, Task
 
 # The driver's deadline ends a point; torch's own must not come before it, nor never.

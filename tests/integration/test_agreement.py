@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from raybench.job.model import Measure
 from raybench.job.point import Precision
-from raybench.measure.agreement import all_ranks_ns, as_rank_0_says, slowest_rank_ns
 from raybench.measure.phases import measure
+from raybench.measure.timing import all_ranks_ns, as_rank_0_says, slowest_rank_ns
 from raybench.records import Measurement
 from raybench.workloads.base import Context
 

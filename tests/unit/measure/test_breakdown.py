@@ -12,10 +12,9 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from raybench.job.point import Precision
-from raybench.measure import device_time
+from raybench.measure import breakdown
 from raybench.measure.breakdown import Extent, break_down
-from raybench.measure.buckets import comm_ms, tail_ms
-from raybench.measure.device_time import OptimizerMarks
+from raybench.measure.marks import OptimizerMarks, comm_ms, tail_ms
 from raybench.measure.timing import make_timer
 from raybench.workloads.base import Context
 
@@ -143,14 +142,14 @@ def spins(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A device as fast as the host, whose spin kernel counts 1000 cycles in a millisecond."""
     asked: list[int] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(device_time, "marker", lambda _: time.perf_counter_ns)
-    monkeypatch.setattr(device_time, "_cycles_per_ms", lambda: 1000.0)
-    monkeypatch.setattr(device_time, "_spin", asked.append)
+    monkeypatch.setattr(breakdown, "marker", lambda _: time.perf_counter_ns)
+    monkeypatch.setattr(breakdown, "_cycles_per_ms", lambda: 1000.0)
+    monkeypatch.setattr(breakdown, "_spin", asked.append)
     return asked
 
 
 def test_the_device_is_held_back_for_longer_than_the_host_needs(spins: list[int]) -> None:
-    device_ms = device_time.time_queued_steps(
+    device_ms = breakdown.time_queued_steps(
         lambda: time.sleep(0.004), OptimizerMarks(CPU), local_ms=4.0, steps=3
     )
     assert device_ms is not None
@@ -160,7 +159,7 @@ def test_the_device_is_held_back_for_longer_than_the_host_needs(spins: list[int]
 
 
 def test_the_device_is_not_held_back_where_the_host_is_ahead(spins: list[int]) -> None:
-    device_time.time_queued_steps(
+    breakdown.time_queued_steps(
         lambda: time.sleep(0.001), OptimizerMarks(CPU), local_ms=400, steps=3
     )
     assert spins == []
@@ -169,19 +168,15 @@ def test_the_device_is_not_held_back_where_the_host_is_ahead(spins: list[int]) -
 def test_the_device_is_not_held_back_for_seconds(
     spins: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_time, "_issue_ms", lambda _: 700.0)
-    assert (
-        device_time.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
-    )
+    monkeypatch.setattr(breakdown, "_issue_ms", lambda _: 700.0)
+    assert breakdown.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
     assert spins == []
 
 
 def test_no_rank_runs_queued_steps_where_another_cannot(
     spins: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_time, "_issue_ms", lambda _: 600.0)
-    monkeypatch.setattr(device_time, "slowest_rank_ns", lambda _, device: [1_100_000_000])
-    assert (
-        device_time.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
-    )
+    monkeypatch.setattr(breakdown, "_issue_ms", lambda _: 600.0)
+    monkeypatch.setattr(breakdown, "slowest_rank_ns", lambda _, device: [1_100_000_000])
+    assert breakdown.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
     assert spins == []

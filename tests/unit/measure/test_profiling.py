@@ -18,9 +18,8 @@ from raybench.cluster.local import LocalCluster
 from raybench.errors import UsageError
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
-from raybench.measure import module_times as module_times_module
-from raybench.measure.module_times import module_times
-from raybench.measure.profiling import profile
+from raybench.measure import profiling
+from raybench.measure.profiling import module_times, profile
 from raybench.records import Answer, Group, ModuleTime, Profile, RankInfo, Record, Task
 from raybench.results.reader import find_run, load
 from raybench.results.writer import RunStore
@@ -48,7 +47,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def _still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine would make any sleep longer.
-    monkeypatch.setattr(module_times_module, "marker", lambda _: lambda: Clock.now_ns)
+    monkeypatch.setattr(profiling, "marker", lambda _: lambda: Clock.now_ns)
 
 
 class _Sleep(torch.autograd.Function):

@@ -22,10 +22,10 @@ from raybench.cluster.local import this_process
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
-from raybench.measure import phases, regions
+from raybench.measure import marks as moments
+from raybench.measure import phases
 from raybench.measure.breakdown import Extent, break_down
-from raybench.measure.marks import Mark
-from raybench.measure.regions import RegionMarks, region_times
+from raybench.measure.marks import Mark, RegionMarks, region_times
 from raybench.measure.timing import make_timer
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
@@ -141,7 +141,7 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(len(made))
         return len(made) * 1_000_000
 
-    monkeypatch.setattr(regions, "marker", lambda device: mark)
+    monkeypatch.setattr(moments, "marker", lambda device: mark)
     return made
 
 
