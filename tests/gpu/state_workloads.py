@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from raybench.worker.state.device_state import device_settings
+from raybench.worker.state.torch_settings import device_settings
 from raybench.workloads.base import Context
 from tests.unit.messes import MESSES, MESSES_WITH_CUDA, seen
 

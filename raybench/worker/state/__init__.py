@@ -13,14 +13,16 @@ import random
 import numpy as np
 import torch
 
-from raybench.worker.state.device_state import DeviceMemory, device_settings
 from raybench.worker.state.leftovers import Descriptors, ProcessSnapshot, count_names
 from raybench.worker.state.loaded_functions import LoadedFunctions
-from raybench.worker.state.python_settings import python_settings
-from raybench.worker.state.setting import Setting
-from raybench.worker.state.system_settings import system_settings
-from raybench.worker.state.torch_compiler import forget_compiled_code
-from raybench.worker.state.torch_settings import inherit_onednn_precision, torch_settings
+from raybench.worker.state.process_settings import Setting, python_settings, system_settings
+from raybench.worker.state.torch_settings import (
+    DeviceMemory,
+    device_settings,
+    forget_compiled_code,
+    inherit_onednn_precision,
+    torch_settings,
+)
 
 
 class ProcessState:

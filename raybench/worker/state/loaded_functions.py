@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from raybench.worker.state.torch_compiler import is_of_compiler, let_compiler_wrap_again
+from raybench.worker.state.torch_settings import is_of_compiler, let_compiler_wrap_again
 
 # What raybench and Ray load for themselves, and torch's compiler and exporters, whose settings are
 # read elsewhere: nobody computes with their functions in a step.

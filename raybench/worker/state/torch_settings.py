@@ -1,4 +1,4 @@
-"""The settings of torch that a workload can change, but for those of a CUDA device.
+"""What torch, its compiler and a CUDA device remember for a process, and a workload can change.
 
 TF32 and its like on a GPU are missing: `precision.apply` sets them for each point.
 """
@@ -11,19 +11,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch._dynamo
+import torch.distributions
 import torch.nn.modules.module
 import torch.optim
 import torch.utils._device
 import torch.utils._python_dispatch as dispatch
 from torch import backends, overrides
 
-from raybench.worker.state.setting import Setting, attribute, mapping
-from raybench.worker.state.torch_compiler import compiler_settings
+from raybench.worker.state.process_settings import Setting, attribute, mapping
 
 _C: Any = torch._C  # much of it is missing from torch's types
 _autograd: Any = torch._C._autograd
 _overrides: Any = overrides
 _GLOBAL_HOOKS = "_global_"
+# torch._dynamo has loaded them all.
+_CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
+# torch's allocator takes memory for small blocks from the device in segments of 2 MiB.
+_SMALL_SEGMENT_BYTES = 2 * 2**20
+_MIB = 2**20
 
 
 def torch_settings() -> tuple[Setting, ...]:
@@ -248,3 +254,108 @@ def _set_ban_of_saved_tensor_hooks(before: str | None) -> None:
         _autograd._saved_tensors_hooks_enable()
     else:
         _autograd._saved_tensors_hooks_disable(before)
+
+
+def compiler_settings() -> Iterator[Setting]:
+    """List the stance of torch.compile, and the configurations of its three layers."""
+    eval_frame: Any = torch._dynamo.eval_frame
+    # Its first use switches these checks off.
+    yield attribute("checks of distributions", torch.distributions.Distribution, "_validate_args")
+    yield Setting("torch.compile stance", lambda: eval_frame._stance, eval_frame._set_stance)
+    for name in _CONFIGS:
+        yield _config(name, sys.modules[name])
+
+
+def forget_compiled_code() -> None:
+    """Drop compiled code, and end the threads and processes that compiled it."""
+    # Only then: with CUDA the reset itself imports inductor, 600 modules in each process.
+    if not torch._dynamo.utils.counters["frames"]:
+        return
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compile_module: Any = sys.modules.get("torch._inductor.async_compile")
+    if compile_module is None:
+        return
+    compile_module.shutdown_compile_workers()
+    threads = compile_module.AsyncCompile.pool
+    if threads.cache_info().currsize:
+        threads().shutdown()
+        threads.cache_clear()
+
+
+def is_of_compiler(function: Any) -> bool:
+    """Whether it stands in the place of another because torch.compile was used."""
+    module = getattr(function, "__module__", None)
+    is_wrapped = hasattr(function, "_torchdynamo_orig_callable")
+    return is_wrapped or (isinstance(module, str) and module.startswith("torch._dynamo."))
+
+
+def let_compiler_wrap_again() -> None:
+    """Let it wrap functions of optimizers and modules anew, which it does once in a process."""
+    torch._dynamo.eval_frame.TorchPatcher.patch.cache_clear()
+    torch.nn.Module.___needs_generation_tag_patch = True  # type: ignore[attr-defined]
+
+
+def _config(name: str, config: Any) -> Setting:
+    def write(before: dict[str, Any]) -> None:
+        now = config.get_config_copy()
+        for key, value in before.items():
+            if now[key] != value:
+                setattr(config, key, value)
+
+    return Setting(name, config.get_config_copy, write)
+
+
+def device_settings(device: torch.device) -> Iterator[Setting]:
+    """Those of a CUDA device; of a CPU there are none."""
+    if device.type != "cuda":
+        return
+    cuda = torch.cuda
+    yield Setting("current stream", lambda: cuda.current_stream(device), cuda.set_stream)
+    yield Setting("CUDA sync debug mode", cuda.get_sync_debug_mode, cuda.set_sync_debug_mode)
+    yield Setting(
+        "limit of device memory",
+        lambda: cuda.memory.get_per_process_memory_fraction(device),
+        lambda before: cuda.memory.set_per_process_memory_fraction(before, device),
+    )
+    yield Setting("history of device memory", _C._cuda_isHistoryEnabled, _stop_history)
+    plans = torch.backends.cuda.cufft_plan_cache[device]
+    yield Setting(
+        "size of the cuFFT plan cache",
+        lambda: plans.max_size,
+        lambda before: setattr(plans, "max_size", before),
+    )
+
+
+class DeviceMemory:
+    """The caches and the memory of a device as they were when this was made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.release()
+        self._reserved_bytes = self._now_bytes()
+
+    def release(self) -> None:
+        """Wait for the device, drop what libraries cache on it, give free memory back."""
+        if self._device.type != "cuda":
+            return
+        torch.cuda.synchronize(self._device)
+        _C._cuda_clearCublasWorkspaces()
+        torch.backends.cuda.cufft_plan_cache[self._device].clear()
+        torch.cuda.empty_cache()
+
+    def still_held(self) -> tuple[str, ...]:
+        """Name the memory that somebody holds on to, a noun phrase, when there is some."""
+        held_bytes = self._now_bytes() - self._reserved_bytes
+        if held_bytes <= _SMALL_SEGMENT_BYTES:
+            return ()
+        return (f"{held_bytes / _MIB:,.0f} MiB of device memory",)
+
+    def _now_bytes(self) -> int:
+        # Reserved, not allocated: the pool of a living CUDA graph is no room for others either.
+        return torch.cuda.memory_reserved(self._device) if self._device.type == "cuda" else 0
+
+
+def _stop_history(before: bool) -> None:
+    if not before:
+        torch.cuda.memory._record_memory_history(enabled=None)

@@ -19,8 +19,7 @@ from forked import run_script
 from messes import MESSES, MESSES_WITH_CUDA
 
 from raybench.worker.state import ProcessState, seed_all
-from raybench.worker.state.python_settings import python_settings
-from raybench.worker.state.system_settings import system_settings
+from raybench.worker.state.process_settings import python_settings, system_settings
 from raybench.worker.state.torch_settings import torch_settings
 
 CPU = torch.device("cpu")
