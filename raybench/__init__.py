@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from raybench.records.metric import Metric
     from raybench.results.older_parts import upgrade
     from raybench.workloads.base import Context, Workload, WrongResultError
-    from raybench.workloads.parameters import DdpOptions
+    from raybench.workloads.trained import DdpOptions
 
 __all__ = [
     "Context",
@@ -45,7 +45,7 @@ _HOMES = {
     "raybench.records.metric": ("Metric",),
     "raybench.results.older_parts": ("upgrade",),
     "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),
-    "raybench.workloads.parameters": ("DdpOptions",),
+    "raybench.workloads.trained": ("DdpOptions",),
     # For the parameters of a workload.
     "pydantic": ("Field", "NonNegativeInt", "PositiveFloat", "PositiveInt"),
 }

@@ -18,6 +18,7 @@ import torch
 
 from raybench.hardware.counters import (
     Counters,
+    PeakMemory,
     Reading,
     clock_read,
     energy_j,
@@ -25,7 +26,6 @@ from raybench.hardware.counters import (
     throttle_reasons,
     wait_until_unlimited,
 )
-from raybench.hardware.device_memory import PeakMemory
 from raybench.job.model import Measure
 from raybench.measure import graph, profiling
 from raybench.measure.breakdown import Extent, break_down

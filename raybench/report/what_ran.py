@@ -9,7 +9,7 @@ from raybench.analysis.settings import setting, setting_order
 from raybench.report import formatting
 from raybench.results.rows import text
 from raybench.workloads.model_sizes import parameter_count
-from raybench.workloads.parameters import ddp_defaults
+from raybench.workloads.trained import ddp_defaults
 
 Row = Mapping[str, Any]
 

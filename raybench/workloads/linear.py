@@ -9,8 +9,7 @@ from pydantic import Field
 from raybench.errors import UsageError
 from raybench.workloads.base import Context
 from raybench.workloads.model_sizes import LINEAR_FEATURES
-from raybench.workloads.parameters import Compile, GradAccumulation
-from raybench.workloads.trained import Trained
+from raybench.workloads.trained import Compile, GradAccumulation, Trained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,7 @@ from typing import Annotated, Unpack
 from pydantic import Field
 
 from raybench.workloads.base import Context
-from raybench.workloads.parameters import Compile, DdpOptions, GradAccumulation, Optimizer
-from raybench.workloads.trained import Trained
+from raybench.workloads.trained import Compile, DdpOptions, GradAccumulation, Optimizer, Trained
 
 
 class Mlp(Trained):

@@ -16,7 +16,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from raybench.records import NOT_WRAPPED
-from raybench.workloads.parameters import ddp_defaults
+from raybench.workloads.trained import ddp_defaults
 
 if TYPE_CHECKING:
     from raybench.workloads.base import Context

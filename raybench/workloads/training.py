@@ -16,7 +16,7 @@ from raybench.errors import UsageError
 from raybench.job.point import Precision
 from raybench.workloads.base import Context
 from raybench.workloads.data import Batch
-from raybench.workloads.parameters import DdpOptions, OptimizerName
+from raybench.workloads.trained import DdpOptions, OptimizerName
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -17,7 +17,7 @@ from raybench.job.point import Precision
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.timing import make_timer
 from raybench.workloads.base import Context
-from raybench.workloads.parameters import ddp_defaults
+from raybench.workloads.trained import ddp_defaults
 
 DOCS = Path(__file__).parents[3] / "docs"
 EXAMPLE = DOCS / "examples" / "convnet.py"

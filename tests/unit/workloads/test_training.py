@@ -22,7 +22,7 @@ from raybench.workloads.base import Context
 from raybench.workloads.layers import DECODER_PRESETS, Decoder
 from raybench.workloads.linear import Linear
 from raybench.workloads.mlp import Mlp
-from raybench.workloads.parameters import ddp_defaults
+from raybench.workloads.trained import ddp_defaults
 from raybench.workloads.training import Training
 from raybench.workloads.transformer import Transformer
 

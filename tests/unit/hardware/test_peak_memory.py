@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raybench.hardware.device_memory import PeakMemory
+from raybench.hardware.counters import PeakMemory
 
 GIB = 2**30
 
