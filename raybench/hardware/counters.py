@@ -43,7 +43,8 @@ class Reading:
 class Counters(Protocol):
     """Reads the counters of one device; None where there are none."""
 
-    def read(self) -> Reading | None: ...
+    def read(self) -> Reading | None:
+        """Read all counters at once."""
 
     def clock_mhz(self) -> int | None:
         """Read the SM clock."""

@@ -14,9 +14,9 @@ from raybench.job.point import Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Peaks:
-    """TFLOP/s of devices that share a row of a datasheet; None: the device has no such mode, or
-    its maker has published more than one figure.
+    """TFLOP/s of devices that share a row of a datasheet.
 
+    None: the device has no such mode, or its maker has published more than one figure.
     fp32: outside the tensor cores. fp16, bf16: accumulated in fp32, as torch does.
     """
 

@@ -1,0 +1,1 @@
+"""The timed loop on one rank, and what takes its step apart."""

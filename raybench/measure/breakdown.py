@@ -96,9 +96,9 @@ class Extent:
 
 
 def break_down(workload: Workload, timer: Timer, context: Context, extent: Extent) -> Breakdown:
-    """Run instrumented steps on all ranks: with timed communication, without communication and,
-    on a GPU, with their work queued beforehand; a few more to warm up.
+    """Run instrumented steps on all ranks: with timed regions, with timed communication, without.
 
+    On a GPU also with their work queued beforehand; a few more to warm up.
     The workload is used up: if it has peers, its gradients are not reduced any more.
     """
     if context.cuda_graph:
@@ -125,8 +125,9 @@ def _parts(session: _Session) -> Breakdown:
 
 
 def hook_setter(workload: Workload, context: Context) -> SetHook | str:
-    """Return what lets gradients go another way: the workload's own, or that of the models that
-    the context has wrapped; else why there is none.
+    """Return what lets gradients go another way, else why there is none.
+
+    The workload's own, or that of the models that the context has wrapped.
     """
     own: SetHook | None = getattr(workload, "set_comm_hook", None)
     return own or context.replicas.why_no_hook() or context.replicas.set_comm_hook
@@ -188,8 +189,9 @@ class _Communication:
 
 
 def _communication(session: _Session, set_hook: SetHook) -> _Communication:
-    """Run steps whose buckets are timed, one after the other as the timed ones: ranks that are
-    brought together before each step would differ by the jitter of their hosts.
+    """Run steps whose buckets are timed, one after the other as the timed ones.
+
+    Ranks that are brought together before each step would differ by the jitter of their hosts.
     """
     marks = BucketMarks(session.context.device)
     set_hook(marks.hook)
@@ -248,8 +250,10 @@ def _local(session: _Session, communication: _Communication) -> Breakdown:
 
 
 def _first_pass(step: Step, session: _Session) -> list[tuple[float, ...]]:
-    """Time a block of local steps, and more while a rank cannot be told from another one; as
-    many follow after the queued steps, for a host that is late now may not be later."""
+    """Time a block of local steps, and more while a rank cannot be told from another one.
+
+    As many follow after the queued steps, for a host that is late now may not be later.
+    """
     blocks = [_block_ms(step, _half(session.extent.steps), session)]
     most = _half(session.extent.most_local_steps) if session.context.world_size > 1 else 0
     done_ms = [*blocks[0]]
@@ -270,8 +274,10 @@ def _half(steps: int) -> int:
 
 
 def _is_unsure(local_ms: Sequence[float]) -> bool:
-    """Whether two ranks like this one would have to differ by more than is worth a mark to be told
-    apart; half of that, as they may differ by their blocks too."""
+    """Whether two ranks like this one would have to differ by more than is worth half a mark.
+
+    Half, as they may differ by their blocks too.
+    """
     three_errors = MARK_ERRORS * math.sqrt(2) * median_error(local_ms)
     return three_errors > MARK_SHARE / 2 * statistics.median(local_ms)
 

@@ -90,8 +90,9 @@ class BucketMarks:
         self._steps.append([])
 
     def take(self) -> tuple[tuple[Interval, ...], ...]:
-        """Take the buckets of each step that has ended, in the order of their collectives,
-        in ms since the first of the step was ready. The steps must be complete.
+        """Take the buckets of each step that has ended, in the order of their collectives.
+
+        In ms since the first of the step was ready. The steps must be complete.
         """
         steps, self._steps = self._steps[:-1], self._steps[-1:]
         return tuple(_intervals(buckets) for buckets in steps)
@@ -110,10 +111,10 @@ def _intervals(buckets: Sequence[_Bucket]) -> tuple[Interval, ...]:
 
 
 def comm_ms(buckets: Sequence[Interval]) -> float:
-    """Time in collectives. They run one after the other: while a bucket that is ready waits for
-    the one before it, the time is that one's.
+    """Add up the time in collectives.
 
-    Sum over buckets of reduced - max(ready, reduced of the bucket before).
+    They run one after the other: while a bucket that is ready waits for the one before it, the
+    time is that one's. Sum over buckets of reduced - max(ready, reduced of the bucket before).
     """
     free_ms, total_ms = float("-inf"), 0.0
     for ready_ms, reduced_ms in buckets:
@@ -123,8 +124,9 @@ def comm_ms(buckets: Sequence[Interval]) -> float:
 
 
 def tail_ms(buckets: Sequence[Interval]) -> float:
-    """From the last gradient being ready to the end of the last collective: meanwhile the rank
-    has nothing left to compute but the optimizer's step, which needs the result.
+    """Measure from the last gradient being ready to the end of the last collective.
+
+    Meanwhile the rank has nothing left to compute but the optimizer's step, which needs the result.
     """
     return max(reduced for _, reduced in buckets) - max(ready for ready, _ in buckets)
 

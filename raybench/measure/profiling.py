@@ -31,8 +31,9 @@ _WARMUP_STEPS = 2
 
 
 def profile(workload: Workload, context: Context, steps: int) -> Profile:
-    """Run `steps` steps with timed modules, if the workload has a `model`, and then as many under
-    the profiler, with the communication that the workload has by itself.
+    """Run `steps` steps with timed modules, if there is a `model`, and as many under the profiler.
+
+    With the communication that the workload has by itself.
     """
     set_hook = hook_setter(workload, context) if context.world_size > 1 else ""
     if not isinstance(set_hook, str):
@@ -178,8 +179,10 @@ class _Watch:
 
 
 def _with_hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> Tensor:
-    """Make a view whose gradient calls the hook: of this use of the tensor alone, and free to
-    be changed in place, which the views of `register_full_backward_hook` are not.
+    """Make a view whose gradient calls the hook.
+
+    Of this use of the tensor alone, and free to be changed in place, which the views of
+    `register_full_backward_hook` are not.
     """
     if not tensor.requires_grad:
         return tensor

@@ -67,6 +67,7 @@ class Course:
 
     @property
     def timed_s(self) -> float:
+        """Of the samples."""
         return self.inner * sum(self.sample_ns) / _NS_PER_S
 
     @property

@@ -49,6 +49,7 @@ class HostTimer:
         self._origin_ns = perf_counter_ns()
 
     def block(self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0) -> Samples:
+        """As Timer.block."""
         _run(step, lead_in)
         marks_ns, spent = _issue(step, iterations, parts, mark=lambda: None)
         step_ns = _differences(marks_ns)
@@ -70,6 +71,7 @@ class CudaEventTimer:
         self._origin_ns = perf_counter_ns()
 
     def block(self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0) -> Samples:
+        """As Timer.block."""
         events = [
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             for _ in range(iterations + 1)

@@ -42,7 +42,7 @@ def check_declared(owner: str, name: str, value: object) -> int | float | None:
 
 
 def check_metric(owner: str, metric: Metric, value: object) -> float:
-    """The value of a metric that a workload declares itself. Raises UsageError as above."""
+    """Make the value of a metric that a workload declares a plain number. Raises as above."""
     number = _plain(value)
     if number is None or abs(number) > MOST:
         raise UsageError(

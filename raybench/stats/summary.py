@@ -257,7 +257,6 @@ def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
 
 def per_iteration_max(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
     """Step time of each iteration: the maximum over ranks. One sequence per rank, equally long."""
-
     maxima: NDArray[np.float64] = _by_rank(ranks).max(axis=0)
     return maxima
 

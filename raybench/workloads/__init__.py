@@ -1,0 +1,1 @@
+"""What is timed: the built-in workloads, and what one of your own is made with."""

@@ -8,7 +8,7 @@ where the workload is built.
     from raybench import Context, PositiveInt, Workload
 
     class Sum(Workload):
-        \"""Adds up a random vector on each device.\"""
+        "Adds up a random vector on each device."
 
         def __init__(self, context: Context, *, length: PositiveInt = 1024) -> None:
             import torch

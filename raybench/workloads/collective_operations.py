@@ -41,7 +41,7 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 
 def busbw_factor(operation: Operation, world_size: int) -> float:
-    """busbw / algbw: makes bandwidths comparable with the hardware's, whatever the rank count."""
+    """Compute busbw / algbw, which makes bandwidths of all rank counts comparable with hardware."""
     if operation in ("broadcast", "sendrecv"):
         return 1.0
     share = (world_size - 1) / world_size

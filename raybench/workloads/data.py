@@ -15,8 +15,9 @@ Batch = tuple[Tensor, Tensor]
 
 
 def random_generator(context: Context) -> torch.Generator | None:
-    """Make a generator on the device, other numbers on each rank; None on the meta device,
-    which has no numbers.
+    """Make a generator on the device, with other numbers on each rank.
+
+    None on the meta device, which has no numbers.
     """
     if context.device.type == "meta":
         return None

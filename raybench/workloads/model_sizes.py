@@ -28,8 +28,9 @@ LINEAR_FEATURES = 1024
 
 
 def parameter_count(workload: str, params: Mapping[str, str]) -> int | None:
-    """Of the model of a built-in workload with these parameters, as the tables hold them; None
-    for others, and for those without a model.
+    """Count the parameters of the model of a built-in workload, by its own as the tables hold them.
+
+    None for other workloads, and for those without a model.
     """
     if workload == "linear":
         return LINEAR_FEATURES + 1
