@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from raybench import cli
-from raybench.cli.sweep import _choose_profiled
+from raybench.cli.asked_points import select_ids
 from raybench.cluster.local import LocalCluster
 from raybench.errors import UsageError
 from raybench.job.plan import Plan
@@ -240,16 +240,15 @@ def test_only_the_chosen_points_are_profiled() -> None:
     cluster = LocalCluster([make_device()], lambda _: Noting())
     cluster.start(1, "pack")
     plan = Plan(points=tuple(make_point(batch_size=size) for size in (8, 16, 32)))
-    profiled = _choose_profiled(plan, "batch_size > 8")
+    profiled = select_ids(plan, "batch_size > 8", "--profile")
     settings = SweepSettings(
         measure=make_measure(), strategy="pack", stop_on_error=False, profiled=profiled
     )
     list(sweep(Rounds(plan=plan), settings, cluster, lambda *_: None))
     assert [task.profile for task in asked] == [False, True, True]
-    assert _choose_profiled(plan, None) == frozenset()
 
 
 def test_a_mistake_in_the_expression_names_the_option() -> None:
     plan = Plan(points=(make_point(),))
     with pytest.raises(UsageError, match=r"^--profile nonsense > 1: "):
-        _choose_profiled(plan, "nonsense > 1")
+        select_ids(plan, "nonsense > 1", "--profile")
