@@ -64,7 +64,7 @@ def in_this_process() -> Iterator[None]:
     def connect_here(_: str, *words: Any, **options: Any) -> Cluster:
         return connect("in-process", *words, **options)
 
-    with patch("raybench.cluster.connect.connect", connect_here):
+    with patch("raybench.sweep.runner.connect", connect_here):
         yield
 
 

@@ -8,20 +8,21 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raybench.errors import JobError, UsageError
+from raybench.job.model import Job, Measure, load_job
+from raybench.job.plan import Plan
 from raybench.records import Latest, TrialKey, by_point
 from raybench.records.sources import Code, differing
 from raybench.results import reader
 from raybench.results.run import Run, RunStatus
+from raybench.results.writer import RunStore
+from raybench.sweep.batch_search import with_probes
+from raybench.sweep.loop import Before
+from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import DeviceKey, RunState, device_key, finish_run
-
-if TYPE_CHECKING:
-    from raybench.job.model import Job, Measure
-    from raybench.job.plan import Plan
-    from raybench.sweep.loop import Before
-    from raybench.sweep.rounds import Rounds
+from raybench.sweep.scheduler import is_kept
 
 _MOST_DIFFERENCES = 5
 
@@ -58,8 +59,6 @@ def check_code(run: Run, code: Code) -> str | None:
 
 def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
     """Add to the plan of the job the points that a search for batch sizes has added to the run."""
-    from raybench.sweep.batch_search import with_probes
-
     latest = reader.latest(root, run_id)
     first = {key.point_id: one.status for key, one in latest.items() if key.round == 1}
     return with_probes(plan, first)
@@ -105,8 +104,6 @@ def resume_run(
 def _before(
     latest: Mapping[TrialKey, Latest], chosen: Collection[str], *, retry_failed: bool
 ) -> Before:
-    from raybench.sweep.loop import Before
-    from raybench.sweep.scheduler import is_kept
 
     made: dict[str, int] = {}
     for key, one in latest.items():
@@ -139,8 +136,6 @@ def nothing_left(start: RunState) -> str:
 
 def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
     """Return the run as its rows have it; write it, where a driver that died has not."""
-    from raybench.results.writer import RunStore
-
     stored = reader.read_run(root, start.run.run_id)
     ended = finish_run(stored, start.plan, start.ended)
     is_whole = len(by_point(start.ended)) == stored.points_total
@@ -189,8 +184,6 @@ def _few(differences: Sequence[str]) -> str:
 
 def job_of_run(run: Run) -> Job | None:
     """Load the job as the run had it, from its text and command; None where these do not tell."""
-    from raybench.job.model import load_job
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.yaml"
         path.write_text(run.job_text, encoding="utf-8")

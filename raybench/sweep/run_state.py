@@ -6,23 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from raybench.cluster import Cluster
 from raybench.errors import ClusterError, ResultsError
+from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device, Record, Status, TrialKey, by_point
+from raybench.records.sources import Code
 from raybench.results.reader import count_points
 from raybench.results.run import Run, RunStatus
+from raybench.results.writer import RunStore
 from raybench.sweep.commands import command
 from raybench.sweep.listener import Listener
-
-if TYPE_CHECKING:
-    from raybench.cluster import Cluster
-    from raybench.job.plan import Plan
-    from raybench.records.sources import Code
-    from raybench.results.writer import RunStore
-    from raybench.sweep.loop import Before, RoundStarted
-    from raybench.sweep.rounds import Rounds
+from raybench.sweep.loop import Before, RoundStarted
+from raybench.sweep.rounds import Rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,31 +7,34 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from raybench.cluster import Cluster
+from raybench.cluster.claims import Terms, processors_held
+from raybench.cluster.connect import connect, starts_private
+from raybench.cluster.device_locks import this_process
 from raybench.errors import ClusterError, DevicesInUseError, ResultsError
+from raybench.job.model import Job
 from raybench.records import Record, Status, TrialKey
 from raybench.results.run import Run, RunStatus
+from raybench.results.writer import RunStore, hold_run
+from raybench.sweep.batch_search import BatchSearches, check_bounded
 from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.listener import Listener
+from raybench.sweep.loop import (
+    Event,
+    PointAdded,
+    PointFinished,
+    PointStarted,
+    RoundStarted,
+    SweepSettings,
+    sweep,
+)
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
-
-if TYPE_CHECKING:
-    from raybench.cluster import Cluster
-    from raybench.job.model import Job
-    from raybench.results.writer import RunStore
-    from raybench.sweep.batch_search import BatchSearches
-    from raybench.sweep.loop import Event, SweepSettings
+from raybench.sweep.scheduler import workers_needed
 
 
 def run_sweep(job: Job, start: RunState, where: RunTarget, listener: Listener) -> Run:
     """Run the points on a cluster; the run as it ended. Raises ClusterError and ResultsError."""
-    from raybench.cluster.claims import Terms, processors_held
-    from raybench.cluster.connect import connect, starts_private
-    from raybench.cluster.device_locks import this_process
-    from raybench.sweep.batch_search import check_bounded
-    from raybench.sweep.loop import SweepSettings
-
     sizes = [point.world_size for point in start.left.points]
     # Points that run side by side can use more devices; they are worth no waiting.
     wanted = sum(sizes) if job.placement.isolation == "device" and not where.wait_s else max(sizes)
@@ -92,8 +95,6 @@ def _closing(cluster: Cluster, interrupts: Interrupts) -> Iterator[None]:
 
 def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
     """How many workers to start. Raises ClusterError when no point of a new run fits."""
-    from raybench.sweep.scheduler import workers_needed
-
     plan = start.left
     if workers := workers_needed(plan, cluster.capacity, job.placement.isolation):
         return workers
@@ -110,8 +111,6 @@ def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
 @contextmanager
 def _open_store(job: Job, start: RunState, output: Path) -> Iterator[RunStore]:
     """Open the store of the run, which says that it is running. A resumed run is held already."""
-    from raybench.results.writer import RunStore, hold_run
-
     run = start.run
     if start.is_resumed:
         store = RunStore(
@@ -159,8 +158,6 @@ def _run_points(
     settings: SweepSettings, cluster: Cluster, rows: RunRows, interrupts: Interrupts
 ) -> None:
     """Run the loop over the points, and show its progress."""
-    from raybench.sweep.batch_search import BatchSearches
-    from raybench.sweep.loop import sweep
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:
         with interrupts.held_back():
@@ -192,8 +189,6 @@ def _run_points(
 
 def _note(event: Event, rows: RunRows, interrupts: Interrupts, searches: BatchSearches) -> None:
     """Keep up which points are left, and how many are in flight."""
-    from raybench.sweep.loop import PointAdded, PointFinished, PointStarted, RoundStarted
-
     if isinstance(event, RoundStarted):
         rows.begin_round(event)
         return

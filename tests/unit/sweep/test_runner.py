@@ -268,7 +268,7 @@ def test_a_search_without_a_maximum_leaves_no_run_on_cpu_workers(
     path = tmp_path / "job.yaml"
     path.write_text("version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: auto}\n")
     cpus = LocalCluster([make_device(kind="cpu")], lambda _: pytest.fail("a worker started"))
-    monkeypatch.setattr("raybench.cluster.connect.connect", lambda *_, **__: cpus)
+    monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: cpus)
     argv = ["raybench", "sweep", str(path), "-o", str(tmp_path / "results")]
     with pytest.raises(UsageError, match="auto on CPU workers"):
         cli.raybench.main(argv[1:], standalone_mode=False)
