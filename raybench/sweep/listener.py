@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
-from raybench.job.plan import Plan
-from raybench.sweep.loop import Event
+if TYPE_CHECKING:
+    # `raybench --help` loads this module.
+    from raybench.job.plan import Plan
+    from raybench.sweep.loop import Event
 
 
 class Progress(Protocol):
