@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 _TAIL_LINES = 60
 _TAIL_BYTES = 16 * 1024
@@ -32,9 +33,10 @@ def kill_siblings(process_ids: Sequence[int]) -> None:
     """
     for process_id in process_ids:
         try:
-            if _parent(process_id) == os.getppid():
-                os.kill(process_id, signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError):
+            process = psutil.Process(process_id)
+            if process.ppid() == os.getppid():
+                process.kill()
+        except psutil.NoSuchProcess:
             continue  # it is gone
 
 
@@ -95,9 +97,3 @@ def _lines(text: str) -> list[str]:
 def _printable(line: str) -> str:
     plain = _COLOURS.sub("", line)
     return "".join(letter for letter in plain if letter.isprintable() or letter == "\t")
-
-
-def _parent(process_id: int) -> int:
-    # Behind the name of the program, which may hold spaces and parentheses: state, parent.
-    stat = Path(f"/proc/{process_id}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[1])

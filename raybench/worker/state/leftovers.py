@@ -13,6 +13,8 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 _GRACE_S = 0.5
 _POLL_S = 0.01
 _SHOWN = 3
@@ -116,7 +118,10 @@ def _children() -> set[int]:
 
 
 def _direct_children() -> set[int]:
-    """Living children of every thread of this process, as Linux lists them; none elsewhere."""
+    """List the living children of every thread of this process; none where Linux lists none.
+
+    psutil looks at all processes of the host instead: 6 ms with 90 of them, not 0.3, at each point.
+    """
     found: set[int] = set()
     for thread in Path("/proc/self/task").glob("*/children"):
         try:
@@ -129,15 +134,14 @@ def _direct_children() -> set[int]:
 def _command(pid: int) -> str:
     try:
         # A process may give itself any bytes for a name.
-        return Path(f"/proc/{pid}/comm").read_bytes().decode(errors="replace").strip()
-    except (FileNotFoundError, ProcessLookupError):
+        return os.fsencode(psutil.Process(pid).name()).decode(errors="replace")
+    except psutil.Error:
         return "ended"
 
 
 def _lives(pid: int) -> bool:
     """Return False for one that has ended and that nobody has waited for."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
         return False
-    return stat.rpartition(b")")[2].split()[0] != b"Z"

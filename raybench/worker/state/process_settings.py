@@ -12,7 +12,6 @@ import locale
 import logging
 import multiprocessing
 import os
-import platform
 import resource
 import signal
 import socket
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 
 # Not SIGCHLD: torch's DataLoader sets that handler once in a process, and the next loader
 # relies on it (torch.utils.data._utils.signal_handling).
@@ -32,9 +32,6 @@ _SIGNALS = sorted(signal.valid_signals() - {signal.SIGCHLD})
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _MONITORING_TOOLS = 6  # identifiers that sys.monitoring has
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
-_IOPRIO_WHO_PROCESS = 1
-# The numbers of ioprio_set and ioprio_get; glibc has no functions for them.
-_IOPRIO_CALLS = {"x86_64": (251, 252), "aarch64": (30, 31)}
 _LIMITS = sorted(number for name, number in vars(resource).items() if name.startswith("RLIMIT_"))
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 
@@ -221,8 +218,8 @@ def system_settings() -> Iterator[Setting]:
     yield Setting("timer slack", _timer_slack_ns, _set_timer_slack)
     yield Setting("resource limits", _limits, _set_limits)
     yield Setting("umask", _umask, os.umask)
-    if platform.machine() in _IOPRIO_CALLS:
-        yield Setting("I/O priority", _io_priority, _set_io_priority)
+    process = psutil.Process()
+    yield Setting("I/O priority", process.ionice, lambda before: process.ionice(*before))
 
 
 def _set_niceness(before: int) -> None:
@@ -289,11 +286,3 @@ def _umask() -> int:
         if line.startswith(b"Umask:"):
             return int(line.split()[1], 8)
     raise AttributeError("this kernel does not tell the umask")
-
-
-def _io_priority() -> int:
-    return int(_libc.syscall(_IOPRIO_CALLS[platform.machine()][1], _IOPRIO_WHO_PROCESS, 0))
-
-
-def _set_io_priority(before: int) -> None:
-    _libc.syscall(_IOPRIO_CALLS[platform.machine()][0], _IOPRIO_WHO_PROCESS, 0, before)
