@@ -14,7 +14,7 @@ import struct
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from raybench.records import Group
-from raybench.worker.process_group import BROKEN, word_key
+from raybench.worker.process_group import BROKEN, abort_key
 
 _SIOCGIFADDR = 0x8915
 
@@ -42,7 +42,7 @@ class StoreHost:
 
     def tell_abort(self, group: Group) -> None:
         """Let its members end this group on their own: one of them has failed."""
-        self._store.set(word_key(group), BROKEN)
+        self._store.set(abort_key(group), BROKEN)
 
 
 def choose_interface(address: str) -> None:

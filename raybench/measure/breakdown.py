@@ -166,16 +166,16 @@ def _regions(session: _Session) -> tuple[RegionTime, ...]:
 
 def _region_methods(context: Context) -> dict[str, str]:
     """Tell how regions were timed, and which are left out because they are compiled."""
-    told = []
+    methods = []
     if context.regions.are_used:
         clock = "CUDA events" if context.device.type == "cuda" else "host clock"
-        told.append(
+        methods.append(
             f"{clock} around the `with` block, in steps that are otherwise as the timed ones"
         )
     if context.regions.compiled:
         names = ", ".join(sorted(map(str, context.regions.compiled)))
-        told.append(f"unknown where they are inside code for torch.compile: {names}")
-    return {"regions": "; ".join(told)} if told else {}
+        methods.append(f"unknown where they are inside code for torch.compile: {names}")
+    return {"regions": "; ".join(methods)} if methods else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

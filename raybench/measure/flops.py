@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision, Scalar
-from raybench.records.failure_text import brief, message_of, says
+from raybench.records.failure_text import brief, mentions, message_of
 from raybench.workloads.base import Context, PartTimes, Regions
 
 _METHOD = "matrix products, convolutions and attention of one step, counted on meta tensors"
@@ -73,7 +73,7 @@ def _why_not(error: Exception) -> str:
     """Why a step could not be counted, in the words of who wrote the workload."""
     if isinstance(error, (_TooLongError, UsageError)):
         return message_of(error)
-    if isinstance(error, (RuntimeError, NotImplementedError)) and says(error, "meta"):
+    if isinstance(error, (RuntimeError, NotImplementedError)) and mentions(error, "meta"):
         return (
             "the step needs values, and where it is counted (torch's meta device) tensors have none"
         )

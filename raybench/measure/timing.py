@@ -127,9 +127,9 @@ def as_rank_0_says(decide: Callable[[], int], device: torch.device) -> int:
     if not dist.is_initialized():
         return decide()
     decision = decide() if dist.get_rank() == 0 else 0
-    told = torch.tensor([decision], dtype=torch.int64, device=device)
-    dist.broadcast(told, src=0)
-    return int(told.item())
+    shared = torch.tensor([decision], dtype=torch.int64, device=device)
+    dist.broadcast(shared, src=0)
+    return int(shared.item())
 
 
 def on_any_rank(is_so: bool, device: torch.device) -> bool:
@@ -141,9 +141,9 @@ def _largest(values: Sequence[int], device: torch.device) -> list[int]:
     """At each position the largest value over the ranks."""
     if not dist.is_initialized():
         return list(values)
-    told = torch.tensor(values, dtype=torch.int64, device=device)
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    largest: list[int] = told.tolist()
+    shared = torch.tensor(values, dtype=torch.int64, device=device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    largest: list[int] = shared.tolist()
     return largest
 
 

@@ -48,7 +48,7 @@ def add_note(error: BaseException, note: str) -> None:
         error.add_note(note)
 
 
-def says(error: BaseException, *words: str) -> bool:
+def mentions(error: BaseException, *words: str) -> bool:
     """Whether its text has one of these words."""
     text = _text(error)
     return any(word in text for word in words)

@@ -32,7 +32,7 @@ _LOOK_S = 0.02
 # whose collective has just failed still needs.
 _GLOO_QUIET_S = 0.05
 _FREE_TRIES, _FREE_WAIT_S = 20, 0.02
-# What ends that wait, as the value of `word_key`.
+# What ends that wait, as the value of `abort_key`.
 BROKEN, _LEFT = "broken", "left"
 _c10d: Any = dist.distributed_c10d
 _world: Any = _c10d._world
@@ -45,25 +45,25 @@ class GroupGoneError(Exception):
 class ProcessGroup:
     """Membership of one worker in the group of its point, if that has one.
 
-    When one rank fails the others are stuck in a collective. So a word in the store, where a
-    thread of each process waits for it, ends the group on all of them.
+    When one rank fails the others are stuck in a collective. So a key of the store, for which a
+    thread of each process waits, ends the group on all of them.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._group: Group | None = None
         self._ours: dist.ProcessGroup | None = None
-        self._word: _AbortSignal | None = None
+        self._signal: _AbortSignal | None = None
         self._ended: Group | None = None
         self._broken: Group | None = None
         self._lock = threading.Lock()
 
-    def join(self, task: Task, place: RankInfo, group: Group | None) -> None:
-        """Form `group` if it is another than the last; tell the place as torchrun does.
+    def join(self, task: Task, rank_info: RankInfo, group: Group | None) -> None:
+        """Form `group` if it is another than the last; set the variables of torchrun.
 
         Raises GroupGoneError.
         """
-        tell_place(place, group)
+        set_torchrun_variables(rank_info, group)
         if group == self._group:
             return
         if group is not None and group == self._ended:
@@ -71,7 +71,7 @@ class ProcessGroup:
         if self._group is not None:
             self._take_down(self._group)  # the driver has given it up
         if group is not None:
-            self._form(group, task, place)
+            self._form(group, task, rank_info)
 
     def free_buffers(self, is_held: Callable[[], bool]) -> None:
         """Let NCCL give back the buffers of finished collectives; all ranks call it together.
@@ -89,19 +89,19 @@ class ProcessGroup:
         """Whether another rank, or the driver, has ended it."""
         return group is not None and group == self._broken
 
-    def _form(self, group: Group, task: Task, place: RankInfo) -> None:
+    def _form(self, group: Group, task: Task, rank_info: RankInfo) -> None:
         timeout = timedelta(seconds=task.settings.timeout_s + _TIMEOUT_MARGIN_S)
         store = TCPStore(group.store_address, group.store_port, is_master=False, timeout=timeout)
-        self._group, self._word = group, _AbortSignal(group, store)
-        self._word.wait(lambda: self._end_broken(group))
-        self._meet(store, group, place)
+        self._group, self._signal = group, _AbortSignal(group, store)
+        self._signal.wait(lambda: self._end_broken(group))
+        self._meet(store, group, rank_info)
         # No device_id: torch then splits communicators, which crashes after a second init
         # (pytorch#192109).
         dist.init_process_group(
             "nccl" if self._device.type == "cuda" else "gloo",
             store=PrefixStore(group.name, store),
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=rank_info.rank,
+            world_size=rank_info.world_size,
             timeout=timeout,
         )
         with self._lock:
@@ -111,13 +111,13 @@ class ProcessGroup:
             self._ours = dist.group.WORLD
         align_ranks(self._device)
 
-    def _meet(self, store: TCPStore, group: Group, place: RankInfo) -> None:
+    def _meet(self, store: TCPStore, group: Group, rank_info: RankInfo) -> None:
         """Wait until all ranks are there: one that waits within torch could not be told to stop.
 
         Raises GroupGoneError when the group is ended before: a rank has failed on its way here.
         """
         all_here = f"{group.name}/all-here"
-        if store.add(f"{group.name}/here", 1) == place.world_size:
+        if store.add(f"{group.name}/here", 1) == rank_info.world_size:
             store.set(all_here, "")
         # Not `wait`: when its time is up torch writes warnings to the log of the worker, and looks
         # up host names for them, which takes seconds where there is no DNS.
@@ -129,9 +129,9 @@ class ProcessGroup:
     def leave(self) -> None:
         """Take down the process group. All its members must be alive and idle."""
         with self._lock:
-            if self._word is not None:
+            if self._signal is not None:
                 dist.destroy_process_group()
-                self._word.send(_LEFT)
+                self._signal.send(_LEFT)
                 self._forget()
 
     def is_taken_down(self, timeout_s: float) -> bool:
@@ -197,9 +197,9 @@ class ProcessGroup:
     def _take_down(self, group: Group) -> None:
         """End it on this rank, from any thread, and let the others end it."""
         with self._lock:
-            if self._word is None or self._group != group:
+            if self._signal is None or self._group != group:
                 return
-            self._word.send(BROKEN)  # first: the others' part takes as long as this one's
+            self._signal.send(BROKEN)  # first: the others' part takes as long as this one's
             self._end()
             self._forget()
 
@@ -209,11 +209,11 @@ class ProcessGroup:
             end()
 
     def _forget(self) -> None:
-        self._ended, self._group, self._ours, self._word = self._group, None, None, None
+        self._ended, self._group, self._ours, self._signal = self._group, None, None, None
 
 
 class _AbortSignal:
-    """How the group ends, said to all its members at once: by a key of the store."""
+    """How the group ends, for all its members at once: a key of the store."""
 
     def __init__(self, group: Group, store: TCPStore) -> None:
         self._group, self._store = group, store
@@ -222,37 +222,37 @@ class _AbortSignal:
         """Start a thread that sleeps until the group is left or broken; broken, it calls `then`."""
         # A client of its own: one that waits serves nobody else.
         store = TCPStore(self._group.store_address, self._group.store_port, is_master=False)
-        key = word_key(self._group)
+        key = abort_key(self._group)
 
         def wait() -> None:
             try:
                 store.wait([key], _LONG)
                 is_broken = store.get(key) == BROKEN.encode()
             except dist.DistError:
-                return  # the store is gone, and nobody can say anything any more
+                return  # the store is gone, and with it all signals
             if is_broken:
                 then()
 
-        threading.Thread(target=wait, name="raybench-word", daemon=True).start()
+        threading.Thread(target=wait, name="raybench-abort", daemon=True).start()
 
-    def send(self, word: str) -> None:
+    def send(self, end: str) -> None:
         with suppress(dist.DistError):  # the store is gone, and the waits have ended with it
-            self._store.set(word_key(self._group), word)
+            self._store.set(abort_key(self._group), end)
 
 
-def word_key(group: Group) -> str:
+def abort_key(group: Group) -> str:
     """Return the store's key under which members are told that their group is broken."""
-    return f"{group.name}/word"
+    return f"{group.name}/abort"
 
 
-def tell_place(place: RankInfo, group: Group | None) -> None:
+def set_torchrun_variables(rank_info: RankInfo, group: Group | None) -> None:
     """Set the variables of torchrun, which libraries read."""
     os.environ.update(
-        RANK=str(place.rank),
-        WORLD_SIZE=str(place.world_size),
-        LOCAL_RANK=str(place.local_rank),
-        LOCAL_WORLD_SIZE=str(place.local_world_size),
-        GROUP_RANK=str(place.node_rank),
+        RANK=str(rank_info.rank),
+        WORLD_SIZE=str(rank_info.world_size),
+        LOCAL_RANK=str(rank_info.local_rank),
+        LOCAL_WORLD_SIZE=str(rank_info.local_world_size),
+        GROUP_RANK=str(rank_info.node_rank),
     )
     if group is not None:
         os.environ.update(MASTER_ADDR=group.store_address, MASTER_PORT=str(group.store_port))

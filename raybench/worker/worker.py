@@ -39,7 +39,7 @@ from raybench.records import (
 from raybench.records.sources import Code, code_here, differing, raybench_sha256
 from raybench.stats import summary
 from raybench.worker import state
-from raybench.worker.process_group import GroupGoneError, ProcessGroup, tell_place
+from raybench.worker.process_group import GroupGoneError, ProcessGroup, set_torchrun_variables
 from raybench.worker.state import ProcessState
 from raybench.workloads import precision
 from raybench.workloads.base import Context, Workload
@@ -68,7 +68,7 @@ class Worker:
         self._enter_device()
         return describe_device(self._device, node_id=node_id, address=address)
 
-    def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
+    def run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
         """Form the group if it is another than the last, run the point, clean up.
 
         Whatever the workload raises comes back as a Failure. A rank that does not come back in
@@ -76,7 +76,7 @@ class Worker:
         """
         faulthandler.dump_traceback_later(task.settings.timeout_s, file=_STDERR)
         try:
-            return self._run(task, place, group)
+            return self._run(task, rank_info, group)
         finally:
             faulthandler.cancel_dump_traceback_later()
 
@@ -84,21 +84,21 @@ class Worker:
         """Take down the process group. All its members must be alive and idle."""
         self._group.leave()
 
-    def _run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
+    def _run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
         answer: Answer
         try:
             self._enter_device()
-            self._import(task, place)
+            self._import(task, rank_info)
             self._check_code(task)
             self._state.begin()
             self._probe(task)
-            answer = self._measurement(task, place, group)
+            answer = self._measurement(task, rank_info, group)
         except GroupGoneError:
-            answer = _peer_failed(place, worker_reusable=True)
+            answer = _peer_failed(rank_info, worker_reusable=True)
         except BaseException as error:  # whatever the workload raises, whose frames hold it
-            answer = _failure(error, place)
+            answer = _failure(error, rank_info)
         if self._group.is_broken(group):
-            answer = _peer_failed(place, worker_reusable=answer.worker_reusable)
+            answer = _peer_failed(rank_info, worker_reusable=answer.worker_reusable)
         if isinstance(answer, Failure) and not self._is_fit_after(answer):
             return replace(answer, worker_reusable=False)  # cleaning up may wait for lost peers
         try:
@@ -106,7 +106,7 @@ class Worker:
             left = (*self._clean_up(), *self._state.functions_replaced(package))
             return _warn_of_leftovers(answer, left)
         except Exception as error:
-            return replace(_failure(error, place), worker_reusable=False)
+            return replace(_failure(error, rank_info), worker_reusable=False)
 
     def _is_fit_after(self, failure: Failure) -> bool:
         return failure.worker_reusable and self._group.is_taken_down(_TAKE_DOWN_TIMEOUT_S)
@@ -127,7 +127,7 @@ class Worker:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
-    def _import(self, task: Task, place: RankInfo) -> None:
+    def _import(self, task: Task, rank_info: RankInfo) -> None:
         """Load the workload's module, and let what that sets in this process stay.
 
         A module is executed once in a process: undone after its first point, its settings would
@@ -136,7 +136,7 @@ class Worker:
         workload = task.point.workload
         if workload in self._code:
             return
-        tell_place(place, None)
+        set_torchrun_variables(rank_info, None)
         registry.load(workload)
         self._state = ProcessState(self._device)
         self._state.begin()
@@ -155,10 +155,10 @@ class Worker:
             "differs; let all nodes have the same files, and leave them alone while a sweep runs"
         )
 
-    def _measurement(self, task: Task, place: RankInfo, group: Group | None) -> Measurement:
+    def _measurement(self, task: Task, rank_info: RankInfo, group: Group | None) -> Measurement:
         began_s = time.perf_counter()
-        self._group.join(task, place, group)
-        point, context = task.point, self._context(task, place)
+        self._group.join(task, rank_info, group)
+        point, context = task.point, self._context(task, rank_info)
         workload_class = registry.load(point.workload)
 
         def build() -> Workload:
@@ -181,7 +181,7 @@ class Worker:
         self._group.check(point.workload)
         # What follows is raybench's own work, and may not suffer from what the workload has set.
         self._clean_up()
-        self._group.join(task, place, group)
+        self._group.join(task, rank_info, group)
         self._group.free_buffers(self._state.holds_device_memory)
         precision.apply(point.precision)
         return replace(
@@ -193,12 +193,12 @@ class Worker:
             worker_reusable=done.profile is None,
         )
 
-    def _context(self, task: Task, place: RankInfo) -> Context:
+    def _context(self, task: Task, rank_info: RankInfo) -> Context:
         return Context(
             device=self._device,
-            rank=place.rank,
-            world_size=place.world_size,
-            local_rank=place.local_rank,
+            rank=rank_info.rank,
+            world_size=rank_info.world_size,
+            local_rank=rank_info.local_rank,
             batch_size=task.point.batch_size or 1,
             **task.point.execution,
             seed=task.seed,
@@ -296,12 +296,12 @@ def _warn_of_leftovers(answer: Answer, left: tuple[str, ...]) -> Answer:
     return replace(answer, warnings=(*answer.warnings, warning), worker_reusable=False)
 
 
-def _failure(error: BaseException, place: RankInfo) -> Failure:
+def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
     """Turn an exception into data: it may not survive pickling, and its frames hold memory."""
     # A module that cannot be imported has a reason of its own.
     cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
     return Failure(
-        rank=place.rank,
+        rank=rank_info.rank,
         status=Status.OOM if _is_out_of_memory(error) else Status.ERROR,
         error_type=failure_text.type_of(cause),
         message=failure_text.message_of(error),
@@ -310,11 +310,11 @@ def _failure(error: BaseException, place: RankInfo) -> Failure:
     )
 
 
-def _peer_failed(place: RankInfo, *, worker_reusable: bool) -> Failure:
+def _peer_failed(rank_info: RankInfo, *, worker_reusable: bool) -> Failure:
     """In place of what a rank answers whose group was taken down: it may be garbage."""
     return Failure.of(
         Cause.PEER_FAILED,
-        rank=place.rank,
+        rank=rank_info.rank,
         message="another rank failed",
         worker_reusable=worker_reusable,
     )
@@ -324,8 +324,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     # The CPU allocator, cuBLAS and NCCL have no exception class of their own for it.
-    told = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and failure_text.says(error, *told)
+    phrases = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and failure_text.mentions(error, *phrases)
 
 
 def _is_cuda_error(error: BaseException) -> bool:
@@ -335,4 +335,4 @@ def _is_cuda_error(error: BaseException) -> bool:
     """
     if isinstance(error, torch.OutOfMemoryError):
         return False
-    return isinstance(error, torch.AcceleratorError) or failure_text.says(error, "CUDA error")
+    return isinstance(error, torch.AcceleratorError) or failure_text.mentions(error, "CUDA error")

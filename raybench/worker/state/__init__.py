@@ -37,13 +37,13 @@ class ProcessState:
         )
         self._before = [setting.read() for setting in self._settings]
         self._memory = DeviceMemory(device)
-        self._company = ProcessSnapshot()
+        self._processes = ProcessSnapshot()
         self._descriptors = Descriptors()
         self._functions = LoadedFunctions()
 
     def begin(self) -> None:
         """Note which threads, child processes and functions there are before a workload starts."""
-        self._company = ProcessSnapshot()
+        self._processes = ProcessSnapshot()
         self._functions.learn()
 
     def restore(self) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ class ProcessState:
         self._memory.release()
         # Once more: what the collector ended may have put settings back that were not ours.
         changed = self._write_back()
-        left = (*self._company.leaked(), *self._descriptors.count_open())
+        left = (*self._processes.leaked(), *self._descriptors.count_open())
         return (*changed, *left, *self._memory.still_held())
 
     def functions_replaced(self, package: str) -> tuple[str, ...]:
