@@ -17,6 +17,7 @@ from raybench.analysis.settings import OPTIONAL, SETTINGS, batch_column, number_
 from raybench.analysis.start_noise import StartIntervals, StartNoise
 from raybench.job.point import Scalar
 from raybench.records import Status
+from raybench.results.metrics import DERIVED
 from raybench.results.quality import (
     BREAKDOWN,
     NO_ITEMS,
@@ -53,7 +54,7 @@ _DERIVED = {
     "why": "object",
     "is_base_unsteady": "bool",
     "why_no_breakdown": "object",
-}
+} | {metric.name: "float64" for metric in DERIVED}
 _UNKNOWN = dict.fromkeys(name for name, kind in _DERIVED.items() if kind == "float64")
 
 

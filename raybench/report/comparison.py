@@ -19,6 +19,7 @@ from raybench.analysis.settings import EXECUTION, setting, setting_order, varyin
 from raybench.analysis.start_noise import DOCUMENTED, POINTS, REPEATS, RUNS
 from raybench.records import FAILURES
 from raybench.report import formatting
+from raybench.report.tables import Table
 from raybench.results.run import Run
 
 Row = dict[str, Any]
@@ -123,25 +124,29 @@ def shown(comparison: Comparison) -> tuple[list[Row], int]:
     return rows[:most], max(0, len(rows) - most)
 
 
-def table(comparison: Comparison) -> tuple[list[str], int, list[list[str]]]:
-    """Columns, how many of them are settings, and cells, of the points in `shown`."""
+def table(comparison: Comparison) -> Table:
+    """Make the table of the points in `shown`; the verdicts are its last column."""
     rows, _ = shown(comparison)
     names = varying(comparison.compared, params_first=True)
     unit = formatting.unit_of_times(row["base_ms"] for row in rows)
-    heads = (f"base {unit.name}", f"new {unit.name}", "change", "seen from")
-    columns = [*map(formatting.heading, names), *heads]
-    cells = [
-        [
-            *(formatting.setting(name, setting(row, name)) for name in names),
-            formatting.time_in(unit, row["base_ms"]),
-            formatting.time_in(unit, row["new_ms"]),
-            _change(row),
-            f"{row['least_seen']:.1%}" if formatting.has_value(row["least_seen"]) else "",
-            row["verdict"],
-        ]
-        for row in rows
-    ]
-    return [*columns, "verdict"], len(names), cells
+    settings = tuple(map(formatting.heading, names))
+    heads = (f"base {unit.name}", f"new {unit.name}", "change", "seen from", "verdict")
+    return Table(
+        columns=(*settings, *heads),
+        settings=len(names),
+        rows=tuple(
+            (
+                *(formatting.setting(name, setting(row, name)) for name in names),
+                formatting.time_in(unit, row["base_ms"]),
+                formatting.time_in(unit, row["new_ms"]),
+                _change(row),
+                f"{row['least_seen']:.1%}" if formatting.has_value(row["least_seen"]) else "",
+                row["verdict"],
+            )
+            for row in rows
+        ),
+        texts=frozenset({*settings, "verdict"}),
+    )
 
 
 def _change(row: Row) -> str:

@@ -77,12 +77,12 @@ class Table:
     own: metrics that the workload declares itself.
     """
 
-    workload: str
-    params: Mapping[str, str]
-    kind: str
     columns: tuple[str, ...]
     settings: int
     rows: tuple[tuple[str, ...], ...]
+    workload: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+    kind: str = ""
     optional: tuple[str, ...] = ()
     extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     texts: frozenset[str] = frozenset()

@@ -11,8 +11,9 @@ from raybench.report import comparison as said
 from raybench.report import formatting
 from raybench.report.comparison import Comparison
 from raybench.report.export import as_json
-from raybench.report.text.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, render
-from raybench.report.text.markdown import code, escape
+from raybench.report.text.console import WIDTH, grid, line, pairs, render
+from raybench.report.text.markdown import code, escape, format_table
+from raybench.report.text.terminal import table_columns
 from raybench.results.run import Run
 
 NOT_COMPARABLE = "NOT COMPARABLE"
@@ -31,7 +32,9 @@ def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool =
     ]
     parts += _pairs("What changed around the points", said.environment(comparison), _SAME_AROUND)
     if comparison.compared:
-        parts += [line(""), _table(comparison)]
+        table = said.table(comparison)
+        styles = [_STYLES.get(row[-1], "") for row in table.rows]
+        parts += [line(""), grid(table_columns(table), table.rows, styles)]
         parts += [line(left_out) for left_out in _omissions(comparison)]
     parts += _pairs("What changed beside, or is missing for a verdict", said.beside(comparison))
     parts += _pairs("Failed in one of the runs", said.unpaired(comparison))
@@ -69,22 +72,8 @@ def _omissions(comparison: Comparison) -> list[str]:
     return [f"and {hidden} more that are the same; `--format json` has all"] if hidden else []
 
 
-def _table(comparison: Comparison) -> RenderableType:
-    names, settings, cells = said.table(comparison)
-    columns = [
-        Column(
-            name,
-            folds_to=SETTING_CHARS if place < settings else None,
-            side="right" if settings <= place < len(names) - 1 else "left",
-        )
-        for place, name in enumerate(names)
-    ]
-    return grid(columns, cells, [_STYLES.get(cell[-1], "") for cell in cells])
-
-
 def format_markdown(comparison: Comparison) -> str:
     """Write the comparison, to be read in a pull request."""
-    names, settings, cells = said.table(comparison)
     blocks = [
         f"## {escape(comparison.new.job_name)}: {code(comparison.new.run_id)} against "
         f"{code(comparison.base.run_id)}",
@@ -93,13 +82,8 @@ def format_markdown(comparison: Comparison) -> str:
         *(f"> **{escape(_loud(why))}**" for why in comparison.obstacles),
         *_list("What changed around the points", said.environment(comparison), _SAME_AROUND),
     ]
-    if cells:
-        numbers = len(names) - 1 - settings
-        aligned = [*[":---"] * settings, *["---:"] * numbers, ":---"]
-        rows = [[escape(cell) for cell in row] for row in [names, *cells]]
-        lines = [rows[0], aligned, *rows[1:]]
-        blocks.append("\n".join("| " + " | ".join(row) + " |" for row in lines))
-        blocks += _omissions(comparison)
+    if comparison.compared:
+        blocks += [format_table(said.table(comparison)), *_omissions(comparison)]
     blocks += [
         *_list("What changed beside, or is missing for a verdict", said.beside(comparison)),
         *_list("Failed in one of the runs", said.unpaired(comparison)),

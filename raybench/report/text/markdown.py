@@ -54,16 +54,17 @@ def code(text: str) -> str:
     return f"{fence}{pad}{one_line}{pad}{fence}"
 
 
-def _table(table: Table) -> list[str]:
+def format_table(table: Table) -> str:
+    """Write the cells of a table."""
     aligned = [":---" if column in table.texts else "---:" for column in table.columns]
-    lines = [_row(escape(column) for column in table.columns), _row(aligned)]
-    lines += [_row(escape(cell) for cell in row) for row in table.rows]
+    lines = [_row(map(escape, table.columns)), _row(aligned)]
+    return "\n".join([*lines, *(_row(map(escape, row)) for row in table.rows)])
+
+
+def _table(table: Table) -> list[str]:
     title = "### " + ": ".join(filter(None, (escape(table.workload), escape(table.kind))))
-    return [
-        title,
-        *([code(formatting.settings(table.params))] if table.params else []),
-        "\n".join(lines),
-    ]
+    params = [code(formatting.settings(table.params))] if table.params else []
+    return [title, *params, format_table(table)]
 
 
 def _findings(summary: Summary) -> Iterator[str]:

@@ -68,7 +68,7 @@ def _tables(summary: Summary, width: int) -> list[RenderableType]:
     for table in joined:
         what = f"{table.workload} {formatting.settings(table.params)}".strip()
         parts += [line(""), line(": ".join(filter(None, (what, table.kind))), "bold")]
-        parts += [grid(_columns(table), table.rows)]
+        parts += [grid(table_columns(table), table.rows)]
     notes = explain(
         joined, summary.run.baseline, summary.ranks, summary.plus_minus, by_mean=summary.by_mean
     )
@@ -80,7 +80,7 @@ def _tables(summary: Summary, width: int) -> list[RenderableType]:
 def _narrow(table: Table, width: int) -> Table:
     """Leave out of the table what it can do without, as far as it needs."""
     for name in table.optional:
-        if min_width(_columns(table), table.rows) <= width:
+        if min_width(table_columns(table), table.rows) <= width:
             break
         if name in table.columns:
             table = table.without(name)
@@ -92,7 +92,7 @@ def _join(tables: Sequence[Table], width: int) -> list[Table]:
     joined: list[Table] = []
     for table in tables:
         wide = _side_by_side(joined[-1], table) if joined else None
-        if wide is not None and min_width(_columns(wide), wide.rows) <= width:
+        if wide is not None and min_width(table_columns(wide), wide.rows) <= width:
             joined[-1] = wide
         else:
             joined.append(table)
@@ -114,7 +114,7 @@ def _widen(table: Table, width: int) -> Table:
     """Add columns to the table where there is room beside all of its own."""
     for name, cells in table.extras.items():
         wider = table.with_column(name, cells)
-        if min_width(_columns(wider), wider.rows) > width:
+        if min_width(table_columns(wider), wider.rows) > width:
             break
         table = wider
     return table
@@ -134,7 +134,8 @@ def _omissions(tables: Sequence[Table], fitted: Sequence[Table], width: int) -> 
     ]
 
 
-def _columns(table: Table) -> list[Column]:
+def table_columns(table: Table) -> list[Column]:
+    """List the columns of a table: settings may be folded, texts stand to the left."""
     return [
         Column(
             name,
