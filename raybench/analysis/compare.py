@@ -156,10 +156,10 @@ def _pairs(base: pd.DataFrame, new: pd.DataFrame) -> Iterator[Row]:
     of_base, of_new = ({row["point_id"]: row for row in records(points)} for points in (base, new))
     for point_id in [*of_new, *(one for one in of_base if one not in of_new)]:
         pair = [of_run.get(point_id, {}) for of_run in (of_base, of_new)]
-        told = pair[1] or pair[0]
+        row = pair[1] or pair[0]
         yield {
             "point_id": point_id,
-            **{name: told[name] for name in (*SETTINGS, *BATCH)},
+            **{name: row[name] for name in (*SETTINGS, *BATCH)},
             "status_base": pair[0].get("status"),
             "status_new": pair[1].get("status"),
             **{name: math.nan if kind == "float64" else None for name, kind in _COLUMNS.items()},

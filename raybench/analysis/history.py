@@ -140,5 +140,5 @@ def series_noise(
     if len(values) < _MIN_RUNS:
         return math.sqrt(variance), degrees
     seen = (_NORMAL * float(np.median(np.abs(np.diff(values))))) ** 2 / 2
-    told = _EFFICIENCY * (len(values) - 1)
-    return math.sqrt((degrees * variance + told * seen) / (degrees + told)), degrees + told
+    more = _EFFICIENCY * (len(values) - 1)
+    return math.sqrt((degrees * variance + more * seen) / (degrees + more)), degrees + more

@@ -209,9 +209,9 @@ def node_noise(
 
 def _observe(groups: Sequence[Sequence[float]], within: float) -> tuple[float, int]:
     """Estimate the variance of the noise of starts, and its degrees of freedom."""
-    told = [np.log(group) for group in groups if len(group) > 1]
-    degrees = sum(len(group) - 1 for group in told)
-    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in told)
+    logs = [np.log(group) for group in groups if len(group) > 1]
+    degrees = sum(len(group) - 1 for group in logs)
+    squares = sum(float(((group - group.mean()) ** 2).sum()) for group in logs)
     return (max(0.0, squares / degrees - within), degrees) if degrees else (0.0, 0)
 
 

@@ -119,8 +119,8 @@ def percent(relative: float) -> str:
 def shown(comparison: Comparison) -> tuple[list[Row], int]:
     """Select the points with step times in both runs; also count the same ones left out."""
     rows = comparison.compared
-    told = sum(row["verdict"] != SAME for row in rows)
-    most = max(told, _MOST_ROWS)
+    changed = sum(row["verdict"] != SAME for row in rows)
+    most = max(changed, _MOST_ROWS)
     return rows[:most], max(0, len(rows) - most)
 
 
@@ -158,10 +158,10 @@ def _change(row: Row) -> str:
 
 def label(row: Row, names: Sequence[str]) -> str:
     """Name a point by the settings that tell it from the others."""
-    told = {
+    given = {
         formatting.heading(name): formatting.setting(name, setting(row, name)) for name in names
     }
-    return formatting.settings(told) or row["point_id"]
+    return formatting.settings(given) or row["point_id"]
 
 
 def beside(comparison: Comparison) -> list[tuple[str, str]]:
@@ -170,11 +170,11 @@ def beside(comparison: Comparison) -> list[tuple[str, str]]:
     names = varying(rows, params_first=True)
     found = []
     for row in rows:
-        told = [*([row["why"]] if formatting.has_value(row["why"]) else [])]
+        phrases = [*([row["why"]] if formatting.has_value(row["why"]) else [])]
         if row["verdict"] != SAME:
-            told += [_point_change(one) for one in comparison.beside.get(row["point_id"], ())]
-            if told:
-                found.append((label(row, names), "; ".join(map(formatting.plain, told))))
+            phrases += [_point_change(one) for one in comparison.beside.get(row["point_id"], ())]
+            if phrases:
+                found.append((label(row, names), "; ".join(map(formatting.plain, phrases))))
     return found
 
 
@@ -247,7 +247,7 @@ def headline(comparison: Comparison) -> str:
     rows, verdicts = comparison.compared, comparison.verdicts
     if not rows:
         return "No point was measured in both runs."
-    told = [
+    phrases = [
         f"{verdicts[name]} {name}{_span([row for row in rows if row['verdict'] == name])}"
         for name in (SLOWER, FASTER, SAME, UNCLEAR)
         if verdicts[name] or name == SLOWER
@@ -255,7 +255,7 @@ def headline(comparison: Comparison) -> str:
     broken = f"; {len(comparison.broken)} fail now" if comparison.broken else ""
     middle = percent(float(np.median([row["ratio"] for row in rows])) - 1)
     median = f"; the median change is {middle}" if len(rows) > 1 else ""
-    return f"Of {len(rows)} {_points(len(rows))}: {', '.join(told)}{broken}{median}."
+    return f"Of {len(rows)} {_points(len(rows))}: {', '.join(phrases)}{broken}{median}."
 
 
 def sensitivity(comparison: Comparison) -> str:
@@ -274,8 +274,8 @@ def sensitivity(comparison: Comparison) -> str:
 
 def _runs(comparison: Comparison, side: str) -> str:
     counts = {int(row[f"{side}_runs"]) for row in comparison.compared}
-    told = _between(sorted(counts), "d")
-    return f"{told} run" if counts == {1} else f"{told} runs"
+    text = _between(sorted(counts), "d")
+    return f"{text} run" if counts == {1} else f"{text} runs"
 
 
 def _between(values: Sequence[float], form: str = ".1%") -> str:
@@ -347,20 +347,20 @@ def one_sided(comparison: Comparison) -> str:
     of_base, of_new = (
         [row for row in comparison.rows if absent(row) == other] for other in ("new", "base")
     )
-    told = [
+    phrases = [
         f"{len(rows)} {_points(len(rows))} in {run} only"
         for run, rows in (("BASE", of_base), ("NEW", of_new))
         if rows
     ]
-    if not told:
+    if not phrases:
         return ""
     both = [row for row in comparison.rows if not absent(row)]
     if of_base and of_new:
         names = ", ".join(formatting.heading(name) for name in _apart_in(of_base, of_new))
-        return f"{', '.join(told)}; they differ in {names}." if names else f"{', '.join(told)}."
+        return f"{', '.join(phrases)}{f'; they differ in {names}' if names else ''}."
     alone = of_base or of_new
     values = [_values(alone, name) for name in _disjoint(alone, both)]
-    return f"{told[0]}: {'; '.join(values)}." if values else f"{told[0]}."
+    return f"{phrases[0]}: {'; '.join(values)}." if values else f"{phrases[0]}."
 
 
 def _apart_in(one: Sequence[Row], other: Sequence[Row]) -> list[str]:
@@ -388,9 +388,9 @@ def _texts(rows: Sequence[Row], name: str) -> set[str]:
 def _values(rows: Sequence[Row], name: str) -> str:
     """Write a setting and the values that it has in these rows."""
     known = sorted({setting(row, name) for row in rows}, key=setting_order)
-    told = [formatting.setting(name, value) for value in known[:_MOST_VALUES]]
+    phrases = [formatting.setting(name, value) for value in known[:_MOST_VALUES]]
     more = ["…"] if len(known) > _MOST_VALUES else []
-    return f"{formatting.heading(name)} {', '.join([*told, *more])}"
+    return f"{formatting.heading(name)} {', '.join([*phrases, *more])}"
 
 
 def explanation(comparison: Comparison) -> list[str]:

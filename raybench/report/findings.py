@@ -76,10 +76,10 @@ def losses(
         return ()
     whom = _whom(found)
     spans = ((name, _span([row[name] for row in found])) for name in LOSSES)
-    told = [
+    phrases = [
         f"{span} {whom if name == 'lost_wait' else CAUSES[name]}" for name, span in spans if span
     ]
-    return ((f"{found[0]['world_size']} {ranks}", ", ".join(told)),) if told else ()
+    return ((f"{found[0]['world_size']} {ranks}", ", ".join(phrases)),) if phrases else ()
 
 
 def with_most_ranks(rows: Sequence[Row]) -> list[Row]:
@@ -120,8 +120,8 @@ def _label(settings: Mapping[str, Any], ranks: str) -> str:
 
 def _range(rows: Sequence[Row], apart: Sequence[str], ranks: str) -> str:
     least, most = (choose(rows, key=lambda row: row["speed_up"]) for choose in (min, max))
-    told = [_speed_up(least, apart, ranks), _speed_up(most, apart, ranks)]
-    return (told[1] if len(rows) == 1 else " to ".join(told)) + memory_range(rows)
+    phrases = [_speed_up(least, apart, ranks), _speed_up(most, apart, ranks)]
+    return (phrases[1] if len(rows) == 1 else " to ".join(phrases)) + memory_range(rows)
 
 
 def memory_range(rows: Sequence[Row]) -> str:
@@ -142,7 +142,7 @@ def plus_minus(row: Row) -> float | None:
 def _speed_up(row: Row, apart: Sequence[str], ranks: str) -> str:
     sure = plus_minus(row)
     efficiency, serial = formatting.percent(row["efficiency"]), row["serial_fraction"]
-    told = (
+    text = (
         f"{formatting.ratio(row['speed_up'])}x"
         + ("" if sure is None else f" {formatting.half_width(sure)}")
         + (f", {efficiency} efficiency" if efficiency else "")
@@ -153,7 +153,7 @@ def _speed_up(row: Row, apart: Sequence[str], ranks: str) -> str:
         )
     )
     where = formatting.settings_words(row, apart, ranks)
-    return f"{told} ({where})" if where else told
+    return f"{text} ({where})" if where else text
 
 
 BEST_TITLE = "Best precision and batch size"
@@ -179,13 +179,13 @@ def _criterion(one: Row, by_id: Mapping[str, Row], apart: Sequence[str], ranks: 
 
 def _choice(one: Row, by_id: Mapping[str, Row]) -> str:
     unit = {"throughput": "samples/s", "samples_per_joule": "samples/s per watt"}[one["by"]]
-    told = (
+    text = (
         f"{_precision_and_batch(by_id[one['point_id']])}: {formatting.number(one['value'])} {unit}"
     )
     if not formatting.has_value(one["rival_point_id"]):
-        return told
+        return text
     rival = by_id[one["rival_point_id"]]
-    return f"{told}; {_precision_and_batch(rival)} may be as good"
+    return f"{text}; {_precision_and_batch(rival)} may be as good"
 
 
 def _precision_and_batch(row: Row) -> str:
@@ -278,13 +278,13 @@ class MoreRounds:
     @property
     def sentence(self) -> str:
         """`3 rounds would take about 2 min 40 s more and give ±0.5%`."""
-        told = " and ".join(
+        text = " and ".join(
             f"{formatting.half_width(width)} {_KINDS_WORDS.get(kind, '')}".rstrip()
             for kind, width in sorted(self.half_widths.items(), key=lambda one: one[1])
         )
         return (
             f"{self.rounds} rounds would take about {formatting.long_time(self.seconds)} more and "
-            f"give about {told}"
+            f"give about {text}"
         )
 
 
@@ -307,11 +307,11 @@ def _documentation(rows: Sequence[Row]) -> str:
     floors = {kind: prior_of(kind).floor for kind in kinds}
     if CPU in floors:
         return f"two starts on shared CPUs differ by up to {floors[CPU]:.0%}"
-    told = " and ".join(
+    text = " and ".join(
         f"{floor:.1%}" + (f" {_KINDS_WORDS[kind]}" if kind in _KINDS_WORDS else "")
         for kind, floor in sorted(floors.items(), key=lambda one: one[1])
     )
-    return f"two starts on H200s differ by up to {told}"
+    return f"two starts on H200s differ by up to {text}"
 
 
 def drift_warnings(trials: Trials, ranks: str) -> Iterator[str]:

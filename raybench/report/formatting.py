@@ -342,11 +342,11 @@ def _processors(workers: Sequence[Mapping[str, Any]]) -> str:
     """Name the processors of each host once, however many workers are on it."""
     hosts = {(one["host"], one["address"]): one for one in workers}
     models = Counter((plain(one["name"]), int(one["cpu_count"])) for one in hosts.values())
-    told = ", ".join(
+    text = ", ".join(
         f"{count} x {name} ({cores} core{'s' * (cores != 1)}{' each' * (count > 1)})"
         for (name, cores), count in models.items()
     )
-    return f"{len(workers)} worker{'s' * (len(workers) != 1)} on {told}"
+    return f"{len(workers)} worker{'s' * (len(workers) != 1)} on {text}"
 
 
 def versions(found: Mapping[str, str]) -> str:

@@ -59,10 +59,10 @@ def headline(
         return _largest(largest, ranks)
     if compared:
         if "world_size" in baseline:
-            told = _scaling(compared, baseline, ranks, measured)
+            text = _scaling(compared, baseline, ranks, measured)
         else:
-            told = _against(compared, baseline, ranks)
-        return "; ".join(filter(None, (told, _refusal(rows))))
+            text = _against(compared, baseline, ranks)
+        return "; ".join(filter(None, (text, _refusal(rows))))
     most = _most_samples(measured, ranks) or _rates(measured, ranks)
     return "; ".join(filter(None, (_why_not(rows, baseline), most)))
 
@@ -79,14 +79,14 @@ def _scaling(
     names = varying(rows, baseline) or ("precision", "batch")
     best, worst = (choose(rows, key=lambda row: row["speed_up"]) for choose in (max, min))
     of = f" the samples/s of {formatting.ranks_words(int(baseline['world_size']), ranks)}"
-    told = f"{formatting.ranks_words(best['world_size'], ranks)} do "
+    text = f"{formatting.ranks_words(best['world_size'], ranks)} do "
     if len(rows) == 1:
-        told += _speed_up(best, names, of)
+        text += _speed_up(best, names, of)
     else:
-        told += f"{_speed_up(best, names, f'{of} at best')}, and "
-        told += _speed_up(worst, names, " at worst")
+        text += f"{_speed_up(best, names, f'{of} at best')}, and "
+        text += _speed_up(worst, names, " at worst")
     most = _most_samples(measured, ranks) if len(rows) > 1 else ""
-    return "; ".join(filter(None, (told, _omission(found), _loss(rows), most)))
+    return "; ".join(filter(None, (text, _omission(found), _loss(rows), most)))
 
 
 def _speed_up(row: Row, names: Sequence[str], of: str = "") -> str:
@@ -114,13 +114,13 @@ def _loss(rows: Sequence[Row]) -> str:
     losing = [row for row in rows if row["efficiency"] < 1 - _LEAST_LOSS and not _may_be_ideal(row)]
     if not losing:
         return ""
-    told = [row for row in losing if has_causes(row)]
+    explained = [row for row in losing if has_causes(row)]
     contradicted = [row for row in losing if formatting.has_value(row["why_no_breakdown"])]
-    if not told and contradicted:
+    if not explained and contradicted:
         return "what the rest is lost to is not known: the parts of the step exceed it"
-    if len(told) + len(contradicted) < len(losing):
+    if len(explained) + len(contradicted) < len(losing):
         return "what the rest is lost to was not measured"
-    causes = [max(_causes(row), key=lambda name: _precision_of(row[name])) for row in told]
+    causes = [max(_causes(row), key=lambda name: _precision_of(row[name])) for row in explained]
     cause, count = Counter(causes).most_common(1)[0]
     if count < len(losing):
         return f"{CAUSES[cause]} is the largest loss in {count} of {len(losing)} settings"
@@ -161,8 +161,8 @@ def _refusal(rows: Sequence[Row]) -> str:
     if not reasons:
         return ""
     are = "is" if len(reasons) == 1 else "are"
-    told = f"{len(reasons)} of {len(others)} points {are} not compared"
-    return f"{told}: {reasons[0]}" if len(set(reasons)) == 1 else told
+    text = f"{len(reasons)} of {len(others)} points {are} not compared"
+    return f"{text}: {reasons[0]}" if len(set(reasons)) == 1 else text
 
 
 def _against(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -> str:
@@ -238,15 +238,15 @@ def _bandwidth(rows: Sequence[Row], name: str, what: str, ranks: str) -> str:
         f" with {formatting.setting(size, setting(chosen[0], size))}" for size in sizes
     )
     on = formatting.settings_words(chosen[0], ("world_size",), ranks)
-    told = f"{what}{having} on {on}: {_from_to(chosen, name, 'GB/s')}"
-    return told + (_of_datasheet(chosen) if name == "memory_gb_s" else _latency(rows, most))
+    text = f"{what}{having} on {on}: {_from_to(chosen, name, 'GB/s')}"
+    return text + (_of_datasheet(chosen) if name == "memory_gb_s" else _latency(rows, most))
 
 
 def _from_to(rows: Sequence[Row], name: str, unit: str) -> str:
     """`324.9 GB/s (all_gather) to 356.7 GB/s (sendrecv)`."""
     names = varying(rows, ("world_size", *OPTIONAL))
     ends = [choose(rows, key=lambda row: row[name]) for choose in (min, max)]
-    told = [
+    phrases = [
         (
             formatting.duration(row[name])
             if unit == "ms"
@@ -255,7 +255,7 @@ def _from_to(rows: Sequence[Row], name: str, unit: str) -> str:
         + (f" ({where})" if (where := _values(row, names)) else "")
         for row in ends
     ]
-    return told[0] if len(rows) == 1 else " to ".join(told)
+    return phrases[0] if len(rows) == 1 else " to ".join(phrases)
 
 
 def _of_datasheet(rows: Sequence[Row]) -> str:
@@ -311,7 +311,7 @@ def _burst(row: Row) -> str:
 def _largest(found: Sequence[LargestBatch], ranks: str) -> str:
     """Say `the largest batch that fits is 192 per device (bf16, 1 GPU)`."""
     ends = [choose(found, key=lambda one: one.batch_size) for choose in (min, max)]
-    told = [f"{one.batch_size:,} ({batch_label(one.settings, ranks)})" for one in ends]
+    phrases = [f"{one.batch_size:,} ({batch_label(one.settings, ranks)})" for one in ends]
     return "the largest batch per device that fits is " + (
-        told[0] if len(found) == 1 else " to ".join(told)
+        phrases[0] if len(found) == 1 else " to ".join(phrases)
     )

@@ -299,9 +299,9 @@ def failures(rows: Iterable[Row]) -> tuple[MessageGroup, ...]:
 
 def first_messages(groups: Sequence[MessageGroup]) -> tuple[list[tuple[str, str]], str]:
     """(how many, what they say) of the first ones, and what is to be said of the rest, if any."""
-    told = [(f"{group.count} x ", group.shortened) for group in groups[:_MOST_LINES]]
+    phrases = [(f"{group.count} x ", group.shortened) for group in groups[:_MOST_LINES]]
     more = sum(group.count for group in groups[_MOST_LINES:])
-    return told, f"and {more} more, each another; `--format json` has all" if more else ""
+    return phrases, f"and {more} more, each another; `--format json` has all" if more else ""
 
 
 def lost_nodes(failed: Iterable[tuple[Any, Any]]) -> tuple[str, ...]:
@@ -326,8 +326,8 @@ def _reason(row: Row) -> str:
     if formatting.has_value(row["error_host"]):
         place = f"rank {row['error_rank']:.0f} ({row['error_host']}, {row['error_device']}): "
         message = message.removeprefix(place)
-    told = formatting.failure(row["status"], row["error_type"], message)
-    return f"{formatting.STATUS_WORDS[row['status']]}: {told}"
+    text = formatting.failure(row["status"], row["error_type"], message)
+    return f"{formatting.STATUS_WORDS[row['status']]}: {text}"
 
 
 def _where(rows: Sequence[Row]) -> str:

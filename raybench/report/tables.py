@@ -308,11 +308,11 @@ def _setting_of(name: str, row: Row) -> str | None:
 def _kind(first: Row, names: Sequence[str], layout: Layout) -> str:
     """Of training, what is compared; of the rest, the settings that are no columns."""
     if not layout.has_throughput:
-        told = {"precision": first["precision"], "world_size": _ranks(first, layout)}
+        given = {"precision": first["precision"], "world_size": _ranks(first, layout)}
         if "dtype" in first["params"]:
             # What has a number format of its own computes nothing in the precision.
-            del told["precision"]
-        return ", ".join(formatting.plain(text) for name, text in told.items() if name not in names)
+            del given["precision"]
+        return ", ".join(formatting.plain(text) for n, text in given.items() if n not in names)
     batch = {"weak": "batch per device", "strong": "global batch"}.get(first["scaling"], "")
     scaling = f"{first['scaling']} scaling" if batch and "world_size" in layout.compared else ""
     return ", ".join(filter(None, (scaling, batch)))
@@ -412,8 +412,8 @@ def meaning(metric: Metric, words: Mapping[str, str]) -> str:
 
     words: `ranks`, what a rank runs on, and `baseline`, its settings.
     """
-    told = metric.meaning.format(**words) if metric.meaning else metric.description
-    return formatting.plain(told).removesuffix(".")
+    text = metric.meaning.format(**words) if metric.meaning else metric.description
+    return formatting.plain(text).removesuffix(".")
 
 
 def _name(metric: Metric) -> str:
@@ -430,5 +430,5 @@ def _marks(tables: Sequence[Table]) -> str:
         for row in table.rows
         for letter in row[table.columns.index(MARK_COLUMN)]
     }
-    told = [f"{mark} {text}" for mark, text in formatting.MARKS.items() if mark in letters]
-    return f"{MARK_COLUMN}: " + "; ".join(told) + "." if told else ""
+    phrases = [f"{mark} {text}" for mark, text in formatting.MARKS.items() if mark in letters]
+    return f"{MARK_COLUMN}: " + "; ".join(phrases) + "." if phrases else ""

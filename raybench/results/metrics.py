@@ -306,8 +306,8 @@ def workload_metrics(rows: Iterable[Row]) -> tuple[Metric, ...]:
         headings, methods = (_mapping(row.get(name)) for name in ("workload_headings", "methods"))
         for name in _mapping(row.get("workload_metrics")):
             heading = headings.get(name, name)
-            told = methods.get(name, heading)
-            found.setdefault(name, Metric(name=name, heading=heading, description=told))
+            text = methods.get(name, heading)
+            found.setdefault(name, Metric(name=name, heading=heading, description=text))
     return tuple(found.values())
 
 

@@ -158,9 +158,9 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> _Part:
 
 def version_of(metadata: Mapping[bytes, bytes], table: str) -> int | None:
     """Read the version of a part's schema; None where it is not a part of the table."""
-    told = metadata.get(b"schema_version", b"")
-    is_part = metadata.get(b"table") == table.encode() and told.isdigit() and len(told) < 10
-    return int(told) if is_part else None
+    text = metadata.get(b"schema_version", b"")
+    is_part = metadata.get(b"table") == table.encode() and text.isdigit() and len(text) < 10
+    return int(text) if is_part else None
 
 
 def _foreign_columns(file: pq.ParquetFile, table: str) -> list[str]:
@@ -171,8 +171,8 @@ def _later(version: int, left_out: Sequence[str]) -> str:
     """Say what a later version has written in a part. left_out: names of its columns."""
     names = ", ".join(left_out[:_MOST_NAMED]) + (" ..." if len(left_out) > _MOST_NAMED else "")
     count = f"{len(left_out)} column{'s are' if len(left_out) > 1 else ' is'}"
-    told = f"; {count} unknown here and left out: {names}" if left_out else ""
-    return f"written by a later version (schema {version}, here {SCHEMA_VERSION}){told}"
+    text = f"; {count} unknown here and left out: {names}" if left_out else ""
+    return f"written by a later version (schema {version}, here {SCHEMA_VERSION}){text}"
 
 
 def _no_rows(wanted: pa.Schema) -> pa.Table:

@@ -245,7 +245,7 @@ def step_parts(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
     slowest = local_ms.index(max(local_ms)) if local_ms else 0
     of_slowest = broken_down[slowest] if broken_down else Breakdown()
     data_ms = data_wait_ms(measurements[slowest : slowest + 1])
-    told = _straggler(broken_down, straggler, _pace_scatter_ms(measurements))
+    straggling = _straggler(broken_down, straggler, _pace_scatter_ms(measurements))
     return {
         "local_step_ms": max(local_ms, default=None),
         "compute_ms": _compute_ms(of_slowest, data_ms),
@@ -253,10 +253,12 @@ def step_parts(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
         "host_gap_ms": _host_gap_ms(of_slowest),
         "host_bound": _host_bound(of_slowest),
         **_by_rank(broken_down),
-        **told,
+        **straggling,
         **_communication(broken_down, step_ms),
         "slowest_rank": (
-            _slowest_rank(straggler, told["straggler_error_ms"], step_ms - max(local_ms), step_ms)
+            _slowest_rank(
+                straggler, straggling["straggler_error_ms"], step_ms - max(local_ms), step_ms
+            )
             if straggler
             else _slowest_timed(measurements, step_ms)
         ),
@@ -266,13 +268,17 @@ def step_parts(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
 
 def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
     """Median over iterations of the longest wait for data; None where no rank tells of it."""
-    told = [
+    waits_ns = [
         [ns for samples in timed for ns in samples.part_ns.get("data", (0,) * len(samples.step_ns))]
         for measurement in measurements
         if (timed := [repetition.timed for repetition in measurement.repetitions])
         and any("data" in samples.part_ns for samples in timed)
     ]
-    return summary.summarize(summary.per_iteration_max(told)).p50 / _NS_PER_MS if told else None
+    return (
+        summary.summarize(summary.per_iteration_max(waits_ns)).p50 / _NS_PER_MS
+        if waits_ns
+        else None
+    )
 
 
 def _breakdowns(measurements: Sequence[Measurement]) -> list[Breakdown]:

@@ -164,8 +164,8 @@ def _elsewhere(root: Path, name: str, ids: Mapping[str, _Origin]) -> str:
         for folder in results_folders(root)
         if any(known.startswith(name) for known in run_folders(root / folder / "runs"))
     ]
-    told = ", ".join(f"{root / folder} has: give {folder}/{name}" for folder in inside)
-    return f"{root}: no run {name!r}; {told}" if inside else ""
+    text = ", ".join(f"{root / folder} has: give {folder}/{name}" for folder in inside)
+    return f"{root}: no run {name!r}; {text}" if inside else ""
 
 
 def _origins(root: Path) -> dict[str, _Origin]:
@@ -181,8 +181,8 @@ def _origins(root: Path) -> dict[str, _Origin]:
 
 def _origin_in_id(run_id: str) -> _Origin | None:
     """Read what an id tells; None for an id that raybench has not given."""
-    told = _STAMPED.fullmatch(run_id)
-    return _Origin(**told.groupdict()) if told else None
+    found = _STAMPED.fullmatch(run_id)
+    return _Origin(**found.groupdict()) if found else None
 
 
 def _origin_in_row(root: Path, run_id: str) -> _Origin | None:

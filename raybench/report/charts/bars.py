@@ -67,8 +67,8 @@ def _names(rows: Sequence[Row], name: Callable[[Row], str]) -> list[str]:
     """Each one once: two bars of one name would lie on each other."""
     names: list[str] = []
     for row in rows:
-        told = name(row) or str(row["point_id"])
-        names.append(f"{told} ({row['point_id']})" if told in names else told)
+        text = name(row) or str(row["point_id"])
+        names.append(f"{text} ({row['point_id']})" if text in names else text)
     return names
 
 
@@ -157,9 +157,9 @@ def _shape(row: Row) -> str:
 def _product_values(row: Row) -> list[Value]:
     reached, peak = float(row[_REACHED]), peak_tflops(row)
     share = f", {reached / peak:.1%} of the datasheet's {peak:,.1f}" if peak else ""
-    told = f"{formatting.number(reached)} TFLOP/s{share}\n{formatting.step_time(row)}"
+    text = f"{formatting.number(reached)} TFLOP/s{share}\n{formatting.step_time(row)}"
     short = formatting.number(reached) + (f" · {reached / peak:.0%}" if peak else "")
-    return [{"x": reached, "peak": peak, "short": short, "tip": told}]
+    return [{"x": reached, "peak": peak, "short": short, "tip": text}]
 
 
 def _product_layers(y: Spec, marks: Sequence[Value]) -> list[Spec]:

@@ -99,14 +99,14 @@ def _figure(
         else power_axis("x", batch_title(sized), [row["batch"] for row in shown])
     )
     lines = lines_of(series, lambda row: is_known(row) or row["status"] == "oom")
-    told = varying(sized)
+    names = varying(sized)
     ran_out = any(row["status"] == "oom" for row in drawn)
     highest = max(value(row) for row in drawn if is_known(row))
     line = capacity if capacity and (ran_out or capacity < _FAR * highest) else None
     panels = [
         Panel(
             title=head,
-            spec=_spec(_values(members, value, told, summary.ranks), lines, x, y_title, line),
+            spec=_spec(_values(members, value, names, summary.ranks), lines, x, y_title, line),
             missing=missing(
                 members,
                 lambda row: is_known(row) or row["status"] == "oom",
@@ -139,7 +139,7 @@ def _marks(drawn: Sequence[Row], capacity: float | None, ran_out: bool) -> list[
 def _values(
     members: Sequence[tuple[str, Row]],
     value: Callable[[Row], float],
-    told: Sequence[str],
+    names: Sequence[str],
     ranks: str,
 ) -> list[Value]:
     return [
@@ -148,7 +148,7 @@ def _values(
             "y": float(value(row)) if row["status"] == "ok" else None,
             "line": line,
             "other": is_other(row),
-            "tip": _tip(row, told, ranks),
+            "tip": _tip(row, names, ranks),
         }
         for line, row in members
         if row["status"] == "oom" or (row["status"] == "ok" and formatting.has_value(value(row)))
@@ -195,8 +195,8 @@ def _ran_out_layer(ran_out: Sequence[Value], lines: Sequence[str], x: Spec) -> S
     }
 
 
-def _tip(row: Row, told: Sequence[str], ranks: str) -> str:
-    name = named(row, told, ranks)
+def _tip(row: Row, names: Sequence[str], ranks: str) -> str:
+    name = named(row, names, ranks)
     if row["status"] != "ok":
         return f"{name}\nout of memory"
     memory = row["peak_mem_allocated_bytes"]

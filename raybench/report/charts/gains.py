@@ -48,7 +48,7 @@ def gains_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
         for row in own
         if not row["is_baseline"] and not formatting.has_value(row["speed_up"])
     ]
-    told = missing(lacking, lambda _: False, (), summary.ranks)
+    text = missing(lacking, lambda _: False, (), summary.ranks)
     used = lines[:MOST_LINES]
     panels = [
         _panel(shown, used, apart, summary, column="speed_up", title=f"Speed-up over {against}"),
@@ -66,7 +66,7 @@ def gains_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
             Entry(label=against, color="var(--axis)", shape="dash"),
         ],
         panels=[
-            Panel(title=panel.title, spec=panel.spec, missing=told if place == 0 else "")
+            Panel(title=panel.title, spec=panel.spec, missing=text if place == 0 else "")
             for place, panel in enumerate(drawn)
         ],
     )
@@ -162,8 +162,8 @@ def _interval(row: Row, column: str) -> dict[str, float]:
 
 def _tip(row: Row, names: Sequence[str], summary: Summary) -> str:
     memory = row["memory_ratio"]
-    told = f"\n{formatting.percent(memory)} of the memory" if formatting.has_value(memory) else ""
+    text = f"\n{formatting.percent(memory)} of the memory" if formatting.has_value(memory) else ""
     return (
-        f"{named(row, names, summary.ranks)}\n{speed_up_words(row)} times the samples/s{told}\n"
+        f"{named(row, names, summary.ranks)}\n{speed_up_words(row)} times the samples/s{text}\n"
         f"{formatting.step_time(row)}, {formatting.number(row['throughput'])} samples/s"
     )

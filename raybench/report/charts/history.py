@@ -60,13 +60,13 @@ def history_figure(frame: pd.DataFrame) -> Figure:
 
 
 def _value(row: dict[str, Any], names: Sequence[str], several: bool) -> Value:
-    told = label(row, names)
+    text = label(row, names)
     machine = f", {formatting.plain(row['device_name'])}" if several else ""
     return {
         "time": row["started_at"].isoformat(),
         "step_ms": round(row["step_ms_p50"], 6),
         "level_ms": round(row["level_ms"], 6),
-        "line": (told if len(told) <= _LABEL_CHARS else row["point_id"]) + machine,
+        "line": (text if len(text) <= _LABEL_CHARS else row["point_id"]) + machine,
         "step": formatting.has_value(row["step"]),
     }
 

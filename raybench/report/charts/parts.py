@@ -117,11 +117,11 @@ def _percent(name: str) -> Callable[[Row], Any]:
 def _values(row: Row) -> list[Value]:
     values: list[Value] = []
     start = 0.0
-    for name, told in _PARTS.items():
+    for name, text in _PARTS.items():
         share = _share(row, name)
         if share > 0:
             part = formatting.duration(_part_ms(row, name))
-            tip = f"{told}: {part}, {formatting.percent(share)} of the step"
+            tip = f"{text}: {part}, {formatting.percent(share)} of the step"
             values.append({"part": name, "low": start, "high": start + share, "tip": tip})
         start += share
     return values

@@ -110,9 +110,9 @@ def _cache_note(sizes: Sequence[int]) -> str:
     """Memory cannot be faster than itself."""
     if not sizes:
         return ""
-    told = ", ".join(formatting.size(size) for size in sizes)
+    text = ", ".join(formatting.size(size) for size in sizes)
     return (
-        f" What lies above the datasheet's line ({told}) cannot come from the memory: it is read "
+        f" What lies above the datasheet's line ({text}) cannot come from the memory: it is read "
         "from the device's cache, into which such arrays fit."
     )
 
@@ -137,10 +137,10 @@ def _panels(
     """Bandwidth and, beside it, time."""
     known = [(line, row) for line, row in members if is_known(row)]
     lacking = missing(members, is_known, (SIZE,), summary.ranks)
-    told = varying([row for _, row in members])
+    names = varying([row for _, row in members])
     x = power_axis("x", "size", [size_of(row) for _, row in known], is_size=True)
     rates, times = (
-        _values(known, value, told, summary.ranks)
+        _values(known, value, names, summary.ranks)
         for value in (
             lambda row: float(row[rate.column]),
             lambda row: float(row["step_ms_p50"]) * 1000,
@@ -167,7 +167,7 @@ def _panels(
 def _values(
     members: Sequence[tuple[str, Row]],
     value: Callable[[Row], float],
-    told: Sequence[str],
+    names: Sequence[str],
     ranks: str,
 ) -> list[Value]:
     return [
@@ -176,7 +176,7 @@ def _values(
             "y": value(row),
             "line": line,
             "other": is_other(row),
-            "tip": f"{named(row, told, ranks)}\n{_rate_words(row)}\n{formatting.step_time(row)}",
+            "tip": f"{named(row, names, ranks)}\n{_rate_words(row)}\n{formatting.step_time(row)}",
         }
         for line, row in members
     ]

@@ -74,9 +74,9 @@ def _figure(
         return None
     series = arrange(rows, over=("world_size",), lines_by=_LINES, ranks=summary.ranks)
     lines = lines_of(series, is_known)
-    told = varying(rows)
+    names = varying(rows)
     values = {
-        head: _values([one for one in members if is_known(one[1])], name, told, summary)
+        head: _values([one for one in members if is_known(one[1])], name, names, summary)
         for head, members in series.panels.items()
     }
     x = power_axis("x", summary.ranks, sizes)
@@ -135,7 +135,7 @@ def _spec(
 
 
 def _values(
-    members: Sequence[tuple[str, Row]], name: str, told: Sequence[str], summary: Summary
+    members: Sequence[tuple[str, Row]], name: str, names: Sequence[str], summary: Summary
 ) -> list[Value]:
     return [
         {
@@ -144,7 +144,7 @@ def _values(
             "line": line,
             "number": formatting.ratio(row[name]) if name == "speed_up" else f"{row[name]:.0%}",
             "other": is_other(row),
-            "tip": _tip(row, told, summary.ranks),
+            "tip": _tip(row, names, summary.ranks),
             **_interval(row, name),
         }
         for line, row in members
@@ -158,9 +158,9 @@ def _interval(row: Row, name: str) -> dict[str, Any]:
     return {"low": float(low), "high": float(high)} if known else {}
 
 
-def _tip(row: Row, told: Sequence[str], ranks: str) -> str:
+def _tip(row: Row, names: Sequence[str], ranks: str) -> str:
     return (
-        f"{named(row, told, ranks)}\nspeed-up {speed_up_words(row)}, "
+        f"{named(row, names, ranks)}\nspeed-up {speed_up_words(row)}, "
         f"efficiency {formatting.percent(row['efficiency'])}\n{formatting.step_time(row)}, "
         f"{formatting.number(row['throughput'])} samples/s"
     )
@@ -169,5 +169,5 @@ def _tip(row: Row, told: Sequence[str], ranks: str) -> str:
 def speed_up_words(row: Row) -> str:
     """Write a speed-up and half of its interval, relative."""
     sure = plus_minus(row)
-    told = "" if sure is None or row["is_baseline"] else f" {formatting.half_width(sure)}"
-    return formatting.ratio(row["speed_up"]) + told
+    text = "" if sure is None or row["is_baseline"] else f" {formatting.half_width(sure)}"
+    return formatting.ratio(row["speed_up"]) + text

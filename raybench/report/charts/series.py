@@ -113,8 +113,8 @@ def missing(
             where = "" if len(lacking) == len(own) else _among(rows, over, ranks)
             name = line if len(lines) > 1 or not where else ""
             reasons.setdefault(why, []).append(", ".join(filter(None, (name, where))))
-    told = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
-    return f"Not drawn: {told}." if told else ""
+    text = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
+    return f"Not drawn: {text}." if text else ""
 
 
 def _among(rows: Sequence[Row], over: Sequence[str], ranks: str) -> str:
@@ -146,9 +146,9 @@ def drawing_note(series: Series) -> str:
         (len(series.panels), series.left_out, "charts"),
         (len(series.lines), series.lines_left_out, "lines of a chart"),
     )
-    told = [f"{shown} of {shown + more} {noun}" for shown, more, noun in counts if more]
+    phrases = [f"{shown} of {shown + more} {noun}" for shown, more, noun in counts if more]
     return (
-        f" The first {' and '.join(told)} are drawn; the table of the points has all."
-        if told
+        f" The first {' and '.join(phrases)} are drawn; the table of the points has all."
+        if phrases
         else ""
     )

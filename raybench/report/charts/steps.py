@@ -142,13 +142,13 @@ def _percentiles(times_ms: NDArray[np.float64]) -> list[float]:
 
 
 def _spread_values(row: Row, spread: Sequence[float]) -> list[Value]:
-    told = ", ".join(
+    text = ", ".join(
         f"{percentile} %: {value:+.2%}"
         for percentile, value in zip(_PERCENTILES, spread, strict=True)
         if percentile != 50
     )
     names = ("p5", "p25", "p50", "p75", "p95")
-    tip = f"median {formatting.duration(row['step_ms_p50'])}, percentiles\n{told}"
+    tip = f"median {formatting.duration(row['step_ms_p50'])}, percentiles\n{text}"
     return [{**dict(zip(names, spread, strict=True)), "tip": tip}]
 
 

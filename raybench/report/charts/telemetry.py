@@ -216,11 +216,11 @@ def _tip_layer(values: Sequence[Value], unit: str, bands: Sequence[Value]) -> Sp
     half = float(np.diff(times).min()) / 2 if len(times) > 1 else 0.5
     strips = []
     for time in times:
-        told = [f"{v['line']}: {v['y']:g} {unit}" for v in values if v["x"] == time]
+        phrases = [f"{v['line']}: {v['y']:g} {unit}" for v in values if v["x"] == time]
         now = [
             one["name"] for one in bands if one["low"] <= time + half and one["high"] > time - half
         ]
-        tip = "\n".join([f"{time:.1f} s", *told, *now[:_MOST_NAMED]])
+        tip = "\n".join([f"{time:.1f} s", *phrases, *now[:_MOST_NAMED]])
         strips.append({"low": time - half, "high": time + half, "tip": tip})
     quantitative = {"type": "quantitative"}
     return {

@@ -39,8 +39,8 @@ def settings(row: Row) -> dict[str, str]:
     names = ["precision", *filter(None, [batch_column(row)]), "world_size"]
     options = {n: formatting.setting(n, row[n]) for n in OPTIONAL if row[n]}
     fixed = {name: row[name] for name in names}
-    told = {"workload": row["workload"], **row["params"], **options, **fixed}
-    return {formatting.plain(name): formatting.plain(value) for name, value in told.items()}
+    given = {"workload": row["workload"], **row["params"], **options, **fixed}
+    return {formatting.plain(name): formatting.plain(value) for name, value in given.items()}
 
 
 def point_name(row: Row) -> str:

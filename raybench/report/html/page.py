@@ -78,8 +78,8 @@ def format_page(data: PageData) -> str:
         title=formatting.plain(summary.run.job_name),
         lead=formatting.sentence(summary.lead) if summary.lead else "",
         versions=[
-            (told, summary.versions[name])
-            for name, told in _VERSIONS.items()
+            (label, summary.versions[name])
+            for name, label in _VERSIONS.items()
             if name in summary.versions
         ],
         when=f"{formatting.when(summary.run.started_at)}, {formatting.course(summary.run)}",
@@ -129,13 +129,13 @@ def _shares_points(rows: Sequence[Row]) -> bool:
 
 def _message_lists(summary: Summary) -> list[tuple[str, list[str]]]:
     """List what went wrong, is missing or is doubtful."""
-    told: tuple[tuple[str, Sequence[MessageGroup]], ...] = (
+    titled: tuple[tuple[str, Sequence[MessageGroup]], ...] = (
         ("Failed and skipped points", summary.failures),
         ("Without speed-up", summary.without_speed_up),
         ("Warnings", summary.warnings),
     )
     found = []
-    for title, groups in told:
+    for title, groups in titled:
         lines, more = first_messages(groups)
         found.append((title, [lead + text for lead, text in lines] + [more] * bool(more)))
     return [(title, lines) for title, lines in found if lines]

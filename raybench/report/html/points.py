@@ -104,8 +104,8 @@ def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Poi
 def _meanings(metrics: Sequence[Metric], summary: Summary) -> dict[str, str]:
     """Say in a sentence what each metric is, by its heading."""
     words = {"ranks": summary.ranks, "baseline": formatting.settings(summary.run.baseline)}
-    told = {_heading(metric): meaning(metric, words) for metric in metrics}
-    return {heading: f"{text[:1].upper()}{text[1:]}." for heading, text in told.items()}
+    given = {_heading(metric): meaning(metric, words) for metric in metrics}
+    return {heading: f"{text[:1].upper()}{text[1:]}." for heading, text in given.items()}
 
 
 def _heading(metric: Metric) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from rich.console import RenderableType
 
-from raybench.report import comparison as said
+from raybench.report import comparison as words
 from raybench.report import formatting
 from raybench.report.comparison import Comparison
 from raybench.report.export import as_json
@@ -25,27 +25,27 @@ def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool =
     parts: list[RenderableType] = [
         pairs([("base", _run(comparison.base)), ("new", _run(comparison.new))]),
         line(""),
-        line(said.headline(comparison), "bold"),
+        line(words.headline(comparison), "bold"),
         *(line(text) for text in _sentences(comparison)),
-        *(line(text, "yellow") for text in said.advice(comparison)),
+        *(line(text, "yellow") for text in words.advice(comparison)),
         *(line(_loud(why), "bold red") for why in comparison.obstacles),
     ]
-    parts += _pairs("What changed around the points", said.environment(comparison), _SAME_AROUND)
+    parts += _pairs("What changed around the points", words.environment(comparison), _SAME_AROUND)
     if comparison.compared:
-        table = said.table(comparison)
+        table = words.table(comparison)
         styles = [_STYLES.get(row[-1], "") for row in table.rows]
         parts += [line(""), grid(table_columns(table), table.rows, styles)]
         parts += [line(left_out) for left_out in _omissions(comparison)]
-    parts += _pairs("What changed beside, or is missing for a verdict", said.beside(comparison))
-    parts += _pairs("Failed in one of the runs", said.unpaired(comparison))
-    for paragraph in said.explanation(comparison):
+    parts += _pairs("What changed beside, or is missing for a verdict", words.beside(comparison))
+    parts += _pairs("Failed in one of the runs", words.unpaired(comparison))
+    for paragraph in words.explanation(comparison):
         parts += [line(""), line(paragraph, "dim")]
     return render(parts, width, color)
 
 
 def _sentences(comparison: Comparison) -> list[str]:
     """Write the sentences that follow the answer."""
-    return [text for text in (said.sensitivity(comparison), said.one_sided(comparison)) if text]
+    return [text for text in (words.sensitivity(comparison), words.one_sided(comparison)) if text]
 
 
 _SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variables, commit"
@@ -68,7 +68,7 @@ def _pairs(
 
 
 def _omissions(comparison: Comparison) -> list[str]:
-    _, hidden = said.shown(comparison)
+    _, hidden = words.shown(comparison)
     return [f"and {hidden} more that are the same; `--format json` has all"] if hidden else []
 
 
@@ -77,17 +77,17 @@ def format_markdown(comparison: Comparison) -> str:
     blocks = [
         f"## {escape(comparison.new.job_name)}: {code(comparison.new.run_id)} against "
         f"{code(comparison.base.run_id)}",
-        f"**{escape(said.headline(comparison))}**",
-        *map(escape, (*_sentences(comparison), *said.advice(comparison))),
+        f"**{escape(words.headline(comparison))}**",
+        *map(escape, (*_sentences(comparison), *words.advice(comparison))),
         *(f"> **{escape(_loud(why))}**" for why in comparison.obstacles),
-        *_list("What changed around the points", said.environment(comparison), _SAME_AROUND),
+        *_list("What changed around the points", words.environment(comparison), _SAME_AROUND),
     ]
     if comparison.compared:
-        blocks += [format_table(said.table(comparison)), *_omissions(comparison)]
+        blocks += [format_table(words.table(comparison)), *_omissions(comparison)]
     blocks += [
-        *_list("What changed beside, or is missing for a verdict", said.beside(comparison)),
-        *_list("Failed in one of the runs", said.unpaired(comparison)),
-        *(escape(paragraph) for paragraph in said.explanation(comparison)),
+        *_list("What changed beside, or is missing for a verdict", words.beside(comparison)),
+        *_list("Failed in one of the runs", words.unpaired(comparison)),
+        *(escape(paragraph) for paragraph in words.explanation(comparison)),
     ]
     return "\n\n".join(blocks) + "\n"
 

@@ -42,9 +42,11 @@ def format_history(
         parts += [line(""), line(_bars(series[0])), line(""), _runs(series[0])]
     else:
         parts += _tables(series)
-    told = [_step(row, len(series) > 1, causes) for rows in series for row in rows if _is_step(row)]
-    if told:
-        parts += [line(""), line("Steps", "bold"), pairs(told)]
+    steps = [
+        _step(row, len(series) > 1, causes) for rows in series for row in rows if _is_step(row)
+    ]
+    if steps:
+        parts += [line(""), line("Steps", "bold"), pairs(steps)]
     return render(parts, width, color)
 
 
@@ -95,10 +97,10 @@ def _headline(series: Sequence[list[Row]]) -> str:
     steps = sum(_is_step(row) for rows in series for row in rows)
     runs = len({row["run_id"] for rows in series for row in rows})
     points = len({rows[0]["point_id"] for rows in series})
-    told = f"{steps} {'step' if steps == 1 else 'steps'}" if steps else "no step"
+    text = f"{steps} {'step' if steps == 1 else 'steps'}" if steps else "no step"
     return (
         f"{points} {'point' if points == 1 else 'points'} over "
-        f"{runs} {'run' if runs == 1 else 'runs'}: {told}."
+        f"{runs} {'run' if runs == 1 else 'runs'}: {text}."
     )
 
 
@@ -165,12 +167,12 @@ def _runs(rows: Sequence[Row]) -> RenderableType:
 
 def _step(row: Row, is_named: bool, causes: Causes) -> tuple[str, str]:
     changes = causes.get((row["point_id"], row["run_id"]), ())
-    told = [
+    phrases = [
         f"{formatting.plain(one.name)} {before_and_now(one, _MOST_CHARS)}"
         for one in changes[:_MOST_CHANGES]
     ]
     more = [f"and {len(changes) - _MOST_CHANGES} more"] if len(changes) > _MOST_CHANGES else []
-    where = "; ".join([*told, *more]) or "nothing changed that the tables tell"
+    where = "; ".join([*phrases, *more]) or "nothing changed that the tables tell"
     point = f"{row['point_id']} " if is_named else ""
     return (
         f"{point}{percent(row['step'])}",

@@ -86,6 +86,6 @@ def _row(cells: Iterable[str]) -> str:
 def _group_lines(title: str, groups: Sequence[MessageGroup]) -> list[str]:
     if not groups:
         return []
-    told, more = first_messages(groups)
-    lines = [f"* {lead}{code(text)}" for lead, text in told]
+    phrases, more = first_messages(groups)
+    lines = [f"* {lead}{code(text)}" for lead, text in phrases]
     return [f"**{title}**", "\n".join(lines), *([more] if more else [])]

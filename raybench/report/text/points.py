@@ -168,9 +168,9 @@ def format_point(
     """
     row = {n: _short(value) if n.endswith("_sha256") else value for n, value in point.row.items()}
     shown = ((name, _value(value, units.get(name, ""))) for name, value in row.items())
-    told = [(name, text) for name, text in shown if text and name not in _APART]
-    told += [(m.title, formatting.metric(m, value_of(row, m))) for m in workload_metrics([row])]
-    parts: list[RenderableType] = [pairs(told)]
+    facts = [(name, text) for name, text in shown if text and name not in _APART]
+    facts += [(m.title, formatting.metric(m, value_of(row, m))) for m in workload_metrics([row])]
+    parts: list[RenderableType] = [pairs(facts)]
     for block in (_detail(point.row["error_detail"]), _attempts(point.attempts)):
         parts += [line(""), *block] if block else []
     methods = point.row["methods"]

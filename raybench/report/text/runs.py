@@ -63,13 +63,13 @@ def format_runs_long(
     parts: list[RenderableType] = []
     for run in runs:
         parts.append(line(formatting.plain(run.run_id), "bold"))
-        told = (
+        phrases = (
             f"{formatting.when(run.started_at)}, {_end_of(run)}",
             machines.get(run.run_id, ""),
             tags(run),
             leads.get(run.run_id, ""),
         )
-        parts += [hanging("  ", formatting.plain(text)) for text in told if text]
+        parts += [hanging("  ", formatting.plain(text)) for text in phrases if text]
     return render(parts, width, color)
 
 

@@ -149,7 +149,7 @@ def table_columns(table: Table) -> list[Column]:
 def _group_lines(title: str, groups: Sequence[MessageGroup]) -> list[RenderableType]:
     if not groups:
         return []
-    told, more = first_messages(groups)
-    lines: list[RenderableType] = [hanging(lead, text) for lead, text in told]
+    phrases, more = first_messages(groups)
+    lines: list[RenderableType] = [hanging(lead, text) for lead, text in phrases]
     lines += [line(more)] if more else []
     return [line(""), line(title, "bold"), *lines]
