@@ -35,7 +35,7 @@ import pandas as pd
 from raybench.analysis.rounds import Trials, latest_trials, records, without_controls
 from raybench.errors import ResultsError
 from raybench.results import reader
-from raybench.results.run_names import run_ids
+from raybench.results.run import run_ids
 from raybench.stats.summary import student_t
 
 if TYPE_CHECKING:

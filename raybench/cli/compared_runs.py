@@ -103,14 +103,14 @@ def find_side(results: Path, text: str) -> Side:
 
 
 def _find(results: Path, text: str) -> Found:
-    from raybench.results.run_names import find_run
+    from raybench.results.run import find_run
 
     root, run_id = find_run(results, text)
     return Found(root=root, run_id=run_id)
 
 
 def _runs_with_tag(results: Path, text: str) -> Side:
-    from raybench.results.run_names import run_ids
+    from raybench.results.run import run_ids
 
     name, _, value = text.partition("=")
     runs = (Found(root=results, run_id=run_id) for run_id in reversed(run_ids(results)))
@@ -154,7 +154,7 @@ def alike(one: Side, other: Side) -> list[Found]:
 
 def _near(root: Path, run_id: str) -> Iterator[Found]:
     """List the runs of a folder, nearest in time first; newest first where it has not this one."""
-    from raybench.results.run_names import run_ids
+    from raybench.results.run import run_ids
 
     ids = run_ids(root)
     place = ids.index(run_id) if run_id in ids else len(ids)

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-_LATEST = "latest"  # as raybench.results.writer has it, which is slow to import
+_LATEST = "latest"  # as raybench.results.run has it, which is slow to import
 
 
 def complete_run(

@@ -160,7 +160,7 @@ def list_command(
 ) -> None:
     """List the runs in the results, the newest last."""
     from raybench.results import reader
-    from raybench.results.run_names import no_runs, run_ids
+    from raybench.results.run import no_runs, run_ids
 
     if last and is_all:
         raise UsageError("--last and --all: give one of them")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from raybench.errors import ResultsError
 from raybench.results.parts import as_today, version_of
-from raybench.results.run_names import check_folder, run_folders
+from raybench.results.run import check_folder, run_folders
 from raybench.results.schema import SCHEMA_VERSION, TABLES, schema
 from raybench.results.writer import has_driver, replace_part
 

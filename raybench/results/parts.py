@@ -240,17 +240,17 @@ def sound_points(found: pa.Table) -> tuple[pa.Table, list[str]]:
 
     found: rows of `points`, of any columns. Also says what was taken out.
     """
-    said: list[str] = []
+    notes: list[str] = []
     kept = _with_settings(found)
     if lacking := found.num_rows - kept.num_rows:
-        said.append(f"{_rows_are(lacking)} left out: a setting is missing or impossible")
+        notes.append(f"{_rows_are(lacking)} left out: a setting is missing or impossible")
     kept, impossible = _change(kept, _possible)
     if impossible:
-        said.append(f"impossible figures are read as unknown: {_some(impossible)}")
+        notes.append(f"impossible figures are read as unknown: {_some(impossible)}")
     kept, longer = _change(kept, _short)
     if longer:
-        said.append(f"texts are cut after {_MOST_CHARACTERS:,} characters: {_some(longer)}")
-    return kept, said
+        notes.append(f"texts are cut after {_MOST_CHARACTERS:,} characters: {_some(longer)}")
+    return kept, notes
 
 
 def _rows_are(count: int) -> str:

@@ -26,9 +26,10 @@ from raybench.results.parts import (
     read_parts,
     sound_points,
 )
-from raybench.results.run import Run, RunStatus
-from raybench.results.run_names import (
+from raybench.results.run import (
     HIDDEN,
+    Run,
+    RunStatus,
     check_folder,
     find_run,
     has_parts,

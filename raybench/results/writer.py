@@ -27,7 +27,7 @@ from raybench.errors import ResultsError
 from raybench.records import Device, DeviceSample, Record
 from raybench.results import rows
 from raybench.results.parts import attempts_in
-from raybench.results.run import Run
+from raybench.results.run import LATEST, Run
 from raybench.results.schema import TABLES, row_type, schema
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ _LOCK = ".driver"  # in the run's folder of `runs`; always empty
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _READERS_S = 1.0  # a reader that tests the lock has it for far less
 LOGS = "logs"  # the folder of what ranks wrote, beside the tables
-LATEST = "latest"  # means the newest run, so no run may be named so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,10 +231,10 @@ def _attempts(attempts: Sequence[Row]) -> list[RenderableType]:
 
 def _methods(methods: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Each column and how it was got; where columns in a row share that, it is said once."""
-    said = ""
+    last = ""
     for name, text in methods.items():
-        yield formatting.plain(name), "the same" if text == said else formatting.plain(text)
-        said = text
+        yield formatting.plain(name), "the same" if text == last else formatting.plain(text)
+        last = text
 
 
 def _value(value: Any, unit: str) -> str:
