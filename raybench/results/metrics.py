@@ -2,7 +2,7 @@
 
 From here the table `points` has their columns, `point_metrics` how ranks become a point, and the
 reports their columns, the legend and the progress line. A column that is not computed from one
-value a rank is computed in `point_metrics` or `step_parts`, a derived one in `analysis.scaling`.
+value a rank is computed in `point_metrics`, a derived one in `analysis.scaling`.
 A workload declares metrics of its own in its class: their values are in the column
 `workload_metrics`.
 """
