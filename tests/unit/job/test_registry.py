@@ -13,6 +13,7 @@ from typing_extensions import Doc
 
 from raybench.errors import UsageError
 from raybench.job import registry
+from raybench.workloads.trained import ddp_defaults
 
 if TYPE_CHECKING:
     from raybench.workloads.base import Context
@@ -234,7 +235,7 @@ def test_the_options_of_ddp_are_parameters_in_one_word(module: Any) -> None:
         "    def step(self): ...\n"
     )
     found = {one.name: one for one in registry.parameters(registry.load(f"{name}:Mine"))}
-    assert list(found) == ["width", "bucket_cap_mb", "gradient_as_bucket_view", "static_graph"]
+    assert list(found) == ["width", *ddp_defaults()]
     assert (found["bucket_cap_mb"].type, found["bucket_cap_mb"].default) == ("integer > 0", 25)
     assert not found["bucket_cap_mb"].is_required
     assert found["static_graph"].default is False
