@@ -1,4 +1,4 @@
-"""Floating-point operations of one step, counted once on meta tensors.
+"""Floating-point operations: of one step, counted on meta tensors, and what a device sustains.
 
 Counted are matrix products, convolutions and attention, forward and backward, as torch executes
 them; a multiply-add is two operations. Not counted: element-wise work, normalisation, embeddings.
@@ -7,12 +7,15 @@ Causal attention counts as full. What activation checkpointing computes again co
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,12 +26,24 @@ from torch.utils.flop_counter import FlopCounterMode
 from raybench.errors import UsageError
 from raybench.job.point import Precision, Scalar
 from raybench.records.failure_text import brief, mentions, message_of
+from raybench.workloads import precision as modes
 from raybench.workloads.base import Context, PartTimes, Regions
 
 _METHOD = "matrix products, convolutions and attention of one step, counted on meta tensors"
 _REMEDY = "set flops_per_step in the class to tell it"
 # A model of 12 billion parameters takes 2 s.
 _LIMIT_S = 30.0
+# Of the matrix products that are timed.
+_SIZE = 8192
+_FLOP_PER_PRODUCT = 2.0 * _SIZE**3
+_WARMUPS = 3
+# The power limit of an H200 has brought the rate to its level after 0.15 s (bf16: 783 TFLOP/s in
+# the first 30 ms, 670 from then on), so that a step that lasts is compared with what lasts.
+_SETTLE_MS, _MEASURE_MS = 200.0, 200.0
+_FEWEST_PRODUCTS = 3
+_MS_PER_S = 1e3
+_FLOP_PER_TFLOP = 1e12
+_DTYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,3 +146,63 @@ def _no_trace(device: torch.device) -> Iterator[None]:
         if torch.get_default_device() != default_device:
             # None, not "cpu": any device given installs a hook that every later call goes through.
             torch.set_default_device(None if default_device.type == "cpu" else default_device)
+
+
+def tflops_sustained(
+    device: torch.device, precisions: Sequence[Precision]
+) -> dict[Precision, float | None]:
+    """TFLOP/s of products of two 8192 x 8192 matrices under the power limit, by precision.
+
+    Each is the median over 0.2 s after 0.2 s of the same. None on a CPU and where the device's
+    memory does not suffice. The switches of the last precision stay set. It takes 0.4 GB (fp16,
+    bf16) or 0.8 GB of device memory, which it gives back; torch's counters of peak memory see it.
+    """
+    return {precision: _tflops(device, precision) for precision in precisions}
+
+
+def _tflops(device: torch.device, precision: Precision) -> float | None:
+    if device.type != "cuda":
+        return None
+    modes.apply(precision)
+    try:
+        times_ms = _product_times_ms(device, _DTYPES.get(precision, torch.float32))
+    except torch.OutOfMemoryError:
+        times_ms = []
+    # Not sooner: while it is handled, an error holds the frames that hold the matrices.
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    if not times_ms:
+        return None
+    return _FLOP_PER_PRODUCT / (statistics.median(times_ms) / _MS_PER_S) / _FLOP_PER_TFLOP
+
+
+def _product_times_ms(device: torch.device, dtype: torch.dtype) -> list[float]:
+    """Zeros would be 10 to 15 % faster: flipping no bits costs no power. So, random numbers."""
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = (
+        torch.randn(_SIZE, _SIZE, device=device, dtype=dtype, generator=generator) for _ in range(2)
+    )
+    product = torch.empty(_SIZE, _SIZE, device=device, dtype=dtype)
+    product_ms = _time_ms(left, right, product, _WARMUPS)[-1]
+    settling, measured = (
+        max(_FEWEST_PRODUCTS, math.ceil(phase_ms / product_ms))
+        for phase_ms in (_SETTLE_MS, _MEASURE_MS)
+    )
+    # In one go: a pause would let the clocks rise again.
+    return _time_ms(left, right, product, settling + measured)[settling:]
+
+
+def _time_ms(
+    left: torch.Tensor, right: torch.Tensor, product: torch.Tensor, count: int
+) -> list[float]:
+    events = [_event() for _ in range(count + 1)]
+    events[0].record()
+    for event in events[1:]:
+        torch.mm(left, right, out=product)
+        event.record()
+    events[-1].synchronize()
+    return [start.elapsed_time(end) for start, end in pairwise(events)]
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

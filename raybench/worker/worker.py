@@ -22,8 +22,7 @@ from raybench.hardware.identity import describe_device
 from raybench.job import registry
 from raybench.job.point import Point, Precision
 from raybench.measure import phases
-from raybench.measure.flops import Counted, step_flops
-from raybench.measure.gemm import tflops_sustained
+from raybench.measure.flops import Counted, step_flops, tflops_sustained
 from raybench.records import (
     Answer,
     Cause,

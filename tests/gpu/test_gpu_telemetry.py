@@ -20,7 +20,7 @@ from raybench.hardware.identity import describe_device
 from raybench.hardware.peaks import dense_peak_tflops
 from raybench.hardware.telemetry import Sampler
 from raybench.job.point import Precision
-from raybench.measure.gemm import tflops_sustained
+from raybench.measure.flops import tflops_sustained
 from raybench.workloads import precision
 
 pytestmark = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raybench.job.point import Precision
-from raybench.measure.gemm import tflops_sustained
+from raybench.measure.flops import tflops_sustained
 
 PRODUCT_TFLOP = 2.0 * 8192**3 / 1e12
 
