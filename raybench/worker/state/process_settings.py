@@ -99,9 +99,15 @@ def python_settings() -> tuple[Setting, ...]:
         Setting("profile function", sys.getprofile, sys.setprofile),
         Setting("profile function of new threads", threading.getprofile, threading.setprofile),
         Setting("monitoring tools", _monitoring_tools, _free_monitoring_tools),
-        Setting("multiprocessing start method", _start_method, _set_start_method),
+        Setting(
+            "multiprocessing start method",
+            lambda: multiprocessing.get_start_method(allow_none=True),
+            lambda before: multiprocessing.set_start_method(before, force=True),
+        ),
         Setting("numpy error handling", np.geterr, lambda before: np.seterr(**before)),
-        Setting("numpy print options", np.get_printoptions, _set_numpy_print_options),
+        Setting(
+            "numpy print options", np.get_printoptions, lambda before: np.set_printoptions(**before)
+        ),
         Setting("socket timeout", socket.getdefaulttimeout, socket.setdefaulttimeout),
         Setting("import hooks", *_import_hooks()),
         # torch sets one of its own with the first process group.
@@ -110,7 +116,11 @@ def python_settings() -> tuple[Setting, ...]:
             "limit of digits in integers", sys.get_int_max_str_digits, sys.set_int_max_str_digits
         ),
         Setting("stack size of new threads", threading.stack_size, threading.stack_size),
-        Setting("locale", _locale, _set_locale),
+        Setting(
+            "locale",
+            lambda: locale.setlocale(locale.LC_ALL),
+            lambda before: locale.setlocale(locale.LC_ALL, before),
+        ),
     )
 
 
@@ -190,40 +200,24 @@ def _import_hooks() -> tuple[Callable[[], list[Any]], Callable[[list[Any]], None
     return lambda: [each for each in sys.meta_path if is_known(each)], write
 
 
-def _set_numpy_print_options(before: dict[str, Any]) -> None:
-    np.set_printoptions(**before)
-
-
-def _locale() -> str:
-    return locale.setlocale(locale.LC_ALL)
-
-
-def _set_locale(before: str) -> None:
-    locale.setlocale(locale.LC_ALL, before)
-
-
-def _start_method() -> str | None:
-    return multiprocessing.get_start_method(allow_none=True)
-
-
-def _set_start_method(before: str | None) -> None:
-    multiprocessing.set_start_method(before, force=True)
-
-
 def system_settings() -> Iterator[Setting]:
     """Those that can be read on this machine."""
-    yield Setting("niceness", lambda: os.getpriority(os.PRIO_PROCESS, 0), _set_niceness)
+    yield Setting(
+        "niceness",
+        lambda: os.getpriority(os.PRIO_PROCESS, 0),
+        lambda before: os.setpriority(os.PRIO_PROCESS, 0, before),
+    )
     yield Setting("CPU affinity", lambda: os.sched_getaffinity(0), _set_affinity)
     yield Setting("scheduling policy", _policies, _set_policy)
-    yield Setting("timer slack", _timer_slack_ns, _set_timer_slack)
+    yield Setting(
+        "timer slack",
+        lambda: int(_libc.prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0)),
+        lambda before: _libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(before), 0, 0, 0),
+    )
     yield Setting("resource limits", _limits, _set_limits)
     yield Setting("umask", _umask, os.umask)
     process = psutil.Process()
     yield Setting("I/O priority", process.ionice, lambda before: process.ionice(*before))
-
-
-def _set_niceness(before: int) -> None:
-    os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 def _set_affinity(before: set[int]) -> None:
@@ -260,14 +254,6 @@ def _for_each_thread(do: Callable[[int], object]) -> None:
     for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 - called at each point
         with suppress(ProcessLookupError):  # it may have ended
             do(int(thread))
-
-
-def _timer_slack_ns() -> int:
-    return int(_libc.prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0))
-
-
-def _set_timer_slack(before: int) -> None:
-    _libc.prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(before), 0, 0, 0)
 
 
 def _limits() -> list[tuple[int, int]]:
