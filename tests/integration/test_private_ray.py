@@ -171,14 +171,15 @@ def test_a_worker_that_is_killed_while_it_starts_is_started_again(
 ENDS_WITHOUT_HEAD = """\
 import os, signal, sys
 from raybench import cli
-from raybench.cluster import proc, ray_seats
-close = ray_seats.Workers.close
+from raybench.cluster import proc
+from raybench.cluster.ray_cluster.workers import WorkerGroup
+close = WorkerGroup.close
 def close_without_head(workers):
     family = proc.with_descendants({os.getpid()}, proc.parents())
     [head] = [process for process in family if proc.name(process) == "gcs_server"]
     os.kill(head, signal.SIGKILL)
     close(workers)
-ray_seats.Workers.close = close_without_head
+WorkerGroup.close = close_without_head
 sys.argv = ["raybench", *sys.argv[1:]]
 cli.main()
 """

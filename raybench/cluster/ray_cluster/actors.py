@@ -40,7 +40,7 @@ _SURVIVE_A_PEER = {
 
 
 class _Worker:
-    """A Worker, and what only Ray can tell it. It has no device before `sit`."""
+    """A Worker, and what only Ray can tell it. It has no device before `attach_device`."""
 
     def __init__(self, search_path: str) -> None:
         if search_path not in sys.path:

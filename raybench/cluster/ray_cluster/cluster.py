@@ -18,11 +18,12 @@ from raybench.cluster.point_end import RunningRanks, finish_point
 from raybench.cluster.ray_cluster.connection import Connection
 from raybench.cluster.ray_cluster.liveness import HeadMonitor, StartGuard, end_process
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
+from raybench.cluster.ray_cluster.placement import WorkerHandle
 from raybench.cluster.ray_cluster.process_groups import ProcessGroups
 from raybench.cluster.ray_cluster.ray_errors import answer_of, node_lost
 from raybench.cluster.ray_cluster.replacement import Standbys
 from raybench.cluster.ray_cluster.workers import WorkerGroup
-from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Task
+from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Group, Task
 
 # The loops that wait for workers look once a second.
 _PATIENCE_S = 5.0
@@ -170,44 +171,29 @@ class RayCluster:
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """As Cluster.run."""
         chosen = tuple(worker_ids)
+        workers = [self._workers[worker_id] for worker_id in chosen]
         self._workers.lose(self._agents.silent_nodes())
-        if task.settings.fresh_workers and any(
-            self._workers[worker_id].is_used for worker_id in chosen
-        ):
+        if task.settings.fresh_workers and any(worker.is_used for worker in workers):
             self._groups.leave(chosen)
-            self._monitor.check(afresh=True)
-            self._workers.replace(chosen)
+            self._replace(chosen)
         group = self._groups.join(chosen)
-        if any(self._workers[worker_id].lost_because for worker_id in chosen):
-            return self._not_run(chosen)
-        devices = [self._workers[worker_id].device for worker_id in chosen]
-        refs = []
-        for worker_id, place in zip(chosen, allocator.assign_ranks(devices), strict=True):
-            self._workers[worker_id].is_used = True
-            refs.append(self._workers[worker_id].actor.run.remote(task, place, group))
-        running = _RunningActors(
-            refs,
-            devices,
-            self._agents,
-            abort=lambda: self._groups.tell_abort(group),
-            prepare=lambda: self._prepare(devices),
-        )
+        if any(worker.lost_because for worker in workers):
+            return with_losses(*_not_run(workers))
+        running = self._begin(task, workers, group)
         outcome = finish_point(running, task)
         if outcome.group_is_gone:
             self._groups.forget(chosen)
-        answers = tuple(
-            replace(answer, output=output)
-            for answer, output in zip(
-                outcome.answers, self._agents.new_outputs(devices), strict=True
-            )
-        )
+        outputs = self._agents.new_outputs(running.devices)
         if outcome.unfit:
-            self._monitor.check(afresh=True)
-            self._workers.replace([chosen[rank] for rank in sorted(outcome.unfit)])
+            self._replace([chosen[rank] for rank in sorted(outcome.unfit)])
         if outcome.was_late:
             self._monitor.check(afresh=True)
-            self._standbys.dismiss(devices)
-        return self._with_losses(answers, chosen)
+            self._standbys.dismiss(running.devices)
+        answers = zip(outcome.answers, outputs, strict=True)
+        return with_losses(
+            [replace(answer, output=output) for answer, output in answers],
+            [worker.lost_because for worker in workers],
+        )
 
     def restart(self) -> None:
         """As Cluster.restart."""
@@ -216,8 +202,7 @@ class RayCluster:
             worker_id for worker_id in range(len(self.devices)) if self._workers[worker_id].is_used
         ]
         self._groups.forget(used)
-        self._monitor.check(afresh=True)
-        self._workers.replace(used)
+        self._replace(used)
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
         """As Cluster.telemetry."""
@@ -240,13 +225,13 @@ class RayCluster:
         thread, because Ray waits a minute for a head that has died, and then ends this process.
         """
         given: list[bool] = []
-        thread = threading.Thread(target=lambda: given.append(self._given_back()), daemon=True)
+        thread = threading.Thread(target=lambda: given.append(self._give_back()), daemon=True)
         thread.start()
         while thread.is_alive() and not self._monitor.is_down:
             thread.join(_LOOK_S)
         return given == [True]
 
-    def _given_back(self) -> bool:
+    def _give_back(self) -> bool:
         try:
             self._agents.stop()
             self._groups.close()
@@ -255,26 +240,37 @@ class RayCluster:
             return False
         return True
 
+    def _begin(
+        self, task: Task, workers: Sequence[WorkerHandle], group: Group | None
+    ) -> _RunningActors:
+        """Send the point to its workers, which are in rank order."""
+        devices = [worker.device for worker in workers]
+        refs = []
+        for worker, place in zip(workers, allocator.assign_ranks(devices), strict=True):
+            worker.is_used = True
+            refs.append(worker.actor.run.remote(task, place, group))
+        return _RunningActors(
+            refs,
+            devices,
+            self._agents,
+            abort=lambda: self._groups.tell_abort(group),
+            prepare=lambda: self._prepare(devices),
+        )
+
     def _prepare(self, devices: Sequence[Device]) -> None:
         self._monitor.check(afresh=True)
         self._standbys.prepare(devices)
 
-    def _not_run(self, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
-        """For a point of which a worker was lost before it began."""
-        waited = (
-            Failure.of(
-                Cause.PEER_FAILED,
-                rank=rank,
-                message="another rank has no worker",
-                worker_reusable=True,
-            )
-            for rank in range(len(worker_ids))
-        )
-        return self._with_losses(tuple(waited), worker_ids)
+    def _replace(self, worker_ids: Sequence[int]) -> None:
+        self._monitor.check(afresh=True)
+        self._workers.replace(worker_ids)
 
-    def _with_losses(
-        self, answers: Sequence[Answer], worker_ids: Sequence[int]
-    ) -> tuple[Answer, ...]:
-        return with_losses(
-            answers, [self._workers[worker_id].lost_because for worker_id in worker_ids]
-        )
+
+def _not_run(workers: Sequence[WorkerHandle]) -> tuple[list[Answer], list[str]]:
+    """Answer for a point of which a worker was lost before it began, and say why each was."""
+    message = "another rank has no worker"
+    answers: list[Answer] = [
+        Failure.of(Cause.PEER_FAILED, rank=rank, message=message, worker_reusable=True)
+        for rank in range(len(workers))
+    ]
+    return answers, [worker.lost_because for worker in workers]

@@ -171,7 +171,7 @@ def _can_start(standby: _Standby) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Coming:
+class _Pending:
     """A process that is taking its worker. tries: new workers so far, for this worker."""
 
     worker: WorkerHandle
@@ -183,7 +183,7 @@ class _Coming:
 class Replacement:
     """Replaces the processes of some workers. The workers of other points are not touched.
 
-    lose_nodes: gives up the workers of nodes. lose_seat: gives up one, for a reason.
+    lose_nodes: gives up the workers of nodes. lose_worker: gives up one, for a reason.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Replacement:
         self._standbys = standbys
         self._lose_nodes = lose_nodes
         self._lose_worker = lose_worker
-        self._coming: dict[Any, _Coming] = {}
+        self._pending: dict[Any, _Pending] = {}
 
     def run(self, workers: Sequence[WorkerHandle]) -> None:
         """Return when each of them has a new process, or is lost."""
@@ -208,9 +208,9 @@ class Replacement:
         self._end(workers)
         for worker in workers:
             self._begin(worker)
-        while self._coming:
-            for ref in ray.wait(list(self._coming), num_returns=1, timeout=_LOOK_S)[0]:
-                self._take_over(self._coming.pop(ref), ref)
+        while self._pending:
+            for ref in ray.wait(list(self._pending), num_returns=1, timeout=_LOOK_S)[0]:
+                self._take_over(self._pending.pop(ref), ref)
             self._lose_nodes(self._agents.silent_nodes())
             self._drop_late()
 
@@ -231,14 +231,14 @@ class Replacement:
         worker.is_used = False
         limit_s = _STANDBY_TIMEOUT_S if is_standby else START_TIMEOUT_S
         ref = worker.actor.attach_device.remote(self._kind, worker.device.index)
-        self._coming[ref] = _Coming(
+        self._pending[ref] = _Pending(
             worker=worker,
             is_standby=is_standby,
             tries=tries + (not is_standby),
             give_up_s=time.monotonic() + limit_s,
         )
 
-    def _take_over(self, pending: _Coming, ref: Any) -> None:
+    def _take_over(self, pending: _Pending, ref: Any) -> None:
         worker = pending.worker
         try:
             device = ray.get(ref)
@@ -253,14 +253,14 @@ class Replacement:
 
     def _drop_late(self) -> None:
         """Those whose time is up, and those that were lost meanwhile."""
-        for ref, pending in list(self._coming.items()):
+        for ref, pending in list(self._pending.items()):
             if pending.worker.lost_because:
-                del self._coming[ref]
+                del self._pending[ref]
             elif time.monotonic() > pending.give_up_s:
-                del self._coming[ref]
+                del self._pending[ref]
                 self._try_next(pending, f"no new process in {START_TIMEOUT_S:.0f} s")
 
-    def _try_next(self, pending: _Coming, reason: str, *, was_killed: bool = False) -> None:
+    def _try_next(self, pending: _Pending, reason: str, *, was_killed: bool = False) -> None:
         """After a standby the next is tried, after the last a new worker, and again if killed."""
         ray.kill(pending.worker.actor, no_restart=True)
         if self._agents.has_ended(pending.worker.slot.node_id):

@@ -128,13 +128,13 @@ class Ref:
 
 
 class Actor:
-    """Answers `sit` with a device, an exception, or never (None)."""
+    """Answers `attach_device` with a device, an exception, or never (None)."""
 
     def __init__(self, name: str, answer: object, calls: list[str]) -> None:
         self.name, self._answer, self._calls = name, answer, calls
-        self.attach_device = SimpleNamespace(remote=self._sit)
+        self.attach_device = SimpleNamespace(remote=self._attach)
 
-    def _sit(self, kind: str, index: int) -> Ref:
+    def _attach(self, kind: str, index: int) -> Ref:
         self._calls.append(f"{self.name} takes {kind}:{index}")
         return Ref(self._answer)
 
