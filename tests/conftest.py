@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+pytest.register_assert_rewrite("tests.cluster_contract")
+
 # Tests run sweeps side by side with other tests, and beside a user's: each process of pytest has
 # its own folder of device locks. Set here, so that all that is started has it.
 _LOCKS = tempfile.mkdtemp(prefix="raybench-test-locks-")
