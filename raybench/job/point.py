@@ -35,12 +35,14 @@ class Precision(StrEnum):
 class About:
     """What a run setting means.
 
-    text: in a sentence. column, unit: for the table `points`.
+    text: in a sentence. column, unit: for the table `points`. since: the version of the tables that
+    brought the column, where that is later than 5.
     """
 
     text: str
     column: str
     unit: str = ""
+    since: int = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ class Metric:
     meaning: what the legend of a report says, without a capital and a full stop; {ranks} is what a
     rank runs on, {baseline} the settings of the baseline. Empty: `description`.
     format: how a report writes the value.
+    since: the version of the tables that brought its column, where that is later than 5.
 
     Raises UsageError for a name that is no identifier, and for another `over_ranks`.
     """
@@ -49,6 +50,7 @@ class Metric:
     heading: str = ""
     meaning: str = ""
     format: Format = "number"
+    since: int = 5
 
     def __post_init__(self) -> None:
         if not str(self.name).isidentifier():

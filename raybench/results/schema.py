@@ -2,7 +2,8 @@
 
 The types are Arrow's. Speed-up and efficiency are not here: they are derived when reporting.
 
-History of the schema (a change of any column raises SCHEMA_VERSION and adds a line):
+A new column says in its declaration since which version it is there (`Metric.since`,
+`About.since`). Any other change raises the version here and adds a line:
     1  the first: runs, points, samples, devices, telemetry
     2  points: cuda_graph, repeats, inner_iterations, step_ms_repeat_std, autocorrelation, trend,
        local_step_ms, methods, gemm_tflops_per_device, gemm_share_pct, memory_gb_s,
@@ -37,7 +38,11 @@ from raybench.results.metrics import METRICS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = max(
+    5,
+    *(metric.since for metric in METRICS),
+    *(setting.about.since for setting in RUN_SETTINGS.values()),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

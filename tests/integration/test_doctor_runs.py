@@ -58,7 +58,7 @@ def test_without_a_cluster_it_ends_with_3_and_one_line() -> None:
 
 
 # Not a private Ray: this process would then ask the cluster of other tests for its token.
-@pytest.fixture
+@pytest.fixture(scope="module")
 def two_workers(three_nodes: str) -> Iterator[RayCluster]:
     cluster = RayCluster(connect(three_nodes, "cpu", 2))
     try:

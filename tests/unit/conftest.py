@@ -26,6 +26,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let the end of the interpreter collect it: nanobind complains of what is left."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _interrupts_as_before() -> Iterator[None]:
     """The command line, called in this process, leaves SIGINT to the system at its end."""
