@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -184,11 +185,17 @@ class Twice:
     """Two models, as a class of one's own has them that inherits nothing."""
 
     def __init__(self, context: Context) -> None:
+        self.context = context
         self.models = [context.ddp(nn.Linear(8, 8).eval()) for _ in range(2)]
 
     def step(self) -> None:
-        for model in self.models:
-            model(torch.ones(4, 8)).sum().backward()
+        # Ranks may name other regions: here one names none.
+        names = ["first", "second"] if self.context.rank == 0 else []
+        with ExitStack() as regions:
+            for name in names:
+                regions.enter_context(self.context.region(name))
+            for model in self.models:
+                model(torch.ones(4, 8)).sum().backward()
         optimizer = torch.optim.SGD([p for m in self.models for p in m.parameters()], lr=0.1)
         optimizer.step()
 
@@ -338,3 +345,14 @@ def test_a_step_of_two_ranks_is_taken_apart(whose: str, answers: list[Answers]) 
         assert found.optimizer_ms is not None
         assert 0 < found.optimizer_ms < median(found.local_ms[0])
         assert "noop_hook" in found.methods["comm_exposed_ms"]
+
+
+def test_a_rank_without_regions_does_not_keep_the_others_from_theirs(
+    answers: list[Answers],
+) -> None:
+    named, unnamed = (answer.own_class for answer in answers)
+    assert [region.name for region in named.regions] == ["first", "second"]
+    assert all(region.ms > 0 for region in named.regions)
+    assert "host clock" in named.methods["regions"]
+    assert unnamed.regions == ()
+    assert "regions" not in unnamed.methods
