@@ -6,6 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from raybench.analysis.rounds import records
+
 
 def slowest_modules(modules: pd.DataFrame) -> pd.DataFrame:
     """Find the times of each module on the rank where they are longest, the longest module first.
@@ -39,9 +41,6 @@ def regions_by_point(regions: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     """
     last = regions[regions["attempt"] == regions.groupby("point_id")["attempt"].transform("max")]
     return {
-        str(point_id): [
-            {str(name): value for name, value in row.items()}
-            for row in slowest_regions(of_point).to_dict("records")
-        ]
+        str(point_id): records(slowest_regions(of_point))
         for point_id, of_point in last.groupby("point_id")
     }
