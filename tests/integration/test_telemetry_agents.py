@@ -28,7 +28,8 @@ FAKE_NVML = Path(__file__).parent / "fake_nvml"
 NOT_WAITED_S = 3.0
 
 
-@pytest.fixture
+# Once for all tests that come after those without an NVML: each start takes seconds.
+@pytest.fixture(scope="module")
 def agents(three_nodes) -> Iterator[NodeAgents]:
     """Agents whose processes find an NVML with devices."""
     with _agents(three_nodes, {"PYTHONPATH": str(FAKE_NVML)}) as started:
@@ -86,6 +87,50 @@ def drain_s(agents: NodeAgents) -> float:
     return time.monotonic() - started_s
 
 
+def test_without_nvml_the_agents_live_and_give_nothing(agents_without_nvml):
+    assert len(process_ids(agents_without_nvml)) == 2
+    time.sleep(1.5)
+    assert agents_without_nvml.drain() == ()
+    assert len(process_ids(agents_without_nvml)) == 2
+
+
+def talker(node_id: str):
+    """An actor that is as a worker is: it writes to its log, and it can be frozen."""
+
+    class Talker:
+        def pid(self) -> int:
+            print("\x1b[31mstep 1\x1b[0m of 2\x07", flush=True)
+            print("last words", file=sys.stderr, flush=True)
+            return os.getpid()
+
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(Talker).options(scheduling_strategy=there, num_cpus=0).remote()
+
+
+def test_an_agent_reads_the_log_of_a_worker_and_kills_it_but_no_stranger(agents_without_nvml):
+    node_id = devices()[0].node_id
+    actor = talker(node_id)
+    pid = ray.get(actor.pid.remote(), timeout=30)
+    stranger = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
+    worker, other = (
+        make_device("a", 0, node_id=node_id, process_id=process_id)
+        for process_id in (pid, stranger.pid)
+    )
+    try:
+        tails = agents_without_nvml.log_tails({0: worker, 3: other})
+        assert tails == {0: "step 1 of 2\nlast words", 3: ""}
+        os.kill(pid, signal.SIGSTOP)
+        started_s = time.monotonic()
+        agents_without_nvml.kill([worker, other])
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(actor.pid.remote(), timeout=5)
+        print(f"a frozen worker is killed in {time.monotonic() - started_s:.2f} s")
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
 def test_each_node_samples_its_devices_once_a_second_in_a_process_of_its_own(agents):
     samples = collected(agents, 12)
     assert {(s.node_id, s.uuid) for s in samples} == {(d.node_id, d.uuid) for d in devices()}
@@ -105,13 +150,6 @@ def test_an_agent_needs_no_torch(agents):
     loaded = ray.get(node.agent.__ray_call__.remote(lambda _: set(__import__("sys").modules)))
     assert "raybench.hardware.telemetry" in loaded
     assert "torch" not in loaded
-
-
-def test_without_nvml_the_agents_live_and_give_nothing(agents_without_nvml):
-    assert len(process_ids(agents_without_nvml)) == 2
-    time.sleep(1.5)
-    assert agents_without_nvml.drain() == ()
-    assert len(process_ids(agents_without_nvml)) == 2
 
 
 def test_a_dead_agent_costs_samples_and_no_time_and_is_restarted(agents):
@@ -142,16 +180,6 @@ def test_a_frozen_agent_is_not_waited_for_and_its_samples_come_later(agents):
         os.kill(pid, signal.SIGCONT)
     samples = collected(agents, 6)
     assert [s for s in samples if s.node_id == frozen and s.time < stopped_at]
-
-
-def test_stopped_agents_are_gone_and_can_still_be_drained(agents):
-    pids = process_ids(agents).values()
-    agents.stop()
-    assert agents.drain() == ()
-    deadline_s = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def looked_until(agents: NodeAgents, expected: frozenset[str], within_s: float) -> float:
@@ -193,38 +221,11 @@ def test_a_driver_that_was_stopped_itself_takes_no_node_for_silent(agents):
     assert agents.silent_nodes() == frozenset()
 
 
-def talker(node_id: str):
-    """An actor that is as a worker is: it writes to its log, and it can be frozen."""
-
-    class Talker:
-        def pid(self) -> int:
-            print("\x1b[31mstep 1\x1b[0m of 2\x07", flush=True)
-            print("last words", file=sys.stderr, flush=True)
-            return os.getpid()
-
-    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return ray.remote(Talker).options(scheduling_strategy=there, num_cpus=0).remote()
-
-
-def test_an_agent_reads_the_log_of_a_worker_and_kills_it_but_no_stranger(agents_without_nvml):
-    node_id = devices()[0].node_id
-    actor = talker(node_id)
-    pid = ray.get(actor.pid.remote(), timeout=30)
-    stranger = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
-    worker, other = (
-        make_device("a", 0, node_id=node_id, process_id=process_id)
-        for process_id in (pid, stranger.pid)
-    )
-    try:
-        tails = agents_without_nvml.log_tails({0: worker, 3: other})
-        assert tails == {0: "step 1 of 2\nlast words", 3: ""}
-        os.kill(pid, signal.SIGSTOP)
-        started_s = time.monotonic()
-        agents_without_nvml.kill([worker, other])
-        with pytest.raises(ray.exceptions.RayActorError):
-            ray.get(actor.pid.remote(), timeout=5)
-        print(f"a frozen worker is killed in {time.monotonic() - started_s:.2f} s")
-        assert stranger.poll() is None
-    finally:
-        stranger.kill()
-        stranger.wait()
+def test_stopped_agents_are_gone_and_can_still_be_drained(agents):
+    pids = process_ids(agents).values()
+    agents.stop()
+    assert agents.drain() == ()
+    deadline_s = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

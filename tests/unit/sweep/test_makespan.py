@@ -82,7 +82,7 @@ def test_a_real_sweep_of_sleeping_points_takes_what_the_simulation_says():
 
     def script(point, rank):
         if rank == 0:
-            time.sleep(duration_s(point) / 40)
+            time.sleep(duration_s(point) / 20)
         return make_measurement(rank)
 
     cluster = make_cluster(list(EIGHT), script)
@@ -92,9 +92,10 @@ def test_a_real_sweep_of_sleeping_points_takes_what_the_simulation_says():
     )
     began_s = time.perf_counter()
     list(sweep(Rounds(plan=plan), settings, cluster, lambda *_: None))
-    taken_s = 40 * (time.perf_counter() - began_s)
+    taken_s = 20 * (time.perf_counter() - began_s)
     simulated_s = makespan_s(plan, duration_s, EIGHT, "device", "pack")
-    assert simulated_s * 0.9 < taken_s < simulated_s * 1.5
+    # One after the other they would take 1.77 times as long.
+    assert simulated_s * 0.9 < taken_s < simulated_s * 1.6
 
 
 @pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
