@@ -139,11 +139,13 @@ class GroupContract(PointContract):
         after = process_ids(cluster)
         assert (after[:2], after[2] == before[2]) == (before[:2], False)
 
-    def test_a_restart_and_fresh_workers_give_new_processes(self, cluster):
+    def test_all_workers_are_there_after_a_restart(self, cluster):
+        """In new processes, as are fresh workers; more than of launchers of one worker is asked."""
         assert failures(run(cluster, *self.ALL)) == []
-        before = set(process_ids(cluster))
+        before, stood = set(process_ids(cluster)), places(cluster)
         cluster.restart()
         between = process_ids(cluster)
+        assert places(cluster) == stood
         assert before.isdisjoint(between)
         assert failures(run(cluster, *self.ALL)) == []
         assert failures(run(cluster, 1, fresh_workers=True)) == []
