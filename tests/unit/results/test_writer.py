@@ -383,8 +383,10 @@ def test_a_run_is_found_by_a_path_into_the_results(results: Path, path: str) -> 
     ],
 )
 def test_a_run_that_cannot_be_told_names_the_candidates(
-    results: Path, text: str, message: str
+    results: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Where the folder above the working directory has no results.
+    monkeypatch.chdir(results)
     with pytest.raises(ResultsError) as caught:
         find_run(results, text)
     assert message in str(caught.value)
