@@ -92,7 +92,7 @@ def _tell(error: click.ClickException) -> None:
 
 def _complain(text: str) -> None:
     """Print each line on stderr. What it holds of a job or a path does not control the terminal."""
-    from raybench.report.formatting import printable
+    from raybench.report.plain_text import printable
     from raybench.sweep.commands import program
 
     # What a message says in backticks is to be typed.

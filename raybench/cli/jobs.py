@@ -11,7 +11,7 @@ import click
 
 from raybench.cli.completion import complete_workload
 from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
-from raybench.report.formatting import printable
+from raybench.report.plain_text import printable
 from raybench.sweep.commands import command, program
 
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from raybench.report.formatting import printable
+from raybench.report.plain_text import printable
 
 if TYPE_CHECKING:
     from raybench.job.plan import Plan

@@ -85,7 +85,7 @@ def text_width() -> int:
 
 def scalar_text(value: object) -> str:
     """Write a value as a job file has it."""
-    from raybench.report.formatting import printable
+    from raybench.report.plain_text import printable
 
     if isinstance(value, bool):
         return str(value).lower()

@@ -11,7 +11,7 @@ import click
 
 from raybench.cli.options import overrides_option
 from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
-from raybench.report.formatting import printable
+from raybench.report.plain_text import printable
 
 if TYPE_CHECKING:
     from raybench.job.model import Job

@@ -15,7 +15,7 @@ from rich.text import Text
 from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import Point
 from raybench.records import Record, Status
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.results.metrics import MAIN_RATES
 from raybench.results.point_metrics import rates
 from raybench.stats import summary
@@ -197,7 +197,7 @@ class _Wording:
 def _reason(record: Record) -> str:
     message = record.error_message or ""
     told = formatting.failure(record.status, record.error_type, message)
-    return formatting.shorten(told, _REASON_CHARS)
+    return plain_text.shorten(told, _REASON_CHARS)
 
 
 def _outcome(record: Record) -> str:
@@ -214,5 +214,5 @@ def _show_setting(point: Point, name: str) -> str:
     label = {"world_size": "ws", "batch_size": "batch", "global_batch_size": "global batch"}
     # A precision or a preset speaks for itself; a number does not.
     if isinstance(value, str):
-        return formatting.plain(value)
+        return plain_text.plain(value)
     return f"{label.get(name, formatting.heading(name))} {formatting.setting(name, value)}"

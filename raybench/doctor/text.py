@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raybench.doctor.facts import Check, Diagnosis, Verdict
-from raybench.report import formatting
+from raybench.report import plain_text
 from raybench.report.text.console import WIDTH, render
 
 SCHEMA_VERSION = 1  # of the JSON object
@@ -36,7 +36,7 @@ def format_text(diagnosis: Diagnosis, *, width: int = WIDTH, color: bool = False
 
 def _plain(text: str) -> Text:
     """Never markup, and one line: some of it comes from error messages and variables."""
-    return Text(formatting.plain(text))
+    return Text(plain_text.plain(text))
 
 
 def _sum(checks: Sequence[Check]) -> str:

@@ -18,7 +18,7 @@ from raybench.analysis.rounds import records
 from raybench.analysis.settings import EXECUTION, setting, setting_order, varying
 from raybench.analysis.start_noise import DOCUMENTED, POINTS, REPEATS, RUNS
 from raybench.records import FAILURES
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.tables import Table
 from raybench.results.run import Run
 
@@ -85,7 +85,7 @@ class Comparison:
         """Why pairs of points are no experiment on one thing; empty where all of them are."""
         return tuple(
             dict.fromkeys(
-                formatting.plain(row["why"])
+                plain_text.plain(row["why"])
                 for row in self.compared
                 if formatting.has_value(row["why"]) and row["why"].startswith("other ")
             )
@@ -174,7 +174,7 @@ def beside(comparison: Comparison) -> list[tuple[str, str]]:
         if row["verdict"] != SAME:
             phrases += [_point_change(one) for one in comparison.beside.get(row["point_id"], ())]
             if phrases:
-                found.append((label(row, names), "; ".join(map(formatting.plain, phrases))))
+                found.append((label(row, names), "; ".join(map(plain_text.plain, phrases))))
     return found
 
 
@@ -208,25 +208,25 @@ def absent(row: Row) -> str:
 
 
 def _status(status: Any) -> str:
-    return formatting.STATUS_WORDS.get(status, formatting.plain(status))
+    return formatting.STATUS_WORDS.get(status, plain_text.plain(status))
 
 
 def environment(comparison: Comparison) -> list[tuple[str, str]]:
     """List (what, its values before and now) of everything that changed around the points."""
     return [
-        (formatting.plain(one.name), before_and_now(one, _MOST_CHARS)) for one in comparison.changes
+        (plain_text.plain(one.name), before_and_now(one, _MOST_CHARS)) for one in comparison.changes
     ]
 
 
 def before_and_now(change: Change, most: int) -> str:
     """Two values of at most so many characters each, such that their difference is seen."""
-    values = [formatting.plain(value) for value in (change.base, change.new)]
-    short = [formatting.shorten(value, most) for value in values]
+    values = [plain_text.plain(value) for value in (change.base, change.new)]
+    short = [plain_text.shorten(value, most) for value in values]
     if short[0] == short[1]:
         pairs = enumerate(zip(*values, strict=False))
         alike = next((place for place, (a, b) in pairs if a != b), min(map(len, values)))
         short = [
-            formatting.shorten(f"…{value[max(0, alike - most // 3) :]}", most) for value in values
+            plain_text.shorten(f"…{value[max(0, alike - most // 3) :]}", most) for value in values
         ]
     return f"{short[0]} -> {short[1]}"
 
@@ -289,8 +289,8 @@ def advice(comparison: Comparison) -> list[str]:
         *_unclear(comparison),
         *_documentation_note(comparison),
         *(
-            f"{formatting.plain(one.run_id)} is left out: it is no repeat, as it differs in "
-            f"{', '.join(map(formatting.plain, one.differs_in))}."
+            f"{plain_text.plain(one.run_id)} is left out: it is no repeat, as it differs in "
+            f"{', '.join(map(plain_text.plain, one.differs_in))}."
             for one in comparison.left_out[:_MOST_LEFT_OUT]
         ),
         *_more(len(comparison.left_out) - _MOST_LEFT_OUT),

@@ -13,6 +13,7 @@ from typing import Any
 from raybench.analysis.settings import setting as setting_of
 from raybench.records import Status
 from raybench.records.metric import Metric
+from raybench.report.plain_text import plain
 from raybench.results.run import Run, RunStatus
 
 
@@ -63,24 +64,6 @@ def has_value(value: Any) -> bool:
     return value is not None and value == value
 
 
-def plain(value: Any) -> str:
-    """Text from results as one harmless line: no control characters, no line breaks."""
-    return printable(" ".join(str(value).split()))
-
-
-def printable(text: str) -> str:
-    """Replace characters that control a terminal or the direction of writing."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
-
-
-def plain_lines(text: str) -> list[str]:
-    """Text from results as harmless lines, with what they are indented by."""
-    lines = [line.expandtabs() for line in text.splitlines()]
-    return [" " * (len(line) - len(line.lstrip(" "))) + plain(line) for line in lines]
-
-
 def failure(status: str, error_type: Any, message: str) -> str:
     """Why a point failed; an exception with its type, as Python prints it: `SystemExit: 3`."""
     text = plain(message)
@@ -90,11 +73,6 @@ def failure(status: str, error_type: Any, message: str) -> str:
     if not is_exception or text[len(start) :].startswith(str(error_type)):
         return text
     return f"{start}{plain(error_type)}: {text[len(start) :]}".removesuffix(": ")
-
-
-def shorten(text: str, most: int) -> str:
-    """At most `most` characters."""
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def is_set(value: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.settings import OPTIONAL, setting, setting_order, varying
 from raybench.hardware.peaks import memory_peak_gb_s
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.findings import (
     CAUSES,
     LargestBatch,
@@ -157,7 +157,7 @@ def _precision_of(value: Any) -> float:
 def _refusal(rows: Sequence[Row]) -> str:
     """How many points would have been compared, and why they are not."""
     others = [row for row in rows if row["status"] == "ok" and not row["is_baseline"]]
-    reasons = [formatting.plain(row["why"]) for row in others if formatting.has_value(row["why"])]
+    reasons = [plain_text.plain(row["why"]) for row in others if formatting.has_value(row["why"])]
     if not reasons:
         return ""
     are = "is" if len(reasons) == 1 else "are"
@@ -188,14 +188,14 @@ def _against(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -
 
 def _name_point(baseline: Mapping[str, Any]) -> str:
     alone = tuple(baseline) == ("precision",)
-    return formatting.plain(baseline["precision"]) if alone else formatting.settings(baseline)
+    return plain_text.plain(baseline["precision"]) if alone else formatting.settings(baseline)
 
 
 def _why_not(rows: Sequence[Row], baseline: Mapping[str, Any]) -> str:
     """Why nothing is compared, where something was to be."""
     others = [r for r in rows if r["status"] == "ok" and not r["is_baseline"]]
     reasons = Counter(
-        formatting.plain(row["why"]) for row in others if formatting.has_value(row["why"])
+        plain_text.plain(row["why"]) for row in others if formatting.has_value(row["why"])
     )
     if not baseline or not reasons:
         return ""

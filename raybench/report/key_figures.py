@@ -8,7 +8,7 @@ from typing import Any
 
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.settings import OPTIONAL, setting_order, varying
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.charts.bars import peak_tflops
 from raybench.report.charts.rates import datasheet_gb_s, size_of
 from raybench.report.findings import CAUSES, batch_label, rows_compared, with_most_ranks
@@ -97,7 +97,7 @@ def _gains(summary: Summary, compared: Sequence[Row]) -> list[KeyFigure]:
     names = [*baseline, *varying(compared, tuple(baseline))]
     best = max(precise(compared), key=lambda row: row["speed_up"])
     alone = tuple(baseline) == ("precision",)
-    of = formatting.plain(baseline["precision"]) if alone else formatting.settings(baseline)
+    of = plain_text.plain(baseline["precision"]) if alone else formatting.settings(baseline)
     found = [
         KeyFigure(
             value=f"{formatting.ratio(best['speed_up'])}×",
@@ -212,7 +212,7 @@ def _operations(measured: Sequence[Row]) -> list[KeyFigure]:
     return [
         KeyFigure(
             value=formatting.number(row[_REACHED]),
-            counts=f"TFLOP/s in {formatting.plain(row['precision'])} at most" + _of_peak(row),
+            counts=f"TFLOP/s in {plain_text.plain(row['precision'])} at most" + _of_peak(row),
             where=formatting.settings_words(row, varying(known, ("precision",)), "GPUs"),
         )
         for row in ordered

@@ -15,7 +15,7 @@ from raybench.analysis.scaling import best_settings, is_by_mean, scaling
 from raybench.analysis.settings import OPTIONAL, batch_column
 from raybench.analysis.start_noise import StartNoise
 from raybench.records import Cause, TrialKey, by_point
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.findings import (
     BEST_TITLE,
     LARGEST_TITLE,
@@ -197,7 +197,7 @@ def _has_throughput(rows: Sequence[Row]) -> bool:
 def _machine(run: Run, devices: pd.DataFrame, rows: Sequence[Row]) -> str:
     """Name the devices of the run. After `--resume` elsewhere no point may have had them all."""
     if devices.empty:
-        return formatting.plain(run.cluster)
+        return plain_text.plain(run.cluster)
     text = formatting.machine(records(devices))
     counts = [row["node_count"] for row in rows if formatting.has_value(row["node_count"])]
     if counts and max(counts) < devices["node_id"].nunique():
@@ -242,7 +242,7 @@ def _warnings(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _texts(warnings: Any) -> Sequence[str]:
-    return [] if warnings is None else [formatting.plain(text) for text in warnings]
+    return [] if warnings is None else [plain_text.plain(text) for text in warnings]
 
 
 # Points that differ in these alone say the same. The rank that a sentence begins with is none of
@@ -269,7 +269,7 @@ class MessageGroup:
     @property
     def shortened(self) -> str:
         """The text, cut where it is long, and where."""
-        text = formatting.shorten(self.text, _MOST_CHARS)
+        text = plain_text.shorten(self.text, _MOST_CHARS)
         return f"{text} ({self.where})" if self.where else text
 
 
@@ -308,7 +308,7 @@ def lost_nodes(failed: Iterable[tuple[Any, Any]]) -> tuple[str, ...]:
     """Name the hosts of nodes that were lost, of (error_type, error_host), in the order given."""
     hosts = (host for error_type, host in failed if error_type == Cause.NODE_LOST)
     return tuple(
-        dict.fromkeys(formatting.plain(host) for host in hosts if formatting.has_value(host))
+        dict.fromkeys(plain_text.plain(host) for host in hosts if formatting.has_value(host))
     )
 
 
@@ -336,7 +336,7 @@ def _where(rows: Sequence[Row]) -> str:
         return ""
     ranks = sorted({int(row["error_rank"]) for row in placed})
     hosts, devices = (
-        list(dict.fromkeys(formatting.plain(row[name]) for row in placed))
+        list(dict.fromkeys(plain_text.plain(row[name]) for row in placed))
         for name in ("error_host", "error_device")
     )
     if len(ranks) == len(hosts) == len(devices) == 1:

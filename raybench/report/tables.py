@@ -22,7 +22,7 @@ from raybench.analysis.settings import (
     varying,
 )
 from raybench.records.metric import Metric
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.results import metrics
 from raybench.results.metrics import BY_NAME, PARTS, RATES, SCALING, workload_metrics
 from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
@@ -195,7 +195,7 @@ def _in_order(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
 
 def _regions(unit: formatting.Unit) -> list[_Column]:
     return [
-        (REGION_COLUMN, lambda row: formatting.plain(row["region"])),
+        (REGION_COLUMN, lambda row: plain_text.plain(row["region"])),
         ("time", lambda row: formatting.part(row["region_ms"], unit)),
         (REGION_SHARE, lambda row: formatting.percent(row["share_pct"] / 100)),
     ]
@@ -238,7 +238,7 @@ def _table(
     cells = zip(_without_repeats(shown), *(cells for _, cells in kept), strict=True)
     texts = (_heading(name, layout) for name in names if not is_numeric(rows, name))
     return Table(
-        workload=formatting.plain(rows[0]["workload"]),
+        workload=plain_text.plain(rows[0]["workload"]),
         params=layout.params_of_a_table(rows[0]),
         kind=kind,
         columns=(*(_heading(name, layout) for name in names), *(title for title, _ in kept)),
@@ -288,7 +288,7 @@ def _extras(rows: Sequence[Row], unit: formatting.Unit) -> dict[str, tuple[str, 
     head, p99 = _column(metrics.BY_NAME["step_ms_p99"], unit)
     return {
         head: tuple(p99(row) if row["status"] == "ok" else "" for row in rows),
-        POINT_COLUMN: tuple(formatting.plain(row["point_id"]) for row in rows),
+        POINT_COLUMN: tuple(plain_text.plain(row["point_id"]) for row in rows),
     }
 
 
@@ -312,7 +312,7 @@ def _kind(first: Row, names: Sequence[str], layout: Layout) -> str:
         if "dtype" in first["params"]:
             # What has a number format of its own computes nothing in the precision.
             del given["precision"]
-        return ", ".join(formatting.plain(text) for n, text in given.items() if n not in names)
+        return ", ".join(plain_text.plain(text) for n, text in given.items() if n not in names)
     batch = {"weak": "batch per device", "strong": "global batch"}.get(first["scaling"], "")
     scaling = f"{first['scaling']} scaling" if batch and "world_size" in layout.compared else ""
     return ", ".join(filter(None, (scaling, batch)))
@@ -413,12 +413,12 @@ def meaning(metric: Metric, words: Mapping[str, str]) -> str:
     words: `ranks`, what a rank runs on, and `baseline`, its settings.
     """
     text = metric.meaning.format(**words) if metric.meaning else metric.description
-    return formatting.plain(text).removesuffix(".")
+    return plain_text.plain(text).removesuffix(".")
 
 
 def _name(metric: Metric) -> str:
     """Write the head of its column as a sentence begins, without the unit behind it."""
-    name = formatting.plain(metric.title).removesuffix(f" {metric.unit}")
+    name = plain_text.plain(metric.title).removesuffix(f" {metric.unit}")
     return name[:1].upper() + name[1:]
 
 

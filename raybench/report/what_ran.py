@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raybench.analysis.settings import setting, setting_order
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.results.rows import text
 from raybench.workloads.model_sizes import parameter_count
 from raybench.workloads.trained import ddp_defaults
@@ -44,7 +44,7 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
     yield ", ".join(dict.fromkeys(_model(row) for row in rows))
     yield _span("", [_parameters(row) for row in rows], " parameters")
     yield ", ".join(
-        _OPTIMIZERS.get(name, formatting.plain(name))
+        _OPTIMIZERS.get(name, plain_text.plain(name))
         for name in _values(rows, "optimizer")
         if name is not None
     )
@@ -62,7 +62,7 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
 
 def _model(row: Row) -> str:
     params, workload = row["params"], str(row["workload"])
-    name = _MODELS.get(workload, formatting.plain(workload))
+    name = _MODELS.get(workload, plain_text.plain(workload))
     if workload == "mlp":
         return f"{name} of {params['layers']} layers, {int(params['hidden']):,} wide"
     if workload == "transformer":
@@ -101,7 +101,7 @@ def _others(rows: Sequence[Row]) -> Iterator[str]:
             continue
         texts = [formatting.setting(name, value) for value in values]
         shown = _span("", texts) if is_number else _list("", texts)
-        yield f"{formatting.plain(name)}={shown}"
+        yield f"{plain_text.plain(name)}={shown}"
 
 
 def _size(value: Any) -> str:
@@ -114,7 +114,7 @@ def _values(rows: Sequence[Row], name: str) -> list[Any]:
 
 
 def _list(prefix: str, values: Sequence[Any]) -> str:
-    texts = [formatting.plain(value) for value in values]
+    texts = [plain_text.plain(value) for value in values]
     more = len(texts) - _MOST_VALUES
     shown = texts if more <= 2 else [*texts[:_MOST_VALUES], f"and {more} more"]
     return prefix + ", ".join(shown) if shown else ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from raybench.analysis.settings import setting, setting_order, varying
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.charts.figure import (
     MOST_LINES,
     TOLD,
@@ -74,11 +74,11 @@ def gains_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
 
 def _name_line(baseline: dict[str, Any] | Any) -> str:
     alone = tuple(baseline) == ("precision",)
-    return formatting.plain(baseline["precision"]) if alone else formatting.settings(baseline)
+    return plain_text.plain(baseline["precision"]) if alone else formatting.settings(baseline)
 
 
 def _line(row: Row, names: Sequence[str], summary: Summary) -> str:
-    return formatting.settings_words(row, names, summary.ranks) or formatting.plain(row["workload"])
+    return formatting.settings_words(row, names, summary.ranks) or plain_text.plain(row["workload"])
 
 
 def _panel(

@@ -10,7 +10,7 @@ import pandas as pd
 
 from raybench.analysis.rounds import records
 from raybench.analysis.settings import varying
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.charts.figure import (
     MOST_LINES,
     Figure,
@@ -61,7 +61,7 @@ def history_figure(frame: pd.DataFrame) -> Figure:
 
 def _value(row: dict[str, Any], names: Sequence[str], several: bool) -> Value:
     text = label(row, names)
-    machine = f", {formatting.plain(row['device_name'])}" if several else ""
+    machine = f", {plain_text.plain(row['device_name'])}" if several else ""
     return {
         "time": row["started_at"].isoformat(),
         "step_ms": round(row["step_ms_p50"], 6),

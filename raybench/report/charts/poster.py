@@ -14,7 +14,7 @@ from importlib import resources
 
 import pandas as pd
 
-from raybench.report import formatting
+from raybench.report import plain_text
 from raybench.report.charts.figure import WIDE, WIDTH, Entry, Figure, Panel
 from raybench.report.charts.figures import main_figure, rows_of
 from raybench.report.charts.svg import draw, key_mark
@@ -33,7 +33,7 @@ def picture(summary: Summary, devices: pd.DataFrame, kind: str) -> bytes | None:
     figure = main_figure(rows_of(summary), summary, devices)
     if figure is None:
         return None
-    title = f"{figure.title} ({formatting.plain(summary.run.job_name)})"
+    title = f"{figure.title} ({plain_text.plain(summary.run.job_name)})"
     return draw_poster(figure, kind, title=title, below=_machine_line(summary))
 
 
@@ -156,4 +156,4 @@ def _machine_line(summary: Summary) -> str:
     """Machine, versions and run."""
     run, found = summary.run, summary.versions
     versions = ", ".join(f"{name} {found[name]}" for name in ("torch", "nccl") if name in found)
-    return "; ".join(filter(None, (summary.machine, versions, formatting.plain(run.run_id))))
+    return "; ".join(filter(None, (summary.machine, versions, plain_text.plain(run.run_id))))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raybench.analysis.settings import OPTIONAL, batch_column, setting, setting_order, varying
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.charts.figure import MOST_LINES, MOST_PANELS
 
 Row = Mapping[str, Any]
@@ -65,7 +65,7 @@ def arrange(
 
 
 def _line(row: Row, names: Sequence[str], ranks: str) -> str:
-    return formatting.settings_words(row, names, ranks) or formatting.plain(row["workload"])
+    return formatting.settings_words(row, names, ranks) or plain_text.plain(row["workload"])
 
 
 def in_order(rows: Sequence[Row], last: Collection[str] = ()) -> list[Row]:
@@ -125,7 +125,7 @@ def _among(rows: Sequence[Row], over: Sequence[str], ranks: str) -> str:
 def _why(row: Row) -> str:
     if row["status"] != "ok":
         return formatting.STATUS_WORDS[row["status"]]
-    return formatting.plain(row["why"]) if formatting.has_value(row["why"]) else "was not measured"
+    return plain_text.plain(row["why"]) if formatting.has_value(row["why"]) else "was not measured"
 
 
 def batch_title(rows: Sequence[Row]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.charts.figure import (
     MOST_LINES,
     TOLD,
@@ -115,7 +115,7 @@ def _names(telemetry: pd.DataFrame) -> pd.Series:
     index = "GPU " + telemetry["index"].astype("Int64").astype(str)
     if telemetry["node_id"].nunique() < 2:
         return index
-    nodes = {node: formatting.plain(node)[:8] for node in telemetry["node_id"].unique()}
+    nodes = {node: plain_text.plain(node)[:8] for node in telemetry["node_id"].unique()}
     return telemetry["node_id"].map(nodes) + " " + index
 
 

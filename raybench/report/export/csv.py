@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from raybench.report import formatting
+from raybench.report import plain_text
 from raybench.report.export.rows import point_rows
 from raybench.report.summary import Summary
 
@@ -56,6 +56,6 @@ def _cell(value: Any) -> Any:
     if not isinstance(text, str):
         return text
     # Somebody will look at it in a terminal.
-    lines = "\n".join(map(formatting.printable, text.splitlines()))
+    lines = "\n".join(map(plain_text.printable, text.splitlines()))
     is_formula = text.startswith(_BEGINS_FORMULA) and not _NUMBER.fullmatch(text)
     return f"'{lines}" if is_formula else lines

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 
 from raybench.errors import ResultsError
-from raybench.report import formatting
+from raybench.report import plain_text
 from raybench.report.export.rows import point_name, point_rows
 from raybench.report.summary import Summary
 
@@ -28,7 +28,7 @@ def export_github_benchmark(summary: Summary) -> str:
     for row in ok:
         low, high = row["step_ms_low"], row["step_ms_high"]
         entry = {
-            "name": f"{formatting.plain(run.job_name)}: {point_name(row)}",
+            "name": f"{plain_text.plain(run.job_name)}: {point_name(row)}",
             "unit": "ms",
             "value": row["step_ms_p50"],
         }

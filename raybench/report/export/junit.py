@@ -11,7 +11,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from raybench.records import NOT_RUN
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.export.rows import facts_of_run, figures, is_failure, point_name, point_rows
 from raybench.report.summary import Summary
 
@@ -38,7 +38,7 @@ def _counts(summary: Summary, rows: Sequence[Row]) -> dict[str, str]:
     run = summary.run
     seconds = sum(row["duration_s"] or 0 for row in rows)
     return {
-        "name": formatting.plain(run.job_name),
+        "name": plain_text.plain(run.job_name),
         "tests": str(len(rows)),
         "failures": "0",
         "errors": str(sum(is_failure(row, summary) for row in rows)),
@@ -46,7 +46,7 @@ def _counts(summary: Summary, rows: Sequence[Row]) -> dict[str, str]:
         "time": f"{seconds:.3f}",
         # Without an offset, as the schema of Ant's reports has it: UTC.
         "timestamp": run.started_at.replace(tzinfo=None).isoformat(timespec="seconds"),
-        "hostname": formatting.plain(run.host),
+        "hostname": plain_text.plain(run.host),
     }
 
 
@@ -55,17 +55,17 @@ def _add_case(suite: ET.Element, row: Row, summary: Summary) -> None:
         suite,
         "testcase",
         {
-            "classname": formatting.plain(summary.run.job_name),
+            "classname": plain_text.plain(summary.run.job_name),
             "name": point_name(row),
             "time": f"{row['duration_s'] or 0:.3f}",
         },
     )
     _properties(case, {"point_id": row["point_id"], **figures(row)})
-    reason = formatting.plain(row["error_message"] or formatting.STATUS_WORDS[row["status"]])
+    reason = plain_text.plain(row["error_message"] or formatting.STATUS_WORDS[row["status"]])
     if is_failure(row, summary):
-        kind = formatting.plain(row["error_type"] or row["status"])
+        kind = plain_text.plain(row["error_type"] or row["status"])
         error = ET.SubElement(case, "error", {"type": kind, "message": reason})
-        error.text = "\n".join(formatting.plain_lines(row["error_detail"] or reason))
+        error.text = "\n".join(plain_text.plain_lines(row["error_detail"] or reason))
     elif row["status"] in NOT_RUN:
         ET.SubElement(case, "skipped", {"message": reason})
     elif row["status"] != "ok":
@@ -75,5 +75,5 @@ def _add_case(suite: ET.Element, row: Row, summary: Summary) -> None:
 def _properties(parent: ET.Element, values: Mapping[str, object]) -> None:
     holder = ET.SubElement(parent, "properties")
     for name, value in values.items():
-        shown = formatting.plain(value)
-        ET.SubElement(holder, "property", {"name": formatting.plain(name), "value": shown})
+        shown = plain_text.plain(value)
+        ET.SubElement(holder, "property", {"name": plain_text.plain(name), "value": shown})

@@ -12,7 +12,7 @@ from typing import Any
 
 from raybench.errors import UsageError
 from raybench.records import NOT_RUN
-from raybench.report import formatting
+from raybench.report import plain_text
 from raybench.report.export.rows import (
     facts_of_run,
     figures,
@@ -46,7 +46,7 @@ def to_mlflow(summary: Summary) -> str:
     try:
         return _write(MlflowClient(), summary)
     except (MlflowException, ModuleNotFoundError) as error:
-        raise UsageError(f"--to mlflow: {formatting.plain(error)}") from error
+        raise UsageError(f"--to mlflow: {plain_text.plain(error)}") from error
 
 
 def _write(client: Any, summary: Summary) -> str:
@@ -87,8 +87,8 @@ def _write_point(client: Any, experiment_id: str, parent: str, row: Row, summary
         _RUN_TAG: summary.run.run_id,
         "raybench.point_id": row["point_id"],
         "status": row["status"],
-        "error": formatting.plain(row["error_message"] or ""),
-        "warnings": "; ".join(map(formatting.plain, row["warnings"] or [])),
+        "error": plain_text.plain(row["error_message"] or ""),
+        "warnings": "; ".join(map(plain_text.plain, row["warnings"] or [])),
     }
     point = client.create_run(experiment_id, begun_ms, tags, point_name(row)).info.run_id
     client.log_batch(

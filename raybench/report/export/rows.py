@@ -7,7 +7,7 @@ from typing import Any
 
 from raybench.analysis.settings import EXECUTION, OPTIONAL, batch_column
 from raybench.records import FAILURES
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.export.as_json import plain_records
 from raybench.report.summary import Summary
 
@@ -40,7 +40,7 @@ def settings(row: Row) -> dict[str, str]:
     options = {n: formatting.setting(n, row[n]) for n in OPTIONAL if row[n]}
     fixed = {name: row[name] for name in names}
     given = {"workload": row["workload"], **row["params"], **options, **fixed}
-    return {formatting.plain(name): formatting.plain(value) for name, value in given.items()}
+    return {plain_text.plain(name): plain_text.plain(value) for name, value in given.items()}
 
 
 def point_name(row: Row) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raybench.errors import UsageError
-from raybench.report import formatting
+from raybench.report import plain_text
 from raybench.report.export.rows import figures, is_failure, point_name, point_rows, settings
 from raybench.report.summary import Summary
 
@@ -48,7 +48,7 @@ def to_wandb(summary: Summary) -> str:
         for row in rows:
             _write_point(wandb, project, row, summary)
     except wandb.Error as error:
-        raise UsageError(f"--to wandb: {formatting.plain(error)}") from error
+        raise UsageError(f"--to wandb: {plain_text.plain(error)}") from error
     return f"Weights & Biases project {project}, group {summary.run.run_id}: {len(rows)} runs"
 
 
@@ -86,6 +86,6 @@ def _summary_of(row: Row) -> dict[str, Any]:
     return {
         "point_id": row["point_id"],
         "status": row["status"],
-        "error": formatting.plain(row["error_message"] or ""),
-        "warnings": "; ".join(map(formatting.plain, row["warnings"] or [])),
+        "error": plain_text.plain(row["error_message"] or ""),
+        "warnings": "; ".join(map(plain_text.plain, row["warnings"] or [])),
     }

@@ -20,7 +20,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from raybench.analysis.rounds import records
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.charts.bars import products_figure
 from raybench.report.charts.batch import memory_figure, throughput_figure
 from raybench.report.charts.figure import WIDE, Figure, Panel, Table
@@ -75,7 +75,7 @@ def format_page(data: PageData) -> str:
         ),
         style=Markup(style),
         script=Markup(script),
-        title=formatting.plain(summary.run.job_name),
+        title=plain_text.plain(summary.run.job_name),
         lead=formatting.sentence(summary.lead) if summary.lead else "",
         versions=[
             (label, summary.versions[name])
@@ -96,7 +96,7 @@ def format_page(data: PageData) -> str:
         regions=_regions(summary),
         facts=[(name, text) for name, text in facts(summary) if text],
         devices=device_table(data.devices),
-        job_lines=formatting.plain_lines(summary.run.job_text),
+        job_lines=plain_text.plain_lines(summary.run.job_text),
     )
     return page
 
@@ -167,7 +167,7 @@ def _charts(panel: Panel, figure: Figure) -> Markup:
 
 def _finish(value: Any) -> Any:
     """No character of the results turns the direction of writing."""
-    return value if isinstance(value, Markup) else formatting.printable(str(value))
+    return value if isinstance(value, Markup) else plain_text.printable(str(value))
 
 
 def _template() -> Any:
@@ -216,11 +216,11 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "took", formatting.course(run)
     yield "points", summary.counts
     yield "machine", summary.machine
-    yield "cluster", formatting.plain(run.cluster)
-    yield "driver ran on", formatting.plain(run.host)
-    yield "command", formatting.plain(" ".join(run.argv))
+    yield "cluster", plain_text.plain(run.cluster)
+    yield "driver ran on", plain_text.plain(run.host)
+    yield "command", plain_text.plain(" ".join(run.argv))
     yield "versions", formatting.versions(summary.versions)
-    yield "git commit", formatting.plain(run.git_commit or "")
+    yield "git commit", plain_text.plain(run.git_commit or "")
     yield "variables", formatting.settings(run.environment)
     yield "tags", formatting.settings(run.tags)
     yield "in all points", formatting.settings(summary.shared)
@@ -241,4 +241,4 @@ def _cell(name: str, value: object) -> str:
         return ""
     if name.endswith("_bytes"):
         return formatting.size(float(str(value)))
-    return f"{value:g}" if isinstance(value, float) else formatting.plain(value)
+    return f"{value:g}" if isinstance(value, float) else plain_text.plain(value)

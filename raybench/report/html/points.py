@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from raybench.analysis.settings import is_numeric, setting, varying
 from raybench.analysis.start_noise import ratio_range
 from raybench.records.metric import Metric
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.charts.scaling import speed_up_words
 from raybench.report.charts.series import Row, in_order, is_other
 from raybench.report.summary import Summary
@@ -154,7 +154,7 @@ def _step(row: Row) -> Cell:
     if row["status"] != "ok":
         reason = row["error_message"]
         hint = (
-            formatting.shorten(formatting.plain(reason), 300)
+            plain_text.shorten(plain_text.plain(reason), 300)
             if formatting.has_value(reason)
             else ""
         )
@@ -204,6 +204,6 @@ def _metric_cell(metric: Metric) -> Callable[[Row], Cell]:
 
 def _speed_up(row: Row) -> Cell:
     if not formatting.has_value(row["speed_up"]):
-        reason = formatting.plain(row["why"]) if formatting.has_value(row["why"]) else ""
+        reason = plain_text.plain(row["why"]) if formatting.has_value(row["why"]) else ""
         return Cell(text="–" if reason else "", hint=reason)
     return Cell(text=speed_up_words(row), value=f"{row['speed_up']:.6g}")

@@ -19,7 +19,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from raybench.report.formatting import printable
+from raybench.report.plain_text import printable
 
 WIDTH = 80
 # Longer lines of a text are hard to read; tables may be wider.

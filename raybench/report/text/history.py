@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.rounds import records
 from raybench.analysis.settings import setting, varying
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.comparison import before_and_now, percent
 from raybench.report.text.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, render
 
@@ -58,7 +58,7 @@ def _tables(series: Sequence[list[Row]]) -> list[RenderableType]:
     for workload in workloads:
         members = [rows for rows in shown[:_MOST_POINTS] if rows[0]["workload"] == workload]
         names = varying([rows[-1] for rows in members], params_first=True)
-        parts += [line(""), line(formatting.plain(workload), "bold"), _points(members, names)]
+        parts += [line(""), line(plain_text.plain(workload), "bold"), _points(members, names)]
     hidden = len(shown) - _MOST_POINTS
     if hidden > 0:
         parts += [line(""), line(f"{hidden} more points have a history; --json has all")]
@@ -117,7 +117,7 @@ def _points(series: Sequence[list[Row]], names: Sequence[str]) -> RenderableType
         [
             rows[-1]["point_id"],
             *(_setting(rows[-1], name) for name in names),
-            *([formatting.plain(rows[-1]["device_name"])] if machines else []),
+            *([plain_text.plain(rows[-1]["device_name"])] if machines else []),
             str(len(rows)),
             formatting.number(rows[-1]["step_ms_p50"]),
             _change(rows),
@@ -155,7 +155,7 @@ def _runs(rows: Sequence[Row]) -> RenderableType:
     cells = [
         [
             f"{row['started_at']:%Y-%m-%d %H:%M}",
-            formatting.plain(row["run_id"]),
+            plain_text.plain(row["run_id"]),
             formatting.step_in(unit, row),
             formatting.time_in(unit, row["level_ms"]),
             percent(row["step"]) if _is_step(row) else "",
@@ -168,7 +168,7 @@ def _runs(rows: Sequence[Row]) -> RenderableType:
 def _step(row: Row, is_named: bool, causes: Causes) -> tuple[str, str]:
     changes = causes.get((row["point_id"], row["run_id"]), ())
     phrases = [
-        f"{formatting.plain(one.name)} {before_and_now(one, _MOST_CHARS)}"
+        f"{plain_text.plain(one.name)} {before_and_now(one, _MOST_CHARS)}"
         for one in changes[:_MOST_CHANGES]
     ]
     more = [f"and {len(changes) - _MOST_CHANGES} more"] if len(changes) > _MOST_CHANGES else []
@@ -176,5 +176,5 @@ def _step(row: Row, is_named: bool, causes: Causes) -> tuple[str, str]:
     point = f"{row['point_id']} " if is_named else ""
     return (
         f"{point}{percent(row['step'])}",
-        f"{formatting.when(row['started_at'])}, {formatting.plain(row['run_id'])}: {where}",
+        f"{formatting.when(row['started_at'])}, {plain_text.plain(row['run_id'])}: {where}",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from raybench.report.formatting import plain_lines
+from raybench.report.plain_text import plain_lines
 from raybench.results.reader import RankLog
 
 

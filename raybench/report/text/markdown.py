@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.summary import MessageGroup, Summary, first_messages, some
 from raybench.report.tables import Table
 
@@ -42,12 +42,12 @@ def format_report(summary: Summary) -> str:
 
 def escape(text: str) -> str:
     """Text that shows as it is."""
-    return _SPECIAL.sub(r"\\\1", formatting.plain(text))
+    return _SPECIAL.sub(r"\\\1", plain_text.plain(text))
 
 
 def code(text: str) -> str:
     """Text as a code span: there, no mention or issue number turns into a link either."""
-    one_line = formatting.plain(text)
+    one_line = plain_text.plain(text)
     longest = max((len(run) for run in _BACKTICKS.findall(one_line)), default=0)
     fence = "`" * (longest + 1)
     pad = " " if one_line.startswith("`") or one_line.endswith("`") else ""

@@ -16,7 +16,7 @@ from rich.table import Table
 from raybench.analysis.rounds import records
 from raybench.analysis.settings import setting, varying
 from raybench.records.metric import Metric
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.text.console import (
     SETTING_CHARS,
     WIDTH,
@@ -141,7 +141,7 @@ def _fitting(
     last: dict[Column, Sequence[str]] = {}
     if any(reasons) and (chars := room(columns)) >= _LEAST_REASON_CHARS:
         last[Column("reason")] = [
-            formatting.shorten(reason, min(chars, _REASON_CHARS)) for reason in reasons
+            plain_text.shorten(reason, min(chars, _REASON_CHARS)) for reason in reasons
         ]
     for column, cells in extras.items():
         if room({**columns, column: cells, **last}) >= -2:
@@ -198,7 +198,7 @@ def _short(digest: Any) -> Any:
 
 
 def _detail(detail: Any) -> list[RenderableType]:
-    if not formatting.has_value(detail) or not (lines := formatting.plain_lines(detail)):
+    if not formatting.has_value(detail) or not (lines := plain_text.plain_lines(detail)):
         return []
     last = lines[-_DETAIL_LINES:]
     cut = f", the last {len(last)} of {len(lines)} lines" if len(lines) > len(last) else ""
@@ -233,7 +233,7 @@ def _methods(methods: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Each column and how it was got; where columns in a row share that, it is said once."""
     last = ""
     for name, text in methods.items():
-        yield formatting.plain(name), "the same" if text == last else formatting.plain(text)
+        yield plain_text.plain(name), "the same" if text == last else plain_text.plain(text)
         last = text
 
 
@@ -242,7 +242,7 @@ def _value(value: Any, unit: str) -> str:
     if isinstance(value, Mapping):
         return formatting.settings(value)
     if isinstance(value, list | np.ndarray):
-        return "; ".join(formatting.plain(item) for item in value)
+        return "; ".join(plain_text.plain(item) for item in value)
     if not formatting.has_value(value):
         return ""
     if isinstance(value, bool):
@@ -251,7 +251,7 @@ def _value(value: Any, unit: str) -> str:
         return str(value.isoformat(timespec="seconds"))
     if unit == "bytes":
         return formatting.size(value)
-    shown = formatting.number(value) if isinstance(value, float) else formatting.plain(value)
+    shown = formatting.number(value) if isinstance(value, float) else plain_text.plain(value)
     return f"{shown} {unit}".rstrip()
 
 
@@ -275,7 +275,7 @@ def _regions(regions: pd.DataFrame) -> list[RenderableType]:
     ]
     rows = [
         [
-            formatting.plain(row["region"]),
+            plain_text.plain(row["region"]),
             str(row["calls"]),
             formatting.part_ms(row["region_ms"]),
             formatting.percent(row["share_pct"] / 100),
@@ -298,7 +298,7 @@ def _states(states: pd.DataFrame) -> list[RenderableType]:
     }
     rows = [
         [
-            f"{formatting.plain(row['node_id'])[:8]}:{row['index']}",
+            f"{plain_text.plain(row['node_id'])[:8]}:{row['index']}",
             *(_span(row[f"{name}_min"], row[f"{name}_max"]) for name in heads),
             ", ".join(row["throttle_reasons"]),
         ]
@@ -338,8 +338,8 @@ def _modules(modules: pd.DataFrame) -> list[RenderableType]:
 def _module_rows(modules: pd.DataFrame) -> Iterator[list[str]]:
     for row in records(modules):
         times = (formatting.part_ms(row[name]) for name in ("forward_ms", "backward_ms"))
-        name = formatting.plain(row["module"]) or "(the model)"
-        yield [name, formatting.plain(row["kind"]), str(row["calls"]), *times]
+        name = plain_text.plain(row["module"]) or "(the model)"
+        yield [name, plain_text.plain(row["kind"]), str(row["calls"]), *times]
 
 
 Times = NDArray[np.float64]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
 
-from raybench.report import formatting
+from raybench.report import formatting, plain_text
 from raybench.report.text.console import WIDTH, Column, grid, hanging, line, render
 from raybench.results.run import Run, RunStatus
 
@@ -36,14 +36,14 @@ def format_runs(
         Column("skip", side="right"): [_count(run, run.points_skipped) for run in runs],
         Column("took", side="right"): [_took(run) for run in runs],
         Column("on"): [machines.get(run.run_id, "") for run in runs],
-        Column("tags"): [formatting.shorten(tags(run), _TAGS_CHARS) for run in runs],
+        Column("tags"): [plain_text.shorten(tags(run), _TAGS_CHARS) for run in runs],
     }
     dropped: list[str] = []
     for name in ("", "tags", "on", "started, UTC"):
         dropped.append(name)
         shown = {c: cells for c, cells in columns.items() if c.name not in dropped and any(cells)}
         cells = [
-            [formatting.plain(cell) for cell in row] for row in zip(*shown.values(), strict=True)
+            [plain_text.plain(cell) for cell in row] for row in zip(*shown.values(), strict=True)
         ]
         table = grid(list(shown), cells)
         if (table.min_width or 0) <= width:
@@ -62,14 +62,14 @@ def format_runs_long(
     """Write for each run how it ended, on what, its tags and what it found (leads, by run_id)."""
     parts: list[RenderableType] = []
     for run in runs:
-        parts.append(line(formatting.plain(run.run_id), "bold"))
+        parts.append(line(plain_text.plain(run.run_id), "bold"))
         phrases = (
             f"{formatting.when(run.started_at)}, {_end_of(run)}",
             machines.get(run.run_id, ""),
             tags(run),
             leads.get(run.run_id, ""),
         )
-        parts += [hanging("  ", formatting.plain(text)) for text in phrases if text]
+        parts += [hanging("  ", plain_text.plain(text)) for text in phrases if text]
     return render(parts, width, color)
 
 

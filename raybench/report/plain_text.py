@@ -1,0 +1,28 @@
+"""Text from results and files made harmless for a terminal and a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def plain(value: Any) -> str:
+    """Text from results as one harmless line: no control characters, no line breaks."""
+    return printable(" ".join(str(value).split()))
+
+
+def printable(text: str) -> str:
+    """Replace characters that control a terminal or the direction of writing."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def plain_lines(text: str) -> list[str]:
+    """Text from results as harmless lines, with what they are indented by."""
+    lines = [line.expandtabs() for line in text.splitlines()]
+    return [" " * (len(line) - len(line.lstrip(" "))) + plain(line) for line in lines]
+
+
+def shorten(text: str, most: int) -> str:
+    """At most `most` characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"
