@@ -337,6 +337,12 @@ def settings(values: Mapping[str, Any]) -> str:
     return " ".join(f"{plain(name)}={plain(value)}" for name, value in values.items())
 
 
+def baseline_name(baseline: Mapping[str, Any]) -> str:
+    """Name what is compared with: a precision by itself, other settings as name=value."""
+    alone = tuple(baseline) == ("precision",)
+    return plain(baseline["precision"]) if alone else settings(baseline)
+
+
 def over(baseline: Mapping[str, Any]) -> str:
     """Write the title of what a report found."""
     named = " and efficiency" if "world_size" in baseline else ""

@@ -180,15 +180,10 @@ def _against(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -
     return (
         f"{formatting.settings_words(rows[0], tuple(baseline), ranks)} is "
         f"{most if least == most else f'{least} to {most}'} times as fast as "
-        f"{_name_point(baseline)}{where}"
+        f"{formatting.baseline_name(baseline)}{where}"
         + memory_range(rows).replace("; ", ", with ")
         + (f"; {left_out}" if (left_out := _omission(found)) else "")
     )
-
-
-def _name_point(baseline: Mapping[str, Any]) -> str:
-    alone = tuple(baseline) == ("precision",)
-    return plain_text.plain(baseline["precision"]) if alone else formatting.settings(baseline)
 
 
 def _why_not(rows: Sequence[Row], baseline: Mapping[str, Any]) -> str:

@@ -96,8 +96,7 @@ def _gains(summary: Summary, compared: Sequence[Row]) -> list[KeyFigure]:
     baseline = summary.run.baseline
     names = [*baseline, *varying(compared, tuple(baseline))]
     best = max(precise(compared), key=lambda row: row["speed_up"])
-    alone = tuple(baseline) == ("precision",)
-    of = plain_text.plain(baseline["precision"]) if alone else formatting.settings(baseline)
+    of = formatting.baseline_name(baseline)
     found = [
         KeyFigure(
             value=f"{formatting.ratio(best['speed_up'])}×",

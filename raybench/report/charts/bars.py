@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from raybench.analysis.settings import varying
 from raybench.report import formatting
-from raybench.report.charts.figure import TOLD, Entry, Figure, Panel, Spec, Value, specification
+from raybench.report.charts.figure import TIP, Entry, Figure, Panel, Spec, Value, specification
 from raybench.report.charts.lines import level_layer
 from raybench.report.charts.series import Row, in_order, is_other, named, telling_settings
 from raybench.report.summary import Summary
@@ -103,7 +103,7 @@ def _layers(y: Spec, _: Sequence[Value]) -> list[Spec]:
     return [
         {
             "mark": {"type": "bar", "color": "var(--s1)"},
-            "encoding": {"x": x, "y": y, "description": TOLD},
+            "encoding": {"x": x, "y": y, "description": TIP},
         }
     ]
 
@@ -176,7 +176,7 @@ def _product_layers(y: Spec, marks: Sequence[Value]) -> list[Spec]:
     drawn: list[Spec] = [
         {
             "mark": {"type": "bar", "color": "var(--s1)"},
-            "encoding": {"x": x, "y": y, "description": TOLD},
+            "encoding": {"x": x, "y": y, "description": TIP},
         },
         _number(x, y, inside, align="right", dx=-5, color="var(--page)"),
         _number(x, y, f"!({inside})", align="left", dx=5, color="var(--text)"),

@@ -9,7 +9,7 @@ import pandas as pd
 from raybench.analysis.settings import varying
 from raybench.report import formatting
 from raybench.report.charts.figure import (
-    TOLD,
+    TIP,
     Entry,
     Figure,
     Panel,
@@ -190,7 +190,7 @@ def _ran_out_layer(ran_out: Sequence[Value], lines: Sequence[str], x: Spec) -> S
             # In pixels.
             "y": {"field": "y", "type": "quantitative", "scale": None},
             "color": by_line(lines, "color"),
-            "description": TOLD,
+            "description": TIP,
         },
     }
 

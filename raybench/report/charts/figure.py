@@ -137,7 +137,7 @@ def legend(lines: Sequence[str], *, points: bool = True) -> list[Entry]:
 
 
 # Says what a mark stands for: see page.js.
-TOLD: Spec = {"field": "tip", "type": "nominal"}
+TIP: Spec = {"field": "tip", "type": "nominal"}
 
 CONFIG: Spec = {
     "font": "sans-serif",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from raybench.analysis.settings import setting, setting_order, varying
 from raybench.report import formatting, plain_text
 from raybench.report.charts.figure import (
     MOST_LINES,
-    TOLD,
+    TIP,
     Entry,
     Figure,
     Panel,
@@ -42,7 +41,7 @@ def gains_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     ordered = sorted(compared, key=lambda row: [setting_order(setting(row, n)) for n in apart])
     lines = list(dict.fromkeys(_line(row, apart, summary) for row in ordered))
     shown = [row for row in ordered if _line(row, apart, summary) in lines[:MOST_LINES]]
-    against = _name_line(baseline)
+    against = formatting.baseline_name(baseline)
     lacking = [
         (formatting.settings_words(row, [*names, *apart], summary.ranks), row)
         for row in own
@@ -72,11 +71,6 @@ def gains_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     )
 
 
-def _name_line(baseline: dict[str, Any] | Any) -> str:
-    alone = tuple(baseline) == ("precision",)
-    return plain_text.plain(baseline["precision"]) if alone else formatting.settings(baseline)
-
-
 def _line(row: Row, names: Sequence[str], summary: Summary) -> str:
     return formatting.settings_words(row, names, summary.ranks) or plain_text.plain(row["workload"])
 
@@ -90,7 +84,7 @@ def _panel(
     column: str,
     title: str,
 ) -> Panel | None:
-    names, against = tuple(summary.run.baseline), _name_line(summary.run.baseline)
+    names, against = tuple(summary.run.baseline), formatting.baseline_name(summary.run.baseline)
     known = [row for row in rows if formatting.has_value(row[column])]
     if not known:
         return None
@@ -148,7 +142,7 @@ def _layers(
             "xOffset": offset,
             "y": y,
             "color": by_line(lines, "color"),
-            "description": TOLD,
+            "description": TIP,
         },
     }
     return [bars, *([whiskers] if intervals else []), level_layer(1.0, "y", y)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raybench.report import formatting
-from raybench.report.charts.figure import TOLD, Entry, Spec, Value, by_line
+from raybench.report.charts.figure import TIP, Entry, Spec, Value, by_line
 
 # The share of a doubling by which axes of powers of two reach beyond the outermost points.
 _MARGIN = 0.2
@@ -54,7 +54,7 @@ def _point_layer(
             "y": y,
             "color": by_line(lines, "color"),
             "shape": by_line(lines, "shape"),
-            "description": TOLD,
+            "description": TIP,
             **more,
         },
     }

@@ -8,7 +8,7 @@ from typing import Any
 from raybench.analysis.losses import LOSSES
 from raybench.report import formatting
 from raybench.report.charts.bars import MOST_BARS, bar_panels, first_of
-from raybench.report.charts.figure import TOLD, Entry, Figure, Spec, Table, Value
+from raybench.report.charts.figure import TIP, Entry, Figure, Spec, Table, Value
 from raybench.report.charts.series import Row, in_order, is_other, telling_settings
 from raybench.report.findings import CAUSES
 from raybench.report.summary import Summary
@@ -146,6 +146,6 @@ def _layer(used: Sequence[str], highest: float, y: Spec) -> Spec:
                 "scale": {"domain": list(used), "range": [_COLORS[name] for name in used]},
                 "legend": None,
             },
-            "description": TOLD,
+            "description": TIP,
         },
     }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from raybench.report import formatting
 from raybench.report.charts.bars import MOST_BARS, bar_panels, first_of
 from raybench.report.charts.figure import (
-    TOLD,
+    TIP,
     Entry,
     Figure,
     Panel,
@@ -174,7 +174,7 @@ def _spread_layers(y: Spec, marks: Sequence[Value]) -> list[Spec]:
         },
         {
             "mark": {"type": "bar", "color": "var(--s1)", "stroke": "var(--s1)"},
-            "encoding": {"x": x("p25"), "x2": {"field": "p75"}, "y": y, "description": TOLD},
+            "encoding": {"x": x("p25"), "x2": {"field": "p75"}, "y": y, "description": TIP},
         },
         {
             "mark": {"type": "tick", "color": "var(--s2)", "thickness": 2, "aria": False},
@@ -286,6 +286,6 @@ def _heat_layer(drawn: pd.DataFrame, first: int, end: int) -> Spec:
                 "scale": {"type": "threshold", "domain": list(_STEPS), "range": list(_HEAT)},
                 "legend": None,
             },
-            "description": TOLD,
+            "description": TIP,
         },
     }

@@ -12,7 +12,7 @@ import pandas as pd
 from raybench.report import formatting, plain_text
 from raybench.report.charts.figure import (
     MOST_LINES,
-    TOLD,
+    TIP,
     Entry,
     Figure,
     Panel,
@@ -229,7 +229,7 @@ def _tip_layer(values: Sequence[Value], unit: str, bands: Sequence[Value]) -> Sp
         "encoding": {
             "x": {"field": "low", **quantitative},
             "x2": {"field": "high"},
-            "description": TOLD,
+            "description": TIP,
         },
     }
 
