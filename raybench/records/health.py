@@ -1,0 +1,128 @@
+"""What a health check reads of devices, paths, nodes and the cluster, and what it says of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+SubjectKind = Literal["device", "pair", "node", "cluster"]
+# What tests have in common that are run for one question; `raybench health --only` takes them.
+Stage = Literal[
+    "facts", "alone", "host-links", "pairs", "together", "smoke", "straggler", "burn-in"
+]
+
+
+class Verdict(StrEnum):
+    """What is said of one subject in one test; the worst first."""
+
+    BAD = "bad"
+    UNTESTED = "untested"
+    SUSPECT = "suspect"
+    UNKNOWN = "unknown"
+    HEALTHY = "healthy"
+
+
+class Action(StrEnum):
+    """What a person does next about a subject that is not healthy."""
+
+    REPLACE = "replace"
+    RESET = "reset"
+    SETTING = "setting"
+    WATCH = "watch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthTest:
+    """One figure that is read of every subject of a kind.
+
+    name: such as "gemm bf16 8192". stage: that it belongs to.
+    unit: of its values. is_time: whether less is better; else more is.
+    floor: the noise of the figure on a healthy device, as a share of it; no spread between
+    subjects counts as less.
+    meaning: what it is good for, one sentence.
+    """
+
+    name: str
+    stage: Stage
+    kind: SubjectKind
+    unit: str
+    is_time: bool
+    floor: float
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What a test says something of.
+
+    uuids: of its devices; of a pair, from and to. name: as people read it, "node7 GPU 3".
+    model: of its devices, by which alike are compared with alike; of CPUs their name.
+    """
+
+    kind: SubjectKind
+    uuids: tuple[str, ...]
+    name: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one pass of one test read of one subject.
+
+    pass_number: counts from 1. value: None where the test did not run.
+    problem: what is wrong whatever the value, as wrong bits, grown errors, or why it did not run.
+    point_id: of the row of `points` that holds its samples; None for a fact.
+    """
+
+    test: HealthTest
+    subject: Subject
+    pass_number: int
+    value: float | None
+    problem: str | None = None
+    point_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What is said of one subject in one test: a row of the table `health`.
+
+    value: the median of its passes, in `unit`. expected: what it was held against, in words.
+    ratio: of the time it took to that of the subjects alike (above 1 is slower); None where there
+    are none.
+    reason: one sentence; empty where healthy. evidence: with whom it was tried, and what held.
+    action, command: what to do, and what to type, which is never run.
+    """
+
+    test: str
+    stage: Stage
+    subject: Subject
+    passes: int
+    value: float | None
+    unit: str
+    expected: str
+    ratio: float | None
+    verdict: Verdict
+    reason: str = ""
+    evidence: str = ""
+    action: Action | None = None
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What one direction of a pair carried: a row of the table `links`, the median of its passes.
+
+    from_uuid, to_uuid: devices, or "host" for the memory of the device's node.
+    kind: how the bytes went, as "copy", "nccl", "gloo", "h2d", "d2h".
+    message_bytes: of one message. gb_per_s, latency_us: None where not measured.
+    """
+
+    from_uuid: str
+    to_uuid: str
+    from_name: str
+    to_name: str
+    kind: str
+    message_bytes: int
+    gb_per_s: float | None
+    latency_us: float | None
