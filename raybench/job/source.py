@@ -361,30 +361,33 @@ class _TreeBuilder:
         """Return the value, and what is wrong with it."""
         tag = self._resolver.resolve(ScalarNode, event.value, event.implicit)
         node = ScalarNode(tag, event.value)
-        text = quote(event.value)
         match str(tag):
             case tag_name if tag_name == _NULL:
                 return None, "no value given; give one or remove the key"
             case tag_name if tag_name == _BOOL:
                 return self._constructor.construct_yaml_bool(node), None
             case tag_name if tag_name == _INT:
-                return self._integer(node, text)
+                return self._integer(node)
             case tag_name if tag_name == _FLOAT:
                 number = self._constructor.construct_yaml_float(node)
-                complaint = None if math.isfinite(number) else f"must be finite, given {text}"
+                complaint = (
+                    None if math.isfinite(number) else f"must be finite, given {quote(node.value)}"
+                )
                 return number, complaint
-        complaint = None if _is_encodable(event.value) else f"not a Unicode text: {text}"
+        complaint = (
+            None if _is_encodable(event.value) else f"not a Unicode text: {quote(node.value)}"
+        )
         return str(event.value), complaint
 
-    def _integer(self, node: ScalarNode, text: str) -> tuple[int, str | None]:
+    def _integer(self, node: ScalarNode) -> tuple[int, str | None]:
         try:
             number = int(self._constructor.construct_yaml_int(node))
         except ValueError:
             # Python refuses to read thousands of digits; "0x_" is no number either.
-            return 0, f"not an integer that can be read: {text}"
+            return 0, f"not an integer that can be read: {quote(node.value)}"
         if abs(number) > _INT64_MAX:
             # Not the number: Python refuses to write one of thousands of digits into a message.
-            return 0, f"an integer must fit into 64 bits, given {text}"
+            return 0, f"an integer must fit into 64 bits, given {quote(node.value)}"
         return number, None
 
     def _check_decoration(self, path: KeyPath, event: Any) -> None:

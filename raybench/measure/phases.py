@@ -27,7 +27,7 @@ from raybench.hardware.counters import (
     wait_until_unlimited,
 )
 from raybench.job.model import Measure
-from raybench.measure import graph, profiling
+from raybench.measure import profiling, timing
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.stopping import (
     AGAIN,
@@ -93,7 +93,7 @@ def measure(
     Raises what the workload raises, and UsageError where a CUDA graph cannot be had.
     """
     began_s = time.perf_counter() if began_s is None else began_s
-    graph.check_device(context)
+    timing.check_device(context)
     session = _Session(
         context=context,
         settings=settings,
@@ -109,7 +109,7 @@ def measure(
         gc.collect()
         context.replicas.forget()
         rested = session.counters.read() if repeat or rested is None else rested
-        with graph.own_stream(context), _closing(build()) as workload:
+        with timing.own_stream(context), _closing(build()) as workload:
             wait_until_unlimited(session.counters, rested)
             setup_s = setup_s or time.perf_counter() - began_s
             found = _sizes(workload)
@@ -203,7 +203,7 @@ def _repetition(workload: Workload, session: _Session) -> None:
 def _warm_up(workload: Workload, session: _Session) -> _Phase:
     """Eager steps, one by one."""
     context, phase = session.context, _Phase()
-    at_least = graph.EAGER_ITERATIONS if context.cuda_graph else 1
+    at_least = timing.EAGER_ITERATIONS if context.cuda_graph else 1
 
     def wanted() -> int:
         return next_warmup(phase.point_ns(), session.settings, at_least=at_least)
@@ -218,8 +218,8 @@ def _inner_iterations(workload: Workload, warmup: _Phase, session: _Session) -> 
     context, step_ns = session.context, warmup.point_ns()
     if context.cuda_graph:
         replays = _Phase()
-        with graph.capture(workload, 1, context) as step:
-            replays.add(_block(step, graph.TRIAL_REPLAYS, session), context.device)
+        with timing.capture(workload, 1, context) as step:
+            replays.add(_block(step, timing.TRIAL_REPLAYS, session), context.device)
         step_ns = replays.point_ns()
     return as_rank_0_says(
         lambda: inner_iterations(step_ns, graph=context.cuda_graph), context.device
@@ -230,7 +230,7 @@ def _make_timed_step(
     workload: Workload, inner: int, context: Context
 ) -> AbstractContextManager[Step]:
     if context.cuda_graph:
-        return graph.capture(workload, inner, context)
+        return timing.capture(workload, inner, context)
     return nullcontext(loop_step(workload.step, inner))
 
 

@@ -11,8 +11,8 @@ import torch
 from raybench.errors import UsageError
 from raybench.job.model import Measure
 from raybench.job.point import Precision
-from raybench.measure.graph import TRIAL_REPLAYS
 from raybench.measure.phases import measure
+from raybench.measure.timing import TRIAL_REPLAYS
 from raybench.records import Measurement
 from raybench.workloads import precision
 from raybench.workloads.base import Context
