@@ -24,20 +24,20 @@ from raybench import __version__
 from raybench.cli.streams import keep_stderr_usable
 from raybench.errors import RaybenchError, ResultsWarning, UsageError
 
-# Name -> module that holds the command of that name; imported when it is called.
+# Name -> module that holds the command, imported when it is called, and what it does.
 COMMANDS = {
-    "sweep": "raybench.cli.sweep",
-    "plan": "raybench.cli.plans",
-    "report": "raybench.cli.results",
-    "list": "raybench.cli.results",
-    "show": "raybench.cli.results",
-    "compare": "raybench.cli.compare",
-    "history": "raybench.cli.history",
-    "export": "raybench.cli.export",
-    "doctor": "raybench.cli.doctor",
-    "workloads": "raybench.cli.jobs",
-    "schema": "raybench.cli.jobs",
-    "init": "raybench.cli.jobs",
+    "sweep": ("raybench.cli.sweep", "Run a job on a cluster and report how it scales."),
+    "plan": ("raybench.cli.plans", "Check a job and list its points; needs no cluster."),
+    "report": ("raybench.cli.results", "Report how a run scales."),
+    "list": ("raybench.cli.results", "List the runs in the results."),
+    "show": ("raybench.cli.results", "Show the points of a run, or all about one point."),
+    "compare": ("raybench.cli.compare", "Compare two runs, point by point."),
+    "history": ("raybench.cli.history", "Show how points changed over many runs."),
+    "export": ("raybench.cli.export", "Write the points of a run for other programs."),
+    "doctor": ("raybench.cli.doctor", "Check whether a cluster is fit to be measured."),
+    "workloads": ("raybench.cli.jobs", "List what can be timed, and with which parameters."),
+    "schema": ("raybench.cli.jobs", "Print the JSON Schema of job files."),
+    "init": ("raybench.cli.jobs", "Write an annotated job file to start from."),
 }
 
 
@@ -50,10 +50,15 @@ class _LateGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(COMMANDS[cmd_name])
+        module = importlib.import_module(COMMANDS[cmd_name][0])
         command = getattr(module, f"{cmd_name}_command")
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands: click would import them all for what each does."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -38,7 +38,7 @@ def share(_: click.Context, option: click.Parameter, text: str) -> float:
     )
 
 
-@click.command("compare", short_help="Compare two runs, point by point.")
+@click.command("compare")
 @click.argument("base", shell_complete=complete_run)
 @click.argument("new", shell_complete=complete_run)
 @results_option

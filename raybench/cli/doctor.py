@@ -17,7 +17,7 @@ from raybench.sweep.interrupts import Interrupts
 _STARTS = 3
 
 
-@click.command("doctor", short_help="Check whether a cluster is fit to be measured.")
+@click.command("doctor")
 @click.option(
     "--address",
     default="auto",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FORMATS = ("csv", "json", "junit", "github-action-benchmark")
 
 
-@click.command("export", short_help="Write the points of a run for other programs.")
+@click.command("export")
 @click.argument("run", default="latest", shell_complete=complete_run)
 @results_option
 @click.option(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from raybench.job.point import Point, Scalar
 
 
-@click.command("history", short_help="Show how points changed over many runs.")
+@click.command("history")
 @click.option(
     "--point",
     metavar="POINT_ID",

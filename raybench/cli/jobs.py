@@ -17,7 +17,7 @@ from raybench.sweep.commands import command, program
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
 
 
-@click.command("schema", short_help="Print the JSON Schema of job files.")
+@click.command("schema")
 def schema_command() -> None:
     """Print the JSON Schema of job files, for editors and other tools."""
     from raybench.job.model import job_schema
@@ -25,7 +25,7 @@ def schema_command() -> None:
     write_result(json_text(job_schema()))
 
 
-@click.command("init", short_help="Write an annotated job file to start from.")
+@click.command("init")
 @click.argument("file", type=click.Path(path_type=Path), default=Path("job.yaml"))
 def init_command(file: Path) -> None:
     """Write an annotated job file to FILE (job.yaml), to start from."""
@@ -44,7 +44,7 @@ def init_command(file: Path) -> None:
     write_result(f"{told}\n")
 
 
-@click.command("workloads", short_help="List what can be timed, and with which parameters.")
+@click.command("workloads")
 @click.argument("name", required=False, shell_complete=complete_workload)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def workloads_command(name: str | None, as_json: bool) -> None:

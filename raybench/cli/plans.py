@@ -66,7 +66,7 @@ def print_plan(
         write_result(plan_as_text(job, plan, makespans))
 
 
-@click.command("plan", short_help="Check a job and list its points; needs no cluster.")
+@click.command("plan")
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
 @overrides_option
 @click.option(

@@ -25,7 +25,7 @@ _LISTED = 50
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-@click.command("report", short_help="Report how a run scales.")
+@click.command("report")
 @click.argument("run", default="latest", shell_complete=complete_run)
 @results_option
 @click.option(
@@ -143,7 +143,7 @@ def _draw(results: Path, run: str, summary: Summary, path: Path) -> None:
     write_file(path, drawn)
 
 
-@click.command("list", short_help="List the runs in the results.")
+@click.command("list")
 @results_option
 @click.option(
     "-n",
@@ -212,7 +212,7 @@ def _lead(results: Path, run_id: str) -> str:
         return str(error)
 
 
-@click.command("show", short_help="Show the points of a run, or all about one point.")
+@click.command("show")
 @click.argument("run", shell_complete=complete_run)
 @click.argument("point", required=False, shell_complete=complete_point)
 @results_option
@@ -279,8 +279,13 @@ def _show_point(results: Path, run_id: str, prefix: str, as_json: bool) -> str:
 
 
 def _details(results: Path, run_id: str, prefix: str) -> PointDetails:
-    from raybench.analysis.modules import slowest_modules, slowest_regions
-    from raybench.analysis.step_times import device_states, rank_steps, step_times
+    from raybench.analysis.step_times import (
+        device_states,
+        rank_steps,
+        slowest_modules,
+        slowest_regions,
+        step_times,
+    )
     from raybench.report.export.as_json import records
     from raybench.report.text.points import PointDetails
     from raybench.results import reader

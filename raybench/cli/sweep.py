@@ -58,7 +58,7 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     return tags
 
 
-@click.command("sweep", short_help="Run a job on a cluster and report how it scales.")
+@click.command("sweep")
 @click.argument("job_file", metavar="JOB", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--address",

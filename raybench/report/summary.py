@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from raybench.analysis.modules import regions_by_point
 from raybench.analysis.rounds import Trials, latest_trials, records, without_controls
 from raybench.analysis.scaling import best_settings, is_by_mean, scaling
 from raybench.analysis.settings import OPTIONAL, batch_column
 from raybench.analysis.start_noise import StartNoise
+from raybench.analysis.step_times import regions_by_point
 from raybench.records import Cause, TrialKey, by_point
 from raybench.report import formatting, plain_text
 from raybench.report.findings import (

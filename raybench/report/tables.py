@@ -163,7 +163,7 @@ def region_tables(
 ) -> tuple[Table, ...]:
     """Make the tables of the regions that steps name: a line for each region of a point.
 
-    regions: by point_id, as `raybench.analysis.modules.regions_by_point` gives them.
+    regions: by point_id, as `raybench.analysis.step_times.regions_by_point` gives them.
     """
     tables = []
     for group in _groups(rows, layout):
