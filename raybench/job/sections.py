@@ -60,13 +60,14 @@ Seconds = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
 class Section(BaseModel):
     """A mapping of the job file that takes no keys but its own."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Built with the job that holds them, and not each by itself before.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class WorkloadSection(BaseModel):
     """What is timed, and the parameters that all points share."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
     __pydantic_extra__: dict[str, Value]
 
     kind: Annotated[str, Field(strict=True)] = Field(
