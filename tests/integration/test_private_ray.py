@@ -49,6 +49,8 @@ def test_a_process_that_does_not_come_up_keeps_no_other_waiting_and_none_comes_u
     titles = descendants(raylet).values()
     assert sum(title.startswith("ray::_Worker") for title in titles) == 2
     assert [title for title in titles if title.startswith("ray::IDLE")] == []
+    programs = "\n".join(descendants(os.getpid()).values())
+    assert [name for name in ("dashboard.py", "monitor.py") if f"/{name} " in programs] == []
 
 
 # What is killed, with which signal, how long after it was seen; of those in the second list once

@@ -86,7 +86,7 @@ class NodeAgents:
     def start(self, node_ids: Iterable[str]) -> None:
         """Agents on these nodes, and wait for them.
 
-        Before the workers: what their devices have in use without them can be seen only then.
+        Before workers have devices: what is in use there without them can be seen only then.
         Raises ClusterError when the head of the cluster is gone, or this host's Ray.
         """
         with self._lock:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import ray._private.node
 import ray._private.ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
@@ -37,6 +38,8 @@ _OBJECT_STORE_BYTES = 256 * 1024**2
 # Ray's own logs: its default is 512 MB, five times over, for each process.
 _LOG_BYTES = 8 * 1024**2
 _LOG_BACKUPS = 1
+# Methods of Ray's node, each of which starts a program.
+_UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
 _NOT_STARTED = "the private Ray of this host did not start: "
 
 
@@ -153,6 +156,7 @@ def start_private_ray(
             reaper.reap_orphans_of_children(folder.path),
             _environment(folder),
             _on_loopback(),
+            _no_unused_programs(),
             watched,
         ):
             ray.init(
@@ -221,6 +225,28 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         constants.ENABLE_RAY_CLUSTER = others_may_come
+
+
+@contextmanager
+def _no_unused_programs() -> Iterator[None]:
+    """Have Ray start no dashboard, no autoscaler and no reader of logs.
+
+    A sweep uses none of them on a Ray of its own. `ray.init` waits for the first, whatever
+    `include_dashboard` says, and has no option for the others.
+    """
+    node: Any = ray._private.node.Node
+    usual = {name: getattr(node, name) for name in _UNUSED if hasattr(node, name)}
+    for name in usual:
+        setattr(node, name, _start_nothing)
+    try:
+        yield
+    finally:
+        for name, start in usual.items():
+            setattr(node, name, start)
+
+
+def _start_nothing(*_: object, **__: object) -> None:
+    return None
 
 
 def _quick_start(at_once: int) -> dict[str, Any]:

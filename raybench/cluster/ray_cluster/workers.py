@@ -190,8 +190,11 @@ class WorkerGroup:
         barred = self._agents.silent_nodes() | self._refused
         free = {node: n for node, n in free_devices(kind).items() if node not in barred}
         slots = reserve(kind, shares(free, self._missing, self._strategy))
+        # They load beside the agents, and touch no device before these have looked at it.
+        actors = [start_worker(kind, slot.placement, slot.bundle) for slot in slots]
         self._agents.start(slot.node_id for slot in slots)
-        started = [_start_worker_on(kind, slot) for slot in slots]
+        pairs = zip(slots, actors, strict=True)
+        started = [_attach_device(kind, slot, actor) for slot, actor in pairs]
         with self._lock:
             self._starting += started
 
@@ -250,7 +253,9 @@ class WorkerGroup:
         if start.tries >= MOST_STARTS or not was_killed(error):
             return False
         ray.kill(start.actor, no_restart=True)
-        again = _start_worker_on(self._connection.kind, start.slot, start.tries + 1)
+        kind, slot = self._connection.kind, start.slot
+        actor = start_worker(kind, slot.placement, slot.bundle)
+        again = _attach_device(kind, slot, actor, start.tries + 1)
         with self._lock:
             self._starting.append(again)
         self._tell(f"{why_no_start(error)} (tried once more)")
@@ -291,8 +296,7 @@ class WorkerGroup:
         self._tell(worker.lost_because)
 
 
-def _start_worker_on(kind: DeviceKind, slot: Slot, tries: int = 1) -> _Start:
-    actor = start_worker(kind, slot.placement, slot.bundle)
+def _attach_device(kind: DeviceKind, slot: Slot, actor: Any, tries: int = 1) -> _Start:
     identity = actor.attach_device.remote(kind)
     return _Start(slot=slot, actor=actor, identity=identity, since_s=time.monotonic(), tries=tries)
 
