@@ -89,6 +89,11 @@ class PointContract:
         assert isinstance(seen(), tuple)
         assert isinstance(cluster.telemetry(), tuple)
 
+    def test_the_facts_of_each_device_come_in_the_order_of_the_devices(self, cluster: Cluster):
+        facts = cluster.read_device_facts()
+        assert tuple(one.device for one in facts) == cluster.devices
+        assert {one.unread for one in facts} == {""}
+
 
 class GroupContract(PointContract):
     """For a fixture `cluster` with three workers, each a process of its own on a CPU."""

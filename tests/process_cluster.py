@@ -24,7 +24,9 @@ from raybench.cluster.allocator import Strategy, assign_ranks
 from raybench.cluster.node_processes import log_tail
 from raybench.cluster.point_end import RunningRanks, finish_point
 from raybench.cluster.rendezvous import StoreHost
+from raybench.hardware.device_facts import FactReader
 from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Group, Task
+from raybench.records.device_facts import DeviceFacts
 
 _ADDRESS = "127.0.0.1"
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -150,6 +152,9 @@ class ProcessCluster:
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
         return ()
+
+    def read_device_facts(self) -> tuple[DeviceFacts, ...]:
+        return FactReader().read(self.devices)
 
     def close(self) -> None:
         for worker in self._workers:

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from raybench.cluster.allocator import Strategy
 from raybench.records import Answer, Device, DeviceSample, Task
+from raybench.records.device_facts import DeviceFacts
 
 # Ray reads these when it is imported, and this package is imported before it. The uv hook would
 # build a new environment for every worker (ray#59639). A thread that still asks after
@@ -84,6 +85,12 @@ class Cluster(Protocol):
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
         """Return what was sampled of the devices since the last call; never raise or wait long."""
+
+    def read_device_facts(self) -> tuple[DeviceFacts, ...]:
+        """Read state and error counters of each device, in their order; no point may run meanwhile.
+
+        One whose node does not answer is `unread`; never raises.
+        """
 
     def close(self) -> None:
         """Let all workers go."""

@@ -14,7 +14,9 @@ from typing import Protocol
 from raybench.cluster import DeviceKind, allocator
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.point_end import RunningRanks, finish_point
+from raybench.hardware.device_facts import FactReader
 from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
+from raybench.records.device_facts import DeviceFacts
 
 
 class InProcessWorker(Protocol):
@@ -65,6 +67,7 @@ class LocalCluster:
         self._make_worker = make_worker
         self._workers: dict[str, InProcessWorker] = {}
         self._devices: tuple[Device, ...] = ()
+        self._facts = FactReader()
 
     @property
     def description(self) -> str:
@@ -115,6 +118,10 @@ class LocalCluster:
     def telemetry(self) -> tuple[DeviceSample, ...]:
         """Nothing: it would have to be sampled in this process, beside what is measured."""
         return ()
+
+    def read_device_facts(self) -> tuple[DeviceFacts, ...]:
+        """As Cluster.read_device_facts, read in this process."""
+        return self._facts.read(self._devices)
 
     def close(self) -> None:
         """Drop the workers."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from raybench.doctor import collective, gpu_checks, parity, variables, worker_checks
 from raybench.doctor.facts import Check, Diagnosis, Facts, Verdict, count_noun
+from raybench.doctor.health.device_facts import read_device_facts
 from raybench.environment import package_versions, usable_cores, variables_that_matter
 from raybench.errors import ClusterError
 
@@ -35,6 +36,8 @@ _GPU: tuple[_Rule, ...] = (
     gpu_checks.power,
     gpu_checks.temperature,
     gpu_checks.ecc,
+    gpu_checks.memory,
+    gpu_checks.errors,
     gpu_checks.mig,
     gpu_checks.persistence,
     gpu_checks.pcie,
@@ -67,6 +70,7 @@ def diagnose(cluster: Cluster, starts: int, phase: Phase, tell: Callable[[str], 
         versions=package_versions(),
         refusal=refusal,
         others=cluster.others,
+        states=() if refusal else read_device_facts(cluster),
     )
     checks = [*examine(facts), *_try_devices(cluster, facts, phase)]
     if starts and not refusal:

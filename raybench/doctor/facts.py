@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from raybench.records import Device
+from raybench.records.device_facts import DeviceFacts
 
 UNKNOWN = "unknown"
 _NAMES_SHOWN = 4
@@ -42,13 +43,14 @@ class Facts:
 
     devices: those with a worker, by node and then by index. versions: of this process.
     refusal: why raybench would measure nothing on these devices; empty when it would. others: other
-    sweeps that have the devices, in words.
+    sweeps that have the devices, in words. states: of the devices, as NVML and the kernel tell it.
     """
 
     devices: tuple[Device, ...]
     versions: Mapping[str, str] = field(default_factory=dict)
     refusal: str = ""
     others: tuple[str, ...] = ()
+    states: tuple[DeviceFacts, ...] = ()
 
     @property
     def is_cuda(self) -> bool:

@@ -9,7 +9,14 @@ import re
 from collections.abc import Callable
 
 from raybench.doctor.facts import UNKNOWN, Check, Facts, Verdict, describe, judge
+from raybench.doctor.health.device_facts import (
+    FREE_MEMORY,
+    MEMORY_ERRORS,
+    PCIE_LANES,
+    facts_readings,
+)
 from raybench.records import Device
+from raybench.records.device_facts import DeviceFacts
 
 # Data-centre GPUs slow down at about 85 to 90 degrees; before any work they should be far below.
 _WARM_C = 75.0
@@ -83,6 +90,36 @@ def ecc(facts: Facts) -> Check:
         [device for device in facts.devices if device.ecc_errors],
         "memory errors since the driver was loaded: drain the node, reset the GPU, and have it "
         "replaced if they come back (nvidia-smi -q -d ECC,ROW_REMAPPER)",
+        Verdict.FAIL,
+    )
+
+
+def memory(facts: Facts) -> Check:
+    """How much memory workloads can have, and what the device can compute."""
+    states = {state.device.uuid: state for state in facts.states}
+    return judge("memory", describe(facts.devices, lambda d: _memory(states.get(d.uuid))), [], "")
+
+
+def errors(facts: Facts) -> Check:
+    """Bad memory, links that are down and what the driver has noted, as `raybench health` reads it.
+
+    Uncorrected errors and lanes have checks of their own.
+    """
+    others = (FREE_MEMORY, MEMORY_ERRORS, PCIE_LANES)
+    known = [
+        reading
+        for reading in facts_readings(facts.states, facts.states)
+        if reading.value is not None and reading.test not in others
+    ]
+    problems = [reading for reading in known if reading.problem]
+    bad = {reading.subject.uuids[0] for reading in problems}
+    lines = [f"{reading.subject.name}: {reading.problem}" for reading in problems]
+    return judge(
+        "errors",
+        "; ".join(lines) if lines else ("none" if known else UNKNOWN),
+        [device for device in facts.devices if device.uuid in bad],
+        "the hardware may be at fault: reset the GPU or restart its node, then see what "
+        "`raybench health` says of it (nvidia-smi -q -d ROW_REMAPPER; dmesg | grep Xid)",
         Verdict.FAIL,
     )
 
@@ -183,6 +220,14 @@ def _cap(device: Device) -> str | None:
     default = device.power_cap_default_w
     of = "default unknown" if default is None else f"default {default:.0f} W"
     return f"{device.power_cap_w:.0f} W, {of}"
+
+
+def _memory(state: DeviceFacts | None) -> str | None:
+    if state is None or state.memory_total_bytes is None or state.memory_free_bytes is None:
+        return None
+    total, free = state.memory_total_bytes / 2**30, state.memory_free_bytes / 2**30
+    capability = state.compute_capability or UNKNOWN
+    return f"{total:.0f} GiB, {free:.0f} free; compute capability {capability}"
 
 
 def _switch(is_on: bool | None) -> str | None:

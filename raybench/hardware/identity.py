@@ -22,9 +22,6 @@ from raybench.environment import package_versions, usable_cores, variables_that_
 from raybench.hardware import nvml
 from raybench.records import Device
 
-# NVML gives sets of NUMA nodes as words of 64 bits.
-_NODE_WORDS = 4
-
 
 def describe_device(device: torch.device, *, node_id: str, address: str) -> Device:
     """Everything known of the device that this process is to use."""
@@ -76,8 +73,8 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
     pci = nvml.ask(pynvml.nvmlDeviceGetPciInfo, handle)
     sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
     answers = {
-        "pci_bus_id": _text(pci.busId) if pci else None,
-        "driver_version": _text(nvml.ask(pynvml.nvmlSystemGetDriverVersion)),
+        "pci_bus_id": nvml.text(pci.busId) if pci else None,
+        "driver_version": nvml.text(nvml.ask(pynvml.nvmlSystemGetDriverVersion)),
         "sm_clock_mhz": nvml.ask(pynvml.nvmlDeviceGetClockInfo, handle, sm),
         "sm_clock_max_mhz": nvml.ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, sm),
         "memory_clock_mhz": nvml.ask(pynvml.nvmlDeviceGetClockInfo, handle, memory),
@@ -99,14 +96,10 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
             pynvml.nvmlDeviceGetMaxPcieLinkGeneration,
             pynvml.nvmlDeviceGetMaxPcieLinkWidth,
         ),
-        "numa_node": _numa_node(handle),
+        "numa_node": nvml.numa_node(handle),
         "other_processes": _other_processes(handle),
     }
     return {name: answer for name, answer in answers.items() if answer is not None}
-
-
-def _text(answer: str | bytes | None) -> str | None:
-    return answer.decode() if isinstance(answer, bytes) else answer
 
 
 def _is_on(state: int | None) -> bool | None:
@@ -124,18 +117,6 @@ def _pcie_link(
     """As in "gen5 x16". An idle link may have stepped down."""
     answers = nvml.ask(generation, handle), nvml.ask(width, handle)
     return None if None in answers else "gen{} x{}".format(*answers)
-
-
-def _numa_node(handle: Any) -> int | None:
-    """Find the one memory node that is nearest; None where several are.
-
-    Not nvmlDeviceGetNumaNodeId: that is the node which the memory of a Grace Hopper GPU itself is.
-    """
-    words = nvml.ask(
-        pynvml.nvmlDeviceGetMemoryAffinity, handle, _NODE_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE
-    )
-    nodes = sum(word << (64 * position) for position, word in enumerate(words or ()))
-    return nodes.bit_length() - 1 if nodes.bit_count() == 1 else None
 
 
 def _other_processes(handle: Any) -> int | None:
@@ -169,18 +150,8 @@ def _topology(handle: Any) -> str:
             continue
         level = pynvml.nvmlDeviceGetTopologyCommonAncestor(handle, other)
         links.append(f"{index}:{names.get(level, level)}")
-    nvlinks = _active_nvlinks(handle)
+    nvlinks = sum(nvml.nvlink_states(handle).values())
     return ", ".join([f"NVLink x{nvlinks}", *links])
-
-
-def _active_nvlinks(handle: Any) -> int:
-    active = 0
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            active += int(pynvml.nvmlDeviceGetNvLinkState(handle, link))
-        except pynvml.NVMLError:
-            break
-    return active
 
 
 def _free_bytes(folder: str) -> int | None:

@@ -46,6 +46,9 @@ LIMITED_NS_POLICIES = {
     pynvml.NVML_PERF_POLICY_THERMAL: "thermal_sw",
 }
 
+# NVML gives sets of NUMA nodes as words of 64 bits.
+_NODE_WORDS = 4
+
 _MEMBER_OF_TYPE = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
     pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
@@ -127,3 +130,44 @@ def ecc_errors(handle: Any) -> int | None:
     """Uncorrected memory errors since the driver was loaded; None without ECC."""
     kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     return ask(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
+
+
+def memory(handle: Any) -> Any | None:
+    """Read the memory in bytes: total, reserved by the driver, used and free."""
+    # The second version tells what the driver reserves for itself from what is used.
+    return ask(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
+
+
+def pci_address(handle: Any) -> tuple[int, int, int] | None:
+    """Read domain, bus and device, by which the kernel names a GPU in its log."""
+    pci = ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    if pci is None:
+        return None
+    domain, bus, slot = (text(pci.busId) or "").split(".")[0].split(":")
+    return int(domain, 16), int(bus, 16), int(slot, 16)
+
+
+def numa_node(handle: Any) -> int | None:
+    """Find the one memory node that is nearest; None where several are.
+
+    Not nvmlDeviceGetNumaNodeId: that is the node which the memory of a Grace Hopper GPU itself is.
+    """
+    words = ask(
+        pynvml.nvmlDeviceGetMemoryAffinity, handle, _NODE_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE
+    )
+    nodes = sum(word << (64 * position) for position, word in enumerate(words or ()))
+    return nodes.bit_length() - 1 if nodes.bit_count() == 1 else None
+
+
+def nvlink_states(handle: Any) -> dict[int, bool]:
+    """Read whether each NVLink of the device is up; empty where it has none."""
+    answers = {
+        link: ask(pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
+    }
+    return {link: bool(state) for link, state in answers.items() if state is not None}
+
+
+def text(answer: str | bytes | None) -> str | None:
+    """Turn an answer of any version of the bindings into text."""
+    return answer.decode() if isinstance(answer, bytes) else answer

@@ -58,7 +58,8 @@ class Sampler:
 def memory_in_use_bytes() -> dict[str, int]:
     """Read what is in use of each GPU of this node, by UUID; empty without NVML."""
     read = [
-        (nvml.ask(pynvml.nvmlDeviceGetUUID, handle), _memory(handle)) for handle in nvml.devices()
+        (nvml.ask(pynvml.nvmlDeviceGetUUID, handle), nvml.memory(handle))
+        for handle in nvml.devices()
     ]
     return {uuid: memory.used for uuid, memory in read if uuid is not None and memory is not None}
 
@@ -78,11 +79,6 @@ def process_ids(uuid: str) -> set[int]:
     return {process.pid for kind in kinds for process in nvml.ask(kind, handle) or ()}
 
 
-def _memory(handle: Any) -> Any | None:
-    # The second version leaves out what the driver reserves for itself.
-    return nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
-
-
 def _sample(device: Device, handle: Any) -> DeviceSample:
     """One reading of about ten cheap questions.
 
@@ -90,7 +86,7 @@ def _sample(device: Device, handle: Any) -> DeviceSample:
     measures it while it blocks), running processes, fans.
     """
     use = nvml.ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    memory = _memory(handle)
+    memory = nvml.memory(handle)
     traffic = nvml.field_values(handle, (_NVLINK_TX, _NVLINK_RX))
     return DeviceSample(
         node_id=device.node_id,

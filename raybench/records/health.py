@@ -72,6 +72,7 @@ class Reading:
 
     pass_number: counts from 1. value: None where the test did not run.
     problem: what is wrong whatever the value, as wrong bits, grown errors, or why it did not run.
+    A fact, which is never held against those of others, has neither where nobody tells it.
     point_id: of the row of `points` that holds its samples; None for a fact.
     """
 

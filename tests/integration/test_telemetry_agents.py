@@ -145,6 +145,17 @@ def test_each_node_samples_its_devices_once_a_second_in_a_process_of_its_own(age
     assert os.getpid() not in pids.values()
 
 
+def test_each_node_tells_the_facts_of_its_devices_and_nothing_of_a_node_without_agent(agents):
+    stranger = make_device("z", 0)
+    before = agents.device_facts([*devices(), stranger])
+    after = agents.device_facts(devices())
+    assert [one.device for one in before] == [*devices(), stranger]
+    assert [one.unread for one in before] == [""] * 4 + ["the agent of its node does not answer"]
+    assert {(one.compute_capability, len(one.nvlinks or ())) for one in before[:4]} == {("9.0", 4)}
+    grown = [now.pcie_replays - was.pcie_replays for was, now in zip(before, after, strict=False)]
+    assert all(more > 0 for more in grown), grown
+
+
 def test_an_agent_needs_no_torch(agents):
     (node, *_) = agents._nodes.values()
     loaded = ray.get(node.agent.__ray_call__.remote(lambda _: set(__import__("sys").modules)))

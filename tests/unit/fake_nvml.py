@@ -86,5 +86,36 @@ def _field_value(field: Any, known: dict[int, Any]) -> Any:
     return value
 
 
+def fabric(state: int, status: int = 0, health_mask: int = 0) -> Callable[..., Any]:
+    """`nvmlDeviceGetGpuFabricInfoV`, which fills the structure that it is given."""
+
+    def answer(handle: Any, pointer: Any) -> int:
+        info = pointer._obj
+        info.state, info.status, info.healthMask = state, status, health_mask
+        return pynvml.NVML_SUCCESS
+
+    return answer
+
+
+class XidEvents:
+    """The event set of a driver: `numbers` are the errors that nobody has waited for yet."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    @property
+    def answers(self) -> dict[str, Any]:
+        return {
+            "nvmlEventSetCreate": "events",
+            "nvmlDeviceRegisterEvents": None,
+            "nvmlEventSetWait_v2": self._wait,
+        }
+
+    def _wait(self, events: Any, timeout_ms: int) -> Any:
+        if not self.numbers:
+            return pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        return SimpleNamespace(eventData=self.numbers.pop(0))
+
+
 def processes(*pids: int) -> list[Any]:
     return [SimpleNamespace(pid=pid, usedGpuMemory=2**20) for pid in pids]

@@ -27,6 +27,7 @@ from raybench.cluster.device_locks import FOLDER_VARIABLE, Claim, DeviceLocks, H
 from raybench.cluster.node_processes import Output
 from raybench.environment import variables_that_matter
 from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
+from raybench.records.device_facts import DeviceFacts
 
 # Not CUDA_: those say which devices and which files this host has.
 _FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
@@ -104,6 +105,7 @@ class _Agent:
         self._used_before_bytes = memory_in_use_bytes()
         self._samplers: list[Any] = []
         self._locks = DeviceLocks()
+        self._facts: Any = None
 
     def answer(self) -> None:
         """Show that this node lives."""
@@ -129,6 +131,14 @@ class _Agent:
 
     def drain(self) -> tuple[DeviceSample, ...]:
         return tuple(sample for sampler in self._samplers for sample in sampler.drain())
+
+    def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
+        """Read these devices of this node, whose errors are watched from the first call on."""
+        if self._facts is None:
+            from raybench.hardware.device_facts import FactReader
+
+            self._facts = FactReader()
+        return tuple(self._facts.read(devices))
 
     def kill(self, process_ids: Sequence[int]) -> None:
         from raybench.cluster.node_processes import kill_siblings

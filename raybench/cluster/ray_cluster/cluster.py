@@ -24,6 +24,7 @@ from raybench.cluster.ray_cluster.ray_errors import answer_of, node_lost
 from raybench.cluster.ray_cluster.replacement import Standbys
 from raybench.cluster.ray_cluster.workers import WorkerGroup
 from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Group, Task
+from raybench.records.device_facts import DeviceFacts
 
 # The loops that wait for workers look once a second.
 _PATIENCE_S = 5.0
@@ -207,6 +208,10 @@ class RayCluster:
     def telemetry(self) -> tuple[DeviceSample, ...]:
         """As Cluster.telemetry."""
         return self._agents.drain()
+
+    def read_device_facts(self) -> tuple[DeviceFacts, ...]:
+        """As Cluster.read_device_facts."""
+        return self._agents.device_facts(self.devices)
 
     def close(self) -> None:
         """Kill the actors and let go of Ray; a private cluster ends with it."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import ray
@@ -18,6 +19,7 @@ from raybench.cluster.ray_cluster.actors import start_agent
 from raybench.cluster.ray_cluster.connection import nodes
 from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.records import Device, DeviceSample
+from raybench.records.device_facts import DeviceFacts
 
 # An agent answers in a millisecond; a node that does not is not waited for.
 _ANSWER_TIMEOUT_S = 0.5
@@ -26,6 +28,8 @@ _KILL_TIMEOUT_S = 1.0
 _CLAIM_TIMEOUT_S = 10.0
 # On a host with thousands of processes, all busy.
 _LOOK_TIMEOUT_S = 2.0
+# Some hundred questions to NVML for each of its devices, the first time with the library to load.
+_FACTS_TIMEOUT_S = 20.0
 _START_TIMEOUT_S = 30.0
 # Without an answer for so long, a node is frozen or cut off. Ray takes up to a minute to say so.
 _SILENCE_S = 8.0
@@ -264,6 +268,19 @@ class NodeAgents:
             for ref in done:
                 asked[ref].samples = None
         return tuple(sample for said in _answers(done) for sample in said or ())
+
+    def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
+        """As Cluster.read_device_facts."""
+        asked = self._by_agent(devices)
+        refs = [agent.device_facts.remote(here) for agent, here in asked]
+        told = [facts for answer in _answers(refs, _FACTS_TIMEOUT_S) for facts in answer or ()]
+        by_uuid = {facts.device.uuid: facts for facts in told}
+        now = datetime.now(UTC)
+        unread = "the agent of its node does not answer"
+        return tuple(
+            by_uuid.get(device.uuid, DeviceFacts(device=device, read_at=now, unread=unread))
+            for device in devices
+        )
 
     def stop(self) -> None:
         """Let the agents go."""

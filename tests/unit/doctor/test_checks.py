@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from raybench.doctor import gpu_checks, variables, worker_checks
 from raybench.doctor.diagnosis import examine
 from raybench.doctor.facts import Check, Facts, Verdict
 from raybench.records import Device
+from raybench.records.device_facts import DeviceFacts
 
 VERSIONS = {
     "raybench": "0.1.0",
@@ -257,3 +259,32 @@ def test_cpu_workers_have_no_checks_of_gpus() -> None:
     names = {check.name for check in examine(facts(healthy(kind="cpu")))}
     assert {"devices", "threads", "disk"} <= names
     assert not {"clocks", "ECC", "NVLink", "PCIe"} & names
+
+
+def with_state(**known: Any) -> Facts:
+    """One GPU of which NVML and the kernel tell this."""
+    device = healthy()
+    state = DeviceFacts(device=device, read_at=datetime.now(UTC), **known)
+    return Facts(devices=(device,), states=(state,))
+
+
+def test_memory_and_compute_capability_are_told_where_they_are_known() -> None:
+    known = with_state(
+        memory_total_bytes=140 * 2**30, memory_free_bytes=7 * 2**30, compute_capability="9.0"
+    )
+    check = gpu_checks.memory(known)
+    assert (check.verdict, check.found) == (
+        Verdict.OK,
+        "140 GiB, 7 free; compute capability 9.0",
+    )
+    assert gpu_checks.memory(with_state()).found == "unknown"
+
+
+def test_a_bad_row_of_memory_fails_and_an_unknown_one_does_not() -> None:
+    check = gpu_checks.errors(with_state(is_remap_failed=True, kernel_xids=(79,), ecc_errors=3))
+    assert check.verdict is Verdict.FAIL
+    assert check.found == (
+        "alpha GPU 0: no spare row is left; alpha GPU 0: Xid 79 in the kernel's log"
+    )
+    assert gpu_checks.errors(with_state(is_remap_failed=False)).found == "none"
+    assert gpu_checks.errors(with_state()).found == "unknown"

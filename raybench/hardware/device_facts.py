@@ -1,0 +1,228 @@
+"""State and error counters of the devices of one node, from NVML and the kernel's log.
+
+Asked before and after a check, not while something is timed: it takes some hundred questions a
+device. No root is needed for what NVML answers; what it does not, is None.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from ctypes import byref
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from raybench.hardware import nvml
+from raybench.records import Device
+from raybench.records.device_facts import DeviceFacts, NvLink
+
+# The GPU's numbers of domain, bus and device, and that of the error.
+_XID_LINE = re.compile(rb"NVRM: Xid \(PCI:([0-9a-f]+):([0-9a-f]+):([0-9a-f]+)[^)]*\): (\d+)", re.I)
+_RECORD_BYTES = 8192
+# What a burst of errors may leave to be read at once.
+_MOST_EVENTS = 1000
+
+_FABRIC_STATES = {
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: "not started",
+    pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: "in progress",
+    pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: "completed",
+}
+# Of two bits each, in the mask of the fabric's health: 1 is true, 2 false, 0 not supported.
+_FABRIC_FAULTS = {
+    pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW: "degraded bandwidth",
+    pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY: "an unhealthy route",
+    pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY: "access timeouts",
+}
+# Up to Hopper the driver counts by call, later by field.
+_LINK_ERRORS = {
+    "crc": (pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT, pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC),
+    "replay": (pynvml.NVML_NVLINK_ERROR_DL_REPLAY, pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY),
+    "recovery": (pynvml.NVML_NVLINK_ERROR_DL_RECOVERY, pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY),
+}
+_RETIREMENTS = (
+    pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+    pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+)
+
+
+_Logged = Mapping[tuple[int, ...], Sequence[int]]
+
+
+class FactReader:
+    """Reads devices of this node, and watches each for errors of the driver from its first reading.
+
+    kernel_log: as the kernel offers it to those who may read it.
+    """
+
+    def __init__(self, kernel_log: Path = Path("/dev/kmsg")) -> None:
+        self._kernel_log = kernel_log
+        self._watches: dict[str, _XidWatch] = {}
+
+    def read(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
+        """Read all that is known of these devices now; of a CPU nothing is."""
+        logged = kernel_xids(self._kernel_log)
+        return tuple(self._read_device(device, logged) for device in devices)
+
+    def _read_device(self, device: Device, logged: _Logged | None) -> DeviceFacts:
+        now = datetime.now(UTC)
+        handle = nvml.device(device.uuid) if device.kind == "cuda" else None
+        if handle is None:
+            unread = "NVML does not answer" if device.kind == "cuda" else ""
+            return DeviceFacts(device=device, read_at=now, unread=unread)
+        if device.uuid not in self._watches:
+            self._watches[device.uuid] = _XidWatch(handle, now)
+        watch = self._watches[device.uuid]
+        return DeviceFacts(
+            device=device,
+            read_at=now,
+            kernel_xids=_logged_of(nvml.pci_address(handle), logged),
+            new_xids=watch.read(),
+            xids_watched_since=watch.since,
+            **_memory_facts(handle),
+            **_link_facts(handle),
+            **_board_facts(handle),
+        )
+
+
+class _XidWatch:
+    """The errors of the driver on one device since `since`; None where it tells no events."""
+
+    def __init__(self, handle: Any, since: datetime) -> None:
+        self.since = since
+        self._seen: list[int] = []
+        self._events = nvml.ask(pynvml.nvmlEventSetCreate)
+        if self._events is not None:
+            try:
+                pynvml.nvmlDeviceRegisterEvents(
+                    handle, pynvml.nvmlEventTypeXidCriticalError, self._events
+                )
+            except pynvml.NVMLError:
+                self._events = None
+
+    def read(self) -> tuple[int, ...] | None:
+        if self._events is None:
+            return None
+        for _ in range(_MOST_EVENTS):
+            event = nvml.ask(pynvml.nvmlEventSetWait_v2, self._events, 0)
+            if event is None:  # there is none left
+                break
+            self._seen.append(int(event.eventData))
+        return tuple(self._seen)
+
+
+def kernel_xids(log: Path) -> dict[tuple[int, ...], list[int]] | None:
+    """Read the errors of the driver in the kernel's log, by PCI domain, bus and device.
+
+    None where it may not be read.
+    """
+    try:
+        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    found: dict[tuple[int, ...], list[int]] = {}
+    try:
+        for line in b"".join(_records(descriptor)).splitlines():
+            if match := _XID_LINE.search(line):
+                *address, number = match.groups()
+                found.setdefault(tuple(int(part, 16) for part in address), []).append(int(number))
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return found
+
+
+def _logged_of(address: tuple[int, ...] | None, logged: _Logged | None) -> tuple[int, ...] | None:
+    return None if address is None or logged is None else tuple(logged.get(address, ()))
+
+
+def _records(descriptor: int) -> Iterable[bytes]:
+    """Yield what there is now; a record that the kernel drops meanwhile is left out."""
+    while True:
+        try:
+            record = os.read(descriptor, _RECORD_BYTES)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            continue
+        if not record:
+            return
+        yield record
+
+
+def _memory_facts(handle: Any) -> dict[str, Any]:
+    memory = nvml.memory(handle)
+    rows = nvml.ask(pynvml.nvmlDeviceGetRemappedRows, handle) or (None,) * 4
+    pages = [nvml.ask(pynvml.nvmlDeviceGetRetiredPages, handle, cause) for cause in _RETIREMENTS]
+    told = [addresses for addresses in pages if addresses is not None]
+    return {
+        "memory_total_bytes": None if memory is None else memory.total - memory.reserved,
+        "memory_free_bytes": None if memory is None else memory.free,
+        "ecc_errors": nvml.ecc_errors(handle),
+        "remapped_rows_correctable": rows[0],
+        "remapped_rows_uncorrectable": rows[1],
+        "is_remap_pending": _truth(rows[2]),
+        "is_remap_failed": _truth(rows[3]),
+        "retired_pages": sum(map(len, told)) if told else None,
+        "is_retirement_pending": _truth(
+            nvml.ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+        ),
+    }
+
+
+def _link_facts(handle: Any) -> dict[str, Any]:
+    states = nvml.nvlink_states(handle)
+    links = [
+        NvLink(link=link, is_active=is_active, errors=_link_errors(handle, link))
+        for link, is_active in states.items()
+    ]
+    return {
+        "pcie_replays": nvml.ask(pynvml.nvmlDeviceGetPcieReplayCounter, handle),
+        "pcie_lanes": nvml.ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        "pcie_lanes_max": nvml.ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        "nvlinks": tuple(links) or None,
+        **_fabric_facts(handle),
+    }
+
+
+def _link_errors(handle: Any, link: int) -> dict[str, int]:
+    fields = {name: (field, link) for name, (_, field) in _LINK_ERRORS.items()}
+    counted = {
+        name: nvml.ask(pynvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, counter)
+        for name, (counter, _) in _LINK_ERRORS.items()
+    }
+    if None in counted.values():
+        values = nvml.field_values(handle, tuple(fields.values()))
+        for name, field in fields.items():
+            if counted[name] is None and field in values:
+                counted[name] = int(values[field])
+    return {name: errors for name, errors in counted.items() if errors is not None}
+
+
+def _fabric_facts(handle: Any) -> dict[str, Any]:
+    info = pynvml.c_nvmlGpuFabricInfoV_t()
+    if nvml.ask(pynvml.nvmlDeviceGetGpuFabricInfoV, handle, byref(info)) is None:
+        return {}
+    state = _FABRIC_STATES.get(info.state)
+    faults = [name for shift, name in _FABRIC_FAULTS.items() if info.healthMask >> shift & 3 == 1]
+    if state == "completed" and info.status != pynvml.NVML_SUCCESS:
+        faults.insert(0, f"error {info.status} of the fabric manager")
+    return {"fabric_state": state, "fabric_faults": tuple(faults)}
+
+
+def _board_facts(handle: Any) -> dict[str, Any]:
+    capability = nvml.ask(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    return {
+        "compute_capability": None if capability is None else "{}.{}".format(*capability),
+        "serial": nvml.text(nvml.ask(pynvml.nvmlDeviceGetSerial, handle)),
+        "board_part": nvml.text(nvml.ask(pynvml.nvmlDeviceGetBoardPartNumber, handle)),
+        "numa_node": nvml.numa_node(handle),
+    }
+
+
+def _truth(state: int | None) -> bool | None:
+    return None if state is None else bool(state)
