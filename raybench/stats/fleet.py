@@ -1,0 +1,179 @@
+"""Which subjects of one test are slower than those alike. Pure.
+
+What a subject took is held against the median of those alike in the same pass, never against one
+of them: device 0 may itself be the slow one. docs/health.md has the rule and what simulation says
+of it; `benchmarks/simulated_fleets.py` made the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+# With fewer alike nothing can be said of their spread.
+LEAST_ALIKE = 4
+# Slow is who takes longer by more than both of these.
+SLOW_SHARE = 0.05
+SLOW_SIGMAS = 3.5
+# Bad is who takes longer than so many times the others' time.
+BAD_RATIO = 1.5
+# In about this share of healthy fleets one is called slow by chance.
+FALSE_ALARMS = 0.005
+# A part of a fleet that can be what the others are held against.
+_LEAST_SHARE, _LEAST_OF_A_GROUP = 0.1, 2
+# Standard deviation of normal values over their median absolute deviation, and how much of what n
+# values tell of their spread that deviation tells (P. J. Rousseeuw, C. Croux, J. Am. Stat. Assoc.
+# 88(424), 1993).
+_MAD_FACTOR, _MAD_EFFICIENCY = 1.4826, 0.37
+# The documented floor of a test counts as much as the spread of so many degrees of freedom: of
+# eight subjects the deviation alone is off by half.
+_FLOOR_DEGREES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """How the subjects of one test stand to those alike; an entry a subject.
+
+    ratios: the time that it took to that of the others, median over passes; above 1 is slower, NaN
+    where no pass has a value. sigma: the spread of their values, as a share of the median.
+    limit: how much worse than the median is too much, as a share of it. is_beyond: whether it is
+    passed, by the median of the passes and in each of them. p_values: how seldom chance alone is
+    as slow; NaN as above.
+    is_reference: whom the others are held against: all, or the faster group of a divided fleet.
+    """
+
+    ratios: Floats
+    sigma: float
+    limit: float
+    is_beyond: Bools
+    p_values: Floats
+    is_reference: Bools
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the subjects fall into groups, so that their median is nobody's value."""
+        return not bool(self.is_reference.all())
+
+
+def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
+    """Set each subject beside the median of those alike, pass by pass.
+
+    values: [passes, subjects], NaN where a pass has none. is_time: whether less is better.
+    floor: the noise on a healthy device, as a share; no spread counts as less.
+
+    Where a tenth of the subjects or more, and two at least, are faster than all the rest by more
+    than the limit, the rest is held against them, however few they are: much makes a device slower
+    than it can be, and nothing makes it faster.
+    """
+    shares = values / _median(values, axis=1)[:, None]
+    ratios = _as_times(_median(shares, axis=0), is_time)
+    is_reference = _fast_group(ratios, floor)
+    if not is_reference.all():
+        shares = values / _median(values[:, is_reference], axis=1)[:, None]
+    middle = _median(shares, axis=0)
+    sigma = _spread(middle[is_reference], floor)
+    limit = max(SLOW_SHARE, SLOW_SIGMAS * sigma)
+    excess = (shares - 1) if is_time else (1 - shares)
+    least = np.where(np.isnan(excess), np.inf, excess).min(axis=0)
+    typical = _median(excess, axis=0)
+    return Peers(
+        ratios=_as_times(middle, is_time),
+        sigma=sigma,
+        limit=limit,
+        is_beyond=(typical > limit) & (least > limit),
+        p_values=_upper_tail(typical / sigma),
+        is_reference=is_reference,
+    )
+
+
+def find_slow(tests: Sequence[Peers], level: float = FALSE_ALARMS) -> list[Bools]:
+    """Find who is slow in each test: beyond its limit, and not by chance among so many.
+
+    Over all tests and subjects together by the rates of Benjamini and Hochberg (1995): where none
+    is slow, one is called so in at most `level` of the fleets.
+    """
+    from scipy.stats import false_discovery_control
+
+    if not tests:
+        return []
+    p_values = np.concatenate([one.p_values for one in tests])
+    is_known = ~np.isnan(p_values)
+    rates = np.ones_like(p_values)
+    if is_known.any():
+        rates[is_known] = false_discovery_control(p_values[is_known])
+    ends = np.cumsum([len(one.p_values) for one in tests])[:-1]
+    return [
+        one.is_beyond & (own <= level)
+        for one, own in zip(tests, np.split(rates, ends), strict=True)
+    ]
+
+
+def ratios_to_fastest(values: Floats, *, is_time: bool) -> Floats:
+    """Divide each subject's time by that of the fastest, each the median of its passes.
+
+    For fewer than `LEAST_ALIKE` subjects: the median of two is nobody's value. Arguments as those
+    of `compare_peers`.
+    """
+    times = _as_times(_median(values, axis=0), is_time)
+    return np.asarray(times / np.nanmin(times)) if np.isfinite(times).any() else times
+
+
+def _as_times(values: Floats, is_time: bool) -> Floats:
+    """Make times of values that may be rates; nothing a second takes for ever."""
+    with np.errstate(divide="ignore"):
+        return values if is_time else np.asarray(1.0 / values)
+
+
+def _median(values: Floats, axis: int) -> Floats:
+    """Take the median; NaN without values, and without a warning of it."""
+    is_unknown = np.isnan(values)
+    if not is_unknown.any():
+        return np.asarray(np.median(values, axis=axis))
+    nowhere = is_unknown.all(axis=axis)
+    filled = np.where(np.expand_dims(nowhere, axis), 0.0, values)
+    return np.where(nowhere, np.nan, np.nanmedian(filled, axis=axis))
+
+
+def _spread(values: Floats, floor: float) -> float:
+    """Estimate the standard deviation as a share of the median; `floor` at least.
+
+    By the median absolute deviation, drawn towards the floor where few values tell of it.
+    """
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return floor
+    middle = np.median(known)
+    deviation = _MAD_FACTOR * float(np.median(np.abs(known - middle)) / middle)
+    degrees = _MAD_EFFICIENCY * (len(known) - 1)
+    total = _FLOOR_DEGREES * floor**2 + degrees * deviation**2
+    return max(floor, float(np.sqrt(total / (_FLOOR_DEGREES + degrees))))
+
+
+def _fast_group(ratios: Floats, floor: float) -> Bools:
+    """Find the faster group of a divided fleet; all where it is one.
+
+    The gap nearest to the fast end counts that is wider than the limit of the group before it.
+    """
+    order = np.argsort(ratios)  # NaN last
+    known = ratios[order][: int(np.isfinite(ratios).sum())]
+    least = max(_LEAST_OF_A_GROUP, int(np.ceil(_LEAST_SHARE * len(known))))
+    gaps = known[1:] / known[:-1] - 1
+    for last in np.flatnonzero(gaps > SLOW_SHARE):
+        size = int(last) + 1
+        limit = max(SLOW_SHARE, SLOW_SIGMAS * _spread(known[:size], floor))
+        if least <= size <= len(known) - least and gaps[last] > limit:
+            return np.asarray(ratios <= known[last])
+    return np.ones(len(ratios), dtype=np.bool_)
+
+
+def _upper_tail(deviations: Floats) -> Floats:
+    """How seldom a normal value is as far above its mean, in standard deviations."""
+    from scipy.special import ndtr
+
+    return np.asarray(ndtr(-deviations))

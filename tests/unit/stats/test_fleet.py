@@ -1,0 +1,114 @@
+"""Who is slower than those alike: fleets of which the answer is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from raybench.stats.fleet import compare_peers, find_slow, ratios_to_fastest
+
+FLOOR = 0.01
+
+
+def fleet(levels: list[float], passes: int = 3, noise: float = 0.005) -> NDArray[np.float64]:
+    """Rates of devices of these levels."""
+    rng = np.random.default_rng(len(levels))
+    return 700 * np.array(levels) * (1 + noise * rng.standard_normal((passes, len(levels))))
+
+
+def slow(values: NDArray[np.float64], *, is_time: bool = False) -> list[int]:
+    found = find_slow([compare_peers(values, is_time=is_time, floor=FLOOR)])[0]
+    return [int(place) for place in np.flatnonzero(found)]
+
+
+def test_a_device_slower_by_8_percent_is_found() -> None:
+    assert slow(fleet([1] * 5 + [0.92] + [1] * 10)) == [5]
+
+
+def test_device_0_is_found_where_it_is_the_slow_one() -> None:
+    peers = compare_peers(fleet([0.5, 1, 1, 1, 1]), is_time=False, floor=FLOOR)
+    assert slow(fleet([0.5, 1, 1, 1, 1])) == [0]
+    assert peers.ratios[0] == pytest.approx(2, rel=0.03)
+
+
+def test_a_longer_time_is_slower_and_a_shorter_one_is_not() -> None:
+    assert slow(fleet([1, 1, 1, 1.2, 1, 1, 1, 0.8]), is_time=True) == [3]
+
+
+def test_a_device_that_is_slow_in_two_of_three_passes_is_not_called_slow() -> None:
+    values = fleet([1.0] * 8)
+    values[:2, 4] *= 0.8
+    assert slow(values) == []
+
+
+def test_noise_of_the_whole_fleet_in_one_pass_is_nobodys() -> None:
+    values = fleet([1.0] * 8)
+    values[1] *= 0.7
+    assert slow(values) == []
+
+
+def test_a_spread_that_the_model_has_is_not_called_slow() -> None:
+    rng = np.random.default_rng(1)
+    levels = list(1 + 0.03 * rng.standard_normal(200))
+    assert slow(fleet(levels)) == []
+
+
+@pytest.mark.parametrize("slower", [2, 4, 6])
+def test_of_a_divided_fleet_the_slower_group_is_named_be_it_the_larger(slower: int) -> None:
+    values = fleet([0.8] * slower + [1.0] * (8 - slower))
+    assert slow(values) == list(range(slower))
+    assert compare_peers(values, is_time=False, floor=FLOOR).is_divided
+
+
+def test_one_device_that_is_faster_makes_no_others_slow() -> None:
+    assert slow(fleet([1.0] * 7 + [1.3])) == []
+
+
+def test_the_slowest_of_three_groups_are_held_against_the_fastest() -> None:
+    peers = compare_peers(fleet([1.0] * 3 + [0.8] * 3 + [0.5] * 4), is_time=False, floor=FLOOR)
+    assert list(np.flatnonzero(peers.is_reference)) == [0, 1, 2]
+    assert peers.ratios[-1] == pytest.approx(2, rel=0.03)
+
+
+def test_what_did_not_run_is_neither_slow_nor_a_measure_for_others() -> None:
+    values = fleet([1.0] * 8)
+    values[:, 2] = np.nan
+    values[0, 3] = np.nan
+    values[:, 6] *= 0.9
+    peers = compare_peers(values, is_time=False, floor=FLOOR)
+    assert np.isnan(peers.ratios[2])
+    assert slow(values) == [6]
+
+
+def test_a_rate_of_nothing_is_infinitely_slow() -> None:
+    values = fleet([1.0] * 5)
+    values[:, 1] = 0
+    assert compare_peers(values, is_time=False, floor=FLOOR).ratios[1] == np.inf
+    assert slow(values) == [1]
+
+
+def test_among_more_tests_the_same_excess_has_to_be_rarer() -> None:
+    """4.9 standard deviations: rare enough for 1,000 values, not for 100,000."""
+    rng = np.random.default_rng(0)
+    levels = 1 + 0.013 * rng.standard_normal((100, 1, 1000))
+    levels[0, 0, 0] = 1 - 4.9 * 0.013
+    tests = [
+        compare_peers(np.repeat(each, 3, axis=0), is_time=False, floor=FLOOR) for each in levels
+    ]
+    assert tests[0].is_beyond[0]
+    assert find_slow(tests[:1])[0][0]
+    assert not find_slow(tests)[0][0]
+
+
+def test_of_two_devices_the_slower_is_held_against_the_faster() -> None:
+    ratios = ratios_to_fastest(fleet([1.0, 0.5], noise=0), is_time=False)
+    assert list(ratios) == pytest.approx([1.0, 2.0])
+
+
+def test_where_no_pass_of_any_device_ran_nothing_is_said() -> None:
+    nothing = np.full((3, 4), np.nan)
+    assert np.isnan(compare_peers(nothing, is_time=True, floor=FLOOR).ratios).all()
+    assert np.isnan(ratios_to_fastest(nothing, is_time=True)).all()
+    assert not find_slow([compare_peers(nothing, is_time=True, floor=FLOOR)])[0].any()
+    assert find_slow([]) == []
