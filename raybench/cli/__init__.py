@@ -35,6 +35,7 @@ COMMANDS = {
     "history": ("raybench.cli.history", "Show how points changed over many runs."),
     "export": ("raybench.cli.export", "Write the points of a run for other programs."),
     "doctor": ("raybench.cli.doctor", "Check whether a cluster is fit to be measured."),
+    "health": ("raybench.cli.health", "Find out which device, link or node is bad."),
     "workloads": ("raybench.cli.jobs", "List what can be timed, and with which parameters."),
     "schema": ("raybench.cli.jobs", "Print the JSON Schema of job files."),
     "init": ("raybench.cli.jobs", "Write an annotated job file to start from."),

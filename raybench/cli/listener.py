@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from raybench.report.plain_text import printable
 
 if TYPE_CHECKING:
     from raybench.job.plan import Plan
+    from raybench.job.point import Point
     from raybench.sweep.listener import Progress
 
 
@@ -35,10 +36,14 @@ def show_phase(console: Console, what: str) -> Iterator[None]:
 
 
 class ConsoleListener:
-    """Shows lines, what is waited for, and progress on a console."""
+    """Shows lines, what is waited for, and progress on a console.
 
-    def __init__(self, console: Console) -> None:
+    name_of: how a point is called, as `make_progress` takes it.
+    """
+
+    def __init__(self, console: Console, name_of: Callable[[Point], str] | None = None) -> None:
         self._console = console
+        self._name_of = name_of
 
     def tell(self, line: str) -> None:
         """Print one line, as it is."""
@@ -53,7 +58,7 @@ class ConsoleListener:
         # Here, so that a sweep that has nothing to do does not wait for it.
         from raybench.cli.progress import make_progress
 
-        return make_progress(plan, self._console, trials)
+        return make_progress(plan, self._console, trials, self._name_of)
 
     def show_cursor(self) -> None:
         """Undo what a spinner has hidden."""

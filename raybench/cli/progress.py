@@ -6,6 +6,7 @@ The lines stay: they are the trace of the night that the report does not replace
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -17,8 +18,7 @@ from raybench.job.point import Point
 from raybench.records import Record, Status
 from raybench.report import formatting, plain_text
 from raybench.results.metrics import MAIN_RATES
-from raybench.results.point_metrics import rates
-from raybench.stats import summary
+from raybench.results.point_metrics import mean_step_ms, rates, typical_step_ms
 from raybench.sweep.listener import Progress
 from raybench.sweep.loop import (
     Event,
@@ -32,24 +32,36 @@ from raybench.sweep.loop import (
 _STYLES = {Status.OK: "green", Status.SKIPPED: "yellow"}
 _REASON_CHARS = 300
 
+# How a point is called.
+NameOf = Callable[[Point], str]
 
-def make_progress(plan: Plan, console: Console, trials: int | None = None) -> Progress:
+
+def make_progress(
+    plan: Plan,
+    console: Console,
+    trials: int | None = None,
+    name_of: NameOf | None = None,
+) -> Progress:
     """Make the kind of progress that suits the stream.
 
     plan: the points that this sweep is to run. trials: how often it is to run one, over all rounds;
-    each once where that is not given.
+    each once where that is not given. name_of: how a point is called; by the settings that vary in
+    the plan where that is not given.
     """
     kind = LiveProgress if console.is_interactive else LineProgress
-    return kind(plan, console, len(plan.points) if trials is None else trials)
+    count = len(plan.points) if trials is None else trials
+    return kind(plan, console, count, name_of)
 
 
 class LineProgress:
     """One plain line per finished point, numbered in the order in which they finish."""
 
-    def __init__(self, plan: Plan, console: Console, trials: int) -> None:
+    def __init__(
+        self, plan: Plan, console: Console, trials: int, name_of: NameOf | None = None
+    ) -> None:
         self._console = console
         self._count = _Count(trials)
-        self._wording = _Wording(plan)
+        self._wording = _Wording(plan, name_of)
 
     def __enter__(self) -> Self:
         return self
@@ -72,10 +84,12 @@ class LiveProgress:
     off it again.
     """
 
-    def __init__(self, plan: Plan, console: Console, trials: int) -> None:
+    def __init__(
+        self, plan: Plan, console: Console, trials: int, name_of: NameOf | None = None
+    ) -> None:
         self._console = console
         self._count = _Count(trials)
-        self._wording = _Wording(plan)
+        self._wording = _Wording(plan, name_of)
         # The thread that draws reads it, so a change replaces it.
         self._running: dict[int, tuple[PointStarted, float]] = {}
         self._live = Live(
@@ -171,7 +185,8 @@ def _duration(seconds: float) -> str:
 class _Wording:
     """Points in words: their number and the settings that vary in the plan."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, name_of: NameOf | None) -> None:
+        self._name_of = name_of
         self._varying = varying_settings(plan.points)
         if plan.batch_search and "batch_size" not in self._varying:
             self._varying.append("batch_size")
@@ -190,6 +205,8 @@ class _Wording:
         return f"{self.finished(record)} (tried once more)"
 
     def settings(self, point: Point) -> str:
+        if self._name_of is not None:
+            return self._name_of(point)
         cells = (f"{_show_setting(point, name):<{self._widths[name]}}" for name in self._varying)
         return " ".join(cells) or point.point_id
 
@@ -202,11 +219,10 @@ def _reason(record: Record) -> str:
 
 def _outcome(record: Record) -> str:
     """Show the step time as the report will have it, and what it comes to."""
-    step_ms = summary.step_time_ns(record.measurements) / 1e6
-    reached = rates(record, summary.mean_step_ns(record.measurements) / 1e6)
+    reached = rates(record, mean_step_ms(record))
     known = [metric for metric in MAIN_RATES if reached[metric.name] is not None]
     rate = formatting.rate(known[0], reached[known[0].name]) if known else ""
-    return f"{formatting.duration(step_ms):>9}  {rate}".rstrip()
+    return f"{formatting.duration(typical_step_ms(record)):>9}  {rate}".rstrip()
 
 
 def _show_setting(point: Point, name: str) -> str:

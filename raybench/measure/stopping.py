@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from raybench.job.model import Measure, Span
 from raybench.stats.steady import drifts, is_steady, may_drift, may_wander
-from raybench.stats.summary import effective_samples, median_interval
+from raybench.stats.summary import effective_samples, median_interval, student_t
 
 # Warm-up may not eat the whole budget: the samples are what is wanted.
 _WARMUP_SHARE = 0.5
@@ -104,6 +104,11 @@ class Course:
     def _recent_ns(self) -> Sequence[float]:
         before_ns = self.before_ns
         return [*before_ns[len(before_ns) // 2 :], *self.sample_ns]
+
+
+def load_decisions() -> None:
+    """Load scipy, which the first decision between two blocks needs; again it costs nothing."""
+    student_t(1.0)
 
 
 def next_warmup(step_ns: Sequence[float], settings: Measure, *, at_least: int = 1) -> int:

@@ -419,7 +419,7 @@ class Task:
 
     code: what every worker must have loaded; None where any will do.
     precisions: those of the plan, of which a worker finds out all that it needs before its first
-    point; of the point's own it does so in any case.
+    point; of the point's own it does so in any case. None: of none, and not of the point's.
     """
 
     point: Point
@@ -427,7 +427,7 @@ class Task:
     seed: int = 0
     profile: bool = False
     code: Code | None = None
-    precisions: tuple[Precision, ...] = ()
+    precisions: tuple[Precision, ...] | None = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

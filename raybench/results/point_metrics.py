@@ -60,6 +60,16 @@ def compute_metrics(record: Record) -> Numbers:
     }
 
 
+def typical_step_ms(record: Record) -> float:
+    """Return the step time of a point that was measured, in ms."""
+    return stats.step_time_ns(record.measurements) / _NS_PER_MS
+
+
+def mean_step_ms(record: Record) -> float:
+    """Return the mean step of a point that was measured, in ms: its throughput is of that."""
+    return stats.mean_step_ns(record.measurements) / _NS_PER_MS
+
+
 def rates(record: Record, step_ms: float) -> Numbers:
     """Compute what a step of `step_ms` finishes, moves and computes, over its time."""
     return {

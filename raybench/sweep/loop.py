@@ -27,7 +27,8 @@ class SweepSettings:
     """How every point of the run is placed and measured.
 
     profiled: point_ids of those that are profiled too. code: what every worker must have loaded.
-    precisions: those that workers live to see, see Task.
+    precisions: those that workers live to see, None where nothing is to be found out of them, see
+    Task.
     """
 
     measure: Measure
@@ -36,7 +37,7 @@ class SweepSettings:
     isolation: Isolation = "cluster"
     profiled: frozenset[str] = frozenset()
     code: Code | None = None
-    precisions: tuple[Precision, ...] = ()
+    precisions: tuple[Precision, ...] | None = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +71,12 @@ class PointAdded:
 
     index: int
     point: Point
+    round: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStarted:
-    """A round of several begins, in fresh workers.
+    """A round of several begins, in fresh workers where the rounds are so.
 
     trials: of this round, that the sweep is to run. later: how many it is to run in later rounds,
     as far as that is known.
@@ -93,7 +95,7 @@ def _never() -> bool:
     return False
 
 
-def _nothing(record: Record) -> Sequence[Point]:
+def _nothing(_: object) -> Sequence[Point]:
     return ()
 
 
@@ -130,6 +132,7 @@ def sweep(
     stopping: Callable[[], bool] = _never,
     ran_out: Sequence[Point] = (),
     follow: Callable[[Record], Sequence[Point]] = _nothing,
+    further: Callable[[int], Sequence[Point]] = _nothing,
 ) -> Generator[Event]:
     """Run the trials, and tell of each by events.
 
@@ -141,13 +144,16 @@ def sweep(
     ran_out: points that ran out of device memory in an earlier sweep of this run.
     follow: the further points that the last record of a point asks for in the first round; their
     indices come after those of the plan.
+    further: the points of one more round, of which it gets the number, when all rounds are over;
+    it is asked again until there are none.
 
     An interrupt, or closing the generator, writes the points in flight as cancelled, a
     ClusterError as lost; both go on to the caller. Events and writes come on the caller's thread;
     each point runs on a thread of its own, so that an interrupt does not wait for a stuck cluster.
     """
     schedule = Schedule((), settings.strategy, settings.isolation, ran_out)
-    loop = _Loop(rounds, before or Before(), settings, cluster, write, stopping, follow, schedule)
+    ask = _Asked(stopping=stopping, follow=follow, further=further)
+    loop = _Loop(rounds, before or Before(), settings, cluster, write, ask, schedule)
     try:
         yield from loop.events()
     except (KeyboardInterrupt, GeneratorExit):
@@ -156,6 +162,15 @@ def sweep(
     except ClusterError as error:
         loop.write_in_flight(Cause.CLUSTER_LOST, str(error))
         raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """Whom the loop asks what to do next, see `sweep`."""
+
+    stopping: Callable[[], bool]
+    follow: Callable[[Record], Sequence[Point]]
+    further: Callable[[int], Sequence[Point]]
 
 
 class _Loop:
@@ -168,8 +183,7 @@ class _Loop:
         settings: SweepSettings,
         cluster: Cluster,
         write: Callable[[Sequence[tuple[int, Record]]], None],
-        stopping: Callable[[], bool],
-        follow: Callable[[Record], Sequence[Point]],
+        ask: _Asked,
         schedule: Schedule,
     ) -> None:
         self._rounds = rounds
@@ -181,16 +195,17 @@ class _Loop:
         self._settings = settings
         self._cluster = cluster
         self._write = write
-        self._stopping = stopping
-        self._follow = follow
+        self._stopping = ask.stopping
+        self._ask = ask
         self._schedule = schedule
         self._running = InFlight(cluster)
         self._next_index = len(rounds.plan.points)
+        self._has_ended = False
         self._is_search = rounds.plan.batch_search is not None
 
     def events(self) -> Iterator[Event]:
         # At the end nobody is asked any more: a cluster may be gone when all is measured.
-        while not self._is_over:
+        while not (self._running.is_empty and (self._stopping() or self._has_ended)):
             if self._running.is_empty and self._schedule.is_done:
                 yield from self._next_round()
                 continue
@@ -201,11 +216,6 @@ class _Loop:
             elif not (self._stopping() or self._schedule.is_done):
                 assert self._schedule.pending, "what waits beside an idle cluster waits for workers"
                 self._look_around(_LOOK_AROUND_S)
-
-    @property
-    def _is_over(self) -> bool:
-        is_done = self._schedule.is_done and self._round == self._rounds.count
-        return self._running.is_empty and (self._stopping() or is_done)
 
     def write_in_flight(self, cause: Cause, reason: str) -> None:
         batch = [
@@ -225,8 +235,11 @@ class _Loop:
             self._write(batch)
 
     def _next_round(self) -> Iterator[Event]:
-        """Begin the next round, in workers that have run nothing yet."""
+        """Begin the next round, in workers that have run nothing yet where the rounds are so."""
         self._round += 1
+        if self._round > self._rounds.count:
+            yield from self._further_round()
+            return
         attempts = self._trials_left(self._round)
         if self._rounds.count > 1:
             yield RoundStarted(
@@ -238,11 +251,21 @@ class _Loop:
                     for later in range(self._round + 1, self._rounds.count + 1)
                 ),
             )
-        if attempts and self._has_used_workers:
+        if attempts and self._has_used_workers and self._rounds.in_fresh_workers:
             self._cluster.restart()
             self._has_used_workers = False
         for attempt in attempts:
             self._schedule.add(attempt)
+
+    def _further_round(self) -> Iterator[Event]:
+        """Begin a round that was not foreseen, or end the sweep."""
+        points = () if self._schedule.is_stopped else self._ask.further(self._round)
+        if not points:
+            self._has_ended = True
+            return
+        self._next_index = max(self._next_index, self._rounds.first_free_index)
+        yield RoundStarted(round=self._round, rounds=self._round, trials=(), later=0)
+        yield from self._add(points, self._round)
 
     def _trials_left(self, number: int) -> list[Attempt]:
         if self._schedule.is_stopped:
@@ -312,18 +335,18 @@ class _Loop:
             self._schedule.stop(attempt.point.point_id)
         yield PointFinished(index=attempt.index, record=record)
         if not self._stopping() and attempt.round == 1 and not attempt.control_of:
-            yield from self._add(self._follow(record))
+            yield from self._add(self._ask.follow(record), attempt.round)
 
     def _is_failure(self, status: Status) -> bool:
         # A batch that does not fit is what a search looks for.
         return status.is_failure and not (self._is_search and status is Status.OOM)
 
-    def _add(self, points: Sequence[Point]) -> Iterator[Event]:
+    def _add(self, points: Sequence[Point], number: int) -> Iterator[Event]:
         for point in points:
-            attempt = Attempt(index=self._next_index, point=point, number=1)
+            attempt = Attempt(index=self._next_index, point=point, number=1, round=number)
             self._next_index += 1
             self._schedule.add(attempt)
-            yield PointAdded(index=attempt.index, point=point)
+            yield PointAdded(index=attempt.index, point=point, round=number)
 
 
 def _measure_of(attempt: Attempt, measure: Measure) -> Measure:

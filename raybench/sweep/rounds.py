@@ -1,4 +1,4 @@
-"""Rounds: the whole plan several times, each time in fresh workers. Pure.
+"""Rounds: the whole plan several times, as a rule each time in fresh workers. Pure.
 
 An interval from the samples of one start says nothing of other starts, so a point is started
 several times (A. Georges, D. Buytaert, L. Eeckhout, "Statistically rigorous Java performance
@@ -31,14 +31,21 @@ BETWEEN_ROUNDS_S = 5.0
 class Rounds:
     """The trials of a run, round by round.
 
-    seed: of the order in each block. has_controls: only where one point runs at a time do the
-    points between two trials of one point tell of a stretch of time.
+    seed: of the order in each block; None keeps the order of the plan. has_controls: only where
+    one point runs at a time do the points between two trials of one point tell of a stretch of
+    time. in_fresh_workers: whether each round but the first replaces the processes of all workers.
     """
 
     plan: Plan
     count: int = 1
-    seed: int = 0
+    seed: int | None = 0
     has_controls: bool = True
+    in_fresh_workers: bool = True
+
+    @property
+    def first_free_index(self) -> int:
+        """The first index that no trial of the plan has in any round."""
+        return self.count * (len(self.plan.points) + len(_blocks(self.plan.points)))
 
     def attempts(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
         """List the trials of a round, in the order in which they are to be run.
@@ -79,10 +86,15 @@ class Rounds:
         return [point for point in points if point.point_id not in stopped]
 
     def _in_order(self, number: int, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
-        """Shuffle the blocks of a round, and run them from last to first in every other round."""
+        """Shuffle the blocks of a round, and run them from last to first in every other round.
+
+        Without a seed they stay as they are.
+        """
         blocks: dict[int, list[Attempt]] = {size: [] for size in _blocks(self.plan.points)}
         for attempt in attempts:
             blocks.setdefault(attempt.point.world_size, []).append(attempt)
+        if self.seed is None:
+            return [block for block in blocks.values() if block]
         draw = random.Random(f"{self.seed}/{number}")
         for block in blocks.values():
             draw.shuffle(block)

@@ -129,6 +129,7 @@ class RunRows:
         self._ended = dict(start.ended)
         self._known = set(start.devices)
         self._run = start.run
+        self._points = {point.point_id for point in start.plan.points}
         self._is_told = False
         self._written: dict[Path, list[TrialKey]] = {}
 
@@ -166,10 +167,22 @@ class RunRows:
         later = {key for key in self.left if key.round != event.round}
         self.left = later.union(event.trials)
 
-    def expect(self, point_id: str) -> None:
-        """One more point belongs to the run."""
-        self.left.add(TrialKey(point_id))
-        self._run = replace(self._run, points_total=self._run.points_total + 1)
+    def adopt(self, rounds: Rounds) -> None:
+        """Take in the points of a run, of which there were none before its devices were known."""
+        self.start = replace(self.start, rounds=rounds)
+        self.left = set(self.start.todo)
+        self._points = {point.point_id for point in rounds.plan.points}
+        self._keep_total(len(self._points))
+
+    def expect(self, key: TrialKey) -> None:
+        """One more trial belongs to the run."""
+        self.left.add(key)
+        if key.point_id not in self._points:
+            self._points.add(key.point_id)
+            self._keep_total(self._run.points_total + 1)
+
+    def _keep_total(self, points: int) -> None:
+        self._run = replace(self._run, points_total=points)
         self.store.write_run(self._run)
 
     def close(self, status: RunStatus | None = None) -> Run:

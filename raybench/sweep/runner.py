@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from raybench.cluster import Cluster
 from raybench.cluster.claims import Terms, processors_held
@@ -14,7 +15,8 @@ from raybench.cluster.connect import connect, starts_private
 from raybench.cluster.device_locks import this_process
 from raybench.errors import ClusterError, DevicesInUseError, ResultsError
 from raybench.job.model import Job
-from raybench.records import Record, Status, TrialKey
+from raybench.job.point import Point
+from raybench.records import Device, Record, Status, TrialKey
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.batch_search import BatchSearches, check_bounded
@@ -29,15 +31,41 @@ from raybench.sweep.loop import (
     SweepSettings,
     sweep,
 )
+from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunRows, RunState, RunTarget
 from raybench.sweep.scheduler import workers_needed
 
 
-def run_sweep(job: Job, start: RunState, where: RunTarget, listener: Listener) -> Run:
-    """Run the points on a cluster; the run as it ended. Raises ClusterError and ResultsError."""
-    sizes = [point.world_size for point in start.left.points]
-    # Points that run side by side can use more devices; they are worth no waiting.
-    wanted = sum(sizes) if job.placement.isolation == "device" and not where.wait_s else max(sizes)
+class PointSource(Protocol):
+    """Makes the points of a run out of its devices and of what was measured.
+
+    devices_wanted: of a cluster that is started for the run.
+    """
+
+    devices_wanted: int
+
+    def rounds(self, devices: Sequence[Device]) -> Rounds:
+        """Return the rounds on these devices, whose workers are there."""
+
+    def note(self, record: Record) -> None:
+        """Take in the last record of a trial, which is written."""
+
+    def further(self, number: int) -> Sequence[Point]:
+        """Return the points of one more round after those; none ends the run."""
+
+
+def run_sweep(
+    job: Job,
+    start: RunState,
+    where: RunTarget,
+    listener: Listener,
+    source: PointSource | None = None,
+) -> Run:
+    """Run the points on a cluster; the run as it ended. Raises ClusterError and ResultsError.
+
+    source: makes the points, of which `start` has none then, and takes all devices there are.
+    """
+    wanted = source.devices_wanted if source else _devices_wanted(job, start, where)
     with ExitStack() as at_the_end:
         interrupts = at_the_end.enter_context(Interrupts(listener))
         terms = Terms(
@@ -64,20 +92,34 @@ def run_sweep(job: Job, start: RunState, where: RunTarget, listener: Listener) -
             interrupts.take_signals()
         check_bounded(start.plan, cluster.kind)
         listener.tell(f"{cluster.description}; run {start.run.run_id} in {where.output}")
-        workers = _workers_wanted(job, start, cluster)
+        workers = cluster.capacity if source else _workers_wanted(job, start, cluster)
         start = replace(start, run=replace(start.run, cluster=cluster.description))
         store = at_the_end.enter_context(_open_store(job, start, where.output))
-        settings = SweepSettings(
-            measure=job.measure,
-            strategy=job.placement.strategy,
-            isolation=job.placement.isolation,
-            stop_on_error=job.on_error == "stop",
-            profiled=where.profiled,
-            code=start.code,
-            # A worker that lives for one point needs no others.
-            precisions=() if job.measure.fresh_workers else start.plan.precisions,
-        )
-        return record_run(settings, cluster, workers, RunRows(start, store, listener), interrupts)
+        settings = _settings(job, start, where, source)
+        rows = RunRows(start, store, listener)
+        return record_run(settings, cluster, workers, rows, interrupts, source)
+
+
+def _devices_wanted(job: Job, start: RunState, where: RunTarget) -> int:
+    sizes = [point.world_size for point in start.left.points]
+    # Points that run side by side can use more devices; they are worth no waiting.
+    return sum(sizes) if job.placement.isolation == "device" and not where.wait_s else max(sizes)
+
+
+def _settings(
+    job: Job, start: RunState, where: RunTarget, source: PointSource | None
+) -> SweepSettings:
+    # A worker that lives for one point needs no others.
+    of_plan = () if job.measure.fresh_workers else start.plan.precisions
+    return SweepSettings(
+        measure=job.measure,
+        strategy=job.placement.strategy,
+        isolation=job.placement.isolation,
+        stop_on_error=job.on_error == "stop",
+        profiled=where.profiled,
+        code=start.code,
+        precisions=None if source else of_plan,
+    )
 
 
 @contextmanager
@@ -124,7 +166,12 @@ def _open_store(job: Job, start: RunState, output: Path) -> Iterator[RunStore]:
 
 
 def record_run(
-    settings: SweepSettings, cluster: Cluster, workers: int, rows: RunRows, interrupts: Interrupts
+    settings: SweepSettings,
+    cluster: Cluster,
+    workers: int,
+    rows: RunRows,
+    interrupts: Interrupts,
+    source: PointSource | None = None,
 ) -> Run:
     """Record the run from its first worker to its last point; its row says how it ended."""
     interrupts.farewell = rows.tell_kept
@@ -132,7 +179,11 @@ def record_run(
         with rows.listener.waiting(f"starting {workers} worker{'s' * (workers != 1)}"):
             cluster.start(workers, settings.strategy)
         rows.keep_devices(cluster.devices)
-        _run_points(settings, cluster, rows, interrupts)
+        if source:
+            lost = cluster.lost
+            alive = [one for place, one in enumerate(cluster.devices) if place not in lost]
+            rows.adopt(source.rounds(alive))
+        _run_points(settings, cluster, rows, interrupts, source)
         run = rows.close(RunStatus.INTERRUPTED if rows.left else None)
     except KeyboardInterrupt:
         # The points in flight have their rows already.
@@ -155,7 +206,11 @@ def record_run(
 
 
 def _run_points(
-    settings: SweepSettings, cluster: Cluster, rows: RunRows, interrupts: Interrupts
+    settings: SweepSettings,
+    cluster: Cluster,
+    rows: RunRows,
+    interrupts: Interrupts,
+    source: PointSource | None,
 ) -> None:
     """Run the loop over the points, and show its progress."""
 
@@ -174,6 +229,7 @@ def _run_points(
         stopping=lambda: interrupts.stopping,
         ran_out=start.ran_out,
         follow=searches,
+        further=source.further if source else lambda _: (),
     )
     with (
         rows.listener.progress(start.left, len(start.todo)) as progress,
@@ -182,6 +238,8 @@ def _run_points(
     ):
         for event in events:
             _note(event, rows, interrupts, searches)
+            if source and isinstance(event, PointFinished):
+                source.note(event.record)
             progress.show(event)
     for line in searches.endings():
         rows.listener.tell(line)
@@ -193,7 +251,7 @@ def _note(event: Event, rows: RunRows, interrupts: Interrupts, searches: BatchSe
         rows.begin_round(event)
         return
     if isinstance(event, PointAdded):
-        rows.expect(event.point.point_id)
+        rows.expect(TrialKey(event.point.point_id, event.round))
         return
     if isinstance(event, PointStarted):
         interrupts.in_flight += 1

@@ -23,6 +23,7 @@ from raybench.job import registry
 from raybench.job.point import Point, Precision
 from raybench.measure import phases
 from raybench.measure.flops import Counted, step_flops, tflops_sustained
+from raybench.measure.stopping import load_decisions
 from raybench.records import (
     Answer,
     Cause,
@@ -36,7 +37,6 @@ from raybench.records import (
     failure_text,
 )
 from raybench.records.sources import Code, code_here, differing, raybench_sha256
-from raybench.stats import summary
 from raybench.worker import state
 from raybench.worker.process_group import GroupGoneError, ProcessGroup, set_torchrun_variables
 from raybench.worker.state import ProcessState
@@ -187,7 +187,7 @@ class Worker:
             done,
             **self._flops_fields(done, point, context, group),
             warnings=warnings,
-            gemm_tflops=self._gemm_tflops[point.precision],
+            gemm_tflops=self._gemm_tflops.get(point.precision),
             # Launches stay slower after a profiler was in use (pytorch#144455).
             worker_reusable=done.profile is None,
         )
@@ -234,6 +234,8 @@ class Worker:
         For all precisions of the plan at once: between two points the products would leave the
         device hot and its clocks limited in the second.
         """
+        if task.precisions is None:
+            return
         asked = dict.fromkeys((*task.precisions, task.point.precision))
         new = [one for one in asked if one not in self._gemm_tflops]
         self._gemm_tflops |= tflops_sustained(self._device, new)
@@ -266,8 +268,7 @@ def load() -> None:
     The first optimizer of a process imports 800 modules of torch, which is 1 to 3 s: this module
     has them imported.
     """
-    # Loads scipy, which the first decision between two blocks needs.
-    summary.student_t(1.0)
+    load_decisions()
     # Of the files as they are loaded now.
     raybench_sha256()
     _freeze()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
 from raybench.records import Device
 from raybench.records.health import Subject
 
@@ -15,3 +19,21 @@ def device_subject(device: Device) -> Subject:
         name=f"{device.host} {noun} {device.index}",
         model=device.name,
     )
+
+
+def device_subjects(devices: Sequence[Device]) -> tuple[Subject, ...]:
+    """Make the subjects of all devices of a check.
+
+    A CPU worker is known by its place among those of its node: its process may be replaced.
+    """
+    places = Counter[str]()
+    found = []
+    for device in devices:
+        place = places[device.node_id]
+        places[device.node_id] += 1
+        found.append(device_subject(device) if device.kind == "cuda" else _at(device, place))
+    return tuple(found)
+
+
+def _at(device: Device, place: int) -> Subject:
+    return device_subject(replace(device, index=place, uuid=f"{device.node_id}/{place}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import pytest
 from fakes import make_devices, make_measurement, make_point
@@ -25,7 +26,14 @@ from raybench.records import (
     Task,
     TrialKey,
 )
-from raybench.sweep.loop import Before, PointFinished, RoundStarted, SweepSettings, sweep
+from raybench.sweep.loop import (
+    Before,
+    PointAdded,
+    PointFinished,
+    RoundStarted,
+    SweepSettings,
+    sweep,
+)
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.scheduler import Attempt
 
@@ -112,6 +120,7 @@ class Swept:
         before: Before | None = None,
         fail: Sequence[TrialKey] = (),
         measure: Measure | None = None,
+        **more: Any,
     ) -> None:
         self.tasks: list[Task] = []
         self.records: list[Record] = []
@@ -128,7 +137,7 @@ class Swept:
         cluster.start(4, "pack")
         self._fail = fail
         chosen = SweepSettings(measure=measure or Measure(), strategy="pack", stop_on_error=False)
-        self.events = list(sweep(rounds, chosen, cluster, self._write, before))
+        self.events = list(sweep(rounds, chosen, cluster, self._write, before, **more))
 
     def run(self, task: Task, place: RankInfo, _: Group | None) -> Answer:
         self.tasks.append(task)
@@ -203,3 +212,37 @@ def test_rounds_share_the_seconds_and_the_first_alone_takes_the_step_apart() -> 
     asked = [(task.settings.min_seconds, task.settings.breakdown) for task in swept.tasks]
     assert set(asked) == {(0.5, True), (0.5, False)}
     assert sum(breakdown for _, breakdown in asked) == 3 * (1 + 2 + 4)
+
+
+def test_rounds_may_keep_the_workers_and_the_order_of_the_plan() -> None:
+    plan = rounds_of().plan
+    rounds = Rounds(plan=plan, count=3, seed=None, has_controls=False, in_fresh_workers=False)
+    swept = Swept(rounds)
+    assert swept.starts == 1
+    order = [point.point_id for point in rounds.plan.points]
+    for number in (1, 2, 3):
+        assert [r.point.point_id for r in swept.records if r.round == number] == order
+
+
+def test_further_rounds_run_what_is_asked_for_until_nothing_is() -> None:
+    rounds = rounds_of(count=2, sizes=(1,))
+    known, new = rounds.plan.points[0], make_point(batch_size=64)
+    asked = {3: [known, new], 4: [new], 5: []}
+    swept = Swept(rounds, further=asked.__getitem__)
+    later = [(r.round, r.point.point_id, r.attempt) for r in swept.records if r.round > 2]
+    assert [(number, point_id) for number, point_id, _ in later] == [
+        (3, known.point_id),
+        (3, new.point_id),
+        (4, new.point_id),
+    ]
+    assert [attempt for *_, attempt in later[1:]] == [1, 2]
+    added = {event.index for event in swept.events if isinstance(event, PointAdded)}
+    assert min(added) >= rounds.first_free_index
+    assert len(added) == 3
+
+
+def test_a_sweep_that_is_stopped_asks_for_no_further_round() -> None:
+    swept = Swept(
+        rounds_of(count=2), stopping=lambda: True, further=lambda _: pytest.fail("it was asked")
+    )
+    assert not swept.records

@@ -707,6 +707,24 @@ def test_matrix_products_are_timed_once_before_the_first_point_and_never_between
     assert done[0] == both
 
 
+def test_no_matrix_products_are_timed_where_nothing_is_to_be_found_out(workload, monkeypatch):
+    monkeypatch.setattr(
+        "raybench.worker.worker.tflops_sustained", lambda *_: pytest.fail("it was timed")
+    )
+
+    class Plain:
+        items_per_step = 1
+
+        def __init__(self, context) -> None: ...
+
+        def step(self) -> None: ...
+
+    point = make_point(workload=workload(Plain), params={})
+    settings = Measure(warmup=1, iterations=1, breakdown=False)
+    task = Task(point=point, settings=settings, precisions=None)
+    assert Worker("cpu", 0).run(task, ALONE, None).gemm_tflops is None
+
+
 @pytest.mark.parametrize(("limited_each_s", "since"), [(0.1, [1, 2, 3]), (0.0, [1, 1, 1])])
 def test_a_device_rests_from_the_end_of_the_last_point_in_which_its_clocks_were_limited(
     monkeypatch, limited_each_s, since
