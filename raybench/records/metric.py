@@ -39,8 +39,8 @@ class Metric:
     format: how a report writes the value.
     since: the version of the tables that brought its column, where that is later than 5.
 
-    Of a workload's own metric the tables keep the heading and the description; reports write it as
-    a number.
+    Of a workload's own metric the tables keep the heading and the meaning; reports write it as a
+    number.
 
     Raises UsageError for a name that is no identifier, and for another `over_ranks`.
     """

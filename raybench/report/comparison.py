@@ -19,7 +19,7 @@ from raybench.analysis.settings import EXECUTION, setting, setting_order, varyin
 from raybench.analysis.start_noise import DOCUMENTED, POINTS, REPEATS, RUNS
 from raybench.records import FAILURES
 from raybench.report import formatting, plain_text
-from raybench.report.tables import Table
+from raybench.report.document import Table
 from raybench.results.run import Run
 
 Row = dict[str, Any]

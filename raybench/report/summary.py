@@ -16,6 +16,7 @@ from raybench.analysis.start_noise import StartNoise
 from raybench.analysis.step_times import regions_by_point
 from raybench.records import Cause, TrialKey, by_point
 from raybench.report import formatting, plain_text
+from raybench.report.document import Listing, MessageGroup, Messages, Report, Table
 from raybench.report.findings import (
     BEST_TITLE,
     LARGEST_TITLE,
@@ -31,7 +32,7 @@ from raybench.report.findings import (
     more_rounds,
 )
 from raybench.report.headline import headline
-from raybench.report.tables import Layout, Table, explain, make_tables, region_tables
+from raybench.report.tables import Layout, explain, make_tables, region_tables
 from raybench.results.run import Run
 
 Row = dict[str, Any]
@@ -55,7 +56,6 @@ class Summary:
     ranks: what a rank runs on.
     regions: of the step of each point, by its id; region_tables: the same to be read.
     plus_minus: a sentence, what ± holds over. by_mean: whether rates follow the mean step.
-    explanation: paragraphs.
     more_rounds: what further rounds would cost and give; None where the run has enough.
     scaling: the frame that the tables show, for pictures and machines.
     """
@@ -81,13 +81,12 @@ class Summary:
     warnings: tuple[MessageGroup, ...]
     plus_minus: str
     by_mean: bool
-    explanation: tuple[str, ...]
     more_rounds: MoreRounds | None
     scaling: pd.DataFrame
 
     @property
-    def sections(self) -> list[tuple[str, Sequence[tuple[str, str]]]]:
-        """(title, lines) of what was found, in the order of every format; none without lines."""
+    def sections(self) -> list[Listing]:
+        """What was found, in the order of every format; none without lines."""
         baseline = self.run.baseline
         found = (
             (LARGEST_TITLE, list_largest(self.largest_batches, self.ranks)),
@@ -96,7 +95,48 @@ class Summary:
             (BEST_TITLE, self.best),
             (formatting.over(_OVER_FP32), self.precision),
         )
-        return [(title, lines) for title, lines in found if lines]
+        return [Listing(title=title, lines=lines) for title, lines in found if lines]
+
+    @property
+    def messages(self) -> list[Messages]:
+        """What went wrong, is missing or is doubtful."""
+        found = (
+            ("Failed and skipped points", self.failures),
+            ("Without speed-up", self.without_speed_up),
+            ("Warnings", self.warnings),
+        )
+        return [Messages(title=title, groups=groups) for title, groups in found if groups]
+
+    @property
+    def report(self) -> Report:
+        """What is said, whatever the format."""
+        run = self.run
+        return Report(
+            job_name=run.job_name,
+            run_id=run.run_id,
+            title=formatting.title(run),
+            lead=formatting.sentence(self.lead) if self.lead else "",
+            machine=self.machine,
+            course=f"{formatting.when(run.started_at)}, {formatting.course(run)}",
+            counts=self.counts,
+            lost_nodes=some(self.lost_nodes),
+            versions=formatting.versions(self.versions),
+            shared=formatting.settings(self.shared),
+            findings=self.sections,
+            tables=(*self.tables, *self.region_tables),
+            explain=self.explain,
+            messages=self.messages,
+            more_rounds=self.more_rounds.sentence if self.more_rounds else "",
+        )
+
+    @property
+    def explanation(self) -> tuple[str, ...]:
+        """Say what the columns of all tables mean."""
+        return self.explain((*self.tables, *self.region_tables))
+
+    def explain(self, tables: Sequence[Table]) -> tuple[str, ...]:
+        """Say in paragraphs what the columns of these tables mean."""
+        return explain(tables, self.run.baseline, self.ranks, self.plus_minus, by_mean=self.by_mean)
 
 
 def summarize(
@@ -151,9 +191,6 @@ def summarize(
         warnings=group_messages([*drift_warnings(trials, ranks), *_warnings(rows)]),
         plus_minus=plus_minus,
         by_mean=by_mean,
-        explanation=explain(
-            (*tables, *regions_shown), run.baseline, ranks, plus_minus, by_mean=by_mean
-        ),
         more_rounds=more_rounds(rows, trials),
         scaling=frame,
     )
@@ -251,26 +288,6 @@ _FIGURES = re.compile(r"±?(?<!\d)(?<!^rank )\d+(?:[.,]\d+)*(?: (?:[KMGT]iB|byte
 _BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _MOST_HOSTS = 4
 _MOST_RANKS = 4
-_MOST_LINES = 20
-_MOST_CHARS = 300
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageGroup:
-    """What `count` points say; where only the figures vary, with the range of each.
-
-    where: the ranks, hosts and devices that said it; empty where that is not known.
-    """
-
-    text: str
-    count: int
-    where: str = ""
-
-    @property
-    def shortened(self) -> str:
-        """The text, cut where it is long, and where."""
-        text = plain_text.shorten(self.text, _MOST_CHARS)
-        return f"{text} ({self.where})" if self.where else text
 
 
 def group_messages(texts: Iterable[str]) -> tuple[MessageGroup, ...]:
@@ -295,13 +312,6 @@ def failures(rows: Iterable[Row]) -> tuple[MessageGroup, ...]:
         )
         for members in alike.values()
     )
-
-
-def first_messages(groups: Sequence[MessageGroup]) -> tuple[list[tuple[str, str]], str]:
-    """(how many, what they say) of the first ones, and what is to be said of the rest, if any."""
-    phrases = [(f"{group.count} x ", group.shortened) for group in groups[:_MOST_LINES]]
-    more = sum(group.count for group in groups[_MOST_LINES:])
-    return phrases, f"and {more} more, each another; `--format json` has all" if more else ""
 
 
 def lost_nodes(failed: Iterable[tuple[Any, Any]]) -> tuple[str, ...]:

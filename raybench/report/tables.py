@@ -9,7 +9,8 @@ as an operation's, make tables of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from typing import Any
 
 from raybench.analysis.settings import (
@@ -23,6 +24,7 @@ from raybench.analysis.settings import (
 )
 from raybench.records.metric import Metric
 from raybench.report import formatting, plain_text
+from raybench.report.document import MARK_COLUMN, WHERE_IT_GOES, Table
 from raybench.results import metrics
 from raybench.results.metrics import BY_NAME, PARTS, RATES, SCALING, workload_metrics
 from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
@@ -31,8 +33,6 @@ Row = dict[str, Any]
 _Column = tuple[str, Callable[[Row], str]]
 
 _SETTINGS = (*EXECUTION, "batch", "world_size")
-WHERE_IT_GOES = "where the step goes"
-MARK_COLUMN = "!"
 POINT_COLUMN = "point"
 REGION_COLUMN = "region"
 REGION_SHARE = "of step"
@@ -61,49 +61,6 @@ def has_no_breakdown(row: Mapping[str, Any]) -> bool:
 
 
 _BROKEN_DOWN = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Points of one workload, with one title.
-
-    params: those of the workload's parameters that make it a table of its own.
-    kind: what the columns do not say of all its points.
-    columns: settings first, `settings` of them, then what was measured. A setting is blank
-    where it and all before it are as in the row above.
-    optional: columns that may be left out where there is no room, the first one first.
-    extras: head -> cells of more columns, for where there is room, the first one first.
-    texts: columns that hold no numbers.
-    own: metrics that the workload declares itself.
-    """
-
-    columns: tuple[str, ...]
-    settings: int
-    rows: tuple[tuple[str, ...], ...]
-    workload: str = ""
-    params: Mapping[str, str] = field(default_factory=dict)
-    kind: str = ""
-    optional: tuple[str, ...] = ()
-    extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    texts: frozenset[str] = frozenset()
-    own: tuple[Metric, ...] = ()
-
-    def without(self, column: str) -> Table:
-        """Return the table without one of its columns."""
-        place = self.columns.index(column)
-        return replace(
-            self,
-            columns=(*self.columns[:place], *self.columns[place + 1 :]),
-            rows=tuple((*row[:place], *row[place + 1 :]) for row in self.rows),
-        )
-
-    def with_column(self, column: str, cells: Sequence[str]) -> Table:
-        """Return the table with one more column."""
-        return replace(
-            self,
-            columns=(*self.columns, column),
-            rows=tuple((*row, cell) for row, cell in zip(self.rows, cells, strict=True)),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +192,7 @@ def _table(
     columns = [(title, [cell(row) for row in rows]) for title, cell in measured]
     # What no row has (memory on a CPU, efficiency of a precision) needs no column.
     kept = [(title, cells) for title, cells in columns if any(cells)]
-    cells = zip(_without_repeats(shown), *(cells for _, cells in kept), strict=True)
+    cells = zip(_without_repeats(rows, shown), *(cells for _, cells in kept), strict=True)
     texts = (_heading(name, layout) for name in names if not is_numeric(rows, name))
     return Table(
         workload=plain_text.plain(rows[0]["workload"]),
@@ -322,17 +279,15 @@ def _ranks(row: Row, layout: Layout) -> str:
     return formatting.ranks_words(row["world_size"], layout.ranks)
 
 
-def _without_repeats(shown: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Blank what is as in the row above, up to the first setting that differs."""
-    rows: list[tuple[str, ...]] = []
-    above: Sequence[str] = ()
-    for cells in shown:
-        same = 0
-        while same < len(above) - 1 and cells[same] == above[same]:
-            same += 1
-        rows.append(("",) * same + tuple(cells[same:]))
-        above = cells
-    return rows
+def _without_repeats(rows: Sequence[Row], shown: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Blank what is as in the row above: of one point all, else up to what tells points apart."""
+    blanked = [tuple(cells) for cells in shown[:1]]
+    for (above, row), (cells_above, cells) in zip(pairwise(rows), pairwise(shown), strict=True):
+        most = len(cells) - (above["point_id"] != row["point_id"])
+        alike = zip(cells_above[:most], cells, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], alike))
+        blanked.append(("",) * same + tuple(cells[same:]))
+    return blanked
 
 
 _STEP = (
@@ -412,7 +367,9 @@ def meaning(metric: Metric, words: Mapping[str, str]) -> str:
 
     words: `ranks`, what a rank runs on, and `baseline`, its settings.
     """
-    text = metric.meaning.format(**words) if metric.meaning else metric.description
+    text = metric.meaning or metric.description
+    for name, word in words.items():
+        text = text.replace(f"{{{name}}}", word)
     return plain_text.plain(text).removesuffix(".")
 
 

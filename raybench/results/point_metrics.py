@@ -48,7 +48,7 @@ def compute_metrics(record: Record) -> Numbers:
     measurements = record.measurements
     found = _step_times(record)
     parts = step_parts(measurements, found["step_ms_p50"])
-    own = {m.name: m.description for one in measurements for m in one.workload_metrics}
+    own = {m.name: m.meaning or m.description for one in measurements for m in one.workload_metrics}
     return {
         **combine_measurements(measurements),
         **found,

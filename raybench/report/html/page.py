@@ -35,7 +35,7 @@ from raybench.report.charts.svg import draw, key
 from raybench.report.charts.telemetry import telemetry_figure
 from raybench.report.html.points import point_table
 from raybench.report.key_figures import key_figures
-from raybench.report.summary import MessageGroup, Summary, first_messages
+from raybench.report.summary import Summary
 from raybench.report.what_ran import what_ran
 
 # A strip that can be pointed at and is not seen.
@@ -76,13 +76,12 @@ def format_page(data: PageData) -> str:
         style=Markup(style),
         script=Markup(script),
         title=plain_text.plain(summary.run.job_name),
-        lead=formatting.sentence(summary.lead) if summary.lead else "",
+        report=summary.report,
         versions=[
             (label, summary.versions[name])
             for name, label in _VERSIONS.items()
             if name in summary.versions
         ],
-        when=f"{formatting.when(summary.run.started_at)}, {formatting.course(summary.run)}",
         against=data.against,
         shares_points=_shares_points(rows),
         trained=what_ran(rows_of(summary), summary.ranks),
@@ -91,8 +90,6 @@ def format_page(data: PageData) -> str:
         why_none=why_none(summary),
         figures=others,
         points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
-        findings=summary.sections,
-        messages=_message_lists(summary),
         regions=_regions(summary),
         facts=[(name, text) for name, text in facts(summary) if text],
         devices=device_table(data.devices),
@@ -127,27 +124,10 @@ def _shares_points(rows: Sequence[Row]) -> bool:
     return not own.isdisjoint(others)
 
 
-def _message_lists(summary: Summary) -> list[tuple[str, list[str]]]:
-    """List what went wrong, is missing or is doubtful."""
-    titled: tuple[tuple[str, Sequence[MessageGroup]], ...] = (
-        ("Failed and skipped points", summary.failures),
-        ("Without speed-up", summary.without_speed_up),
-        ("Warnings", summary.warnings),
-    )
-    found = []
-    for title, groups in titled:
-        lines, more = first_messages(groups)
-        found.append((title, [lead + text for lead, text in lines] + [more] * bool(more)))
-    return [(title, lines) for title, lines in found if lines]
-
-
 def _regions(summary: Summary) -> list[tuple[str, Table]]:
     """List each table of regions under what its points have in common."""
     return [
-        (
-            ": ".join((f"{one.workload} {formatting.settings(one.params)}".strip(), one.kind)),
-            Table(columns=one.columns, rows=one.rows, texts=one.settings + 1),
-        )
+        (one.title, Table(columns=one.columns, rows=one.rows, texts=one.settings + 1))
         for one in summary.region_tables
     ]
 

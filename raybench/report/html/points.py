@@ -11,8 +11,9 @@ from raybench.records.metric import Metric
 from raybench.report import formatting, plain_text
 from raybench.report.charts.scaling import speed_up_words
 from raybench.report.charts.series import Row, in_order, is_other
+from raybench.report.document import MARK_COLUMN
 from raybench.report.summary import Summary
-from raybench.report.tables import MARK_COLUMN, marks, meaning
+from raybench.report.tables import marks, meaning
 from raybench.results.metrics import RATES, SCALING, value_of, workload_metrics
 
 # Of the columns that only this table has, or has with more than their value.

@@ -1,43 +1,61 @@
-"""The scaling report as GitHub-flavoured Markdown. Text from the results is escaped."""
+"""Reports as GitHub-flavoured Markdown. Text from the results is escaped."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from raybench.report import formatting, plain_text
-from raybench.report.summary import MessageGroup, Summary, first_messages, some
-from raybench.report.tables import Table
+from raybench.report import plain_text
+from raybench.report.document import Block, Line, Listing, Messages, Table
+
+if TYPE_CHECKING:
+    from raybench.report.summary import Summary
 
 # What Markdown or HTML could take for markup, anywhere in a line.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&@$])")
 _BACKTICKS = re.compile(r"`+")
+_TONES = {"strong": "**{}**", "alarm": "> **{}**"}
 
 
 def format_report(summary: Summary) -> str:
     """Write the scaling report, to be read in a pull request."""
-    run = summary.run
+    report = summary.report
     blocks = [
-        f"## {escape(run.job_name)}",
-        *([f"**{escape(formatting.sentence(summary.lead))}**"] if summary.lead else []),
-        f"Run {code(run.run_id)}, {formatting.when(run.started_at)}, {formatting.course(run)}; "
-        f"{summary.counts}.  \n{escape(summary.machine)}.  \n"
-        + escape(formatting.versions(summary.versions)),
-        *([f"Nodes lost: {code(some(summary.lost_nodes))}"] if summary.lost_nodes else []),
-        *(
-            [f"In all points: {code(formatting.settings(summary.shared))}"]
-            if summary.shared
-            else []
-        ),
-        *_findings(summary),
-        *(block for table in (*summary.tables, *summary.region_tables) for block in _table(table)),
-        *_explain(summary),
-        *_group_lines("Failed and skipped points", summary.failures),
-        *_group_lines("Without speed-up", summary.without_speed_up),
-        *_group_lines("Warnings", summary.warnings),
-        *([escape(f"{summary.more_rounds.sentence}.")] if summary.more_rounds else []),
+        f"## {escape(report.job_name)}",
+        *([f"**{escape(report.lead)}**"] if report.lead else []),
+        f"Run {code(report.run_id)}, {report.course}; {report.counts}.  \n"
+        f"{escape(report.machine)}.  \n{escape(report.versions)}",
+        *([f"Nodes lost: {code(report.lost_nodes)}"] if report.lost_nodes else []),
+        *([f"In all points: {code(report.shared)}"] if report.shared else []),
+        *lay_out(report.body(report.tables)),
+        *([escape(f"{report.more_rounds}.")] if report.more_rounds else []),
     ]
+    return join(blocks)
+
+
+def join(blocks: Iterable[str]) -> str:
+    """Write blocks as one text."""
     return "\n\n".join(blocks) + "\n"
+
+
+def lay_out(blocks: Iterable[Block]) -> Iterator[str]:
+    """Write each block of a report."""
+    for block in blocks:
+        match block:
+            case Line():
+                yield _TONES.get(block.tone, "{}").format(escape(block.text))
+            case Listing():
+                quote = code if block.is_quoted else escape
+                items = [f"* {escape(what)}: {quote(text)}" for what, text in block.lines]
+                yield f"**{escape(block.title)}**"
+                yield "\n".join(items) or escape(block.otherwise)
+            case Messages():
+                yield f"**{escape(block.title)}**"
+                yield "\n".join(f"* {lead}{code(text)}" for lead, text in block.lines)
+                yield from [block.rest] if block.rest else []
+            case Table():
+                yield from _table(block)
 
 
 def escape(text: str) -> str:
@@ -54,38 +72,15 @@ def code(text: str) -> str:
     return f"{fence}{pad}{one_line}{pad}{fence}"
 
 
-def format_table(table: Table) -> str:
-    """Write the cells of a table."""
+def _table(table: Table) -> Iterator[str]:
+    if table.workload or table.kind:
+        yield "### " + ": ".join(filter(None, (escape(table.workload), escape(table.kind))))
+    if table.params:
+        yield code(table.params_words)
     aligned = [":---" if column in table.texts else "---:" for column in table.columns]
-    lines = [_row(map(escape, table.columns)), _row(aligned)]
-    return "\n".join([*lines, *(_row(map(escape, row)) for row in table.rows)])
-
-
-def _table(table: Table) -> list[str]:
-    title = "### " + ": ".join(filter(None, (escape(table.workload), escape(table.kind))))
-    params = [code(formatting.settings(table.params))] if table.params else []
-    return [title, *params, format_table(table)]
-
-
-def _findings(summary: Summary) -> Iterator[str]:
-    for title, lines in summary.sections:
-        yield f"**{escape(title)}**"
-        yield "\n".join(f"* {escape(what)}: {escape(found)}" for what, found in lines)
-
-
-def _explain(summary: Summary) -> list[str]:
-    if not summary.tables:
-        return ["No point has been finished yet."]
-    return [escape(paragraph) for paragraph in summary.explanation]
+    rows = [_row(map(escape, row)) for row in (table.columns, *table.rows)]
+    yield "\n".join([rows[0], _row(aligned), *rows[1:]])
 
 
 def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def _group_lines(title: str, groups: Sequence[MessageGroup]) -> list[str]:
-    if not groups:
-        return []
-    phrases, more = first_messages(groups)
-    lines = [f"* {lead}{code(text)}" for lead, text in phrases]
-    return [f"**{title}**", "\n".join(lines), *([more] if more else [])]

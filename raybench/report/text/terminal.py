@@ -1,15 +1,22 @@
-"""Results as text for a terminal. What comes from the results is never taken for markup."""
+"""Reports as text for a terminal. What comes from the results is never taken for markup."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import RenderableType
 
-from raybench.report import formatting
-from raybench.report.summary import MessageGroup, Summary, first_messages, some
-from raybench.report.tables import MARK_COLUMN, WHERE_IT_GOES, Table, explain
+from raybench.report.document import (
+    MARK_COLUMN,
+    WHERE_IT_GOES,
+    Block,
+    Line,
+    Listing,
+    Messages,
+    Table,
+)
 from raybench.report.text.console import (
     SETTING_CHARS,
     WIDTH,
@@ -22,59 +29,57 @@ from raybench.report.text.console import (
     render,
 )
 
+if TYPE_CHECKING:
+    from raybench.report.summary import Summary
+
 _HOW_TO_ADD_ROUNDS = "sweep JOB --resume RUN --set measure.rounds=3"
+_TONES = {"plain": "", "strong": "bold", "aside": "dim", "advice": "yellow", "alarm": "bold red"}
+# Of the rows of a table, by what stands in its column of verdicts.
+_VERDICTS = {"slower": "bold red", "faster": "bold green", "unclear": "yellow"}
 
 
 def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) -> str:
     """Write the scaling report."""
-    run = summary.run
-    parts: list[RenderableType] = [
-        line(formatting.title(run), "bold"),
-        *([line(formatting.sentence(summary.lead), "bold"), line("")] if summary.lead else []),
-        line(summary.machine),
-        line(f"{formatting.when(run.started_at)}, {formatting.course(run)}; {summary.counts}"),
-        *([line(f"nodes lost: {some(summary.lost_nodes)}")] if summary.lost_nodes else []),
-        line(formatting.versions(summary.versions)),
-        *(
-            [line(f"in all points: {formatting.settings(summary.shared)}")]
-            if summary.shared
-            else []
-        ),
-    ]
-    parts += [*_findings(summary), *_tables(summary, width)]
-    parts += _group_lines("Failed and skipped points", summary.failures)
-    parts += _group_lines("Without speed-up", summary.without_speed_up)
-    parts += _group_lines("Warnings", summary.warnings)
-    if summary.more_rounds is not None:
-        parts += [line(""), line(f"{summary.more_rounds.sentence}: {_HOW_TO_ADD_ROUNDS}", "dim")]
-    return render(parts, width, color)
-
-
-def _findings(summary: Summary) -> list[RenderableType]:
-    parts: list[RenderableType] = []
-    for title, lines in summary.sections:
-        parts += [line(""), line(title, "bold"), pairs(lines, side="right")]
-    return parts
-
-
-def _tables(summary: Summary, width: int) -> list[RenderableType]:
-    """Make the tables as they fit, and say what their columns mean."""
-    if not summary.tables:
-        return [line(""), line("No point has been finished yet.")]
-    tables = (*summary.tables, *summary.region_tables)
-    fitted = [_narrow(table, width) for table in tables]
+    report = summary.report
+    fitted = [_narrow(table, width) for table in report.tables]
     joined = [_widen(table, width) for table in _join(fitted, width)]
-    parts: list[RenderableType] = []
-    for table in joined:
-        what = f"{table.workload} {formatting.settings(table.params)}".strip()
-        parts += [line(""), line(": ".join(filter(None, (what, table.kind))), "bold")]
-        parts += [grid(table_columns(table), table.rows)]
-    notes = explain(
-        joined, summary.run.baseline, summary.ranks, summary.plus_minus, by_mean=summary.by_mean
-    )
-    for paragraph in (*notes, *_omissions(tables, fitted, width)):
-        parts += [line(""), line(paragraph, "dim")]
-    return parts
+    lines = [
+        *([line(report.lead, "bold"), line("")] if report.lead else []),
+        line(report.machine),
+        line(f"{report.course}; {report.counts}"),
+        *([line(f"nodes lost: {report.lost_nodes}")] if report.lost_nodes else []),
+        line(report.versions),
+        *([line(f"in all points: {report.shared}")] if report.shared else []),
+    ]
+    body = report.body(joined, _omissions(report.tables, fitted, width))
+    if report.more_rounds:
+        more = f"{report.more_rounds}: {_HOW_TO_ADD_ROUNDS}"
+        body.append(Line(text=more, tone="aside", is_apart=True))
+    return render([line(report.title, "bold"), *lines, *lay_out(body)], width, color)
+
+
+def lay_out(blocks: Iterable[Block]) -> Iterator[RenderableType]:
+    """Make the parts of a text of each block of a report."""
+    for block in blocks:
+        if not isinstance(block, Line) or block.is_apart:
+            yield line("")
+        match block:
+            case Line():
+                yield line(block.text, _TONES[block.tone])
+            case Listing():
+                side: Literal["left", "right"] = "left" if block.is_quoted else "right"
+                yield line(block.title, "bold")
+                yield pairs(block.lines, side) if block.lines else line(block.otherwise)
+            case Messages():
+                yield line(block.title, "bold")
+                yield from [hanging(lead, text) for lead, text in block.lines]
+                yield from [line(block.rest)] if block.rest else []
+            case Table():
+                if block.title:
+                    yield line(block.title, "bold")
+                styles = [_VERDICTS.get(row[-1], "") for row in block.rows]
+                is_judged = block.columns[-1] == "verdict"
+                yield grid(table_columns(block), block.rows, styles if is_judged else ())
 
 
 def _narrow(table: Table, width: int) -> Table:
@@ -144,12 +149,3 @@ def table_columns(table: Table) -> list[Column]:
         )
         for place, name in enumerate(table.columns)
     ]
-
-
-def _group_lines(title: str, groups: Sequence[MessageGroup]) -> list[RenderableType]:
-    if not groups:
-        return []
-    phrases, more = first_messages(groups)
-    lines: list[RenderableType] = [hanging(lead, text) for lead, text in phrases]
-    lines += [line(more)] if more else []
-    return [line(""), line(title, "bold"), *lines]

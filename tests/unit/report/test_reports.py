@@ -24,9 +24,9 @@ from builders import (
 from raybench.job.point import Point, Precision
 from raybench.records import Breakdown, Record, Status
 from raybench.report import formatting
+from raybench.report.document import Table
 from raybench.report.export import as_json
 from raybench.report.summary import Summary, group_messages, summarize
-from raybench.report.tables import Table
 from raybench.report.text import markdown, runs, terminal
 from raybench.report.text.points import PointDetails, format_point, format_points
 from raybench.results import rows
@@ -69,6 +69,17 @@ def test_the_table_blanks_repeats_and_puts_what_is_compared_last() -> None:
         ("", "", "2"),
         ("", "", "4"),
     ]
+
+
+def test_the_settings_of_a_point_stand_on_the_first_line_of_its_regions() -> None:
+    points = points_of(sweep()[:4:2])
+    regions = pd.DataFrame(
+        {"point_id": one, "attempt": 1, "region": name, "calls": 1} | {"region_ms": 1.0}
+        for one in points["point_id"]
+        for name in ("a", "b")
+    ).assign(share_pct=50.0)
+    [table] = summarize(make_run(), pd.DataFrame(), points, regions=regions).region_tables
+    assert [row[-4:-2] for row in table.rows] == [("1", "a"), ("", "b"), ("2", "a"), ("", "b")]
 
 
 def test_a_compared_parameter_becomes_the_last_column_and_is_no_table_of_its_own() -> None:

@@ -33,7 +33,9 @@ class Pipeline(Workload):
     flops_per_step = 1.0
     metrics = (
         Metric(name="bubble_ms", unit="ms", description="idle time of a stage", over_ranks="max"),
-        Metric(name="stages", description="stages that ran"),
+        Metric(
+            name="stages", description="stages that ran", meaning="how many of the {ranks} ran"
+        ),
         Metric(name="unknown", description="what nobody knows"),
     )
 
@@ -87,7 +89,9 @@ def test_each_format_has_it_as_a_column_with_its_unit(results: Path, words: tupl
 
 
 def test_the_legend_says_what_it_is(results: Path) -> None:
-    assert "Bubble ms: idle time of a stage." in " ".join(shown(results, "report", "run-a").split())
+    legend = " ".join(shown(results, "report", "run-a").split())
+    assert "Bubble ms: idle time of a stage." in legend
+    assert "Stages: how many of the workers ran." in legend
 
 
 def test_the_page_has_it_with_what_it_means(results: Path) -> None:
