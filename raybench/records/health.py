@@ -12,6 +12,12 @@ Stage = Literal[
     "facts", "alone", "host-links", "pairs", "together", "smoke", "straggler", "burn-in"
 ]
 
+# How the problem of a subject begins that was not read because of another one.
+NOT_READ = "not read: "
+# The tests of the stage "straggler", in ms a step of each device: what it computes, how long it
+# waits for others, how long it communicates.
+COMPUTE_TEST, WAIT_TEST, COMM_TEST = "step compute", "step wait", "step communication"
+
 
 class Verdict(StrEnum):
     """What is said of one subject in one test; the worst first."""
@@ -92,7 +98,8 @@ class Finding:
     ratio: of the time it took to that of the subjects alike (above 1 is slower); None where there
     are none.
     reason: one sentence; empty where healthy. evidence: with whom it was tried, and what held.
-    action, command: what to do, and what to type, which is never run.
+    culprit: the name of the subject that this one is slow because of; empty where it is itself.
+    action, command: what to do, and what to type (a line each), which is never run.
     """
 
     test: str
@@ -106,6 +113,7 @@ class Finding:
     verdict: Verdict
     reason: str = ""
     evidence: str = ""
+    culprit: str = ""
     action: Action | None = None
     command: str = ""
 
@@ -127,3 +135,12 @@ class Link:
     message_bytes: int
     gb_per_s: float | None
     latency_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastValue:
+    """What an earlier check read of a subject that it called healthy. Fields as of `Finding`."""
+
+    test: str
+    subject: Subject
+    value: float

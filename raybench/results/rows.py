@@ -16,6 +16,7 @@ from raybench.results.run import Run, RunStatus
 if TYPE_CHECKING:
     from raybench.job.model import Measure
     from raybench.job.point import Scalar
+    from raybench.records.health import Finding, Link
     from raybench.records.sources import Code
 
 Row = dict[str, Any]
@@ -234,6 +235,31 @@ def telemetry_row(run_id: str, sample: DeviceSample) -> Row:
     names = DeviceSample.__dataclass_fields__
     row = {"run_id": run_id, **{name: getattr(sample, name) for name in names}}
     return row | {"throttle_reasons": list(sample.throttle_reasons)}
+
+
+def finding_row(run_id: str, finding: Finding) -> Row:
+    """Make a row of `health`."""
+    subject = finding.subject
+    plain = {
+        field.name: getattr(finding, field.name)
+        for field in fields(finding)
+        if field.name != "subject"
+    }
+    return {
+        **plain,
+        "run_id": run_id,
+        "kind": subject.kind,
+        "subject": subject.name,
+        "model": subject.model,
+        "uuids": list(subject.uuids),
+        "verdict": finding.verdict.value,
+        "action": finding.action.value if finding.action else None,
+    }
+
+
+def link_row(run_id: str, link: Link) -> Row:
+    """Make a row of `links`."""
+    return {"run_id": run_id, **{field.name: getattr(link, field.name) for field in fields(link)}}
 
 
 def _texts(settings: Mapping[str, Scalar]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The columns of the seven tables: their types, units and meaning.
+"""The columns of the nine tables: their types, units and meaning.
 
 The types are Arrow's. Speed-up and efficiency are not here: they are derived when reporting.
 
@@ -23,6 +23,7 @@ A new column says in its declaration since which version it is there (`Metric.si
        runs: seed; points: round, is_control, control_of; samples: round, is_control. A point has a
        row for each round; points: workload_metrics, workload_headings (null in the first parts);
        table regions
+    6  tables health and links
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA_VERSION = max(
-    5,
+    6,
     *(metric.since for metric in METRICS),
     *(setting.about.since for setting in RUN_SETTINGS.values()),
 )
@@ -286,6 +287,40 @@ _REGIONS = (
     *_columns("double", "%", share_pct="of the steps in which it was timed"),
 )
 
+_HEALTH = (
+    *_columns("string", "", run_id="run", test="what was read", stage="tests that it is one of"),
+    *_columns(
+        "string",
+        "",
+        kind="device, pair, node or cluster",
+        subject="its name",
+        model="of its devices",
+    ),
+    *_columns("list<string>", "", uuids="of its devices; of a pair from and to"),
+    *_columns("int64", "", passes="in which it was read"),
+    *_columns("double", "", value="median of the passes, in `unit`; null: did not run"),
+    *_columns("string", "", unit="of value", expected="what it was held against"),
+    *_columns("double", "", ratio="its time to that of those alike; null: none are"),
+    *_columns(
+        "string",
+        "",
+        verdict="bad, untested, suspect, unknown or healthy",
+        reason="why it is not healthy",
+        evidence="with whom it was tried, and what held",
+        culprit="what it is slow because of; empty: itself",
+        action="replace, reset, setting or watch",
+        command="what to type; never run",
+    ),
+)
+
+_LINKS = (
+    *_columns("string", "", run_id="run", from_uuid="device, or host", to_uuid="device, or host"),
+    *_columns("string", "", from_name="its name", to_name="its name", kind="how the bytes went"),
+    *_columns("int64", "bytes", message_bytes="of one message"),
+    *_columns("double", "GB/s", gb_per_s="bandwidth"),
+    *_columns("double", "us", latency_us="of the smallest message"),
+)
+
 TABLES = {
     "runs": _RUNS,
     "points": _POINTS,
@@ -294,7 +329,11 @@ TABLES = {
     "telemetry": _TELEMETRY,
     "modules": _MODULES,
     "regions": _REGIONS,
+    "health": _HEALTH,
+    "links": _LINKS,
 }
+# Tables with rows of attempts at points, which `point_id` and `attempt` name.
+OF_POINTS = ("points", "samples", "modules", "regions")
 
 
 def units(table: str) -> dict[str, str]:
@@ -307,7 +346,7 @@ def schema(table: str) -> pa.Schema:
     """Make the Arrow schema of a table; only the columns that identify the row are not nullable."""
     import pyarrow as pa
 
-    required = {"run_id"} if table in ("runs", "devices", "telemetry") else {"run_id", "point_id"}
+    required = {"run_id", "point_id"} if table in OF_POINTS else {"run_id"}
     fields = [
         pa.field(
             column.name,

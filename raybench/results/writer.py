@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from raybench.job.model import Measure
+    from raybench.records.health import Finding, Link
     from raybench.records.sources import Code
 
 # No separator, no leading dot: a run_id is one folder name that cannot leave the results. Not
@@ -179,6 +180,14 @@ class RunStore:
         if samples:
             content = [rows.telemetry_row(self.run_id, sample) for sample in samples]
             self._write_rows("telemetry", _part_name(batch), content)
+
+    def write_health(self, findings: Sequence[Finding], links: Sequence[Link]) -> None:
+        """Write what a health check says, in place of what was there."""
+        for table, content in (
+            ("health", [rows.finding_row(self.run_id, one) for one in findings]),
+            ("links", [rows.link_row(self.run_id, one) for one in links]),
+        ):
+            self._write_rows(table, table, content)
 
     def _folder(self, table: str) -> Path:
         return self.root.joinpath(table, self.run_id)

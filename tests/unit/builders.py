@@ -11,6 +11,7 @@ import numpy as np
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Device, Measurement, Record, Repetition, Samples, Status
+from raybench.records.health import Finding, HealthTest, Link, Reading, Subject, Verdict
 from raybench.results.run import Run, RunStatus
 
 START = datetime(2026, 8, 21, 10, 11, 12, tzinfo=UTC)
@@ -145,3 +146,87 @@ def make_run(run_id: str = "20260821-101112-abcd", **changes: Any) -> Run:
         **changes,
     }
     return Run(**settings)
+
+
+def make_test(**changes: Any) -> HealthTest:
+    settings: dict[str, Any] = {
+        "name": "gemm bf16 8192",
+        "stage": "alone",
+        "kind": "device",
+        "unit": "TFLOP/s",
+        "is_time": False,
+        "floor": 0.01,
+        "meaning": "arithmetic of one device",
+        **changes,
+    }
+    return HealthTest(**settings)
+
+
+def make_subject(rank: int = 0, **changes: Any) -> Subject:
+    settings: dict[str, Any] = {
+        "kind": "device",
+        "uuids": (f"GPU-{rank}",),
+        "name": f"alpha GPU {rank}",
+        "model": "NVIDIA H200",
+        **changes,
+    }
+    return Subject(**settings)
+
+
+def make_pair(first: int, second: int, **changes: Any) -> Subject:
+    return make_subject(
+        kind="pair",
+        uuids=(f"GPU-{first}", f"GPU-{second}"),
+        name=f"alpha GPU {first} to GPU {second}",
+        **changes,
+    )
+
+
+def make_readings(
+    values: Sequence[float | None], test: HealthTest | None = None, passes: int = 3, **changes: Any
+) -> list[Reading]:
+    """Readings of device 0, 1, ... with 0.3 % of noise."""
+    rng = np.random.default_rng(len(values))
+    test = test or make_test()
+    return [
+        Reading(
+            test=test,
+            subject=make_subject(rank),
+            pass_number=number,
+            value=None if value is None else value * (1 + 0.003 * rng.standard_normal()),
+            **changes,
+        )
+        for number in range(1, passes + 1)
+        for rank, value in enumerate(values)
+    ]
+
+
+def make_finding(subject: Subject | None = None, **changes: Any) -> Finding:
+    settings: dict[str, Any] = {
+        "test": "gemm bf16 8192",
+        "stage": "alone",
+        "subject": subject or make_subject(),
+        "passes": 3,
+        "value": 750.0,
+        "unit": "TFLOP/s",
+        "expected": "750 TFLOP/s, the median of 4 alike",
+        "ratio": 1.0,
+        "verdict": Verdict.HEALTHY,
+        **changes,
+    }
+    return Finding(**settings)
+
+
+def make_link(first: int, second: int, **changes: Any) -> Link:
+    settings: dict[str, Any] = {
+        "from_uuid": f"GPU-{first}",
+        "to_uuid": f"GPU-{second}",
+        "from_name": f"alpha GPU {first}",
+        "to_name": f"alpha GPU {second}",
+        "kind": "copy",
+        "message_bytes": 2**28,
+        "gb_per_s": 380.0,
+        "latency_us": 12.0,
+        **changes,
+    }
+    return Link(**settings)

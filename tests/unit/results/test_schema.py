@@ -21,7 +21,16 @@ device_ms_by_rank straggler_ms straggler_error_ms straggler_device_ms late_in_tu
 hooked_step_ms local_step_drift_ms
 round is_control control_of
 """
-SUFFIXES = {"_ms": "ms", "_s": "s", "_ns": "ns", "_bytes": "bytes", "_gb_s": "GB/s", "_mhz": "MHz"}
+SUFFIXES = {
+    "_ms": "ms",
+    "_s": "s",
+    "_ns": "ns",
+    "_bytes": "bytes",
+    "_gb_s": "GB/s",
+    "_mhz": "MHz",
+    "_us": "us",
+    "gb_per_s": "GB/s",
+}
 
 
 def test_points_has_every_column_of_the_design() -> None:
@@ -53,6 +62,6 @@ def test_the_schema_tells_its_table_and_version_and_has_no_inferred_type(table: 
 def test_the_columns_of_this_version_are_pinned() -> None:
     """When this fails, the schema changed: raise SCHEMA_VERSION and add a line to its history."""
     assert (SCHEMA_VERSION, [len(columns) for columns in TABLES.values()]) == (
-        5,
-        [24, 92, 15, 34, 16, 9, 8],
+        6,
+        [24, 92, 15, 34, 16, 9, 8, 18, 9],
     )
