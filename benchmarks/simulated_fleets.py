@@ -10,7 +10,7 @@ the silicon that it is made of. false_alarms: the share of healthy fleets in whi
 called slow in any test. found: the share of fleets in which the one device that is 8 % slower, in
 one test alone, is called so. "level" is a device that is 8 % slower than the median; "made" is one
 that is made 8 % slower than it was, whatever it was, which is harder. verdict_s: the time of the
-verdicts on a fleet, the slowest of all.
+verdicts on a fleet, median and maximum.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -56,6 +57,7 @@ class Row:
     found_level: float
     found_made: float
     verdict_s: float
+    verdict_s_max: float
 
 
 def fleet(
@@ -84,13 +86,13 @@ def simulate(noise: str, devices: int, tests: int, fleets: int, seed: int) -> Ro
     """Judge fleets of each kind."""
     rng = np.random.default_rng(seed)
     count = max(50, min(fleets, MOST_VALUES // (devices * tests * PASSES)))
-    hits, slowest = dict.fromkeys(KINDS, 0), 0.0
+    hits, spent_s = dict.fromkeys(KINDS, 0), list[float]()
     for kind in KINDS:
         for _ in range(count):
             values = fleet(rng, kind, devices, tests, NOISES[noise])
             start = time.perf_counter()
             called = set(slow_devices(values))
-            slowest = max(slowest, time.perf_counter() - start)
+            spent_s.append(time.perf_counter() - start)
             hits[kind] += bool(called) if kind == "healthy" else (0, 0) in called
     return Row(
         noise=noise,
@@ -100,7 +102,8 @@ def simulate(noise: str, devices: int, tests: int, fleets: int, seed: int) -> Ro
         false_alarms=hits["healthy"] / count,
         found_level=hits["level"] / count,
         found_made=hits["made"] / count,
-        verdict_s=round(slowest, 3),
+        verdict_s=round(median(spent_s), 4),
+        verdict_s_max=round(max(spent_s), 4),
     )
 
 

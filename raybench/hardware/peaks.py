@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raybench.job.point import Precision
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Peaks:
@@ -273,15 +271,19 @@ _TABLE = (
 _BY_NAME = {name: peaks for peaks in _TABLE for name in peaks.names}
 
 
-def dense_peak_tflops(device_name: str, precision: Precision) -> float | None:
+# The rates of `_Peaks`, by names of precisions.
+_MODES = ("fp32", "tf32", "fp16", "bf16")
+
+
+def dense_peak_tflops(device_name: str, precision: str) -> float | None:
     """Datasheet peak without sparsity in TFLOP/s.
 
-    device_name: as `torch.cuda.get_device_name` gives it. None for a device that is not in the
-    table, and for a precision that it has no units for.
+    device_name: as `torch.cuda.get_device_name` gives it. precision: as in job files. None for a
+    device that is not in the table, and for a precision that it has no units for.
     """
     # Drivers before 460 or so leave the maker out.
     peaks = _BY_NAME.get(device_name.removeprefix("NVIDIA "))
-    return getattr(peaks, precision.value) if peaks else None
+    return getattr(peaks, precision) if peaks and precision in _MODES else None
 
 
 # GB/s of the memory, from the makers' datasheets named above. Where one name covers cards of
