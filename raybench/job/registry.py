@@ -32,9 +32,15 @@ from raybench.job.problems import rule_of, say_unknown
 BUILTIN: Mapping[str, str] = {
     "collective": "raybench.workloads.collective:Collective",
     "gemm": "raybench.workloads.gemm:Gemm",
+    "grouped_collective": "raybench.workloads.grouped_collective:GroupedCollective",
+    "host_copy": "raybench.workloads.host_copy:HostCopy",
+    "launch": "raybench.workloads.launch:Launch",
     "linear": "raybench.workloads.linear:Linear",
     "memory": "raybench.workloads.memory:Memory",
     "mlp": "raybench.workloads.mlp:Mlp",
+    "pairs": "raybench.workloads.pairs:Pairs",
+    "same_bits": "raybench.workloads.same_bits:SameBits",
+    "smoke": "raybench.workloads.smoke:Smoke",
     "transformer": "raybench.workloads.transformer:Transformer",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from raybench.workloads.base import Context, Workload, WrongResultError
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import ProcessGroup
 
 Operation = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"
@@ -49,7 +51,19 @@ class Collective(Workload):
             ),
         ] = None,
     ) -> None:
-        # `raybench plan` reads this signature and must not pay for importing torch.
+        self.prepare(context, operation, size_bytes, dtype, in_place, "")
+
+    def prepare(
+        self,
+        context: Context,
+        operation: Operation,
+        size_bytes: int,
+        dtype: str,
+        in_place: bool | None,
+        groups: str,
+    ) -> None:
+        """Make buffers and payload; `grouped_collective` has groups."""
+        # Here: `raybench plan` imports this module and must not pay for importing torch.
         import torch
 
         from raybench.workloads import collective_operations as operations
@@ -57,12 +71,13 @@ class Collective(Workload):
 
         _check_context(context)
         _check_place(operation, in_place)
-        rank, world_size = context.rank, context.world_size
+        place = _place(context, groups)
+        rank, world_size = place.rank, place.size
         element: torch.dtype = getattr(torch, dtype)
         elements = _elements(operation, size_bytes, element, world_size)
         self.message_bytes = size_bytes
         self.busbw_factor = operations.busbw_factor(operation, world_size)
-        self._operation, self._rank, self._world_size = operation, rank, world_size
+        self._operation, self._rank, self._world_size = operation, context.rank, world_size
         self._buffers = operations.allocate(
             operation,
             torch.empty(elements, dtype=element, device=context.device),
@@ -73,7 +88,10 @@ class Collective(Workload):
         self._expected = operations.output_expected(operation, elements, rank, world_size)
         self._grows = operations.grows(operation, in_place=bool(in_place))
         self._payload = Payload(element, context.device, world_size, context.seed)
-        self._issue = operations.issuer(operation, self._buffers, rank, world_size)
+        self._rank_in_group = rank
+        self._issue = operations.issuer(operation, self._buffers, rank, world_size, place.group)
+        if place.is_idle:
+            self._expected, self._issue = [], _nothing
         self._fill()
 
     def step(self) -> None:
@@ -107,8 +125,39 @@ class Collective(Workload):
         """Fill the inputs as before, and the output with what is wrong until a step writes it."""
         nobody = self._world_size
         self._payload.fill(self._buffers.output, nobody)
-        if self._operation != "broadcast" or self._rank == 0:
-            self._payload.fill(self._buffers.input, self._rank)
+        if self._operation != "broadcast" or self._rank_in_group == 0:
+            self._payload.fill(self._buffers.input, self._rank_in_group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where this rank stands among those that it communicates with. group: None for all ranks."""
+
+    rank: int
+    size: int
+    group: ProcessGroup | None = None
+    is_idle: bool = False
+
+
+def _place(context: Context, groups: str) -> _Place:
+    """Form the groups, on all ranks alike. Raises UsageError."""
+    if not groups:
+        return _Place(rank=context.rank, size=context.world_size)
+    import torch.distributed as dist
+
+    from raybench.workloads.pairings import parse_groups
+
+    found = _Place(rank=0, size=2, is_idle=True)
+    for members in parse_groups(groups, context.world_size):
+        # Every rank makes every group, whether it is in it or not.
+        group = dist.new_group(list(members))
+        if context.rank in members:
+            found = _Place(rank=members.index(context.rank), size=len(members), group=group)
+    return found
+
+
+def _nothing() -> object:
+    return None
 
 
 def _check_context(context: Context) -> None:

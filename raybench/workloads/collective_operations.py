@@ -116,23 +116,31 @@ def grows(operation: Operation, *, in_place: bool) -> bool:
 
 
 def issuer(
-    operation: Operation, buffers: Buffers, rank: int, world_size: int
+    operation: Operation,
+    buffers: Buffers,
+    rank: int,
+    world_size: int,
+    group: dist.ProcessGroup | None = None,
 ) -> Callable[[], object]:
-    """Return what issues the operation; the current stream waits for it, the host does not."""
+    """Return what issues the operation; the current stream waits for it, the host does not.
+
+    rank, world_size: in the group, where one is given.
+    """
     match operation:
         case "all_reduce":
-            return partial(dist.all_reduce, buffers.output)
+            return partial(dist.all_reduce, buffers.output, group=group)
         case "broadcast":
-            return partial(dist.broadcast, buffers.output, src=0)
+            return partial(dist.broadcast, buffers.output, group=group, group_src=0)
         case "all_gather":
-            return partial(_all_gather, buffers.output, buffers.input)
+            return partial(_all_gather, buffers.output, buffers.input, group=group)
         case "reduce_scatter":
-            return partial(_reduce_scatter, buffers.output, buffers.input)
+            return partial(_reduce_scatter, buffers.output, buffers.input, group=group)
         case "all_to_all":
-            return partial(dist.all_to_all_single, buffers.output, buffers.input)
+            return partial(dist.all_to_all_single, buffers.output, buffers.input, group=group)
         case "sendrecv":
-            send = dist.P2POp(dist.isend, buffers.input, (rank + 1) % world_size)
-            receive = dist.P2POp(dist.irecv, buffers.output, (rank - 1) % world_size)
+            following, preceding = (rank + 1) % world_size, (rank - 1) % world_size
+            send = dist.P2POp(dist.isend, buffers.input, group=group, group_peer=following)
+            receive = dist.P2POp(dist.irecv, buffers.output, group=group, group_peer=preceding)
             return partial(_exchange, [send, receive])
 
 

@@ -1,0 +1,213 @@
+"""The workloads of a health check, alone on a CPU and on three ranks with gloo."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from forked import run_ranks
+
+from raybench.errors import UsageError
+from raybench.job.point import Precision
+from raybench.workloads.base import Context, WrongResultError
+from raybench.workloads.grouped_collective import GroupedCollective
+from raybench.workloads.host_copy import HostCopy
+from raybench.workloads.launch import Launch
+from raybench.workloads.pairs import Pairs
+from raybench.workloads.same_bits import SameBits, digest_of
+from raybench.workloads.smoke import Smoke
+
+DIRECTIONS = ("forward", "backward", "both", "round_trip")
+
+
+def context(rank: int = 0, world_size: int = 1, **changes: Any) -> Context:
+    settings: dict[str, Any] = {
+        "device": torch.device("cpu"),
+        "rank": rank,
+        "world_size": world_size,
+        "local_rank": rank,
+        "batch_size": 1,
+        "precision": Precision.FP32,
+        "seed": 7,
+        **changes,
+    }
+    return Context(**settings)
+
+
+def outcome(workload: Any) -> str:
+    try:
+        workload.check()
+    except WrongResultError as error:
+        return str(error)
+    return "right"
+
+
+class BentGradients(Smoke):
+    """One rank changes a gradient after all have reduced them."""
+
+    def step(self) -> None:
+        super().step()
+        if dist.get_rank() == 2:
+            next(self.model.parameters()).grad[0, 0] += 1  # type: ignore[index]
+
+
+def observe(rank: int, world_size: int) -> dict[str, Any]:
+    here = context(rank, world_size)
+    seen: dict[str, Any] = {}
+    for direction in DIRECTIONS:
+        for turn in range(3):
+            pairs = Pairs(here, turn=turn, direction=direction, size_bytes=4096)
+            untouched = outcome(pairs)
+            pairs.step()
+            seen[direction, turn] = (pairs.pair, untouched, outcome(pairs))
+    named = Pairs(here, partners="0-2", size_bytes=64)
+    named.step()
+    seen["named"] = (named.pair, outcome(named))
+    grouped = GroupedCollective(here, groups="0+2", size_bytes=4096)
+    seen["grouped"] = []
+    for _ in range(2):
+        grouped.step()
+        seen["grouped"].append(outcome(grouped))
+    seen["factor"] = grouped.busbw_factor
+    smoke = Smoke(here)
+    for _ in range(20):
+        smoke.step()
+    seen["smoke"] = outcome(smoke)
+    bent = BentGradients(here)
+    for _ in range(3):
+        bent.step()
+    seen["bent"] = outcome(bent)
+    same = SameBits(here, size=64)
+    same.step()
+    same.check()
+    seen["digest"] = same.digest
+    return seen
+
+
+def run_rank(rank: int, world_size: int, store: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=200),
+    )
+    try:
+        return observe(rank, world_size)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(run_rank, 3, 3, str(tmp_path_factory.mktemp("group") / "store"))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_message_arrives_at_each_partner_and_one_rank_sits_out(
+    direction: str, ranks: list[dict[str, Any]]
+) -> None:
+    for turn in range(3):
+        seen = [rank[direction, turn] for rank in ranks]
+        assert [after for *_, after in seen] == ["right"] * 3
+        assert sum(pair is None for pair, *_ in seen) == 1
+        receives = {"forward": [1], "backward": [0]}.get(direction, [0, 1])
+        for rank, (pair, untouched, _) in enumerate(seen):
+            if pair is not None and pair.index(rank) in receives:
+                assert untouched.startswith(f"ranks {pair[0]} and {pair[1]}: a message from rank")
+                assert untouched.endswith("arrived with a wrong payload")
+            else:
+                assert untouched == "right"
+
+
+def test_pairs_can_be_named(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["named"] for rank in ranks] == [
+        ((0, 2), "right"),
+        (None, "right"),
+        ((0, 2), "right"),
+    ]
+
+
+def test_a_collective_in_a_group_leaves_the_others_alone(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["grouped"] for rank in ranks] == [["right"] * 2] * 3
+    # 2 (n - 1) / n of a group of two.
+    assert [rank["factor"] for rank in ranks] == [1.0] * 3
+
+
+def test_training_is_right_where_all_ranks_have_the_same_gradients(
+    ranks: list[dict[str, Any]],
+) -> None:
+    assert [rank["smoke"] for rank in ranks] == ["right"] * 3
+
+
+def test_the_rank_whose_gradients_differ_is_named(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["bent"] for rank in ranks] == [
+        "right",
+        "right",
+        "rank 2: its gradients differ from those of 2 other ranks after the same step",
+    ]
+
+
+def test_the_same_product_has_the_same_digest_on_every_rank(ranks: list[dict[str, Any]]) -> None:
+    assert len({rank["digest"] for rank in ranks}) == 1
+
+
+def test_a_digest_is_of_every_bit_and_fits_into_a_double() -> None:
+    tensor = torch.arange(1000, dtype=torch.float32)
+    before = digest_of(tensor)
+    tensor.view(torch.int32)[77] ^= 1
+    assert digest_of(tensor) != before
+    assert before == int(float(before))
+
+
+def test_a_product_that_changes_on_one_device_is_counted() -> None:
+    workload = SameBits(context(), size=64)
+    for bent in (False, False, True):
+        workload.step()
+        if bent:
+            workload.product[3, 4] += 1
+        workload.check()
+    assert workload.changed_products == 1
+
+
+def test_launches_are_counted_on_the_device() -> None:
+    workload = Launch(context(), wait=True)
+    for _ in range(5):
+        workload.step()
+    assert outcome(workload) == "right"
+    workload.number += 1
+    assert outcome(workload) == "rank 0: 5 additions of 1 came to 6"
+
+
+def test_a_launch_that_is_waited_for_cannot_be_captured() -> None:
+    with pytest.raises(UsageError, match="wait: true cannot be had with cuda_graph"):
+        Launch(context(cuda_graph=True), wait=True)
+
+
+@pytest.mark.parametrize("direction", ["h2d", "d2h", "both"])
+def test_a_copy_that_moves_nothing_is_found_out(direction: str) -> None:
+    workload = HostCopy(context(), direction=direction, size_bytes=4096)
+    assert "arrived with other bytes than were sent" in outcome(workload)
+    workload.step()
+    assert outcome(workload) == "right"
+    assert workload.memory_bytes == (8192 if direction == "both" else 4096)
+
+
+def test_only_the_local_rank_that_is_named_copies() -> None:
+    idle = HostCopy(context(rank=1, world_size=2), local_rank=0, size_bytes=4096)
+    idle.step()
+    assert outcome(idle) == "right"
+    assert idle.memory_bytes == 0
+
+
+def test_what_pairs_cannot_do_is_said_in_one_line() -> None:
+    with pytest.raises(UsageError, match="needs at least 2 ranks"):
+        Pairs(context())
+    with pytest.raises(UsageError, match="between the memories of two GPUs"):
+        Pairs(context(world_size=2), transport="copy")
+    with pytest.raises(UsageError, match="means nothing to a message"):
+        Pairs(context(world_size=2, precision=Precision.BF16))
