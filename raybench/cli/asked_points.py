@@ -27,6 +27,7 @@ class Asked:
     device: Literal["auto", "cuda", "cpu"]
     wait_s: float
     shared: bool
+    devices_file: Path | None
     output: Path
     overrides: tuple[str, ...]
     expression: str | None

@@ -27,6 +27,23 @@ json_format_option = click.option(
 )
 
 
+class DeviceCount(click.ParamType[int]):
+    """A number of devices, or a file that names them. most: how many there may be."""
+
+    name = "N|FILE"
+
+    def __init__(self, *, most: int) -> None:
+        self._range = click.IntRange(min=1, max=most)
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Count the devices. Raises UsageError for a file that names none, or something else."""
+        if value.lstrip("-").isdecimal():
+            return int(click.IntRange.convert(self._range, int(value), param, ctx))
+        from raybench.records.device_list import read_device_list
+
+        return len(read_device_list(Path(value)).names)
+
+
 def format_asked(kind: str | None, as_json: bool) -> str | None:
     """Return the format that --format or --json asks for."""
     if as_json and kind not in (None, "json"):

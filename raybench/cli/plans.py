@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from raybench.cli.options import overrides_option
+from raybench.cli.options import DeviceCount, overrides_option
 from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
 from raybench.report.plain_text import printable
 
@@ -74,8 +74,9 @@ def print_plan(
 )
 @click.option(
     "--devices",
-    type=click.IntRange(min=1, max=_MOST_DEVICES),
-    help="Estimate the time on N devices; by default as many as the largest point needs.",
+    type=DeviceCount(most=_MOST_DEVICES),
+    help="Estimate the time on N devices, or on those that FILE names as for sweep; by default on "
+    "as many as the largest point needs.",
 )
 @click.option(
     "--nodes",

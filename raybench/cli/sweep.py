@@ -38,6 +38,7 @@ _REPEATED = (
     "profile_expression",
     "wait_s",
     "shared",
+    "devices_file",
 )
 
 
@@ -89,6 +90,14 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     "--shared",
     is_flag=True,
     help="Measure beside other sweeps on the same devices; each row says who was there.",
+)
+@click.option(
+    "--devices",
+    "devices_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Use only the devices that FILE names, one a line: the UUID of a GPU, or HOST:NUMBER of a "
+    "CPU worker. A resumed run keeps to those that it had.",
 )
 @click.option(
     "-o",
@@ -166,6 +175,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.cli.asked_points import Asked, load_asked, overrides_of_again, select_ids
     from raybench.cli.plans import print_plan
+    from raybench.records.device_list import read_device_list
     from raybench.results.writer import check_writable
     from raybench.sweep.new_run import start_run
     from raybench.sweep.run_state import RunTarget
@@ -184,6 +194,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
         profiled=profiled,
         wait_s=asked.wait_s,
         shared=asked.shared,
+        only=read_device_list(asked.devices_file) if asked.devices_file else None,
     )
     if asked.resumed is not None:
         ctx.exit(_resume(ctx, asked, job, plan, where))
@@ -212,6 +223,7 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
     from raybench.sweep.new_run import code_of_job, rounds_of_job
     from raybench.sweep.resume import (
         check_code,
+        devices_of_run,
         nothing_left,
         plan_of_run,
         resume_run,
@@ -242,7 +254,8 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
                 print_plan(job, start.left, asked.as_json)
             return 0
         clear_leftovers(output, run.run_id)
-        return _run(job, start, replace(where, output=output), asked.as_json)
+        only = where.only or devices_of_run(run)
+        return _run(job, start, replace(where, output=output, only=only), asked.as_json)
 
 
 def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from raybench.cluster import Cluster
 from raybench.cluster.claims import Terms
+from raybench.records.device_list import DeviceList
 
 Launcher = Literal["ray", "in-process"]
 
@@ -25,6 +26,7 @@ def connect(
     oversubscribe: bool = False,
     tell: Callable[[str], None] = lambda _: None,
     terms: Terms | None = None,
+    only: DeviceList | None = None,
 ) -> Cluster:
     """Join the cluster at `address`, or start a private one; its workers are still to be started.
 
@@ -32,7 +34,7 @@ def connect(
     process where it waits for a cluster that is gone; it gets what is gone. wait_s: how long
     devices that are not there yet may take to come. oversubscribe: whether CPU workers of a private
     cluster may share cores. tell: gets a line for the user when workers are waited for, come late
-    or are lost. terms: on which devices are taken from other sweeps.
+    or are lost. terms: on which devices are taken from other sweeps. only: the devices to use.
     The cluster in this process has one CPU worker, whatever is wanted.
     Raises ClusterError or UsageError.
     """
@@ -44,7 +46,7 @@ def connect(
     from raybench.cluster.ray_cluster.cluster import RayCluster
 
     joined = connection.connect(address, device, wanted, wait_s, end, oversubscribe=oversubscribe)
-    return RayCluster(joined, tell, end=end, terms=terms)
+    return RayCluster(joined, tell, end=end, terms=terms, only=only)
 
 
 def starts_private(launcher: Launcher, address: str) -> bool:

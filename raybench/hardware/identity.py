@@ -23,13 +23,13 @@ from raybench.hardware import nvml
 from raybench.records import Device
 
 
-def describe_device(device: torch.device, *, node_id: str, address: str) -> Device:
-    """Everything known of the device that this process is to use."""
+def describe_device(device: torch.device, index: int, *, node_id: str, address: str) -> Device:
+    """Everything known of the device that this process is to use; index: on its node."""
     facts: dict[str, Any] = {
         "node_id": node_id,
         "host": socket.gethostname(),
         "address": address,
-        "index": device.index or 0,
+        "index": index,
         "process_id": os.getpid(),
         "cpu_count": usable_cores(),
         "niceness": os.nice(0),

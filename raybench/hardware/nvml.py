@@ -6,6 +6,7 @@ A device, a driver or a container that cannot answer one question may answer the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -70,6 +71,19 @@ def devices() -> list[Any]:
     count = (ask(pynvml.nvmlDeviceGetCount) or 0) if _is_open() else 0
     handles = [ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
     return [handle for handle in handles if handle is not None]
+
+
+def uuid_of(index: int) -> str | None:
+    """Find the UUID of the device that CUDA counts so, by PCI bus; None where NVML does not tell.
+
+    Without CUDA: a device that is bad may hang who asks it.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    entry = visible.split(",")[index].strip() if visible else str(index)
+    if not entry.isdecimal():
+        return entry if entry.startswith("GPU-") and device(entry) is not None else None
+    handle = ask(pynvml.nvmlDeviceGetHandleByIndex, int(entry)) if _is_open() else None
+    return None if handle is None else text(ask(pynvml.nvmlDeviceGetUUID, handle))
 
 
 @cache

@@ -272,7 +272,8 @@ Answer = Measurement | Failure
 class Device:
     """One device and the worker that owns it. Unknown facts are None.
 
-    index: the device's index on its node, as torch counts with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    index: the device's index on its node, as torch counts with CUDA_DEVICE_ORDER=PCI_BUS_ID; of a
+    CPU worker its number there.
     uuid: proves that two workers do not share a device; on a CPU "node/process id".
     ecc_errors: uncorrected ones since the driver was loaded.
     pcie_link, pcie_link_max: as in "gen5 x16".

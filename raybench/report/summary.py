@@ -240,6 +240,8 @@ def _machine(run: Run, devices: pd.DataFrame, rows: Sequence[Row]) -> str:
     if counts and max(counts) < devices["node_id"].nunique():
         most = int(max(counts))
         text += f", at most {most} {'node' if most == 1 else 'nodes'} in a point"
+    if run.only_devices:
+        text += ", only those that --devices named"
     return text
 
 

@@ -40,6 +40,7 @@ def run_row(run: Run) -> Row:
         **row,
         **maps,
         "argv": list(run.argv),
+        "only_devices": list(run.only_devices),
         "status": run.status.value,
         "baseline": _texts(run.baseline),
     }
@@ -52,6 +53,7 @@ def run_from_row(row: Mapping[str, Any]) -> Run:
             **row,
             **{name: dict(row[name] or {}) for name in _MAPS},
             "argv": tuple(row["argv"] or ()),
+            "only_devices": tuple(row["only_devices"] or ()),
             "status": RunStatus(row["status"]),
         }
     )

@@ -49,6 +49,7 @@ class Run:
     workload_sha256, workload_files, raybench_sha256: as `raybench.records.sources.Code`; None in a
     run of a version that did not tell.
     seed: of the order of the points in rounds.
+    only_devices: names of those that `--devices` named; empty where all could be used.
     paused_s: from the end of a sweep to `--resume`, in all; None in a run that was never resumed.
     """
 
@@ -66,6 +67,7 @@ class Run:
     points_failed: int = 0
     points_skipped: int = 0
     baseline: Mapping[str, Scalar] = field(default_factory=dict)
+    only_devices: tuple[str, ...] = ()
     seed: int | None = None
     cluster: str
     host: str

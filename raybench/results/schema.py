@@ -23,7 +23,7 @@ A new column says in its declaration since which version it is there (`Metric.si
        runs: seed; points: round, is_control, control_of; samples: round, is_control. A point has a
        row for each round; points: workload_metrics, workload_headings (null in the first parts);
        table regions
-    6  tables health and links
+    6  tables health and links; runs: only_devices
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ _RUNS = (
         points_skipped="not run",
     ),
     *_columns("map<string,string>", "", baseline="settings of the baseline points"),
+    *_columns("list<string>", "", only_devices="those that --devices named; empty: all"),
     *_columns("int64", "", seed="of the order in rounds"),
     *_columns("string", "", cluster="where the workers ran", host="where the driver ran"),
     *_columns("map<string,string>", "", versions="software versions"),

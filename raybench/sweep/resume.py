@@ -14,6 +14,7 @@ from raybench.errors import JobError, UsageError
 from raybench.job.model import Job, Measure, load_job
 from raybench.job.plan import Plan
 from raybench.records import Latest, TrialKey, by_point
+from raybench.records.device_list import DeviceList
 from raybench.records.sources import Code, differing
 from raybench.results import reader
 from raybench.results.run import Run, RunStatus
@@ -124,6 +125,12 @@ def _pause_s(run: Run) -> float:
     """
     ended_at = run.finished_at or datetime.now(UTC)
     return (run.paused_s or 0.0) + max(0.0, (datetime.now(UTC) - ended_at).total_seconds())
+
+
+def devices_of_run(run: Run) -> DeviceList | None:
+    """Return the devices that the run kept to; None where it could use all."""
+    names = run.only_devices
+    return DeviceList(names=names, source=f"--devices of {run.run_id}") if names else None
 
 
 def nothing_left(start: RunState) -> str:

@@ -13,6 +13,7 @@ from raybench.errors import ClusterError, ResultsError
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device, Record, Status, TrialKey, by_point
+from raybench.records.device_list import DeviceList
 from raybench.records.sources import Code
 from raybench.results.reader import count_points
 from raybench.results.run import Run, RunStatus
@@ -29,6 +30,7 @@ class RunTarget:
 
     wait_s: how long the cluster may take to get the devices that the biggest point needs, and other
     sweeps to let go of theirs. shared: measure beside other sweeps.
+    only: the devices to use; all where there is none.
     """
 
     address: str
@@ -37,6 +39,7 @@ class RunTarget:
     profiled: frozenset[str]
     wait_s: float = 0.0
     shared: bool = False
+    only: DeviceList | None = None
 
     @property
     def is_on_cpus(self) -> bool:

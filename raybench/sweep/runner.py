@@ -87,13 +87,16 @@ def run_sweep(
                 oversubscribe=job.placement.oversubscribe,
                 tell=listener.tell,
                 terms=terms,
+                only=where.only,
             )
             at_the_end.enter_context(_closing(cluster, interrupts))
             interrupts.take_signals()
         check_bounded(start.plan, cluster.kind)
         listener.tell(f"{cluster.description}; run {start.run.run_id} in {where.output}")
         workers = cluster.capacity if source else _workers_wanted(job, start, cluster)
-        start = replace(start, run=replace(start.run, cluster=cluster.description))
+        only = where.only.names if where.only else ()
+        run = replace(start.run, cluster=cluster.description, only_devices=only)
+        start = replace(start, run=run)
         store = at_the_end.enter_context(_open_store(job, start, where.output))
         settings = _settings(job, start, where, source)
         rows = RunRows(start, store, listener)
@@ -101,6 +104,8 @@ def run_sweep(
 
 
 def _devices_wanted(job: Job, start: RunState, where: RunTarget) -> int:
+    if where.only is not None:
+        return sum(where.only.cpu_workers().values()) or len(where.only.names)
     sizes = [point.world_size for point in start.left.points]
     # Points that run side by side can use more devices; they are worth no waiting.
     return sum(sizes) if job.placement.isolation == "device" and not where.wait_s else max(sizes)

@@ -53,6 +53,7 @@ class Worker:
 
     def __init__(self, kind: Literal["cuda", "cpu"], index: int) -> None:
         self._device = torch.device("cuda", index) if kind == "cuda" else torch.device("cpu")
+        self._index = index
         self._group = ProcessGroup(self._device)
         self._flops: dict[object, Counted] = {}
         self._gemm_tflops: dict[Precision, float | None] = {}
@@ -65,7 +66,7 @@ class Worker:
     def identity(self, *, node_id: str, address: str) -> Device:
         """Describe the device of this worker."""
         self._enter_device()
-        return describe_device(self._device, node_id=node_id, address=address)
+        return describe_device(self._device, self._index, node_id=node_id, address=address)
 
     def run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
         """Form the group if it is another than the last, run the point, clean up.

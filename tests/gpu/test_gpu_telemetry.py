@@ -41,7 +41,7 @@ def device() -> torch.device:
 
 @pytest.fixture(scope="module")
 def described(device):
-    return describe_device(device, node_id="here", address="127.0.0.1")
+    return describe_device(device, device.index or 0, node_id="here", address="127.0.0.1")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -270,6 +271,34 @@ def test_no_point_that_fits_is_exit_3_and_leaves_nothing(tmp_path):
     assert done.returncode == 3
     assert "the smallest needs 64 devices, the cluster has" in done.stderr
     assert not (tmp_path / "results").exists()
+
+
+DEVICES_JOB = """\
+workload: {kind: mlp, hidden: 32, layers: 1}
+matrix: {world_size: [1, 2], batch_size: 16}
+measure: {warmup: 2, iterations: 5}
+"""
+
+
+def test_only_the_devices_of_a_list_are_used_and_counted_also_when_the_run_goes_on(tmp_path):
+    job, results, listed = write_job(tmp_path, DEVICES_JOB), tmp_path / "r", tmp_path / "list"
+    listed.write_text(f"{socket.gethostname()}:1  # the second worker\n")
+    options = ("--address", "local", "--devices", str(listed))
+    done = sweep(job, results, *options)
+    assert done.returncode == 0, done.stderr
+    assert f"up to 1 CPU worker of --devices {listed}; run" in done.stderr
+    assert "only those that --devices named" in " ".join(done.stdout.split())
+    points = points_of(results)
+    assert dict(zip(points.world_size, points.status, strict=True)) == {1: "ok", 2: "skipped"}
+    [run] = pd.read_parquet(results / "runs").itertuples()
+    assert list(run.only_devices) == [f"{socket.gethostname()}:1"]
+    assert list(pd.read_parquet(results / "devices")["index"]) == [1]
+    again = sweep(job, results, "--address", "local", "--resume", "latest")
+    assert f"up to 1 CPU worker of --devices of {run.run_id}; run" in again.stderr
+    listed.write_text("no-such-host:0\n")
+    done = sweep(job, results, *options)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "the cluster does not give no-such-host:0" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from raybench.cluster.node_processes import Output
 from raybench.environment import variables_that_matter
 from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
 from raybench.records.device_facts import DeviceFacts
+from raybench.records.device_list import device_name
 
 # Not CUDA_: those say which devices and which files this host has.
 _FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
@@ -59,15 +60,24 @@ class _Worker:
         """Show that this process has done all that can be done without a device."""
         return True
 
-    def attach_device(self, kind: DeviceKind, index: int | None = None) -> Device:
-        """Take this device, or the one that Ray assigned, and say which it is."""
+    def attach_device(
+        self, kind: DeviceKind, index: int | None = None, only: Collection[str] | None = None
+    ) -> Device | None:
+        """Take this device, or the GPU that Ray assigned, and say which it is.
+
+        only: names of the devices that may be taken; None where it is none of them.
+        """
+        from raybench.hardware import nvml
         from raybench.worker.worker import Worker
 
         if index is None:
-            index = _index_of_gpu() if kind == "cuda" else 0
+            index = _index_of_gpu()
+        if only is not None and kind == "cuda" and nvml.uuid_of(index) not in (None, *only):
+            return None
         self._worker = Worker(kind, index)
         node_id = ray.get_runtime_context().get_node_id()
-        return self._worker.identity(node_id=node_id, address=_address())
+        device = self._worker.identity(node_id=node_id, address=_address())
+        return device if only is None or device_name(device) in only else None
 
     def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
         return self._worker.run(task, place, group)

@@ -25,6 +25,7 @@ from raybench.cluster.ray_cluster.replacement import Standbys
 from raybench.cluster.ray_cluster.workers import WorkerGroup
 from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Group, Task
 from raybench.records.device_facts import DeviceFacts
+from raybench.records.device_list import DeviceList
 
 # The loops that wait for workers look once a second.
 _PATIENCE_S = 5.0
@@ -96,6 +97,7 @@ class RayCluster:
     tell: gets a line for the user when workers are waited for, come late or are lost.
     standby_on_cpus: as Standbys' on_cpus. end: as StartGuard's. terms: on which devices are taken
     from other sweeps; without them no device is locked, and nobody is seen beside a point.
+    only: the devices that may be used; all where there is none.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class RayCluster:
         standby_on_cpus: bool = False,
         end: Callable[[str], None] = end_process,
         terms: Terms | None = None,
+        only: DeviceList | None = None,
     ) -> None:
         self._connection = connection
         self._monitor = HeadMonitor(connection.needed)
@@ -113,14 +116,19 @@ class RayCluster:
         self._agents = NodeAgents(self._monitor)
         self._standbys = Standbys(on_cpus=standby_on_cpus)
         self._claims = Claims(self._agents, terms, tell)
-        self._workers = WorkerGroup(connection, self._agents, self._standbys, self._claims, tell)
+        self._only = only
+        self._workers = WorkerGroup(
+            connection, self._agents, self._standbys, self._claims, tell, only
+        )
         self._groups = ProcessGroups(self._workers, self._monitor)
 
     @property
     def description(self) -> str:
         """As Cluster.description."""
         noun = "GPU" if self.kind == "cuda" else "CPU worker"
-        return f"{self._connection.where}, up to {self.capacity} {noun}{'s' * (self.capacity != 1)}"
+        named = f" of {self._only.source}" if self._only else ""
+        devices = f"{self.capacity} {noun}{'s' * (self.capacity != 1)}"
+        return f"{self._connection.where}, up to {devices}{named}"
 
     @property
     def kind(self) -> DeviceKind:
@@ -130,7 +138,8 @@ class RayCluster:
     @property
     def capacity(self) -> int:
         """As Cluster.capacity."""
-        return self._connection.capacity
+        there = self._connection.capacity
+        return min(there, len(self._only.names)) if self._only else there
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.util.placement_group import remove_placement_group
 
-from raybench.cluster import DeviceKind, allocator
+from raybench.cluster import allocator
 from raybench.cluster.allocator import Strategy
 from raybench.cluster.claims import Claims
 from raybench.cluster.ray_cluster.actors import start_worker
-from raybench.cluster.ray_cluster.connection import Connection
+from raybench.cluster.ray_cluster.connection import Connection, nodes
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
 from raybench.cluster.ray_cluster.placement import (
     Slot,
@@ -37,6 +37,7 @@ from raybench.cluster.ray_cluster.replacement import (
 from raybench.environment import package_versions
 from raybench.errors import ClusterError
 from raybench.records import Device
+from raybench.records.device_list import DeviceList, device_name
 
 # How long the others are waited for when the first worker is there.
 _SLOW_START_S = 20.0
@@ -50,11 +51,15 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Start:
-    """A worker that was started and has not said yet which device it has."""
+    """A worker that was started and has not said yet which device it has.
+
+    index: of a CPU worker on its node; Ray says which GPU another has.
+    """
 
     slot: Slot
     actor: Any
     identity: Any
+    index: int | None
     since_s: float
     tries: int
 
@@ -63,6 +68,8 @@ class WorkerGroup:
     """All workers, in order of their numbers. Several points may ask at once, each for its own.
 
     tell: gets a line for the user when workers are waited for, come late or are lost.
+    only: the devices that may be used. Ray gives no device by its name: all are held, and those
+    that are not in the list get no worker.
     """
 
     def __init__(
@@ -72,8 +79,10 @@ class WorkerGroup:
         standbys: Standbys,
         claims: Claims,
         tell: Callable[[str], None],
+        only: DeviceList | None = None,
     ) -> None:
         self._connection = connection
+        self._only = only
         self._agents = agents
         self._standbys = standbys
         self._claims = claims
@@ -81,6 +90,8 @@ class WorkerGroup:
         self._workers: list[WorkerHandle] = []
         self._starting: list[_Start] = []
         self._refused: set[str] = set()
+        self._unlisted: list[_Start] = []
+        self._begun: Counter[str] = Counter()
         self._count = 0
         self._strategy: Strategy = "pack"
         self._wait_until_s = self._looked_s = 0.0
@@ -110,14 +121,25 @@ class WorkerGroup:
     @property
     def _missing(self) -> int:
         """Workers that were asked for and have no device yet."""
-        return self._count - len(self._workers) + len(self.lost) - len(self._starting)
+        if self._only and not self._names_left:
+            return 0
+        held = len(self._workers) + len(self._starting) + len(self._unlisted)
+        return self._count - held + len(self.lost)
+
+    @property
+    def _names_left(self) -> list[str]:
+        """Devices of the list that have had no worker yet."""
+        named = {device_name(device) for device in self.devices}
+        return [name for name in self._only.names if name not in named] if self._only else []
 
     def start(self, count: int, strategy: Strategy) -> None:
         """As Cluster.start: what is slow, or not there yet, is left to `refresh`."""
-        self._count, self._strategy = count, strategy
+        self._count = self._most_listed(self._only) if self._only else count
+        self._strategy = strategy
         self._wait_until_s = time.monotonic() + self._connection.wait_s
+        self._check_hosts()
         if self._connection.wait_s:
-            ask_autoscaler(self._connection.kind, count)
+            ask_autoscaler(self._connection.kind, self._count)
         self._hold_devices()
         came = self._first_answers()
         order = allocator.in_device_order([worker.device for worker in came])
@@ -126,9 +148,12 @@ class WorkerGroup:
         self._agents.watch([came[position].device for position in order])
         with self._lock:
             self._workers = [came[position] for position in order]
+        self._check_list()
         self._keep_standbys()
         if self.pending:
-            self._tell(f"{len(came)} of {count} workers are there, up to {self.pending} may come")
+            wanted = len(self._only.names) if self._only else count
+            more = len(self._names_left) if self._only else self.pending
+            self._tell(f"{len(came)} of {wanted} workers are there, up to {more} may come")
 
     def refresh(self, timeout_s: float) -> None:
         """As Cluster.refresh."""
@@ -164,8 +189,8 @@ class WorkerGroup:
         """Let go of all workers and of their devices."""
         self._standbys.close()
         with self._lock:
-            _let_go([*self._workers, *self._starting])
-            self._workers, self._starting = [], []
+            _let_go([*self._workers, *self._starting, *self._unlisted])
+            self._workers, self._starting, self._unlisted = [], [], []
         if self._connection.wait_s:
             ask_autoscaler(self._connection.kind, 0)
 
@@ -189,14 +214,64 @@ class WorkerGroup:
         kind = self._connection.kind
         barred = self._agents.silent_nodes() | self._refused
         free = {node: n for node, n in free_devices(kind).items() if node not in barred}
+        if kind == "cpu" and self._only:
+            free = self._listed_of(free, self._only)
         slots = reserve(kind, shares(free, self._missing, self._strategy))
         # They load beside the agents, and touch no device before these have looked at it.
         actors = [start_worker(kind, slot.placement, slot.bundle) for slot in slots]
         self._agents.start(slot.node_id for slot in slots)
         pairs = zip(slots, actors, strict=True)
-        started = [_attach_device(kind, slot, actor) for slot, actor in pairs]
         with self._lock:
-            self._starting += started
+            self._starting += [
+                self._attach_device(slot, actor, self._new_index(slot)) for slot, actor in pairs
+            ]
+
+    def _new_index(self, slot: Slot) -> int | None:
+        """Return the number of a new CPU worker on its node."""
+        self._begun[slot.node_id] += 1
+        return self._begun[slot.node_id] - 1 if self._connection.kind == "cpu" else None
+
+    def _attach_device(self, slot: Slot, actor: Any, index: int | None, tries: int = 1) -> _Start:
+        only = self._only and self._only.names
+        identity = actor.attach_device.remote(self._connection.kind, index, only)
+        since_s = time.monotonic()
+        return _Start(
+            slot=slot, actor=actor, identity=identity, index=index, since_s=since_s, tries=tries
+        )
+
+    def _listed_of(self, free: Mapping[str, int], only: DeviceList) -> dict[str, int]:
+        """How many CPU workers each node still needs, for the last one of it in the list."""
+        hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in nodes()}
+        wanted = only.cpu_workers()
+        left = {n: wanted.get(hosts.get(n, ""), 0) - self._begun[n] for n in free}
+        return {node: min(count, left[node]) for node, count in free.items() if left[node] > 0}
+
+    def _most_listed(self, only: DeviceList) -> int:
+        """How many workers can find all devices of the list: one on each GPU there is."""
+        if self._connection.kind == "cuda":
+            return self._connection.capacity
+        return sum(only.cpu_workers().values())
+
+    def _check_hosts(self) -> None:
+        """Raise ClusterError for CPU workers of hosts that are not there, and may not come."""
+        if self._only is None or self._connection.kind == "cuda" or self._connection.wait_s:
+            return
+        there = {node["NodeManagerHostname"] for node in nodes() if node["Alive"]}
+        missing = [name for name in self._only.names if name.rpartition(":")[0] not in there]
+        if missing:
+            raise ClusterError(_why_not(self._only, missing))
+
+    def _check_list(self) -> None:
+        """Raise ClusterError where a device of the list is not there, and may not come."""
+        is_waiting = self._connection.wait_s or self._starting
+        if self._only and self._names_left and not is_waiting:
+            raise ClusterError(_why_not(self._only, self._names_left))
+
+    def _leave_out(self, start: _Start) -> None:
+        """End a worker whose device is not in the list; the device stays held, or it came again."""
+        ray.kill(start.actor, no_restart=True)
+        with self._lock:
+            self._unlisted.append(start)
 
     def _keep_standbys(self) -> None:
         with self._lock:
@@ -213,13 +288,18 @@ class WorkerGroup:
             for start in [start for start in self._starting if start.identity in done]:
                 self._starting.remove(start)
                 try:
-                    came.append(_handle_of(start))
+                    if worker := _handle_of(start):
+                        came.append(worker)
+                    else:
+                        self._leave_out(start)
                 except ray.exceptions.RayError as error:
                     if not self._try_again(start, error):
                         raise ClusterError(why_no_start(error)) from None
                 else:
                     deadline_s = min(deadline_s, time.monotonic() + _SLOW_START_S)
             self.lose(self._agents.silent_nodes())
+        if self._only and self._unlisted and not came:
+            raise ClusterError(_why_not(self._only, self._names_left))
         if not came:
             why = (
                 f"within {START_TIMEOUT_S:.0f} s" if self._starting else "before its node was lost"
@@ -255,7 +335,7 @@ class WorkerGroup:
         ray.kill(start.actor, no_restart=True)
         kind, slot = self._connection.kind, start.slot
         actor = start_worker(kind, slot.placement, slot.bundle)
-        again = _attach_device(kind, slot, actor, start.tries + 1)
+        again = self._attach_device(slot, actor, start.index, start.tries + 1)
         with self._lock:
             self._starting.append(again)
         self._tell(f"{why_no_start(error)} (tried once more)")
@@ -270,6 +350,9 @@ class WorkerGroup:
         """Take in a worker that came late; one that cannot be used costs its node, not the run."""
         try:
             worker = _handle_of(start)
+            if worker is None:
+                self._leave_out(start)
+                return False
             check_devices([*(s.device for s in self._workers if not s.lost_because), worker.device])
             if reason := self._claims.refusal([worker.device]):
                 raise ClusterError(reason)
@@ -284,7 +367,8 @@ class WorkerGroup:
         self._workers.append(worker)
         self._keep_standbys()
         now = len(self._workers) - len(self.lost)
-        self._tell(f"a worker came on {worker.device.host}: {now} of {self._count} are there")
+        wanted = len(self._only.names) if self._only else self._count
+        self._tell(f"a worker came on {worker.device.host}: {now} of {wanted} are there")
         return True
 
     def _lose_worker(self, worker: WorkerHandle, reason: str) -> None:
@@ -296,9 +380,12 @@ class WorkerGroup:
         self._tell(worker.lost_because)
 
 
-def _attach_device(kind: DeviceKind, slot: Slot, actor: Any, tries: int = 1) -> _Start:
-    identity = actor.attach_device.remote(kind)
-    return _Start(slot=slot, actor=actor, identity=identity, since_s=time.monotonic(), tries=tries)
+def _why_not(only: DeviceList, missing: Sequence[str]) -> str:
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return (
+        f"{only.source}: the cluster does not give {missing[0]}{more}: it is not there, or others "
+        "have it; take it out of the list, or wait for it with --wait SECONDS"
+    )
 
 
 def _let_go(held: Sequence[WorkerHandle | _Start]) -> None:
@@ -308,8 +395,12 @@ def _let_go(held: Sequence[WorkerHandle | _Start]) -> None:
         remove_placement_group(placement)
 
 
-def _handle_of(start: _Start) -> WorkerHandle:
-    return WorkerHandle(slot=start.slot, actor=start.actor, device=ray.get(start.identity))
+def _handle_of(start: _Start) -> WorkerHandle | None:
+    """Return the worker that has come up; None where its device is not to be used."""
+    device = ray.get(start.identity)
+    return (
+        None if device is None else WorkerHandle(slot=start.slot, actor=start.actor, device=device)
+    )
 
 
 def check_devices(devices: Sequence[Device]) -> None:

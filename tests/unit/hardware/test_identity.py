@@ -51,7 +51,7 @@ def _a_cuda_device(monkeypatch):
 
 
 def described():
-    return describe_device(torch.device("cuda", 2), node_id="n", address="10.0.0.1")
+    return describe_device(torch.device("cuda", 2), 2, node_id="n", address="10.0.0.1")
 
 
 def test_a_gpu_is_described_with_all_that_nvml_knows(monkeypatch):
@@ -113,7 +113,8 @@ def test_the_numa_node_is_told_where_one_is_nearest(monkeypatch, words, node):
 
 
 def test_free_space_is_that_of_the_disk_and_of_shared_memory():
-    device = describe_device(torch.device("cpu"), node_id="n", address="10.0.0.1")
+    device = describe_device(torch.device("cpu"), 3, node_id="n", address="10.0.0.1")
+    assert device.index == 3
     assert device.disk_free_bytes > 0
     assert identity._free_bytes("/no/such/folder") is None
     status = os.statvfs("/dev/shm")

@@ -86,3 +86,38 @@ def test_an_old_driver_tells_reasons_and_temperature_under_their_old_names(monke
 def test_every_counted_reason_has_the_name_that_it_has_at_a_moment():
     counted = {*nvml.LIMITED_NS_FIELDS.values(), *nvml.LIMITED_NS_POLICIES.values()}
     assert counted <= set(nvml._REASON_OF_BIT.values())
+
+
+OTHER = UUID.replace("1", "9")
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "uuid"),
+    [
+        (None, 1, OTHER),
+        ("", 1, OTHER),
+        ("1,0", 0, OTHER),
+        (f"{UUID},{OTHER}", 1, OTHER),
+        ("GPU-11", 0, None),  # a prefix is no name
+        ("7", 0, None),
+    ],
+)
+def test_the_uuid_of_a_device_is_that_of_its_place_in_cudas_list(monkeypatch, visible, index, uuid):
+    by_index = {0: UUID, 1: OTHER}
+    FakeNvml(
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid if uuid in (UUID, OTHER) else refusal(),
+        nvmlDeviceGetHandleByIndex=lambda index: by_index.get(index, refusal()),
+        nvmlDeviceGetUUID=lambda handle: handle,
+    ).install(monkeypatch)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert nvml.uuid_of(index) == uuid
+
+
+def test_the_uuid_of_a_device_is_unknown_without_nvml(monkeypatch):
+    missing = refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    FakeNvml(nvmlInit=lambda: missing).install(monkeypatch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert nvml.uuid_of(0) is None
