@@ -99,7 +99,7 @@ def json_text(value: object) -> str:
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out columns of text, as wide as the terminal at most, plain where it is piped."""
-    from raybench.report.text.console import SETTING_CHARS, Column, grid, render
+    from raybench.report.text.terminal import SETTING_CHARS, Column, grid, render
 
     whole = ("parameter", "point_id")
     shown = [Column(name, None if name in whole else SETTING_CHARS) for name in columns]

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from raybench.doctor.facts import Check, Diagnosis, Verdict
 from raybench.report import plain_text
-from raybench.report.text.console import WIDTH, render
+from raybench.report.text.terminal import WIDTH, render
 
 SCHEMA_VERSION = 1  # of the JSON object
 _STYLES = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}

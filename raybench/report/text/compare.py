@@ -11,8 +11,8 @@ from raybench.report.comparison import Comparison
 from raybench.report.document import Block, Line, Listing
 from raybench.report.export import as_json
 from raybench.report.text import markdown, terminal
-from raybench.report.text.console import WIDTH, line, pairs, render
 from raybench.report.text.markdown import code, escape
+from raybench.report.text.terminal import WIDTH, line, pairs, render
 from raybench.results.run import Run
 
 NOT_COMPARABLE = "NOT COMPARABLE"

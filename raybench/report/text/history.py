@@ -14,7 +14,7 @@ from raybench.analysis.rounds import records
 from raybench.analysis.settings import setting, varying
 from raybench.report import formatting, plain_text
 from raybench.report.comparison import before_and_now, percent
-from raybench.report.text.console import SETTING_CHARS, WIDTH, Column, grid, line, pairs, render
+from raybench.report.text.terminal import SETTING_CHARS, WIDTH, Column, grid, line, pairs, render
 
 Row = dict[str, Any]
 # (point_id, run_id of the run with the step) -> what changed in its environment.

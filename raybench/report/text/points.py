@@ -17,7 +17,7 @@ from raybench.analysis.rounds import records
 from raybench.analysis.settings import setting, varying
 from raybench.records.metric import Metric
 from raybench.report import formatting, plain_text
-from raybench.report.text.console import (
+from raybench.report.text.terminal import (
     SETTING_CHARS,
     WIDTH,
     Column,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import RenderableType
 
 from raybench.report import formatting, plain_text
-from raybench.report.text.console import WIDTH, Column, grid, hanging, line, render
+from raybench.report.text.terminal import WIDTH, Column, grid, hanging, line, render
 from raybench.results.run import Run, RunStatus
 
 # A run's id is not folded below this, so that it can be copied.

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raybench.report.text.console import render
 from raybench.report.text.points import histogram
+from raybench.report.text.terminal import render
 
 
 def bars(times_ms, width=80):
