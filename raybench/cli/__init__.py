@@ -21,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from raybench import __version__
-from raybench.cli.streams import keep_stderr_usable
+from raybench.cli.output import keep_stderr_usable
 from raybench.errors import RaybenchError, ResultsWarning, UsageError
 
 # Name -> module that holds the command, imported when it is called, and what it does.

@@ -9,8 +9,15 @@ from typing import Literal
 
 import click
 
-from raybench.cli.listener import ConsoleListener, make_console, say, show_phase
-from raybench.cli.output import color, width, write_result
+from raybench.cli.output import (
+    ConsoleListener,
+    color,
+    make_console,
+    say,
+    show_phase,
+    width,
+    write_result,
+)
 from raybench.errors import UsageError
 from raybench.sweep.interrupts import Interrupts
 

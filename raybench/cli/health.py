@@ -8,8 +8,7 @@ from typing import Literal
 
 import click
 
-from raybench.cli.listener import ConsoleListener, make_console
-from raybench.cli.output import table_text, write_result
+from raybench.cli.output import ConsoleListener, make_console, table_text, write_result
 
 
 @click.command("health")

@@ -1,19 +1,36 @@
-"""Where results go: stdout. And values, objects and tables as the text that goes there."""
+"""Where results go, stdout, and where messages and progress go, stderr.
+
+What becomes of stderr never ends a command. It may be full, as the disk below a log is; its reader
+may have left (`2>&1 | head`); or the shell has closed it (`2>&-`). A sweep goes on all the same:
+its rows are what counts.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from raybench.errors import ResultsError, UsageError
+from raybench.report.plain_text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from raybench.job.plan import Plan
+    from raybench.job.point import Point
+    from raybench.sweep.listener import Progress
 
 COLUMNS_OF_TABLES = 80
+_STDERR = 2
 _PROSE = 100
 _SUMMARY = "GITHUB_STEP_SUMMARY"
 # A longer summary is not shown at all.
@@ -85,8 +102,6 @@ def text_width() -> int:
 
 def scalar_text(value: object) -> str:
     """Write a value as a job file has it."""
-    from raybench.report.plain_text import printable
-
     if isinstance(value, bool):
         return str(value).lower()
     return "none" if value is None else printable(str(value))
@@ -104,3 +119,92 @@ def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     whole = ("parameter", "point_id")
     shown = [Column(name, None if name in whole else SETTING_CHARS) for name in columns]
     return render([grid(shown, rows)], width(), color())
+
+
+def make_console() -> Console:
+    """Make the console of a command that says what it does."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def say(console: Console, text: str) -> None:
+    """Print one line as it is: neither wrapped nor coloured, so that it can be copied."""
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def show_phase(console: Console, what: str) -> Iterator[None]:
+    """Show what is going on: a spinner on a terminal, a line elsewhere."""
+    if not console.is_interactive:
+        say(console, what)
+    with console.status(what):
+        yield
+
+
+class ConsoleListener:
+    """Shows lines, what is waited for, and progress on a console.
+
+    name_of: how a point is called, as `make_progress` takes it.
+    """
+
+    def __init__(self, console: Console, name_of: Callable[[Point], str] | None = None) -> None:
+        self._console = console
+        self._name_of = name_of
+
+    def tell(self, line: str) -> None:
+        """Print one line, as it is."""
+        say(self._console, line)
+
+    def waiting(self, what: str) -> AbstractContextManager[object]:
+        """Show a spinner."""
+        return self._console.status(what)
+
+    def progress(self, plan: Plan, trials: int | None) -> Progress:
+        """Make the kind of progress that suits the stream."""
+        # Here, so that a sweep that has nothing to do does not wait for it.
+        from raybench.cli.progress import make_progress
+
+        return make_progress(plan, self._console, trials, self._name_of)
+
+    def show_cursor(self) -> None:
+        """Undo what a spinner has hidden."""
+        self._console.show_cursor()
+
+
+class _LossyFile(io.FileIO):
+    """Drops what cannot be written; what comes later may have room again."""
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
+        left = memoryview(data).cast("B")
+        size = len(left)
+        try:
+            while left:
+                left = left[super().write(left) or 0 :]
+        except OSError:
+            return size
+        return size
+
+
+def keep_stderr_usable() -> None:
+    """Make sys.stderr one that never raises; leave alone what somebody has put in its place."""
+    _fill_gaps()
+    usual = sys.stderr
+    if usual is not sys.__stderr__:
+        return
+    sys.stderr = io.TextIOWrapper(
+        _LossyFile(_STDERR, "wb", closefd=False),
+        encoding=usual.encoding if usual else "utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
+        write_through=True,
+    )
+
+
+def _fill_gaps() -> None:
+    """Open what is closed of 0, 1 and 2: the next file opened would be what others write to."""
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= _STDERR:
+        os.set_inheritable(descriptor, True)
+        descriptor = os.dup(descriptor)
+    os.close(descriptor)

@@ -181,7 +181,7 @@ def list_command(
 
 
 def _list_text(results: Path, runs: Sequence[Run], *, is_long: bool) -> str:
-    from raybench.cli.listener import make_console
+    from raybench.cli.output import make_console
     from raybench.report.text.runs import format_runs, format_runs_long
 
     machines = {run.run_id: _machine(results, run) for run in runs}

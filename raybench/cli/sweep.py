@@ -177,8 +177,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     from raybench.cli.plans import print_plan
     from raybench.records.device_list import read_device_list
     from raybench.results.writer import check_writable
-    from raybench.sweep.new_run import start_run
-    from raybench.sweep.run_state import RunTarget
+    from raybench.sweep.run_state import RunTarget, start_run
 
     asked = Asked(**given)
     if asked.retry_failed and asked.resumed is None:
@@ -217,10 +216,9 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
 def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTarget) -> int:
     """Go on with the run that `--resume` names; the exit code."""
     from raybench.cli.asked_points import select_ids
-    from raybench.cli.listener import make_console, say
+    from raybench.cli.output import make_console, say
     from raybench.cli.plans import print_plan
     from raybench.results.writer import clear_leftovers, hold_run
-    from raybench.sweep.new_run import code_of_job, rounds_of_job
     from raybench.sweep.resume import (
         check_code,
         devices_of_run,
@@ -229,6 +227,7 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
         resume_run,
         run_to_resume,
     )
+    from raybench.sweep.run_state import code_of_job, rounds_of_job
 
     assert asked.resumed is not None
     output, run = run_to_resume(asked.output, asked.resumed, job)
@@ -260,7 +259,7 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
 
 def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     """Carry out the run and print its report; the exit code."""
-    from raybench.cli.listener import ConsoleListener, make_console, say
+    from raybench.cli.output import ConsoleListener, make_console, say
     from raybench.cli.results import print_report
     from raybench.sweep.resume import end_of_run, nothing_left
     from raybench.sweep.runner import run_sweep

@@ -164,7 +164,7 @@ def summarize(
         unit=formatting.unit_of(rows),
     )
     tables = make_tables(rows, layout)
-    of_points = {} if regions is None else regions_by_point(regions)
+    of_points = {} if regions is None or regions.empty else regions_by_point(regions)
     regions_shown = region_tables(rows, of_points, layout)
     by_mean = any(row["status"] == "ok" and is_by_mean(row) for row in rows)
     largest = largest_batches(rows)

@@ -16,9 +16,8 @@ from raybench.records import Device, Record
 from raybench.records.health import Reading, Stage
 from raybench.results.run import Run
 from raybench.sweep.listener import Listener
-from raybench.sweep.new_run import start_run
 from raybench.sweep.rounds import Rounds
-from raybench.sweep.run_state import RunTarget
+from raybench.sweep.run_state import RunTarget, start_run
 from raybench.sweep.runner import run_sweep
 
 _JOB = Path(__file__).with_name("job.yaml")

@@ -11,8 +11,8 @@ import pytest
 SAYS = f"""\
 exec {sys.executable} -c '
 import os, sys
-from raybench.cli.listener import make_console, say
-from raybench.cli.streams import keep_stderr_usable
+from raybench.cli.output import make_console, say
+from raybench.cli.output import keep_stderr_usable
 keep_stderr_usable()
 kept = open("kept", "w")
 assert kept.fileno() > 2, "what others write to stderr would be in it"

@@ -14,7 +14,7 @@ from fakes import make_cluster, make_device
 from rich.console import Console
 
 from raybench.cli import raybench as command_line
-from raybench.cli.listener import say, show_phase
+from raybench.cli.output import say, show_phase
 from raybench.doctor import diagnosis, text
 from raybench.doctor.facts import Check, Diagnosis, Facts, Verdict
 from raybench.errors import ClusterError, UsageError

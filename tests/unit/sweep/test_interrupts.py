@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from rich.console import Console
 
-from raybench.cli.listener import ConsoleListener
+from raybench.cli.output import ConsoleListener
 from raybench.sweep.interrupts import Interrupts
 
 
@@ -111,7 +111,7 @@ def test_what_asks_to_stop_now_raises_once_and_nothing_else_does(
 STUCK = """
 import ctypes, sys
 from rich.console import Console
-from raybench.cli.listener import ConsoleListener
+from raybench.cli.output import ConsoleListener
 from raybench.sweep.interrupts import Interrupts
 with Interrupts(ConsoleListener(Console(stderr=True))) as interrupts, interrupts.points_run():
     interrupts.in_flight = int(sys.argv[1])
@@ -148,7 +148,7 @@ def test_the_second_ctrl_c_works_within_2_s_while_the_main_thread_is_stuck() -> 
 HELD_BACK = """
 import math, time
 from rich.console import Console
-from raybench.cli.listener import ConsoleListener
+from raybench.cli.output import ConsoleListener
 from raybench.sweep.interrupts import Interrupts
 console = Console(stderr=True, force_terminal=True)
 with Interrupts(ConsoleListener(console)) as interrupts, interrupts.held_back(math.inf):

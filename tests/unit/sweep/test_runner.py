@@ -23,7 +23,7 @@ from fakes import make_cluster, make_device, make_measurement
 from rich.console import Console
 
 from raybench import cli
-from raybench.cli.listener import ConsoleListener
+from raybench.cli.output import ConsoleListener
 from raybench.cli.progress import LineProgress
 from raybench.cluster import Cluster
 from raybench.cluster.local import LocalCluster
@@ -409,8 +409,8 @@ def test_a_reader_of_the_progress_that_has_left_does_not_end_the_sweep() -> None
     reader, writer = os.pipe()
     os.close(reader)
     script = (
-        "from raybench.cli.listener import make_console, say\n"
-        "from raybench.cli.streams import keep_stderr_usable\n"
+        "from raybench.cli.output import make_console, say\n"
+        "from raybench.cli.output import keep_stderr_usable\n"
         "keep_stderr_usable()\n"
         "console = make_console()\n"
         "for number in range(3): say(console, str(number))\n"
