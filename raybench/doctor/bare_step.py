@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from raybench.environment import variables_that_matter
 from raybench.job import registry
 from raybench.job.point import Precision
+from raybench.records.environment import variables_that_matter
 from raybench.workloads import precision
 from raybench.workloads.base import Context, Workload
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from raybench.doctor import collective, gpu_checks, parity, variables, worker_checks
 from raybench.doctor.facts import Check, Diagnosis, Facts, Verdict, count_noun
 from raybench.doctor.health.device_facts import read_device_facts
-from raybench.environment import package_versions, usable_cores, variables_that_matter
 from raybench.errors import ClusterError
+from raybench.records.environment import package_versions, usable_cores, variables_that_matter
 
 if TYPE_CHECKING:
     from raybench.cluster import Cluster

@@ -14,10 +14,10 @@ from raybench.cluster import Cluster
 from raybench.cluster.failures import cause_of
 from raybench.doctor.facts import Check, Verdict, count_noun
 from raybench.doctor.torchrun import BareAnswer, BareStep, TorchrunError, run_bare
-from raybench.environment import variables_that_matter
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision, Scalar
 from raybench.records import Device, Measurement, Task
+from raybench.records.environment import variables_that_matter
 from raybench.stats import summary
 from raybench.stats.equivalence import Agreement, Ratio, agreement, ratio
 

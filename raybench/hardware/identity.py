@@ -18,9 +18,9 @@ from typing import Any
 import pynvml
 import torch
 
-from raybench.environment import package_versions, usable_cores, variables_that_matter
 from raybench.hardware import nvml
 from raybench.records import Device
+from raybench.records.environment import package_versions, usable_cores, variables_that_matter
 
 
 def describe_device(device: torch.device, index: int, *, node_id: str, address: str) -> Device:

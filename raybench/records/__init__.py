@@ -16,7 +16,7 @@ from raybench.records.metric import Metric
 
 if TYPE_CHECKING:
     from raybench.job.model import Measure
-    from raybench.records.sources import Code
+    from raybench.records.environment import Code
 
 
 _Text = TypeVar("_Text", bound=str)

@@ -16,8 +16,8 @@ from raybench.results.run import Run, RunStatus
 if TYPE_CHECKING:
     from raybench.job.model import Measure
     from raybench.job.point import Scalar
+    from raybench.records.environment import Code
     from raybench.records.health import Finding, Link
-    from raybench.records.sources import Code
 
 Row = dict[str, Any]
 Columns = dict[str, list[Any]]

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from raybench.job.model import Measure
+    from raybench.records.environment import Code
     from raybench.records.health import Finding, Link
-    from raybench.records.sources import Code
 
 # No separator, no leading dot: a run_id is one folder name that cannot leave the results. Not
 # all digits, or readers take it for a number.

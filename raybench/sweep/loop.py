@@ -13,7 +13,7 @@ from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Cause, Device, Record, Status, Task, TrialKey
-from raybench.records.sources import Code
+from raybench.records.environment import Code
 from raybench.sweep.inflight import InFlight, make_unmeasured
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.scheduler import Assign, Attempt, Schedule, Skip, is_tried_again

@@ -15,7 +15,7 @@ from raybench.job.model import Job, Measure, load_job
 from raybench.job.plan import Plan
 from raybench.records import Latest, TrialKey, by_point
 from raybench.records.device_list import DeviceList
-from raybench.records.sources import Code, differing
+from raybench.records.environment import Code, differing
 from raybench.results import reader
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore

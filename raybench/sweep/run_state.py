@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from raybench.cluster import Cluster
-from raybench.environment import git_commit, package_versions, variables_that_matter
 from raybench.errors import ClusterError, ResultsError
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.job.registry import module_of
 from raybench.records import Device, Record, Status, TrialKey, by_point
 from raybench.records.device_list import DeviceList
-from raybench.records.sources import Code, code_of
+from raybench.records.environment import (
+    Code,
+    code_of,
+    git_commit,
+    package_versions,
+    variables_that_matter,
+)
 from raybench.results.reader import count_points
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore

@@ -36,7 +36,7 @@ from raybench.records import (
     Task,
     failure_text,
 )
-from raybench.records.sources import Code, code_here, differing, raybench_sha256
+from raybench.records.environment import Code, code_here, differing, raybench_sha256
 from raybench.worker import state
 from raybench.worker.process_group import GroupGoneError, ProcessGroup, set_torchrun_variables
 from raybench.worker.state import ProcessState

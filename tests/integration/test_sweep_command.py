@@ -23,7 +23,7 @@ from click.testing import CliRunner, Result
 
 from raybench import cli
 from raybench.analysis.step_times import step_times
-from raybench.environment import usable_cores
+from raybench.records.environment import usable_cores
 
 SWEEP = [sys.executable, "-m", "raybench", "sweep"]
 FAULTY = "tests.integration.probe_workloads:Faulty"

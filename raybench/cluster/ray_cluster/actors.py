@@ -25,10 +25,10 @@ from raybench.cluster import DeviceKind, reaper
 from raybench.cluster.bystanders import Look
 from raybench.cluster.device_locks import FOLDER_VARIABLE, Claim, DeviceLocks, Holder
 from raybench.cluster.node_processes import Output
-from raybench.environment import variables_that_matter
 from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
 from raybench.records.device_facts import DeviceFacts
 from raybench.records.device_list import device_name
+from raybench.records.environment import variables_that_matter
 
 # Not CUDA_: those say which devices and which files this host has.
 _FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")

@@ -25,8 +25,8 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 
 from raybench.cluster import reaper
 from raybench.cluster.ray_cluster.start_watch import watch_programs
-from raybench.environment import usable_cores
 from raybench.errors import ClusterError
+from raybench.records.environment import usable_cores
 
 _PREFIX = "raybench-"
 # Linux takes no longer path for a socket. Ray's longest one below the folder, with a process id of

@@ -34,10 +34,10 @@ from raybench.cluster.ray_cluster.replacement import (
     Replacement,
     Standbys,
 )
-from raybench.environment import package_versions
 from raybench.errors import ClusterError
 from raybench.records import Device
 from raybench.records.device_list import DeviceList, device_name
+from raybench.records.environment import package_versions
 
 # How long the others are waited for when the first worker is there.
 _SLOW_START_S = 20.0

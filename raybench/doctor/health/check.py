@@ -8,11 +8,11 @@ from pathlib import Path
 
 from raybench.doctor.health.readings import read_record
 from raybench.doctor.health.suite import Fleet, Probe, probes
-from raybench.environment import usable_cores
 from raybench.job.model import Job, load_job
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device, Record
+from raybench.records.environment import usable_cores
 from raybench.records.health import Reading, Stage
 from raybench.results.run import Run
 from raybench.sweep.listener import Listener

@@ -16,8 +16,8 @@ from builders import (
     make_record,
 )
 
-from raybench.environment import usable_cores
 from raybench.records import Breakdown, Device
+from raybench.records.environment import usable_cores
 from raybench.report import formatting
 from raybench.results.quality import (
     BREAKDOWN,

@@ -32,7 +32,7 @@ from raybench.job.model import Job, load_job
 from raybench.job.plan import make_plan
 from raybench.job.point import Point
 from raybench.records import Answer, Device, Failure, Profile, Status, TrialKey, by_point
-from raybench.records.sources import code_of
+from raybench.records.environment import code_of
 from raybench.results.reader import count_points
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore, hold_run

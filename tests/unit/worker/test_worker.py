@@ -25,7 +25,7 @@ from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.measure import phases
 from raybench.records import Failure, Group, Measurement, RankInfo, Status, Task
-from raybench.records.sources import code_of
+from raybench.records.environment import code_of
 from raybench.worker.worker import Worker
 
 ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from raybench.job import registry
-from raybench.records.sources import code_here, code_of, differing
+from raybench.records.environment import code_here, code_of, differing
 
 _numbers = itertools.count()
 Write = Callable[[dict[str, str]], str]
