@@ -1,4 +1,4 @@
-"""The models of the built-in workloads: a stack of linear layers and a decoder-only transformer."""
+"""The model of the workload `transformer`: decoder-only."""
 
 from __future__ import annotations
 
@@ -11,15 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from raybench.workloads.model_sizes import DECODER_PRESETS, DecoderShape
 
-__all__ = ["DECODER_PRESETS", "Decoder", "DecoderShape", "linear_stack", "next_token_loss"]
-
-
-def linear_stack(hidden: int, layers: int) -> nn.Module:
-    """`layers` linear layers of hidden x hidden with ReLU between."""
-    modules: list[nn.Module] = [nn.Linear(hidden, hidden)]
-    for _ in range(layers - 1):
-        modules += [nn.ReLU(), nn.Linear(hidden, hidden)]
-    return nn.Sequential(*modules)
+__all__ = ["DECODER_PRESETS", "Decoder", "DecoderShape", "next_token_loss"]
 
 
 class Decoder(nn.Module):

@@ -9,7 +9,7 @@ from pydantic import Field
 from raybench.errors import UsageError
 from raybench.workloads.base import Context
 from raybench.workloads.model_sizes import LINEAR_FEATURES
-from raybench.workloads.trained import Compile, GradAccumulation, Trained
+from raybench.workloads.trained import Compile, GradAccumulation, Recipe, Trained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,8 +51,6 @@ class Linear(Trained):
         from torch import nn
         from torch.nn import functional
 
-        from raybench.workloads.training import Recipe
-
         self._loader: LoaderBatches | None = None
         if data == "device":
             _check_no_loader_settings(num_workers, pin_memory)
@@ -78,9 +76,10 @@ class Linear(Trained):
 
     def close(self) -> None:
         """Free the model and the data, and end the loader's processes."""
+        loader = self._loader
         super().close()
-        if self._loader is not None:
-            self._loader.close()
+        if loader is not None:
+            loader.close()
 
 
 def _check_no_loader_settings(num_workers: int, pin_memory: bool) -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from pydantic import Field
 
 from raybench.workloads.base import Context
-from raybench.workloads.trained import Compile, DdpOptions, GradAccumulation, Optimizer, Trained
+from raybench.workloads.trained import (
+    Compile,
+    DdpOptions,
+    GradAccumulation,
+    Optimizer,
+    Recipe,
+    Trained,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Mlp(Trained):
@@ -29,8 +39,6 @@ class Mlp(Trained):
         from torch.nn import functional
 
         from raybench.workloads.data import random_generator, slices
-        from raybench.workloads.layers import linear_stack
-        from raybench.workloads.training import Recipe
 
         recipe = Recipe(
             loss=functional.mse_loss,
@@ -49,3 +57,13 @@ class Mlp(Trained):
             lambda: linear_stack(hidden, layers),
             slices(inputs, targets, context.batch_size),
         )
+
+
+def linear_stack(hidden: int, layers: int) -> nn.Module:
+    """`layers` linear layers of hidden x hidden with ReLU between."""
+    from torch import nn
+
+    modules: list[nn.Module] = [nn.Linear(hidden, hidden)]
+    for _ in range(layers - 1):
+        modules += [nn.ReLU(), nn.Linear(hidden, hidden)]
+    return nn.Sequential(*modules)

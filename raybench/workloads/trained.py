@@ -6,18 +6,21 @@ Loads no torch: `plan` reads their classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, TypedDict, get_type_hints
 
 from pydantic import Field
 
-from raybench.job.point import Scalar
+from raybench.errors import UsageError
+from raybench.job.point import Precision, Scalar
 from raybench.workloads.base import Context, Workload
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
+    from torch import Tensor, nn
 
     from raybench.workloads.data import Batch
-    from raybench.workloads.training import Recipe, Training
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
 
@@ -70,14 +73,37 @@ def ddp_defaults() -> Mapping[str, Scalar]:
     return {name: hint.__metadata__[0].default for name, hint in hints.items()}
 
 
-class Trained(Workload):
-    """A workload that trains a model; its `__init__` calls `train`.
+# Far below half an ulp of a weight (1e-9 at 0.01), so that weights stay where they start, and
+# step 100,000 does the arithmetic of step 10 on the same kinds of numbers. With a usual rate a
+# model memorises its few rows: gradients vanish, and after some 650 steps Adam's first moments,
+# 0.9^n of what they were, are subnormal, which GPUs divide more slowly. Not 0: Adam in a CUDA
+# graph divides by it.
+LEARNING_RATE = 1e-12
 
-    model: the bare model.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a model is trained. ddp: as Context.ddp takes them."""
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    optimizer: OptimizerName
+    grad_accumulation: int
+    compile: bool
+    ddp: DdpOptions = field(default_factory=DdpOptions)
+
+
+class Trained(Workload):
+    """A workload whose step is one optimizer step of data-parallel training; it begins by `train`.
+
+    The work is stationary: every step costs what the first ones cost, however many there were.
+
+    model: the bare model. replica: the same under DistributedDataParallel, or itself alone.
     """
 
-    training: Training
     model: nn.Module
+    replica: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
 
     def train(
         self,
@@ -87,17 +113,64 @@ class Trained(Workload):
         batches: Iterator[Batch],
     ) -> None:
         """Make the model, its optimizer and all else that a step needs."""
-        from raybench.workloads.training import Training
+        import torch
 
-        self.training = Training(context, recipe, make_model, batches)
-        self.model = self.training.model
-        self.items_per_step = self.training.items_per_step
+        _check_graph(context)
+        # The seed is the same on all ranks, and so are the parameters.
+        torch.manual_seed(context.seed)
+        with context.device:
+            self.model = make_model()
+        self.replica = context.ddp(self.model, **recipe.ddp)
+        # On the meta device only the operations of a step are counted: compiled they are hidden.
+        compiles = recipe.compile and context.device.type != "meta"
+        self._forward: Callable[[Tensor], Tensor] = (
+            torch.compile(self.replica) if compiles else self.replica
+        )
+        self.optimizer = _optimizer(self.model, recipe, context)
+        self.scaler = context.grad_scaler()
+        self._context = context
+        self._recipe = recipe
+        self._batches = batches
+        self.items_per_step = context.batch_size * recipe.grad_accumulation
 
     def step(self) -> None:
-        """One optimizer step."""
-        self.training.step()
+        """One optimizer step: `grad_accumulation` passes, then the update."""
+        for to_go in reversed(range(self._recipe.grad_accumulation)):
+            inputs, targets = next(self._batches)
+            with self._context.no_sync(self.replica) if to_go else nullcontext():
+                self.scaler.scale(self._loss(inputs, targets)).backward()  # type: ignore[no-untyped-call]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        # Also in a captured step: each replay makes the gradients anew in the graph's own memory.
+        self.optimizer.zero_grad(set_to_none=True)
 
     def close(self) -> None:
-        """Free the model and the data."""
-        del self.model
-        self.training.close()
+        """Drop the model, the optimizer's state and the data."""
+        self.__dict__.clear()
+
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        with self._context.autocast():
+            loss = self._recipe.loss(self._forward(inputs), targets)
+        passes = self._recipe.grad_accumulation
+        # A division by one would still be a kernel.
+        return loss / passes if passes > 1 else loss
+
+
+def _check_graph(context: Context) -> None:
+    if context.cuda_graph and context.precision is Precision.FP16:
+        raise UsageError(
+            "cuda_graph: true cannot be had in precision fp16, whose gradient scaler waits for the "
+            "device in every step; take bf16, or cuda_graph: false"
+        )
+
+
+def _optimizer(model: nn.Module, recipe: Recipe, context: Context) -> torch.optim.Optimizer:
+    import torch
+
+    # Not capturable, Adam counts its steps on the host: a graph would replay one and the same.
+    captured = context.cuda_graph and context.device.type == "cuda"
+    parameters, rate = model.parameters(), LEARNING_RATE
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=rate)
+    adam = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
+    return adam(parameters, lr=rate, capturable=captured)

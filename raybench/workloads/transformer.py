@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 from pydantic import Field
 
 from raybench.workloads.base import Context
-from raybench.workloads.trained import Compile, DdpOptions, GradAccumulation, Optimizer, Trained
+from raybench.workloads.trained import (
+    Compile,
+    DdpOptions,
+    GradAccumulation,
+    Optimizer,
+    Recipe,
+    Trained,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +44,6 @@ class Transformer(Trained):
     ) -> None:
         # `raybench plan` reads this signature and must not pay for importing torch.
         from raybench.workloads.layers import DECODER_PRESETS, Decoder, next_token_loss
-        from raybench.workloads.training import Recipe
 
         shape = DECODER_PRESETS[preset]
         # On the meta device operations are counted, and what is recomputed does not train.

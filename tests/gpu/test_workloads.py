@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from raybench.job.point import Precision
-from raybench.workloads import precision, training
+from raybench.workloads import precision, trained
 from raybench.workloads.base import Context
 from raybench.workloads.linear import Linear
 from raybench.workloads.mlp import Mlp
@@ -57,12 +57,12 @@ def make_context(mode: Precision) -> Context:
 def test_a_workload_trains_on_the_device(
     name: str, mode: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "LEARNING_RATE", 1e-3)
+    monkeypatch.setattr(trained, "LEARNING_RATE", 1e-3)
     workload = BUILDS[name](make_context(mode))
-    before = [parameter.detach().clone() for parameter in workload.training.model.parameters()]
+    before = [parameter.detach().clone() for parameter in workload.model.parameters()]
     for _ in range(5):
         workload.step()
-    after = [parameter.detach() for parameter in workload.training.model.parameters()]
+    after = [parameter.detach() for parameter in workload.model.parameters()]
     assert all(parameter.is_cuda and parameter.isfinite().all() for parameter in after)
     assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert torch.cuda.max_memory_allocated() > 0
@@ -94,9 +94,9 @@ def test_checkpointing_saves_memory() -> None:
 def test_a_compiled_workload_trains_in_every_precision(
     mode: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "LEARNING_RATE", 1e-3)
+    monkeypatch.setattr(trained, "LEARNING_RATE", 1e-3)
     workload = Mlp(make_context(mode), hidden=256, layers=2, compile=True)
-    weight = next(workload.training.model.parameters())
+    weight = next(workload.model.parameters())
     before = weight.detach().clone()
     for _ in range(3):
         workload.step()

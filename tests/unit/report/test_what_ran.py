@@ -11,7 +11,8 @@ from raybench.cli.results import load_summary
 from raybench.report.charts.figures import rows_of
 from raybench.report.key_figures import key_figures
 from raybench.report.what_ran import what_ran
-from raybench.workloads.layers import DECODER_PRESETS, Decoder, linear_stack
+from raybench.workloads.layers import DECODER_PRESETS, Decoder
+from raybench.workloads.mlp import linear_stack
 from raybench.workloads.model_sizes import LINEAR_FEATURES, parameter_count
 
 RESULTS = Path(__file__).parents[3] / "results" / "examples"

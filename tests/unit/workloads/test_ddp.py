@@ -93,8 +93,7 @@ def build(case: str, context: Context) -> Mlp | Transformer:
 
 def observe(case: str, rank: int) -> PointObservation:
     workload = build(case, context_of(case, rank))
-    training = workload.training
-    ddp = training.replica
+    ddp = workload.replica
     assert isinstance(ddp, DistributedDataParallel)
     buckets: list[int] = []
     gradients: list[list[float]] = []
@@ -105,15 +104,15 @@ def observe(case: str, rank: int) -> PointObservation:
         return allreduce_hook(group, bucket)
 
     def note(*_: object) -> None:
-        grads = [p.grad.flatten() for p in training.model.parameters() if p.grad is not None]
+        grads = [p.grad.flatten() for p in workload.model.parameters() if p.grad is not None]
         gradients.append(torch.cat(grads)[:2000].tolist())
 
     ddp.register_comm_hook(dist.group.WORLD, counted)
-    training.optimizer.register_step_pre_hook(note)
+    workload.optimizer.register_step_pre_hook(note)
     for _ in range(STEPS):
         buckets.append(0)
         workload.step()
-    parameters = torch.cat([p.detach().flatten() for p in training.model.parameters()])
+    parameters = torch.cat([p.detach().flatten() for p in workload.model.parameters()])
     workload.close()
     return PointObservation(
         gradients=gradients,
@@ -137,20 +136,19 @@ class Rehooked:
 def rehook(case: str, rank: int) -> Rehooked:
     context = context_of(case, rank)
     workload = build(case, context)
-    training = workload.training
     # Without updates every step sees the same parameters.
-    training.optimizer.param_groups[0]["lr"] = 0.0
+    workload.optimizer.param_groups[0]["lr"] = 0.0
     seen: list[list[float]] = []
 
     def note(*_: object) -> None:
-        gradient = next(training.model.parameters()).grad
+        gradient = next(workload.model.parameters()).grad
         assert gradient is not None
         seen.append(gradient.flatten()[:200].tolist())
 
-    training.optimizer.register_step_pre_hook(note)
+    workload.optimizer.register_step_pre_hook(note)
     marks = BucketMarks(torch.device("cpu"))
     workload.step()
-    first = weakref.ref(training.replica.reducer)
+    first = weakref.ref(workload.replica.reducer)
     assert context.replicas.why_no_hook() is None
     buckets: list[int] = []
     for hook in (marks.hook, noop_hook, None):

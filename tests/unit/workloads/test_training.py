@@ -17,13 +17,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads import replicas, training
+from raybench.workloads import replicas, trained
 from raybench.workloads.base import Context
 from raybench.workloads.layers import DECODER_PRESETS, Decoder
 from raybench.workloads.linear import Linear
 from raybench.workloads.mlp import Mlp
-from raybench.workloads.trained import ddp_defaults
-from raybench.workloads.training import Training
+from raybench.workloads.trained import Trained, ddp_defaults
 from raybench.workloads.transformer import Transformer
 
 AnyBuiltIn = Linear | Mlp | Transformer
@@ -69,13 +68,13 @@ def small_mlp(context: Context, grad_accumulation: int = 1) -> Mlp:
 
 
 def parameters(workload: AnyBuiltIn) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in workload.training.model.parameters()]
+    return [parameter.detach().clone() for parameter in workload.model.parameters()]
 
 
 def gradients_of_one_step(workload: AnyBuiltIn) -> list[Tensor]:
     seen: list[Tensor] = []
-    model = workload.training.model
-    workload.training.optimizer.register_step_pre_hook(
+    model = workload.model
+    workload.optimizer.register_step_pre_hook(
         lambda *_: seen.extend(p.grad.clone() for p in model.parameters() if p.grad is not None)
     )
     workload.step()
@@ -87,16 +86,16 @@ def gradients_of_one_step(workload: AnyBuiltIn) -> list[Tensor]:
 def test_steps_of_a_usual_learning_rate_lower_the_loss_in_every_precision(
     name: str, precision: Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "LEARNING_RATE", 1e-3)
+    monkeypatch.setattr(trained, "LEARNING_RATE", 1e-3)
     losses: list[float] = []
-    real_loss = Training._loss
+    real_loss = Trained._loss
 
-    def watched(self: Training, inputs: Tensor, targets: Tensor) -> Tensor:
+    def watched(self: Trained, inputs: Tensor, targets: Tensor) -> Tensor:
         loss = real_loss(self, inputs, targets)
         losses.append(loss.item())
         return loss
 
-    monkeypatch.setattr(Training, "_loss", watched)
+    monkeypatch.setattr(Trained, "_loss", watched)
     workload = BUILDS[name](make_context(precision=precision))
     for _ in range(20):
         workload.step()
@@ -119,7 +118,7 @@ def condition(workload: AnyBuiltIn) -> Condition:
     gradients = gradients_of_one_step(workload)
     moments = [
         value
-        for state in workload.training.optimizer.state.values()
+        for state in workload.optimizer.state.values()
         for name, value in state.items()
         if name != "step"
     ]
@@ -168,11 +167,11 @@ def test_the_scale_of_fp16_does_not_grow() -> None:
 def test_a_step_leaves_no_gradients_behind() -> None:
     workload = small_mlp(make_context())
     workload.step()
-    assert all(parameter.grad is None for parameter in workload.training.model.parameters())
+    assert all(parameter.grad is None for parameter in workload.model.parameters())
 
 
 def test_world_size_one_has_no_ddp() -> None:
-    training = small_mlp(make_context()).training
+    training = small_mlp(make_context())
     assert training.replica is training.model
 
 
@@ -190,7 +189,7 @@ def test_ranks_draw_different_data_that_is_not_zero(name: str) -> None:
     batches = []
     for rank in (0, 1):
         workload = BUILDS[name](make_context(rank=rank))
-        workload.training.model.register_forward_hook(
+        workload.model.register_forward_hook(
             lambda _module, inputs, _output: batches.append(inputs[0].clone())
         )
         workload.step()
@@ -218,17 +217,17 @@ def test_autocast_reaches_the_layers_while_parameters_stay_fp32(
 ) -> None:
     workload = small_mlp(make_context(precision=precision))
     dtypes: list[torch.dtype] = []
-    for module in workload.training.model.modules():
+    for module in workload.model.modules():
         if isinstance(module, nn.Linear):
             module.register_forward_hook(lambda _m, _i, output: dtypes.append(output.dtype))
     workload.step()
     assert dtypes == [dtype, dtype]
-    assert {p.dtype for p in workload.training.model.parameters()} == {torch.float32}
+    assert {p.dtype for p in workload.model.parameters()} == {torch.float32}
 
 
 def test_only_fp16_scales_its_gradients() -> None:
     enabled = {
-        precision: small_mlp(make_context(precision=precision)).training.scaler.is_enabled()
+        precision: small_mlp(make_context(precision=precision)).scaler.is_enabled()
         for precision in Precision
     }
     assert enabled == {"fp32": False, "tf32": False, "fp16": True, "bf16": False}
@@ -237,12 +236,12 @@ def test_only_fp16_scales_its_gradients() -> None:
 def test_an_fp16_overflow_skips_the_update_and_halves_the_scale() -> None:
     workload = small_mlp(make_context(precision=Precision.FP16))
     with torch.no_grad():
-        for parameter in workload.training.model.parameters():
+        for parameter in workload.model.parameters():
             parameter.fill_(1e4)
-    scale = workload.training.scaler.get_scale()
+    scale = workload.scaler.get_scale()
     before = parameters(workload)
     workload.step()
-    assert workload.training.scaler.get_scale() == scale / 2
+    assert workload.scaler.get_scale() == scale / 2
     assert all(torch.equal(a, b) for a, b in zip(before, parameters(workload), strict=True))
 
 
@@ -255,13 +254,13 @@ def test_compile_runs_the_step_through_torch_compile(monkeypatch: pytest.MonkeyP
         return torch_compile(model, backend="eager")
 
     monkeypatch.setattr(torch, "compile", without_code_generation)
-    monkeypatch.setattr(training, "LEARNING_RATE", 1e-3)
+    monkeypatch.setattr(trained, "LEARNING_RATE", 1e-3)
     workload = Mlp(make_context(), hidden=16, layers=2, compile=True)
     before = parameters(workload)
     workload.step()
-    assert compiled == [workload.training.model]
+    assert compiled == [workload.model]
     assert not torch.equal(before[0], parameters(workload)[0])
-    assert Mlp(make_context(), hidden=16).training.model not in compiled
+    assert Mlp(make_context(), hidden=16).model not in compiled
 
 
 @pytest.mark.parametrize(
@@ -295,13 +294,13 @@ def test_the_transformer_is_causal() -> None:
 
 def test_the_target_of_a_token_is_the_one_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Tensor, Tensor]] = []
-    real_loss = Training._loss
+    real_loss = Trained._loss
 
-    def watched(self: Training, inputs: Tensor, targets: Tensor) -> Tensor:
+    def watched(self: Trained, inputs: Tensor, targets: Tensor) -> Tensor:
         seen.append((inputs, targets))
         return real_loss(self, inputs, targets)
 
-    monkeypatch.setattr(Training, "_loss", watched)
+    monkeypatch.setattr(Trained, "_loss", watched)
     Transformer(make_context(batch_size=3), preset="tiny", seq_len=16).step()
     ((inputs, targets),) = seen
     assert inputs.shape == targets.shape == (3, 16)
@@ -320,7 +319,7 @@ def test_checkpointing_gives_the_same_gradients() -> None:
 def test_checkpointing_runs_each_block_again_in_the_backward_pass() -> None:
     def passes_per_block(workload: AnyBuiltIn) -> float:
         runs: list[nn.Module] = []
-        blocks = workload.training.model.blocks
+        blocks = workload.model.blocks
         assert isinstance(blocks, nn.ModuleList)
         for block in blocks:
             block.register_forward_pre_hook(lambda module, _inputs: runs.append(module))
@@ -334,7 +333,7 @@ def test_checkpointing_runs_each_block_again_in_the_backward_pass() -> None:
 def test_close_drops_the_model() -> None:
     workload = small_mlp(make_context())
     workload.close()
-    assert not hasattr(workload.training, "model")
+    assert not hasattr(workload, "model")
 
 
 def test_reading_the_signatures_loads_no_torch() -> None:
@@ -356,7 +355,7 @@ def test_a_step_on_the_meta_device_counts_its_operations(name: str, precision: P
     with FlopCounterMode(display=False) as counter:
         workload.step()
     assert counter.get_total_flops() > 0
-    assert all(parameter.is_meta for parameter in workload.training.model.parameters())
+    assert all(parameter.is_meta for parameter in workload.model.parameters())
     workload.close()
 
 
@@ -387,7 +386,7 @@ def test_a_step_that_waits_for_the_device_cannot_be_a_graph() -> None:
 
 def test_the_model_of_a_workload_is_the_bare_one() -> None:
     workload = small_mlp(make_context())
-    assert workload.model is workload.training.model
+    assert isinstance(workload.model, nn.Sequential)
     workload.close()
     assert not hasattr(workload, "model")
 
