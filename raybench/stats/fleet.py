@@ -114,14 +114,22 @@ def find_slow(tests: Sequence[Peers], level: float = FALSE_ALARMS) -> list[Bools
     ]
 
 
-def ratios_to_fastest(values: Floats, *, is_time: bool) -> Floats:
-    """Divide each subject's time by that of the fastest, each the median of its passes.
+def compare_few(values: Floats, *, is_time: bool, floor: float) -> tuple[Floats, Bools]:
+    """Divide each subject's time by that of the fastest; also who is bad by that.
 
-    For fewer than `LEAST_ALIKE` subjects: the median of two is nobody's value. Arguments as those
+    For fewer than `LEAST_ALIKE` subjects: the median of two is nobody's value. Bad is who takes 1.5
+    times as long, in the median of the passes and, but for the floor, in each. Arguments as those
     of `compare_peers`.
     """
-    times = _as_times(_median(values, axis=0), is_time)
-    return np.asarray(times / np.nanmin(times)) if np.isfinite(times).any() else times
+    times = _as_times(values, is_time)
+    typical = _median(times, axis=0)
+    if not np.isfinite(typical).any():
+        return typical, np.zeros(len(typical), dtype=np.bool_)
+    fastest = int(np.nanargmin(typical))
+    ratios = np.asarray(typical / typical[fastest])
+    each = times / times[:, [fastest]]
+    least = np.where(np.isnan(each), np.inf, each).min(axis=0)
+    return ratios, (ratios > BAD_RATIO) & (least > BAD_RATIO * (1 - floor))
 
 
 def _as_times(values: Floats, is_time: bool) -> Floats:

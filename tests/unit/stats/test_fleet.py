@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from raybench.stats.fleet import compare_peers, find_slow, ratios_to_fastest
+from raybench.stats.fleet import compare_few, compare_peers, find_slow
 
 FLOOR = 0.01
 
@@ -102,13 +102,21 @@ def test_among_more_tests_the_same_excess_has_to_be_rarer() -> None:
 
 
 def test_of_two_devices_the_slower_is_held_against_the_faster() -> None:
-    ratios = ratios_to_fastest(fleet([1.0, 0.5], noise=0), is_time=False)
+    ratios, is_bad = compare_few(fleet([1.0, 0.5], noise=0), is_time=False, floor=FLOOR)
     assert list(ratios) == pytest.approx([1.0, 2.0])
+    assert list(is_bad) == [False, True]
+
+
+def test_of_two_devices_one_that_is_slow_in_one_pass_is_not_bad() -> None:
+    values = np.array([[1.0, 2.0], [1.0, 1.1], [1.0, 2.0]])
+    assert not compare_few(values, is_time=True, floor=FLOOR)[1].any()
 
 
 def test_where_no_pass_of_any_device_ran_nothing_is_said() -> None:
     nothing = np.full((3, 4), np.nan)
     assert np.isnan(compare_peers(nothing, is_time=True, floor=FLOOR).ratios).all()
-    assert np.isnan(ratios_to_fastest(nothing, is_time=True)).all()
+    ratios, is_bad = compare_few(nothing, is_time=True, floor=FLOOR)
+    assert np.isnan(ratios).all()
+    assert not is_bad.any()
     assert not find_slow([compare_peers(nothing, is_time=True, floor=FLOOR)])[0].any()
     assert find_slow([]) == []

@@ -1,0 +1,286 @@
+"""Who is to blame for what is slow between devices. Pure.
+
+A device is to blame for slow pairs when it is slow with two partners or more that are fast with
+others, and with more of its partners than not; otherwise the path between the two is. Nodes are
+told from devices first: a node whose devices are all slow with other nodes is one subject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Literal
+
+import numpy as np
+
+from raybench.doctor.health.groups import Group
+from raybench.records import Device
+from raybench.records.health import COMPUTE_TEST, WAIT_TEST, Finding, Subject, Verdict
+
+_SLOW = (Verdict.SUSPECT, Verdict.BAD)
+_LEAST_PARTNERS = 2
+# The others wait for one rank where they wait for more than this share of a step.
+_WAIT_SHARE = 0.1
+
+_Edge = frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Paths:
+    """Which of the paths between subjects are slow. slow, fast: partners of each subject."""
+
+    slow: Mapping[str, set[str]] = field(default_factory=dict)
+    fast: Mapping[str, set[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, slow: Iterable[_Edge], fast: Iterable[_Edge]) -> _Paths:
+        """Make them of pairs of names."""
+        return cls(slow=_partners(slow), fast=_partners(fast))
+
+    def guilty(self) -> dict[str, set[str]]:
+        """Find who is slow with two good partners, each with these partners."""
+        slow = {name: set(partners) for name, partners in self.slow.items()}
+        found: dict[str, set[str]] = {}
+        while True:
+            good = {
+                name: {one for one in partners if self.fast.get(one, set()) - {name}}
+                for name, partners in slow.items()
+            }
+            name = max(good, key=lambda one: (len(good[one]), one), default="")
+            partners = good.get(name, set())
+            if len(partners) < max(_LEAST_PARTNERS, len(self.fast.get(name, ())) + 1):
+                return found
+            found[name] = partners
+            del slow[name]
+            for others in slow.values():
+                others.discard(name)
+
+
+def _partners(edges: Iterable[_Edge]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for edge in edges:
+        if len(edge) == 2:
+            first, second = edge
+            found.setdefault(first, set()).add(second)
+            found.setdefault(second, set()).add(first)
+    return found
+
+
+def name_culprits(
+    findings: Sequence[Finding], groups: Sequence[Group], known: Mapping[str, Device]
+) -> list[Finding]:
+    """Add findings about devices and nodes that make pairs slow, and name them in the victims'."""
+    found = list(findings)
+    for test in dict.fromkeys(one.test for one in findings if one.subject.kind == "pair"):
+        found = _blame_for_pairs(found, test, known)
+    return _blame_for_waiting(found, groups)
+
+
+def _blame_for_pairs(
+    findings: Sequence[Finding], test: str, known: Mapping[str, Device]
+) -> list[Finding]:
+    """Blame nodes, then devices, then paths, for the slow pairs of one test."""
+    own = [one for one in findings if one.test == test and one.subject.kind == "pair"]
+    if not any(one.verdict in _SLOW for one in own):
+        return list(findings)
+    node_of = {uuid: device.node_id for uuid, device in known.items()}
+    hosts = {device.node_id: device.host for device in known.values()}
+    self_of = {uuid: uuid for uuid in known}
+    names = {uuid: name for one in own for uuid, name in _named_ends(one)}
+    across = [one for one in own if len(set(_ends(one, node_of))) == 2]
+    inside = [one for one in own if len(set(_ends(one, node_of))) == 1]
+    blame = _Blame()
+    blame.culprits(across, node_of, hosts, "node")
+    blame.paths_of_nodes(across, node_of, hosts)
+    blame.culprits(across, self_of, names, "device")
+    blame.culprits(inside, self_of, names, "device")
+    sound = {uuid for one in own if one.verdict is Verdict.HEALTHY for uuid in one.subject.uuids}
+    return [
+        *(
+            _on_its_path(one, blame.names.get(one.subject, ""), sound)
+            if one.test == test and one.subject.kind == "pair" and one.verdict in _SLOW
+            else one
+            for one in findings
+        ),
+        *blame.found,
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Blame:
+    """Who is to blame so far. names: of the culprit of each slow pair. found: about them."""
+
+    names: dict[Subject, str] = field(default_factory=dict)
+    found: list[Finding] = field(default_factory=list)
+
+    def culprits(
+        self,
+        pairs: Sequence[Finding],
+        ends: Mapping[str, str],
+        names: Mapping[str, str],
+        kind: Literal["node", "device"],
+    ) -> None:
+        """Blame devices or nodes for those of these pairs that nobody is blamed for yet."""
+        left = [one for one in pairs if one.subject not in self.names]
+        for name, partners in _paths(left, ends).guilty().items():
+            slow = [one for one in left if name in _ends(one, ends) and one.verdict in _SLOW]
+            uuids = [uuid for uuid, owner in ends.items() if owner == name]
+            good = sorted(names.get(one, one) for one in partners)
+            reason = (
+                f"slow with {len(good)} partners that are fast with others: the {kind} is to blame"
+            )
+            subject = Subject(
+                kind=kind,
+                uuids=tuple(uuids),
+                name=names.get(name, name),
+                model=slow[0].subject.model,
+            )
+            self._add(slow, subject, reason, f"slow with {_some(good)}")
+
+    def paths_of_nodes(
+        self, pairs: Sequence[Finding], ends: Mapping[str, str], names: Mapping[str, str]
+    ) -> None:
+        """Blame the path between two nodes for what is slow between several of their devices."""
+        left = [one for one in pairs if one.subject not in self.names]
+        found: dict[_Edge, list[Finding]] = {}
+        for one in left:
+            if one.value is not None:
+                found.setdefault(frozenset(_ends(one, ends)), []).append(one)
+        for edge, own in found.items():
+            slow = [one for one in own if one.verdict in _SLOW]
+            if len({frozenset(one.subject.uuids) for one in own}) < 2 or 2 * len(slow) <= len(own):
+                continue
+            first, second = sorted(names.get(node, node) for node in edge)
+            subject = Subject(
+                kind="pair", uuids=(), name=f"{first} to {second}", model=own[0].subject.model
+            )
+            reason = (
+                f"slow for {len(slow)} of {len(own)} pairs: the path between the two is to blame"
+            )
+            self._add(slow, subject, reason, "")
+
+    def _add(self, slow: Sequence[Finding], subject: Subject, reason: str, evidence: str) -> None:
+        ratios = [one.ratio for one in slow if one.ratio is not None]
+        is_bad = any(one.verdict is Verdict.BAD for one in slow)
+        self.names.update((one.subject, subject.name) for one in slow)
+        self.found.append(
+            replace(
+                slow[0],
+                subject=subject,
+                value=median(one.value for one in slow if one.value is not None),
+                ratio=median(ratios) if ratios else None,
+                verdict=Verdict.BAD if is_bad else Verdict.SUSPECT,
+                reason=reason,
+                evidence=evidence,
+            )
+        )
+
+
+def _paths(pairs: Sequence[Finding], ends: Mapping[str, str]) -> _Paths:
+    """Take a path between two nodes as slow when more than half of its pairs are."""
+    slow: dict[_Edge, list[bool]] = {}
+    for one in pairs:
+        if one.value is not None:
+            edge = frozenset(_ends(one, ends))
+            slow.setdefault(edge, []).append(one.verdict in _SLOW)
+    is_device = len(set(ends.values())) == len(ends)
+    are_slow = {
+        edge: any(marks) if is_device else 2 * sum(marks) > len(marks)
+        for edge, marks in slow.items()
+    }
+    return _Paths.of(
+        [edge for edge, is_slow in are_slow.items() if is_slow],
+        [edge for edge, is_slow in are_slow.items() if not is_slow],
+    )
+
+
+def _ends(finding: Finding, ends: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(ends.get(uuid, uuid) for uuid in finding.subject.uuids)
+
+
+def _named_ends(pair: Finding) -> Iterator[tuple[str, str]]:
+    """Read the names of two devices from that of their pair, "alpha GPU 0 to GPU 3"."""
+    first, _, second = pair.subject.name.partition(" to ")
+    host = first.split(" ")[0]
+    is_whole = len(second.split(" ")) > 2
+    yield pair.subject.uuids[0], first
+    yield pair.subject.uuids[-1], second if is_whole else f"{host} {second}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - 4
+    return ", ".join(names[:4]) + (f" and {more} more" if more > 0 else "")
+
+
+def _on_its_path(finding: Finding, culprit: str, sound: Collection[str]) -> Finding:
+    """Name in a slow pair who is to blame: another subject, or the path itself.
+
+    sound: devices that are fast with somebody.
+    """
+    if culprit:
+        return replace(finding, culprit=culprit)
+    if not all(uuid in sound for uuid in finding.subject.uuids):
+        return finding
+    return replace(
+        finding,
+        reason=f"{finding.reason}: the path between the two is to blame",
+        evidence="; ".join(filter(None, (finding.evidence, "both are fast with other partners"))),
+    )
+
+
+def _blame_for_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> list[Finding]:
+    """Name the rank that the others wait for, and by its other tests why."""
+    waits = _values_of(groups, WAIT_TEST)
+    steps = _values_of(groups, COMPUTE_TEST)
+    if len(waits) < 2 or not steps:
+        return list(findings)
+    step_ms = median(waits[one] + steps.get(one, 0.0) for one in waits)
+    culprit = min(waits, key=lambda one: waits[one])
+    waited_ms = median(ms for one, ms in waits.items() if one is not culprit) - waits[culprit]
+    if waited_ms <= _WAIT_SHARE * step_ms:
+        return list(findings)
+    cause = _cause(culprit, findings)
+    return [
+        _waiting(one, culprit, waited_ms, step_ms, cause) if one.test == WAIT_TEST else one
+        for one in findings
+    ]
+
+
+def _values_of(groups: Sequence[Group], test: str) -> dict[Subject, float]:
+    found: dict[Subject, float] = {}
+    for group in groups:
+        if group.test.name == test:
+            known = ~np.isnan(group.values).all(axis=0)
+            for column in np.flatnonzero(known):
+                value = float(np.nanmedian(group.values[:, column]))
+                found[group.subjects[int(column)]] = value
+    return found
+
+
+def _cause(culprit: Subject, findings: Sequence[Finding]) -> str:
+    """Say where a rank is slow besides: its device, its host or links, or neither."""
+    stages = _slow_stages(culprit, findings)
+    if "alone" in stages:
+        return "its device is slow alone too"
+    if {"host-links", "pairs"} & stages:
+        return "its link to the host or to others is slow too"
+    return "its device and its links are as fast as the others': look at its CPU and its data"
+
+
+def _slow_stages(culprit: Subject, findings: Sequence[Finding]) -> set[str]:
+    return {one.stage for one in findings if one.subject == culprit and one.verdict in _SLOW}
+
+
+def _waiting(
+    finding: Finding, culprit: Subject, waited_ms: float, step_ms: float, cause: str
+) -> Finding:
+    if finding.subject == culprit:
+        return replace(
+            finding,
+            verdict=Verdict.SUSPECT,
+            reason=f"the others wait for it, {waited_ms:.3g} ms of a step of {step_ms:.3g} ms",
+            evidence=cause,
+        )
+    wait = f"waits {finding.value or 0.0:.3g} ms of each step for it"
+    return replace(finding, culprit=culprit.name, evidence=wait)

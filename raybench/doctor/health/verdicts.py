@@ -1,0 +1,389 @@
+"""What readings say of each subject: healthy, suspect, bad, not tested, or not known. Pure.
+
+A subject is held against those alike in the same passes (`raybench.stats.fleet`). Where fewer than
+four are alike there is no spread: against 1.5 times the fastest of them, its own past, and what its
+model reaches elsewhere. Peers do not see what makes all of them slow: for that all together are
+held against what their model reaches, as earlier checks and hardware/expected.yaml know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from raybench.doctor.health.actions import advise
+from raybench.doctor.health.device_facts import ACTIONS
+from raybench.doctor.health.groups import Group, devices_by_uuid, group_readings
+from raybench.doctor.health.guilt import name_culprits
+from raybench.hardware.expected import datasheet, find_expected
+from raybench.records import Device
+from raybench.records.health import (
+    NOT_READ,
+    Action,
+    Finding,
+    PastValue,
+    Reading,
+    Subject,
+    Verdict,
+)
+from raybench.stats.fleet import (
+    BAD_RATIO,
+    LEAST_ALIKE,
+    Bools,
+    Floats,
+    Peers,
+    compare_few,
+    compare_peers,
+    find_slow,
+)
+
+# Of another day or another machine, devices alike differ by more than beside each other: by this
+# share, and by so many floors of the test.
+_ELSEWHERE_SHARE, _ELSEWHERE_FLOORS = 0.1, 5
+_LEAST_PAST = 3
+EXPECTED_TEST = "expected values"
+_NOTHING = 1e-300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Range:
+    """What a value was elsewhere, and how that is known."""
+
+    low: float
+    high: float
+    source: str
+
+    def excess(self, value: float, group: Group) -> float | None:
+        """Divide a value's time by that of the worst here; None where it is no worse than that.
+
+        Two machines, and two days, differ by more than devices beside each other.
+        """
+        is_time = group.test.is_time
+        ratio = value / self.high if is_time else self.low / max(value, _NOTHING)
+        limit = 1 + max(_ELSEWHERE_SHARE, _ELSEWHERE_FLOORS * group.test.floor)
+        return ratio if ratio > limit else None
+
+    def words(self, unit: str) -> str:
+        """Write the range."""
+        low, high = figure(self.low), figure(self.high)
+        return f"{low if low == high else f'{low} to {high}'} {unit} ({self.source})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """A group beside its peers. typical: the median of each subject's passes."""
+
+    group: Group
+    typical: Floats
+    ratios: Floats
+    is_slow: Bools
+    peers: Peers | None
+
+
+def judge(
+    readings: Iterable[Reading], devices: Sequence[Device], past: Sequence[PastValue] = ()
+) -> tuple[Finding, ...]:
+    """Say of each subject in each test what holds, and who is to blame for what is slow.
+
+    devices: those that were checked. past: what earlier checks read of healthy subjects.
+    """
+    known = devices_by_uuid(devices)
+    groups = group_readings(readings, known)
+    elsewhere = _Elsewhere(past)
+    judged = _compare([group for group in groups if group.is_compared])
+    findings: list[Finding] = []
+    for group in groups:
+        one = judged.get(id(group))
+        findings += _compared(one, elsewhere) if one else _checked(group)
+    findings += _unknown_models(judged.values(), elsewhere)
+    findings = name_culprits(findings, groups, known)
+    return tuple(_with_action(finding, known) for finding in findings)
+
+
+def _compare(groups: Sequence[Group]) -> dict[int, _Judged]:
+    """Hold subjects against those alike, over all tests together."""
+    many: dict[int, Peers] = {}
+    for group in groups:
+        if (~np.isnan(group.values)).any(axis=0).sum() >= LEAST_ALIKE:
+            test = group.test
+            many[id(group)] = compare_peers(group.values, is_time=test.is_time, floor=test.floor)
+    slow = dict(zip(many, find_slow(list(many.values())), strict=True))
+    found = {}
+    for group in groups:
+        test, peers = group.test, many.get(id(group))
+        if peers:
+            ratios, is_slow = peers.ratios, slow[id(group)]
+        else:
+            ratios, is_slow = compare_few(group.values, is_time=test.is_time, floor=test.floor)
+        found[id(group)] = _Judged(
+            group=group,
+            typical=_medians(group.values),
+            ratios=ratios,
+            is_slow=is_slow,
+            peers=peers,
+        )
+    return found
+
+
+def _medians(values: Floats) -> Floats:
+    known = ~np.isnan(values).all(axis=0)
+    found = np.full(values.shape[1], np.nan)
+    found[known] = np.nanmedian(values[:, known], axis=0)
+    return found
+
+
+def _compared(one: _Judged, elsewhere: _Elsewhere) -> Iterator[Finding]:
+    """Yield the findings of a test of which the values are compared."""
+    group = one.group
+    passes = (~np.isnan(group.values)).sum(axis=0).tolist()
+    values, ratios = one.typical.tolist(), one.ratios.tolist()
+    are_slow = one.is_slow.tolist()
+    measure = _measure_of(one)
+    is_alone = len(values) == 1
+    alike = _slow_alike(one, elsewhere)
+    for column, subject in enumerate(group.subjects):
+        value = values[column]
+        finding = Finding(
+            test=group.test.name,
+            stage=group.test.stage,
+            subject=subject,
+            passes=passes[column],
+            value=None if value != value else value,
+            unit=group.test.unit,
+            expected=measure,
+            ratio=None if is_alone or value != value else ratios[column],
+            verdict=Verdict.HEALTHY,
+        )
+        if column in group.problems or finding.value is None:
+            yield replace(finding, ratio=None, **_problem(group, column, finding.value))
+        elif are_slow[column]:
+            yield replace(finding, **_slow(finding, one))
+        elif one.peers is None and alike is None:
+            yield replace(finding, **_against_elsewhere(finding, group, elsewhere))
+        else:
+            yield finding
+    if alike is not None:
+        yield alike
+
+
+def _measure_of(one: _Judged) -> str:
+    """Say what the subjects of a group are held against, in words."""
+    unit, typical = one.group.test.unit, one.typical
+    count = int((~np.isnan(typical)).sum())
+    if count < 2:
+        return ""
+    if one.peers is None:
+        best = np.nanmin(typical) if one.group.test.is_time else np.nanmax(typical)
+        return f"{figure(float(best))} {unit}, the best of {count} alike"
+    among = one.peers.is_reference & ~np.isnan(typical)
+    middle = figure(float(np.median(typical[among])))
+    if one.peers.is_divided:
+        return f"{middle} {unit}, the median of the {int(among.sum())} fastest of {count} alike"
+    return f"{middle} {unit}, the median of {count} alike"
+
+
+def _slow(finding: Finding, one: _Judged) -> dict[str, Any]:
+    ratio = finding.ratio or 0.0
+    passes = finding.passes
+    evidence = f"in each of {passes} passes" if passes > 1 else ""
+    if one.peers is not None:
+        among = f"the others spread by {one.peers.sigma:.1%}"
+        evidence = "; ".join(filter(None, (evidence, among)))
+        if one.peers.is_divided:
+            count = int(one.is_slow.sum())
+            group = f"one of {count} that are slower than the other {len(one.is_slow) - count}"
+            evidence = f"{evidence}; {group}"
+    return {
+        "verdict": Verdict.BAD if ratio > BAD_RATIO else Verdict.SUSPECT,
+        "reason": f"takes {times(ratio)} as long as those alike",
+        "evidence": evidence,
+    }
+
+
+def _problem(group: Group, column: int, value: float | None) -> dict[str, Any]:
+    """Wrong bits, grown errors, or what did not run: never healthy, whatever the value."""
+    problems = group.problems.get(column, ())
+    own = [text for text in problems if not text.startswith(NOT_READ)]
+    reason = "; ".join(own or problems) or "it was not read"
+    if own and (value is not None or len(_with_own_problems(group)) < len(group.subjects)):
+        return {"verdict": Verdict.BAD, "reason": reason}
+    if value is not None and not own:
+        # Another one made a pass fail; the others say enough.
+        return {"evidence": reason}
+    return {"verdict": Verdict.UNTESTED, "reason": reason}
+
+
+def _with_own_problems(group: Group) -> list[int]:
+    return [
+        column
+        for column, problems in group.problems.items()
+        if any(not text.startswith(NOT_READ) for text in problems)
+    ]
+
+
+def _checked(group: Group) -> Iterator[Finding]:
+    """Yield the findings of facts and of checks, which are wrong by themselves or not."""
+    passes = (~np.isnan(group.values)).sum(axis=0).tolist()
+    values = _medians(group.values).tolist()
+    for column, subject in enumerate(group.subjects):
+        value = None if values[column] != values[column] else values[column]
+        finding = Finding(
+            test=group.test.name,
+            stage=group.test.stage,
+            subject=subject,
+            passes=passes[column],
+            value=value,
+            unit=group.test.unit,
+            expected="",
+            ratio=None,
+            verdict=Verdict.HEALTHY,
+        )
+        if column in group.problems:
+            given = _problem(group, column, value)
+            if ACTIONS.get(group.test.name) in (Action.WATCH, Action.SETTING):
+                given = {**given, "verdict": Verdict.SUSPECT}
+            yield replace(finding, **given)
+        elif value is None:
+            yield replace(finding, verdict=Verdict.UNKNOWN, reason="nothing here tells it")
+        else:
+            yield finding
+
+
+def _against_elsewhere(finding: Finding, group: Group, elsewhere: _Elsewhere) -> dict[str, Any]:
+    """Hold one of few against its own past, and against its model elsewhere."""
+    value = finding.value or 0.0
+    own = elsewhere.of_subject(finding.subject, group)
+    others = elsewhere.of_model(group)
+    for found in filter(None, (own, others)):
+        if ratio := found.excess(value, group):
+            return {
+                "verdict": Verdict.BAD if ratio > BAD_RATIO else Verdict.SUSPECT,
+                "expected": found.words(group.test.unit),
+                "reason": f"takes {times(ratio)} as long as it should",
+                "ratio": ratio if finding.subject.kind == "device" else finding.ratio,
+            }
+    words = [one.words(group.test.unit) for one in (own or others,) if one]
+    expected = "; ".join(filter(None, (finding.expected, *words)))
+    if not expected:
+        peak = datasheet(group.model, group.test.name)
+        note = f"; its datasheet says {figure(peak)} {group.test.unit}" if peak else ""
+        return {
+            "verdict": Verdict.UNKNOWN,
+            "reason": f"nothing is known of what {_whose(group)} reaches{note}",
+        }
+    return {"expected": expected}
+
+
+def _whose(group: Group) -> str:
+    return group.model if group.where == "device" else f"{group.model}, {group.where},"
+
+
+def _slow_alike(one: _Judged, elsewhere: _Elsewhere) -> Finding | None:
+    """Hold all that are alike against their model elsewhere; None where they are as they should."""
+    group = one.group
+    sound = one.typical[~np.isnan(one.typical) & ~one.is_slow]
+    found = elsewhere.of_model(group)
+    if len(group.subjects) < 2 or found is None or not len(sound):
+        return None
+    best = float(sound.min() if group.test.is_time else sound.max())
+    middle = float(np.median(sound))
+    ratio = found.excess(best if one.peers is None else middle, group)
+    if ratio is None:
+        return None
+    count = len(group.subjects)
+    noun = "pairs of " if group.test.kind == "pair" else ""
+    uuids = tuple(dict.fromkeys(uuid for subject in group.subjects for uuid in subject.uuids))
+    return Finding(
+        test=group.test.name,
+        stage=group.test.stage,
+        subject=Subject(
+            kind="cluster", uuids=uuids, name=f"all {count} {noun}{group.model}", model=group.model
+        ),
+        passes=group.values.shape[0],
+        value=middle,
+        unit=group.test.unit,
+        expected=found.words(group.test.unit),
+        ratio=None,
+        verdict=Verdict.SUSPECT,
+        reason=f"all are slow alike: {times(ratio)} as long as this model takes elsewhere",
+        evidence="no device stands out, so a setting is likelier than a fault",
+    )
+
+
+def _unknown_models(judged: Iterable[_Judged], elsewhere: _Elsewhere) -> Iterator[Finding]:
+    """Yield a finding for each model of which nothing is known: slow alike would not be seen."""
+    groups: dict[str, list[Group]] = {}
+    for one in judged:
+        groups.setdefault(one.group.model, []).append(one.group)
+    for model, own in groups.items():
+        if any(elsewhere.of_model(group) for group in own):
+            continue
+        yield Finding(
+            test=EXPECTED_TEST,
+            stage=own[0].test.stage,
+            subject=Subject(kind="cluster", uuids=(), name=f"all {model}", model=model),
+            passes=0,
+            value=None,
+            unit="",
+            expected="",
+            ratio=None,
+            verdict=Verdict.UNKNOWN,
+            reason=f"no figures of {model} are known here: that all are slow would not be seen",
+        )
+
+
+def _with_action(finding: Finding, known: Mapping[str, Device]) -> Finding:
+    if finding.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN) or finding.culprit or finding.action:
+        return finding
+    action, commands = advise(finding, known)
+    return replace(finding, action=action, command="\n".join(commands))
+
+
+class _Elsewhere:
+    """What subjects were in earlier checks, and their models in committed runs."""
+
+    def __init__(self, past: Sequence[PastValue]) -> None:
+        self._own: dict[tuple[str, tuple[str, ...]], list[float]] = {}
+        self._models: dict[tuple[str, str, str, int], list[float]] = {}
+        for one in past:
+            subject = one.subject
+            self._own.setdefault((one.test, subject.uuids), []).append(one.value)
+            key = (one.test, subject.kind, subject.model, len(subject.uuids))
+            self._models.setdefault(key, []).append(one.value)
+
+    def of_subject(self, subject: Subject, group: Group) -> _Range | None:
+        """Its own range in earlier checks."""
+        return _past_range(
+            self._own.get((group.test.name, subject.uuids), ()), "its earlier checks"
+        )
+
+    def of_model(self, group: Group) -> _Range | None:
+        """Return the range of its model: of runs that are shipped, else of earlier checks."""
+        found = find_expected(group.model, group.test.name, group.where, group.topology)
+        if found is not None:
+            return _Range(low=found.low, high=found.high, source=found.source.split(";")[0])
+        first = group.subjects[0]
+        key = (group.test.name, first.kind, group.model, len(first.uuids))
+        return _past_range(self._models.get(key, ()), "earlier checks of this model")
+
+
+def _past_range(values: Sequence[float], source: str) -> _Range | None:
+    """Take the median: an earlier check may have had a bad day; None of too few."""
+    if len(values) < _LEAST_PAST:
+        return None
+    middle = median(values)
+    return _Range(low=middle, high=middle, source=f"{source}, {len(values)} values")
+
+
+def figure(value: float) -> str:
+    """Write a figure with as many digits as it is good for."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def times(ratio: float) -> str:
+    """Write a ratio of times."""
+    return f"{ratio:.2f} times" if ratio < 100 else "over 100 times"

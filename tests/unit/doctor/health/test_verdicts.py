@@ -1,0 +1,315 @@
+"""What is said of readings of which the fault is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from raybench.doctor.health.verdicts import EXPECTED_TEST, judge
+from raybench.records import Device
+from raybench.records.health import (
+    COMPUTE_TEST,
+    NOT_READ,
+    WAIT_TEST,
+    Action,
+    Finding,
+    HealthTest,
+    PastValue,
+    Reading,
+    Verdict,
+)
+from tests.unit.builders import make_device, make_pair, make_readings, make_subject, make_test
+
+PAIRS = make_test(name="copy 256 MiB", stage="pairs", kind="pair", unit="GB/s", floor=0.02)
+FACT = make_test(name="Xid errors", stage="facts", unit="errors", is_time=True, floor=0.0)
+UNKNOWN_MODEL = {"name": "gemm bf16 8191"}
+
+
+def devices(count: int, **changes: Any) -> list[Device]:
+    return [make_device(rank, **changes) for rank in range(count)]
+
+
+def on_nodes(count: int, each: int) -> list[Device]:
+    return [
+        make_device(rank, node_id=f"n{rank // each}", host=f"node{rank // each}", index=rank % each)
+        for rank in range(count)
+    ]
+
+
+def unhealthy(findings: Iterable[Finding]) -> dict[str, Finding]:
+    """By subject, without those that another is to blame for, and what is not known."""
+    fine = (Verdict.HEALTHY, Verdict.UNKNOWN)
+    return {
+        one.subject.name: one for one in findings if one.verdict not in fine and not one.culprit
+    }
+
+
+def pair_readings(count: int, slow: Iterable[tuple[int, int]], value: float = 100) -> list[Reading]:
+    slow = set(slow)
+    return [
+        Reading(
+            test=PAIRS,
+            subject=make_pair(first, second),
+            pass_number=number,
+            value=value * (0.5 if (first, second) in slow else 1),
+        )
+        for number in (1, 2, 3)
+        for first, second in permutations(range(count), 2)
+    ]
+
+
+def both_ways(*pairs: tuple[int, int]) -> set[tuple[int, int]]:
+    return {*pairs, *((second, first) for first, second in pairs)}
+
+
+def test_a_device_that_is_slower_than_seven_alike_is_suspect() -> None:
+    found = unhealthy(judge(make_readings([750.0] * 5 + [690.0] + [750.0] * 2), devices(8)))
+    assert list(found) == ["alpha GPU 5"]
+    assert found["alpha GPU 5"].verdict is Verdict.SUSPECT
+    assert found["alpha GPU 5"].ratio == pytest.approx(750 / 690, rel=0.01)
+    assert "median of 8 alike" in found["alpha GPU 5"].expected
+
+
+def test_a_device_that_takes_more_than_one_and_a_half_times_as_long_is_bad_and_to_be_reset() -> (
+    None
+):
+    found = unhealthy(judge(make_readings([450.0] + [750.0] * 3), devices(4)))
+    assert found["alpha GPU 0"].verdict is Verdict.BAD
+    assert found["alpha GPU 0"].action is Action.RESET
+    assert found["alpha GPU 0"].command.startswith("nvidia-smi --gpu-reset -i 0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "command"),
+    [
+        ({"other_processes": 1}, "nvidia-smi --query-compute-apps"),
+        ({"power_cap_w": 400.0, "power_cap_default_w": 700.0}, "nvidia-smi --power-limit=700"),
+    ],
+)
+def test_a_device_that_a_process_or_a_power_limit_slows_down_is_a_setting(
+    changes: dict[str, Any], command: str
+) -> None:
+    fleet = [*devices(3), make_device(3, **changes)]
+    found = unhealthy(judge(make_readings([750.0] * 3 + [450.0]), fleet))["alpha GPU 3"]
+    assert found.action is Action.SETTING
+    assert found.command.startswith(command)
+
+
+def test_wrong_bits_are_bad_however_fast_the_device_is() -> None:
+    readings = make_readings([750.0] * 4)
+    readings[1] = replace(readings[1], problem="its result differs from that of the 3 others")
+    found = unhealthy(judge(readings, devices(4)))
+    assert found["alpha GPU 1"].verdict is Verdict.BAD
+    assert found["alpha GPU 1"].action is Action.REPLACE
+    assert "scontrol update nodename=alpha state=drain" in found["alpha GPU 1"].command
+    assert "kubectl cordon alpha" in found["alpha GPU 1"].command
+
+
+def test_who_did_not_run_is_bad_and_whom_that_kept_from_running_is_not_tested() -> None:
+    readings = make_readings([None, None])
+    reasons = ("timeout: no answer for 30 s", f"{NOT_READ}alpha GPU 0 was stopped")
+    readings = [replace(one, problem=reasons[place % 2]) for place, one in enumerate(readings)]
+    found = unhealthy(judge(readings, devices(2)))
+    assert {name: one.verdict for name, one in found.items()} == {
+        "alpha GPU 0": Verdict.BAD,
+        "alpha GPU 1": Verdict.UNTESTED,
+    }
+
+
+def test_where_nobody_ran_and_nobody_is_named_all_are_untested() -> None:
+    readings = [replace(one, problem="error: no memory") for one in make_readings([None, None])]
+    verdicts = {one.verdict for one in judge(readings, devices(2))}
+    assert verdicts == {Verdict.UNTESTED}
+
+
+def test_one_pass_that_another_made_fail_leaves_the_others_healthy() -> None:
+    readings = make_readings([750.0] * 4)
+    readings[2] = replace(readings[2], value=None, problem=f"{NOT_READ}alpha GPU 0 crashed")
+    assert unhealthy(judge(readings, devices(4))) == {}
+
+
+def test_a_test_that_a_device_has_no_value_of_is_never_healthy() -> None:
+    found = unhealthy(judge(make_readings([750.0, 750.0, None, 750.0, 750.0]), devices(5)))
+    assert {name: one.verdict for name, one in found.items()} == {"alpha GPU 2": Verdict.UNTESTED}
+
+
+def test_of_two_devices_one_is_bad_at_one_and_a_half_times_the_time_of_the_other() -> None:
+    assert unhealthy(judge(make_readings([750.0, 690.0]), devices(2))) == {}
+    found = unhealthy(judge(make_readings([750.0, 450.0]), devices(2)))
+    assert found["alpha GPU 1"].verdict is Verdict.BAD
+    assert "the best of 2 alike" in found["alpha GPU 1"].expected
+
+
+def test_devices_of_two_models_are_held_against_their_own() -> None:
+    fast, slow = make_readings([750.0] * 4), make_readings([300.0] * 8)[:24]
+    others = [
+        replace(one, subject=make_subject(10 + int(one.subject.uuids[0][4:]), model="A100"))
+        for one in slow
+    ]
+    assert unhealthy(judge([*fast, *others], devices(4))) == {}
+
+
+def test_all_slow_alike_is_seen_against_what_the_model_reaches() -> None:
+    found = unhealthy(judge(make_readings([400.0] * 4), devices(4)))
+    assert list(found) == ["all 4 NVIDIA H200"]
+    assert found["all 4 NVIDIA H200"].verdict is Verdict.SUSPECT
+    assert found["all 4 NVIDIA H200"].action is Action.SETTING
+    assert "752 to 775 TFLOP/s" in found["all 4 NVIDIA H200"].expected
+
+
+def test_a_variable_that_makes_all_slow_is_named() -> None:
+    fleet = devices(4, environment={"NCCL_P2P_DISABLE": "1", "NCCL_DEBUG": "WARN"})
+    found = unhealthy(judge(make_readings([400.0] * 4), fleet))
+    assert found["all 4 NVIDIA H200"].command == "unset NCCL_P2P_DISABLE"
+
+
+def test_of_two_devices_that_are_both_slow_neither_is_blamed() -> None:
+    assert list(unhealthy(judge(make_readings([400.0] * 2), devices(2)))) == ["all 2 NVIDIA H200"]
+
+
+def test_a_lone_device_is_held_against_its_model() -> None:
+    assert unhealthy(judge(make_readings([750.0]), devices(1))) == {}
+    found = unhealthy(judge(make_readings([600.0]), devices(1)))
+    assert found["alpha GPU 0"].verdict is Verdict.SUSPECT
+    assert "committed" not in found["alpha GPU 0"].expected
+    assert "752 to 775" in found["alpha GPU 0"].expected
+
+
+def test_a_lone_device_that_nothing_is_known_of_is_said_to_be_unknown() -> None:
+    readings = make_readings([600.0], make_test(**UNKNOWN_MODEL))
+    device, model = judge(readings, devices(1))
+    assert device.verdict is Verdict.UNKNOWN
+    assert "nothing is known of what NVIDIA H200 reaches" in device.reason
+    assert "datasheet says 990 TFLOP/s" in device.reason
+    assert (model.test, model.verdict) == (EXPECTED_TEST, Verdict.UNKNOWN)
+
+
+def test_devices_alike_of_an_unknown_model_are_healthy_and_the_model_is_unknown() -> None:
+    found = judge(make_readings([600.0] * 4, make_test(**UNKNOWN_MODEL)), devices(4))
+    assert [one.verdict for one in found] == [Verdict.HEALTHY] * 4 + [Verdict.UNKNOWN]
+    assert "that all are slow would not be seen" in found[-1].reason
+
+
+def past(values: Sequence[float], rank: int, test: HealthTest) -> list[PastValue]:
+    return [PastValue(test=test.name, subject=make_subject(rank), value=one) for one in values]
+
+
+def test_one_of_two_devices_is_held_against_its_own_past() -> None:
+    test = make_test(**UNKNOWN_MODEL)
+    earlier = past([700.0, 702.0, 698.0], 0, test) + past([700.0, 690.0, 710.0], 1, test)
+    found = unhealthy(judge(make_readings([700.0, 560.0], test), devices(2), earlier))
+    assert list(found) == ["alpha GPU 1"]
+    assert "its earlier checks" in found["alpha GPU 1"].expected
+
+
+def test_a_fleet_that_is_slower_than_in_earlier_checks_is_slow_alike() -> None:
+    test = make_test(**UNKNOWN_MODEL)
+    earlier = past([700.0, 702.0, 698.0], 0, test)
+    found = unhealthy(judge(make_readings([560.0] * 6, test), devices(6), earlier))
+    assert list(found) == ["all 6 NVIDIA H200"]
+    assert "earlier checks of this model, 3 values" in found["all 6 NVIDIA H200"].expected
+
+
+def test_a_fact_is_wrong_by_itself_and_not_by_its_value() -> None:
+    readings = make_readings([0.0, 3.0, 0.0, 0.0], FACT, passes=1)
+    assert unhealthy(judge(readings, devices(4))) == {}
+    readings[1] = replace(readings[1], problem="the driver reported Xid 79 during the check")
+    found = unhealthy(judge(readings, devices(4)))["alpha GPU 1"]
+    assert (found.verdict, found.action) == (Verdict.BAD, Action.RESET)
+
+
+def test_a_fact_that_the_driver_does_not_tell_is_unknown() -> None:
+    found = judge(make_readings([None], FACT, passes=1), devices(1))
+    assert [one.verdict for one in found] == [Verdict.UNKNOWN]
+
+
+def test_a_device_that_is_slow_with_all_partners_is_to_blame_for_its_pairs() -> None:
+    slow = both_ways((1, 0), (1, 2), (1, 3))
+    findings = judge(pair_readings(4, slow), devices(4))
+    found = unhealthy(findings)
+    assert list(found) == ["alpha GPU 1"]
+    assert "alpha GPU 0, alpha GPU 2, alpha GPU 3" in found["alpha GPU 1"].evidence
+    victims = [one for one in findings if one.culprit == "alpha GPU 1"]
+    assert len(victims) == 6
+
+
+def test_a_pair_that_is_slow_while_both_are_fast_with_others_is_the_path() -> None:
+    found = unhealthy(judge(pair_readings(4, both_ways((1, 2))), devices(4)))
+    assert set(found) == {"alpha GPU 1 to GPU 2", "alpha GPU 2 to GPU 1"}
+    assert all("the path between the two is to blame" in one.reason for one in found.values())
+
+
+def test_two_paths_of_one_device_are_two_paths_where_most_of_its_others_are_fast() -> None:
+    found = unhealthy(judge(pair_readings(8, both_ways((0, 1), (0, 2))), devices(8)))
+    assert all(one.subject.kind == "pair" for one in found.values())
+    assert len(found) == 4
+
+
+def test_of_three_hosts_a_slow_link_is_a_path_and_not_a_host() -> None:
+    found = unhealthy(judge(pair_readings(3, both_ways((0, 1))), on_nodes(3, 1)))
+    assert {one.subject.kind for one in found.values()} == {"pair"}
+
+
+def test_a_node_that_is_slow_with_two_others_is_to_blame_and_none_of_its_devices() -> None:
+    fleet = on_nodes(6, 2)
+    slow = both_ways(*((mine, other) for mine in (2, 3) for other in (0, 1, 4, 5)))
+    found = unhealthy(judge(pair_readings(6, slow), fleet))
+    assert {name: one.subject.kind for name, one in found.items()} == {"node1": "node"}
+    assert found["node1"].subject.uuids == ("GPU-2", "GPU-3")
+
+
+def test_the_path_of_two_nodes_is_one_finding_for_all_their_devices() -> None:
+    fleet = on_nodes(6, 2)
+    slow = both_ways(*((mine, other) for mine in (0, 1) for other in (2, 3)))
+    assert list(unhealthy(judge(pair_readings(6, slow), fleet))) == ["node0 to node1"]
+
+
+def test_with_one_pair_alone_neither_device_is_blamed() -> None:
+    found = judge(pair_readings(2, both_ways((0, 1))), devices(2))
+    assert not any(one.subject.kind == "device" for one in found)
+
+
+def straggler(wait_ms: Sequence[float], compute_ms: Sequence[float]) -> list[Reading]:
+    wait = make_test(name=WAIT_TEST, stage="straggler", unit="ms", is_time=True, floor=0.1)
+    compute = replace(wait, name=COMPUTE_TEST)
+    return [*make_readings(wait_ms, wait), *make_readings(compute_ms, compute)]
+
+
+def test_the_rank_that_others_wait_for_is_named_and_that_its_device_is_slow_alone() -> None:
+    readings = [*make_readings([750.0] * 3 + [450.0]), *straggler([4, 4, 4, 0.1], [6, 6, 6, 10])]
+    findings = judge(readings, devices(4))
+    waits = {one.subject.name: one for one in findings if one.test == WAIT_TEST}
+    assert waits["alpha GPU 3"].verdict is Verdict.SUSPECT
+    assert waits["alpha GPU 3"].evidence == "its device is slow alone too"
+    assert [waits[f"alpha GPU {rank}"].culprit for rank in range(3)] == ["alpha GPU 3"] * 3
+    assert waits["alpha GPU 0"].verdict is Verdict.HEALTHY
+
+
+def test_a_rank_that_is_late_with_a_good_device_points_at_its_cpu_or_its_data() -> None:
+    readings = [*make_readings([750.0] * 4), *straggler([4, 4, 0.1, 4], [6, 6, 6, 6])]
+    waits = [one for one in judge(readings, devices(4)) if one.test == WAIT_TEST]
+    assert "look at its CPU and its data" in waits[2].evidence
+
+
+def test_ranks_that_wait_little_for_each_other_have_no_straggler() -> None:
+    readings = straggler([0.3, 0.2, 0.3, 0.1], [6, 6, 6, 6])
+    assert unhealthy(judge(readings, devices(4))) == {}
+
+
+def test_a_cpu_worker_beside_a_busy_neighbour_is_named() -> None:
+    fleet = [make_device(rank, kind="cpu", name="EPYC", uuid=f"n/{rank}") for rank in range(2)]
+    for place, device in enumerate(fleet):
+        fleet[place] = replace(device, node_id="n")
+    readings = [
+        replace(
+            one, subject=make_subject(0, uuids=(f"n/{one.subject.uuids[0][-1]}",), model="EPYC")
+        )
+        for one in make_readings([60.0, 25.0], make_test(floor=0.1))
+    ]
+    found = list(unhealthy(judge(readings, fleet)).values())
+    assert [one.subject.uuids for one in found] == [("n/1",)]
+    assert found[0].command.startswith("ps ")
