@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from raybench.errors import UsageError
 
@@ -30,23 +31,28 @@ def pairs_of_turn(world_size: int, turn: int) -> tuple[Pair, ...]:
 
 def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
     """Read "0-3,1-2" as pairs. Raises UsageError where it is none, or a rank is in two of them."""
-    rule = "must be disjoint pairs of ranks, as in 0-3,1-2"
+    rule = "partners: must be disjoint pairs of ranks, as in 0-3,1-2"
     found = [_match(r"(\d+)-(\d+)", part, text, rule) for part in text.split(",")]
     ranks = [rank for pair in found for rank in pair]
     if len(set(ranks)) < len(ranks) or max(ranks) >= world_size:
-        raise UsageError(f"partners: {rule}, below world_size {world_size}, given {text!r}")
+        raise UsageError(f"{rule}, below world_size {world_size}, given {text!r}")
     return tuple((min(pair), max(pair)) for pair in found)
+
+
+def pairs_text(pairs: Iterable[Pair]) -> str:
+    """Write pairs as `parse_pairs` reads them."""
+    return ",".join(f"{low}-{high}" for low, high in pairs)
 
 
 def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
     """Read "0-3,4-7" or "0+2,1+3" as groups of ranks. Raises UsageError as `parse_pairs`."""
-    rule = "must be disjoint groups of ranks, as in 0-3,4-7 or 0+2,1+3"
+    rule = "groups: must be disjoint groups of ranks, as in 0-3,4-7 or 0+2,1+3"
     groups = [_group(part, text, rule) for part in text.split(",")]
     ranks = [rank for group in groups for rank in group]
     too_small = min(map(len, groups)) < 2
     if too_small or len(set(ranks)) < len(ranks) or max(ranks) >= world_size:
         raise UsageError(
-            f"groups: {rule}, of 2 ranks at least, below world_size {world_size}, given {text!r}"
+            f"{rule}, of 2 ranks at least, below world_size {world_size}, given {text!r}"
         )
     return tuple(groups)
 

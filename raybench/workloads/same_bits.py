@@ -43,6 +43,11 @@ class SameBits(Workload):
             description="checks that found other bits than the first",
             over_ranks="sum",
         ),
+        Metric(
+            name="misplaced_products",
+            description="checks whose product had other bits in other rows",
+            over_ranks="sum",
+        ),
     )
 
     def __init__(
@@ -63,7 +68,7 @@ class SameBits(Workload):
         self.product = torch.empty_like(self._first)
         self.flops_per_step = 2.0 * size**3
         self.digest: int | None = None
-        self.changed_products = 0
+        self.changed_products = self.misplaced_products = 0
 
     def step(self) -> None:
         """Issue the product once."""
@@ -72,7 +77,16 @@ class SameBits(Workload):
         torch.matmul(self._first, self._second, out=self.product)
 
     def check(self) -> None:
-        """Digest the last product; then make it wrong for the next check."""
+        """Digest the last product; then make it wrong for the next check.
+
+        Once more it is computed with its rows elsewhere: where the bits differ then, either the
+        device is wrong or its library treats rows differently by their place.
+        """
+        import torch
+
+        half = len(self._first) // 2
+        moved = torch.matmul(self._first.roll(half, 0), self._second).roll(-half, 0)
+        self.misplaced_products += not torch.equal(moved, self.product)
         digest = digest_of(self.product)
         self.digest = digest if self.digest is None else self.digest
         self.changed_products += digest != self.digest

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raybench.doctor.health.readings import read_record
+from raybench.doctor.health.readings import make_links, read_record
 from raybench.doctor.health.suite import Fleet, Probe, probes
 from raybench.job.model import Job, load_job
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device, Record
 from raybench.records.environment import usable_cores
-from raybench.records.health import Reading, Stage
+from raybench.records.health import Link, Reading, Stage
 from raybench.results.run import Run
 from raybench.sweep.listener import Listener
 from raybench.sweep.rounds import Rounds
@@ -32,6 +32,7 @@ class Examination:
     run: Run
     devices: tuple[Device, ...]
     readings: tuple[Reading, ...]
+    links: tuple[Link, ...]
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class _Examiner:
     fleet: Fleet = field(default_factory=lambda: Fleet(devices=()))
     probes: dict[str, Probe] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
+    records: list[tuple[Record, Probe]] = field(default_factory=list)
 
     def rounds(self, devices: Sequence[Device]) -> Rounds:
         """As PointSource."""
@@ -60,7 +62,10 @@ class _Examiner:
 
     def note(self, record: Record) -> None:
         """As PointSource."""
-        self.readings += read_record(record, self.probes[record.point.point_id], self.fleet)
+        probe = self.probes[record.point.point_id]
+        self.readings += read_record(record, probe, self.fleet)
+        if probe.shape == "pairs" or probe.test.stage == "host-links":
+            self.records.append((record, probe))
 
     def further(self, number: int) -> Sequence[Point]:
         """As PointSource."""
@@ -86,7 +91,12 @@ def examine(
         resume_command=lambda _: "raybench health",
     )
     run = run_sweep(job, start, where, listener, examiner)
-    return Examination(run=run, devices=examiner.fleet.devices, readings=tuple(examiner.readings))
+    return Examination(
+        run=run,
+        devices=examiner.fleet.devices,
+        readings=tuple(examiner.readings),
+        links=make_links(examiner.records, examiner.fleet),
+    )
 
 
 def health_job() -> Job:

@@ -1,41 +1,87 @@
 """What a health check runs: each test, and the points over all devices that it is read from.
 
 A test is declared once, with the floor of its noise on healthy devices; `probes` makes the points
-of a cluster. Pure.
+of a fleet. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import chain, zip_longest
 from typing import Literal, get_args
 
 from raybench.doctor.health.subjects import device_subjects
-from raybench.job.point import Point, Precision, Scalar
+from raybench.job import registry
+from raybench.job.point import RUN_SETTINGS, Point, Precision, Scalar
 from raybench.records import Device
-from raybench.records.health import HealthTest, Stage, Subject
+from raybench.records.health import HealthTest, Stage, Subject, SubjectKind
+from raybench.workloads.pairings import Pair, groups_text, pairs_of_turn, pairs_text, turns
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
-# The noise of a figure on healthy devices, as a share of it: GPUs by the committed runs, CPU
-# workers by what shares their cores.
-_FLOORS = {
-    "cuda": {"gemm": 0.01, "memory": 0.005, "latency": 0.1},
-    "cpu": {"gemm": 0.1, "memory": 0.1, "latency": 0.2},
+_MIB = 2**20
+# The noise of a figure on healthy devices, as a share of it: of GPUs by the committed runs; CPU
+# workers share cores and caches with whatever else runs on the host.
+_FLOORS: Mapping[str, Mapping[str, float]] = {
+    "cuda": {"gemm": 0.01, "memory": 0.005, "link": 0.03, "pair": 0.02, "latency": 0.1},
+    "cpu": {"gemm": 0.1, "memory": 0.1, "link": 0.1, "pair": 0.15, "latency": 0.2},
 }
 _GEMM_SIZES = {"cuda": (256, 512, 1024, 2048, 8192), "cpu": (256, 512, 1024)}
+# Below it a product on a GPU takes less than its launch.
+_SMALL_GEMM = {"cuda": 1024, "cpu": 0}
 _PRECISIONS = {"cuda": tuple(Precision), "cpu": (Precision.FP32,)}
-# Of each of three arrays: 100, 500 and 1000 MB; on CPUs above their caches and soon done.
-_ARRAY_BYTES = {"cuda": (10**8, 5 * 10**8, 10**9), "cpu": (64 * 10**6,)}
+# Of each of three arrays: 100, 500 and 1000 MB; on CPUs above most caches and soon done.
+_ARRAY_BYTES = {"cuda": (10**8, 5 * 10**8, 10**9), "cpu": (16 * 10**6,)}
+_SAME_BITS = {
+    "cuda": ((Precision.FP32, 2048), (Precision.BF16, 2048)),
+    "cpu": ((Precision.FP32, 256),),
+}
+_LAUNCHES = {
+    "cuda": (
+        (True, "launch and wait", "From a launch until the host knows that it is done."),
+        (False, "launch", "Between two launches that queue up: the pace of the host."),
+    ),
+    "cpu": ((False, "launch", "The cost of an operator of torch: the pace of the host."),),
+}
+_HOST_COPY_BYTES = 128 * _MIB
+_PAIR_BYTES = {"cuda": 256 * _MIB, "cpu": 4 * _MIB}
+_LATENCY_BYTES = 8
+_REDUCED_BYTES = {
+    "cuda": (2**15, _MIB, 32 * _MIB, 2**30),
+    "cpu": (2**15, _MIB, 8 * _MIB),
+}
+# A message so small that its time is latency.
+_SMALL_MESSAGE = 2**15
+# Of more devices the pairs between nodes are those of one local rank: the rails of a cluster.
+_MOST_IN_ALL_PAIRS = 16
+_TRAINED: Mapping[str, Mapping[str, Scalar]] = {
+    "cuda": {"hidden": 4096, "layers": 8},
+    "cpu": {"hidden": 256, "layers": 4},
+}
+_BATCH = {"cuda": 1024, "cpu": 64}
+
+# Parameters that name a point also where they have their defaults, and how others are told.
+_TOLD = ("direction", "m", "size", "size_bytes", "transport")
+_WORDS = {"turn": "turn ", "local_rank": "local rank ", "wait": "wait "}
+
+# How a record is read: of each rank that did something, its bits besides, of each pair, of each
+# group, or what each rank's step takes without communication.
+Shape = Literal["ranks", "bits", "pairs", "groups", "own work"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A point, and the test that its record is read for."""
+    """A point, and the test that its record is read for.
+
+    between: of pairs, the test of those between nodes.
+    """
 
     test: HealthTest
     point: Point
+    shape: Shape = "ranks"
+    between: HealthTest | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,36 +105,92 @@ class Fleet:
         """The devices as subjects, by rank."""
         return device_subjects(self.devices)
 
+    @cached_property
+    def nodes(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each node."""
+        found: dict[str, list[int]] = {}
+        for rank, device in enumerate(self.devices):
+            found.setdefault(device.node_id, []).append(rank)
+        return tuple(map(tuple, found.values()))
+
+    def on_one_node(self, pair: Pair) -> bool:
+        """Whether both devices of a pair are on the same node."""
+        return self.devices[pair[0]].node_id == self.devices[pair[1]].node_id
+
     def floor(self, name: str) -> float:
         """Return the floor of a kind of figure."""
         return _FLOORS[self.kind][name]
 
     def point(
-        self, workload: str, precision: Precision = Precision.FP32, **params: Scalar
+        self,
+        workload: str,
+        params: Mapping[str, Scalar],
+        precision: Precision = Precision.FP32,
+        batch_size: int | None = None,
     ) -> Point:
-        """Make a point over all devices."""
+        """Make a point over all devices; the parameters that are not given have their defaults."""
         return Point(
             workload=workload,
-            params=dict(sorted(params.items())),
+            params=dict(sorted({**_defaults(workload), **params}.items())),
             world_size=self.size,
             precision=precision,
-            batch_size=None,
-            global_batch_size=None,
-            scaling=None,
+            batch_size=batch_size,
+            global_batch_size=batch_size and batch_size * self.size,
+            scaling=None if batch_size is None else "weak",
         )
+
+
+@cache
+def _defaults(workload: str) -> Mapping[str, Scalar]:
+    settings = registry.settings(registry.load(workload))
+    return {
+        name: setting.default
+        for name, setting in settings.items()
+        if name not in RUN_SETTINGS and setting.default is not None
+    }
 
 
 def title(point: Point) -> str:
     """Name a point of a health check in a few words."""
     precision = () if point.precision is Precision.FP32 else (point.precision.value,)
-    given = [str(value) for value in point.params.values() if value != ""]
-    return " ".join(dict.fromkeys((point.workload, *precision, *given)))
+    usual = _defaults(point.workload)
+    shown = [
+        _size_text(int(value)) if name == "size_bytes" else f"{_WORDS.get(name, '')}{value}"
+        for name, value in point.params.items()
+        if name in _TOLD or value != usual.get(name)
+    ]
+    return " ".join(dict.fromkeys((point.workload, *precision, *shown)))
 
 
-def probes(fleet: Fleet, stages: Collection[Stage]) -> tuple[Probe, ...]:
-    """List the probes of these stages on these devices, in the order in which they are run."""
+def probes(fleet: Fleet, stages: Collection[Stage], *, serial: bool = False) -> tuple[Probe, ...]:
+    """List the probes of these stages on these devices, in the order in which they are run.
+
+    serial: one pair at a time, so that none shares a path with another.
+    """
+    makers: Mapping[Stage, Callable[[Fleet], Iterator[Probe]]] = {
+        "alone": _alone,
+        "host-links": _host_links,
+        "pairs": _serial_pairs if serial else _pairs,
+        "together": _together,
+        "smoke": _smoke,
+        "straggler": _straggler,
+    }
     return tuple(
-        probe for stage, make in _MAKERS.items() if stage in stages for probe in make(fleet)
+        probe for stage, make in makers.items() if stage in stages for probe in make(fleet)
+    )
+
+
+def _test(
+    name: str, stage: Stage, unit: str, floor: float, meaning: str, kind: SubjectKind = "device"
+) -> HealthTest:
+    return HealthTest(
+        name=name,
+        stage=stage,
+        kind=kind,
+        unit=unit,
+        is_time=unit in ("µs", "ms"),
+        floor=floor,
+        meaning=meaning,
     )
 
 
@@ -96,33 +198,242 @@ def _alone(fleet: Fleet) -> Iterator[Probe]:
     """Yield what each device does alone, all at the same time, without communication."""
     for precision in _PRECISIONS[fleet.kind]:
         for size in _GEMM_SIZES[fleet.kind]:
-            yield Probe(
-                test=HealthTest(
-                    name=f"gemm {precision} {size}",
-                    stage="alone",
-                    kind="device",
-                    unit="TFLOP/s",
-                    is_time=False,
-                    floor=fleet.floor("gemm" if size > 512 else "latency"),
-                    meaning="arithmetic of one device"
-                    if size > 512
-                    else "small products, which wait for their launch",
-                ),
-                point=fleet.point("gemm", precision, m=size, n=size, k=size),
-            )
+            yield _gemm(fleet, precision, size)
     for size_bytes in _ARRAY_BYTES[fleet.kind]:
         yield Probe(
-            test=HealthTest(
-                name=f"memory {size_bytes // 10**6} MB",
-                stage="alone",
-                kind="device",
-                unit="GB/s",
-                is_time=False,
-                floor=fleet.floor("memory"),
-                meaning="bandwidth of the device's memory",
+            test=_test(
+                f"memory {_size_text(size_bytes)}",
+                "alone",
+                "GB/s",
+                fleet.floor("memory"),
+                "Bandwidth of the device's memory, by a triad of three such arrays.",
             ),
-            point=fleet.point("memory", operation="triad", size_bytes=size_bytes, dtype="float32"),
+            point=fleet.point("memory", {"size_bytes": size_bytes}),
+        )
+    for waits, name, meaning in _LAUNCHES[fleet.kind]:
+        yield Probe(
+            test=_test(name, "alone", "µs", fleet.floor("latency"), meaning),
+            point=fleet.point("launch", {"wait": waits}),
+        )
+    for precision, size in _SAME_BITS[fleet.kind]:
+        yield Probe(
+            test=_test(
+                f"same bits {precision} {size}",
+                "alone",
+                "TFLOP/s",
+                fleet.floor("gemm"),
+                "The same product on all devices of a model, compared to the last bit.",
+            ),
+            point=fleet.point("same_bits", {"size": size}, precision),
+            shape="bits",
         )
 
 
-_MAKERS: Mapping[Stage, Callable[[Fleet], Iterator[Probe]]] = {"alone": _alone}
+def _gemm(fleet: Fleet, precision: Precision, size: int) -> Probe:
+    is_small = size < _SMALL_GEMM[fleet.kind]
+    meaning = (
+        "Small products, which wait for their launch."
+        if is_small
+        else "Arithmetic of the device, under its limits of power and temperature."
+    )
+    floor = fleet.floor("latency" if is_small else "gemm")
+    return Probe(
+        test=_test(f"gemm {precision} {size}", "alone", "TFLOP/s", floor, meaning),
+        point=fleet.point("gemm", {"m": size, "n": size, "k": size}, precision),
+    )
+
+
+def _host_links(fleet: Fleet) -> Iterator[Probe]:
+    """Yield copies between host and device: each device of a node alone, then all at once.
+
+    A CPU worker has no link to its host.
+    """
+    if fleet.kind == "cpu":
+        return
+    most = max(map(len, fleet.nodes))
+    for direction in ("h2d", "d2h", "both"):
+        # The only device of each node is alone anyhow.
+        for local_rank in (*range(most), None) if most > 1 else (0,):
+            name = f"{direction} {'all at once' if local_rank is None else 'alone'}"
+            which: dict[str, Scalar] = {} if local_rank is None else {"local_rank": local_rank}
+            yield Probe(
+                test=_test(
+                    name,
+                    "host-links",
+                    "GB/s",
+                    fleet.floor("link"),
+                    "The link between the device and its host's memory, pinned"
+                    + (", while all devices of the node use theirs." if not which else "."),
+                ),
+                point=fleet.point(
+                    "host_copy",
+                    {"direction": direction, "size_bytes": _HOST_COPY_BYTES, **which},
+                ),
+            )
+
+
+def _pairs(fleet: Fleet) -> Iterator[Probe]:
+    """Yield messages between two: all pairs, in turns of disjoint ones."""
+    if fleet.kind == "cuda":
+        for pairs in _turns_on_nodes(fleet):
+            yield from _bandwidths(fleet, "copy", partners=pairs_text(pairs))
+    if fleet.size <= _MOST_IN_ALL_PAIRS:
+        for turn in range(turns(fleet.size) if fleet.size > 1 else 0):
+            yield from _sends(fleet, turn=turn)
+    else:
+        for pairs in (*_turns_on_nodes(fleet), *_rails(fleet)):
+            yield from _sends(fleet, partners=pairs_text(pairs))
+
+
+def _serial_pairs(fleet: Fleet) -> Iterator[Probe]:
+    """Yield the same as `_pairs`, one pair at a time."""
+    for first in range(fleet.size):
+        for second in range(first + 1, fleet.size):
+            partners = pairs_text([(first, second)])
+            if fleet.kind == "cuda" and fleet.on_one_node((first, second)):
+                yield from _bandwidths(fleet, "copy", partners=partners)
+            yield from _sends(fleet, partners=partners)
+
+
+def _turns_on_nodes(fleet: Fleet) -> Iterator[list[Pair]]:
+    """Yield the turns in which all pairs on each node come, on all nodes at the same time."""
+    of_nodes = [
+        [
+            [(ranks[low], ranks[high]) for low, high in pairs_of_turn(len(ranks), turn)]
+            for turn in range(turns(len(ranks)))
+        ]
+        for ranks in fleet.nodes
+        if len(ranks) > 1
+    ]
+    for turn in zip_longest(*of_nodes, fillvalue=[]):
+        yield list(chain.from_iterable(turn))
+
+
+def _rails(fleet: Fleet) -> Iterator[list[Pair]]:
+    """Yield the turns in which each node meets each other, by devices of the same local rank."""
+    nodes = fleet.nodes
+    for turn in range(turns(len(nodes)) if len(nodes) > 1 else 0):
+        yield [
+            pair
+            for low, high in pairs_of_turn(len(nodes), turn)
+            for pair in zip(nodes[low], nodes[high], strict=False)
+        ]
+
+
+def _sends(fleet: Fleet, **which: Scalar) -> Iterator[Probe]:
+    yield from _bandwidths(fleet, "send", **which)
+    name, floor = f"send latency {_size_text(_LATENCY_BYTES)}", fleet.floor("latency")
+    meaning = "Half of the time that a message there and back takes"
+    yield Probe(
+        test=_test(name, "pairs", "µs", floor, f"{meaning}.", "pair"),
+        between=_test(
+            f"{name} between nodes", "pairs", "µs", floor, f"{meaning} between nodes.", "pair"
+        ),
+        point=fleet.point(
+            "pairs", {"direction": "round_trip", "size_bytes": _LATENCY_BYTES, **which}
+        ),
+        shape="pairs",
+    )
+
+
+def _bandwidths(
+    fleet: Fleet, transport: Literal["send", "copy"], **which: Scalar
+) -> Iterator[Probe]:
+    size_bytes, floor = _PAIR_BYTES[fleet.kind], fleet.floor("pair")
+    name = f"{transport} {_size_text(size_bytes)}"
+    how = {"send": "by a send and a receive", "copy": "by a copy between their memories"}
+    meaning = f"Bandwidth from one device to another, {how[transport]}"
+    for direction in ("forward", "backward"):
+        yield Probe(
+            test=_test(name, "pairs", "GB/s", floor, f"{meaning}.", "pair"),
+            between=_test(
+                f"{name} between nodes",
+                "pairs",
+                "GB/s",
+                floor,
+                f"{meaning} of another node.",
+                "pair",
+            ),
+            point=fleet.point(
+                "pairs",
+                {
+                    "direction": direction,
+                    "size_bytes": size_bytes,
+                    "transport": transport,
+                    **which,
+                },
+            ),
+            shape="pairs",
+        )
+
+
+def _together(fleet: Fleet) -> Iterator[Probe]:
+    """Yield collectives of each node's devices, and of all."""
+    crowded = tuple(ranks for ranks in fleet.nodes if len(ranks) > 1)
+    everyone = (tuple(range(fleet.size)),)
+    for size_bytes in _REDUCED_BYTES[fleet.kind]:
+        if crowded:
+            yield reduction(fleet, crowded, size_bytes, "node")
+        if len(fleet.nodes) > 1:
+            yield reduction(fleet, everyone, size_bytes, "cluster")
+
+
+def reduction(
+    fleet: Fleet, groups: tuple[tuple[int, ...], ...], size_bytes: int, kind: SubjectKind
+) -> Probe:
+    """Make the probe of an all_reduce in groups, all at the same time."""
+    is_small = size_bytes <= _SMALL_MESSAGE
+    return Probe(
+        test=_test(
+            f"all_reduce {_size_text(size_bytes)}",
+            "together",
+            "µs" if is_small else "GB/s",
+            fleet.floor("latency" if is_small else "pair"),
+            "Latency of a small sum over devices."
+            if is_small
+            else "Bus bandwidth of a sum over devices, as nccl-tests counts it.",
+            kind,
+        ),
+        point=fleet.point(
+            "grouped_collective", {"groups": groups_text(groups), "size_bytes": size_bytes}
+        ),
+        shape="groups",
+    )
+
+
+def _size_text(size_bytes: int) -> str:
+    for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("MB", 10**6)):
+        if size_bytes % unit == 0:
+            return f"{size_bytes // unit} {name}"
+    return f"{size_bytes} B"
+
+
+def _smoke(fleet: Fleet) -> Iterator[Probe]:
+    """Yield a training step whose gradients and loss are checked."""
+    yield Probe(
+        test=_test(
+            "smoke 784-256-10",
+            "smoke",
+            "ms",
+            fleet.floor("latency"),
+            "Training works: equal gradients on all ranks, and a loss that falls.",
+        ),
+        point=fleet.point("smoke", {}),
+    )
+
+
+def _straggler(fleet: Fleet) -> Iterator[Probe]:
+    """Yield a training step that is taken apart, so that it tells who the others wait for."""
+    sizes = _TRAINED[fleet.kind]
+    precision = Precision.BF16 if fleet.kind == "cuda" else Precision.FP32
+    yield Probe(
+        test=_test(
+            "own part of a training step",
+            "straggler",
+            "ms",
+            fleet.floor("gemm"),
+            "What a rank's step takes without communication: the others wait for the longest.",
+        ),
+        point=fleet.point("mlp", sizes, precision, batch_size=_BATCH[fleet.kind]),
+        shape="own work" if fleet.size > 1 else "ranks",
+    )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from builders import make_device, make_failed, make_measurement, make_record
 
-from raybench.doctor.health.readings import read_record
-from raybench.doctor.health.suite import STAGES, Fleet, Probe, probes
-from raybench.records import Cause, Record, Status
+from raybench.doctor.health.readings import make_links, read_record, wrong_bits
+from raybench.doctor.health.suite import STAGES, Fleet, Probe, probes, title
+from raybench.job.point import Scalar
+from raybench.records import Breakdown, Cause, Record, Status
+from raybench.records.health import NOT_READ
+from raybench.workloads.same_bits import SameBits
 
 
 def fleet_of(count: int = 2, **changes) -> Fleet:
@@ -17,8 +21,25 @@ def fleet_of(count: int = 2, **changes) -> Fleet:
 
 
 def probe_named(name: str, fleet: Fleet) -> Probe:
-    [found] = [probe for probe in probes(fleet, STAGES) if probe.test.name == name]
-    return found
+    return probes_named(name, fleet)[0]
+
+
+def probes_named(name: str, fleet: Fleet, **params: Scalar) -> list[Probe]:
+    """Those of the test with these parameters."""
+    return [
+        probe
+        for probe in probes(fleet, STAGES)
+        if probe.test.name == name and params.items() <= probe.point.params.items()
+    ]
+
+
+def two_nodes(each: int = 2) -> Fleet:
+    devices = [
+        make_device(rank % each, uuid=f"GPU-{rank}", node_id=f"node-{node}", host=node)
+        for rank in range(2 * each)
+        for node in ["ab"[rank // each]]
+    ]
+    return Fleet(devices=tuple(devices))
 
 
 def record_of(probe: Probe, fleet: Fleet, *steps_ns: int, **changes) -> Record:
@@ -64,8 +85,203 @@ def test_a_cpu_worker_stays_the_same_subject_when_its_process_is_replaced() -> N
     assert [one.name for one in after.subjects] == ["alpha worker 0", "alpha worker 1"]
 
 
+def test_of_copies_by_one_local_rank_only_that_one_is_read() -> None:
+    fleet = fleet_of()
+    [probe] = probes_named("h2d alone", fleet, local_rank=1)
+    measured = record_of(probe, fleet, 100, 2_000_000)
+    idle, busy = measured.measurements
+    record = replace(
+        measured, measurements=(replace(idle, memory_bytes=0), replace(busy, memory_bytes=10**8))
+    )
+    [reading] = read_record(record, probe, fleet)
+    assert (reading.subject.name, reading.value) == ("alpha GPU 1", pytest.approx(50.0))
+    [link] = make_links([(record, probe)], fleet)
+    assert (link.from_uuid, link.to_uuid, link.kind) == ("host", "GPU-1", "h2d")
+    assert link.gb_per_s == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize(
+    ("direction", "name"),
+    [("forward", "alpha GPU 0 to alpha GPU 1"), ("backward", "alpha GPU 1 to alpha GPU 0")],
+)
+def test_a_pair_is_named_from_where_the_bytes_come(direction: str, name: str) -> None:
+    fleet = fleet_of()
+    [probe] = probes_named("send 256 MiB", fleet, direction=direction)
+    record = record_of(probe, fleet, 1_000_000, 2_000_000, message_bytes=2 * 10**8)
+    [reading] = read_record(record, probe, fleet)
+    assert reading.subject.name == name
+    assert reading.value == pytest.approx(100.0)
+    [link] = make_links([(record, probe), (record, probe)], fleet)
+    assert (link.from_name, link.to_name) == tuple(name.split(" to "))
+    assert (link.kind, link.gb_per_s, link.latency_us) == ("nccl", reading.value, None)
+
+
+def test_a_latency_is_half_of_a_round_trip_and_holds_both_ways() -> None:
+    fleet = fleet_of()
+    probe = probe_named("send latency 8 B", fleet)
+    record = record_of(probe, fleet, 20_000, 24_000, message_bytes=16)
+    [reading] = read_record(record, probe, fleet)
+    assert reading.value == pytest.approx(12.0)
+    links = make_links([(record, probe)], fleet)
+    assert [(one.from_uuid, one.to_uuid, one.latency_us) for one in links] == [
+        ("GPU-0", "GPU-1", 12.0),
+        ("GPU-1", "GPU-0", 12.0),
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7])
+def test_every_pair_is_read_both_ways_and_pairs_between_nodes_are_a_test_of_their_own(
+    count: int,
+) -> None:
+    fleet = two_nodes(count)
+    read = Counter(
+        (reading.test.name, reading.subject.uuids)
+        for probe in probes(fleet, ["pairs"])
+        for reading in read_record(
+            record_of(probe, fleet, *[10**6] * fleet.size, message_bytes=8), probe, fleet
+        )
+    )
+    each = {name: [u for n, u in read if n == name] for name in {name for name, _ in read}}
+    within = 2 * count * (count - 1)
+    assert len(each["send 256 MiB"]) == len(each["copy 256 MiB"]) == within
+    assert len(each["send 256 MiB between nodes"]) == 2 * count * count
+    assert set(read.values()) == {1}
+
+
+def test_between_many_nodes_devices_meet_those_of_their_local_rank() -> None:
+    fleet = two_nodes(9)
+    between = {
+        reading.subject.uuids
+        for probe in probes(fleet, ["pairs"])
+        for reading in read_record(
+            record_of(probe, fleet, *[10**6] * 18, message_bytes=8), probe, fleet
+        )
+        if reading.test.name == "send 256 MiB between nodes"
+    }
+    assert between == {
+        (f"GPU-{start}", f"GPU-{end}")
+        for rank in range(9)
+        for start, end in ((rank, rank + 9), (rank + 9, rank))
+    }
+
+
+def test_one_pair_at_a_time_reads_the_same_pairs() -> None:
+    fleet = fleet_of(4)
+    serial = probes(fleet, ["pairs"], serial=True)
+    assert {probe.point.params["partners"] for probe in serial} == {
+        "0-1", "0-2", "0-3", "1-2", "1-3", "2-3",
+    }  # fmt: skip
+
+
+def test_devices_together_are_read_per_node_and_over_all() -> None:
+    fleet = two_nodes()
+    node, cluster = probes_named("all_reduce 1 GiB", fleet)
+    figures = {"message_bytes": 2**30, "busbw_factor": 1.0}
+    first, second = read_record(record_of(node, fleet, *[10**7] * 4, **figures), node, fleet)
+    assert (first.subject.name, first.subject.model) == ("a", "2 x NVIDIA H200")
+    assert second.subject.uuids == ("GPU-2", "GPU-3")
+    assert first.value == pytest.approx(107.4, abs=0.1)
+    [whole] = read_record(record_of(cluster, fleet, *[10**7] * 4, **figures), cluster, fleet)
+    assert (whole.subject.kind, whole.subject.name) == ("cluster", "all 4 devices")
+
+
+def test_own_work_is_read_of_both_blocks_of_steps_without_communication() -> None:
+    fleet = fleet_of()
+    probe = probe_named("own part of a training step", fleet)
+    slow = Breakdown(local_ms=((4.0, 4.2, 4.1), (5.0, 5.0, 5.2)))
+    record = record_of(probe, fleet, 10**7, 10**7, breakdown=slow)
+    readings = read_record(record, probe, fleet)
+    assert [(one.pass_number, one.value) for one in readings] == [(1, 4.1), (2, 5.0)] * 2
+    assert not read_record(record_of(probe, fleet, 10**7, 10**7), probe, fleet)
+
+
+def bits(*digests: int, changed: int | None = None, misplaced: int | None = None):
+    return [
+        {
+            "digest": digest,
+            "changed_products": int(rank == changed),
+            "misplaced_products": int(rank == misplaced),
+        }
+        for rank, digest in enumerate(digests)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "named"),
+    [
+        (bits(7, 7, 7, 7), set()),
+        (bits(7, 7, 8, 7), {2}),
+        (bits(7, 8), {0, 1}),
+        (bits(7, 8, misplaced=1), {1}),
+        (bits(7, 7, misplaced=1), set()),
+        (bits(7, 7, changed=0), {0}),
+    ],
+)
+def test_wrong_bits_are_those_of_the_minority_or_of_who_contradicts_itself(
+    found, named: set[int]
+) -> None:
+    problems = wrong_bits(found, fleet_of(len(found)).subjects)
+    assert set(problems) == named
+    assert all(text.startswith("wrong bits: ") for text in problems.values())
+
+
+def test_devices_of_different_models_are_not_compared_to_the_last_bit() -> None:
+    devices = (make_device(0), make_device(1, name="Other GPU"))
+    assert not wrong_bits(bits(7, 8), Fleet(devices=devices).subjects)
+
+
+def test_the_problem_of_wrong_bits_stands_beside_the_figure() -> None:
+    fleet = fleet_of(3)
+    probe = probe_named("same bits bf16 2048", fleet)
+    record = record_of(probe, fleet, *[10**6] * 3, flops_per_step=1e12)
+    by_rank = bits(7, 8, 7)
+    record = replace(
+        record,
+        measurements=tuple(
+            replace(
+                one, workload_metrics={m: float(by_rank[rank][m.name]) for m in SameBits.metrics}
+            )
+            for rank, one in enumerate(record.measurements)
+        ),
+    )
+    readings = read_record(record, probe, fleet)
+    assert [bool(one.problem) for one in readings] == [False, True, False]
+    assert all(one.value == pytest.approx(1000.0) for one in readings)
+
+
+def test_of_a_failed_turn_the_pair_that_failed_is_told_apart_from_the_others() -> None:
+    fleet = fleet_of(4)
+    probe = probes_named("send 256 MiB", fleet, direction="forward", turn=0)[0]
+    record = make_failed(
+        probe.point,
+        status=Status.ERROR,
+        error_type="WrongResultError",
+        error_message="rank 3 (alpha, cuda:3): ranks 1 and 3: a wrong payload",
+        error_rank=3,
+    )
+    told = {one.subject.uuids: one.problem or "" for one in read_record(record, probe, fleet)}
+    assert told.pop(("GPU-1", "GPU-3")).startswith("wrong result: rank 3")
+    assert list(told.values()) == [f"{NOT_READ}alpha GPU 3 failed"]
+
+
+def test_points_are_named_by_what_is_not_usual_of_them() -> None:
+    fleet = fleet_of()
+    names = [title(probe.point) for probe in probes(fleet, STAGES)]
+    assert "gemm bf16 256" in names
+    assert "host_copy d2h local rank 1 128 MiB" in names
+    assert "memory 100 MB" in names
+    assert len(set(names)) == len(names)
+
+
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
-def test_no_two_tests_share_a_name_or_a_point(kind: str) -> None:
-    made = probes(fleet_of(4, kind=kind), STAGES)
-    assert len({probe.test.name for probe in made}) == len(made)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_no_point_comes_twice_in_a_check(kind: str, count: int) -> None:
+    made = probes(fleet_of(count, kind=kind), STAGES)
     assert len({probe.point.point_id for probe in made}) == len(made)
+    assert {probe.point.world_size for probe in made} == {count}
+    assert all(probe.test.stage in STAGES for probe in made)
+
+
+@pytest.mark.parametrize("stage", ["alone", "pairs", "together", "smoke", "straggler"])
+def test_only_the_stages_that_are_asked_for_are_run(stage) -> None:
+    assert {probe.test.stage for probe in probes(fleet_of(), [stage])} == {stage}
