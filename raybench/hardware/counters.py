@@ -1,8 +1,7 @@
-"""The device's own counters and its clock, and the peaks of memory of torch's allocator."""
+"""The device's own counters, and the peaks of memory of torch's allocator."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +19,8 @@ _MJ_PER_J = 1e3
 _LIMITED_SHARE = 0.02
 # What follows a limit waits until it has not acted for so long, and no longer than that.
 _STILL_S, _LONGEST_WAIT_S, _LOOK_S = 0.3, 3.0, 0.05
-_CLOCK_PERIOD_S = 0.1
+# By which heat or a fault holds the clocks back, and not the work itself.
+_HEAT_OR_FAULT = frozenset({"thermal_sw", "thermal_hw", "power_brake"})
 # NVML's power is an average over windows of up to a second, and on A100 and H100 only a quarter
 # of the time is sampled (arXiv 2312.02741): the energy of a short block is mostly its neighbours'.
 _SHORTEST_ENERGY_S = 2.0
@@ -46,15 +46,9 @@ class Counters(Protocol):
     def read(self) -> Reading | None:
         """Read all counters at once."""
 
-    def clock_mhz(self) -> int | None:
-        """Read the SM clock."""
-
 
 class _NoCounters:
     def read(self) -> Reading | None:
-        return None
-
-    def clock_mhz(self) -> int | None:
         return None
 
 
@@ -69,9 +63,6 @@ class _NvmlCounters:
             energy_j=None if energy_mj is None else energy_mj / _MJ_PER_J,
             limited_s=_limits_s(self._handle),
         )
-
-    def clock_mhz(self) -> int | None:
-        return nvml.ask(pynvml.nvmlDeviceGetClockInfo, self._handle, pynvml.NVML_CLOCK_SM)
 
 
 def open_counters(device: torch.device) -> Counters:
@@ -115,34 +106,6 @@ def wait_until_unlimited(counters: Counters, since: Reading | None) -> None:
         time.sleep(_LOOK_S)
 
 
-@contextmanager
-def clock_read(counters: Counters, into: list[int]) -> Iterator[None]:
-    """Read the SM clock ten times a second meanwhile, and once at the end.
-
-    In a thread of this process: a reading takes some 30 us. On H200s a step of 5.7 ms took as
-    long with 20 readings a second as without (docs/method.md).
-    """
-    if counters.clock_mhz() is None:
-        yield
-        return
-    ended = threading.Event()
-
-    def read() -> None:
-        is_last = False
-        while not is_last:
-            is_last = ended.wait(_CLOCK_PERIOD_S)
-            if (mhz := counters.clock_mhz()) is not None:
-                into.append(mhz)
-
-    thread = threading.Thread(target=read, name="raybench-clock", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 def throttle_reasons(before: Reading | None, after: Reading | None) -> tuple[str, ...]:
     """Why the clocks were limited for more than 2 % of the time between two readings.
 
@@ -157,6 +120,11 @@ def throttle_reasons(before: Reading | None, after: Reading | None) -> tuple[str
         for reason, limited_s in after.limited_s.items()
         if reason in before.limited_s and limited_s - before.limited_s[reason] > enough_s
     )
+
+
+def is_held_back(before: Reading | None, after: Reading | None) -> bool:
+    """Whether heat or a fault limited the clocks between two readings."""
+    return not _HEAT_OR_FAULT.isdisjoint(throttle_reasons(before, after))
 
 
 def energy_j(before: Reading | None, after: Reading | None) -> float | None:

@@ -1,4 +1,4 @@
-"""What NVML says of the devices of one node while points run, once a second.
+"""What NVML says of the devices of one node while points run, once a second; clocks more often.
 
 A process of its own samples: not one of a worker, where a thread would compete with the steps for
 the interpreter.
@@ -6,7 +6,9 @@ the interpreter.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -15,9 +17,17 @@ from typing import Any
 import pynvml
 
 from raybench.hardware import nvml
-from raybench.records import Device, DeviceSample
+from raybench.records import Device, DeviceSample, SpanNs
 
+# When the SM clock was read, by the host's monotonic clock in ns, and what it was in MHz.
+Clock = tuple[int, int]
+
+_NS_PER_S = 1e9
 _BYTES_PER_KIB = 1024
+# A reading of the clock takes some 30 us.
+_CLOCK_PERIOD_S = 0.1
+# Half an hour of them.
+_MOST_CLOCKS = 18_000
 # NVML's scope for the sum over all links.
 _ALL_LINKS = 0xFFFFFFFF
 _NVLINK_TX = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS)
@@ -25,13 +35,19 @@ _NVLINK_RX = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS)
 
 
 class Sampler:
-    """Samples devices of this node in a thread. Devices that NVML does not know give nothing."""
+    """Samples devices of this node in a thread. Devices that NVML does not know give nothing.
+
+    period_s: of all that is sampled; of the SM clock it is 0.1 s at most.
+    """
 
     def __init__(self, devices: Sequence[Device], period_s: float = 1.0) -> None:
         asked = [(device, nvml.device(device.uuid)) for device in devices]
         self._devices = [(device, handle) for device, handle in asked if handle is not None]
         self._period_s = period_s
         self._samples: deque[DeviceSample] = deque()
+        self._clocks: dict[str, deque[Clock]] = {
+            device.uuid: deque(maxlen=_MOST_CLOCKS) for device, _ in self._devices
+        }
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 
@@ -44,6 +60,10 @@ class Sampler:
         """Take the samples since the last call, oldest first."""
         return tuple(self._samples.popleft() for _ in range(len(self._samples)))
 
+    def sm_clocks_mhz(self, uuid: str, spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
+        """Return the readings of the device's SM clock in these spans, as `clocks_within`."""
+        return clocks_within(list(self._clocks.get(uuid, ())), spans_ns)
+
     def stop(self) -> None:
         """End the thread; what it sampled can still be drained."""
         self._stopped.set()
@@ -51,8 +71,30 @@ class Sampler:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._period_s):
-            self._samples.extend(_sample(device, handle) for device, handle in self._devices)
+        due_s = time.monotonic() + self._period_s
+        while not self._stopped.wait(min(_CLOCK_PERIOD_S, self._period_s)):
+            for device, handle in self._devices:
+                clock = nvml.ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
+                if clock is not None:
+                    self._clocks[device.uuid].append((time.monotonic_ns(), clock))
+            if time.monotonic() >= due_s:
+                due_s += self._period_s
+                self._samples.extend(_sample(device, handle) for device, handle in self._devices)
+
+
+def clocks_within(clocks: Sequence[Clock], spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
+    """Choose the readings in these spans of time; in MHz, oldest first.
+
+    Where all spans are so short that none was taken in them, that which is nearest, 0.1 s away at
+    most: the device did the same work just before and afterwards. Empty where there is none.
+    """
+    within = [mhz for at_ns, mhz in clocks if any(begin <= at_ns <= end for begin, end in spans_ns)]
+    if within or not spans_ns:
+        return tuple(within)
+    begin_ns, end_ns = spans_ns[-1]
+    near = [(max(begin_ns - at_ns, at_ns - end_ns), mhz) for at_ns, mhz in clocks]
+    away_ns, mhz = min(near, default=(math.inf, 0))
+    return (mhz,) if away_ns <= _CLOCK_PERIOD_S * _NS_PER_S else ()
 
 
 def memory_in_use_bytes() -> dict[str, int]:

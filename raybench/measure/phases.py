@@ -20,8 +20,8 @@ from raybench.hardware.counters import (
     Counters,
     PeakMemory,
     Reading,
-    clock_read,
     energy_j,
+    is_held_back,
     open_counters,
     throttle_reasons,
     wait_until_unlimited,
@@ -50,10 +50,11 @@ from raybench.measure.timing import (
     loop_step,
     make_timer,
     no_garbage_collection,
+    on_any_rank,
     per_step,
     slowest_rank_ns,
 )
-from raybench.records import Measurement, Repetition, Samples
+from raybench.records import Measurement, Repetition, Samples, SpanNs
 from raybench.records.checked_answers import DECLARED, check_declared, check_metric
 from raybench.records.failure_text import add_note, brief
 from raybench.records.metric import Metric
@@ -73,7 +74,7 @@ class _Session:
     repetitions: list[Repetition] = field(default_factory=list)
     energies_j: list[float | None] = field(default_factory=list)
     throttle_reasons: dict[str, None] = field(default_factory=dict)
-    sm_clocks_mhz: list[int] = field(default_factory=list)
+    timed_at_ns: list[SpanNs] = field(default_factory=list)
 
 
 def measure(
@@ -132,7 +133,7 @@ def _measurement(session: _Session, setup_s: float, found: dict[str, Any]) -> Me
         peak_mem_reserved_bytes=session.memory.reserved_bytes,
         energy_j=sum(known) if len(known) == len(session.repetitions) else None,
         throttle_reasons=tuple(session.throttle_reasons),
-        sm_clocks_mhz=tuple(session.sm_clocks_mhz),
+        timed_at_ns=tuple(session.timed_at_ns),
         **found,
     )
 
@@ -201,15 +202,19 @@ def _repetition(workload: Workload, session: _Session) -> None:
 
 
 def _warm_up(workload: Workload, session: _Session) -> _Phase:
-    """Eager steps, one by one."""
-    context, phase = session.context, _Phase()
+    """Eager steps, one by one, until they are steady and no rank's clocks are held back."""
+    context, phase, is_limited = session.context, _Phase(), False
     at_least = timing.EAGER_ITERATIONS if context.cuda_graph else 1
 
     def wanted() -> int:
-        return next_warmup(phase.point_ns(), session.settings, at_least=at_least)
+        return next_warmup(
+            phase.point_ns(), session.settings, at_least=at_least, is_limited=is_limited
+        )
 
     while iterations := as_rank_0_says(wanted, context.device):
+        before = session.counters.read()
         phase.add(_block(workload.step, iterations, session), context.device)
+        is_limited = on_any_rank(is_held_back(before, session.counters.read()), context.device)
     return phase
 
 
@@ -245,10 +250,10 @@ class _Timing:
     drifted: _Phase = field(default_factory=_Phase)
     timed: _Phase = field(default_factory=_Phase)
     readings: list[Reading | None] = field(default_factory=list)
-    clocks_mhz: list[int] = field(default_factory=list)
+    timed_at_ns: list[SpanNs] = field(default_factory=list)
 
     def run(self) -> None:
-        """Time until it is enough; energy, clocks and what limited them go to the session."""
+        """Time until it is enough; energy, when, and what limited the clocks go to the session."""
         device = self.session.context.device
         while count := as_rank_0_says(
             lambda: next_timed(self.course(), self.session.settings), device
@@ -256,11 +261,11 @@ class _Timing:
             if count == AGAIN:
                 self.timed.move_to(self.drifted)
                 self.readings.clear()
-                self.clocks_mhz.clear()
+                self.timed_at_ns.clear()
                 self.session.memory.forget()
             else:
                 self.timed.add(self._block(count), device)
-        self.session.sm_clocks_mhz.extend(self.clocks_mhz)
+        self.session.timed_at_ns.extend(self.timed_at_ns)
         self.session.energies_j.append(energy_j(self.readings[0], self.readings[-1]))
         for before, after in zip(self.readings[::2], self.readings[1::2], strict=True):
             if before is not None and after is not None:
@@ -278,8 +283,9 @@ class _Timing:
 
     def _block(self, iterations: int) -> Samples:
         before = self.session.counters.read()
-        with clock_read(self.session.counters, self.clocks_mhz):
-            block = _block(self.step, iterations, self.session, lead_in=lead_in(self.course()))
+        begin_ns = time.monotonic_ns()
+        block = _block(self.step, iterations, self.session, lead_in=lead_in(self.course()))
+        self.timed_at_ns.append((begin_ns, time.monotonic_ns()))
         samples, after = per_step(block, self.inner), self.session.counters.read()
         self.readings += [before, after]
         if before is None or after is None:

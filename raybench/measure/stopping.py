@@ -16,6 +16,8 @@ from raybench.stats.summary import effective_samples, median_interval, student_t
 
 # Warm-up may not eat the whole budget: the samples are what is wanted.
 _WARMUP_SHARE = 0.5
+# Clocks that are not held back for so long are taken for free.
+_STILL_S = 0.3
 # Between looks at it warm-up grows by half: many looks would find a steady moment by chance.
 _WARMUP_GROWTH = 1.5
 _MIN_GROWTH, _MAX_GROWTH = 1.25, 2
@@ -111,12 +113,15 @@ def load_decisions() -> None:
     student_t(1.0)
 
 
-def next_warmup(step_ns: Sequence[float], settings: Measure, *, at_least: int = 1) -> int:
+def next_warmup(
+    step_ns: Sequence[float], settings: Measure, *, at_least: int = 1, is_limited: bool = False
+) -> int:
     """Decide how many iterations the next block of warm-up has; 0 ends it.
 
     step_ns: durations of the iterations so far. The first is cold (loading, compiling): it runs
     alone, counts as one iteration and neither against the budget nor in what is steady.
-    at_least: iterations that are needed whatever the job and the budget say.
+    at_least: iterations that are needed whatever the job and the budget say. is_limited: whether
+    heat or a fault held clocks back in the last block: then it goes on while the budget lasts.
     """
     done = len(step_ns)
     if done == 0:
@@ -124,6 +129,8 @@ def next_warmup(step_ns: Sequence[float], settings: Measure, *, at_least: int = 
     left_s = settings.max_seconds * _WARMUP_SHARE - sum(step_ns[1:]) / _NS_PER_S
     needed = max(0, at_least - done)
     missing = max(needed, _warmup_wanted(step_ns, settings) - done)
+    if is_limited and missing <= 0 and not (settings.warmup.is_fixed or settings.is_quick):
+        missing = max(1, _count_in(_STILL_S, step_ns[1:]))
     return _limit(missing, step_ns[1:], left_s, at_least=needed)
 
 

@@ -199,6 +199,10 @@ class Profile:
     modules: tuple[ModuleTime, ...] = ()
 
 
+# Begin and end by the host's monotonic clock, which all of its processes share.
+SpanNs = tuple[int, int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """One rank's answer for one point.
@@ -213,7 +217,8 @@ class Measurement:
     gemm_tflops: what this device reaches in large matrix products of the point's precision.
     energy_j: of the device during the timed phase; None where it was too short to tell.
     throttle_reasons: why the clocks were limited in the timed phase.
-    sm_clocks_mhz: of the device, read while it was timed; empty where that is not known.
+    timed_at_ns: when its blocks were timed.
+    sm_clocks_mhz: of the device, read meanwhile by another process; empty where it is not known.
     workload_metrics: the values of the metrics that the workload declares itself.
     warnings: what this rank knows to make the number doubtful, one sentence each.
     worker_reusable: the process is as fit for the next point as a fresh one.
@@ -233,6 +238,7 @@ class Measurement:
     gemm_tflops: float | None = None
     energy_j: float | None = None
     throttle_reasons: tuple[str, ...] = ()
+    timed_at_ns: tuple[SpanNs, ...] = ()
     sm_clocks_mhz: tuple[int, ...] = ()
     breakdown: Breakdown | None = None
     profile: Profile | None = None

@@ -10,7 +10,6 @@ import torch
 
 from raybench.hardware import nvml
 from raybench.hardware.counters import (
-    clock_read,
     energy_j,
     open_counters,
     throttle_reasons,
@@ -99,9 +98,12 @@ def test_a_reading_is_cheap_and_grows_with_the_work(device, described, show):
 
 
 def test_the_clock_is_read_while_the_device_works(device, described, show):
-    counters, found = open_counters(device), []
-    with clock_read(counters, found):
-        keep_busy(device, BUSY_S)
+    sampler = Sampler([described])
+    sampler.start()
+    begin_ns = time.monotonic_ns()
+    keep_busy(device, BUSY_S)
+    found = sampler.sm_clocks_mhz(described.uuid, [(begin_ns, time.monotonic_ns())])
+    sampler.stop()
     show("SM clocks", found)
     assert len(found) > 5 * BUSY_S
     assert all(0 < mhz <= described.sm_clock_max_mhz for mhz in found)

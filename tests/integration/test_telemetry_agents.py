@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
-from tests.unit.fakes import make_device
+from raybench.records import Cause, Failure
+from tests.unit.fakes import make_device, make_measurement
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -154,6 +156,20 @@ def test_each_node_tells_the_facts_of_its_devices_and_nothing_of_a_node_without_
     assert {(one.compute_capability, len(one.nvlinks or ())) for one in before[:4]} == {("9.0", 4)}
     grown = [now.pcie_replays - was.pcie_replays for was, now in zip(before, after, strict=False)]
     assert all(more > 0 for more in grown), grown
+
+
+def test_the_clocks_of_a_measurement_are_read_by_the_agent_of_its_node(agents):
+    collected(agents, 4)  # by then they have read clocks for a second
+    end_ns = time.monotonic_ns()
+    answers = [replace(make_measurement(rank), timed_at_ns=((0, end_ns),)) for rank in range(4)]
+    failed = Failure.of(Cause.PEER_FAILED, rank=1, message="another rank failed")
+    answers[1] = failed
+    clocked = agents.with_clocks(answers, devices())
+    assert clocked[1] == failed
+    assert [{*one.sm_clocks_mhz} for one in clocked if one != failed] == [{1980}] * 3
+    assert len(clocked[0].sm_clocks_mhz) > 5
+    cpus = [replace(device, kind="cpu") for device in devices()]
+    assert {one.sm_clocks_mhz for one in agents.with_clocks(answers, cpus) if one != failed} == {()}
 
 
 def test_an_agent_needs_no_torch(agents):

@@ -25,7 +25,7 @@ from raybench.cluster import DeviceKind, reaper
 from raybench.cluster.bystanders import Look
 from raybench.cluster.device_locks import FOLDER_VARIABLE, Claim, DeviceLocks, Holder
 from raybench.cluster.node_processes import Output
-from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, Task
+from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, SpanNs, Task
 from raybench.records.device_facts import DeviceFacts
 from raybench.records.device_list import device_name
 from raybench.records.environment import variables_that_matter
@@ -149,6 +149,14 @@ class _Agent:
 
             self._facts = FactReader()
         return tuple(self._facts.read(devices))
+
+    def sm_clocks_mhz(self, spans_ns: Mapping[str, Sequence[SpanNs]]) -> dict[str, tuple[int, ...]]:
+        """By device: its SM clock in these spans of time, as the sampler that has it read it."""
+        read = {
+            uuid: [sampler.sm_clocks_mhz(uuid, spans) for sampler in self._samplers]
+            for uuid, spans in spans_ns.items()
+        }
+        return {uuid: max(clocks, key=len, default=()) for uuid, clocks in read.items()}
 
     def kill(self, process_ids: Sequence[int]) -> None:
         from raybench.cluster.node_processes import kill_siblings

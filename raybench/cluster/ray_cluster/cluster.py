@@ -193,13 +193,14 @@ class RayCluster:
         outcome = finish_point(running, task)
         if outcome.group_is_gone:
             self._groups.forget(chosen)
+        clocked = self._agents.with_clocks(outcome.answers, running.devices)
         outputs = self._agents.new_outputs(running.devices)
         if outcome.unfit:
             self._replace([chosen[rank] for rank in sorted(outcome.unfit)])
         if outcome.was_late:
             self._monitor.check(afresh=True)
             self._standbys.dismiss(running.devices)
-        answers = zip(outcome.answers, outputs, strict=True)
+        answers = zip(clocked, outputs, strict=True)
         return with_losses(
             [replace(answer, output=output) for answer, output in answers],
             [worker.lost_because for worker in workers],

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +18,7 @@ from raybench.cluster.node_processes import Output
 from raybench.cluster.ray_cluster.actors import start_agent
 from raybench.cluster.ray_cluster.connection import nodes
 from raybench.cluster.ray_cluster.liveness import HeadMonitor
-from raybench.records import Device, DeviceSample
+from raybench.records import Answer, Device, DeviceSample, Measurement, SpanNs
 from raybench.records.device_facts import DeviceFacts
 
 # An agent answers in a millisecond; a node that does not is not waited for.
@@ -281,6 +281,22 @@ class NodeAgents:
             by_uuid.get(device.uuid, DeviceFacts(device=device, read_at=now, unread=unread))
             for device in devices
         )
+
+    def with_clocks(self, answers: Sequence[Answer], devices: Sequence[Device]) -> list[Answer]:
+        """Add to each measurement the SM clocks of its device while it was timed."""
+        spans: dict[str, dict[str, tuple[SpanNs, ...]]] = {}
+        for answer, device in zip(answers, devices, strict=True):
+            if device.kind == "cuda" and isinstance(answer, Measurement):
+                spans.setdefault(device.node_id, {})[device.uuid] = answer.timed_at_ns
+        agents = self._agents()
+        refs = [agents[one].sm_clocks_mhz.remote(spans[one]) for one in spans if one in agents]
+        read = {uuid: mhz for said in _answers(refs) for uuid, mhz in (said or {}).items()}
+        return [
+            replace(answer, sm_clocks_mhz=read.get(device.uuid, ()))
+            if isinstance(answer, Measurement)
+            else answer
+            for answer, device in zip(answers, devices, strict=True)
+        ]
 
     def stop(self) -> None:
         """Let the agents go."""

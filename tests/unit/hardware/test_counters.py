@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,8 +14,8 @@ from raybench.hardware import counters, nvml
 from raybench.hardware.counters import (
     PeakMemory,
     Reading,
-    clock_read,
     energy_j,
+    is_held_back,
     open_counters,
     throttle_reasons,
     wait_until_unlimited,
@@ -166,26 +164,15 @@ def test_where_no_limits_are_counted_nothing_is_waited_for(monkeypatch):
     assert limited.waited_s(limited.read()) == 0.0
 
 
-def test_the_clock_is_read_meanwhile_and_at_the_end(monkeypatch):
-    read_mhz = iter(range(1000, 2000))
-    FakeNvml(nvmlDeviceGetClockInfo=lambda *_: next(read_mhz)).install(monkeypatch)
-    found: list[int] = []
-    with clock_read(open_counters(CUDA), found):
-        time.sleep(0.5)
-    count = len(found)
-    assert count >= 3
-    time.sleep(0.2)
-    assert len(found) == count
-    with clock_read(open_counters(CUDA), short := []):
-        pass
-    assert len(short) == 1
-
-
-def test_a_device_without_a_clock_has_no_thread(monkeypatch):
-    found: list[int] = []
-    with clock_read(open_counters(torch.device("cpu")), found):
-        assert "raybench-clock" not in {thread.name for thread in threading.enumerate()}
-    assert found == []
+@pytest.mark.parametrize(
+    ("reason", "is_so"),
+    [("thermal_sw", True), ("thermal_hw", True), ("power_brake", True), ("power_cap", False)],
+)
+def test_clocks_are_held_back_by_heat_or_a_fault_and_not_by_the_power_cap(reason, is_so):
+    before = reading(0.0, **{reason: 5.0})
+    assert is_held_back(before, reading(1.0, **{reason: 5.5})) is is_so
+    assert not is_held_back(before, reading(1.0, **{reason: 5.0}))
+    assert not is_held_back(before, None)
 
 
 GIB = 2**30

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from raybench.hardware import nvml
-from raybench.hardware.telemetry import Sampler
+from raybench.hardware.telemetry import Sampler, clocks_within
 from raybench.records import DeviceSample
 from raybench.results.reader import load
 from raybench.results.writer import RunStore
@@ -81,6 +81,44 @@ def test_samples_come_in_order_and_once(monkeypatch):
     times = [sample.time for sample in samples]
     assert len(times) >= 5
     assert times == sorted(set(times))
+
+
+def test_the_clock_is_read_more_often_and_kept_by_the_time_at_which_it_was(monkeypatch):
+    read_mhz = iter(range(1000, 9000))
+    FakeNvml(nvmlDeviceGetClockInfo=lambda *_: next(read_mhz)).install(monkeypatch)
+    sampler = Sampler([make_device(uuid=UUID)], period_s=60.0)
+    sampler.start()
+    begin_ns = time.monotonic_ns()
+    time.sleep(0.6)
+    end_ns = time.monotonic_ns()
+    time.sleep(0.3)
+    sampler.stop()
+    found = sampler.sm_clocks_mhz(UUID, [(begin_ns, end_ns)])
+    assert len(found) >= 3
+    assert found == tuple(range(1000, 1000 + len(found)))
+    assert len(sampler.sm_clocks_mhz(UUID, [(begin_ns, time.monotonic_ns())])) > len(found)
+    assert sampler.sm_clocks_mhz("GPU-other", [(begin_ns, end_ns)]) == ()
+    assert sampler.drain() == ()
+
+
+CLOCKS = [(0, 345), (10**9, 1980), (2 * 10**9, 1965), (3 * 10**9, 1950)]
+
+
+@pytest.mark.parametrize(
+    ("spans_s", "found"),
+    [
+        ([(0.5, 2.5)], (1980, 1965)),
+        ([(0.5, 1.5), (2.5, 3.0)], (1980, 1950)),
+        ([(1.02, 1.03)], (1980,)),  # too short to have one: that which is nearest
+        ([(0.2, 0.25), (1.95, 1.96)], (1965,)),
+        ([(1.4, 1.5)], ()),  # none is near
+        ([], ()),
+    ],
+)
+def test_the_clocks_of_a_point_are_those_of_its_timed_blocks(spans_s, found):
+    spans_ns = [(round(begin * 1e9), round(end * 1e9)) for begin, end in spans_s]
+    assert clocks_within(CLOCKS, spans_ns) == found
+    assert clocks_within([], spans_ns) == ()
 
 
 def test_all_devices_of_the_node_are_sampled(monkeypatch):

@@ -314,9 +314,6 @@ class Throttling:
         limited_s = {"power": max(0.0, time_s - 3), "thermal": 0.0}
         return Reading(time_s=time_s, energy_j=100 * time_s, limited_s=limited_s)
 
-    def clock_mhz(self) -> int:
-        return 1755
-
 
 def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(
     clock: list[int], monkeypatch: pytest.MonkeyPatch
@@ -330,8 +327,44 @@ def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(
     assert repetition.warmup.throttled == ()
     assert done.throttle_reasons == ("power",)
     assert done.energy_j == pytest.approx(800.0)
-    assert done.sm_clocks_mhz
-    assert set(done.sm_clocks_mhz) == {1755}
+    assert done.sm_clocks_mhz == ()  # another process reads them
+
+
+def test_the_timed_blocks_say_when_they_were_by_the_clock_that_all_processes_share(
+    clock: list[int],
+):
+    begin_ns = time.monotonic_ns()
+    done = measured(clock, Measure(warmup=1, iterations=8), step_s=1.0)
+    # The first block is one step, to learn how long it takes; the others are 5 s at most.
+    assert len(done.timed_at_ns) == 3
+    times = [at for span in done.timed_at_ns for at in span]
+    assert times == sorted(times)
+    assert begin_ns <= times[0]
+    assert times[-1] <= time.monotonic_ns()
+
+
+class Hot:
+    """Counters of a device that is too hot until so many seconds after the cold step."""
+
+    def __init__(self, clock: list[int], until_s: float) -> None:
+        self._clock, self._until_s = clock, until_s
+
+    def read(self) -> Reading:
+        time_s = self._clock[0] / 1e9
+        return Reading(time_s=time_s, limited_s={"thermal_sw": min(time_s, self._until_s)})
+
+
+@pytest.mark.parametrize(("hot_s", "warm_s"), [(0.0, 1.0), (4.0, 4.0), (100.0, 10.0)])
+def test_a_warm_up_goes_on_while_heat_holds_the_clocks_back_for_half_the_budget(
+    clock: list[int], monkeypatch: pytest.MonkeyPatch, hot_s: float, warm_s: float
+):
+    monkeypatch.setattr(phases, "open_counters", lambda device: Hot(clock, 1.0 + hot_s))
+    monkeypatch.setattr(phases, "wait_until_unlimited", lambda counters, since: None)
+    settings = Measure(max_seconds=20.0, min_seconds=2.0, breakdown=False)
+    done = measured(clock, settings, cold_s=1.0, step_s=0.01)
+    (repetition,) = done.repetitions
+    assert sum(repetition.warmup.step_ns[1:]) / 1e9 == pytest.approx(warm_s, abs=0.5)
+    assert any(repetition.timed.throttled) == (hot_s > 10)
 
 
 def test_the_peak_memory_is_of_what_follows_the_warm_up(
