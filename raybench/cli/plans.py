@@ -50,6 +50,11 @@ def select(plan: Plan, expression: str | None, option: str = "--filter") -> Plan
     return replace(plan, points=select_points(plan.points, expression, option))
 
 
+def select_ids(plan: Plan, expression: str | None, option: str = "--filter") -> frozenset[str]:
+    """Select the points for which `expression` is true, by their ids. Raises UsageError."""
+    return frozenset(point.point_id for point in select(plan, expression, option).points)
+
+
 def print_plan(
     job: Job, plan: Plan, as_json: bool, devices: int | None = None, nodes: int = 1
 ) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -18,7 +19,6 @@ from raybench.results.run import RunStatus
 from raybench.sweep.commands import command
 
 if TYPE_CHECKING:
-    from raybench.cli.asked_points import Asked
     from raybench.job.model import Job
     from raybench.job.plan import Plan
     from raybench.sweep.run_state import RunState, RunTarget
@@ -40,6 +40,30 @@ _REPEATED = (
     "shared",
     "devices_file",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What `raybench sweep` is given, by the names of its parameters; None where nothing is."""
+
+    job_file: Path | None
+    address: str
+    device: Literal["auto", "cuda", "cpu"]
+    wait_s: float
+    shared: bool
+    devices_file: Path | None
+    output: Path
+    overrides: tuple[str, ...]
+    expression: str | None
+    resumed: str | None
+    retry_failed: bool
+    again: str | None
+    only: str | None
+    against: str | None
+    profile_expression: str | None
+    tags: Mapping[str, str]
+    dry_run: bool
+    as_json: bool
 
 
 def _check_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float:
@@ -173,8 +197,8 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     3 no cluster or none that fits, 130 interrupted.
     """
     # Here, so that neither --help nor the Tab key waits for them.
-    from raybench.cli.asked_points import Asked, load_asked, overrides_of_again, select_ids
-    from raybench.cli.plans import print_plan
+    from raybench.cli.again import overrides_of
+    from raybench.cli.plans import print_plan, select_ids
     from raybench.records.device_list import read_device_list
     from raybench.results.writer import check_writable
     from raybench.sweep.run_state import RunTarget, start_run
@@ -182,7 +206,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     asked = Asked(**given)
     if asked.retry_failed and asked.resumed is None:
         raise UsageError("--retry-failed: goes with --resume RUN only")
-    job, plan = load_asked(ctx, asked)
+    job, plan = _load_asked(ctx, asked)
     profiled: frozenset[str] = frozenset()
     if asked.profile_expression is not None:
         profiled = select_ids(plan, asked.profile_expression, "--profile")
@@ -206,18 +230,44 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
         job,
         plan,
         # Not sys.argv[0]: where the program lies says nothing of the run.
-        argv=("raybench", *sys.argv[1:], *overrides_of_again(asked)),
+        argv=(
+            "raybench",
+            *sys.argv[1:],
+            *(overrides_of(asked.output, asked.again) if asked.again else ()),
+        ),
         tags=asked.tags,
         resume_command=lambda run_id: _resume_command(ctx, run_id, asked.output),
     )
     ctx.exit(_run(job, start, where, asked.as_json))
 
 
+def _load_asked(ctx: click.Context, asked: Asked) -> tuple[Job, Plan]:
+    """Load the job of the command and make its points; of a run to resume all, whatever the filter.
+
+    Raises UsageError.
+    """
+    from raybench.cli.again import plan_again
+    from raybench.cli.plans import load_plan, select
+
+    expression = asked.expression if asked.resumed is None else None
+    if asked.again is None:
+        if asked.only or asked.against:
+            raise UsageError("--only and --against: go with --again RUN only")
+        if asked.job_file is None:
+            raise click.MissingParameter(ctx=ctx, param=ctx.command.params[0])
+        return load_plan(asked.job_file, asked.overrides, expression)
+    if asked.job_file is not None or asked.resumed or asked.overrides:
+        raise UsageError("--again RUN: has its job; give no JOB, --set or --resume")
+    if asked.against and not asked.only:
+        raise UsageError("--against BASE: goes with --only unclear")
+    job, plan = plan_again(asked.output, asked.again, asked.only, asked.against)
+    return job, select(plan, expression)
+
+
 def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTarget) -> int:
     """Go on with the run that `--resume` names; the exit code."""
-    from raybench.cli.asked_points import select_ids
     from raybench.cli.output import make_console, say
-    from raybench.cli.plans import print_plan
+    from raybench.cli.plans import print_plan, select_ids
     from raybench.results.writer import clear_leftovers, hold_run
     from raybench.sweep.resume import (
         check_code,

@@ -5,29 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 from raybench.cluster.bystanders import lock_name
-from raybench.cluster.device_locks import CPU, Claim, DeviceLocks, Holder
+from raybench.cluster.device_locks import CPU, Claim, DeviceLocks, Holder, Terms
 from raybench.errors import DevicesInUseError
 from raybench.records import Device
 
 _POLL_S = 1.0
 # What a killed driver leaves behind is gone after so long; docs/reliability.md.
 _ENDING_S = 65.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """How a sweep takes its devices. holder: this sweep, as others are told of it.
-
-    shared: run beside others. wait_s: how long others are waited for, where it is not.
-    """
-
-    holder: Holder
-    shared: bool = False
-    wait_s: float = 0.0
 
 
 @contextmanager

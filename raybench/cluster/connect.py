@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from raybench.cluster import Cluster
-from raybench.cluster.claims import Terms
+from raybench.cluster.device_locks import Terms
 from raybench.records.device_list import DeviceList
 
 Launcher = Literal["ray", "in-process"]

@@ -72,6 +72,18 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a sweep takes its devices. holder: this sweep, as others are told of it.
+
+    shared: run beside others. wait_s: how long others are waited for, where it is not.
+    """
+
+    holder: Holder
+    shared: bool = False
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """What became of a claim. others: device -> who uses it besides.
 

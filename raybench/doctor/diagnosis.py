@@ -50,9 +50,8 @@ def open_cluster(
     address: str, device: Literal["auto", "cuda", "cpu"], end: Callable[[str], None]
 ) -> Cluster:
     """Connect to a cluster beside the sweeps that use it. Raises ClusterError."""
-    from raybench.cluster.claims import Terms
     from raybench.cluster.connect import connect
-    from raybench.cluster.device_locks import this_process
+    from raybench.cluster.device_locks import Terms, this_process
 
     terms = Terms(holder=this_process("raybench doctor"), shared=True)
     # A private Ray on CPUs gets a worker for each core.

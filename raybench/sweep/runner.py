@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from raybench.cluster import Cluster
-from raybench.cluster.claims import Terms, processors_held
+from raybench.cluster.claims import processors_held
 from raybench.cluster.connect import connect, starts_private
-from raybench.cluster.device_locks import this_process
+from raybench.cluster.device_locks import Terms, this_process
 from raybench.errors import ClusterError, DevicesInUseError, ResultsError
 from raybench.job.model import Job
 from raybench.job.point import Point

@@ -171,6 +171,17 @@ class Context(Execution):
         """
         return self.regions.region(name)
 
+    def generator(self) -> torch.Generator | None:
+        """Make a generator on the device, with other numbers on each rank.
+
+        None on the meta device, which has no numbers.
+        """
+        import torch
+
+        if self.device.type == "meta":
+            return None
+        return torch.Generator(self.device).manual_seed(self.seed + self.rank)
+
     def autocast(self) -> AbstractContextManager[object]:
         """Enter what a forward pass and its loss run in: autocast for fp16 and bf16, else nothing.
 

@@ -1,4 +1,4 @@
-"""Random training data: on the device, or through a DataLoader as real training has it."""
+"""Training data through a DataLoader, as real training has it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 from raybench.errors import UsageError
 from raybench.workloads.base import Context
-
-Batch = tuple[Tensor, Tensor]
-
-
-def random_generator(context: Context) -> torch.Generator | None:
-    """Make a generator on the device, with other numbers on each rank.
-
-    None on the meta device, which has no numbers.
-    """
-    if context.device.type == "meta":
-        return None
-    return torch.Generator(context.device).manual_seed(context.seed + context.rank)
-
-
-def slices(inputs: Tensor, targets: Tensor, batch_size: int) -> Iterator[Batch]:
-    """Full batches of consecutive rows, over and over. No copies."""
-    starts = range(0, len(inputs) - batch_size + 1, batch_size)
-    while True:
-        for start in starts:
-            rows = slice(start, start + batch_size)
-            yield inputs[rows], targets[rows]
+from raybench.workloads.trained import Batch
 
 
 def check_batch_size(context: Context, rows: int, origin: str) -> None:

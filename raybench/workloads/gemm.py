@@ -51,12 +51,10 @@ class Gemm(Workload):
         # `raybench plan` reads this signature and must not pay for importing torch.
         import torch
 
-        from raybench.workloads.data import random_generator
-
         dtype = getattr(torch, _DTYPES[context.precision])
         # Random, not zeros: those need less power, and so leave the clocks higher.
         options = {
-            "generator": random_generator(context),
+            "generator": context.generator(),
             "dtype": dtype,
             "device": context.device,
         }

@@ -9,12 +9,13 @@ from pydantic import Field
 from raybench.errors import UsageError
 from raybench.workloads.base import Context
 from raybench.workloads.model_sizes import LINEAR_FEATURES
-from raybench.workloads.trained import Compile, GradAccumulation, Recipe, Trained
+from raybench.workloads.trained import Compile, GradAccumulation, Recipe, Trained, slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from raybench.workloads.data import Batch, LoaderBatches
+    from raybench.workloads.data import LoaderBatches
+    from raybench.workloads.trained import Batch
 
 
 class Linear(Trained):
@@ -94,10 +95,10 @@ def _check_no_loader_settings(num_workers: int, pin_memory: bool) -> None:
 def _device_batches(context: Context, rows: int) -> Iterator[Batch]:
     import torch
 
-    from raybench.workloads.data import check_batch_size, random_generator, slices
+    from raybench.workloads.data import check_batch_size
 
     check_batch_size(context, rows, "all of them")
-    generator = random_generator(context)
+    generator = context.generator()
     inputs = torch.randn(rows, LINEAR_FEATURES, generator=generator, device=context.device)
     targets = torch.randn(rows, 1, generator=generator, device=context.device)
     return slices(inputs, targets, context.batch_size)

@@ -55,11 +55,9 @@ class Memory(Workload):
         # `raybench plan` reads this signature and must not pay for importing torch.
         import torch
 
-        from raybench.workloads.data import random_generator
-
         element: torch.dtype = getattr(torch, dtype)
         _check(context, size_bytes, element)
-        generator = random_generator(context)
+        generator = context.generator()
         count = 2 if operation in ("copy", "scale") else 3
         self._inputs = [
             torch.randn(

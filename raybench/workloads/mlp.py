@@ -14,6 +14,7 @@ from raybench.workloads.trained import (
     Optimizer,
     Recipe,
     Trained,
+    slices,
 )
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ class Mlp(Trained):
         import torch
         from torch.nn import functional
 
-        from raybench.workloads.data import random_generator, slices
-
         recipe = Recipe(
             loss=functional.mse_loss,
             optimizer=optimizer,
@@ -48,7 +47,7 @@ class Mlp(Trained):
             ddp=ddp,
         )
         shape = (context.batch_size * grad_accumulation, hidden)
-        generator = random_generator(context)
+        generator = context.generator()
         inputs = torch.randn(shape, generator=generator, device=context.device)
         targets = torch.randn(shape, generator=generator, device=context.device)
         self.train(

@@ -35,9 +35,7 @@ class Smoke(Workload):
         import torch
         from torch import nn
 
-        from raybench.workloads.data import random_generator
-
-        generator, device = random_generator(context), context.device
+        generator, device = context.generator(), context.device
         torch.manual_seed(context.seed)
         first, hidden, classes = _SIZES
         with device:

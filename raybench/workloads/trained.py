@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypedDict, get_type_hints
 
 from pydantic import Field
 
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from raybench.workloads.data import Batch
-
+Batch: TypeAlias = "tuple[Tensor, Tensor]"
 OptimizerName = Literal["sgd", "adam", "adamw"]
 
 Optimizer = Annotated[
@@ -90,6 +89,15 @@ class Recipe:
     grad_accumulation: int
     compile: bool
     ddp: DdpOptions = field(default_factory=DdpOptions)
+
+
+def slices(inputs: Tensor, targets: Tensor, batch_size: int) -> Iterator[Batch]:
+    """Full batches of consecutive rows, over and over. No copies."""
+    starts = range(0, len(inputs) - batch_size + 1, batch_size)
+    while True:
+        for start in starts:
+            rows = slice(start, start + batch_size)
+            yield inputs[rows], targets[rows]
 
 
 class Trained(Workload):

@@ -14,12 +14,13 @@ from raybench.workloads.trained import (
     Optimizer,
     Recipe,
     Trained,
+    slices,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from raybench.workloads.data import Batch
+    from raybench.workloads.trained import Batch
 
 
 class Transformer(Trained):
@@ -68,12 +69,10 @@ def _token_batches(
 ) -> Iterator[Batch]:
     import torch
 
-    from raybench.workloads.data import random_generator, slices
-
     text = torch.randint(
         vocabulary,
         (context.batch_size * grad_accumulation, seq_len + 1),
-        generator=random_generator(context),
+        generator=context.generator(),
         device=context.device,
     )
     # The target of each token is the one after it. Both contiguous, as a loader's would be.

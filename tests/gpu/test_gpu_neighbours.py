@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raybench.cluster.claims import Terms
-from raybench.cluster.device_locks import FOLDER_VARIABLE, DeviceLocks, this_process
+from raybench.cluster.device_locks import FOLDER_VARIABLE, DeviceLocks, Terms, this_process
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 

@@ -12,7 +12,8 @@ import ray
 
 from raybench.cluster import DeviceKind, allocator
 from raybench.cluster.allocator import Strategy
-from raybench.cluster.claims import Claims, Terms
+from raybench.cluster.claims import Claims
+from raybench.cluster.device_locks import Terms
 from raybench.cluster.failures import with_losses
 from raybench.cluster.point_end import RunningRanks, finish_point
 from raybench.cluster.ray_cluster.connection import Connection

@@ -9,8 +9,8 @@ import pytest
 from fakes import make_device
 
 from raybench.cluster import claims
-from raybench.cluster.claims import Claims, Terms
-from raybench.cluster.device_locks import CPU, Claim, Holder, this_process
+from raybench.cluster.claims import Claims
+from raybench.cluster.device_locks import CPU, Claim, Holder, Terms, this_process
 from raybench.errors import DevicesInUseError
 from raybench.records import Device
 

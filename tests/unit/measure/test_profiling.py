@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from raybench import cli
-from raybench.cli.asked_points import select_ids
+from raybench.cli.plans import select_ids
 from raybench.cluster.local import LocalCluster
 from raybench.errors import UsageError
 from raybench.job.plan import Plan

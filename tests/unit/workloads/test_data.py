@@ -11,8 +11,9 @@ from torch import Tensor
 from raybench.errors import UsageError
 from raybench.job.point import Precision
 from raybench.workloads.base import Context
-from raybench.workloads.data import LoaderBatches, loader_batches, slices
+from raybench.workloads.data import LoaderBatches, loader_batches
 from raybench.workloads.linear import Linear
+from raybench.workloads.trained import slices
 
 
 def make_context(*, rank: int = 0, world_size: int = 1, batch_size: int = 4) -> Context:
