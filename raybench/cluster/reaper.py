@@ -77,8 +77,9 @@ def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[No
 def _tell_children(tell: int) -> None:
     """Write which processes this one has started, and what these have, to its watcher."""
     numbers = _with_descendants({os.getpid()}, _parents()) - {os.getpid()}
-    with open(tell, "w", encoding="ascii") as file, suppress(BrokenPipeError):
-        file.write(" ".join(map(str, numbers)))  # where there is no watcher, nobody reads
+    # Where there is no watcher nobody reads, which shows when the file is closed.
+    with suppress(BrokenPipeError), open(tell, "w", encoding="ascii") as file:
+        file.write(" ".join(map(str, numbers)))
 
 
 def _start_watcher(kind: str, mark: str, told: int | None = None, folder: str = "") -> None:

@@ -191,3 +191,17 @@ def test_what_a_dead_raylet_was_starting_ends_with_its_driver(tmp_path: Path) ->
             os.kill(each, signal.SIGKILL)
     assert worker in reaper._parents()
     seconds_until(lambda: worker not in reaper._parents(), within_s=20)
+
+
+def test_a_driver_goes_on_without_its_watcher() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        with reaper.reap_orphans_of_children():
+            mark = os.environ[reaper.MARK]
+            [watcher] = watchers(mark)
+            os.kill(watcher, signal.SIGKILL)
+            seconds_until(lambda: watchers(mark) == [], within_s=SOON_S)
+    finally:
+        child.kill()
+        child.wait()
+    assert os.environ.get(reaper.MARK) != mark
