@@ -83,7 +83,7 @@ def _parts(row: Row) -> _Parts:
     compute_ms = own_ms - (data_ms or 0.0) if on_cpu else device_ms
     host_ms = None if on_cpu or device_ms is None else own_ms - device_ms
     return _Parts(
-        comm=0.0 if is_alone else _communication_ms(row, local_ms),
+        comm=0.0 if is_alone else _communication_ms(row),
         wait=excess_ms,
         compute=compute_ms,
         data=data_ms,
@@ -91,7 +91,7 @@ def _parts(row: Row) -> _Parts:
     )
 
 
-def _communication_ms(row: Row, local_ms: float) -> float | None:
+def _communication_ms(row: Row) -> float | None:
     """Take what the step is longer than the slowest rank's own, as far as communication tells.
 
     Between none and what was measured of communication, and of ranks that are late in turn; None
@@ -100,11 +100,11 @@ def _communication_ms(row: Row, local_ms: float) -> float | None:
     Communication delays a rank for as long as it runs at most, whether it is waited for or takes
     from the computation beside it.
     """
-    timed_ms = value_or_none(row["comm_ms"])
-    if timed_ms is None:
+    timed_ms, exposed_ms = value_or_none(row["comm_ms"]), value_or_none(row["comm_exposed_ms"])
+    if timed_ms is None or exposed_ms is None:
         return None
     most_ms = timed_ms + (value_or_none(row["late_in_turn_ms"]) or 0.0)
-    return float(min(max(0.0, row["step_ms_p50"] - local_ms), most_ms))
+    return float(min(max(0.0, exposed_ms), most_ms))
 
 
 def _device_ms(row: Row) -> float | None:

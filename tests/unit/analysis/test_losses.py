@@ -32,6 +32,7 @@ def row(step_ms: float, *local_ms: float, **parts: Any) -> dict[str, Any]:
         if len(local_ms) > 1
         else None,
         "comm_ms": 100.0,
+        "comm_exposed_ms": step_ms - max(local_ms) if len(local_ms) > 1 else None,
         **parts,
     }
 

@@ -31,6 +31,10 @@ LEADS = {
     "87.0% efficiency (fp32, batch 1,024), and 2.29 times at worst, 57.2% efficiency "
     "(tf32, batch 64); exposed communication is 67% to 78% of the loss; "
     "at most 585,826 samples/s (bf16, batch 1,024, 4 GPUs)",
+    "ddp_scaling-20261122-142621-6209": "4 GPUs do 3.47 times the samples/s of 1 GPU at best, "
+    "86.7% efficiency (fp32, batch 1,024), and 2.29 times at worst, 57.2% efficiency "
+    "(tf32, batch 64); exposed communication is 73% to 78% of the loss; "
+    "at most 587,718 samples/s (bf16, batch 1,024, 4 GPUs)",
     "ddp_linear-20261120-194439-364b": "4 GPUs do 3.26 times the samples/s of 1 GPU at best, "
     "81.5% efficiency (data=dataloader, num_workers=2, pin_memory=true), and 2.44 times at worst, "
     "61.1% efficiency (data=device, num_workers=0, pin_memory=false); "
@@ -39,6 +43,8 @@ LEADS = {
     "pin_memory=false)",
     "gemm-20261121-113145-0e78": "at most 793.8 TFLOP/s, 80.2% of the datasheet's peak "
     "(bf16, k=4096, m=4096, n=4096)",
+    "gemm-20261122-143010-684e": "at most 671.5 TFLOP/s, 67.9% of the datasheet's peak "
+    "(bf16, k=8192, m=8192, n=8192, unsteady, throttled); 797.8 TFLOP/s in its first 30 ms",
     "grad_accumulation-20261120-194523-581f": "4 GPUs do 3.84 times the samples/s of 1 GPU at "
     "best, 96.0% efficiency (grad_accumulation=8), and 3.28 times at worst, 81.9% efficiency "
     "(grad_accumulation=1); what the rest is lost to was not measured; "
