@@ -17,6 +17,7 @@ from raybench.records.environment import Code
 from raybench.sweep.inflight import InFlight, make_unmeasured
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.scheduler import Assign, Attempt, Schedule, Skip, is_tried_again
+from raybench.sweep.sustained import SustainedRates
 
 # How long workers that are coming are waited for before the loop looks around again.
 _LOOK_AROUND_S = 1.0
@@ -199,6 +200,7 @@ class _Loop:
         self._ask = ask
         self._schedule = schedule
         self._running = InFlight(cluster)
+        self._sustained = SustainedRates()
         self._next_index = len(rounds.plan.points)
         self._has_ended = False
         self._is_search = rounds.plan.batch_search is not None
@@ -297,21 +299,24 @@ class _Loop:
         devices = tuple(self._cluster.devices[worker_id] for worker_id in decision.worker_ids)
         yield PointStarted(index=attempt.index, point=attempt.point, devices=devices)
         profile = attempt.point.point_id in settings.profiled
+        is_known = self._sustained.are_known(devices, attempt.point.precision)
         task = Task(
             point=attempt.point,
             settings=_measure_of(attempt, settings.measure),
             profile=profile,
             code=settings.code,
-            precisions=settings.precisions,
+            precisions=None if is_known else settings.precisions,
         )
         self._has_used_workers = True
         self._running.submit(attempt, task, decision.worker_ids, devices)
 
     def _wait_for_next(self) -> Iterator[Event]:
         """Wait for the next points in flight, or for workers that are coming."""
-        next_finished = self._running.next_finished(
-            _LOOK_AROUND_S if self._schedule.pending else None
-        )
+        wait_s = _LOOK_AROUND_S if self._schedule.pending else None
+        next_finished = [
+            (attempt, self._sustained.complete(record))
+            for attempt, record in self._running.next_finished(wait_s)
+        ]
         for attempt, _ in next_finished:
             self._schedule.free(attempt)
         yield from self._end(next_finished)
