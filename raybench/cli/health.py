@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
-from raybench.cli.output import ConsoleListener, make_console, table_text, write_result
+from raybench.cli.output import ConsoleListener, json_text, make_console, table_text, write_result
+from raybench.records.health import Stage, Verdict
+
+if TYPE_CHECKING:
+    from raybench.doctor.health.check import Examination
+
+_ILL = (Verdict.BAD, Verdict.SUSPECT)
 
 
 @click.command("health")
@@ -27,6 +33,21 @@ from raybench.cli.output import ConsoleListener, make_console, table_text, write
     help="The devices to check. auto: GPUs where the cluster has any, else CPU workers.",
 )
 @click.option(
+    "--only",
+    "stages",
+    type=click.Choice(get_args(Stage)),
+    multiple=True,
+    help="Run this stage only; may be repeated.",
+)
+@click.option("--serial", is_flag=True, help="Test one pair at a time, not disjoint pairs at once.")
+@click.option(
+    "--healthy-devices",
+    "healthy_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the healthy devices to FILE, for `raybench sweep --devices FILE`.",
+)
+@click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
@@ -34,15 +55,24 @@ from raybench.cli.output import ConsoleListener, make_console, table_text, write
     show_default=True,
     help="Folder for the result tables.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def health_command(
-    ctx: click.Context, address: str, device: Literal["auto", "cuda", "cpu"], output: Path
+    ctx: click.Context,
+    address: str,
+    device: Literal["auto", "cuda", "cpu"],
+    stages: tuple[Stage, ...],
+    serial: bool,
+    healthy_file: Path | None,
+    output: Path,
+    as_json: bool,
 ) -> None:
     """Check all devices of a cluster, alone, in pairs and together, and name what is bad.
 
     \b
     raybench health
-    raybench health --address auto --device cuda
+    raybench health --only alone --only pairs
+    raybench health --address auto --healthy-devices healthy.txt
 
     Exit code: 0 healthy, 1 something is suspect or bad, 2 a mistake in the command, 3 it could not
     be tested, 130 interrupted.
@@ -50,15 +80,47 @@ def health_command(
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.doctor.health.check import examine
     from raybench.doctor.health.suite import STAGES, title
+    from raybench.records.device_list import write_device_list
+    from raybench.results.run import RunStatus
     from raybench.results.writer import check_writable
     from raybench.sweep.run_state import RunTarget
 
     check_writable(output)
     where = RunTarget(address=address, device=device, output=output, profiled=frozenset())
     listener = ConsoleListener(make_console(), title)
-    found = examine(where, listener, STAGES, ("raybench", *sys.argv[1:]))
+    argv = ("raybench", *sys.argv[1:])
+    found = examine(where, listener, stages or STAGES, argv, serial=serial)
+    if found.run.status is RunStatus.INTERRUPTED:
+        ctx.exit(130)
+    if healthy_file is not None:
+        comment = f"healthy by run {found.run.run_id}"
+        write_device_list(healthy_file, found.healthy_devices, comment)
+    write_result(_as_json(found) if as_json else _as_text(found))
+    ctx.exit(_exit_code(found))
+
+
+def _exit_code(found: Examination) -> int:
+    verdicts = {finding.verdict for finding in found.findings}
+    if verdicts.intersection(_ILL):
+        return 1
+    return 3 if Verdict.UNTESTED in verdicts or not verdicts else 0
+
+
+def _as_text(found: Examination) -> str:
     rows = [
-        (one.subject.name, one.test.name, str(one.pass_number), f"{one.value}", one.problem or "")
-        for one in found.readings
+        (one.verdict.value, one.subject.name, one.test, f"{one.value}", one.unit, one.reason)
+        for one in found.findings
     ]
-    write_result(table_text(("subject", "test", "pass", "value", "problem"), rows))
+    return table_text(("verdict", "subject", "test", "value", "unit", "reason"), rows)
+
+
+def _as_json(found: Examination) -> str:
+    from dataclasses import asdict
+
+    return json_text(
+        {
+            "run_id": found.run.run_id,
+            "findings": [asdict(one) for one in found.findings],
+            "links": [asdict(one) for one in found.links],
+        }
+    )

@@ -18,9 +18,6 @@ NOT_READ = "not read: "
 # waits for others, how long it communicates.
 COMPUTE_TEST, WAIT_TEST, COMM_TEST = "step compute", "step wait", "step communication"
 
-# How the problem of a reading begins whose value is missing because of another subject.
-NOT_READ = "not read: "
-
 
 class Verdict(StrEnum):
     """What is said of one subject in one test; the worst first."""

@@ -16,7 +16,7 @@ from raybench.cluster.device_locks import Terms, this_process
 from raybench.errors import ClusterError, DevicesInUseError, ResultsError
 from raybench.job.model import Job
 from raybench.job.point import Point
-from raybench.records import Device, Record, Status, TrialKey
+from raybench.records import Record, Status, TrialKey
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.batch_search import BatchSearches, check_bounded
@@ -44,8 +44,8 @@ class PointSource(Protocol):
 
     devices_wanted: int
 
-    def rounds(self, devices: Sequence[Device]) -> Rounds:
-        """Return the rounds on these devices, whose workers are there."""
+    def rounds(self, cluster: Cluster) -> Rounds:
+        """Return the rounds on the devices of a cluster, whose workers are there."""
 
     def note(self, record: Record) -> None:
         """Take in the last record of a trial, which is written."""
@@ -185,9 +185,7 @@ def record_run(
             cluster.start(workers, settings.strategy)
         rows.keep_devices(cluster.devices)
         if source:
-            lost = cluster.lost
-            alive = [one for place, one in enumerate(cluster.devices) if place not in lost]
-            rows.adopt(source.rounds(alive))
+            rows.adopt(source.rounds(cluster))
         _run_points(settings, cluster, rows, interrupts, source)
         run = rows.close(RunStatus.INTERRUPTED if rows.left else None)
     except KeyboardInterrupt:

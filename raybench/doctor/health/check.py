@@ -1,4 +1,4 @@
-"""A health check as a run: its points go the way of a sweep's, and its records become readings."""
+"""A health check as a run: its points go the way of a sweep's, and its records become findings."""
 
 from __future__ import annotations
 
@@ -6,54 +6,93 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from raybench.cluster import Cluster
+from raybench.doctor.health.device_facts import facts_readings, read_device_facts
 from raybench.doctor.health.readings import make_links, read_record
+from raybench.doctor.health.room import split_by_room
+from raybench.doctor.health.subjects import device_subjects
 from raybench.doctor.health.suite import Fleet, Probe, probes
+from raybench.doctor.health.verdicts import judge
 from raybench.job.model import Job, load_job
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device, Record
+from raybench.records.device_facts import DeviceFacts
 from raybench.records.environment import usable_cores
-from raybench.records.health import Link, Reading, Stage
+from raybench.records.health import Finding, Link, Reading, Stage, Verdict
+from raybench.results.health import past_values
 from raybench.results.run import Run
+from raybench.results.writer import RunStore
 from raybench.sweep.listener import Listener
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunTarget, start_run
 from raybench.sweep.runner import run_sweep
 
+_NOT_HEALTHY = (Verdict.BAD, Verdict.SUSPECT, Verdict.UNTESTED)
 _JOB = Path(__file__).with_name("job.yaml")
 
-MakeProbes = Callable[[Fleet], Sequence[Probe]]
+MakeProbes = Callable[[Fleet], tuple[Probe, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """What a check has read. devices: those that were checked, by rank."""
+    """What a check has read, and what is said of it. devices: those checked, by rank."""
 
     run: Run
     devices: tuple[Device, ...]
     readings: tuple[Reading, ...]
     links: tuple[Link, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def healthy_devices(self) -> tuple[Device, ...]:
+        """The devices that nothing is held against, by themselves or by their node."""
+        ill = {
+            uuid
+            for finding in self.findings
+            if finding.verdict in _NOT_HEALTHY
+            and finding.subject.kind in ("device", "node")
+            and not finding.culprit
+            for uuid in finding.subject.uuids
+        }
+        subjects = device_subjects(self.devices)
+        pairs = zip(subjects, self.devices, strict=True)
+        return tuple(device for subject, device in pairs if subject.uuids[0] not in ill)
 
 
 @dataclass(slots=True)
 class _Examiner:
-    """Makes the points of the check when its devices are known, and keeps what was measured."""
+    """Makes the points of the check when its devices are known, and keeps what was read.
+
+    stages: that are run. count: of the passes.
+    """
 
     make_probes: MakeProbes
+    stages: Collection[Stage]
     count: int
     devices_wanted: int = field(default_factory=usable_cores)
     fleet: Fleet = field(default_factory=lambda: Fleet(devices=()))
     probes: dict[str, Probe] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
-    records: list[tuple[Record, Probe]] = field(default_factory=list)
+    linked: list[tuple[Record, Probe]] = field(default_factory=list)
+    _cluster: Cluster | None = None
+    _before: tuple[DeviceFacts, ...] = ()
 
-    def rounds(self, devices: Sequence[Device]) -> Rounds:
+    def rounds(self, cluster: Cluster) -> Rounds:
         """As PointSource."""
-        self.fleet = Fleet(devices=tuple(devices))
-        self.probes = {probe.point.point_id: probe for probe in self.make_probes(self.fleet)}
-        points = tuple(probe.point for probe in self.probes.values())
+        alive = [one for place, one in enumerate(cluster.devices) if place not in cluster.lost]
+        self._cluster, self._before = cluster, read_device_facts(cluster)
+        self.fleet = Fleet(devices=tuple(alive))
+        free = {
+            facts.device.uuid: facts.memory_free_bytes
+            for facts in self._before
+            if facts.memory_free_bytes is not None
+        }
+        fitting, without_room = split_by_room(self.make_probes(self.fleet), self.fleet, free)
+        self.readings += without_room
+        self.probes = {probe.point.point_id: probe for probe in fitting}
         return Rounds(
-            plan=Plan(points=points),
+            plan=Plan(points=tuple(probe.point for probe in fitting)),
             count=self.count,
             seed=None,
             has_controls=False,
@@ -65,10 +104,13 @@ class _Examiner:
         probe = self.probes[record.point.point_id]
         self.readings += read_record(record, probe, self.fleet)
         if probe.shape == "pairs" or probe.test.stage == "host-links":
-            self.records.append((record, probe))
+            self.linked.append((record, probe))
 
     def further(self, number: int) -> Sequence[Point]:
-        """As PointSource."""
+        """As PointSource. What the devices count is read once more when all is done."""
+        if self._cluster is not None and "facts" in self.stages:
+            after = read_device_facts(self._cluster)
+            self.readings = [*facts_readings(self._before, after), *self.readings]
         return ()
 
 
@@ -78,25 +120,36 @@ def examine(
     stages: Collection[Stage],
     argv: Sequence[str],
     *,
-    make_probes: Callable[[Fleet, Collection[Stage]], Sequence[Probe]] = probes,
+    serial: bool = False,
+    make_probes: MakeProbes | None = None,
 ) -> Examination:
-    """Run the stages on all devices of a cluster. Raises ClusterError and ResultsError."""
+    """Run the stages on all devices of a cluster, judge what was read, and keep it in the tables.
+
+    serial: one pair at a time. make_probes: what is run instead of the suite.
+    Raises ClusterError and ResultsError.
+    """
     job = health_job()
-    examiner = _Examiner(lambda fleet: make_probes(fleet, stages), job.measure.rounds)
-    start = start_run(
-        job,
-        Plan(points=()),
-        argv=argv,
-        tags={},
-        resume_command=lambda _: "raybench health",
+    examiner = _Examiner(
+        make_probes or (lambda fleet: probes(fleet, stages, serial=serial)),
+        stages,
+        job.measure.rounds,
     )
+    start = start_run(
+        job, Plan(points=()), argv=argv, tags={}, resume_command=lambda _: "raybench health"
+    )
+    past = past_values(where.output)
     run = run_sweep(job, start, where, listener, examiner)
-    return Examination(
+    readings = tuple(examiner.readings)
+    found = Examination(
         run=run,
         devices=examiner.fleet.devices,
-        readings=tuple(examiner.readings),
-        links=make_links(examiner.records, examiner.fleet),
+        readings=readings,
+        links=make_links(examiner.linked, examiner.fleet),
+        findings=judge(readings, examiner.fleet.devices, past),
     )
+    store = RunStore(root=where.output, run_id=run.run_id, measure=job.measure)
+    store.write_health(found.findings, found.links)
+    return found
 
 
 def health_job() -> Job:

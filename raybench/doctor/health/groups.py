@@ -52,14 +52,14 @@ def devices_by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
 def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> list[Group]:
     """Put together what may be held against each other, in the order of the tests."""
     cells: dict[tuple[str, str, str], list[Reading]] = {}
-    places: dict[tuple[str, ...], str] = {}
+    places: dict[Subject, str] = {}
     for reading in readings:
         subject = reading.subject
         place = DEVICE
         if subject.kind != "device":
-            if subject.uuids not in places:
-                places[subject.uuids] = _where(subject, known)
-            place = places[subject.uuids]
+            if subject not in places:
+                places[subject] = _where(subject, known)
+            place = places[subject]
         cells.setdefault((reading.test.name, subject.model, place), []).append(reading)
     return [_group(found, place, known) for (_, _, place), found in cells.items()]
 

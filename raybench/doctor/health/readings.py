@@ -9,7 +9,16 @@ from dataclasses import replace
 
 from raybench.doctor.health.suite import Fleet, Probe
 from raybench.records import Measurement, Record, Status
-from raybench.records.health import NOT_READ, HealthTest, Link, Reading, Subject
+from raybench.records.health import (
+    COMM_TEST,
+    NOT_READ,
+    WAIT_TEST,
+    HealthTest,
+    Link,
+    Reading,
+    Subject,
+)
+from raybench.stats.summary import median_above_smallest
 from raybench.workloads.pairings import Pair, pairs_of_turn, parse_groups, parse_pairs
 
 _NS_PER_US = 1e3
@@ -18,6 +27,10 @@ _WRONG_RESULT = "WrongResultError"
 # How the bytes of a pair go, and of a device and its host.
 _SENT_BY = {"cuda": "nccl", "cpu": "gloo"}
 _HOST = "host"
+_PARTS = {
+    WAIT_TEST: "How long a rank waits in the last sum of gradients for the others.",
+    COMM_TEST: "How long the sums of gradients take besides.",
+}
 
 # What a rank's median step comes to, by the unit of the test.
 _OF_RANK: Mapping[str, Callable[[Measurement, float], float]] = {
@@ -176,27 +189,38 @@ def _read_groups(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading
 
 def group_subject(ranks: Sequence[int], probe: Probe, fleet: Fleet) -> Subject:
     """Make the subject of devices that work together: their node, or all of them."""
-    models = Counter(fleet.subjects[rank].model for rank in ranks)
+    models = dict.fromkeys(fleet.subjects[rank].model for rank in ranks)
     is_node = probe.test.kind == "node"
     return Subject(
         kind=probe.test.kind,
         uuids=tuple(fleet.subjects[rank].uuids[0] for rank in ranks),
         name=fleet.devices[ranks[0]].host if is_node else f"all {len(ranks)} devices",
-        model=", ".join(f"{count} x {model}" for model, count in models.items()),
+        model=" and ".join(models),
     )
 
 
-def _read_own_work(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
-    """Yield what each rank's step takes without communication, which the first round has.
+def _read_parts(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
+    """Yield what each rank's step computes, waits and communicates, which the first round has.
 
-    Its two blocks lie apart in time, and count as passes.
+    Computing is in two blocks of steps that lie apart in time, and count as passes.
     """
-    for subject, measured in zip(fleet.subjects, record.measurements, strict=True):
-        blocks = measured.breakdown.local_ms if measured.breakdown else ()
-        for number, block in enumerate(blocks, 1):
+    broken_down = [one.breakdown for one in record.measurements if one.breakdown]
+    for subject, one in zip(fleet.subjects, broken_down, strict=False):
+        for number, block in enumerate(one.local_ms, 1):
             if block:
                 reading = _reading(record, probe.test, subject, statistics.median(block))
                 yield replace(reading, pass_number=number)
+    tails_ms = [one.tail_ms for one in broken_down]
+    if len(tails_ms) < fleet.size or not all(tails_ms):
+        return
+    wait, communication = (
+        replace(probe.test, name=name, meaning=meaning) for name, meaning in _PARTS.items()
+    )
+    waits_ms = median_above_smallest(tails_ms)
+    for subject, one, waited_ms in zip(fleet.subjects, broken_down, waits_ms, strict=True):
+        yield _reading(record, wait, subject, waited_ms)
+        shared_ms = max(0.0, statistics.median(one.comm_ms) - waited_ms)
+        yield _reading(record, communication, subject, shared_ms)
 
 
 _SHAPES: Mapping[str, Callable[[Record, Probe, Fleet], Iterator[Reading]]] = {
@@ -204,7 +228,7 @@ _SHAPES: Mapping[str, Callable[[Record, Probe, Fleet], Iterator[Reading]]] = {
     "bits": _read_bits,
     "pairs": _read_pairs,
     "groups": _read_groups,
-    "own work": _read_own_work,
+    "parts": _read_parts,
 }
 
 

@@ -24,16 +24,17 @@ def device_subject(device: Device) -> Subject:
 def device_subjects(devices: Sequence[Device]) -> tuple[Subject, ...]:
     """Make the subjects of all devices of a check.
 
-    A CPU worker is known by its place among those of its node: its process may be replaced.
+    A CPU worker is known by its place among those of its host: its process may be replaced, and
+    Ray names the node anew in each run.
     """
     places = Counter[str]()
     found = []
     for device in devices:
-        place = places[device.node_id]
-        places[device.node_id] += 1
+        place = places[device.host]
+        places[device.host] += 1
         found.append(device_subject(device) if device.kind == "cuda" else _at(device, place))
     return tuple(found)
 
 
 def _at(device: Device, place: int) -> Subject:
-    return device_subject(replace(device, index=place, uuid=f"{device.node_id}/{place}"))
+    return device_subject(replace(device, index=place, uuid=f"{device.host}/{place}"))

@@ -16,7 +16,7 @@ from raybench.doctor.health.subjects import device_subjects
 from raybench.job import registry
 from raybench.job.point import RUN_SETTINGS, Point, Precision, Scalar
 from raybench.records import Device
-from raybench.records.health import HealthTest, Stage, Subject, SubjectKind
+from raybench.records.health import COMPUTE_TEST, HealthTest, Stage, Subject, SubjectKind
 from raybench.workloads.pairings import Pair, groups_text, pairs_of_turn, pairs_text, turns
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -67,8 +67,8 @@ _TOLD = ("direction", "m", "size", "size_bytes", "transport")
 _WORDS = {"turn": "turn ", "local_rank": "local rank ", "wait": "wait "}
 
 # How a record is read: of each rank that did something, its bits besides, of each pair, of each
-# group, or what each rank's step takes without communication.
-Shape = Literal["ranks", "bits", "pairs", "groups", "own work"]
+# group, or the parts of each rank's step.
+Shape = Literal["ranks", "bits", "pairs", "groups", "parts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,12 +428,13 @@ def _straggler(fleet: Fleet) -> Iterator[Probe]:
     precision = Precision.BF16 if fleet.kind == "cuda" else Precision.FP32
     yield Probe(
         test=_test(
-            "own part of a training step",
+            COMPUTE_TEST,
             "straggler",
             "ms",
             fleet.floor("gemm"),
-            "What a rank's step takes without communication: the others wait for the longest.",
+            "What a rank's training step takes without communication: the others wait for the "
+            "longest.",
         ),
         point=fleet.point("mlp", sizes, precision, batch_size=_BATCH[fleet.kind]),
-        shape="own work" if fleet.size > 1 else "ranks",
+        shape="parts" if fleet.size > 1 else "ranks",
     )

@@ -9,6 +9,7 @@ import pytest
 from builders import make_device, make_failed, make_measurement, make_record
 
 from raybench.doctor.health.readings import make_links, read_record, wrong_bits
+from raybench.doctor.health.room import split_by_room
 from raybench.doctor.health.suite import STAGES, Fleet, Probe, probes, title
 from raybench.job.point import Scalar
 from raybench.records import Breakdown, Cause, Record, Status
@@ -178,20 +179,29 @@ def test_devices_together_are_read_per_node_and_over_all() -> None:
     node, cluster = probes_named("all_reduce 1 GiB", fleet)
     figures = {"message_bytes": 2**30, "busbw_factor": 1.0}
     first, second = read_record(record_of(node, fleet, *[10**7] * 4, **figures), node, fleet)
-    assert (first.subject.name, first.subject.model) == ("a", "2 x NVIDIA H200")
+    assert (first.subject.name, first.subject.model) == ("a", "NVIDIA H200")
     assert second.subject.uuids == ("GPU-2", "GPU-3")
     assert first.value == pytest.approx(107.4, abs=0.1)
     [whole] = read_record(record_of(cluster, fleet, *[10**7] * 4, **figures), cluster, fleet)
     assert (whole.subject.kind, whole.subject.name) == ("cluster", "all 4 devices")
 
 
-def test_own_work_is_read_of_both_blocks_of_steps_without_communication() -> None:
+def test_a_training_step_is_read_in_parts_of_each_rank() -> None:
     fleet = fleet_of()
-    probe = probe_named("own part of a training step", fleet)
-    slow = Breakdown(local_ms=((4.0, 4.2, 4.1), (5.0, 5.0, 5.2)))
-    record = record_of(probe, fleet, 10**7, 10**7, breakdown=slow)
-    readings = read_record(record, probe, fleet)
-    assert [(one.pass_number, one.value) for one in readings] == [(1, 4.1), (2, 5.0)] * 2
+    probe = probe_named("step compute", fleet)
+    slow = Breakdown(local_ms=((4.0, 4.2, 4.1), (5.0, 5.0, 5.2)), comm_ms=(2.0,), tail_ms=(1.5,))
+    fast = Breakdown(local_ms=((3.0,) * 3, (3.0,) * 3), comm_ms=(3.5,), tail_ms=(3.0,))
+    record = record_of(probe, fleet, 10**7, 10**7)
+    parts = zip(record.measurements, (slow, fast), strict=True)
+    measurements = tuple(replace(one, breakdown=breakdown) for one, breakdown in parts)
+    readings = read_record(replace(record, measurements=measurements), probe, fleet)
+    told = {}
+    for one in readings:
+        told.setdefault((one.test.name, one.subject.name), []).append((one.pass_number, one.value))
+    assert told["step compute", "alpha GPU 0"] == [(1, 4.1), (2, 5.0)]
+    assert told["step wait", "alpha GPU 0"] == [(1, 0.0)]
+    assert told["step wait", "alpha GPU 1"] == [(1, 1.5)]
+    assert told["step communication", "alpha GPU 1"] == [(1, 2.0)]
     assert not read_record(record_of(probe, fleet, 10**7, 10**7), probe, fleet)
 
 
@@ -285,3 +295,19 @@ def test_no_point_comes_twice_in_a_check(kind: str, count: int) -> None:
 @pytest.mark.parametrize("stage", ["alone", "pairs", "together", "smoke", "straggler"])
 def test_only_the_stages_that_are_asked_for_are_run(stage) -> None:
     assert {probe.test.stage for probe in probes(fleet_of(), [stage])} == {stage}
+
+
+def test_what_a_device_has_no_room_for_is_not_run_and_said_of_that_device() -> None:
+    fleet = fleet_of()
+    made = probes(fleet, ["alone"])
+    free = {"GPU-0": 100 * 2**30, "GPU-1": 2 * 2**30}
+    fitting, unread = split_by_room(made, fleet, free)
+    names = {probe.test.name for probe in fitting}
+    assert "gemm bf16 2048" in names
+    assert "memory 1000 MB" not in names
+    problems = {
+        one.subject.name: one.problem for one in unread if one.test.name == "memory 1000 MB"
+    }
+    assert problems["alpha GPU 1"] == "no room: 2.0 GiB of its memory are free, the test needs 3.8"
+    assert problems["alpha GPU 0"] == f"{NOT_READ}alpha GPU 1 has no room"
+    assert split_by_room(made, fleet, {}) == (made, ())

@@ -301,15 +301,15 @@ def test_ranks_that_wait_little_for_each_other_have_no_straggler() -> None:
 
 
 def test_a_cpu_worker_beside_a_busy_neighbour_is_named() -> None:
-    fleet = [make_device(rank, kind="cpu", name="EPYC", uuid=f"n/{rank}") for rank in range(2)]
+    fleet = [make_device(rank, kind="cpu", name="EPYC", uuid=f"alpha/{rank}") for rank in range(2)]
     for place, device in enumerate(fleet):
         fleet[place] = replace(device, node_id="n")
     readings = [
         replace(
-            one, subject=make_subject(0, uuids=(f"n/{one.subject.uuids[0][-1]}",), model="EPYC")
+            one, subject=make_subject(0, uuids=(f"alpha/{one.subject.uuids[0][-1]}",), model="EPYC")
         )
         for one in make_readings([60.0, 25.0], make_test(floor=0.1))
     ]
     found = list(unhealthy(judge(readings, fleet)).values())
-    assert [one.subject.uuids for one in found] == [("n/1",)]
+    assert [one.subject.uuids for one in found] == [("alpha/1",)]
     assert found[0].command.startswith("ps ")
