@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from raybench.cli.completion import complete_run
+from raybench.cli.health_results import export_health, load_health
 from raybench.cli.options import format_asked, json_format_option, results_option
 from raybench.cli.output import write_file, write_result
 from raybench.errors import UsageError
@@ -61,11 +62,15 @@ def export_command(
         raise UsageError(f"give --format {'|'.join(_FORMATS)}, or --to mlflow|wandb")
     if tracker and output:
         raise UsageError(f"-o: goes with --format only; --to {tracker} writes no file")
-    summary = load_summary(results, run)
-    if tracker:
-        click.echo(_track(summary, tracker))
-        return
-    text = _as_json(summary, results, run) if kind == "json" else _format(summary, kind)
+    health = load_health(results, run)
+    if health is not None:
+        text = export_health(health, kind)
+    else:
+        summary = load_summary(results, run)
+        if tracker:
+            click.echo(_track(summary, tracker))
+            return
+        text = _as_json(summary, results, run) if kind == "json" else _format(summary, kind)
     if output is None:
         write_result(text)
     else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from raybench.cli.completion import complete_point, complete_run
+from raybench.cli.health_results import draw_health, format_health, load_health
 from raybench.cli.options import format_asked, json_format_option, results_option
 from raybench.cli.output import append_to_github_summary, color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
@@ -76,11 +78,14 @@ def report_command(
         raise UsageError(f"--github: goes with --format md only, got --format {kind}")
     if against is not None and kind != "html":
         raise UsageError(f"--against: goes with --format html only, got --format {kind}")
-    summary = load_summary(results, run)
-    if kind == "html":
-        text = _page(results, run, summary, against)
+    colored = output is None and color()
+    if (health := load_health(results, run)) is not None:
+        text = format_health(results, health, kind, against, colored=colored)
+        draw = partial(draw_health, health)
     else:
-        text = _format(summary, kind, colored=output is None and color())
+        summary = load_summary(results, run)
+        text = _format_in(results, run, summary, kind, against, colored=colored)
+        draw = partial(_draw, results, run, summary)
     if github:
         append_to_github_summary(text)
     if output is not None:
@@ -89,7 +94,7 @@ def report_command(
         write_result(text)
     # Last: the report must not be lost with a picture that cannot be drawn or written.
     if chart is not None:
-        _draw(results, run, summary, chart)
+        draw(chart)
 
 
 def print_report(results: Path, run_id: str, kind: str) -> None:
@@ -120,6 +125,14 @@ def _format(summary: Summary, kind: str, *, colored: bool) -> str:
     if kind == "json":
         return as_json.format_report(summary)
     return terminal.format_report(summary, width=width(), color=colored)
+
+
+def _format_in(
+    results: Path, run: str, summary: Summary, kind: str, against: str | None, *, colored: bool
+) -> str:
+    if kind == "html":
+        return _page(results, run, summary, against)
+    return _format(summary, kind, colored=colored)
 
 
 def _page(results: Path, run: str, summary: Summary, against: str | None) -> str:
@@ -207,7 +220,8 @@ def _machine(results: Path, run: Run) -> str:
 def _lead(results: Path, run_id: str) -> str:
     """Tell what a run found, or why that cannot be told where its tables are damaged."""
     try:
-        return load_summary(results, run_id).lead
+        health = load_health(results, run_id)
+        return health.headline if health else load_summary(results, run_id).lead
     except ResultsError as error:
         return str(error)
 

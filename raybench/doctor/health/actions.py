@@ -55,11 +55,9 @@ def _about_slow(finding: Finding, device: Device) -> _Advice:
         return Action.WATCH, [f"ps -eo pcpu,psr,pid,comm --sort=-pcpu | head  # on {device.host}"]
     at = f"-i {device.index}  # on {device.host}"
     if finding.stage == "host-links":
-        query = "pcie.link.gen.current,pcie.link.width.current,pcie.link.width.max"
-        return Action.RESET, [f"nvidia-smi --query-gpu={query} --format=csv {at}"]
+        return Action.RESET, [f"nvidia-smi -q {at}, GPU Link Info"]
     if device.other_processes:
-        query = "nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv"
-        return Action.SETTING, [f"{query} {at}"]
+        return Action.SETTING, [f"nvidia-smi -q -d PIDS {at}"]
     cap, default = device.power_cap_w, device.power_cap_default_w
     if cap is not None and default is not None and cap < default:
         return Action.SETTING, [f"nvidia-smi --power-limit={default:g} {at}"]

@@ -381,7 +381,7 @@ def _past_range(values: Sequence[float], source: str) -> _Range | None:
 
 def figure(value: float) -> str:
     """Write a figure with as many digits as it is good for."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".removesuffix(".")
 
 
 def times(ratio: float) -> str:

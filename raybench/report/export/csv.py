@@ -36,8 +36,8 @@ def export_csv(summary: Summary) -> str:
     more = sorted({name for row in rows for name in row if name.startswith(_PREFIXES)})
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
-    writer.writerow(map(_cell, (*names, *more)))
-    writer.writerows([_cell(row.get(name)) for name in (*names, *more)] for row in rows)
+    writer.writerow(map(cell, (*names, *more)))
+    writer.writerows([cell(row.get(name)) for name in (*names, *more)] for row in rows)
     return target.getvalue()
 
 
@@ -47,7 +47,8 @@ def _flatten(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, **inside}
 
 
-def _cell(value: Any) -> Any:
+def cell(value: Any) -> Any:
+    """Write a value as a cell that no spreadsheet takes for a formula."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):

@@ -27,7 +27,7 @@ def export_junit(summary: Summary) -> str:
     rows = point_rows(summary)
     suites = ET.Element("testsuites")
     suite = ET.SubElement(suites, "testsuite", _counts(summary, rows))
-    _properties(suite, {"run_id": summary.run.run_id, **facts_of_run(summary)})
+    add_properties(suite, {"run_id": summary.run.run_id, **facts_of_run(summary)})
     for row in rows:
         _add_case(suite, row, summary)
     ET.indent(suites)
@@ -60,7 +60,7 @@ def _add_case(suite: ET.Element, row: Row, summary: Summary) -> None:
             "time": f"{row['duration_s'] or 0:.3f}",
         },
     )
-    _properties(case, {"point_id": row["point_id"], **figures(row)})
+    add_properties(case, {"point_id": row["point_id"], **figures(row)})
     reason = plain_text.plain(row["error_message"] or formatting.STATUS_WORDS[row["status"]])
     if is_failure(row, summary):
         kind = plain_text.plain(row["error_type"] or row["status"])
@@ -72,7 +72,8 @@ def _add_case(suite: ET.Element, row: Row, summary: Summary) -> None:
         ET.SubElement(case, "system-out").text = reason
 
 
-def _properties(parent: ET.Element, values: Mapping[str, object]) -> None:
+def add_properties(parent: ET.Element, values: Mapping[str, object]) -> None:
+    """Add the properties of a suite or of a case."""
     holder = ET.SubElement(parent, "properties")
     for name, value in values.items():
         shown = plain_text.plain(value)

@@ -16,7 +16,7 @@ from importlib import resources
 from typing import Any
 
 import pandas as pd
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from raybench.analysis.rounds import records
@@ -62,19 +62,13 @@ class PageData:
 def format_page(data: PageData) -> str:
     """Write the whole page."""
     summary = data.summary
-    style, script = _asset("page.css"), _asset("page.js")
     rows = rows_laid_over(summary, data.against)
     first = main_figure(rows, summary, data.devices)
     others = [one for one in _figures(data, rows) if first is None or one.anchor != first.anchor]
-    page: str = _template().render(
+    return render(
+        "page.html",
         summary=summary,
         run=summary.run,
-        policy=Markup(
-            f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-            "base-uri 'none'; form-action 'none'"
-        ),
-        style=Markup(style),
-        script=Markup(script),
         title=plain_text.plain(summary.run.job_name),
         report=summary.report,
         versions=[
@@ -94,6 +88,24 @@ def format_page(data: PageData) -> str:
         facts=[(name, text) for name, text in facts(summary) if text],
         devices=device_table(data.devices),
         job_lines=plain_text.plain_lines(summary.run.job_text),
+    )
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill a template of a page, which has the style, the script and the policy beside `values`."""
+    style, script = _asset("page.css"), _asset("page.js")
+    page: str = (
+        _environment()
+        .get_template(template)
+        .render(
+            policy=Markup(
+                f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+                "base-uri 'none'; form-action 'none'"
+            ),
+            style=Markup(style),
+            script=Markup(script),
+            **values,
+        )
     )
     return page
 
@@ -150,8 +162,9 @@ def _finish(value: Any) -> Any:
     return value if isinstance(value, Markup) else plain_text.printable(str(value))
 
 
-def _template() -> Any:
+def _environment() -> Environment:
     environment = Environment(
+        loader=FunctionLoader(_asset),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_finish,
@@ -160,7 +173,7 @@ def _template() -> Any:
     )
     environment.filters["charts"] = _charts
     environment.filters["key"] = lambda entry: Markup(key(entry.shape, entry.color))
-    return environment.from_string(_asset("page.html"))
+    return environment
 
 
 def _asset(name: str) -> str:

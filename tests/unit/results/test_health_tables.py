@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import raybench
-from raybench.records.health import Action, Verdict
-from raybench.results.health import past_values, read_findings, read_links
-from raybench.results.writer import RunStore
-from tests.unit.builders import (
+from builders import (
     make_finding,
     make_link,
     make_measure,
@@ -16,6 +12,11 @@ from tests.unit.builders import (
     make_run,
     make_subject,
 )
+
+import raybench
+from raybench.records.health import Action, Verdict
+from raybench.results.health import past_values, read_findings, read_links
+from raybench.results.writer import RunStore
 
 BAD = make_finding(
     make_subject(3),

@@ -8,6 +8,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from builders import make_device, make_pair, make_readings, make_subject, make_test
 
 from raybench.doctor.health.verdicts import EXPECTED_TEST, judge
 from raybench.records import Device
@@ -22,7 +23,6 @@ from raybench.records.health import (
     Reading,
     Verdict,
 )
-from tests.unit.builders import make_device, make_pair, make_readings, make_subject, make_test
 
 PAIRS = make_test(name="copy 256 MiB", stage="pairs", kind="pair", unit="GB/s", floor=0.02)
 FACT = make_test(name="Xid errors", stage="facts", unit="errors", is_time=True, floor=0.0)
@@ -86,7 +86,7 @@ def test_a_device_that_takes_more_than_one_and_a_half_times_as_long_is_bad_and_t
 @pytest.mark.parametrize(
     ("changes", "command"),
     [
-        ({"other_processes": 1}, "nvidia-smi --query-compute-apps"),
+        ({"other_processes": 1}, "nvidia-smi -q -d PIDS -i 3"),
         ({"power_cap_w": 400.0, "power_cap_default_w": 700.0}, "nvidia-smi --power-limit=700"),
     ],
 )

@@ -1,0 +1,99 @@
+"""A health check as `report`, `export` and `list` show it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raybench.cli.output import color, width, write_file, write_result
+from raybench.errors import UsageError
+
+if TYPE_CHECKING:
+    from raybench.report.health import HealthReport
+
+
+def is_health_run(root: Path, run_id: str) -> bool:
+    """Whether the run of this results folder is a health check that came to its verdicts."""
+    return (root / "health" / run_id).is_dir()
+
+
+def load_health(results: Path, run: str) -> HealthReport | None:
+    """Read what a health check says; None where the run is no health check.
+
+    Raises ResultsError where `run` means no run.
+    """
+    from raybench.report import formatting
+    from raybench.report.health import HealthReport
+    from raybench.results import reader
+    from raybench.results.health import read_findings, read_links
+
+    root, run_id = reader.find_run(results, run)
+    if not is_health_run(root, run_id):
+        return None
+    found = reader.read_run(root, run_id)
+    devices = reader.read_table(root, "devices", run_id).to_pylist()
+    return HealthReport(
+        run=found,
+        machine=formatting.machine(devices) if devices else found.cluster,
+        findings=[finding for _, finding in read_findings(root, run_id)],
+        links=read_links(root, run_id),
+    )
+
+
+def format_health(
+    results: Path, report: HealthReport, kind: str, against: str | None = None, *, colored: bool
+) -> str:
+    """Format it as `raybench report --format KIND` does. Raises UsageError for `against`."""
+    if against is not None:
+        raise UsageError(
+            f"--against {against}: a health check is not laid over another; compare it"
+        )
+    if kind == "json":
+        from raybench.report.export.health import format_json
+
+        return format_json(report)
+    if kind == "html":
+        from raybench.report.html.health import format_page
+        from raybench.results import reader
+
+        root, run_id = reader.find_run(results, report.run.run_id)
+        return format_page(report, reader.load(root, "devices", run_id))
+    from raybench.report.text.health import format_markdown, format_text
+
+    if kind == "md":
+        return format_markdown(report)
+    return format_text(report, width=width(), color=colored)
+
+
+def export_health(report: HealthReport, kind: str | None) -> str:
+    """Format it as `raybench export --format KIND` does."""
+    from raybench.report.export import health
+
+    if kind == "json":
+        return health.format_json(report)
+    if kind == "junit":
+        return health.export_junit(report)
+    if kind == "csv":
+        return health.export_csv(report)
+    raise UsageError("a health check is exported as csv, json or junit")
+
+
+def draw_health(report: HealthReport, path: Path) -> None:
+    """Draw the pairs, or the devices where there are no pairs, as SVG or PNG."""
+    from raybench.report.charts.health import health_figures
+    from raybench.report.charts.poster import draw_poster
+
+    figures = health_figures(report)
+    if not figures:
+        raise UsageError("--chart: there is nothing to draw: nothing was compared")
+    drawn = draw_poster(figures[0], path.suffix.lower().removeprefix("."), below=report.machine)
+    write_file(path, drawn)
+
+
+def print_health(results: Path, run_id: str, *, as_json: bool) -> int:
+    """Print what a check says, and return the exit code of the command that made it."""
+    report = load_health(results, run_id)
+    assert report is not None, "the tables of a check are written before it is shown"
+    kind = "json" if as_json else "terminal"
+    write_result(format_health(results, report, kind, colored=color()))
+    return report.exit_code

@@ -1,0 +1,46 @@
+"""A health check as one page: verdict, findings, the map of pairs and a strip for each device."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from raybench.report import formatting, plain_text
+from raybench.report.charts.figure import Table
+from raybench.report.charts.health import health_figures
+from raybench.report.document import Line, Listing
+from raybench.report.document import Table as TextTable
+from raybench.report.health import HealthReport
+from raybench.report.health_tables import blocks
+from raybench.report.html.page import device_table, render
+
+
+def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
+    """Write the whole page. devices: the table of the run."""
+    found = list(blocks(report, None))
+    run = report.run
+    return render(
+        "health.html",
+        report=report,
+        run=run,
+        lines=[one.text for one in found if isinstance(one, Line)],
+        cases=[one for one in found if isinstance(one, Listing)],
+        figures=health_figures(report),
+        tables=[(one.kind, _table(one)) for one in found if isinstance(one, TextTable)],
+        facts=[
+            ("run", run.run_id),
+            ("started", formatting.when(run.started_at)),
+            ("took", formatting.course(run)),
+            ("cluster", plain_text.plain(run.cluster)),
+            ("command", plain_text.plain(" ".join(run.argv))),
+            ("versions", formatting.versions(run.versions)),
+            ("variables", formatting.settings(run.environment)),
+        ],
+        devices=device_table(devices),
+        course=formatting.course(run),
+    )
+
+
+def _table(table: TextTable) -> Table:
+    """Columns of text stand first in a table of a page."""
+    texts = sum(column in table.texts for column in table.columns)
+    return Table(columns=table.columns, rows=table.rows, texts=texts)

@@ -1,0 +1,340 @@
+"""A health check as a person reads it, in every form."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from builders import (
+    make_device,
+    make_finding,
+    make_link,
+    make_measure,
+    make_pair,
+    make_run,
+    make_subject,
+)
+
+from raybench import cli
+from raybench.records.health import Action, Finding, Link, Verdict
+from raybench.report.charts.health import health_figures
+from raybench.report.export import health as exports
+from raybench.report.health import HealthReport
+from raybench.report.text.health import format_markdown, format_text
+from raybench.results.run import RunStatus
+from raybench.results.writer import RunStore
+
+RUN = "health-20261122-150000-abcd"
+
+
+def healthy(count: int, **changes: Any) -> list[Finding]:
+    return [make_finding(make_subject(rank), **changes) for rank in range(count)]
+
+
+def bad(rank: int, **changes: Any) -> Finding:
+    settings: dict[str, Any] = {
+        "value": 470.0,
+        "ratio": 1.6,
+        "verdict": Verdict.BAD,
+        "reason": "takes 1.60 times as long as those alike",
+        "evidence": "in each of 3 passes",
+        "action": Action.RESET,
+        "command": f"nvidia-smi --gpu-reset -i {rank}  # on alpha",
+        **changes,
+    }
+    return make_finding(make_subject(rank), **settings)
+
+
+def suspect(rank: int, **changes: Any) -> Finding:
+    return bad(rank, value=690.0, verdict=Verdict.SUSPECT, **{"ratio": 1.09, **changes})
+
+
+def slow_pair(first: int, second: int, **changes: Any) -> Finding:
+    settings: dict[str, Any] = {
+        "test": "copy 256 MiB",
+        "stage": "pairs",
+        "unit": "GB/s",
+        "value": 150.0,
+        "ratio": 2.5,
+        "verdict": Verdict.BAD,
+        "reason": "slow: the path between the two is to blame",
+        **changes,
+    }
+    return make_finding(make_pair(first, second), **settings)
+
+
+def report_of(findings: Sequence[Finding], links: Sequence[Link] = ()) -> HealthReport:
+    return HealthReport(
+        run=make_run(RUN, job_name="health"),
+        machine="4 x NVIDIA H200 on 1 node",
+        findings=findings,
+        links=links,
+    )
+
+
+def all_links(count: int) -> list[Link]:
+    return [make_link(first, second) for first, second in permutations(range(count), 2)]
+
+
+ONE_BAD = [*healthy(3), bad(3)]
+
+
+@pytest.mark.parametrize(
+    ("findings", "headline", "exit_code"),
+    [
+        (healthy(4), "All 4 GPUs are healthy.", 0),
+        (healthy(2), "Both GPUs are healthy.", 0),
+        (healthy(1), "The GPU is healthy.", 0),
+        (ONE_BAD, "1 of 4 GPUs is bad: alpha GPU 3", 1),
+        ([*healthy(2), bad(2), bad(3)], "2 of 4 GPUs are bad: alpha GPU 2, alpha GPU 3", 1),
+        (
+            [*healthy(2), suspect(2), bad(3)],
+            "1 of 4 GPUs is bad: alpha GPU 3; 1 of 4 GPUs is suspect: alpha GPU 2",
+            1,
+        ),
+        (
+            [*healthy(4), slow_pair(0, 1), slow_pair(1, 0)],
+            "1 path is slow: alpha GPU 0 to GPU 1; no GPU is bad by itself",
+            1,
+        ),
+        (
+            [*healthy(3), make_finding(make_subject(3), verdict=Verdict.UNTESTED, value=None)],
+            "1 of 4 GPUs could not be tested: alpha GPU 3",
+            3,
+        ),
+        ([], "Nothing could be tested.", 3),
+        ([make_finding(verdict=Verdict.UNKNOWN, value=None)], "Nothing could be tested.", 3),
+    ],
+)
+def test_the_first_line_is_the_verdict(
+    findings: list[Finding], headline: str, exit_code: int
+) -> None:
+    report = report_of(findings)
+    assert (report.headline, report.exit_code) == (headline, exit_code)
+    assert format_text(report).splitlines()[0] == headline
+
+
+def test_all_slow_alike_is_said_to_be_no_devices_fault() -> None:
+    subject = make_subject(kind="cluster", name="all 4 NVIDIA H200", uuids=("GPU-0", "GPU-1"))
+    reason = "all are slow alike: 1.40 times as long as this model takes elsewhere"
+    alike = make_finding(subject, verdict=Verdict.SUSPECT, ratio=None, reason=reason)
+    assert report_of([*healthy(4), alike]).headline == (
+        f"all 4 NVIDIA H200: {reason}; no GPU is bad by itself"
+    )
+
+
+def test_a_device_that_fails_in_several_tests_is_one_case() -> None:
+    findings = [*healthy(3), *(bad(3, test=f"gemm {size}") for size in (256, 2048, 8192))]
+    (case,) = report_of(findings).cases
+    assert case.what.startswith("gemm 8192: takes 1.60 times as long as those alike (470 TFLOP/s")
+    assert "gemm 2048 (1.60x the time), gemm 256 (1.60x the time)" in case.further
+    assert case.commands == ["nvidia-smi --gpu-reset -i 3  # on alpha"]
+
+
+def test_what_is_slow_because_of_a_device_is_no_case_and_is_counted_with_it() -> None:
+    victims = [slow_pair(3, rank, culprit="alpha GPU 3") for rank in range(3)]
+    report = report_of([*ONE_BAD, *victims])
+    assert [case.subject.name for case in report.cases] == ["alpha GPU 3"]
+    assert "3 others are slow because of it" in format_text(report)
+
+
+def test_the_gravest_action_of_a_case_is_the_one_to_take() -> None:
+    broken = bad(3, ratio=None, action=Action.REPLACE, command="kubectl cordon alpha")
+    (case,) = report_of([*ONE_BAD, broken]).cases
+    assert (case.action, case.commands) == (Action.REPLACE, ["kubectl cordon alpha"])
+
+
+@pytest.mark.parametrize(
+    ("findings", "words"),
+    [
+        (healthy(4), "As a set: balanced, use all 4."),
+        (
+            [*healthy(3), bad(3, ratio=2.0)],
+            "leave out alpha GPU 3. In units of a fast GPU, equal shares on all 4 give 2.00, "
+            "the 3 fast alone 3, and shares by their speed 3.50.",
+        ),
+        ([*healthy(7), suspect(7, ratio=1.05)], "keep alpha GPU 7"),
+        (
+            [*healthy(3), bad(3, ratio=None, value=750.0)],
+            "Leave out alpha GPU 3. As a set: balanced, use the others.",
+        ),
+    ],
+)
+def test_advice_on_the_set_weighs_what_a_slow_device_costs(
+    findings: list[Finding], words: str
+) -> None:
+    assert words in report_of(findings).advice
+
+
+def test_a_report_fits_80_columns_and_marks_outliers_without_colour() -> None:
+    links = [
+        replace(link, gb_per_s=150.0)
+        if (link.from_uuid, link.to_uuid) == ("GPU-0", "GPU-1")
+        else link
+        for link in all_links(8)
+    ]
+    report = report_of([*healthy(7), bad(7), slow_pair(0, 1)], links)
+    text = format_text(report)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "! 470" in text
+    assert "! 150" in text
+    assert "! bad, ? suspect, x not tested" in text
+    assert "\x1b" not in text
+
+
+def test_of_a_large_fleet_the_outliers_are_named_and_the_rest_is_a_range() -> None:
+    text = format_text(report_of([*healthy(63), bad(63)], all_links(10)))
+    assert "alpha GPU 63 ! 470" in " ".join(text.split())
+    assert "90 directions, 380 to 380" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_an_unknown_model_is_said() -> None:
+    reason = "no figures of X are known here: that all are slow would not be seen"
+    subject = make_subject(kind="cluster", uuids=(), name="all X", model="X")
+    unknown = make_finding(subject, verdict=Verdict.UNKNOWN, value=None, passes=0, reason=reason)
+    report = report_of([*healthy(2), unknown])
+    assert report.headline == "Both GPUs are healthy."
+    assert "No figures of X are known here" in format_text(report)
+
+
+def test_markdown_has_the_verdict_the_cases_and_the_tables() -> None:
+    text = format_markdown(report_of(ONE_BAD, all_links(4)))
+    assert text.startswith("## 1 of 4 GPUs is bad: alpha GPU 3\n")
+    assert "| from / to | GPU 0 | GPU 1 | GPU 2 | GPU 3 |" in text
+    assert "* type: nvidia-smi --gpu-reset -i 3" in text
+
+
+def test_json_has_cases_with_what_to_type_and_both_tables() -> None:
+    found = json.loads(exports.format_json(report_of(ONE_BAD, all_links(4))))
+    assert (found["verdict"], found["exit_code"]) == ("bad", 1)
+    assert found["cases"][0]["commands"] == ["nvidia-smi --gpu-reset -i 3  # on alpha"]
+    assert len(found["findings"]) == 4
+    assert len(found["links"]) == 12
+
+
+def test_junit_has_a_case_for_each_finding() -> None:
+    findings = [
+        *ONE_BAD,
+        slow_pair(3, 0, culprit="alpha GPU 3"),
+        make_finding(make_subject(4), verdict=Verdict.UNTESTED, value=None, ratio=None),
+    ]
+    suite = ET.fromstring(exports.export_junit(report_of(findings)))[0]
+    counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
+    assert counts == {"tests": "6", "failures": "1", "errors": "1", "skipped": "1"}
+    failure = suite.findall("testcase")[3].find("failure")
+    assert failure is not None
+    assert failure.get("type") == "bad"
+    assert "1.60 times" in (failure.get("message") or "")
+
+
+def test_csv_has_a_line_for_each_finding() -> None:
+    rows = list(csv.DictReader(io.StringIO(exports.export_csv(report_of(ONE_BAD)))))
+    assert [row["verdict"] for row in rows] == ["healthy"] * 3 + ["bad"]
+    assert rows[3]["uuids"] == "GPU-3"
+
+
+def test_pairs_are_a_map_and_devices_a_strip_each() -> None:
+    pairs, strips = health_figures(report_of(ONE_BAD, all_links(4)))
+    assert len(pairs.panels) == 2
+    values = strips.panels[0].spec["data"]["values"]
+    assert [value["is"] for value in values] == ["as those alike"] * 3 + ["bad"]
+
+
+def test_where_nothing_was_compared_nothing_is_drawn() -> None:
+    assert health_figures(report_of([make_finding(ratio=None)])) == []
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    store = RunStore.create(
+        tmp_path, make_run(RUN, job_name="health", status=RunStatus.FAILED), make_measure()
+    )
+    store.write_devices([make_device(rank) for rank in range(4)])
+    store.write_health([*ONE_BAD, slow_pair(0, 1)], all_links(4))
+    return tmp_path
+
+
+class Raybench:
+    """The command, with these results."""
+
+    def __init__(
+        self, results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self._results, self._monkeypatch, self._capsys = results, monkeypatch, capsys
+
+    def __call__(self, *args: str, code: int = 0) -> str:
+        """Return what the command prints; its exit code must be `code`."""
+        argv = ["raybench", *args, "--results", str(self._results)]
+        self._monkeypatch.setattr(sys, "argv", argv)
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        out, err = self._capsys.readouterr()
+        assert stopped.value.code == code, err
+        return out + err
+
+
+@pytest.fixture
+def raybench(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Raybench:
+    return Raybench(results, monkeypatch, capsys)
+
+
+def test_report_of_a_health_run_is_its_verdict(raybench: Raybench) -> None:
+    assert raybench("report", "latest").startswith(
+        "1 of 4 GPUs is bad: alpha GPU 3; 1 path is slow: alpha GPU 0 to GPU 1\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "has"),
+    [
+        (["report", "--format", "md"], "## 1 of 4 GPUs is bad"),
+        (["report", "--json"], '"headline": "1 of 4 GPUs is bad'),
+        (["report", "--format", "html"], '<p class="lead">1 of 4 GPUs is bad'),
+        (["export", "--format", "csv"], "alpha GPU 3,NVIDIA H200"),
+        (["export", "--format", "junit"], "<failure"),
+        (["export", "--json"], '"links": ['),
+        (["list", "--long"], "1 of 4 GPUs is bad"),
+    ],
+)
+def test_every_form_of_a_health_run_has_the_verdict(
+    raybench: Raybench, args: list[str], has: str
+) -> None:
+    assert has in raybench(*args)
+
+
+def test_the_page_has_both_figures_and_asks_nobody_for_anything(raybench: Raybench) -> None:
+    page = raybench("report", "--format", "html")
+    assert '<section id="pairs">' in page
+    assert '<section id="devices">' in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "! 470" in page
+
+
+def test_a_chart_of_a_health_run_is_the_map_of_its_pairs(
+    raybench: Raybench, tmp_path: Path
+) -> None:
+    file = tmp_path / "pairs.svg"
+    raybench("report", "--chart", str(file))
+    assert "copy of 256 MiB, GB/s" in file.read_text()
+
+
+def test_a_tracker_cannot_have_a_health_run(raybench: Raybench) -> None:
+    found = raybench("export", "--to", "mlflow", code=2)
+    assert "a health check is exported as csv, json or junit" in found
+
+
+def test_a_health_run_is_not_laid_over_another(raybench: Raybench) -> None:
+    found = raybench("report", "--format", "html", "--against", "latest", code=2)
+    assert "--against latest: a health check is not laid over another" in found
