@@ -85,10 +85,11 @@ def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
     point = _Collected(ranks)
     late_s = when_late_s(task)
     point.collect(late_s, enough=point.has_failed)
-    was_late = point.is_waiting()
-    if was_late:
+    was_late, left_s = point.is_waiting(), task.settings.timeout_s - late_s
+    # What starts when the time is up already is no sooner there than a new worker, and in its way.
+    if was_late and left_s > 0:
         ranks.prepare()
-        point.collect(task.settings.timeout_s - late_s, enough=point.has_failed)
+        point.collect(left_s, enough=point.has_failed)
     if point.has_succeeded():
         return Outcome(
             answers=point.in_order(), unfit=frozenset(), group_is_gone=False, was_late=was_late

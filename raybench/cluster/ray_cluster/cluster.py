@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from raybench.cluster.ray_cluster.process_groups import ProcessGroups
 from raybench.cluster.ray_cluster.ray_errors import answer_of, node_lost
 from raybench.cluster.ray_cluster.replacement import Standbys
 from raybench.cluster.ray_cluster.workers import WorkerGroup
+from raybench.errors import ClusterError
 from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Group, Task
 from raybench.records.device_facts import DeviceFacts
 from raybench.records.device_list import DeviceList
@@ -33,6 +35,8 @@ _PATIENCE_S = 5.0
 _LOOK_S = 0.2
 # A rank on a node that does not answer is lost.
 _LOOK_AT_NODES_S = 1.0
+# How long Ray stays for points that still ask it, when it is let go.
+_LEAVE_S = 3.0
 
 
 class _RunningActors(RunningRanks):
@@ -46,8 +50,10 @@ class _RunningActors(RunningRanks):
         *,
         abort: Callable[[], None],
         prepare: Callable[[], None],
+        check_open: Callable[[], None],
     ) -> None:
         self.devices = devices
+        self._check_open = check_open
         self._waiting = {ref: rank for rank, ref in enumerate(refs)}
         self._agents = agents
         self._abort, self._prepare = abort, prepare
@@ -58,6 +64,7 @@ class _RunningActors(RunningRanks):
         ready, _ = ray.wait(
             list(self._waiting), num_returns=1, timeout=min(timeout_s, _LOOK_AT_NODES_S)
         )
+        self._check_open()
         ranks = {self._waiting.pop(ref): ref for ref in ready}
         came: dict[int, Answer] = {
             rank: answer_of(ref, rank, self.devices[rank]) for rank, ref in ranks.items()
@@ -122,6 +129,9 @@ class RayCluster:
             connection, self._agents, self._standbys, self._claims, tell, only
         )
         self._groups = ProcessGroups(self._workers, self._monitor)
+        self._is_closing = threading.Event()
+        self._points = 0
+        self._point_ended = threading.Condition()
 
     @property
     def description(self) -> str:
@@ -180,8 +190,11 @@ class RayCluster:
         self._workers.refresh(timeout_s)
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
-        """As Cluster.run."""
-        chosen = tuple(worker_ids)
+        """As Cluster.run. Raises ClusterError where the cluster is closed meanwhile."""
+        with self._point_counted():
+            return self._run(task, tuple(worker_ids))
+
+    def _run(self, task: Task, chosen: tuple[int, ...]) -> tuple[Answer, ...]:
         workers = [self._workers[worker_id] for worker_id in chosen]
         self._workers.lose(self._agents.silent_nodes())
         if task.settings.fresh_workers and any(worker.is_used for worker in workers):
@@ -226,13 +239,33 @@ class RayCluster:
 
     def close(self) -> None:
         """Kill the actors and let go of Ray; a private cluster ends with it."""
+        self._is_closing.set()
         if self._monitor.is_down or not self._let_go():
             # Ray would wait for a minute; the agents need no head.
             self._agents.kill(self._workers.devices)
             self._standbys.close_without_head()
+        # A thread that waits inside of Ray while that goes would crash this process.
+        with self._point_ended:
+            self._point_ended.wait_for(lambda: not self._points, _LEAVE_S)
         ray.shutdown()
         if folder := self._connection.folder:
             folder.remove()
+
+    def _check_open(self) -> None:
+        """Raise ClusterError when a point is to end because the cluster does."""
+        if self._is_closing.is_set():
+            raise ClusterError("the cluster is let go")
+
+    @contextmanager
+    def _point_counted(self) -> Iterator[None]:
+        with self._point_ended:
+            self._points += 1
+        try:
+            yield
+        finally:
+            with self._point_ended:
+                self._points -= 1
+                self._point_ended.notify_all()
 
     def _let_go(self) -> bool:
         """Give everything back to Ray; False where its head goes meanwhile.
@@ -271,6 +304,7 @@ class RayCluster:
             self._agents,
             abort=lambda: self._groups.tell_abort(group),
             prepare=lambda: self._prepare(devices),
+            check_open=self._check_open,
         )
 
     def _prepare(self, devices: Sequence[Device]) -> None:
@@ -278,6 +312,7 @@ class RayCluster:
         self._standbys.prepare(devices)
 
     def _replace(self, worker_ids: Sequence[int]) -> None:
+        self._check_open()
         self._monitor.check(afresh=True)
         self._workers.replace(worker_ids)
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
+import ray
 from fakes import make_device, make_measurement, make_point
 
 from raybench.cluster import point_end
 from raybench.cluster.point_end import Outcome, RunningRanks, finish_point, when_late_s
 from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.connection import Connection
 from raybench.cluster.ray_cluster.liveness import HeadMonitor
+from raybench.cluster.ray_cluster.workers import WorkerGroup
+from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.records import Failure, Measurement, Status, Task
 
@@ -96,6 +102,14 @@ def test_a_group_whose_ranks_all_measured_is_kept():
     assert (outcome.group_is_gone, calls) == (False, [])
 
 
+def test_nothing_is_prepared_for_a_point_that_may_measure_until_its_time_is_up():
+    settings = Measure(max_seconds=0.3, timeout_s=0.3)
+    ranks = ScriptedRanks(None)
+    outcome = finish_point(ranks, Task(point=make_point(), settings=settings))
+    assert ranks.calls == ["abort", "kill [0]"]
+    assert (outcome.was_late, outcome.unfit) == (True, {0})
+
+
 def test_nothing_is_prepared_for_a_point_that_ends_in_time():
     outcome, calls = finish(make_measurement())
     assert (outcome.was_late, outcome.unfit, calls) == (False, frozenset(), [])
@@ -166,3 +180,35 @@ def test_the_store_starts_before_the_workers_where_points_can_have_a_group(count
     cluster._monitor, cluster._end = HeadMonitor({}), calls.append
     cluster.start(count, "pack")
     assert calls == begun
+
+
+def test_ray_is_let_go_when_no_point_waits_inside_of_it_any_more(monkeypatch):
+    calls: list[str] = []
+    connection = Connection(where="here", needed={}, kind="cpu", capacity=1)
+    cluster, waits = RayCluster(connection), threading.Event()
+
+    def wait(*_, **__):
+        waits.set()
+        time.sleep(0.3)
+        calls.append("waited")
+        return [], []
+
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
+    worker = SimpleNamespace(device=make_device(), lost_because="", actor=MagicMock())
+    monkeypatch.setattr(WorkerGroup, "__getitem__", lambda *_: worker)
+    # A daemon, as the threads of points are.
+    point = threading.Thread(target=run_until_let_go, args=(cluster, calls), daemon=True)
+    point.start()
+    assert waits.wait(30)
+    cluster.close()
+    point.join(30)
+    assert calls[0] == "waited"
+    assert {*calls[1:]} == {"the cluster is let go", "shutdown"}
+
+
+def run_until_let_go(cluster: RayCluster, calls: list[str]) -> None:
+    try:
+        cluster.run(Task(point=make_point(), settings=Measure()), (0,))
+    except ClusterError as error:
+        calls.append(str(error))
