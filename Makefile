@@ -29,7 +29,9 @@ $(BIN)/.exporters: $(BIN)/.ready
 sweep: setup
 	$(BIN)/raybench sweep jobs/ddp_scaling.yaml $(if $(GPU),,$(CPU_CUT))
 
-test: lint unit integration
+# Side by side: the integration tests wait most of their time, and what they leave the others use.
+test: setup $(BIN)/.exporters
+	+$(MAKE) -j3 --output-sync=target lint unit integration
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -42,11 +44,11 @@ unit: setup $(BIN)/.exporters
 	$(BIN)/pytest -n 2 tests/unit
 
 integration: setup
-	$(BIN)/pytest -n 2 --dist loadfile -m "not long" tests/integration
+	$(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder -m "not long" tests/integration
 
 # Variants, and what takes most of a minute each: late nodes, standbys, killed drivers, a small soak.
 long: setup
-	$(BIN)/pytest -n 2 --dist loadfile -m long tests/integration
+	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -m long tests/integration
 
 # The page of a report in Chromium, which must be on this machine; not part of `test`.
 browser: setup

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from raybench.cluster.ray_cluster.cluster import RayCluster
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -21,14 +25,86 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
 
 
+# Those that take longest go first, so that no process is left with one of them at the end.
+_LONGEST = ("test_sweep_command", "test_faults", "test_hosts", "test_resume", "test_nodes")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a file in one process, and in one all that uses the cluster, which then starts once."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            group = _CLUSTER if _CLUSTER in _fixtures(item) else item.path.stem
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> tuple[bool, bool, int]:
+    """What shares workers is together, and where they can stay."""
+    used, name = _fixtures(item), item.path.stem
+    place = _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
+    return "three_workers" not in used, _CLUSTER not in used, place
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])
+
+
+_CLUSTER = "three_nodes"
+
+
 @pytest.fixture(scope="session")
-def three_nodes() -> Iterator[str]:
+def three_nodes(_workers: _Workers) -> Iterator[str]:
     """The address of a Ray cluster of three nodes with two CPU slots each."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 0})
+    # A process for each slot, which Ray would start for each driver, takes a second of a core.
+    settings = {"prestart_worker_first_driver": False}
+    head = {"num_cpus": 2, "num_gpus": 0, "_system_config": settings}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
         cluster.add_node(num_cpus=2, num_gpus=0)
     cluster.wait_for_nodes()
     yield cluster.address
+    _workers.close()
     cluster.shutdown()
+
+
+class _Workers:
+    """Three workers on the cluster, for all tests that leave them fit for others."""
+
+    def __init__(self) -> None:
+        self._cluster: RayCluster | None = None
+
+    def on(self, address: str) -> RayCluster:
+        from raybench.cluster.ray_cluster.cluster import RayCluster
+        from raybench.cluster.ray_cluster.connection import connect
+
+        if self._cluster is None:
+            self._cluster = RayCluster(connect(address, "cpu", wanted=3))
+            self._cluster.start(3, "pack")
+        return self._cluster
+
+    def close(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
+        self._cluster = None
+
+
+@pytest.fixture(scope="session")
+def _workers() -> _Workers:
+    return _Workers()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _connection_is_free(request: pytest.FixtureRequest, _workers: _Workers) -> None:
+    """Let go of the workers before a file that may connect to Ray itself: one at a time can."""
+    here = [item for item in request.session.items if item.path == request.path]
+    if not any("three_workers" in _fixtures(item) for item in here):
+        _workers.close()
+
+
+@pytest.fixture(scope="module")
+def three_workers(three_nodes: str, _workers: _Workers) -> RayCluster:
+    """Two workers on one node and one on another; who uses them finds the processes of others."""
+    return _workers.on(three_nodes)

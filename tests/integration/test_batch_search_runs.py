@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from click.testing import CliRunner
+
+from raybench import cli
 
 # Two workers get the smaller limit: each series has its own.
 WORKLOAD = """\
@@ -77,7 +80,8 @@ def test_the_report_tells_the_largest_batches(searched):
     assert "Largest batch that fits, per device" in text
     assert "fp32, 1 worker 21; 22 runs out of memory" in text
     assert "fp32, 2 workers 10; 11 runs out of memory" in text
-    told = json.loads(raybench(folder, "report", "--format", "json").stdout)
+    command = ["report", "--format", "json", "--results", str(folder / "results")]
+    told = json.loads(CliRunner().invoke(cli.raybench, command).stdout)
     assert [found["batch_size"] for found in told["largest_batches"]] == [21, 10]
 
 

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from raybench.cluster import Cluster, point_end
-from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
 from raybench.records import Failure, Status
-from tests.cluster_contract import WORLD_SIZE, GroupContract, failures, process_ids, run
+from tests.cluster_contract import GroupContract, failures, process_ids, run
 
 # A machine that does other things too starts a process more slowly, and a rank that comes out of
 # its collective may first have to read from the disk what it has not needed before.
@@ -20,13 +18,10 @@ PATIENCE_S = 10.0
 
 
 @pytest.fixture(scope="module")
-def cluster(three_nodes: str) -> Iterator[Cluster]:
-    joined = RayCluster(connect(three_nodes, "cpu", wanted=WORLD_SIZE))
-    joined.start(WORLD_SIZE, "pack")
+def cluster(three_workers: Cluster) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(point_end, "GRACE_S", PATIENCE_S)
-        yield joined
-    joined.close()
+        yield three_workers
 
 
 class TestRay(GroupContract):

@@ -5,27 +5,27 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Measurement, Task
+from tests.integration.fault_runs import wait_for
 
 MESS = "tests.integration.probe_workloads:Mess"
 
 
-@pytest.fixture(scope="module")
-def cluster(three_nodes: str) -> Iterator[RayCluster]:
-    joined = RayCluster(connect(three_nodes, "cpu", wanted=2))
-    joined.start(2, "pack")
-    yield joined
-    joined.close()
+@pytest.fixture
+def cluster(three_workers: RayCluster) -> RayCluster:
+    """Points are on the first two."""
+    return three_workers
+
+
+def process_ids(cluster: RayCluster) -> list[int]:
+    return [device.process_id for device in cluster.devices[:2]]
 
 
 def run(
@@ -70,22 +70,13 @@ def test_what_cannot_be_undone_is_told_and_costs_the_process_in_which_it_is(
     (warning,) = messy[1].warnings
     assert warning.startswith(f"the workload left {phrase}")
     assert " behind: the next point gets new processes" in warning
-    assert [one["pid"] == d.process_id for one, d in zip(before, cluster.devices, strict=True)] == [
-        True,
-        False,
-    ]
+    now = process_ids(cluster)
+    assert [one["pid"] == pid for one, pid in zip(before, now, strict=True)] == [True, False]
     after, clean = run(cluster, tmp_path)
-    assert [one["pid"] for one in after] == [d.process_id for d in cluster.devices]
+    assert [one["pid"] for one in after] == process_ids(cluster)
     assert [one.warnings for one in clean] == [(), ()]
-
-
-def test_a_child_process_ends_with_the_worker_that_left_it(cluster, tmp_path):
-    run(cluster, tmp_path, "child")
-    for _ in range(50):
-        if subprocess.run(["pgrep", "-f", "^sleep 3601$"], capture_output=True).returncode:
-            return
-        time.sleep(0.1)
-    pytest.fail("it still runs")
+    # A child process ends with the worker that left it.
+    wait_for(lambda: subprocess.run(["pgrep", "-f", "^sleep 3601$"]).returncode != 0, within_s=15)
 
 
 def test_a_point_after_one_that_replaced_a_function_is_as_in_a_new_process(cluster):
@@ -116,8 +107,9 @@ def test_a_point_after_one_that_replaced_a_function_is_as_in_a_new_process(clust
 
 
 def test_with_fresh_workers_each_point_has_new_processes(cluster, tmp_path):
-    pids = []
-    for world_size in (2, 1, 2):
+    used, _ = run(cluster, tmp_path)
+    pids = [one["pid"] for one in used]
+    for world_size in (1, 2):
         facts, _ = run(cluster, tmp_path, world_size=world_size, fresh_workers=True)
         pids += [one["pid"] for one in facts]
     assert len(set(pids)) == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -63,7 +64,8 @@ measure: {warmup: 3, iterations: 10}
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("swept")
-    done = sweep(write_job(folder, MLP_JOB), folder / "results", "--address", "local")
+    options = ("--address", "local", "--profile", "world_size == 2 and precision == 'bf16'")
+    done = sweep(write_job(folder, MLP_JOB), folder / "results", *options)
     return done, folder / "results"
 
 
@@ -77,7 +79,7 @@ def test_a_sweep_ends_with_0_and_prints_its_report_on_stdout(swept):
 
 def test_stderr_has_one_line_per_point_and_nothing_of_rays(swept):
     done, _ = swept
-    first, *lines = done.stderr.splitlines()
+    first, *lines, traces = done.stderr.splitlines()
     workers = f"{usable_cores()} CPU worker{'s' * (usable_cores() != 1)}"
     assert first.startswith(f"private Ray on this host, up to {workers}; run small-")
     assert [re.match(r"\[(\d)/6\]  (ok|skipped) ", line).groups() for line in lines] == [
@@ -88,6 +90,7 @@ def test_stderr_has_one_line_per_point_and_nothing_of_rays(swept):
         ("5", "skipped"),
         ("6", "skipped"),
     ]
+    assert traces.startswith("traces: ")
 
 
 def test_pandas_and_pyarrow_read_what_was_written(swept):
@@ -129,6 +132,19 @@ def test_the_step_time_is_computed_from_the_samples_and_rates_follow_their_mean(
     pd.testing.assert_series_equal(
         ok["throughput"], items / (ok["step_ms_mean"] / 1e3), check_names=False
     )
+
+
+def test_the_points_that_are_profiled_have_traces_and_the_times_of_modules(swept):
+    _, results = swept
+    traces = sorted((results / "traces").rglob("*.json.gz"))
+    assert [path.name.split("-")[-1] for path in traces] == ["rank0.json.gz", "rank1.json.gz"]
+    for path in traces:
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        # The communication that the model has by itself is in it.
+        assert any("allreduce" in str(event.get("name")) for event in events)
+    modules = pd.read_parquet(results / "modules")
+    assert set(modules["rank"]) == {0, 1}
+    assert set(modules["module"]) == {"", "0", "1", "2"}
 
 
 @pytest.mark.parametrize("command", [["list"], ["show", "latest"], ["report"]])
