@@ -19,6 +19,16 @@ _NS_PER_MS = 1e6
 SAMPLE_COLUMNS = ("repeat", "rank", "iteration", "is_warmup", "step_ns")
 
 
+def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Join the samples of a point in its rounds, the repeats of each counted on from the last."""
+    joined: list[pd.DataFrame] = []
+    repeats = 0
+    for samples in rounds:
+        joined.append(samples.assign(repeat=samples["repeat"] + repeats))
+        repeats = joined[-1]["repeat"].max() + 1 if len(samples) else repeats
+    return pd.concat(joined, ignore_index=True)
+
+
 def step_times(samples: pd.DataFrame) -> NDArray[np.float64]:
     """List the point's step times in milliseconds, in the order they were taken.
 

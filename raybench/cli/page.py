@@ -41,20 +41,20 @@ def _steps(
     root: Path, run_id: str, spread: Sequence[Row], by_rank: Sequence[Row]
 ) -> list[PointSteps]:
     """Read the samples of these points one after the other: a run's may not fit into memory."""
-    from raybench.analysis.step_times import SAMPLE_COLUMNS, rank_by_iteration, step_times
+    from raybench.analysis.rounds import Trials
+    from raybench.analysis.step_times import SAMPLE_COLUMNS
     from raybench.report.charts.steps import PointSteps, columns_of_a_map
     from raybench.results import reader
 
     mapped = {row["point_id"] for row in by_rank}
     rows = list({row["point_id"]: row for row in (*spread, *by_rank)}.values())
-    attempts = [(str(row["point_id"]), int(row["attempt"])) for row in rows]
-    columns = columns_of_a_map(by_rank)
+    trials, columns = Trials(reader.load(root, "points", run_id)), columns_of_a_map(by_rank)
+    rounds = [[*trials.rounds(row).values()] for row in rows]
+    attempts = [(str(one["point_id"]), int(one["attempt"])) for made in rounds for one in made]
     read = reader.each_attempt(root, "samples", run_id, attempts, SAMPLE_COLUMNS)
     return [
-        PointSteps(
-            row=row,
-            times_ms=step_times(samples),
-            by_rank=rank_by_iteration(samples, columns) if row["point_id"] in mapped else None,
+        PointSteps.of_rounds(
+            row, [next(read) for _ in made], columns if row["point_id"] in mapped else None
         )
-        for row, samples in zip(rows, read, strict=True)
+        for row, made in zip(rows, rounds, strict=True)
     ]

@@ -135,6 +135,9 @@ class Table:
         )
 
 
+# What to type for more rounds.
+HOW_TO_ADD_ROUNDS = "sweep JOB --resume RUN --set measure.rounds=3"
+
 Block = Line | Listing | Messages | Table
 
 

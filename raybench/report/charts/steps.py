@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raybench.analysis.step_times import join_rounds, rank_by_iteration, step_times
 from raybench.report import formatting
 from raybench.report.charts.bars import MOST_BARS, bar_panels, first_of
 from raybench.report.charts.figure import (
@@ -50,15 +51,23 @@ _TICKS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 100)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointSteps:
-    """The samples of one point.
+    """The samples of one point, of all rounds.
 
-    times_ms: step times in milliseconds. by_rank: as `rank_by_iteration` has them, where they are
-    to be drawn by rank.
+    times_ms: step times in milliseconds, by round. by_rank: as `rank_by_iteration` has them, where
+    they are to be drawn by rank.
     """
 
     row: Row
-    times_ms: NDArray[np.float64]
+    times_ms: Sequence[NDArray[np.float64]]
     by_rank: pd.DataFrame | None
+
+    @classmethod
+    def of_rounds(
+        cls, row: Row, samples: Sequence[pd.DataFrame], columns: int | None
+    ) -> PointSteps:
+        """Take them from the table `samples`, a frame a round; columns: of a map by rank."""
+        by_rank = None if columns is None else rank_by_iteration(join_rounds(samples), columns)
+        return cls(row=row, times_ms=[step_times(one) for one in samples], by_rank=by_rank)
 
 
 def spread_points(rows: Sequence[Row]) -> list[Row]:
@@ -101,7 +110,7 @@ def spread_figure(
 ) -> Figure | None:
     """Draw the distribution of the step times; None where there are no samples."""
     ok = [row for row in rows if row["status"] == "ok" and formatting.has_value(row["step_ms_p50"])]
-    found = {one.row["point_id"]: _percentiles(one.times_ms) for one in steps if one.times_ms.size}
+    found = {one.row["point_id"]: one for one in steps if sum(map(len, one.times_ms))}
     shown = [one.row for one in steps if one.row["point_id"] in found]
     if not shown:
         return None
@@ -119,14 +128,15 @@ def spread_figure(
         title="Spread of the step times",
         note="Differences from the point's median, over iterations of the slowest rank. Box: the "
         "middle half. Line: from the 5th to the 95th percentile. Each chart has a scale of "
-        "its own, which is finest around the median."
+        "its own, which is finest around the median. A run of several rounds has a mark more "
+        "for the median of each."
         + (" Widest ones:" if len(shown) < len(ok) else "")
         + first_of(len(shown), len(ok)),
         legend=[],
         panels=bar_panels(
             shown,
             summary.ranks,
-            lambda row: _spread_values(row, found[row["point_id"]]),
+            lambda row: _spread_values(found[row["point_id"]]),
             _spread_layers,
         ),
         table=Table(
@@ -135,21 +145,29 @@ def spread_figure(
     )
 
 
-def _percentiles(times_ms: NDArray[np.float64]) -> list[float]:
-    """Relative to the median."""
-    values = np.percentile(times_ms, _PERCENTILES)
-    return [float(value / values[2] - 1) for value in values]
-
-
-def _spread_values(row: Row, spread: Sequence[float]) -> list[Value]:
+def _spread_values(steps: PointSteps) -> list[Value]:
+    """Make the marks of one point: of all its rounds, and of the median of each of several."""
+    values = np.percentile(np.concatenate(steps.times_ms), _PERCENTILES)
+    spread = [float(value / values[2] - 1) for value in values]
+    medians = [float(np.median(times)) for times in steps.times_ms if times.size]
+    rounds = medians if len(medians) > 1 else []
+    names = ("p5", "p25", "p50", "p75", "p95")
     text = ", ".join(
         f"{percentile} %: {value:+.2%}"
         for percentile, value in zip(_PERCENTILES, spread, strict=True)
         if percentile != 50
     )
-    names = ("p5", "p25", "p50", "p75", "p95")
-    tip = f"median {formatting.duration(row['step_ms_p50'])}, percentiles\n{text}"
-    return [{**dict(zip(names, spread, strict=True)), "tip": tip}]
+    tip = f"median {formatting.duration(float(values[2]))}, percentiles\n{text}"
+    return [
+        {**dict(zip(names, spread, strict=True)), "tip": tip},
+        *(
+            {
+                **dict.fromkeys(names, median / values[2] - 1),
+                "tip": f"round {number}: median {formatting.duration(median)}",
+            }
+            for number, median in enumerate(rounds, 1)
+        ),
+    ]
 
 
 def _spread_layers(y: Spec, marks: Sequence[Value]) -> list[Spec]:
@@ -217,7 +235,7 @@ def heat_figure(steps: Sequence[PointSteps], summary: Summary) -> Figure | None:
         title="Ranks and iterations",
         note="Each rank's step times against the point's median over all ranks, of the points "
         "with the most ranks that differ most. Where a column stands for several iterations, it "
-        "shows the one farthest from the median.",
+        "shows the one farthest from the median. Rounds follow each other.",
         legend=[
             Entry(label=word, color=color) for word, color in zip(_HEAT_WORDS, _HEAT, strict=True)
         ],

@@ -33,6 +33,7 @@ from raybench.report.charts.series import Row, is_other
 from raybench.report.charts.steps import PointSteps, heat_figure, spread_figure
 from raybench.report.charts.svg import draw, key
 from raybench.report.charts.telemetry import telemetry_figure
+from raybench.report.document import HOW_TO_ADD_ROUNDS
 from raybench.report.html.points import point_table
 from raybench.report.key_figures import key_figures
 from raybench.report.summary import Summary
@@ -71,6 +72,7 @@ def format_page(data: PageData) -> str:
         run=summary.run,
         title=plain_text.plain(summary.run.job_name),
         report=summary.report,
+        how_to_add_rounds=HOW_TO_ADD_ROUNDS,
         versions=[
             (label, summary.versions[name])
             for name, label in _VERSIONS.items()

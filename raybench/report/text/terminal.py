@@ -20,6 +20,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from raybench.report.document import (
+    HOW_TO_ADD_ROUNDS,
     MARK_COLUMN,
     WHERE_IT_GOES,
     Block,
@@ -208,7 +209,6 @@ def render(parts: Iterable[RenderableType], width: int, color: bool) -> str:
     return "\n".join(text.rstrip() for text in target.getvalue().splitlines()) + "\n"
 
 
-_HOW_TO_ADD_ROUNDS = "sweep JOB --resume RUN --set measure.rounds=3"
 _TONES = {"plain": "", "strong": "bold", "aside": "dim", "advice": "yellow", "alarm": "bold red"}
 # Of the rows of a table, by what stands in its column of verdicts.
 _VERDICTS = {"slower": "bold red", "faster": "bold green", "unclear": "yellow"}
@@ -229,7 +229,7 @@ def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) 
     ]
     body = report.body(joined, _omissions(report.tables, fitted, width))
     if report.more_rounds:
-        more = f"{report.more_rounds}: {_HOW_TO_ADD_ROUNDS}"
+        more = f"{report.more_rounds}: {HOW_TO_ADD_ROUNDS}"
         body.append(Line(text=more, tone="aside", is_apart=True))
     return render([line(report.title, "bold"), *lines, *lay_out(body)], width, color)
 

@@ -77,7 +77,7 @@ def page_data(summary: Summary) -> PageData:
     for row in html_steps.spread_points(rows_of(summary)):
         found = samples(int(row["world_size"]))
         by_rank = rank_by_iteration(found, 20) if row["world_size"] > 1 else None
-        steps.append(PointSteps(row=row, times_ms=step_times(found), by_rank=by_rank))
+        steps.append(PointSteps(row=row, times_ms=[step_times(found)], by_rank=by_rank))
     devices = pd.DataFrame([device_row(rank) for rank in range(4)])
     return PageData(summary=summary, devices=devices, telemetry=telemetry(), steps=steps)
 
@@ -466,9 +466,12 @@ def test_no_spread_is_cut_and_each_chart_has_its_own_scale() -> None:
     wild = [
         PointSteps(
             row=one.row,
-            times_ms=one.times_ms * (1 + 3.0 * (np.arange(one.times_ms.size) % 5 == 0))
-            if one.row["precision"] == "bf16"
-            else one.times_ms,
+            times_ms=[
+                times_ms * (1 + 3.0 * (np.arange(times_ms.size) % 5 == 0))
+                if one.row["precision"] == "bf16"
+                else times_ms
+                for times_ms in one.times_ms
+            ],
             by_rank=None,
         )
         for one in data.steps
@@ -487,7 +490,7 @@ def test_a_slow_rank_is_a_line_of_its_own_in_the_heat_map() -> None:
     summary = report(sweep())
     [row] = [r for r in rows_of(summary) if r["world_size"] == 4][:1]
     by_rank = rank_by_iteration(samples(4, slow_rank=2), 10)
-    steps = [PointSteps(row=row, times_ms=np.array([8.0]), by_rank=by_rank)]
+    steps = [PointSteps(row=row, times_ms=[np.array([8.0])], by_rank=by_rank)]
     figure = known(html_steps.heat_figure(steps, summary))
     spec = figure.panels[0].spec
     assert len(values(spec)) == 4 * 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -9,6 +10,7 @@ import pytest
 from builders import make_measure, make_point, make_record, make_run
 from click.testing import CliRunner
 
+from raybench.cli.page import format_page
 from raybench.cli.plans import plan_command
 from raybench.report.summary import Summary, summarize
 from raybench.report.text import terminal
@@ -59,6 +61,24 @@ def test_a_report_of_three_rounds_has_a_line_for_each_point_and_needs_no_more(
     assert summary.plus_minus == "± holds over starts of the processes, by 3 rounds."
     assert summary.more_rounds is None
     assert summary.warnings == ()
+
+
+def test_the_page_draws_the_samples_of_all_rounds_and_says_what_more_would_cost(
+    tmp_path: Path,
+) -> None:
+    summary = reported(tmp_path / "three", 3)
+    page = format_page(tmp_path / "three", summary)
+    tips = re.findall(r"round (\d): median ([\d.]+)", page)
+    assert {number for number, _ in tips} == {"1", "2", "3"}
+    # Steps of point 1 take 11.01, 11.02 and 11.03 ms.
+    medians = {number: [float(ms) for n, ms in tips if n == number] for number in "123"}
+    assert [min(medians[number]) for number in "123"] == pytest.approx([11.01, 11.02, 11.03], 3e-3)
+    assert re.search(r"iteration \d+ to 120\b", page)  # 40 in each round
+    assert "rounds would take" not in page
+    once = format_page(tmp_path / "once", reported(tmp_path / "once", 1))
+    assert "3 rounds would take about" in once
+    assert "--set measure.rounds=3" in once
+    assert "round 1: median" not in once
 
 
 def test_a_control_that_moved_is_a_warning_that_names_the_block(tmp_path: Path) -> None:
