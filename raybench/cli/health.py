@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -9,12 +10,31 @@ from typing import TYPE_CHECKING, Literal, get_args
 import click
 
 from raybench.cli.output import ConsoleListener, json_text, make_console, table_text, write_result
+from raybench.errors import UsageError
 from raybench.records.health import Stage, Verdict
 
 if TYPE_CHECKING:
     from raybench.doctor.health.check import Examination
 
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _ILL = (Verdict.BAD, Verdict.SUSPECT)
+
+
+class _Duration(click.ParamType[float]):
+    """A time such as 90s, 30m or 2h, in seconds."""
+
+    name = "TIME"
+
+    def convert(
+        self, value: str | float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Read the time. Raises UsageError for what is none."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)
+        if found is None:
+            raise UsageError(f"--burn-in {value}: must be a time, as in 90s, 30m or 2h")
+        return float(found[1]) * _SECONDS[found[2]]
 
 
 @click.command("health")
@@ -41,6 +61,14 @@ _ILL = (Verdict.BAD, Verdict.SUSPECT)
 )
 @click.option("--serial", is_flag=True, help="Test one pair at a time, not disjoint pairs at once.")
 @click.option(
+    "--burn-in",
+    "burn_in_s",
+    type=_Duration(),
+    default="0",
+    metavar="TIME",
+    help="Afterwards let the devices work for TIME, as in 30m, and compare its end to its begin.",
+)
+@click.option(
     "--healthy-devices",
     "healthy_file",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -63,6 +91,7 @@ def health_command(
     device: Literal["auto", "cuda", "cpu"],
     stages: tuple[Stage, ...],
     serial: bool,
+    burn_in_s: float,
     healthy_file: Path | None,
     output: Path,
     as_json: bool,
@@ -85,11 +114,13 @@ def health_command(
     from raybench.results.writer import check_writable
     from raybench.sweep.run_state import RunTarget
 
+    if "burn-in" in stages and not burn_in_s:
+        raise UsageError("--only burn-in: needs a time; add --burn-in, as in --burn-in 30m")
     check_writable(output)
     where = RunTarget(address=address, device=device, output=output, profiled=frozenset())
     listener = ConsoleListener(make_console(), title)
     argv = ("raybench", *sys.argv[1:])
-    found = examine(where, listener, stages or STAGES, argv, serial=serial)
+    found = examine(where, listener, stages or STAGES, argv, serial=serial, burn_in_s=burn_in_s)
     if found.run.status is RunStatus.INTERRUPTED:
         ctx.exit(130)
     if healthy_file is not None:

@@ -23,13 +23,17 @@ from raybench.sweep.sustained import SustainedRates
 _LOOK_AROUND_S = 1.0
 
 
+def _as_usual(_: Point) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
     """How every point of the run is placed and measured.
 
     profiled: point_ids of those that are profiled too. code: what every worker must have loaded.
     precisions: those that workers live to see, None where nothing is to be found out of them, see
-    Task.
+    Task. measure_of: a point's own settings in every round, None where it has those of all.
     """
 
     measure: Measure
@@ -39,6 +43,14 @@ class SweepSettings:
     profiled: frozenset[str] = frozenset()
     code: Code | None = None
     precisions: tuple[Precision, ...] | None = ()
+    measure_of: Callable[[Point], Measure | None] = _as_usual
+
+    def measure_attempt(self, attempt: Attempt) -> Measure:
+        """Return how an attempt is measured."""
+        if own := self.measure_of(attempt.point):
+            return own
+        is_first = attempt.round == 1 and not attempt.control_of
+        return self.measure.of_a_round if is_first else self.measure.of_a_later_round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +314,7 @@ class _Loop:
         is_known = self._sustained.are_known(devices, attempt.point.precision)
         task = Task(
             point=attempt.point,
-            settings=_measure_of(attempt, settings.measure),
+            settings=settings.measure_attempt(attempt),
             profile=profile,
             code=settings.code,
             precisions=None if is_known else settings.precisions,
@@ -352,11 +364,6 @@ class _Loop:
             self._next_index += 1
             self._schedule.add(attempt)
             yield PointAdded(index=attempt.index, point=point, round=number)
-
-
-def _measure_of(attempt: Attempt, measure: Measure) -> Measure:
-    is_first = attempt.round == 1 and not attempt.control_of
-    return measure.of_a_round if is_first else measure.of_a_later_round
 
 
 def _make_skipped(decision: Skip) -> Record:

@@ -14,7 +14,7 @@ from raybench.cluster.claims import processors_held
 from raybench.cluster.connect import connect, starts_private
 from raybench.cluster.device_locks import Terms, this_process
 from raybench.errors import ClusterError, DevicesInUseError, ResultsError
-from raybench.job.model import Job
+from raybench.job.model import Job, Measure
 from raybench.job.point import Point
 from raybench.records import Record, Status, TrialKey
 from raybench.results.run import Run, RunStatus
@@ -26,6 +26,7 @@ from raybench.sweep.loop import (
     Event,
     PointAdded,
     PointFinished,
+    PointRetried,
     PointStarted,
     RoundStarted,
     SweepSettings,
@@ -47,8 +48,11 @@ class PointSource(Protocol):
     def rounds(self, cluster: Cluster) -> Rounds:
         """Return the rounds on the devices of a cluster, whose workers are there."""
 
+    def measure_of(self, point: Point) -> Measure | None:
+        """Return how long a point is measured; None as the job says."""
+
     def note(self, record: Record) -> None:
-        """Take in the last record of a trial, which is written."""
+        """Take in a record that is written; one that was lost is followed by another."""
 
     def further(self, number: int) -> Sequence[Point]:
         """Return the points of one more round after those; none ends the run."""
@@ -116,15 +120,18 @@ def _settings(
 ) -> SweepSettings:
     # A worker that lives for one point needs no others.
     of_plan = () if job.measure.fresh_workers else start.plan.precisions
-    return SweepSettings(
+    settings = SweepSettings(
         measure=job.measure,
         strategy=job.placement.strategy,
         isolation=job.placement.isolation,
         stop_on_error=job.on_error == "stop",
         profiled=where.profiled,
         code=start.code,
-        precisions=None if source else of_plan,
+        precisions=of_plan,
     )
+    if source is None:
+        return settings
+    return replace(settings, precisions=None, measure_of=source.measure_of)
 
 
 @contextmanager
@@ -241,7 +248,7 @@ def _run_points(
     ):
         for event in events:
             _note(event, rows, interrupts, searches)
-            if source and isinstance(event, PointFinished):
+            if source and isinstance(event, PointFinished | PointRetried):
                 source.note(event.record)
             progress.show(event)
     for line in searches.endings():

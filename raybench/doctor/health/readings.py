@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from raybench.doctor.health.suite import Fleet, Probe
 from raybench.records import Measurement, Record, Status
@@ -200,16 +201,12 @@ def group_subject(ranks: Sequence[int], probe: Probe, fleet: Fleet) -> Subject:
 
 
 def _read_parts(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
-    """Yield what each rank's step computes, waits and communicates, which the first round has.
-
-    Computing is in two blocks of steps that lie apart in time, and count as passes.
-    """
+    """Yield what each rank's step computes, waits and communicates."""
     broken_down = [one.breakdown for one in record.measurements if one.breakdown]
     for subject, one in zip(fleet.subjects, broken_down, strict=False):
-        for number, block in enumerate(one.local_ms, 1):
-            if block:
-                reading = _reading(record, probe.test, subject, statistics.median(block))
-                yield replace(reading, pass_number=number)
+        if any(one.local_ms):
+            own_ms = statistics.median(chain(*one.local_ms))
+            yield _reading(record, probe.test, subject, own_ms)
     tails_ms = [one.tail_ms for one in broken_down]
     if len(tails_ms) < fleet.size or not all(tails_ms):
         return

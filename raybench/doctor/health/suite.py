@@ -7,7 +7,7 @@ of a fleet. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import chain, zip_longest
 from typing import Literal, get_args
@@ -48,6 +48,7 @@ _LAUNCHES = {
 _HOST_COPY_BYTES = 128 * _MIB
 _PAIR_BYTES = {"cuda": 256 * _MIB, "cpu": 4 * _MIB}
 _LATENCY_BYTES = 8
+_BURN_IN = {"cuda": (Precision.BF16, 8192), "cpu": (Precision.FP32, 512)}
 _REDUCED_BYTES = {
     "cuda": (2**15, _MIB, 32 * _MIB, 2**30),
     "cpu": (2**15, _MIB, 8 * _MIB),
@@ -402,7 +403,7 @@ def reduction(
 
 
 def _size_text(size_bytes: int) -> str:
-    for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("MB", 10**6)):
+    for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10)):
         if size_bytes % unit == 0:
             return f"{size_bytes // unit} {name}"
     return f"{size_bytes} B"
@@ -438,3 +439,24 @@ def _straggler(fleet: Fleet) -> Iterator[Probe]:
         point=fleet.point("mlp", sizes, precision, batch_size=_BATCH[fleet.kind]),
         shape="parts" if fleet.size > 1 else "ranks",
     )
+
+
+def burn_in_probes(fleet: Fleet) -> Iterator[Probe]:
+    """Yield what a burn-in alternates: a product compared to the last bit, and a sum over all."""
+    precision, size = _BURN_IN[fleet.kind]
+    yield Probe(
+        test=_test(
+            f"burn-in product {precision} {size}",
+            "burn-in",
+            "TFLOP/s",
+            fleet.floor("gemm"),
+            "The same product on all devices for minutes, compared to the last bit.",
+        ),
+        point=fleet.point("same_bits", {"size": size}, precision),
+        shape="bits",
+    )
+    if fleet.size > 1:
+        size_bytes = _REDUCED_BYTES[fleet.kind][-1]
+        everyone = reduction(fleet, (tuple(range(fleet.size)),), size_bytes, "cluster")
+        test = replace(everyone.test, name=f"burn-in {everyone.test.name}", stage="burn-in")
+        yield replace(everyone, test=test)
