@@ -116,7 +116,40 @@ def _copying(
     arrival = _Arrival(
         sender=sender, receiver=receiver, found=found, expected=source.to(found.device, copy=True)
     )
-    return Path(issue=partial(found.copy_, source, non_blocking=True), arrivals=[arrival])
+    return Path(issue=_make_copy(here, found, source), arrivals=[arrival])
+
+
+def _make_copy(here: torch.device, found: Tensor, source: Tensor) -> Callable[[], object]:
+    """Make a copy by the copy engine of `here`. Raises UsageError where it reaches no peer.
+
+    Tensor.copy_ would also record an event on the other device in each step, which there takes
+    turns with whatever the process that owns the device runs: 2.4 ms in place of 0.7 ms beside
+    a collective that waits.
+    """
+    from cuda.bindings import runtime
+
+    peer = (source if found.device == here else found).device
+    error, can_reach = runtime.cudaDeviceCanAccessPeer(here.index, peer.index)
+    if error or not can_reach:
+        raise UsageError(
+            f"workload pairs: {here} cannot reach the memory of {peer} directly; give transport: "
+            "send"
+        )
+    (error,) = runtime.cudaDeviceEnablePeerAccess(peer.index, 0)
+    if error not in (
+        runtime.cudaError_t.cudaSuccess,
+        runtime.cudaError_t.cudaErrorPeerAccessAlreadyEnabled,
+    ):
+        raise RuntimeError(f"cudaDeviceEnablePeerAccess: {error.name}")
+    ends = (found.data_ptr(), found.device.index, source.data_ptr(), source.device.index)
+
+    def copy() -> None:
+        stream = torch.cuda.current_stream(here).cuda_stream
+        (error,) = runtime.cudaMemcpyPeerAsync(*ends, source.nbytes, stream)
+        if error:
+            raise RuntimeError(f"cudaMemcpyPeerAsync: {error.name}")
+
+    return copy
 
 
 def _peer_device(context: Context, pairs: Sequence[Pair], pair: Pair | None) -> torch.device | None:
