@@ -28,7 +28,7 @@ from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
 
 Row = Mapping[str, Any]
 
-_SIZE = "size_bytes"
+SIZE = "size_bytes"
 # A burst that is faster by less is no other figure.
 _UNSURE = 0.01
 # What is lost of a step that is hardly worth a sentence.
@@ -197,25 +197,48 @@ def _why_not(rows: Sequence[Row], baseline: Mapping[str, Any]) -> str:
     return f"no speed-up: {reasons.most_common(1)[0][0]}"
 
 
-def _most_samples(measured: Sequence[Row], ranks: str) -> str:
-    """`at most 585,826 samples/s (bf16, batch 1024, 4 GPUs)`."""
+def most_samples(measured: Sequence[Row]) -> tuple[Row, list[str]] | None:
+    """Find the point with the most samples/s, and the settings that name it."""
     known = [row for row in measured if formatting.has_value(row["throughput"])]
     if not known:
-        return ""
-    most = max(precise(known), key=lambda row: row["throughput"])
+        return None
     names = ["precision", "batch", "world_size"]
     names += varying(known, ("workload", *names))
-    return (
-        f"at most {formatting.number(most['throughput'])} samples/s ({_where(most, names, ranks)})"
-    )
+    return max(precise(known), key=lambda row: row["throughput"]), names
+
+
+def _most_samples(measured: Sequence[Row], ranks: str) -> str:
+    """`at most 585,826 samples/s (bf16, batch 1024, 4 GPUs)`."""
+    if (found := most_samples(measured)) is None:
+        return ""
+    row, names = found
+    return f"at most {formatting.number(row['throughput'])} samples/s ({_where(row, names, ranks)})"
+
+
+def bandwidths(measured: Sequence[Row]) -> tuple[list[Row], str, str] | None:
+    """Find the points that have a bandwidth, its column and its name."""
+    for name, what in (("busbw_gb_s", "bus bandwidth"), ("memory_gb_s", "memory bandwidth")):
+        if known := [row for row in measured if formatting.has_value(row[name])]:
+            return known, name, what
+    return None
+
+
+def size_of(row: Row) -> int:
+    """Read the bytes of a message or an array; 0 where the workload has none."""
+    text = str(row["params"].get(SIZE, ""))
+    return int(text) if text.isdecimal() else 0
+
+
+def datasheet_gb_s(rows: Sequence[Row]) -> float | None:
+    """Look up what the datasheet gives for the memory of the device that all rows ran on."""
+    peaks = {memory_peak_gb_s(str(row["device_name"])) for row in rows}
+    return peaks.pop() if len(peaks) == 1 else None
 
 
 def _rates(measured: Sequence[Row], ranks: str) -> str:
     """Say the bandwidths of the largest messages, or the most operations per second."""
-    for name, what in (("busbw_gb_s", "bus bandwidth"), ("memory_gb_s", "memory bandwidth")):
-        known = [row for row in measured if formatting.has_value(row[name])]
-        if known:
-            return _bandwidth(known, name, what, ranks)
+    if (found := bandwidths(measured)) is not None:
+        return _bandwidth(*found, ranks)
     known = [row for row in measured if formatting.has_value(row["achieved_tflops_per_device"])]
     return _operations(known) if known else ""
 
@@ -255,8 +278,7 @@ def _from_to(rows: Sequence[Row], name: str, unit: str) -> str:
 
 def _of_datasheet(rows: Sequence[Row]) -> str:
     """How much of what the device's memory can do."""
-    peaks = {memory_peak_gb_s(str(row["device_name"])) for row in rows}
-    if len(peaks) > 1 or (peak := peaks.pop()) is None:
+    if (peak := datasheet_gb_s(rows)) is None:
         return ""
     shares = [
         formatting.percent(choose(r["memory_gb_s"] for r in rows) / peak) for choose in (min, max)
@@ -267,13 +289,12 @@ def _of_datasheet(rows: Sequence[Row]) -> str:
 
 def _latency(rows: Sequence[Row], most: int) -> str:
     """Say the times of the smallest messages."""
-    sized = [row for row in rows if row["world_size"] == most and _SIZE in row["params"]]
-    if len({row["params"][_SIZE] for row in sized}) < 2:
+    sized = [row for row in rows if row["world_size"] == most and size_of(row)]
+    sizes = {size_of(row) for row in sized}
+    if len(sizes) < 2:
         return ""
-    least = min(setting_order(row["params"][_SIZE]) for row in sized)
-    chosen = precise([row for row in sized if setting_order(row["params"][_SIZE]) == least])
-    size = formatting.setting(_SIZE, chosen[0]["params"][_SIZE])
-    return f"; {size} takes {_from_to(chosen, 'step_ms_p50', 'ms')}"
+    chosen = precise([row for row in sized if size_of(row) == min(sizes)])
+    return f"; {formatting.size(min(sizes))} takes {_from_to(chosen, 'step_ms_p50', 'ms')}"
 
 
 def _values(row: Row, names: Sequence[str]) -> str:

@@ -10,9 +10,15 @@ from raybench.analysis.losses import LOSSES
 from raybench.analysis.settings import OPTIONAL, setting_order, varying
 from raybench.report import formatting, plain_text
 from raybench.report.charts.bars import peak_tflops
-from raybench.report.charts.rates import datasheet_gb_s, size_of
 from raybench.report.findings import CAUSES, batch_label, rows_compared, with_most_ranks
-from raybench.report.headline import precise, unsure
+from raybench.report.headline import (
+    bandwidths,
+    datasheet_gb_s,
+    most_samples,
+    precise,
+    size_of,
+    unsure,
+)
 from raybench.report.summary import Summary
 
 Row = Mapping[str, Any]
@@ -118,12 +124,9 @@ def _gains(summary: Summary, compared: Sequence[Row]) -> list[KeyFigure]:
 
 
 def _throughput(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
-    known = [row for row in measured if formatting.has_value(row["throughput"])]
-    if not known:
+    if (found := most_samples(measured)) is None:
         return []
-    most = max(precise(known), key=lambda row: row["throughput"])
-    names = ["precision", "batch", "world_size"]
-    names += varying(known, ("workload", *names))
+    most, names = found
     return [
         KeyFigure(
             value=formatting.number(most["throughput"]),
@@ -150,11 +153,8 @@ def _largest(summary: Summary) -> list[KeyFigure]:
 
 
 def _rates(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
-    for name, what in (("busbw_gb_s", "bus bandwidth"), ("memory_gb_s", "memory bandwidth")):
-        known = [row for row in measured if formatting.has_value(row[name])]
-        if known:
-            return _bandwidths(known, name, what, ranks)
-    return []
+    found = bandwidths(measured)
+    return [] if found is None else _bandwidths(*found, ranks)
 
 
 def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[KeyFigure]:

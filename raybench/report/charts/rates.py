@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from raybench.analysis.settings import OPTIONAL, is_numeric, varying
-from raybench.hardware.peaks import memory_peak_gb_s
 from raybench.report import formatting
 from raybench.report.charts.figure import Entry, Figure, Panel, Spec, Value, legend, specification
 from raybench.report.charts.lines import OTHER, decade_axis, layers, level_layer, power_axis
@@ -20,9 +19,9 @@ from raybench.report.charts.series import (
     missing,
     named,
 )
+from raybench.report.headline import SIZE, datasheet_gb_s, size_of
 from raybench.report.summary import Summary
 
-SIZE = "size_bytes"
 # Small messages are often replayed from a graph and large ones not: one line all the same.
 _OVER = (SIZE, *OPTIONAL)
 
@@ -55,18 +54,6 @@ def rate_figures(rows: Sequence[Row], summary: Summary) -> list[Figure]:
     """Draw a figure for each bandwidth that is known at two sizes or more."""
     found = [_figure(rows, summary, rate) for rate in _RATES]
     return [figure for figure in found if figure is not None]
-
-
-def size_of(row: Row) -> int:
-    """Read the bytes of a message or an array; 0 where the workload has none."""
-    text = str(row["params"].get(SIZE, ""))
-    return int(text) if text.isdecimal() else 0
-
-
-def datasheet_gb_s(rows: Sequence[Row]) -> float | None:
-    """Look up what the datasheet gives for the memory of the device that all rows ran on."""
-    names = {row["device_name"] for row in rows if formatting.has_value(row["device_name"])}
-    return memory_peak_gb_s(str(names.pop())) if len(names) == 1 else None
 
 
 def _figure(rows: Sequence[Row], summary: Summary, rate: _Rate) -> Figure | None:
