@@ -321,6 +321,11 @@ class Device:
     versions: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def lasting_name(self) -> str:
+        """What it is called in the next run too: a CPU worker by its host and its number there."""
+        return self.uuid if self.kind == "cuda" else f"{self.host}:{self.index}"
+
 
 class TrialKey(NamedTuple):
     """What identifies a trial in a run: a point in a round.

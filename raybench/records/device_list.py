@@ -36,11 +36,6 @@ class DeviceList:
         return counts
 
 
-def device_name(device: Device) -> str:
-    """Name a device as the file does, and as it is called in the next run too."""
-    return device.uuid if device.kind == "cuda" else f"{device.host}:{device.index}"
-
-
 def read_device_list(path: Path) -> DeviceList:
     """Read the names, without comments and repeats. Raises UsageError where one is none."""
     try:
@@ -67,7 +62,7 @@ def write_device_list(path: Path, devices: Iterable[Device], comment: str) -> No
     """Write the names of these devices, each with its host and index. Raises UsageError."""
     lines = [f"# {line}" for line in comment.splitlines()]
     lines += [
-        f"{device_name(device)}  # {device.host} {device.kind}:{device.index}" for device in devices
+        f"{device.lasting_name}  # {device.host} {device.kind}:{device.index}" for device in devices
     ]
     try:
         path.write_text("\n".join([*lines, ""]), encoding="utf-8")

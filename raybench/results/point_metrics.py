@@ -255,7 +255,7 @@ def step_parts(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
     slowest = local_ms.index(max(local_ms)) if local_ms else 0
     of_slowest = broken_down[slowest] if broken_down else Breakdown()
     data_ms = data_wait_ms(measurements[slowest : slowest + 1])
-    straggling = _straggler(broken_down, straggler, _pace_scatter_ms(measurements))
+    straggling = _straggler(broken_down, straggler, measurements)
     return {
         "local_step_ms": max(local_ms, default=None),
         "compute_ms": _compute_ms(of_slowest, data_ms),
@@ -353,9 +353,10 @@ def _pace_scatter_ms(measurements: Sequence[Measurement]) -> float:
 
 
 def _straggler(
-    broken_down: Sequence[Breakdown], straggler: Straggler | None, scatter_ms: float
+    broken_down: Sequence[Breakdown],
+    straggler: Straggler | None,
+    measurements: Sequence[Measurement],
 ) -> Numbers:
-    """scatter_ms: by how much more hosts may differ by chance than their local steps show."""
     blocks = [b.local_ms for b in broken_down]
     if straggler is None:
         names = ("straggler_ms", "straggler_error_ms", "straggler_device_ms", "late_in_turn_ms")
@@ -364,7 +365,11 @@ def _straggler(
     is_device = device_ms is not None and device_ms >= NEARLY_ALL * straggler.excess_ms
     return {
         "straggler_ms": straggler.excess_ms,
-        "straggler_error_ms": max(straggler.error_ms, 0.0 if is_device else scatter_ms),
+        "straggler_error_ms": max(
+            straggler.error_ms,
+            # Hosts may differ by more, by chance, than their local steps show.
+            0.0 if is_device else _pace_scatter_ms(measurements),
+        ),
         "straggler_device_ms": device_ms,
         "late_in_turn_ms": late_in_turn_ms(blocks),
         "local_step_drift_ms": _drift_ms(blocks),

@@ -14,10 +14,9 @@ from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Cause, Device, Record, Status, Task, TrialKey
 from raybench.records.environment import Code
-from raybench.sweep.inflight import InFlight, make_unmeasured
+from raybench.sweep.inflight import InFlight, SustainedRates, make_unmeasured
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.scheduler import Assign, Attempt, Schedule, Skip, is_tried_again
-from raybench.sweep.sustained import SustainedRates
 
 # How long workers that are coming are waited for before the loop looks around again.
 _LOOK_AROUND_S = 1.0

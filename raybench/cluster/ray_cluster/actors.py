@@ -27,7 +27,6 @@ from raybench.cluster.device_locks import FOLDER_VARIABLE, Claim, DeviceLocks, H
 from raybench.cluster.node_processes import Output
 from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, SpanNs, Task
 from raybench.records.device_facts import DeviceFacts
-from raybench.records.device_list import device_name
 from raybench.records.environment import variables_that_matter
 
 # Not CUDA_: those say which devices and which files this host has.
@@ -77,7 +76,7 @@ class _Worker:
         self._worker = Worker(kind, index)
         node_id = ray.get_runtime_context().get_node_id()
         device = self._worker.identity(node_id=node_id, address=_address())
-        return device if only is None or device_name(device) in only else None
+        return device if only is None or device.lasting_name in only else None
 
     def run(self, task: Task, place: RankInfo, group: Group | None) -> Answer:
         return self._worker.run(task, place, group)

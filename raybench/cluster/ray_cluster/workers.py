@@ -36,7 +36,7 @@ from raybench.cluster.ray_cluster.replacement import (
 )
 from raybench.errors import ClusterError
 from raybench.records import Device
-from raybench.records.device_list import DeviceList, device_name
+from raybench.records.device_list import DeviceList
 from raybench.records.environment import package_versions
 
 # How long the others are waited for when the first worker is there.
@@ -129,7 +129,7 @@ class WorkerGroup:
     @property
     def _names_left(self) -> list[str]:
         """Devices of the list that have had no worker yet."""
-        named = {device_name(device) for device in self.devices}
+        named = {device.lasting_name for device in self.devices}
         return [name for name in self._only.names if name not in named] if self._only else []
 
     def start(self, count: int, strategy: Strategy) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raybench.errors import UsageError
-from raybench.records.device_list import device_name, read_device_list, write_device_list
+from raybench.records.device_list import read_device_list, write_device_list
 from tests.unit.fakes import make_device
 
 FIRST = "GPU-11111111-2222-3333-4444-555555555555"
@@ -31,14 +31,14 @@ def test_what_is_written_is_read_again(tmp_path):
     devices = [make_device(uuid=SECOND), make_device(uuid=FIRST), cpu]
     path = tmp_path / "healthy.txt"
     write_device_list(path, devices, "4 of 5 devices\nby raybench health")
-    assert read_device_list(path).names == tuple(map(device_name, devices))
+    assert read_device_list(path).names == tuple(map(devices))
     assert path.read_text().startswith("# 4 of 5 devices\n# by raybench health\n")
     assert f"{FIRST}  # host-a cuda:0\n" in path.read_text()
 
 
 def test_a_cpu_worker_has_the_same_name_in_its_next_process():
     cpu = make_device(kind="cpu", index=2, uuid="a/4711", process_id=4711)
-    assert device_name(cpu) == device_name(replace(cpu, uuid="b/1", process_id=1)) == "host-a:2"
+    assert cpu.lasting_name == replace(cpu, uuid="b/1", process_id=1).lasting_name == "host-a:2"
 
 
 def test_each_host_needs_workers_up_to_the_last_that_is_named(tmp_path):
