@@ -228,8 +228,12 @@ class HealthReport:
         slow = [device for device in left if speeds[device.uuids] < 1]
         kept = [f"Leave out {_some([one.name for one in out])}."] if out else []
         if not slow:
-            which = "the others" if out else f"all {len(left)}" if len(left) > 1 else "it"
-            return " ".join([*kept, f"As a set: balanced, use {which}."]) if left else kept[0]
+            if not left:
+                return kept[0]
+            if len(left) == 1:
+                return " ".join([*kept, f"Use {left[0].name}."])
+            many = "both" if len(left) == 2 else f"all {len(left)}"
+            return " ".join([*kept, f"As a set: balanced, use {'the others' if out else many}."])
         fast = len(left) - len(slow)
         equal = len(left) * min(speeds.values())
         weighted = sum(speeds.values())

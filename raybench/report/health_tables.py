@@ -30,6 +30,7 @@ _STAGES = {
 # More devices than this have no matrix and no column each.
 MOST_IN_A_MATRIX = 8
 _MOST_OUTLIERS = 20
+_MOST_VICTIMS = 4
 
 
 def blocks(report: HealthReport, width: int | None) -> Iterator[Block]:
@@ -47,7 +48,9 @@ def blocks(report: HealthReport, width: int | None) -> Iterator[Block]:
 
 
 def _case(case: Case) -> Listing:
-    victims = f"{len(case.victims)} others are slow because of it" if case.victims else ""
+    victims = ", ".join(case.victims[:_MOST_VICTIMS])
+    if len(case.victims) > _MOST_VICTIMS:
+        victims += f" and {len(case.victims) - _MOST_VICTIMS} more"
     lines = [
         ("what", case.what),
         ("also", case.further),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from raybench.doctor.health.device_facts import ACTIONS
 from raybench.records import Device
-from raybench.records.health import Action, Finding, Verdict
+from raybench.records.health import WAIT_TEST, Action, Finding, Verdict
 
 # Variables that make all devices or links slow alike; of these the ones that are set are named.
 _SLOWING = (
@@ -37,7 +37,7 @@ def advise(finding: Finding, known: Mapping[str, Device]) -> _Advice:
     if finding.stage == "facts":
         action = ACTIONS.get(finding.test, Action.WATCH)
         return action, _commands(action, devices)
-    if finding.verdict is Verdict.UNTESTED:
+    if finding.verdict is Verdict.UNTESTED or finding.test == WAIT_TEST:
         return Action.WATCH, _status(devices)
     if kind == "cluster":
         return Action.SETTING, _unset(devices)

@@ -17,11 +17,13 @@ import numpy as np
 from raybench.doctor.health.groups import Group
 from raybench.records import Device
 from raybench.records.health import COMPUTE_TEST, WAIT_TEST, Finding, Subject, Verdict
+from raybench.stats.fleet import Floats
 
 _SLOW = (Verdict.SUSPECT, Verdict.BAD)
 _LEAST_PARTNERS = 2
-# The others wait for one rank where they wait for more than this share of a step.
-_WAIT_SHARE = 0.1
+# A rank is late where the others wait for it for more than this share of a step, and for more than
+# so many floors of the test, in each pass.
+_WAIT_SHARE, _WAIT_FLOORS = 0.1, 2
 
 _Edge = frozenset[str]
 
@@ -230,32 +232,49 @@ def _on_its_path(finding: Finding, culprit: str, sound: Collection[str]) -> Find
 
 
 def _blame_for_waiting(findings: Sequence[Finding], groups: Sequence[Group]) -> list[Finding]:
-    """Name the rank that the others wait for, and by its other tests why."""
-    waits = _values_of(groups, WAIT_TEST)
-    steps = _values_of(groups, COMPUTE_TEST)
-    if len(waits) < 2 or not steps:
+    """Name the rank that the others wait for in each pass, and by its other tests why."""
+    waits = next((group for group in groups if group.test.name == WAIT_TEST), None)
+    steps = next((group for group in groups if group.test.name == COMPUTE_TEST), None)
+    if waits is None or steps is None or len(waits.subjects) < 2:
         return list(findings)
-    step_ms = median(waits[one] + steps.get(one, 0.0) for one in waits)
-    culprit = min(waits, key=lambda one: waits[one])
-    waited_ms = median(ms for one, ms in waits.items() if one is not culprit) - waits[culprit]
-    if waited_ms <= _WAIT_SHARE * step_ms:
+    if waits.subjects != steps.subjects or waits.values.shape != steps.values.shape:
         return list(findings)
-    cause = _cause(culprit, findings)
-    return [
-        _waiting(one, culprit, waited_ms, step_ms, cause) if one.test == WAIT_TEST else one
-        for one in findings
-    ]
+    wait_ms, step_ms = _late(waits, steps)
+    shares = wait_ms / step_ms[:, None]
+    least = max(_WAIT_SHARE, _WAIT_FLOORS * waits.test.floor)
+    are_late = np.flatnonzero((shares > least).all(axis=0))
+    if not len(are_late):
+        return list(findings)
+    column = int(are_late[0])
+    culprit = waits.subjects[column]
+    found = _Late(
+        culprit=culprit,
+        waited_ms=float(np.median(wait_ms[:, column])),
+        step_ms=float(np.median(step_ms)),
+        cause=_cause(culprit, findings),
+    )
+    return [_waiting(one, found) if one.test == WAIT_TEST else one for one in findings]
 
 
-def _values_of(groups: Sequence[Group], test: str) -> dict[Subject, float]:
-    found: dict[Subject, float] = {}
-    for group in groups:
-        if group.test.name == test:
-            known = ~np.isnan(group.values).all(axis=0)
-            for column in np.flatnonzero(known):
-                value = float(np.nanmedian(group.values[:, column]))
-                found[group.subjects[int(column)]] = value
-    return found
+def _late(waits: Group, steps: Group) -> tuple[Floats, Floats]:
+    """Compute how long the others wait for each rank [passes, ranks], and the steps [passes].
+
+    By the median of the others' waits, less its own; NaN where a pass does not tell.
+    """
+    count = waits.values.shape[1]
+    others = [np.delete(waits.values, rank, axis=1) for rank in range(count)]
+    typical = np.stack([np.median(one, axis=1) for one in others], axis=1)
+    return typical - waits.values, np.median(waits.values + steps.values, axis=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Late:
+    """The rank that the others wait for. cause: what its other tests say of it."""
+
+    culprit: Subject
+    waited_ms: float
+    step_ms: float
+    cause: str
 
 
 def _cause(culprit: Subject, findings: Sequence[Finding]) -> str:
@@ -272,15 +291,14 @@ def _slow_stages(culprit: Subject, findings: Sequence[Finding]) -> set[str]:
     return {one.stage for one in findings if one.subject == culprit and one.verdict in _SLOW}
 
 
-def _waiting(
-    finding: Finding, culprit: Subject, waited_ms: float, step_ms: float, cause: str
-) -> Finding:
-    if finding.subject == culprit:
+def _waiting(finding: Finding, found: _Late) -> Finding:
+    if finding.subject == found.culprit:
+        waited, step = f"{found.waited_ms:.3g} ms", f"{found.step_ms:.3g} ms"
         return replace(
             finding,
             verdict=Verdict.SUSPECT,
-            reason=f"the others wait for it, {waited_ms:.3g} ms of a step of {step_ms:.3g} ms",
-            evidence=cause,
+            reason=f"in a step of {step} each of the others waits {waited} for it",
+            evidence=found.cause,
         )
     wait = f"waits {finding.value or 0.0:.3g} ms of each step for it"
-    return replace(finding, culprit=culprit.name, evidence=wait)
+    return replace(finding, culprit=found.culprit.name, evidence=wait)

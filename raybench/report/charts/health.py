@@ -105,6 +105,7 @@ def _map(
     drawn = dict(list(names.items())[:_MOST_ENDS])
     short = dict(zip(drawn, short_names(list(drawn.values())), strict=True))
     typical = _typical(values, names)
+    has_figures = len(drawn) <= _MOST_WITH_TEXT
     cells: list[Value] = []
     for (first, second), value in values.items():
         if first not in drawn or second not in drawn:
@@ -118,7 +119,7 @@ def _map(
                 "from": short[first],
                 "to": short[second],
                 "excess": round(excess, 4),
-                "text": f"{mark} {figure(value)}".strip(),
+                "text": f"{mark} {figure(value)}".strip() if has_figures else mark,
                 "tip": f"{names[first]} to {names[second]}\n{words} than the median alike",
             }
         )
@@ -169,8 +170,6 @@ def _map_layers(labels: Sequence[str]) -> list[Spec]:
         "mark": {"type": "rect", "stroke": "var(--page)", "strokeWidth": 2},
         "encoding": {**place, "color": color, "description": TIP},
     }
-    if len(labels) > _MOST_WITH_TEXT:
-        return [rects]
     low, high = _STRONG
     strong = f"datum.excess < {low} || datum.excess >= {high}"
     texts: Spec = {

@@ -22,7 +22,8 @@ def format_text(report: HealthReport, *, width: int = WIDTH, color: bool = False
 
 def _parts(report: HealthReport, width: int) -> Iterator[RenderableType]:
     yield line(report.headline, _STYLES[report.exit_code])
-    yield line(f"{report.machine}; {formatting.course(report.run)}; run {report.run.run_id}")
+    yield line(report.machine)
+    yield line(f"{formatting.course(report.run)}; run {report.run.run_id}")
     yield from lay_out(blocks(report, width))
 
 

@@ -69,19 +69,13 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
     if points.empty:
         return render([line("No point has been finished yet.")], width, color)
     rows = records(points)
-    names = varying(rows, params_first=True)
     found = [m for m in MAIN_RATES if any(formatting.has_value(row[m.name]) for row in rows)]
     rates = [*found, *workload_metrics(rows)]
     unit = formatting.unit_of(rows)
     columns = {
         Column("point"): [row["point_id"] for row in rows],
         **({Column("round"): [_round(row) for row in rows]} if _has_rounds(rows) else {}),
-        **{
-            Column(formatting.heading(name), folds_to=SETTING_CHARS): [
-                formatting.setting(name, setting(row, name)) for row in rows
-            ]
-            for name in names
-        },
+        **_setting_columns(rows),
         Column("status"): [formatting.STATUS_WORDS[row["status"]] for row in rows],
         Column(f"step {unit.name}", side="right"): [formatting.step_in(unit, row) for row in rows],
         **{
@@ -97,6 +91,34 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
     known = {column: cells for column, cells in extras.items() if any(cells)}
     reasons = [_reason(row) for row in rows]
     return render([_fitting(columns, known, reasons, width)], width, color)
+
+
+def _setting_columns(rows: Sequence[Row]) -> dict[Column, list[str]]:
+    """Give each setting that varies a column; of several workloads, that differ in most, one."""
+    workloads = dict.fromkeys(row["workload"] for row in rows)
+    if len(workloads) == 1:
+        return {
+            Column(formatting.heading(name), folds_to=SETTING_CHARS): [
+                formatting.setting(name, setting(row, name)) for row in rows
+            ]
+            for name in varying(rows, params_first=True)
+        }
+    names = {
+        workload: varying([row for row in rows if row["workload"] == workload], params_first=True)
+        for workload in workloads
+    }
+    given = [
+        {
+            name: value
+            for name in names[row["workload"]]
+            if (value := setting(row, name)) is not None
+        }
+        for row in rows
+    ]
+    return {
+        Column("workload"): [plain_text.plain(row["workload"]) for row in rows],
+        Column("settings", folds_to=SETTING_CHARS): [formatting.settings(one) for one in given],
+    }
 
 
 def _has_rounds(rows: Sequence[Row]) -> bool:

@@ -144,7 +144,8 @@ def test_what_is_slow_because_of_a_device_is_no_case_and_is_counted_with_it() ->
     victims = [slow_pair(3, rank, culprit="alpha GPU 3") for rank in range(3)]
     report = report_of([*ONE_BAD, *victims])
     assert [case.subject.name for case in report.cases] == ["alpha GPU 3"]
-    assert "3 others are slow because of it" in format_text(report)
+    victims_line = "victims  alpha GPU 3 to GPU 0, alpha GPU 3 to GPU 1, alpha GPU 3 to GPU 2"
+    assert victims_line in format_text(report)
 
 
 def test_the_gravest_action_of_a_case_is_the_one_to_take() -> None:
@@ -157,6 +158,8 @@ def test_the_gravest_action_of_a_case_is_the_one_to_take() -> None:
     ("findings", "words"),
     [
         (healthy(4), "As a set: balanced, use all 4."),
+        (healthy(2), "As a set: balanced, use both."),
+        (healthy(1), "Use alpha GPU 0."),
         (
             [*healthy(3), bad(3, ratio=2.0)],
             "leave out alpha GPU 3. In units of a fast GPU, equal shares on all 4 give 2.00, "
