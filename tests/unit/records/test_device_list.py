@@ -31,7 +31,7 @@ def test_what_is_written_is_read_again(tmp_path):
     devices = [make_device(uuid=SECOND), make_device(uuid=FIRST), cpu]
     path = tmp_path / "healthy.txt"
     write_device_list(path, devices, "4 of 5 devices\nby raybench health")
-    assert read_device_list(path).names == tuple(map(devices))
+    assert read_device_list(path).names == tuple(device.lasting_name for device in devices)
     assert path.read_text().startswith("# 4 of 5 devices\n# by raybench health\n")
     assert f"{FIRST}  # host-a cuda:0\n" in path.read_text()
 
