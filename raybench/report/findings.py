@@ -218,7 +218,7 @@ def largest_batches(rows: Sequence[Row]) -> tuple[LargestBatch, ...]:
     series: dict[tuple[str, ...], list[Row]] = {}
     names = varying(rows, ("scaling", "batch"), always=("precision", "world_size"))
     for row in rows:
-        if row["scaling"] == "weak":
+        if row["scaling"] == "weak" and formatting.has_value(row["batch_size"]):
             series.setdefault(tuple(str(setting(row, name)) for name in names), []).append(row)
     found = [_largest(members, names) for members in series.values()]
     known = [one for one in found if one is not None]

@@ -343,7 +343,8 @@ def _reason(row: Row) -> str:
 
 
 def _where(rows: Sequence[Row]) -> str:
-    placed = [row for row in rows if formatting.has_value(row["error_host"])]
+    known = ("error_rank", "error_host")
+    placed = [row for row in rows if all(formatting.has_value(row[name]) for name in known)]
     if not placed:
         return ""
     ranks = sorted({int(row["error_rank"]) for row in placed})
