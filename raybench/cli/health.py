@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import click
 
-from raybench.cli.output import ConsoleListener, json_text, make_console, table_text, write_result
+from raybench.cli.health_results import print_health
+from raybench.cli.output import ConsoleListener, make_console
 from raybench.errors import UsageError
-from raybench.records.health import Stage, Verdict
-
-if TYPE_CHECKING:
-    from raybench.doctor.health.check import Examination
+from raybench.records.health import Stage
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_ILL = (Verdict.BAD, Verdict.SUSPECT)
 
 
 class _Duration(click.ParamType[float]):
@@ -126,32 +123,4 @@ def health_command(
     if healthy_file is not None:
         comment = f"healthy by run {found.run.run_id}"
         write_device_list(healthy_file, found.healthy_devices, comment)
-    write_result(_as_json(found) if as_json else _as_text(found))
-    ctx.exit(_exit_code(found))
-
-
-def _exit_code(found: Examination) -> int:
-    verdicts = {finding.verdict for finding in found.findings}
-    if verdicts.intersection(_ILL):
-        return 1
-    return 3 if Verdict.UNTESTED in verdicts or not verdicts else 0
-
-
-def _as_text(found: Examination) -> str:
-    rows = [
-        (one.verdict.value, one.subject.name, one.test, f"{one.value}", one.unit, one.reason)
-        for one in found.findings
-    ]
-    return table_text(("verdict", "subject", "test", "value", "unit", "reason"), rows)
-
-
-def _as_json(found: Examination) -> str:
-    from dataclasses import asdict
-
-    return json_text(
-        {
-            "run_id": found.run.run_id,
-            "findings": [asdict(one) for one in found.findings],
-            "links": [asdict(one) for one in found.links],
-        }
-    )
+    ctx.exit(print_health(output, found.run.run_id, as_json=as_json))

@@ -210,7 +210,9 @@ class HealthReport:
         found = [
             one.reason
             for one in self.findings
-            if one.verdict is Verdict.UNKNOWN and one.subject.kind == "cluster"
+            if one.verdict is Verdict.UNKNOWN
+            and one.subject.kind == "cluster"
+            and one.value is None
         ]
         return [formatting.sentence(text) for text in dict.fromkeys(found)]
 

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from builders import (
+    START,
     make_device,
     make_finding,
     make_link,
     make_measure,
     make_pair,
+    make_point,
+    make_record,
     make_run,
     make_subject,
 )
@@ -341,3 +345,41 @@ def test_a_tracker_cannot_have_a_health_run(raybench: Raybench) -> None:
 def test_a_health_run_is_not_laid_over_another(raybench: Raybench) -> None:
     found = raybench("report", "--format", "html", "--against", "latest", code=2)
     assert "--against latest: a health check is not laid over another" in found
+
+
+@pytest.fixture
+def two_checks(tmp_path: Path) -> Path:
+    """Two checks of one fleet, of which the second finds small products slower by a third."""
+    for place, step_ms in enumerate((8.0, 10.7)):
+        run = make_run(
+            f"health-2026112{place}-150000-abcd",
+            job_name="health",
+            started_at=START + timedelta(days=place),
+        )
+        store = RunStore.create(tmp_path, run, make_measure())
+        store.write_devices([make_device(rank) for rank in range(2)])
+        probes = [("gemm", {"k": 256}, step_ms), ("memory", {"size_bytes": 10**9}, 2.0)]
+        for index, (workload, params, ms) in enumerate(probes):
+            point = make_point(workload=workload, params=params, world_size=2)
+            store.write_records([(index, make_record(point, step_ms=ms, count=60))])
+        store.write_health(healthy(2), all_links(2))
+    return tmp_path
+
+
+def test_two_checks_are_compared_point_by_point(
+    two_checks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raybench = Raybench(two_checks, monkeypatch, capsys)
+    first, second = sorted(path.name for path in (two_checks / "runs").iterdir())
+    compared = json.loads(raybench("compare", first, second, "--json").strip())
+    ratios = {row["workload"]: row["ratio"] for row in compared["points"]}
+    assert ratios == {"gemm": pytest.approx(1.34, abs=0.01), "memory": pytest.approx(1, abs=0.01)}
+
+
+def test_the_history_of_checks_has_each_point_of_each(
+    two_checks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raybench = Raybench(two_checks, monkeypatch, capsys)
+    found = json.loads(raybench("history", "--json"))
+    assert len({point["run_id"] for point in found["points"]}) == 2
+    assert len({point["point_id"] for point in found["points"]}) == 2
