@@ -11,7 +11,7 @@ import click
 
 from raybench.cli.options import DeviceCount, overrides_option
 from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
-from raybench.report.plain_text import printable
+from raybench.report.plain_text import counted, printable
 
 if TYPE_CHECKING:
     from raybench.job.model import Job
@@ -129,7 +129,7 @@ def _makespans(job: Job, plan: Plan, devices: int | None, nodes: int) -> _Makesp
     devices = devices or _devices_needed(plan)
     if devices % nodes:
         raise UsageError(
-            f"--nodes {nodes}: {_count(devices, 'device')} cannot be shared evenly; "
+            f"--nodes {nodes}: {counted(devices, 'device')} cannot be shared evenly; "
             "give --devices a multiple of --nodes"
         )
     if plan.batch_search or not plan.points:
@@ -244,12 +244,12 @@ def _search_text(search: BatchSearch) -> str:
 
 def _needs(job: Job, plan: Plan) -> str:
     count, seconds = len(plan.points), _duration(_point_at_most_s(job))
-    needed = f"the largest needs {_count(_devices_needed(plan), 'device')}"
+    needed = f"the largest needs {counted(_devices_needed(plan), 'device')}"
     measure = job.measure
     least_s = measure.of_a_round.least_s
     least = f"{least_s:.3g} to" if least_s else "at most"
     rounds = f"{measure.rounds} rounds x " if measure.rounds > 1 else ""
-    each = f"{_count(measure.repeats, 'repeat')} of {least} {measure.max_seconds:g} s"
+    each = f"{counted(measure.repeats, 'repeat')} of {least} {measure.max_seconds:g} s"
     more = (
         "set-up and the first step of each point take additional time, and a point is stopped "
         f"after {job.measure.timeout_s:g} s"
@@ -271,8 +271,8 @@ def _needs(job: Job, plan: Plan) -> str:
         total = f"at most {total}"
     return "\n".join(
         [
-            f"{_count(count, 'point')}; {needed}",
-            _wrap(f"iterations: {total} ({rounds}{_count(count, 'point')} x {each}); {more}"),
+            f"{counted(count, 'point')}; {needed}",
+            _wrap(f"iterations: {total} ({rounds}{counted(count, 'point')} x {each}); {more}"),
             *_rounds_would(job, plan),
         ]
     )
@@ -289,16 +289,12 @@ def _rounds_would(job: Job, plan: Plan) -> list[str]:
 
 
 def _makespans_as_text(plan: Plan, makespans: _Makespans) -> str:
-    where = f"{_count(makespans.devices, 'device')} of {_count(makespans.nodes, 'node')}"
+    where = f"{counted(makespans.devices, 'device')} of {counted(makespans.nodes, 'node')}"
     each = (f"{_duration(seconds)} ({name})" for name, seconds in makespans.at_most_s.items())
     text = f"on {where}, by placement.isolation, at most: {', '.join(each)}"
     if too_big := sum(point.world_size > makespans.devices for point in plan.points):
-        text += f"; without {_count(too_big, 'point')} that cannot run there"
+        text += f"; without {counted(too_big, 'point')} that cannot run there"
     return _wrap(text)
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _duration(seconds: float) -> str:

@@ -255,7 +255,7 @@ def headline(comparison: Comparison) -> str:
     broken = f"; {len(comparison.broken)} fail now" if comparison.broken else ""
     middle = percent(float(np.median([row["ratio"] for row in rows])) - 1)
     median = f"; the median change is {middle}" if len(rows) > 1 else ""
-    return f"Of {len(rows)} {_points(len(rows))}: {', '.join(phrases)}{broken}{median}."
+    return f"Of {plain_text.counted(len(rows), 'point')}: {', '.join(phrases)}{broken}{median}."
 
 
 def sensitivity(comparison: Comparison) -> str:
@@ -279,8 +279,7 @@ def _runs(comparison: Comparison, side: str) -> str:
 
 
 def _between(values: Sequence[float], form: str = ".1%") -> str:
-    least, most = f"{min(values):{form}}", f"{max(values):{form}}"
-    return least if least == most else f"{least} to {most}"
+    return plain_text.span(f"{min(values):{form}}", f"{max(values):{form}}")
 
 
 def advice(comparison: Comparison) -> list[str]:
@@ -348,7 +347,7 @@ def one_sided(comparison: Comparison) -> str:
         [row for row in comparison.rows if absent(row) == other] for other in ("new", "base")
     )
     phrases = [
-        f"{len(rows)} {_points(len(rows))} in {run} only"
+        f"{plain_text.counted(len(rows), 'point')} in {run} only"
         for run, rows in (("BASE", of_base), ("NEW", of_new))
         if rows
     ]
@@ -408,14 +407,10 @@ def explanation(comparison: Comparison) -> list[str]:
         "of such verdicts are, over all points, if starts differ as was estimated). same: the "
         f"interval is within {threshold}. unclear: neither.",
         *(
-            f"Noise of starts at {count} {_points(count)}: {_SOURCES[name]}."
+            f"Noise of starts at {plain_text.counted(count, 'point')}: {_SOURCES[name]}."
             for name, count in sources.items()
         ),
     ]
-
-
-def _points(count: int) -> str:
-    return "point" if count == 1 else "points"
 
 
 def _threshold(comparison: Comparison) -> str:

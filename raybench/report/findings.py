@@ -26,6 +26,7 @@ from raybench.analysis.start_noise import (
     prior_of,
 )
 from raybench.report import formatting
+from raybench.report.plain_text import span
 from raybench.results.quality import is_slowed_by_one_rank
 from raybench.stats.summary import student_t
 from raybench.sweep.batch_search import is_found
@@ -108,8 +109,7 @@ def _span(shares: Sequence[float]) -> str:
     known = [share for share in shares if formatting.has_value(share)]
     if not known or max(map(abs, known)) < _LEAST_SHARE:
         return ""
-    least, most = (formatting.percent(choose(known)) for choose in (min, max))
-    return most if least == most else f"{least} to {most}"
+    return span(*(formatting.percent(choose(known)) for choose in (min, max)))
 
 
 def _label(settings: Mapping[str, Any], ranks: str) -> str:
@@ -129,8 +129,8 @@ def memory_range(rows: Sequence[Row]) -> str:
     known = [row["memory_ratio"] for row in rows if formatting.has_value(row["memory_ratio"])]
     if not known or any(formatting.has_value(row["efficiency"]) for row in rows):
         return ""
-    least, most = formatting.percent(min(known)), formatting.percent(max(known))
-    return f"; {least if least == most else f'{least} to {most}'} of the memory"
+    shares = span(*(formatting.percent(choose(known)) for choose in (min, max)))
+    return f"; {shares} of the memory"
 
 
 def plus_minus(row: Row) -> float | None:

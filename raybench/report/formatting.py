@@ -13,7 +13,7 @@ from typing import Any
 from raybench.analysis.settings import setting as setting_of
 from raybench.records import Status
 from raybench.records.metric import Metric
-from raybench.report.plain_text import plain
+from raybench.report.plain_text import counted, plain
 from raybench.results.run import Run, RunStatus
 
 
@@ -250,7 +250,7 @@ def settings_words(row: Mapping[str, Any], names: Iterable[str], ranks: str) -> 
 
 def ranks_words(count: int, ranks: str) -> str:
     """Write `1 GPU`, `4 GPUs`."""
-    return f"{count} {ranks.removesuffix('s') if count == 1 else ranks}"
+    return counted(count, ranks.removesuffix("s"))
 
 
 def when(time: datetime) -> str:
@@ -297,8 +297,7 @@ def counts(run: Run, statuses: Sequence[str]) -> str:
     """How the points of a run ended, as far as they have: the run's row may lag behind them."""
     ok, skipped, cancelled = map(statuses.count, ("ok", "skipped", "cancelled"))
     failed, missing = len(statuses) - ok - skipped - cancelled, run.points_total - len(statuses)
-    noun = "point" if run.points_total == 1 else "points"
-    text = f"{run.points_total} {noun}: {ok} ok, {failed} failed, {skipped} skipped"
+    text = f"{counted(run.points_total, 'point')}: {ok} ok, {failed} failed, {skipped} skipped"
     more = ((cancelled, "cancelled"), (missing, "not run"))
     return text + "".join(f", {count} {word}" for count, word in more if count > 0)
 
@@ -313,7 +312,7 @@ def machine(devices: Sequence[Mapping[str, Any]]) -> str:
     names = Counter(device["name"] for device in devices)
     models = ", ".join(f"{count} x {plain(name)}" for name, count in names.items())
     count = len({device["node_id"] for device in devices})
-    return f"{models} on {count} {'node' if count == 1 else 'nodes'}"
+    return f"{models} on {counted(count, 'node')}"
 
 
 def _processors(workers: Sequence[Mapping[str, Any]]) -> str:
@@ -321,10 +320,10 @@ def _processors(workers: Sequence[Mapping[str, Any]]) -> str:
     hosts = {(one["host"], one["address"]): one for one in workers}
     models = Counter((plain(one["name"]), int(one["cpu_count"])) for one in hosts.values())
     text = ", ".join(
-        f"{count} x {name} ({cores} core{'s' * (cores != 1)}{' each' * (count > 1)})"
+        f"{count} x {name} ({counted(cores, 'core')}{' each' * (count > 1)})"
         for (name, cores), count in models.items()
     )
-    return f"{len(workers)} worker{'s' * (len(workers) != 1)} on {text}"
+    return f"{counted(len(workers), 'worker')} on {text}"
 
 
 def versions(found: Mapping[str, str]) -> str:

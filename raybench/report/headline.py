@@ -23,6 +23,7 @@ from raybench.report.findings import (
     rows_compared,
     with_most_ranks,
 )
+from raybench.report.plain_text import span
 from raybench.report.tables import marks
 from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
 
@@ -125,8 +126,7 @@ def _loss(rows: Sequence[Row]) -> str:
     if count < len(losing):
         return f"{CAUSES[cause]} is the largest loss in {count} of {len(losing)} settings"
     shares = [min(1.0, row[cause] / (1 - row["efficiency"])) for row in losing]
-    least, most = f"{min(shares):.0%}", f"{max(shares):.0%}"
-    return f"{CAUSES[cause]} is {most if least == most else f'{least} to {most}'} of the loss"
+    return f"{CAUSES[cause]} is {span(f'{min(shares):.0%}', f'{max(shares):.0%}')} of the loss"
 
 
 def _causes(row: Row) -> list[str]:
@@ -173,13 +173,12 @@ def _against(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -
     found = max(groups.values(), key=lambda group: max(row["speed_up"] for row in group))
     rows = precise(found)
     ends = [choose(rows, key=lambda row: row["speed_up"]) for choose in (min, max)]
-    least, most = (formatting.ratio(row["speed_up"]) + unsure(row) for row in ends)
+    times = span(*(formatting.ratio(row["speed_up"]) + unsure(row) for row in ends))
     names = varying(rows, baseline) if len(rows) > 1 else ("precision", "batch")
     names = [name for name in names if name not in baseline]
     where = f" ({_where(rows[0], names)})" if len(rows) == 1 else ""
     return (
-        f"{formatting.settings_words(rows[0], tuple(baseline), ranks)} is "
-        f"{most if least == most else f'{least} to {most}'} times as fast as "
+        f"{formatting.settings_words(rows[0], tuple(baseline), ranks)} is {times} times as fast as "
         f"{formatting.baseline_name(baseline)}{where}"
         + memory_range(rows).replace("; ", ", with ")
         + (f"; {left_out}" if (left_out := _omission(found)) else "")
@@ -283,8 +282,7 @@ def _of_datasheet(rows: Sequence[Row]) -> str:
     shares = [
         formatting.percent(choose(r["memory_gb_s"] for r in rows) / peak) for choose in (min, max)
     ]
-    span = shares[0] if shares[0] == shares[1] else " to ".join(shares)
-    return f", {span} of the datasheet's {peak:,.0f} GB/s"
+    return f", {span(*shares)} of the datasheet's {peak:,.0f} GB/s"
 
 
 def _latency(rows: Sequence[Row], most: int) -> str:

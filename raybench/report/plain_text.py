@@ -26,3 +26,13 @@ def plain_lines(text: str) -> list[str]:
 def shorten(text: str, most: int) -> str:
     """At most `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def counted(count: int, noun: str) -> str:
+    """Write `1 point`, `4 points`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def span(*texts: str) -> str:
+    """Write the least and the most as `57.2% to 87.0%`; once where they are the same."""
+    return " to ".join(dict.fromkeys(texts))

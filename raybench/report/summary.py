@@ -239,7 +239,7 @@ def _machine(run: Run, devices: pd.DataFrame, rows: Sequence[Row]) -> str:
     counts = [row["node_count"] for row in rows if formatting.has_value(row["node_count"])]
     if counts and max(counts) < devices["node_id"].nunique():
         most = int(max(counts))
-        text += f", at most {most} {'node' if most == 1 else 'nodes'} in a point"
+        text += f", at most {plain_text.counted(most, 'node')} in a point"
     if run.only_devices:
         text += ", only those that --devices named"
     return text

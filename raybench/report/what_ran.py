@@ -125,5 +125,4 @@ def _span(prefix: str, texts: Sequence[str], suffix: str = "") -> str:
     known = list(dict.fromkeys(filter(None, texts)))
     if not known:
         return ""
-    first, last = known[0], known[-1]
-    return f"{prefix}{first if first == last else f'{first} to {last}'}{suffix}"
+    return prefix + plain_text.span(known[0], known[-1]) + suffix

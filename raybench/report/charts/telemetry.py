@@ -243,5 +243,4 @@ def _cells(named: pd.DataFrame, used: Sequence[str]) -> list[list[str]]:
 
 
 def _span(span: pd.Series) -> str:
-    low, high = formatting.number(span["min"]), formatting.number(span["max"])
-    return low if low == high else f"{low} to {high}"
+    return plain_text.span(formatting.number(span["min"]), formatting.number(span["max"]))

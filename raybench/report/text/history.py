@@ -14,6 +14,7 @@ from raybench.analysis.rounds import records
 from raybench.analysis.settings import setting, varying
 from raybench.report import formatting, plain_text
 from raybench.report.comparison import before_and_now, percent
+from raybench.report.plain_text import counted
 from raybench.report.text.terminal import SETTING_CHARS, WIDTH, Column, grid, line, pairs, render
 
 Row = dict[str, Any]
@@ -97,11 +98,8 @@ def _headline(series: Sequence[list[Row]]) -> str:
     steps = sum(_is_step(row) for rows in series for row in rows)
     runs = len({row["run_id"] for rows in series for row in rows})
     points = len({rows[0]["point_id"] for rows in series})
-    text = f"{steps} {'step' if steps == 1 else 'steps'}" if steps else "no step"
-    return (
-        f"{points} {'point' if points == 1 else 'points'} over "
-        f"{runs} {'run' if runs == 1 else 'runs'}: {text}."
-    )
+    text = counted(steps, "step") if steps else "no step"
+    return f"{counted(points, 'point')} over {counted(runs, 'run')}: {text}."
 
 
 def _points(series: Sequence[list[Row]], names: Sequence[str]) -> RenderableType:
