@@ -44,11 +44,11 @@ unit: setup $(BIN)/.exporters
 	$(BIN)/pytest -n 2 tests/unit
 
 integration: setup
-	$(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder -m "not long" tests/integration
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not long" tests/integration
 
 # Variants, and what takes most of a minute each: late nodes, standbys, killed drivers, a small soak.
 long: setup
-	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -m long tests/integration
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m long tests/integration
 
 # The page of a report in Chromium, which must be on this machine; not part of `test`.
 browser: setup

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,30 +28,45 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Those that take longest go first, so that no process is left with one of them at the end.
 _LONGEST = ("test_sweep_command", "test_faults", "test_hosts", "test_resume", "test_nodes")
+_OF_THE_CLUSTER = ("three_nodes", "three_workers")
 
 
-@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """Keep a file in one process, and in one all that use the cluster, which then starts once.
+
+    Not by --dist loadgroup, which pytest-xdist 3.8 does not do with pytest 9.2.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByCluster(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.split("::")[0]
+            return _OF_THE_CLUSTER[0] if _uses_cluster(config.rootpath / path) else path
+
+    return ByCluster(config, log)
+
+
+@cache
+def _uses_cluster(file: Path) -> bool:
+    text = file.read_text(encoding="utf-8")
+    return any(name in text for name in _OF_THE_CLUSTER)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file in one process, and in one all that uses the cluster, which then starts once."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            group = _CLUSTER if _CLUSTER in _fixtures(item) else item.path.stem
-            item.add_marker(pytest.mark.xdist_group(group))
+    """Let what shares workers be together, and where they can stay."""
     items.sort(key=_turn)
 
 
 def _turn(item: pytest.Item) -> tuple[bool, bool, int]:
-    """What shares workers is together, and where they can stay."""
     used, name = _fixtures(item), item.path.stem
     place = _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
-    return "three_workers" not in used, _CLUSTER not in used, place
+    return "three_workers" not in used, "three_nodes" not in used, place
 
 
 def _fixtures(item: pytest.Item) -> list[str]:
     return getattr(item, "fixturenames", [])
-
-
-_CLUSTER = "three_nodes"
 
 
 @pytest.fixture(scope="session")

@@ -384,15 +384,3 @@ def test_a_workload_of_ones_own_is_found_from_the_current_directory(tmp_path, mo
     refused = sweep(job, results, "--resume", "latest", "--retry-failed")
     assert refused.returncode == 2
     assert "the code is not that of the run: helper.py has changed" in refused.stderr
-
-
-def test_the_address_of_a_running_cluster_is_joined(three_nodes, tmp_path):
-    job = write_job(
-        tmp_path,
-        "workload: {kind: mlp, hidden: 32}\nmatrix: {world_size: 3, batch_size: 4}\n"
-        "placement: {strategy: spread}\nmeasure: {warmup: 2, iterations: 5}\n",
-    )
-    done = sweep(job, tmp_path / "results", "--address", three_nodes)
-    assert done.returncode == 0, done.stderr
-    assert f"Ray cluster at {three_nodes}, up to 6 CPU workers" in done.stderr
-    assert list(points_of(tmp_path / "results")["node_count"]) == [3]

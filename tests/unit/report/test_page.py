@@ -115,6 +115,12 @@ def sweep() -> list[Any]:
     return [*records, make_failed(make_point(world_size=4, batch_size=1024))]
 
 
+@pytest.fixture(scope="module")
+def page() -> str:
+    """Of the sweep. A page takes a second."""
+    return format_page(page_data(report(sweep())))
+
+
 def values(spec: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     found: Sequence[Mapping[str, Any]] = spec["data"]["values"]
     return found
@@ -125,8 +131,10 @@ def known(figure: Figure | None) -> Figure:
     return figure
 
 
-def test_the_policy_allows_the_one_style_and_the_one_script_by_their_hashes_alone() -> None:
-    elements = Elements(format_page(page_data(report(sweep()))))
+def test_the_policy_allows_the_one_style_and_the_one_script_by_their_hashes_alone(
+    page: str,
+) -> None:
+    elements = Elements(page)
     [policy] = [
         a["content"] for _, a in elements.found if a.get("http-equiv") == "Content-Security-Policy"
     ]
@@ -138,8 +146,9 @@ def test_the_policy_allows_the_one_style_and_the_one_script_by_their_hashes_alon
     assert "unsafe" not in policy
 
 
-def test_nothing_in_the_page_points_outside_or_has_a_style_or_a_handler_of_its_own() -> None:
-    page = format_page(page_data(report(sweep())))
+def test_nothing_in_the_page_points_outside_or_has_a_style_or_a_handler_of_its_own(
+    page: str,
+) -> None:
     for tag, attributes in Elements(page).found:
         assert tag not in ("link", "img", "iframe", "base", "object", "form"), tag
         for name, value in attributes.items():
@@ -206,8 +215,7 @@ def test_a_run_without_any_point_is_a_page_too() -> None:
     assert "out of memory" in format_page(empty)
 
 
-def test_the_answer_and_its_picture_come_first_then_the_points_then_the_rest() -> None:
-    page = format_page(page_data(report(sweep())))
+def test_the_answer_and_its_picture_come_first_then_the_points_then_the_rest(page: str) -> None:
     places = [page.index(text) for text in ('id="result"', 'class="lead"', 'class="figures"')]
     places += [page.index(text) for text in ('id="speed-up"', "<svg", 'id="points"')]
     assert places == sorted(places)
@@ -596,8 +604,8 @@ def test_what_is_drawn_of_a_big_run_is_bounded_and_the_table_has_all() -> None:
     assert len(points.point_table(rows_of(summary), summary).rows) == 360
 
 
-def test_the_page_holds_no_build_paths_and_its_files_are_part_of_the_package() -> None:
+def test_the_page_holds_no_build_paths_and_its_files_are_part_of_the_package(page: str) -> None:
     folder = Path(points.__file__).parent
     assert (folder / "page.css").is_file()
     assert (folder / "page.js").is_file()
-    assert not re.search(r"https?://(?!www\.w3\.org)", format_page(page_data(report(sweep()))))
+    assert not re.search(r"https?://(?!www\.w3\.org)", page)

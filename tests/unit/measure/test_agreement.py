@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from forked import run_ranks
 
 from raybench.job.model import Measure
 from raybench.job.point import Precision
@@ -62,10 +60,7 @@ def run_rank(rank: int, folder: str) -> tuple[list[int], int, Measurement]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[int], int, Measurement]]:
-    folder: Path = tmp_path_factory.mktemp("gloo")
-    # Not fork: torch's threads do not survive it.
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(run_rank, (0, 1), (str(folder), str(folder))))
+    return run_ranks(run_rank, 2, str(tmp_path_factory.mktemp("gloo")))
 
 
 def test_of_each_iteration_the_longest_duration_is_known_to_all(answers):
