@@ -8,15 +8,20 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
-import ray
 
 from raybench.cluster.allocator import choose_workers
+from raybench.cluster.claims import Claims
 from raybench.cluster.ray_cluster import cluster as ray_cluster
 from raybench.cluster.ray_cluster import workers
-from raybench.cluster.ray_cluster.connection import connect
+from raybench.cluster.ray_cluster.connection import Connection, connect
+from raybench.cluster.ray_cluster.liveness import HeadMonitor
+from raybench.cluster.ray_cluster.node_agents import NodeAgents
+from raybench.cluster.ray_cluster.replacement import Standbys
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
@@ -147,26 +152,30 @@ def test_a_fault_of_one_rank_is_told_and_the_next_point_runs(
 
 def test_no_worker_at_all_is_one_clear_error(cluster, monkeypatch):
     monkeypatch.setattr(workers, "_FIRST_DEVICE_TIMEOUT_S", 2.0)
-    others = workers.WorkerGroup(
-        cluster._connection,
-        cluster._agents,
-        cluster._workers._standbys,
-        cluster._workers._claims,
-        print,
-    )
+    connection = Connection(where="here", needed={}, kind="cpu", capacity=6)
+    agents = NodeAgents(HeadMonitor({}))
+    claims = Claims(agents, None, print)
+    others = workers.WorkerGroup(connection, agents, Standbys(on_cpus=False), claims, print)
     with pytest.raises(ClusterError, match="no CPU could be had from the cluster in 2 s: others"):
         others.start(1, "pack")
 
 
 def test_a_store_that_was_killed_is_replaced_and_the_workers_are_kept(cluster):
-    store = cluster._groups._store
-    os.kill(ray.get(store.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    [store] = [one for one in psutil.Process().children(recursive=True) if _is_store(one)]
+    os.kill(store.pid, signal.SIGKILL)
     before = [device.process_id for device in cluster.devices]
     started_s = time.monotonic()
     _, answers = run(cluster, make_point(FAULTY, 6))
     print(f"store killed: next point done {time.monotonic() - started_s:.1f} s later")
     assert failures(answers) == []
     assert [device.process_id for device in cluster.devices] == before
+
+
+def _is_store(process: psutil.Process) -> bool:
+    """By the title that Ray gives the process of an actor: its class."""
+    with suppress(psutil.Error, IndexError):
+        return process.cmdline()[0].startswith("ray::_Store")
+    return False
 
 
 def test_points_on_disjoint_workers_run_at_once(cluster):

@@ -15,7 +15,7 @@ from raybench.cluster import point_end
 from raybench.cluster.point_end import Outcome, RunningRanks, finish_point, when_late_s
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import Connection
-from raybench.cluster.ray_cluster.liveness import HeadMonitor
+from raybench.cluster.ray_cluster.process_groups import ProcessGroups
 from raybench.cluster.ray_cluster.workers import WorkerGroup
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
@@ -172,13 +172,13 @@ def test_a_point_is_late_before_its_deadline_but_not_while_it_may_measure(
 
 
 @pytest.mark.parametrize(("count", "begun"), [(2, ["store", "workers"]), (1, ["workers"])])
-def test_the_store_starts_before_the_workers_where_points_can_have_a_group(count, begun):
+def test_the_store_starts_before_the_workers_where_points_can_have_a_group(
+    monkeypatch, count, begun
+):
     calls: list[str] = []
-    cluster = object.__new__(RayCluster)
-    cluster._groups = SimpleNamespace(start=lambda: calls.append("store"))
-    cluster._workers = SimpleNamespace(start=lambda *_: calls.append("workers"))
-    cluster._monitor, cluster._end = HeadMonitor({}), calls.append
-    cluster.start(count, "pack")
+    monkeypatch.setattr(ProcessGroups, "start", lambda _: calls.append("store"))
+    monkeypatch.setattr(WorkerGroup, "start", lambda *_: calls.append("workers"))
+    RayCluster(Connection(where="here", needed={}, kind="cpu", capacity=2)).start(count, "pack")
     assert calls == begun
 
 

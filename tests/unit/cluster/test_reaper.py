@@ -9,9 +9,10 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from raybench.cluster import reaper
@@ -58,13 +59,37 @@ def raylet_and_worker(starts: str, then: str = "time.sleep(60)") -> Iterator[tup
             raylet.kill()
 
 
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def living(holds: Callable[[psutil.Process], bool]) -> set[int]:
+    """The processes of which it holds, as far as they may be looked at."""
+    found = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if holds(process) and is_alive(process.pid):
+                found.add(process.pid)
+    return found
+
+
 def marked(mark: str) -> set[int]:
-    return {pid for pid in reaper._parents() if reaper._is_marked(pid, mark)} - {os.getpid()}
+    return living(lambda process: mark in process.environ().values()) - {os.getpid()}
 
 
 def watchers(mark: str) -> list[int]:
     """The watchers that were started for workers with this mark."""
-    return [pid for pid in reaper._parents() if mark.encode() in reaper._read(pid, "cmdline")]
+    return [*living(lambda process: mark in process.cmdline())]
+
+
+def started_by(worker: int, mark: str) -> set[int]:
+    """What bears the mark or is of the worker's group, and what these have started."""
+    known = marked(mark) | living(lambda process: os.getpgid(process.pid) == worker)
+    children = {child.pid for pid in known for child in psutil.Process(pid).children(True)}
+    return (known | children) - {worker}
 
 
 def seconds_until(holds: Callable[[], bool], within_s: float) -> float:
@@ -89,10 +114,10 @@ ORPHANS = {
 @pytest.mark.parametrize("starts", ORPHANS.values(), ids=ORPHANS.keys())
 def test_what_a_killed_worker_started_is_gone_within_a_second(starts: str, mark: str) -> None:
     with raylet_and_worker(starts) as (_, worker):
-        left = {*reaper._find_orphans(mark, worker)} - {worker}
+        left = started_by(worker, mark)
         assert left
         os.kill(worker, signal.SIGKILL)
-        seconds_until(lambda: not left & reaper._parents().keys(), within_s=SOON_S)
+        seconds_until(lambda: not any(map(is_alive, left)), within_s=SOON_S)
 
 
 def test_the_children_of_a_worker_that_ends_by_itself_are_gone_too(mark: str) -> None:
@@ -103,7 +128,7 @@ def test_the_children_of_a_worker_that_ends_by_itself_are_gone_too(mark: str) ->
 def test_a_worker_that_hangs_ends_when_its_raylet_has_been_gone_for_five_seconds(mark: str) -> None:
     with raylet_and_worker(ORPHANS["a daemon"]) as (raylet, worker):
         os.kill(raylet, signal.SIGKILL)
-        took_s = seconds_until(lambda: worker not in reaper._parents(), within_s=20)
+        took_s = seconds_until(lambda: not is_alive(worker), within_s=20)
         assert took_s > 3, "a worker that ends by itself must have time to do so"
         seconds_until(lambda: not marked(mark), within_s=SOON_S)
 
@@ -118,10 +143,10 @@ def test_the_watcher_ends_when_its_worker_does(mark: str) -> None:
 def test_the_watcher_is_no_child_no_member_and_small(mark: str) -> None:
     with raylet_and_worker("pass") as (raylet, worker):
         (watcher,) = watchers(mark)
-        state, parent, group = reaper._stat(watcher)[:3]
-        assert state == "S"
-        assert int(parent) not in (raylet, worker)
-        assert int(group) != worker
+        process = psutil.Process(watcher)
+        assert process.status() == psutil.STATUS_SLEEPING
+        assert process.ppid() not in (raylet, worker)
+        assert os.getpgid(watcher) != worker
         assert not Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
         resident = Path(f"/proc/{watcher}/statm").read_text().split()[1]
         assert int(resident) * os.sysconf("SC_PAGE_SIZE") < 12 * 2**20
@@ -166,7 +191,7 @@ def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_i
         assert folder.exists()
         process.kill()
         assert seconds_until(lambda: not marked(mark), within_s=20) > 3
-        assert later in reaper._parents(), "what else the driver started is no business of ours"
+        assert is_alive(later), "what else the driver started is no business of ours"
         os.kill(later, signal.SIGKILL)
         seconds_until(lambda: not watchers(mark), within_s=SOON_S)
     assert (folder / "logs" / "one").exists() == is_kept
@@ -189,8 +214,8 @@ def test_what_a_dead_raylet_was_starting_ends_with_its_driver(tmp_path: Path) ->
         time.sleep(1.0)
         for each in (raylet, process.pid):
             os.kill(each, signal.SIGKILL)
-    assert worker in reaper._parents()
-    seconds_until(lambda: worker not in reaper._parents(), within_s=20)
+    assert is_alive(worker)
+    seconds_until(lambda: not is_alive(worker), within_s=20)
 
 
 def test_a_driver_goes_on_without_its_watcher() -> None:

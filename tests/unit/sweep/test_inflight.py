@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import time
+import threading
 from datetime import UTC, datetime
 
 import pytest
@@ -19,11 +19,10 @@ def begun(running: InFlight, cluster, sizes) -> None:
     """Start a point for each batch size, and return when the last has ended."""
     for index, size in enumerate(sizes):
         attempt = Attempt(index=index, point=make_point(batch_size=size), number=1)
-        running.submit(
-            attempt, Task(point=attempt.point, settings=Measure()), (0,), cluster.devices
-        )
-        while running._finished.qsize() <= index:
-            time.sleep(0.001)
+        task, before = Task(point=attempt.point, settings=Measure()), set(threading.enumerate())
+        running.submit(attempt, task, (0,), cluster.devices)
+        for thread in set(threading.enumerate()) - before:
+            thread.join()
 
 
 @pytest.fixture
