@@ -1,7 +1,7 @@
 """How right the median is and how honest its interval, over simulated step times.
 
-    python -m benchmarks.simulated_noise [--runs 600] [--first 0] [--only WORD]... [--jobs 1]
-        [-o FILE.json]
+    python -m benchmarks.simulated_noise [--runs 600] [--first 0] [--only WORD]...
+        [--target-ci 0.01] [--rounds 1] [--jobs 1] [-o FILE.json]
 
 Series of steps of 10 ms with noise of a kind each (`NOISES`), the first step 50 times as long, go
 through the decisions of `raybench.measure.stopping` with the default settings, block by block as
@@ -197,7 +197,7 @@ class Outcome:
     is_stable: bool
 
 
-def measured(step_ns: Sequence[float], truth_ns: float) -> Outcome:
+def measured(step_ns: Sequence[float], truth_ns: float, settings: Measure) -> Outcome:
     """Take steps from the series as the phases of a measurement do."""
     rest = iter(step_ns)
 
@@ -205,12 +205,12 @@ def measured(step_ns: Sequence[float], truth_ns: float) -> Outcome:
         return [next(rest) for _ in range(count)]
 
     warmup: list[float] = []
-    while count := next_warmup(warmup, SETTINGS):
+    while count := next_warmup(warmup, settings):
         warmup += take(count)
     course = Course(warmup_ns=warmup)
     drifted: list[float] = []
     timed: list[float] = []
-    while count := next_timed(course, SETTINGS):
+    while count := next_timed(course, settings):
         if count == AGAIN:
             drifted, timed = drifted + timed, []
         else:
@@ -219,18 +219,18 @@ def measured(step_ns: Sequence[float], truth_ns: float) -> Outcome:
     interval = summary.median_interval([timed])
     assert interval is not None
     interval = interval.towards(steady.heading(timed, course.before_ns))
-    is_flat = steady.worst_trend([timed]) == steady.FLAT
+    is_flat = steady.worst_trend([timed], settings.drift_that_matters) == steady.FLAT
     return Outcome(
         bias=float(np.median(timed)) / truth_ns - 1,
         is_covered=interval.low <= truth_ns <= interval.high,
         half_width=(interval.high - interval.low) / 2 / truth_ns,
         warmup=len(warmup) + len(drifted),
         timed=len(timed),
-        is_stable=is_flat and has_settled(course, SETTINGS.warmup) is not False,
+        is_stable=is_flat and has_settled(course, settings) is not False,
     )
 
 
-def outcomes(name: str, runs: int, first: int = 0) -> list[Outcome]:
+def outcomes(name: str, runs: int, first: int = 0, settings: Measure = SETTINGS) -> list[Outcome]:
     """Tell what so many series of this noise give; each has its own seed, counted from `first`."""
     make = noises()[name]
     truth_ns = STEP_NS * true_median(make)
@@ -239,7 +239,7 @@ def outcomes(name: str, runs: int, first: int = 0) -> list[Outcome]:
         rng = np.random.default_rng([zlib.crc32(name.encode()), run])
         step_ns = np.round(STEP_NS * make(rng, COUNT))
         step_ns[0] *= COLD
-        found.append(measured(step_ns.tolist(), truth_ns))
+        found.append(measured(step_ns.tolist(), truth_ns, settings))
     return found
 
 
@@ -263,16 +263,23 @@ def main() -> None:
     options.add_argument("--runs", type=int, default=600)
     options.add_argument("--first", type=int, default=0, help="index of the first run, its seed")
     options.add_argument("--only", action="append", help="rows with this in their name")
+    options.add_argument("--target-ci", type=float, default=SETTINGS.target_ci)
+    options.add_argument("--rounds", type=int, default=1, help="one of so many is simulated")
     options.add_argument("--jobs", type=int, default=1)
     options.add_argument("-o", "--output", type=Path)
     chosen = options.parse_args()
+    settings = Measure(target_ci=chosen.target_ci, rounds=chosen.rounds).of_a_round
     names = [n for n in noises() if not chosen.only or any(word in n for word in chosen.only)]
     rows = []
     with ProcessPoolExecutor(chosen.jobs) as pool:
         parts = {
             name: [
                 pool.submit(
-                    outcomes, name, min(_AT_ONCE, chosen.runs - first), chosen.first + first
+                    outcomes,
+                    name,
+                    min(_AT_ONCE, chosen.runs - first),
+                    chosen.first + first,
+                    settings,
                 )
                 for first in range(0, chosen.runs, _AT_ONCE)
             ]
@@ -282,7 +289,13 @@ def main() -> None:
             rows.append(row(name, [o for part in waiting for o in part.result()]))
             print(" ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
     if chosen.output:
-        content = {"runs": chosen.runs, "first": chosen.first, "rows": rows}
+        content = {
+            "runs": chosen.runs,
+            "first": chosen.first,
+            "target_ci": chosen.target_ci,
+            "rounds": chosen.rounds,
+            "rows": rows,
+        }
         chosen.output.write_text(json.dumps(content, indent=2) + "\n")
 
 

@@ -238,6 +238,15 @@ class Measure(Section):
         return self.model_copy(update=share)
 
     @property
+    def drift_that_matters(self) -> float:
+        """The change of a round's level that is held against it, as a share: the job's `target_ci`.
+
+        For settings as `of_a_round` gives them. Scatter is less in the mean over rounds, while what
+        all of them do alike, as a warm-up that is not over, stays.
+        """
+        return self.target_ci / math.sqrt(self.rounds)
+
+    @property
     def of_a_later_round(self) -> Measure:
         """The parts of the step are those of the first round; they take as long as the step."""
         return self.of_a_round.model_copy(update={"breakdown": False})

@@ -196,7 +196,7 @@ def _repetition(workload: Workload, session: _Session) -> None:
             warmup=join_blocks([*warmup.blocks, *timing.drifted.blocks]),
             timed=join_blocks(timing.timed.blocks),
             inner_iterations=inner,
-            settled=has_settled(timing.course(), settings.warmup),
+            settled=has_settled(timing.course(), settings),
         )
     )
 

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raybench.job.model import Measure, Span
+from raybench.job.model import Measure
 from raybench.stats.steady import drifts, is_steady, may_drift, may_wander
 from raybench.stats.summary import effective_samples, median_interval, student_t
 
@@ -94,9 +94,9 @@ class Course:
         """Whether the samples show that the warm-up was not over."""
         return may_drift(self.sample_ns, self.before_ns)
 
-    def drifts(self) -> bool:
-        """Whether they show that plainly."""
-        return drifts(self.sample_ns, self.before_ns)
+    def drifts(self, matters: float) -> bool:
+        """Whether they show that plainly, and by the share `matters` at least."""
+        return drifts(self.sample_ns, self.before_ns, matters=matters)
 
     def may_wander(self) -> bool:
         """Whether the level wanders, by the samples and the later half of what preceded them."""
@@ -134,12 +134,13 @@ def next_warmup(
     return _limit(missing, step_ns[1:], left_s, at_least=needed)
 
 
-def has_settled(course: Course, span: Span) -> bool | None:
+def has_settled(course: Course, settings: Measure) -> bool | None:
     """Whether warm-up ended in a steady state; None where the job fixes its length."""
-    if span.is_fixed:
+    if settings.warmup.is_fixed:
         return None
     whole_ns = [*course.before_ns, *course.sample_ns]
-    return is_steady(whole_ns) and not course.drifts() and not course.may_wander()
+    drifts_on = course.drifts(settings.drift_that_matters)
+    return is_steady(whole_ns) and not drifts_on and not course.may_wander()
 
 
 def next_timed(course: Course, settings: Measure) -> int:
@@ -220,7 +221,7 @@ def _was_warmup(course: Course, settings: Measure, left_s: float) -> bool:
     if not is_enough or course.timed_s > left_s:
         return False
     # Rounds must stay short: a drift that may be chance is no reason to time anew.
-    return course.drifts() if settings.rounds > 1 else course.may_drift()
+    return course.drifts(settings.drift_that_matters) if settings.rounds > 1 else course.may_drift()
 
 
 def _samples_wanted(course: Course, settings: Measure) -> int:

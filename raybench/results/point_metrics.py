@@ -40,13 +40,14 @@ _ENERGY_PERIOD_S = 0.1
 _BURST_MS, _BURST_STEPS = 30.0, 3
 
 
-def compute_metrics(record: Record) -> Numbers:
+def compute_metrics(record: Record, matters: float) -> Numbers:
     """All columns of `points` that come from measurements.
 
+    matters: the change of the step time, as a share, below which a trend is none.
     Raises ValueError when ranks differ in their sample counts: our bug, never the user's.
     """
     measurements = record.measurements
-    found = _step_times(record)
+    found = _step_times(record, matters)
     parts = step_parts(measurements, found["step_ms_p50"])
     own = {m.name: m.meaning or m.description for one in measurements for m in one.workload_metrics}
     return {
@@ -78,7 +79,7 @@ def rates(record: Record, step_ms: float) -> Numbers:
     }
 
 
-def _step_times(record: Record) -> Numbers:
+def _step_times(record: Record, matters: float) -> Numbers:
     measurements = record.measurements
     repeats = [_repeat_ms(measurements, index) for index in _repeats(measurements)]
     ranks = [_steps_ms(measurement) for measurement in measurements]
@@ -97,7 +98,7 @@ def _step_times(record: Record) -> Numbers:
         "step_ms_ci_high": interval.high if interval else None,
         "step_ms_repeat_std": stats.repeat_std(repeats),
         "autocorrelation": stats.autocorrelation(repeats),
-        "trend": steady.worst_trend(repeats),
+        "trend": steady.worst_trend(repeats, matters),
         "skew_ms_p50": stats.median_skew(ranks) if len(ranks) > 1 else None,
         "data_ms": data_wait_ms(measurements),
     }

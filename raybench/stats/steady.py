@@ -22,8 +22,6 @@ MIN_WARMUP_BATCHES = 5
 MIN_TREND_BATCHES = 6
 FLAT, DRIFTING, STEPPED, WANDERING = "flat", "drifting", "stepped", "wandering"
 _STILL = 0.001
-# A change below 1 % of the median does not matter to anyone.
-_MATTERS = 0.01
 # A step in the level has so many batches, and this share of them, on either side.
 _EDGE_BATCHES, _EDGE_SHARE = 2, 0.05
 _MAX_PHI = 0.9
@@ -73,13 +71,13 @@ def mser_cut(values: ArrayLike) -> int:
     return int(np.argmin([series[cut:].var() / (len(series) - cut) for cut in cuts]))
 
 
-def trend(samples: ArrayLike) -> str:
+def trend(samples: ArrayLike, matters: float) -> str:
     """Whether a series of step times is flat, drifting (a slope) or stepped (a shift of level).
 
     The better of a straight line and one step is fitted to the batch medians. It counts where it
-    changes the step time by 1 % or more, and where what it explains is far beyond what the rest
-    of the series does by chance; that rest's lag-1 autocorrelation is allowed for. Fewer than 30
-    samples are called flat: nothing else could be shown.
+    changes the step time by the share `matters` or more, and where what it explains is far beyond
+    what the rest of the series does by chance; that rest's lag-1 autocorrelation is allowed for.
+    Fewer than 30 samples are called flat: nothing else could be shown.
     """
     import numpy as np
 
@@ -90,18 +88,18 @@ def trend(samples: ArrayLike) -> str:
     fits = [_line(batches), *_steps(batches)]
     best = min(fits, key=lambda fit: float(((batches - fit.values) ** 2).sum()))
     change = abs(float(best.values[-1] - best.values[0])) / middle
-    return best.kind if change >= _MATTERS and _stands_out(batches, best) else FLAT
+    return best.kind if change >= matters and _stands_out(batches, best) else FLAT
 
 
-def worst_trend(repeats: Sequence[ArrayLike]) -> str:
-    """Find the most doubtful trend of the repeats."""
-    found = [_doubtful_trend(samples) for samples in repeats]
+def worst_trend(repeats: Sequence[ArrayLike], matters: float) -> str:
+    """Find the most doubtful trend of the repeats; matters: as for `trend`."""
+    found = [_doubtful_trend(samples, matters) for samples in repeats]
     return next((kind for kind in (STEPPED, DRIFTING, WANDERING) if kind in found), FLAT)
 
 
-def _doubtful_trend(samples: ArrayLike) -> str:
+def _doubtful_trend(samples: ArrayLike, matters: float) -> str:
     """Find the trend; of one below what matters, whether the level stays at all."""
-    found = trend(samples)
+    found = trend(samples, matters)
     if found != FLAT or not may_wander(samples):
         return found
     return DRIFTING if change(samples).is_likely else WANDERING
@@ -122,10 +120,9 @@ class Change:
         """Whether the series may drift: by more than a thousandth and than noise often does."""
         return abs(self.size) > max(_STILL, _LIKELY * self.error)
 
-    @property
-    def is_plain(self) -> bool:
+    def is_plain(self, matters: float) -> bool:
         """Whether the series drifts by what matters, and by more than noise seldom does."""
-        return abs(self.size) > max(_MATTERS, _PLAIN * self.error)
+        return abs(self.size) > max(matters, _PLAIN * self.error)
 
 
 def change(samples: ArrayLike) -> Change:
@@ -150,9 +147,9 @@ def may_drift(samples: Sequence[float], before: Sequence[float] = ()) -> bool:
     return any(change(window).is_likely for window in _windows(samples, before))
 
 
-def drifts(samples: Sequence[float], before: Sequence[float] = ()) -> bool:
-    """Whether a drift is plain and large, over the same windows as in `may_drift`."""
-    return any(change(window).is_plain for window in _windows(samples, before))
+def drifts(samples: Sequence[float], before: Sequence[float] = (), *, matters: float) -> bool:
+    """Whether a drift is plain and as large as matters, over the same windows as in `may_drift`."""
+    return any(change(window).is_plain(matters) for window in _windows(samples, before))
 
 
 def heading(samples: Sequence[float], before: Sequence[float] = ()) -> float:

@@ -74,7 +74,7 @@ def run(
         devices=tuple(cluster.devices[worker_id] for worker_id in worker_ids),
         measurements=tuple(a for a in answers if isinstance(a, Measurement)),
     )
-    return compute_metrics(record)
+    return compute_metrics(record, 0.01)
 
 
 @needs_peers

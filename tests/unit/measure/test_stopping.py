@@ -211,13 +211,23 @@ def test_what_warm_up_lacks_in_time_is_done_in_loops():
 
 
 def test_a_warm_up_has_settled_where_nothing_drifts_or_wanders():
-    span = Measure().warmup
-    assert has_settled(course(noisy(200, 0.001), WARM), span) is True
-    assert has_settled(course([10 * MS * (1 + i / 5000) for i in range(200)], WARM), span) is False
+    settings = Measure()
+    assert has_settled(course(noisy(200, 0.001), WARM), settings) is True
+    drifting = course([10 * MS * (1 + i / 5000) for i in range(200)], WARM)
+    assert has_settled(drifting, settings) is False
     walk = 1 + 0.0005 * np.cumsum(np.random.default_rng(1).standard_normal(400))
-    assert has_settled(course(list(10 * MS * walk), WARM), span) is False
-    assert has_settled(course([S] * 4, [S] * 5), span) is False, "nobody can tell by eight steps"
-    assert has_settled(course(noisy(200, 0.001), WARM), Span(min=60, max=60)) is None
+    assert has_settled(course(list(10 * MS * walk), WARM), settings) is False
+    eight = course([S] * 4, [S] * 5)
+    assert has_settled(eight, settings) is False, "nobody can tell by eight steps"
+    assert has_settled(course(noisy(200, 0.001), WARM), Measure(warmup=60)) is None
+
+
+def test_a_drift_matters_that_is_as_large_as_the_precision_that_is_asked_for():
+    drifting = course([10 * MS * (1 + 0.02 * i / 200) for i in range(200)], WARM)
+    assert drifting.drifts(Measure(target_ci=0.01).drift_that_matters)
+    assert not drifting.drifts(Measure(target_ci=0.05).drift_that_matters)
+    # All rounds may drift alike: each is held to as much as one alone.
+    assert Measure(rounds=4).of_a_round.drift_that_matters == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,9 @@ def of_ranks(*values: float | None) -> Record:
 
 
 def test_the_ranks_become_a_point_as_it_declares() -> None:
-    assert compute_metrics(of_ranks(1.0, 2.5))["workload_metrics"] == {"bubble_ms": 3.5}
-    assert compute_metrics(of_ranks(1.0, None))["workload_metrics"] is None
-    assert compute_metrics(of_ranks(None, None))["workload_metrics"] is None
+    assert compute_metrics(of_ranks(1.0, 2.5), 0.01)["workload_metrics"] == {"bubble_ms": 3.5}
+    assert compute_metrics(of_ranks(1.0, None), 0.01)["workload_metrics"] is None
+    assert compute_metrics(of_ranks(None, None), 0.01)["workload_metrics"] is None
 
 
 def test_the_rounds_of_a_point_have_its_mean(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def breakdown(local_ms: float = 40.0, **changes: Any) -> Breakdown:
 
 def of(*ranks: Measurement, **changes: Any) -> dict[str, Any]:
     point = make_point(world_size=len(ranks), precision=changes.pop("precision", Precision.BF16))
-    return compute_metrics(make_record(point, measurements=ranks, **changes))
+    return compute_metrics(make_record(point, measurements=ranks, **changes), 0.01)
 
 
 def rank(number: int = 0, step_ms: float = 42.0, **changes: Any) -> Measurement:
@@ -251,7 +251,7 @@ def test_the_burst_is_of_the_first_30_ms_of_the_warm_up_of_a_bare_product() -> N
         repetition = replace(measured.repetitions[0], warmup=warm)
         point = make_point(batch_size=None, global_batch_size=None, scaling=None)
         ranks = (replace(measured, repetitions=(repetition,)),)
-        return compute_metrics(make_record(point, measurements=ranks))
+        return compute_metrics(make_record(point, measurements=ranks), 0.01)
 
     # The first step is cold, and what comes after 30 ms is slowed by the power limit.
     found = product([500, *[1] * 30, *[4] * 100])

@@ -77,7 +77,7 @@ def test_flat_drifting_and_throttling_series_are_told_apart(kind: str, count: in
     rng = np.random.default_rng(8)
     shape = SHAPES[kind](np.arange(count) / count)
     noise = autocorrelated(rng, runs=50, count=count, phi=0.5)
-    found = Counter(trend(with_outliers(rng, shape * (1 + 0.01 * row))) for row in noise)
+    found = Counter(trend(with_outliers(rng, shape * (1 + 0.01 * row)), 0.01) for row in noise)
     assert found[kind] >= 48, found
 
 
@@ -85,31 +85,34 @@ def test_flat_drifting_and_throttling_series_are_told_apart(kind: str, count: in
 def test_autocorrelated_noise_alone_is_rarely_called_anything_but_flat(count: int, scale: float):
     rng = np.random.default_rng(9)
     noise = autocorrelated(rng, runs=300, count=count, phi=0.5)
-    found = Counter(trend(with_outliers(rng, 1 + scale * row)) for row in noise)
+    found = Counter(trend(with_outliers(rng, 1 + scale * row), 0.01) for row in noise)
     assert found[FLAT] >= 0.98 * 300, found
 
 
 def test_a_change_below_one_per_cent_does_not_count():
-    assert trend([1.0] * 50 + [1.008] * 50) == FLAT
-    assert trend([1.0] * 50 + [1.02] * 50) == STEPPED
-    assert trend([1 + 0.0002 * i for i in range(100)]) == DRIFTING
+    assert trend([1.0] * 50 + [1.008] * 50, 0.01) == FLAT
+    assert trend([1.0] * 50 + [1.008] * 50, 0.005) == STEPPED
+    assert trend([1.0] * 50 + [1.02] * 50, 0.01) == STEPPED
+    assert trend([1.0] * 50 + [1.02] * 50, 0.05) == FLAT
+    assert trend([1 + 0.0002 * i for i in range(100)], 0.01) == DRIFTING
 
 
 @pytest.mark.parametrize("samples", [[], [1.0], [1.0] * 20 + [2.0] * 9, [0.0] * 100])
 def test_where_nothing_can_be_shown_a_series_is_flat(samples: list[float]):
-    assert trend(samples) == FLAT
+    assert trend(samples, 0.01) == FLAT
 
 
 def test_of_several_repeats_the_most_doubtful_counts():
     flat, drift, step = [1.0] * 50, [1 + 0.01 * i for i in range(50)], [1.0] * 25 + [2.0] * 25
-    assert worst_trend([flat, flat]) == FLAT
-    assert worst_trend([flat, drift]) == DRIFTING
-    assert worst_trend([step, drift, flat]) == STEPPED
+    assert worst_trend([flat, flat], 0.01) == FLAT
+    assert worst_trend([flat, drift], 0.01) == DRIFTING
+    assert worst_trend([step, drift, flat], 0.01) == STEPPED
     rng = np.random.default_rng(2)
-    wandering = next(row for _ in range(50) if worst_trend([row := pink(rng, 1000)]) == WANDERING)
-    assert worst_trend([flat, wandering]) == WANDERING
-    assert worst_trend([wandering, drift]) == DRIFTING
-    assert worst_trend([[1 + 0.005 * i / 500 for i in range(500)]]) == DRIFTING
+    found = (pink(rng, 1000) for _ in range(50))
+    wandering = next(row for row in found if worst_trend([row], 0.01) == WANDERING)
+    assert worst_trend([flat, wandering], 0.01) == WANDERING
+    assert worst_trend([wandering, drift], 0.01) == DRIFTING
+    assert worst_trend([[1 + 0.005 * i / 500 for i in range(500)]], 0.01) == DRIFTING
 
 
 def rows(runs: int, count: int, phi: float, sd: float) -> np.ndarray:
@@ -140,9 +143,10 @@ def test_a_drift_below_a_thousandth_is_none():
 def test_only_a_drift_that_matters_is_held_against_a_point():
     small, large = ([1 + size * i / 200 for i in range(200)] for size in (0.005, 0.02))
     assert may_drift(small)
-    assert not drifts(small)
-    assert drifts(large)
-    assert drifts([1.0] * 200, [1.05] * 200)
+    assert not drifts(small, matters=0.01)
+    assert drifts(large, matters=0.01)
+    assert not drifts(large, matters=0.1)
+    assert drifts([1.0] * 200, [1.05] * 200, matters=0.01)
 
 
 def test_a_level_that_wanders_within_two_thousandths_stands_still():
