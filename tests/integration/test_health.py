@@ -1,0 +1,169 @@
+"""`raybench health` on real Ray and gloo, with faults that are injected for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from raybench import load
+
+CHECK = [sys.executable, "-m", "tests.integration.health_runs"]
+ALL = ["alone", "pairs", "together", "smoke", "straggler"]
+# Of the first points of a check: by then its workers are there.
+_START_S = 120.0
+
+Findings = Sequence[Mapping[str, Any]]
+
+
+def start_check(output: Path, stages: Sequence[str], **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*CHECK, str(output), *stages],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end_check(check: subprocess.Popen[str], timeout_s: float = 280.0) -> Mapping[str, Any]:
+    said, complaint = check.communicate(timeout=timeout_s)
+    assert check.returncode == 0, complaint
+    return json.loads(said)
+
+
+def workers_of(output: Path, check: subprocess.Popen[str]) -> list[int]:
+    """The processes of the workers, once the first point is done."""
+    deadline_s = time.monotonic() + _START_S
+    while not list(output.glob("points/*/[!.]*.parquet")):
+        assert time.monotonic() < deadline_s
+        assert check.poll() is None, check.communicate()
+        time.sleep(0.05)
+    return [int(pid) for pid in pd.read_parquet(output / "devices")["process_id"]]
+
+
+def ill(found: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    """What is bad or suspect, by the name of the subject."""
+    named: dict[str, list[Mapping[str, Any]]] = {}
+    for finding in found["findings"]:
+        if finding["verdict"] in ("bad", "suspect"):
+            named.setdefault(finding["subject"]["name"], []).append(finding)
+    return named
+
+
+@pytest.fixture(scope="module")
+def flipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], Path]:
+    """A whole check in which the second worker flips one bit of each product."""
+    output = tmp_path_factory.mktemp("health") / "results"
+    return end_check(start_check(output, ALL, FLIP_BITS="1")), output
+
+
+def test_a_flipped_bit_is_told_with_the_worker_that_flipped_it(flipped) -> None:
+    found, _ = flipped
+    wrong = {
+        name: one["reason"]
+        for name, findings in ill(found).items()
+        for one in findings
+        if "wrong bits" in one["reason"]
+    }
+    assert list(wrong) == [name for name in wrong if name.endswith("worker 1")]
+    assert len(wrong) == 1
+    assert 1 not in found["healthy"]
+
+
+def test_the_samples_of_a_check_lie_in_the_tables_as_of_any_run(flipped) -> None:
+    found, output = flipped
+    points, runs = load(output, "points"), load(output, "runs")
+    assert list(runs["job_name"]) == ["health"]
+    assert runs["points_total"].item() == points["point_id"].nunique()
+    assert set(points["status"]) == {"ok"}
+    assert set(points["round"]) >= {1, 2, 3}
+    samples = load(output, "samples")
+    assert set(samples["point_id"]) == set(points["point_id"])
+    assert len(load(output, "health")) == len(found["findings"])
+
+
+def test_the_tables_have_each_direction_of_each_pair(flipped) -> None:
+    found, output = flipped
+    links = load(output, "links")
+    ways = {(one["from_uuid"], one["to_uuid"]) for one in found["links"]}
+    assert len(ways) == 2
+    assert set(links["kind"]) == {"gloo"}
+    assert len(links) == len(found["links"]) == 4
+    assert (links["gb_per_s"].dropna() > 0).all()
+    assert (links["latency_us"].dropna() > 0).all()
+
+
+def test_all_stages_are_judged(flipped) -> None:
+    found, _ = flipped
+    assert {one["stage"] for one in found["findings"]} == set(ALL)
+    assert not [one for one in found["findings"] if one["verdict"] == "untested"]
+
+
+@contextmanager
+def busy(core: int, count: int) -> Iterator[None]:
+    """Keep one core busy with so many processes, ahead of others where that is allowed."""
+    spin = (
+        f"import contextlib, os; os.sched_setaffinity(0, {{{core}}})\n"
+        "with contextlib.suppress(PermissionError): os.nice(-5)\n"
+        "while True: pass"
+    )
+    with ExitStack() as stack:
+        for _ in range(count):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", spin]))
+            stack.callback(process.kill)
+        yield
+
+
+def pin(process_id: int, core: int) -> None:
+    for thread in Path(f"/proc/{process_id}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {core})
+
+
+@pytest.mark.long
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each worker")
+def test_a_worker_with_a_busy_neighbour_on_its_core_is_named(tmp_path: Path) -> None:
+    output = tmp_path / "results"
+    first, second, *_ = sorted(os.sched_getaffinity(0))
+    with busy(second, 4):
+        check = start_check(output, ["alone"])
+        workers = workers_of(output, check)
+        pin(workers[0], first)
+        pin(workers[1], second)
+        found = end_check(check)
+    named = ill(found)
+    [slow] = [name for name in named if name.endswith("worker 1")]
+    assert any(one["test"].startswith("gemm") and one["ratio"] > 1.5 for one in named[slow])
+    assert 1 not in found["healthy"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("harm", "reason"), [(signal.SIGSTOP, "timed out"), (signal.SIGKILL, "worker lost")]
+)
+def test_a_worker_that_is_frozen_or_killed_is_named_and_the_check_goes_on(
+    harm: signal.Signals, reason: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "results"
+    check = start_check(output, ["alone", "pairs"])
+    os.kill(workers_of(output, check)[1], harm)
+    found = end_check(check)
+    told = [
+        one
+        for findings in ill(found).values()
+        for one in findings
+        if one["reason"].startswith(reason)
+    ]
+    assert [one["subject"]["name"][-8:] for one in told] == ["worker 1"]
+    read = {one["test"] for one in found["findings"] if one["value"] is not None}
+    assert {one["test"] for one in found["findings"]} - read <= {told[0]["test"], "expected values"}
