@@ -26,17 +26,25 @@ _START_S = 120.0
 Findings = Sequence[Mapping[str, Any]]
 
 
-def start_check(output: Path, stages: Sequence[str], **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*CHECK, str(output), *stages],
+@contextmanager
+def check_of(
+    output: Path, stages: Sequence[str], command: Sequence[str] = CHECK, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A check that runs, and is ended whatever becomes of the test."""
+    with subprocess.Popen(
+        [*command, str(output), *stages],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as check:
+        try:
+            yield check
+        finally:
+            check.terminate()
 
 
-def end_check(check: subprocess.Popen[str], timeout_s: float = 280.0) -> Mapping[str, Any]:
+def end_of(check: subprocess.Popen[str], timeout_s: float = 280.0) -> Mapping[str, Any]:
     said, complaint = check.communicate(timeout=timeout_s)
     assert check.returncode == 0, complaint
     return json.loads(said)
@@ -65,7 +73,8 @@ def ill(found: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
 def flipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], Path]:
     """A whole check in which the second worker flips one bit of each product."""
     output = tmp_path_factory.mktemp("health") / "results"
-    return end_check(start_check(output, ALL, FLIP_BITS="1")), output
+    with check_of(output, ALL, FLIP_BITS="1") as check:
+        return end_of(check), output
 
 
 def test_a_flipped_bit_is_told_with_the_worker_that_flipped_it(flipped) -> None:
@@ -135,12 +144,12 @@ def pin(process_id: int, core: int) -> None:
 def test_a_worker_with_a_busy_neighbour_on_its_core_is_named(tmp_path: Path) -> None:
     output = tmp_path / "results"
     first, second, *_ = sorted(os.sched_getaffinity(0))
-    with busy(second, 4):
-        check = start_check(output, ["alone"])
+    with check_of(output, ["alone"]) as check:
         workers = workers_of(output, check)
         pin(workers[0], first)
         pin(workers[1], second)
-        found = end_check(check)
+        with busy(second, 4):
+            found = end_of(check)
     named = ill(found)
     [slow] = [name for name in named if name.endswith("worker 1")]
     assert any(one["test"].startswith("gemm") and one["ratio"] > 1.5 for one in named[slow])
@@ -155,9 +164,9 @@ def test_a_worker_that_is_frozen_or_killed_is_named_and_the_check_goes_on(
     harm: signal.Signals, reason: str, tmp_path: Path
 ) -> None:
     output = tmp_path / "results"
-    check = start_check(output, ["alone", "pairs"])
-    os.kill(workers_of(output, check)[1], harm)
-    found = end_check(check)
+    with check_of(output, ["alone", "pairs"]) as check:
+        os.kill(workers_of(output, check)[1], harm)
+        found = end_of(check)
     told = [
         one
         for findings in ill(found).values()
