@@ -89,13 +89,16 @@ def _limits_s(handle: Any) -> dict[str, float]:
     return limited_s
 
 
-def wait_until_unlimited(counters: Counters, since: Reading | None) -> None:
+def wait_until_unlimited(
+    counters: Counters, since: Reading | None, at_most_s: float = _LONGEST_WAIT_S
+) -> None:
     """Wait until no limit of the clocks has acted for 0.3 s, 3 s at most.
 
     What ran before must not slow down what is measured now. since: an earlier reading, from which
     on the time counts; where devices have stood idle for longer, there is nothing to wait for.
+    at_most_s: of what is worth waiting for: another program may use up the device's power.
     """
-    deadline_s = time.monotonic() + _LONGEST_WAIT_S
+    deadline_s = time.monotonic() + min(at_most_s, _LONGEST_WAIT_S)
     last, still_since_s = since, since.time_s if since else 0.0
     while last is not None and (now := counters.read()) is not None and now.limited_s:
         if now.limited_s != last.limited_s:

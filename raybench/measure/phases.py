@@ -111,7 +111,7 @@ def measure(
         context.replicas.forget()
         rested = session.counters.read() if repeat or rested is None else rested
         with timing.own_stream(context), _closing(build()) as workload:
-            wait_until_unlimited(session.counters, rested)
+            wait_until_unlimited(session.counters, rested, settings.max_seconds)
             setup_s = setup_s or time.perf_counter() - began_s
             found = _sizes(workload)
             _repetition(workload, session)

@@ -45,7 +45,7 @@ class HealthTest:
     name: such as "gemm bf16 8192". stage: that it belongs to.
     unit: of its values. is_time: whether less is better; else more is.
     floor: the noise of the figure on a healthy device, as a share of it; no spread between
-    subjects counts as less.
+    subjects counts as less. bad_ratio: how many times as long as those alike a bad device takes.
     meaning: what it is good for, one sentence.
     """
 
@@ -56,6 +56,7 @@ class HealthTest:
     is_time: bool
     floor: float
     meaning: str
+    bad_ratio: float = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

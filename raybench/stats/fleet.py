@@ -114,12 +114,14 @@ def find_slow(tests: Sequence[Peers], level: float = FALSE_ALARMS) -> list[Bools
     ]
 
 
-def compare_few(values: Floats, *, is_time: bool, floor: float) -> tuple[Floats, Bools]:
+def compare_few(
+    values: Floats, *, is_time: bool, floor: float, bad_ratio: float = BAD_RATIO
+) -> tuple[Floats, Bools]:
     """Divide each subject's time by that of the fastest; also who is bad by that.
 
-    For fewer than `LEAST_ALIKE` subjects: the median of two is nobody's value. Bad is who takes 1.5
-    times as long, in the median of the passes and, but for the floor, in each. Arguments as those
-    of `compare_peers`.
+    For fewer than `LEAST_ALIKE` subjects: the median of two is nobody's value. Bad is who takes
+    `bad_ratio` times as long, in the median of the passes and, but for the floor, in each.
+    Arguments as those of `compare_peers`.
     """
     times = _as_times(values, is_time)
     typical = _median(times, axis=0)
@@ -129,7 +131,7 @@ def compare_few(values: Floats, *, is_time: bool, floor: float) -> tuple[Floats,
     ratios = np.asarray(typical / typical[fastest])
     each = times / times[:, [fastest]]
     least = np.where(np.isnan(each), np.inf, each).min(axis=0)
-    return ratios, (ratios > BAD_RATIO) & (least > BAD_RATIO * (1 - floor))
+    return ratios, (ratios > bad_ratio) & (least > bad_ratio * (1 - floor))
 
 
 def _as_times(values: Floats, is_time: bool) -> Floats:

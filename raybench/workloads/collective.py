@@ -149,8 +149,9 @@ def _place(context: Context, groups: str) -> _Place:
 
     found = _Place(rank=0, size=2, is_idle=True)
     for members in parse_groups(groups, context.world_size):
-        # Every rank makes every group, whether it is in it or not.
-        group = dist.new_group(list(members))
+        # Every rank makes every group, whether it is in it or not. That of all is there already.
+        is_whole = len(members) == context.world_size
+        group = None if is_whole else dist.new_group(list(members))
         if context.rank in members:
             found = _Place(rank=members.index(context.rank), size=len(members), group=group)
     return found

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Operation = Literal["copy", "scale", "add", "triad"]
 
 _SCALAR = 3.0  # STREAM's own
-_CHECKED_AT_A_TIME = 2**22
+_CHECKED_AT_A_TIME = 2**24
 # How often a result may be rounded: an error of an epsilon of the operands each, at most.
 _ROUNDINGS: Mapping[Operation, int] = {"copy": 0, "scale": 1, "add": 1, "triad": 2}
 

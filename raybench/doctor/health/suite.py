@@ -25,12 +25,24 @@ _MIB = 2**20
 # The noise of a figure on healthy devices, as a share of it: of GPUs by the committed runs; CPU
 # workers share cores and caches with whatever else runs on the host.
 _FLOORS: Mapping[str, Mapping[str, float]] = {
-    "cuda": {"gemm": 0.01, "memory": 0.005, "link": 0.03, "pair": 0.02, "latency": 0.1},
-    "cpu": {"gemm": 0.1, "memory": 0.1, "link": 0.1, "pair": 0.15, "latency": 0.2},
+    "cuda": {
+        "gemm": 0.01,
+        "memory": 0.005,
+        "link": 0.03,
+        "pair": 0.02,
+        "latency": 0.1,
+        "host": 0.3,
+    },
+    "cpu": {"gemm": 0.1, "memory": 0.1, "link": 0.1, "pair": 0.15, "latency": 0.2, "host": 0.3},
 }
 _GEMM_SIZES = {"cuda": (256, 512, 1024, 2048, 8192), "cpu": (256, 512, 1024)}
-# Below it a product on a GPU takes less than its launch.
-_SMALL_GEMM = {"cuda": 1024, "cpu": 0}
+# The host sets the pace of shorter work: on GPUs products up to this size and sums of up to so many
+# bytes are replayed from a CUDA graph.
+_LARGEST_IN_GRAPH = {"cuda": 2048, "cpu": 0}
+_MOST_BYTES_IN_GRAPH = {"cuda": 2**20, "cpu": 0}
+# Of what the host paces two healthy devices differ by 1.4 times and more: a launch, a message of a
+# few bytes. It says that something is wrong where it is this many times as long.
+_HOST_BAD_RATIO = 3.0
 _PRECISIONS = {"cuda": tuple(Precision), "cpu": (Precision.FP32,)}
 # Of each of three arrays: 100, 500 and 1000 MB; on CPUs above most caches and soon done.
 _ARRAY_BYTES = {"cuda": (10**8, 5 * 10**8, 10**9), "cpu": (16 * 10**6,)}
@@ -182,7 +194,14 @@ def probes(fleet: Fleet, stages: Collection[Stage], *, serial: bool = False) -> 
 
 
 def _test(
-    name: str, stage: Stage, unit: str, floor: float, meaning: str, kind: SubjectKind = "device"
+    name: str,
+    stage: Stage,
+    unit: str,
+    floor: float,
+    meaning: str,
+    kind: SubjectKind = "device",
+    *,
+    is_paced_by_host: bool = False,
 ) -> HealthTest:
     return HealthTest(
         name=name,
@@ -192,6 +211,7 @@ def _test(
         is_time=unit in ("µs", "ms"),
         floor=floor,
         meaning=meaning,
+        **({"bad_ratio": _HOST_BAD_RATIO} if is_paced_by_host else {}),
     )
 
 
@@ -213,7 +233,7 @@ def _alone(fleet: Fleet) -> Iterator[Probe]:
         )
     for waits, name, meaning in _LAUNCHES[fleet.kind]:
         yield Probe(
-            test=_test(name, "alone", "µs", fleet.floor("latency"), meaning),
+            test=_test(name, "alone", "µs", fleet.floor("host"), meaning, is_paced_by_host=True),
             point=fleet.point("launch", {"wait": waits}),
         )
     for precision, size in _SAME_BITS[fleet.kind]:
@@ -225,22 +245,25 @@ def _alone(fleet: Fleet) -> Iterator[Probe]:
                 fleet.floor("gemm"),
                 "The same product on all devices of a model, compared to the last bit.",
             ),
-            point=fleet.point("same_bits", {"size": size}, precision),
+            point=replace(
+                fleet.point("same_bits", {"size": size}, precision),
+                cuda_graph=size <= _LARGEST_IN_GRAPH[fleet.kind],
+            ),
             shape="bits",
         )
 
 
 def _gemm(fleet: Fleet, precision: Precision, size: int) -> Probe:
-    is_small = size < _SMALL_GEMM[fleet.kind]
+    is_short = size <= _LARGEST_IN_GRAPH[fleet.kind]
     meaning = (
-        "Small products, which wait for their launch."
-        if is_small
+        "Arithmetic of the device in small products, without their launches."
+        if is_short
         else "Arithmetic of the device, under its limits of power and temperature."
     )
-    floor = fleet.floor("latency" if is_small else "gemm")
+    point = fleet.point("gemm", {"m": size, "n": size, "k": size}, precision)
     return Probe(
-        test=_test(f"gemm {precision} {size}", "alone", "TFLOP/s", floor, meaning),
-        point=fleet.point("gemm", {"m": size, "n": size, "k": size}, precision),
+        test=_test(f"gemm {precision} {size}", "alone", "TFLOP/s", fleet.floor("gemm"), meaning),
+        point=replace(point, cuda_graph=is_short),
     )
 
 
@@ -323,12 +346,18 @@ def _rails(fleet: Fleet) -> Iterator[list[Pair]]:
 
 def _sends(fleet: Fleet, **which: Scalar) -> Iterator[Probe]:
     yield from _bandwidths(fleet, "send", **which)
-    name, floor = f"send latency {_size_text(_LATENCY_BYTES)}", fleet.floor("latency")
+    name, floor = f"send latency {_size_text(_LATENCY_BYTES)}", fleet.floor("host")
     meaning = "Half of the time that a message there and back takes"
     yield Probe(
-        test=_test(name, "pairs", "µs", floor, f"{meaning}.", "pair"),
+        test=_test(name, "pairs", "µs", floor, f"{meaning}.", "pair", is_paced_by_host=True),
         between=_test(
-            f"{name} between nodes", "pairs", "µs", floor, f"{meaning} between nodes.", "pair"
+            f"{name} between nodes",
+            "pairs",
+            "µs",
+            floor,
+            f"{meaning} between nodes.",
+            "pair",
+            is_paced_by_host=True,
         ),
         point=fleet.point(
             "pairs", {"direction": "round_trip", "size_bytes": _LATENCY_BYTES, **which}
@@ -384,6 +413,9 @@ def reduction(
 ) -> Probe:
     """Make the probe of an all_reduce in groups, all at the same time."""
     is_small = size_bytes <= _SMALL_MESSAGE
+    point = fleet.point(
+        "grouped_collective", {"groups": groups_text(groups), "size_bytes": size_bytes}
+    )
     return Probe(
         test=_test(
             f"all_reduce {_size_text(size_bytes)}",
@@ -394,10 +426,9 @@ def reduction(
             if is_small
             else "Bus bandwidth of a sum over devices, as nccl-tests counts it.",
             kind,
+            is_paced_by_host=is_small and fleet.kind == "cpu",
         ),
-        point=fleet.point(
-            "grouped_collective", {"groups": groups_text(groups), "size_bytes": size_bytes}
-        ),
+        point=replace(point, cuda_graph=size_bytes <= _MOST_BYTES_IN_GRAPH[fleet.kind]),
         shape="groups",
     )
 
@@ -416,8 +447,9 @@ def _smoke(fleet: Fleet) -> Iterator[Probe]:
             "smoke 784-256-10",
             "smoke",
             "ms",
-            fleet.floor("latency"),
+            fleet.floor("host"),
             "Training works: equal gradients on all ranks, and a loss that falls.",
+            is_paced_by_host=True,
         ),
         point=fleet.point("smoke", {}),
     )

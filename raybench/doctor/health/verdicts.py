@@ -31,7 +31,6 @@ from raybench.records.health import (
     Verdict,
 )
 from raybench.stats.fleet import (
-    BAD_RATIO,
     LEAST_ALIKE,
     Bools,
     Floats,
@@ -118,7 +117,9 @@ def _compare(groups: Sequence[Group]) -> dict[int, _Judged]:
         if peers:
             ratios, is_slow = peers.ratios, slow[id(group)]
         else:
-            ratios, is_slow = compare_few(group.values, is_time=test.is_time, floor=test.floor)
+            ratios, is_slow = compare_few(
+                group.values, is_time=test.is_time, floor=test.floor, bad_ratio=test.bad_ratio
+            )
         found[id(group)] = _Judged(
             group=group,
             typical=_medians(group.values),
@@ -198,7 +199,7 @@ def _slow(finding: Finding, one: _Judged) -> dict[str, Any]:
             group = f"one of {count} that are slower than the other {len(one.is_slow) - count}"
             evidence = f"{evidence}; {group}"
     return {
-        "verdict": Verdict.BAD if ratio > BAD_RATIO else Verdict.SUSPECT,
+        "verdict": Verdict.BAD if ratio > one.group.test.bad_ratio else Verdict.SUSPECT,
         "reason": f"takes {times(ratio)} as long as those alike",
         "evidence": evidence,
     }
@@ -261,7 +262,7 @@ def _against_elsewhere(finding: Finding, group: Group, elsewhere: _Elsewhere) ->
     for found in filter(None, (own, others)):
         if ratio := found.excess(value, group):
             return {
-                "verdict": Verdict.BAD if ratio > BAD_RATIO else Verdict.SUSPECT,
+                "verdict": Verdict.BAD if ratio > group.test.bad_ratio else Verdict.SUSPECT,
                 "expected": found.words(group.test.unit),
                 "reason": f"takes {times(ratio)} as long as it should",
                 "ratio": ratio if finding.subject.kind == "device" else finding.ratio,

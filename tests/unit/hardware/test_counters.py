@@ -135,9 +135,9 @@ class Limited:
     def read(self) -> Reading:
         return reading(self.now_s, power_cap=self._limited_s(self.now_s))
 
-    def waited_s(self, since: Reading | None) -> float:
+    def waited_s(self, since: Reading | None, **more: float) -> float:
         began_s = self.now_s
-        wait_until_unlimited(self, since)
+        wait_until_unlimited(self, since, **more)
         return self.now_s - began_s
 
 
@@ -149,6 +149,7 @@ def test_what_follows_a_limit_waits_until_it_has_not_acted_for_a_while(monkeypat
 def test_a_limit_that_does_not_end_is_not_waited_for_longer_than_three_seconds(monkeypatch):
     limited = Limited(monkeypatch, lambda now_s: now_s)
     assert limited.waited_s(limited.read()) == pytest.approx(3.0, abs=0.1)
+    assert limited.waited_s(limited.read(), at_most_s=0.5) == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_device_that_stood_idle_while_the_workload_was_built_is_not_waited_for(monkeypatch):

@@ -311,3 +311,14 @@ def test_what_a_device_has_no_room_for_is_not_run_and_said_of_that_device() -> N
     assert problems["alpha GPU 1"] == "no room: 2.0 GiB of its memory are free, the test needs 3.8"
     assert problems["alpha GPU 0"] == f"{NOT_READ}alpha GPU 1 has no room"
     assert split_by_room(made, fleet, {}) == (made, ())
+
+
+def test_what_the_host_paces_is_replayed_from_a_graph_or_bad_only_far_off() -> None:
+    made = {probe.test.name: probe for probe in probes(fleet_of(), STAGES)}
+    in_graph = {name for name, probe in made.items() if probe.point.cuda_graph}
+    assert {"gemm tf32 1024", "same bits bf16 2048", "all_reduce 32 KiB"} <= in_graph
+    assert "gemm tf32 8192" not in in_graph
+    lenient = {name for name, probe in made.items() if probe.test.bad_ratio == 3.0}
+    assert lenient == {"launch", "launch and wait", "send latency 8 B", "smoke 784-256-10"}
+    on_cpu = probes(fleet_of(kind="cpu"), STAGES)
+    assert not any(probe.point.cuda_graph for probe in on_cpu)

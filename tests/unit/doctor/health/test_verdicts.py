@@ -323,3 +323,10 @@ def test_a_cpu_worker_beside_a_busy_neighbour_is_named() -> None:
     found = list(unhealthy(judge(readings, fleet)).values())
     assert [one.subject.uuids for one in found] == [("alpha/1",)]
     assert found[0].command.startswith("ps ")
+
+
+def test_a_test_may_call_a_device_bad_only_when_it_is_further_off() -> None:
+    readings = make_readings([50.0, 25.0], make_test(floor=0.1))
+    lenient = [replace(one, test=replace(one.test, bad_ratio=3.0)) for one in readings]
+    assert Verdict.BAD in {one.verdict for one in judge(readings, devices(2))}
+    assert Verdict.BAD not in {one.verdict for one in judge(lenient, devices(2))}
