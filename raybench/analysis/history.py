@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raybench.analysis.rounds import mean_of_rounds, records
+from raybench.analysis.rounds import ATTEMPT_COLUMNS, mean_of_rounds, records
 from raybench.analysis.settings import EXECUTION
 from raybench.analysis.start_noise import StartNoise, prior_noise
 
@@ -27,18 +27,8 @@ THRESHOLD = 0.015
 FALSE_STEPS = 0.02
 # What `history` reads of the table `points`.
 POINT_COLUMNS = (
-    *(
-        "run_id",
-        "point_id",
-        "attempt",
-        "round",
-        "control_of",
-        "status",
-        "started_at",
-        "workload",
-        "params",
-        "scaling",
-    ),
+    *ATTEMPT_COLUMNS,
+    *("workload", "params", "scaling"),
     *(*EXECUTION, "world_size", "batch_size", "global_batch_size", "host_bound"),
     *("grad_accumulation", "device_type", "device_name", "node_count"),
     *("step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),

@@ -12,6 +12,7 @@ import pandas as pd
 from raybench.analysis.repeats import Known, Start
 from raybench.analysis.resampling import Series
 from raybench.analysis.rounds import (
+    ATTEMPT_COLUMNS,
     Trials,
     latest_trials,
     mean_of_rounds,
@@ -27,7 +28,7 @@ BATCH = ("batch_size", "global_batch_size", "grad_accumulation")
 _WORLD = {"device_type": "device", "device_name": "device", "node_count": "nodes"}
 # What `compare` needs of the table `points`.
 POINT_COLUMNS = (
-    *("run_id", "point_id", "attempt", "round", "control_of", "status", "started_at"),
+    *ATTEMPT_COLUMNS,
     "host_bound",
     *("step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),
     *SETTINGS,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raybench.analysis.rounds import mean_of_rounds, records
+from raybench.analysis.rounds import ATTEMPT_COLUMNS, mean_of_rounds, records
 from raybench.results.quality import BREAKDOWN, why_no_breakdown
 
 _PARTS = {
@@ -28,18 +28,8 @@ _LEAST_CLOCK = 0.02
 _BUSY_PCT = 50
 # What this module needs of the tables `points` and `telemetry`.
 POINT_COLUMNS = (
-    *(
-        "run_id",
-        "point_id",
-        "attempt",
-        "round",
-        "control_of",
-        "status",
-        "started_at",
-        "duration_s",
-        "step_ms_p50",
-    ),
-    "device_type",
+    *ATTEMPT_COLUMNS,
+    *("duration_s", "step_ms_p50", "device_type"),
     *BREAKDOWN,
     *_STATES,
 )

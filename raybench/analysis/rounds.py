@@ -18,6 +18,8 @@ Row = dict[str, Any]
 _POINT = ["run_id", "point_id"]
 # What tells the trials of a point apart; null where there was one round.
 _TRIAL = ("round", "control_of")
+# What tells the attempts of some runs apart, and what came of them.
+ATTEMPT_COLUMNS = (*_POINT, "attempt", *_TRIAL, "status", "started_at")
 _KINDS = {column.name: column.kind for column in TABLES["points"]}
 # How the rounds of a point become one row, where it is not by their mean, the largest or any of
 # them. The times of an attempt are those of the last one.

@@ -85,7 +85,7 @@ class Summary:
     scaling: pd.DataFrame
 
     @property
-    def sections(self) -> list[Listing]:
+    def _sections(self) -> list[Listing]:
         """What was found, in the order of every format; none without lines."""
         baseline = self.run.baseline
         found = (
@@ -98,7 +98,7 @@ class Summary:
         return [Listing(title=title, lines=lines) for title, lines in found if lines]
 
     @property
-    def messages(self) -> list[Messages]:
+    def _messages(self) -> list[Messages]:
         """What went wrong, is missing or is doubtful."""
         found = (
             ("Failed and skipped points", self.failures),
@@ -122,17 +122,12 @@ class Summary:
             lost_nodes=some(self.lost_nodes),
             versions=formatting.versions(self.versions),
             shared=formatting.settings(self.shared),
-            findings=self.sections,
+            findings=self._sections,
             tables=(*self.tables, *self.region_tables),
             explain=self.explain,
-            messages=self.messages,
+            messages=self._messages,
             more_rounds=self.more_rounds.sentence if self.more_rounds else "",
         )
-
-    @property
-    def explanation(self) -> tuple[str, ...]:
-        """Say what the columns of all tables mean."""
-        return self.explain((*self.tables, *self.region_tables))
 
     def explain(self, tables: Sequence[Table]) -> tuple[str, ...]:
         """Say in paragraphs what the columns of these tables mean."""

@@ -58,6 +58,10 @@ def sweep(**settings: object) -> list[Record]:
     return records
 
 
+def explanation(summary: Summary) -> Sequence[str]:
+    return summary.explain(summary.report.tables)
+
+
 def test_the_table_blanks_repeats_and_puts_what_is_compared_last() -> None:
     [table] = report(sweep()).tables
     assert table.columns[: table.settings] == ("precision", "batch", "GPUs")
@@ -585,7 +589,7 @@ def test_parts_that_exceed_the_step_are_left_blank_with_the_reason() -> None:
     known = dict(zip(parts.columns, parts.rows[1], strict=True))
     assert (known["!"], known["step"]) == ("b", scaling.rows[1][3].split()[0])
     assert [known[name] for name in ("compute", "optim", "idle")] == [""] * 3
-    assert "b no breakdown, the parts exceed the step" in summary.explanation[-1]
+    assert "b no breakdown, the parts exceed the step" in explanation(summary)[-1]
     assert summary.losses == ()
     [said] = [said for said in summary.warnings if said.text.startswith("no breakdown")]
     assert not [said for said in summary.warnings if "host-bound" in said.text]
@@ -593,9 +597,9 @@ def test_parts_that_exceed_the_step_are_left_blank_with_the_reason() -> None:
 
 
 def test_a_report_says_of_which_step_its_rates_are_as_its_schema_had_them() -> None:
-    assert "Rates follow the mean" in report(sweep()).explanation[0]
+    assert "Rates follow the mean" in explanation(report(sweep()))[0]
     older = points_of(sweep()).assign(quick=None)
-    before = summarize(make_run("run-a"), pd.DataFrame([]), older).explanation[0]
+    before = explanation(summarize(make_run("run-a"), pd.DataFrame([]), older))[0]
     assert "the slowest rank's time of each iteration" in before
     assert "Rates follow the mean" not in before
 
@@ -604,8 +608,8 @@ def test_without_parts_nothing_is_said_of_instrumented_steps() -> None:
     measurement = make_measurement(0, [[8_000_000] * 6], flops_per_step=1e9)
     summary = report([make_record(make_point(), measurements=(measurement,))])
     assert summary.tables[1].columns[3:] == ("step", "MFU", "TFLOP/s")
-    assert any("TFLOP/s: of one device." in paragraph for paragraph in summary.explanation)
-    assert not any("instrumented" in paragraph for paragraph in summary.explanation)
+    assert any("TFLOP/s: of one device." in paragraph for paragraph in explanation(summary))
+    assert not any("instrumented" in paragraph for paragraph in explanation(summary))
 
 
 def test_what_the_steps_lose_is_told_for_the_most_ranks_and_the_slow_rank_is_named() -> None:
@@ -634,7 +638,7 @@ def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained() 
     table = summary.tables[0]
     place = table.columns.index("!")
     assert [row[place] for row in table.rows] == ["", "uhs"]
-    explained = summary.explanation[-1]
+    explained = explanation(summary)[-1]
     assert explained.startswith("!: u unsteady")
     assert "host-bound" in explained
     assert "throttled" not in explained
@@ -649,7 +653,7 @@ def test_a_point_that_was_not_alone_on_its_nodes_is_marked() -> None:
     place = table.columns.index("!")
     assert [row[place] for row in table.rows] == ["n", "", ""]
     explained = "!: n not alone, something else used its devices or nodes at the same time."
-    assert summary.explanation[-1] == explained
+    assert explanation(summary)[-1] == explained
 
 
 def test_a_throttled_point_is_marked_and_tells_its_reasons() -> None:
@@ -833,7 +837,7 @@ def test_a_product_is_told_as_it_lasts_and_as_it_was_in_its_first_moments() -> N
     assert table.columns == ("step ms", "TFLOP/s", "burst", "%GEMM")
     assert table.rows[0][1:] == ("200.0", "400.0", "80.0%")
     assert summary.lead == "at most 200.0 TFLOP/s; 400.0 TFLOP/s in its first 30 ms"
-    assert any("Burst: TFLOP/s in the first 30 ms" in told for told in summary.explanation)
+    assert any("Burst: TFLOP/s in the first 30 ms" in told for told in explanation(summary))
 
 
 def test_a_cuda_graph_is_a_column_where_it_varies_and_told_once_where_it_does_not() -> None:
