@@ -10,7 +10,7 @@ the silicon that it is made of. false_alarms: the share of healthy fleets in whi
 called slow in any test. found: the share of fleets in which the one device that is 8 % slower, in
 one test alone, is called so. "level" is a device that is 8 % slower than the median; "made" is one
 that is made 8 % slower than it was, whatever it was, which is harder. verdict_s: the time of the
-verdicts on a fleet, median and maximum.
+verdicts on a fleet, median and maximum. whole: of all from readings to findings.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ from statistics import median
 import numpy as np
 
 from benchmarks.machine import machine
+from raybench.doctor.health.subjects import device_subjects
+from raybench.doctor.health.verdicts import judge
+from raybench.records import Device
+from raybench.records.health import HealthTest, Reading
 from raybench.stats.fleet import Floats, compare_peers, find_slow
 
 PASSES = 3
@@ -107,6 +111,54 @@ def simulate(noise: str, devices: int, tests: int, fleets: int, seed: int) -> Ro
     )
 
 
+def time_judge(devices: int, tests: int) -> dict[str, float]:
+    """Time all that comes after the readings of a healthy fleet, verdicts and findings."""
+    fleet_of = [
+        Device(
+            kind="cuda",
+            node_id=f"node{place // 8}",
+            host=f"node{place // 8}",
+            address="",
+            index=place % 8,
+            uuid=f"GPU-{place}",
+            name="simulated",
+            process_id=place,
+            cpu_count=1,
+            niceness=0,
+            omp_num_threads=1,
+        )
+        for place in range(devices)
+    ]
+    values = fleet(np.random.default_rng(0), "healthy", devices, tests, (0.01, 0.0))
+    subjects = device_subjects(fleet_of)
+    readings = [
+        Reading(test=test, subject=subject, pass_number=number, value=value)
+        for test, by_pass in zip(map(gemm, range(tests)), values.tolist(), strict=True)
+        for number, of_pass in enumerate(by_pass, 1)
+        for subject, value in zip(subjects, of_pass, strict=True)
+    ]
+    start, spent = time.perf_counter(), time.process_time()
+    judge(readings, fleet_of)
+    return {
+        "devices": devices,
+        "tests": tests,
+        "judge_s": round(time.perf_counter() - start, 2),
+        "judge_cpu_s": round(time.process_time() - spent, 2),
+    }
+
+
+def gemm(number: int) -> HealthTest:
+    return HealthTest(
+        name=f"gemm {number}",
+        stage="alone",
+        kind="device",
+        unit="TFLOP/s",
+        is_time=False,
+        floor=FLOOR,
+        meaning="simulated",
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fleets", type=int, default=1_000)
@@ -121,7 +173,9 @@ def main() -> None:
             rows.append(asdict(row))
             print(json.dumps(rows[-1]), flush=True)
     if asked.output:
+        whole = [time_judge(devices, 8) for devices in (1_000, 10_000)]
         content = {"passes": PASSES, "floor": FLOOR, "machine": machine(), "rows": rows}
+        content["whole"] = whole
         asked.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
