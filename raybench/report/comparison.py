@@ -20,6 +20,7 @@ from raybench.analysis.start_noise import DOCUMENTED, POINTS, REPEATS, RUNS
 from raybench.records import FAILURES
 from raybench.report import formatting, plain_text
 from raybench.report.document import Table
+from raybench.report.point_settings import point_names, setting_columns
 from raybench.results.run import Run
 
 Row = dict[str, Any]
@@ -127,23 +128,23 @@ def shown(comparison: Comparison) -> tuple[list[Row], int]:
 def table(comparison: Comparison) -> Table:
     """Make the table of the points in `shown`; the verdicts are its last column."""
     rows, _ = shown(comparison)
-    names = varying(comparison.compared, params_first=True)
     unit = formatting.unit_of_times(row["base_ms"] for row in rows)
-    settings = tuple(map(formatting.heading, names))
+    columns = setting_columns(comparison.compared)
+    settings = tuple(columns)
     heads = (f"base {unit.name}", f"new {unit.name}", "change", "seen from", "verdict")
     return Table(
         columns=(*settings, *heads),
-        settings=len(names),
+        settings=len(settings),
         rows=tuple(
             (
-                *(formatting.setting(name, setting(row, name)) for name in names),
+                *(cells[place] for cells in columns.values()),
                 formatting.time_in(unit, row["base_ms"]),
                 formatting.time_in(unit, row["new_ms"]),
                 _change(row),
                 f"{row['least_seen']:.1%}" if formatting.has_value(row["least_seen"]) else "",
                 row["verdict"],
             )
-            for row in rows
+            for place, row in enumerate(rows)
         ),
         texts=frozenset({*settings, "verdict"}),
     )
@@ -156,25 +157,16 @@ def _change(row: Row) -> str:
     return percent(row["ratio"] - 1) + half
 
 
-def label(row: Row, names: Sequence[str]) -> str:
-    """Name a point by the settings that tell it from the others."""
-    given = {
-        formatting.heading(name): formatting.setting(name, setting(row, name)) for name in names
-    }
-    return formatting.settings(given) or row["point_id"]
-
-
 def beside(comparison: Comparison) -> list[tuple[str, str]]:
     """(point, what its verdict lacks and what else changed there), where it is not the same."""
     rows = comparison.compared
-    names = varying(rows, params_first=True)
     found = []
-    for row in rows:
+    for row, name in zip(rows, point_names(rows), strict=True):
         phrases = [*([row["why"]] if formatting.has_value(row["why"]) else [])]
         if row["verdict"] != SAME:
             phrases += [_point_change(one) for one in comparison.beside.get(row["point_id"], ())]
             if phrases:
-                found.append((label(row, names), "; ".join(map(plain_text.plain, phrases))))
+                found.append((name, "; ".join(map(plain_text.plain, phrases))))
     return found
 
 
@@ -189,13 +181,9 @@ def unpaired(comparison: Comparison) -> list[tuple[str, str]]:
     """(point, how it ended in each run) of the points of both runs that failed in one of them."""
     rows = [row for row in comparison.rows if not formatting.has_value(row["verdict"])]
     rows = [row for row in rows if not absent(row)]
-    names = varying(rows, params_first=True)
     return [
-        (
-            label(row, names),
-            f"base: {_status(row['status_base'])}; new: {_status(row['status_new'])}",
-        )
-        for row in rows
+        (name, f"base: {_status(row['status_base'])}; new: {_status(row['status_new'])}")
+        for row, name in zip(rows, point_names(rows), strict=True)
     ]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis.rounds import records
-from raybench.analysis.settings import varying
 from raybench.report import formatting, plain_text
 from raybench.report.charts.figure import (
     MOST_LINES,
@@ -21,7 +20,7 @@ from raybench.report.charts.figure import (
     legend,
     specification,
 )
-from raybench.report.comparison import label
+from raybench.report.point_settings import point_names
 
 _LABEL_CHARS = 60
 # More points than can be told apart by colour get a panel each; the first ones have the steps.
@@ -37,9 +36,9 @@ def history_figure(frame: pd.DataFrame) -> Figure:
     frame: as `raybench.analysis.history.history` gives it.
     """
     rows = records(frame)
-    names = varying(rows, params_first=True)
     several = frame["machine"].nunique() > 1
-    values = [_value(row, names, several) for row in rows]
+    named = zip(rows, point_names(rows), strict=True)
+    values = [_value(row, name, several) for row, name in named]
     lines = list(dict.fromkeys(value["line"] for value in values))
     is_one = len(lines) <= MOST_LINES
     if is_one:
@@ -59,14 +58,13 @@ def history_figure(frame: pd.DataFrame) -> Figure:
     )
 
 
-def _value(row: dict[str, Any], names: Sequence[str], several: bool) -> Value:
-    text = label(row, names)
+def _value(row: dict[str, Any], name: str, several: bool) -> Value:
     machine = f", {plain_text.plain(row['device_name'])}" if several else ""
     return {
         "time": row["started_at"].isoformat(),
         "step_ms": round(row["step_ms_p50"], 6),
         "level_ms": round(row["level_ms"], 6),
-        "line": (text if len(text) <= _LABEL_CHARS else row["point_id"]) + machine,
+        "line": (name if len(name) <= _LABEL_CHARS else row["point_id"]) + machine,
         "step": formatting.has_value(row["step"]),
     }
 

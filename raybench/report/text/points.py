@@ -14,9 +14,9 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from raybench.analysis.rounds import records
-from raybench.analysis.settings import setting, varying
 from raybench.records.metric import Metric
 from raybench.report import formatting, plain_text
+from raybench.report.point_settings import setting_columns
 from raybench.report.text.terminal import (
     SETTING_CHARS,
     WIDTH,
@@ -75,7 +75,10 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
     columns = {
         Column("point"): [row["point_id"] for row in rows],
         **({Column("round"): [_round(row) for row in rows]} if _has_rounds(rows) else {}),
-        **_setting_columns(rows),
+        **{
+            Column(heading, folds_to=None if heading == "workload" else SETTING_CHARS): cells
+            for heading, cells in setting_columns(rows).items()
+        },
         Column("status"): [formatting.STATUS_WORDS[row["status"]] for row in rows],
         Column(f"step {unit.name}", side="right"): [formatting.step_in(unit, row) for row in rows],
         **{
@@ -91,34 +94,6 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
     known = {column: cells for column, cells in extras.items() if any(cells)}
     reasons = [_reason(row) for row in rows]
     return render([_fitting(columns, known, reasons, width)], width, color)
-
-
-def _setting_columns(rows: Sequence[Row]) -> dict[Column, list[str]]:
-    """Give each setting that varies a column; of several workloads, that differ in most, one."""
-    workloads = dict.fromkeys(row["workload"] for row in rows)
-    if len(workloads) == 1:
-        return {
-            Column(formatting.heading(name), folds_to=SETTING_CHARS): [
-                formatting.setting(name, setting(row, name)) for row in rows
-            ]
-            for name in varying(rows, params_first=True)
-        }
-    names = {
-        workload: varying([row for row in rows if row["workload"] == workload], params_first=True)
-        for workload in workloads
-    }
-    given = [
-        {
-            name: value
-            for name in names[row["workload"]]
-            if (value := setting(row, name)) is not None
-        }
-        for row in rows
-    ]
-    return {
-        Column("workload"): [plain_text.plain(row["workload"]) for row in rows],
-        Column("settings", folds_to=SETTING_CHARS): [formatting.settings(one) for one in given],
-    }
 
 
 def _has_rounds(rows: Sequence[Row]) -> bool:

@@ -1,0 +1,41 @@
+"""Points of several workloads, told from each other in few columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raybench.report.point_settings import point_names, setting_columns
+
+
+def row(workload: str, batch_size: int | None = None, **params: str) -> dict[str, Any]:
+    return {
+        "point_id": f"{workload}-1",
+        "workload": workload,
+        "params": params,
+        "precision": "fp32",
+        "world_size": 2,
+        "scaling": "weak",
+        "batch_size": batch_size,
+    }
+
+
+def test_points_of_one_workload_have_a_column_for_each_setting_that_varies() -> None:
+    rows = [row("mlp", 64, hidden="128"), row("mlp", 128, hidden="256")]
+    assert list(setting_columns(rows).values()) == [["128", "256"], ["64", "128"]]
+
+
+def test_points_of_several_workloads_have_one_column_of_what_is_theirs() -> None:
+    rows = [
+        row("gemm", k="256", direction=""),
+        row("gemm", k="512", direction=""),
+        row("smoke", rows="64"),
+    ]
+    assert setting_columns(rows) == {
+        "workload": ["gemm", "gemm", "smoke"],
+        "settings": ["k=256", "k=512", ""],
+    }
+    assert point_names(rows) == ["gemm k=256", "gemm k=512", "smoke"]
+
+
+def test_a_point_without_others_is_named_by_its_id() -> None:
+    assert point_names([row("mlp", 64)]) == ["mlp-1"]
