@@ -1,7 +1,8 @@
 """A health check with a fault in it: `python -m tests.integration.health_runs OUTPUT STAGE...`.
 
-Beside other sweeps, on CPU workers of a private Ray or of the cluster at RAY_ADDRESS. It prints
-what was found as JSON.
+Beside other sweeps; it prints what was found as JSON. Variables: HEALTH_ADDRESS and HEALTH_DEVICE
+as the options of the command, HEALTH_TESTS the names of the tests, with commas, FLIP_BITS and
+FEW_SMS=1 put a faulty workload in the place of a good one.
 """
 
 from __future__ import annotations
@@ -16,25 +17,29 @@ from raybench.cli.output import ConsoleListener, make_console
 from raybench.doctor.health.check import examine
 from raybench.doctor.health.suite import Fleet, Probe, probes, title
 from raybench.sweep.run_state import RunTarget
-from tests.integration.health_faults import FLIPPED_BITS
+from tests.integration.health_faults import FEW_SMS, FLIPPED_BITS
 
 
-def with_flipped_bits(probe: Probe) -> Probe:
-    if probe.shape != "bits":
-        return probe
-    return replace(probe, point=replace(probe.point, workload=FLIPPED_BITS))
+def with_fault(probe: Probe) -> Probe:
+    if probe.shape == "bits" and os.environ.get("FLIP_BITS"):
+        return replace(probe, point=replace(probe.point, workload=FLIPPED_BITS))
+    if probe.point.workload == "gemm" and os.environ.get("FEW_SMS"):
+        return replace(probe, point=replace(probe.point, workload=FEW_SMS))
+    return probe
+
+
+def is_asked(probe: Probe) -> bool:
+    names = os.environ.get("HEALTH_TESTS", "")
+    return not names or probe.test.name in names.split(",")
 
 
 def main(output: Path, stages: list[str]) -> None:
-    is_faulty = os.environ.get("FLIP_BITS") == "1"
-
     def make_probes(fleet: Fleet) -> tuple[Probe, ...]:
-        made = probes(fleet, stages)
-        return tuple(map(with_flipped_bits, made)) if is_faulty else made
+        return tuple(with_fault(probe) for probe in probes(fleet, stages) if is_asked(probe))
 
     where = RunTarget(
         address=os.environ.get("HEALTH_ADDRESS", "local"),
-        device="cpu",
+        device="cuda" if os.environ.get("HEALTH_DEVICE") == "cuda" else "cpu",
         output=output,
         profiled=frozenset(),
         shared=True,

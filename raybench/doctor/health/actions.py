@@ -39,7 +39,7 @@ def advise(finding: Finding, known: Mapping[str, Device]) -> _Advice:
         return action, _commands(action, devices)
     if finding.verdict is Verdict.UNTESTED or finding.test == WAIT_TEST:
         return Action.WATCH, _status(devices)
-    if kind == "cluster":
+    if kind == "cluster" or (kind == "node" and _slowing_variables(devices)):
         return Action.SETTING, _unset(devices)
     if kind in ("pair", "node"):
         return Action.WATCH, _look_at_path(devices)
@@ -100,11 +100,15 @@ def _look_at_path(devices: Sequence[Device]) -> Sequence[str]:
 
 
 def _unset(devices: Sequence[Device]) -> Sequence[str]:
+    found = _slowing_variables(devices)
+    return [f"unset {' '.join(found)}"] if found else ["raybench doctor"]
+
+
+def _slowing_variables(devices: Sequence[Device]) -> list[str]:
     """Name the variables that are known to make all slow, as far as they are set."""
-    found = [
+    return [
         name
         for name in _SLOWING
         if any(name in device.environment for device in devices)
         and not (name == "OMP_NUM_THREADS" and devices[0].kind == "cuda")
     ]
-    return [f"unset {' '.join(found)}"] if found else ["raybench doctor"]

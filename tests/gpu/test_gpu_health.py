@@ -1,0 +1,126 @@
+"""A health check on two GPUs or more, with faults that are injected for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+REPOSITORY = Path(__file__).parents[2]
+CHECK = [sys.executable, "-m", "tests.integration.health_runs"]
+# Few, so that a check takes little more than the start of its workers.
+GEMM = "gemm bf16 8192"
+FEW = [
+    GEMM,
+    "memory 500 MB",
+    "same bits bf16 2048",
+    "h2d alone",
+    "send 256 MiB",
+    "all_reduce 1 GiB",
+]
+HOG = """
+import sys, torch
+device = torch.device("cuda", int(sys.argv[1]))
+left, right = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
+product = left @ right
+torch.cuda.synchronize(device)
+print("busy", flush=True)
+while True:
+    for _ in range(20):
+        torch.matmul(left, right, out=product)
+    torch.cuda.synchronize(device)
+"""
+
+
+def check(output: Path, stages: list[str], tests: list[str], **environment: str) -> Any:
+    done = subprocess.run(
+        [*CHECK, str(output / "results"), *stages],
+        cwd=REPOSITORY,
+        env={
+            **os.environ,
+            "HEALTH_DEVICE": "cuda",
+            "HEALTH_TESTS": ",".join(tests),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    print(done.stderr)
+    return json.loads(done.stdout)
+
+
+def ill(found: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    named: dict[str, list[Mapping[str, Any]]] = {}
+    for finding in found["findings"]:
+        if finding["verdict"] in ("bad", "suspect", "untested"):
+            named.setdefault(finding["subject"]["name"], []).append(finding)
+    return named
+
+
+def name_of_last(found: Mapping[str, Any]) -> str:
+    last = found["devices"][-1]
+    return f"{last['host']} GPU {last['index']}"
+
+
+@contextmanager
+def hog(index: int) -> Iterator[None]:
+    """Another program that multiplies on one GPU without a pause."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOG, str(index)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "busy\n"
+            yield
+        finally:
+            process.kill()
+
+
+def test_healthy_gpus_are_healthy(tmp_path: Path) -> None:
+    found = check(tmp_path, ["alone", "host-links", "pairs", "together"], FEW)
+    assert not ill(found)
+    assert len(found["healthy"]) == len(found["devices"])
+    assert {link["kind"] for link in found["links"]} == {"h2d", "nccl"}
+
+
+def test_a_gpu_that_another_program_keeps_busy_is_named(tmp_path: Path) -> None:
+    with hog(1):
+        found = check(tmp_path, ["alone"], [GEMM, "memory 500 MB"])
+    [busy] = [one for one in found["devices"] if one["index"] == 1]
+    named = ill(found)
+    assert list(named) == [f"{busy['host']} GPU 1"], named
+    [worst, *_] = [one for one in named[f"{busy['host']} GPU 1"] if one["test"] == GEMM]
+    assert worst["verdict"] == "bad"
+    assert worst["action"] == "setting"
+    assert 1 not in found["healthy"]
+
+
+def test_a_worker_with_99_of_132_multiprocessors_is_named(tmp_path: Path) -> None:
+    found = check(tmp_path, ["alone"], [GEMM], FEW_SMS="1")
+    if "H200" not in found["devices"][0]["name"]:
+        pytest.skip("what 99 multiprocessors do is known of an H200")
+    named = ill(found)
+    assert list(named) == [name_of_last(found)], named
+    [finding] = named[name_of_last(found)]
+    assert 1.1 < finding["ratio"] < 1.5
+
+
+def test_without_peer_to_peer_all_are_slow_alike_and_the_variable_is_named(tmp_path: Path) -> None:
+    found = check(tmp_path, ["pairs", "together"], FEW, NCCL_P2P_DISABLE="1")
+    if "H200" not in found["devices"][0]["name"]:
+        pytest.skip("what all_reduce reaches is known of H200s")
+    slow = [one for findings in ill(found).values() for one in findings]
+    assert slow
+    assert not [one for one in slow if one["subject"]["kind"] == "device"]
+    assert any("NCCL_P2P_DISABLE" in one["command"] for one in slow)
