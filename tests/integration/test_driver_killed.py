@@ -30,7 +30,9 @@ def test_after_each_sigkill_the_tables_are_whole_and_at_the_end_each_point_is_th
         print(sweep.killed(chance))
     with sweep.started() as process:
         sweep.wait_for(process, rows=0)
-        second = subprocess.run(sweep.command, capture_output=True, text=True, timeout=60)
+        # Beside the first, which has the processors, or it would be refused for that.
+        command = [*sweep.command, "--shared"]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=120)
         process.kill()
     assert second.returncode == 2
     assert "is being written by another sweep" in second.stderr

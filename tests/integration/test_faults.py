@@ -82,6 +82,7 @@ def test_no_process_of_the_sweep_is_left(folder):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1500)  # 40 points and the processes that they cost, on two cores
 def test_forty_points_with_seeded_faults_on_any_free_devices_are_all_there(tmp_path):
     found = soaked(tmp_path, points=40, seed=1, isolation="device")
     assert found["checks"] == dict.fromkeys(found["checks"], True), found

@@ -152,7 +152,7 @@ point = Point(workload="mlp", params={"hidden": 8, "layers": 1}, world_size=2, b
 answers = cluster.run(Task(point=point, settings=Measure(warmup=1, iterations=2)), (0, 1))
 listening = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True).stdout
 again = (
-    "from raybench.cluster.ray_cluster.connection import connect\n"
+    "from raybench.cluster.ray_cluster.connection import connect\\n"
     "print(connect('auto', 'cpu', 1))"
 )
 other = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True)

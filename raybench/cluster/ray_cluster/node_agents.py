@@ -133,6 +133,17 @@ class NodeAgents:
                 )
             return self._silent
 
+    def check_head(self, node_id: str) -> None:
+        """Raise ClusterError when the head of the cluster is gone, or this host's Ray.
+
+        node_id: of a node where a worker died. Ray gives a node up a moment before its port closes.
+        """
+        deadline_s = time.monotonic() + _REFUSAL_AFTER_S
+        self._monitor.check(afresh=True)
+        while self.has_ended(node_id) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+            self._monitor.check(afresh=True)
+
     def claim(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, Claim]]:

@@ -332,6 +332,7 @@ class WorkerGroup:
         """Start it anew where its process was killed. What failed by itself would fail again."""
         if start.tries >= MOST_STARTS or not was_killed(error):
             return False
+        self._agents.check_head(start.slot.node_id)  # it may have died with this host's Ray
         ray.kill(start.actor, no_restart=True)
         kind, slot = self._connection.kind, start.slot
         actor = start_worker(kind, slot.placement, slot.bundle)
