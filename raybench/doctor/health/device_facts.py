@@ -109,13 +109,15 @@ def _device_readings(before: DeviceFacts, now: DeviceFacts, linked: _Links) -> l
         (NVLINK_ERRORS, _link_error_count(now), _link_errors_problem(before, now)),
         (FABRIC, _fabric_count(now), ", ".join(now.fabric_faults)),
     ]
+    # What was read before and is silent now is lost; many containers have no NVML at all.
+    lost = now.unread if now.unread != before.unread else ""
     return [
         Reading(
             test=test,
             subject=device_subject(now.device),
             pass_number=1,
             value=None if value is None else float(value),
-            problem=now.unread or problem or None,
+            problem=lost or problem or None,
         )
         for test, value, problem in values
     ]

@@ -171,6 +171,12 @@ def test_a_device_whose_node_does_not_answer_says_so_in_each_fact():
     assert {(one.value, one.problem) for one in readings} == {(None, "the agent does not answer")}
 
 
+def test_without_nvml_nothing_is_known_and_nothing_is_wrong():
+    silent = DeviceFacts(device=make_device(), read_at=AT, unread="NVML does not answer")
+    readings = facts_readings([silent], [later(silent)])
+    assert {(one.value, one.problem) for one in readings} == {(None, None)}
+
+
 def test_the_facts_of_a_cluster_of_cpus_are_read_and_say_nothing():
     cluster = make_cluster(
         [replace(device, kind="cpu") for device in make_devices(a=2)],
