@@ -30,6 +30,9 @@ _STAGES = {
 # More devices than this have no matrix and no column each.
 MOST_IN_A_MATRIX = 8
 _MOST_OUTLIERS = 20
+_COPY, _HOST_KINDS = "copy", ("h2d", "d2h")
+# An amount, which is neither right nor wrong.
+_NO_VERDICT = ("free memory",)
 _MOST_VICTIMS = 4
 
 
@@ -84,7 +87,7 @@ def _facts(own: Sequence[Finding]) -> Iterator[Line]:
     if not own:
         return
     wrong = {one.test for one in own if one.verdict in UNHEALTHY}
-    tests = {one.test for one in own} - wrong
+    tests = {one.test for one in own if one.verdict is Verdict.HEALTHY} - wrong - {*_NO_VERDICT}
     if tests:
         text = f"Facts that are as they should be: {', '.join(sorted(tests))}."
         yield Line(text=text, is_apart=True)
@@ -163,8 +166,11 @@ def link_sets(report: HealthReport) -> Mapping[tuple[str, int], list[Link]]:
     return found
 
 
-def marks_of_links(report: HealthReport, unit: str) -> Mapping[tuple[str, str], str]:
-    """Find the marks of pairs, from and to, in tests of a unit."""
+def marks_of_links(report: HealthReport, kind: str, unit: str) -> Mapping[tuple[str, str], str]:
+    """Find the marks of pairs, from and to, in the test that links of a kind are read by.
+
+    Copies have tests of their own; messages have the others.
+    """
     return {
         (one.subject.uuids[0], one.subject.uuids[-1]): MARKS[one.verdict]
         for one in report.findings
@@ -172,11 +178,14 @@ def marks_of_links(report: HealthReport, unit: str) -> Mapping[tuple[str, str], 
         and one.subject.uuids
         and one.verdict in MARKS
         and one.unit == unit
+        and one.test.startswith(_COPY) == (kind == _COPY)
     }
 
 
 def _matrices(report: HealthReport) -> Iterator[Table | Line]:
     for (kind, message_bytes), links in link_sets(report).items():
+        if kind in _HOST_KINDS:
+            continue  # they are in the table of each device
         for field, unit in (("gb_per_s", "GB/s"), ("latency_us", "µs")):
             values = {
                 (one.from_uuid, one.to_uuid): value
@@ -187,7 +196,7 @@ def _matrices(report: HealthReport) -> Iterator[Table | Line]:
                 continue
             title = f"Pairs: {kind} of {formatting.size(message_bytes)}, {unit}"
             names = ends_of(links)
-            marks = marks_of_links(report, unit)
+            marks = marks_of_links(report, kind, unit)
             if len(names) <= MOST_IN_A_MATRIX:
                 yield _matrix(title, names, values, marks)
             else:

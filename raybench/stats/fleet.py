@@ -25,6 +25,9 @@ SLOW_SIGMAS = 3.5
 BAD_RATIO = 1.5
 # In about this share of healthy fleets one is called slow by chance.
 FALSE_ALARMS = 0.005
+# Of few alike, slow is who takes longer than the fastest by more than both of these: a share, and
+# so many floors of the test.
+_FEW_SHARE, _FEW_FLOORS = 0.1, 7
 # A part of a fleet that can be what the others are held against.
 _LEAST_SHARE, _LEAST_OF_A_GROUP = 0.1, 2
 # Standard deviation of normal values over their median absolute deviation, and how much of what n
@@ -117,11 +120,13 @@ def find_slow(tests: Sequence[Peers], level: float = FALSE_ALARMS) -> list[Bools
 def compare_few(
     values: Floats, *, is_time: bool, floor: float, bad_ratio: float = BAD_RATIO
 ) -> tuple[Floats, Bools]:
-    """Divide each subject's time by that of the fastest; also who is bad by that.
+    """Divide each subject's time by that of the fastest; also who is slow by that.
 
-    For fewer than `LEAST_ALIKE` subjects: the median of two is nobody's value. Bad is who takes
-    `bad_ratio` times as long, in the median of the passes and, but for the floor, in each.
-    Arguments as those of `compare_peers`.
+    For fewer than `LEAST_ALIKE` subjects: the median of two is nobody's value, and there is no
+    spread but the floor. Slow is who takes longer by 10 %, and by seven floors, in the median of
+    the passes and, but for one floor, in each; who takes `bad_ratio` times as long is so anyhow,
+    and where that is more than the usual one, nobody else is. Other arguments as those of
+    `compare_peers`.
     """
     times = _as_times(values, is_time)
     typical = _median(times, axis=0)
@@ -131,7 +136,10 @@ def compare_few(
     ratios = np.asarray(typical / typical[fastest])
     each = times / times[:, [fastest]]
     least = np.where(np.isnan(each), np.inf, each).min(axis=0)
-    return ratios, (ratios > bad_ratio) & (least > bad_ratio * (1 - floor))
+    limit = min(bad_ratio, 1 + max(_FEW_SHARE, _FEW_FLOORS * floor))
+    if bad_ratio > BAD_RATIO:
+        limit = bad_ratio
+    return ratios, (ratios > limit) & (least > limit * (1 - floor))
 
 
 def _as_times(values: Floats, is_time: bool) -> Floats:

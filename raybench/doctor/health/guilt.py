@@ -97,10 +97,10 @@ def _blame_for_pairs(
     blame.paths_of_nodes(across, node_of, hosts)
     blame.culprits(across, self_of, names, "device")
     blame.culprits(inside, self_of, names, "device")
-    sound = {uuid for one in own if one.verdict is Verdict.HEALTHY for uuid in one.subject.uuids}
+    tried = _Tried.of(own, findings)
     return [
         *(
-            _on_its_path(one, blame.names.get(one.subject, ""), sound)
+            _on_its_path(one, blame.names.get(one.subject, ""), tried)
             if one.test == test and one.subject.kind == "pair" and one.verdict in _SLOW
             else one
             for one in findings
@@ -215,19 +215,55 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {more} more" if more > 0 else "")
 
 
-def _on_its_path(finding: Finding, culprit: str, sound: Collection[str]) -> Finding:
-    """Name in a slow pair who is to blame: another subject, or the path itself.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """What was tried besides a pair. partners, fast: of each device, all and those it is fast with.
 
-    sound: devices that are fast with somebody.
+    slow_alone, healthy_alone: devices, by what they do without others.
     """
+
+    partners: Mapping[str, set[str]]
+    fast: Mapping[str, set[str]]
+    slow_alone: Collection[str]
+    healthy_alone: Collection[str]
+
+    @classmethod
+    def of(cls, pairs: Sequence[Finding], findings: Sequence[Finding]) -> _Tried:
+        """Take it from the pairs of a test, and from what each device does alone."""
+        alone = [one for one in findings if one.stage == "alone" and len(one.subject.uuids) == 1]
+        slow = {one.subject.uuids[0] for one in alone if one.verdict is not Verdict.HEALTHY}
+        fast = [one for one in pairs if one.verdict is Verdict.HEALTHY]
+        return cls(
+            partners=_partners(frozenset(one.subject.uuids) for one in pairs),
+            fast=_partners(frozenset(one.subject.uuids) for one in fast),
+            slow_alone=slow,
+            healthy_alone={one.subject.uuids[0] for one in alone} - slow,
+        )
+
+    def words(self, uuids: Sequence[str]) -> tuple[str, str]:
+        """Say what is to blame for a slow pair, as far as that is known, and by what."""
+        ends = set(uuids)
+        if all(self.fast.get(uuid, set()) - ends for uuid in ends):
+            return "the path between the two is to blame", "both are fast with other partners"
+        others = [self.partners.get(uuid, set()) - ends for uuid in ends]
+        alone = "both are fast alone" if ends <= set(self.healthy_alone) else ""
+        if ends & set(self.slow_alone):
+            alone = "one of the two is not healthy alone"
+        if any(others):
+            return "the path or one of the two is to blame", alone
+        tried = "neither has another partner to try"
+        return "the path or one of the two is to blame", "; ".join(filter(None, (alone, tried)))
+
+
+def _on_its_path(finding: Finding, culprit: str, tried: _Tried) -> Finding:
+    """Name in a slow pair who is to blame: another subject, or the path itself."""
     if culprit:
         return replace(finding, culprit=culprit)
-    if not all(uuid in sound for uuid in finding.subject.uuids):
-        return finding
+    blamed, evidence = tried.words(finding.subject.uuids)
     return replace(
         finding,
-        reason=f"{finding.reason}: the path between the two is to blame",
-        evidence="; ".join(filter(None, (finding.evidence, "both are fast with other partners"))),
+        reason=f"{finding.reason}: {blamed}",
+        evidence="; ".join(filter(None, (finding.evidence, evidence))),
     )
 
 

@@ -64,7 +64,7 @@ def _pair_figure(report: HealthReport) -> Figure | None:
             if len(values) < 2 or "host" in names:
                 continue
             title = f"{kind} of {formatting.size(message_bytes)}, {unit}"
-            marks = marks_of_links(report, unit)
+            marks = marks_of_links(report, kind, unit)
             panels.append(Panel(title=title, spec=_map(values, names, unit, marks)))
             cells += [
                 [title, names[first], names[second], figure(value)]

@@ -198,6 +198,18 @@ def test_a_report_fits_80_columns_and_marks_outliers_without_colour() -> None:
     assert "\x1b" not in text
 
 
+def test_a_mark_is_of_the_test_that_found_it_and_links_to_the_host_are_no_matrix() -> None:
+    others = [replace(link, kind="nccl") for link in all_links(2)]
+    host = make_link(0, 1, from_uuid="host", from_name="host", kind="h2d", gb_per_s=55.0)
+    report = report_of([*healthy(2), slow_pair(0, 1)], [*all_links(2), *others, host])
+    copies, _, messages, *rest = format_text(report).split("Pairs: ")[1:]
+    assert copies.startswith("copy of 256 MiB, GB/s")
+    assert "! 380" in copies
+    assert messages.startswith("nccl of 256 MiB, GB/s")
+    assert "! 380" not in messages
+    assert not any(one.startswith("h2d") for one in rest)
+
+
 def test_of_a_large_fleet_the_outliers_are_named_and_the_rest_is_a_range() -> None:
     text = format_text(report_of([*healthy(63), bad(63)], all_links(10)))
     assert "alpha GPU 63 ! 470" in " ".join(text.split())
