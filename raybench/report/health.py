@@ -13,7 +13,7 @@ from statistics import median
 
 from raybench.records.health import Action, Finding, Link, Subject, Verdict
 from raybench.report import formatting
-from raybench.results.run import Run
+from raybench.results.run import Run, RunStatus
 
 # The worst first.
 UNHEALTHY = (Verdict.BAD, Verdict.UNTESTED, Verdict.SUSPECT)
@@ -170,6 +170,8 @@ class HealthReport:
         """The verdict in a sentence."""
         parts = list(self._parts())
         if not parts:
+            if not self.findings and self.run.status is not RunStatus.OK:
+                return "The check did not come to its end: nothing can be said."
             if self.exit_code:
                 return "Nothing could be tested."
             return f"{self._all()} healthy."

@@ -359,6 +359,16 @@ def test_a_health_run_is_not_laid_over_another(raybench: Raybench) -> None:
     assert "--against latest: a health check is not laid over another" in found
 
 
+def test_a_check_that_was_interrupted_says_so_and_shows_no_scaling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(RUN, argv=("raybench", "health"), status=RunStatus.INTERRUPTED)
+    store = RunStore.create(tmp_path, run, make_measure())
+    store.write_records([(0, make_record())])
+    out = Raybench(tmp_path, monkeypatch, capsys)("report")
+    assert out.startswith("The check did not come to its end: nothing can be said.\n")
+
+
 @pytest.fixture
 def two_checks(tmp_path: Path) -> Path:
     """Two checks of one fleet, of which the second finds small products slower by a third."""
