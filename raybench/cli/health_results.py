@@ -36,6 +36,7 @@ def load_health(results: Path, run: str) -> HealthReport | None:
     return HealthReport(
         run=found,
         machine=formatting.machine(devices) if devices else found.cluster,
+        kinds=[device["kind"] for device in devices],
         findings=[finding for _, finding in read_findings(root, run_id)],
         links=read_links(root, run_id),
     )

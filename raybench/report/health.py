@@ -107,10 +107,14 @@ def figure(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class HealthReport:
-    """What a check says. machine: what it ran on, in words."""
+    """What a check says.
+
+    machine: what it ran on, in words. kinds: "cuda" or "cpu" of each device that was checked.
+    """
 
     run: Run
     machine: str
+    kinds: Sequence[str]
     findings: Sequence[Finding]
     links: Sequence[Link]
 
@@ -146,8 +150,7 @@ class HealthReport:
     @property
     def noun(self) -> str:
         """What a device is called."""
-        is_gpu = any(" GPU " in f"{device.name} " for device in self.devices)
-        return "GPU" if is_gpu else "CPU worker"
+        return "GPU" if "cuda" in self.kinds else "CPU worker"
 
     @property
     def exit_code(self) -> int:
@@ -174,20 +177,26 @@ class HealthReport:
                 return "The check did not come to its end: nothing can be said."
             if self.exit_code:
                 return "Nothing could be tested."
-            return f"{self._all()} healthy."
+            return formatting.sentence(self._healthy())
         if all(case.subject.kind in ("pair", "cluster") for case in self.cases):
             parts.append(f"no {self.noun} is bad by itself")
         return "; ".join(parts)
 
-    def _all(self) -> str:
-        count = len(self.devices)
-        if count == 1:
-            return f"The {self.noun} is"
-        return f"{'Both' if count == 2 else f'All {count}'} {self.noun}s are"
+    def _healthy(self) -> str:
+        """Say what was found to be healthy: devices, the paths between them, or both."""
+        count = len(self.kinds)
+        many = "both" if count == 2 else f"all {count}"
+        devices = f"the {self.noun}" if count == 1 else f"{many} {self.noun}s"
+        kinds = {one.subject.kind for one in self.findings if one.verdict is Verdict.HEALTHY}
+        if "device" in kinds:
+            paths = ", and the paths between them" if "pair" in kinds else ""
+            return f"{devices} {'is' if count == 1 else 'are'} healthy{paths}"
+        what = "the paths between" if "pair" in kinds else "what was tried of"
+        return f"{what} {devices} {'are' if 'pair' in kinds else 'is'} healthy"
 
     def _parts(self) -> Iterator[str]:
         """Yield what is wrong, by kind of subject and verdict."""
-        count = len(self.devices)
+        count = len(self.kinds)
         for verdict in UNHEALTHY:
             for kind, noun in (("device", self.noun), ("node", "node"), ("pair", "path")):
                 names = [

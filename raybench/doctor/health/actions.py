@@ -54,13 +54,16 @@ def _about_slow(finding: Finding, device: Device) -> _Advice:
     if device.kind == "cpu":
         return Action.WATCH, [f"ps -eo pcpu,psr,pid,comm --sort=-pcpu | head  # on {device.host}"]
     at = f"-i {device.index}  # on {device.host}"
+    is_bad = finding.verdict is Verdict.BAD
     if finding.stage == "host-links":
-        return Action.RESET, [f"nvidia-smi -q {at}, GPU Link Info"]
+        return Action.RESET if is_bad else Action.WATCH, [f"nvidia-smi -q {at}, GPU Link Info"]
     if device.other_processes:
         return Action.SETTING, [f"nvidia-smi -q -d PIDS {at}"]
     cap, default = device.power_cap_w, device.power_cap_default_w
     if cap is not None and default is not None and cap < default:
         return Action.SETTING, [f"nvidia-smi --power-limit={default:g} {at}"]
+    if not is_bad:
+        return Action.WATCH, ["raybench health --only alone --burn-in 10m"]
     return Action.RESET, _commands(Action.RESET, [device])
 
 

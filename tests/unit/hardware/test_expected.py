@@ -18,7 +18,7 @@ def expected(test: str, where: str = "device", topology: str = "") -> Expected:
 def test_a_known_model_has_a_range_with_its_source() -> None:
     found = expected("gemm bf16 8192")
     assert found.low <= found.high
-    assert "gemm-20261121-113145-0e78" in found.source
+    assert "gemm-20261122-143010-684e" in found.source
 
 
 def test_a_figure_over_links_is_of_devices_that_have_them() -> None:

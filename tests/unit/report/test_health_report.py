@@ -80,6 +80,8 @@ def report_of(findings: Sequence[Finding], links: Sequence[Link] = ()) -> Health
     return HealthReport(
         run=make_run(RUN, job_name="health"),
         machine="4 x NVIDIA H200 on 1 node",
+        kinds=["cuda"]
+        * len({one.subject.uuids for one in findings if one.subject.kind == "device"}),
         findings=findings,
         links=links,
     )
@@ -115,6 +117,11 @@ ONE_BAD = [*healthy(3), bad(3)]
             "1 of 4 GPUs could not be tested: alpha GPU 3",
             3,
         ),
+        (
+            [*healthy(4), slow_pair(0, 1, verdict=Verdict.HEALTHY)],
+            "All 4 GPUs are healthy, and the paths between them.",
+            0,
+        ),
         ([], "Nothing could be tested.", 3),
         ([make_finding(verdict=Verdict.UNKNOWN, value=None)], "Nothing could be tested.", 3),
     ],
@@ -125,6 +132,15 @@ def test_the_first_line_is_the_verdict(
     report = report_of(findings)
     assert (report.headline, report.exit_code) == (headline, exit_code)
     assert format_text(report).splitlines()[0] == headline
+
+
+def test_where_only_pairs_were_tried_the_devices_of_the_run_are_counted() -> None:
+    only = report_of([slow_pair(0, 1, verdict=Verdict.HEALTHY)])
+    assert replace(only, kinds=["cuda"] * 2).headline == "The paths between both GPUs are healthy."
+    node = make_finding(make_subject(kind="node", uuids=("GPU-0", "GPU-1"), name="alpha"))
+    assert replace(report_of([node]), kinds=["cuda"] * 2).headline == (
+        "What was tried of both GPUs is healthy."
+    )
 
 
 def test_all_slow_alike_is_said_to_be_no_devices_fault() -> None:
