@@ -53,14 +53,23 @@ class Host:
             timeout=timeout_s,
         )
 
-    def start_ray(self, *options: str, **environment: str) -> None:
-        """`ray start`, as a user types it, with two CPU slots."""
+    def start_ray(self, *options: str, cpus: int = 2, **environment: str) -> None:
+        """`ray start`, as a user types it, with so many CPU slots."""
         ray = Path(sys.executable).with_name("ray")
-        sizes = ["--num-cpus=2", "--num-gpus=0", "--object-store-memory=100000000"]
+        sizes = [f"--num-cpus={cpus}", "--num-gpus=0", "--object-store-memory=100000000"]
         started = self.run(
             [ray, "start", *options, f"--node-ip-address={self.address}", *sizes], **environment
         )
         assert started.returncode == 0, started.stdout + started.stderr
+
+
+def slow_path(host: Host, other: Host, rate: str) -> None:
+    """Limit what these two send each other, and nothing else; rate: as tc takes it."""
+    for sender, receiver in ((host, other), (other, host)):
+        _enter(sender, "tc qdisc add dev net0 root handle 1: htb")
+        _enter(sender, f"tc class add dev net0 parent 1: classid 1:4 htb rate {rate} quantum 60000")
+        to_it = f"u32 match ip dst {receiver.address}/32 flowid 1:4"
+        _enter(sender, f"tc filter add dev net0 protocol ip parent 1:0 prio 1 {to_it}")
 
 
 @contextmanager
@@ -112,7 +121,11 @@ def _host(number: int, scratch: Path) -> Iterator[Host]:
 
 
 def _ip(host: Host, words: str) -> None:
+    _enter(host, f"ip {words}")
+
+
+def _enter(host: Host, words: str) -> None:
     # Not in the host's process namespace, where the other hosts' process ids mean nothing.
     enter = ["nsenter", "--target", str(host.process_id), "--net"]
-    done = subprocess.run([*enter, "ip", *words.split()], capture_output=True, text=True)
-    assert done.returncode == 0, f"ip {words}: {done.stderr}"
+    done = subprocess.run([*enter, *words.split()], capture_output=True, text=True)
+    assert done.returncode == 0, f"{words}: {done.stderr}"

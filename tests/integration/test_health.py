@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,11 @@ import pandas as pd
 import pytest
 
 from raybench import load
+from tests.integration.namespaces import hosts, slow_path, why_not
 
 CHECK = [sys.executable, "-m", "tests.integration.health_runs"]
+# As the suite names what may be between nodes or within one.
+BETWEEN = "send 4 MiB"
 ALL = ["alone", "pairs", "together", "smoke", "straggler"]
 # Of the first points of a check: by then its workers are there.
 _START_S = 120.0
@@ -176,3 +180,24 @@ def test_a_worker_that_is_frozen_or_killed_is_named_and_the_check_goes_on(
     assert [one["subject"]["name"][-8:] for one in told] == ["worker 1"]
     read = {one["test"] for one in found["findings"] if one["value"] is not None}
     assert {one["test"] for one in found["findings"]} - read <= {told[0]["test"], "expected values"}
+
+
+@pytest.mark.long
+@pytest.mark.skipif(why_not() is not None, reason=f"needs hosts of its own: {why_not()}")
+@pytest.mark.skipif(not shutil.which("tc"), reason="needs tc")
+def test_a_slow_link_between_two_of_three_hosts_is_a_path_and_no_device(tmp_path: Path) -> None:
+    output = tmp_path / "results"
+    with hosts(3) as (head, *others):
+        head.start_ray("--head", "--port=6379", "--include-dashboard=false", cpus=1)
+        for host in others:
+            host.start_ray(f"--address={head.address}:6379", cpus=1)
+        slow_path(*others, rate="200mbit")
+        address = {"HEALTH_ADDRESS": f"{head.address}:6379", "HEALTH_TESTS": BETWEEN}
+        done = head.run([*CHECK, output, "pairs"], timeout_s=270, **address)
+    assert done.returncode == 0, done.stderr
+    named = ill(json.loads(done.stdout))
+    assert named
+    assert {finding["subject"]["kind"] for one in named.values() for finding in one} == {"pair"}
+    for name in named:
+        assert all(host.name in name for host in others), named
+        assert head.name not in name

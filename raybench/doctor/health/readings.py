@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -229,6 +229,28 @@ _SHAPES: Mapping[str, Callable[[Record, Probe, Fleet], Iterator[Reading]]] = {
 }
 
 
+def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
+    """Yield of each device whether its worker was there to the end."""
+    test = HealthTest(
+        name="worker",
+        stage="facts",
+        kind="device",
+        unit="",
+        is_time=False,
+        floor=0.0,
+        meaning="Whether the device had a worker to the end of the check.",
+    )
+    for rank, subject in enumerate(fleet.subjects):
+        is_lost = rank in lost
+        yield Reading(
+            test=test,
+            subject=subject,
+            pass_number=1,
+            value=None if is_lost else 1.0,
+            problem="lost: no worker could be started on it any more" if is_lost else None,
+        )
+
+
 def _unread(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
     for test, subject, ranks in _asked(record, probe, fleet):
         yield _reading(record, test, subject, None, _why_unread(record, ranks, fleet))
@@ -257,6 +279,8 @@ def _local_rank(rank: int, fleet: Fleet) -> int:
 
 def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> str:
     reason = record.error_message or record.status.clause
+    if not record.devices:
+        return f"{NOT_READ}{reason}"
     if record.error_rank is None or record.error_rank in ranks:
         is_wrong = record.error_type == _WRONG_RESULT
         return f"{'wrong result' if is_wrong else record.status.label}: {reason}"
