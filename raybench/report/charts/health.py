@@ -19,6 +19,7 @@ from raybench.report.charts.figure import (
 )
 from raybench.report.health import UNHEALTHY, HealthReport, figure
 from raybench.report.health_tables import ends_of, link_sets, marks_of_links, short_names
+from raybench.stats.fleet import BAD_RATIO
 
 # Each cell is an element of the page.
 _MOST_ENDS, _MOST_MAPS, _MOST_STRIPS = 32, 6, 40
@@ -201,12 +202,13 @@ def _strip_figure(report: HealthReport) -> Figure | None:
         shown = [device.name for device in report.devices if device.name in names]
     short = dict(zip(shown, short_names(shown), strict=True))
     values = [_strip_value(one, short) for one in compared if one.subject.name in short]
+    level = " The dashed line is where it is bad." if _reach(values) > BAD_RATIO else ""
     left_out = f" The first {len(shown)} of {len(names)}." if len(shown) < len(names) else ""
     return Figure(
         anchor="devices",
         title="Devices",
         note="Each mark is a test: the time that the device takes, against the median of those "
-        f"alike. Above 1 is slower; the dashed line is where it is bad.{left_out}",
+        f"alike, or the fastest of fewer than four. Above 1 is slower.{level}{left_out}",
         legend=[
             Entry(label=word, color=color, shape=shape) for word, (shape, color) in _SHAPES.items()
         ],
@@ -242,9 +244,14 @@ def _strip_value(one: Finding, short: Mapping[str, str]) -> Value:
     }
 
 
+def _reach(values: Sequence[Value]) -> float:
+    """Find the slowest time, at least as much above 1 as the axis reaches anyhow."""
+    return max(1 + _LEAST_REACH, *(float(value["ratio"]) for value in values))
+
+
 def _strips(values: Sequence[Value], labels: Sequence[str]) -> Spec:
-    ratios = [value["ratio"] for value in values]
-    domain = [min(1 - _LEAST_REACH, *ratios) * 0.99, max(1 + _LEAST_REACH, *ratios) * 1.01]
+    least = min(1 - _LEAST_REACH, *(value["ratio"] for value in values))
+    domain = [least * 0.99, _reach(values) * 1.01]
     ticks = [0.25, 0.5, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 30, 100]
     x: Spec = {
         "field": "ratio",
@@ -282,8 +289,9 @@ def _strips(values: Sequence[Value], labels: Sequence[str]) -> Spec:
             "strokeDash": [4, 3],
             "aria": False,
         },
-        "encoding": {"x": {**x, "field": None, "datum": 1.5}},
+        "encoding": {
+            "x": {**{name: part for name, part in x.items() if name != "field"}, "datum": BAD_RATIO}
+        },
     }
-    del level["encoding"]["x"]["field"]
-    layers = [level, marks] if domain[1] > 1.5 else [marks]
+    layers = [level, marks] if _reach(values) > BAD_RATIO else [marks]
     return specification(values, layers, height=max(110, min(900, 22 * len(labels) + 60)))
