@@ -12,7 +12,8 @@ FLIPPED_BITS = f"{__name__}:FlippedBits"
 FEW_SMS = f"{__name__}:FewSms"
 # Of the 132 of an H200.
 _SMS = 99
-_contexts: dict[int, Any] = {}
+_streams: dict[int, Any] = {}
+_kept: list[Any] = []
 
 
 class FlippedBits(SameBits):
@@ -37,17 +38,47 @@ class FewSms(Gemm):
         super().__init__(context, m=m, n=n, k=k)
         self._confined = None
         if context.rank == context.world_size - 1:
-            # One for the life of the process: cuBLAS keeps what it made in it.
+            # One for the life of the process, as a context takes memory.
             index = context.device.index
-            self._confined = _contexts.setdefault(index, _create_context(index))
-            self._confined.set_context()
+            if index not in _streams:
+                _streams[index] = _make_confined_stream(index)
+            self._confined = _streams[index]
 
-    def close(self) -> None:
-        if self._confined is not None:
-            self._confined.pop_context()
+    def step(self) -> None:
+        import torch
+
+        if self._confined is None:
+            super().step()
+            return
+        current = torch.cuda.current_stream()
+        self._confined.wait_stream(current)
+        with torch.cuda.stream(self._confined):
+            super().step()
+        current.wait_stream(self._confined)
 
 
-def _create_context(index: int) -> Any:
-    from torch.cuda.green_contexts import GreenContext
+def _make_confined_stream(index: int) -> Any:
+    """A stream of a green context. The primary context stays current: torch keeps returning to it.
 
-    return _contexts.get(index) or GreenContext.create(num_sms=_SMS, device_id=index)
+    torch's own green contexts must be current while work is issued, and every switch of the device
+    ends that.
+    """
+    import torch
+    from cuda.bindings import driver
+
+    def checked(answer: tuple[Any, ...]) -> Any:
+        error, *values = answer
+        assert error == driver.CUresult.CUDA_SUCCESS, error
+        return values[0]
+
+    device = checked(driver.cuDeviceGet(index))
+    whole = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    resource = checked(driver.cuDeviceGetDevResource(device, whole))
+    [part, *_] = checked(driver.cuDevSmResourceSplitByCount(1, resource, 0, _SMS))
+    description = checked(driver.cuDevResourceGenerateDesc([part], 1))
+    usual = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+    green = checked(driver.cuGreenCtxCreate(description, device, usual))
+    by_itself = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    stream = checked(driver.cuGreenCtxStreamCreate(green, by_itself, 0))
+    _kept.append(green)
+    return torch.cuda.ExternalStream(int(stream), torch.device("cuda", index))
