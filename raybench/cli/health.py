@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import click
 
 from raybench.cli.health_results import print_health
+from raybench.cli.options import shared_option, wait_option
 from raybench.cli.output import ConsoleListener, make_console
 from raybench.errors import UsageError
 from raybench.records.health import Stage
@@ -72,6 +73,8 @@ class _Duration(click.ParamType[float]):
     metavar="FILE",
     help="Write the healthy devices to FILE, for `raybench sweep --devices FILE`.",
 )
+@wait_option
+@shared_option
 @click.option(
     "-o",
     "--output",
@@ -90,6 +93,8 @@ def health_command(
     serial: bool,
     burn_in_s: float,
     healthy_file: Path | None,
+    wait_s: float,
+    shared: bool,
     output: Path,
     as_json: bool,
 ) -> None:
@@ -114,7 +119,14 @@ def health_command(
     if "burn-in" in stages and not burn_in_s:
         raise UsageError("--only burn-in: needs a time; add --burn-in, as in --burn-in 30m")
     check_writable(output)
-    where = RunTarget(address=address, device=device, output=output, profiled=frozenset())
+    where = RunTarget(
+        address=address,
+        device=device,
+        output=output,
+        profiled=frozenset(),
+        wait_s=wait_s,
+        shared=shared,
+    )
     listener = ConsoleListener(make_console(), title)
     argv = ("raybench", *sys.argv[1:])
     found = examine(where, listener, stages or STAGES, argv, serial=serial, burn_in_s=burn_in_s)

@@ -8,6 +8,8 @@ import click
 
 from raybench.errors import UsageError
 
+_LONGEST_WAIT_S = 1_000_000.0
+
 results_option = click.option(
     "--results",
     type=click.Path(path_type=Path),
@@ -24,6 +26,30 @@ overrides_option = click.option(
 )
 json_format_option = click.option(
     "--json", "as_json", is_flag=True, help="The same as --format json."
+)
+
+
+def _check_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float:
+    # Nothing is above or below NaN: it fails this test, and passes that of click's ranges.
+    if not 0 <= wait_s <= _LONGEST_WAIT_S:
+        raise UsageError(f"--wait {wait_s:g}: must be from 0 to {_LONGEST_WAIT_S:,.0f} seconds")
+    return wait_s
+
+
+wait_option = click.option(
+    "--wait",
+    "wait_s",
+    type=float,
+    callback=_check_wait,
+    default=0.0,
+    metavar="SECONDS",
+    help="How long to wait for devices: for other sweeps that use them to end, and for nodes that "
+    "join late. Points that fit run meanwhile.",
+)
+shared_option = click.option(
+    "--shared",
+    is_flag=True,
+    help="Measure beside other sweeps on the same devices; each row says who was there.",
 )
 
 

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from raybench.cli.completion import complete_run
-from raybench.cli.options import overrides_option
+from raybench.cli.options import overrides_option, shared_option, wait_option
 from raybench.errors import UsageError
 from raybench.results.run import RunStatus
 from raybench.sweep.commands import command
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from raybench.job.plan import Plan
     from raybench.sweep.run_state import RunState, RunTarget
 
-_LONGEST_WAIT_S = 1_000_000.0
 _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
 # The options that a command to resume must have again.
 _REPEATED = (
@@ -66,13 +65,6 @@ class Asked:
     as_json: bool
 
 
-def _check_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float:
-    # Nothing is above or below NaN: it fails this test, and passes that of click's ranges.
-    if not 0 <= wait_s <= _LONGEST_WAIT_S:
-        raise UsageError(f"--wait {wait_s:g}: must be from 0 to {_LONGEST_WAIT_S:,.0f} seconds")
-    return wait_s
-
-
 def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
     tags = {}
     for text in given:
@@ -100,21 +92,8 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     show_default=True,
     help="The devices to measure. auto: GPUs where the cluster has any, else CPU workers.",
 )
-@click.option(
-    "--wait",
-    "wait_s",
-    type=float,
-    callback=_check_wait,
-    default=0.0,
-    metavar="SECONDS",
-    help="How long to wait for devices: for other sweeps that use them to end, and for nodes that "
-    "join late. Points that fit run meanwhile.",
-)
-@click.option(
-    "--shared",
-    is_flag=True,
-    help="Measure beside other sweeps on the same devices; each row says who was there.",
-)
+@wait_option
+@shared_option
 @click.option(
     "--devices",
     "devices_file",
