@@ -125,6 +125,7 @@ def test_drift_is_the_last_tenth_of_a_burn_in_against_the_first(last: float, rat
     [found] = drift(readings, 0.01)
     assert found.value == pytest.approx(ratio)
     assert found.test.name == f"{probe.test.name} drift"
+    assert not list(drift(readings[:1], 0.01))
 
 
 def test_a_burn_in_of_several_devices_alternates_products_and_sums() -> None:
