@@ -111,8 +111,10 @@ def _devices_wanted(job: Job, start: RunState, where: RunTarget) -> int:
     if where.only is not None:
         return sum(where.only.cpu_workers().values()) or len(where.only.names)
     sizes = [point.world_size for point in start.left.points]
-    # Points that run side by side can use more devices; they are worth no waiting.
-    return sum(sizes) if job.placement.isolation == "device" and not where.wait_s else max(sizes)
+    # Points that run side by side can use more devices; they are worth no waiting, and no core of
+    # others.
+    is_alone = job.placement.isolation != "device" or job.placement.oversubscribe
+    return max(sizes) if is_alone or where.wait_s else sum(sizes)
 
 
 def _settings(

@@ -262,6 +262,29 @@ def test_a_wait_that_no_clock_can_keep_is_refused(
     assert capsys.readouterr() == ("", told)
 
 
+@pytest.mark.parametrize(("oversubscribe", "wanted"), [("false", 7), ("true", 4)])
+def test_points_beside_each_other_ask_for_more_devices_but_not_on_cores_that_they_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, oversubscribe: str, wanted: int
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "version: 1\nname: a\nworkload: {kind: mlp}\n"
+        "matrix: {world_size: [1, 2, 4], batch_size: 4}\n"
+        f"placement: {{isolation: device, oversubscribe: {oversubscribe}}}\n"
+    )
+    asked: list[int] = []
+
+    def connect(_launcher: str, _address: str, _device: str, count: int, **_: object) -> None:
+        asked.append(count)
+        raise ClusterError("seen")
+
+    monkeypatch.setattr("raybench.sweep.runner.connect", connect)
+    argv = ["sweep", str(path), "-o", str(tmp_path / "results"), "--address", "local"]
+    with pytest.raises(ClusterError, match="seen"):
+        cli.raybench.main([*argv, "--device", "cpu"], standalone_mode=False)
+    assert asked == [wanted]
+
+
 def test_a_search_without_a_maximum_leaves_no_run_on_cpu_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
