@@ -39,8 +39,8 @@ def load(
 ) -> pd.DataFrame:
     """Read one table as a pandas DataFrame, of all runs or of one.
 
-    root: the results folder. table: runs, points, samples, devices, telemetry, modules, regions, and
-    of health checks health and links; or
+    root: the results folder. table: runs, points, samples, devices, telemetry, modules, regions,
+    and of health checks health and links; or
     `scaling`, which is derived: the latest attempt at each point with its speed-up and efficiency
     against the baseline point of the job, their 95 % intervals, and why_not where there is none;
     of one run with the intervals of its report, which looks at the runs beside it too.

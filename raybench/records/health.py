@@ -142,6 +142,7 @@ class Link:
 class PastValue:
     """What an earlier check read of a subject that it called healthy. Fields as of `Finding`."""
 
+    run_id: str
     test: str
     subject: Subject
     value: float

@@ -71,10 +71,12 @@ def _case(case: Case) -> Listing:
 
 def _stage_tables(report: HealthReport, width: int | None) -> Iterator[Table | Line]:
     for stage, title in _STAGES.items():
+        # What is said of all alike is a case, and no column beside them.
+        kinds = ("device", "node", "cluster") if stage == "together" else ("device", "node")
         own = [
             one
             for one in report.findings
-            if one.stage == stage and one.subject.kind != "pair" and one.passes
+            if one.stage == stage and one.subject.kind in kinds and one.passes
         ]
         if stage == "facts":
             yield from _facts(own)

@@ -31,8 +31,8 @@ def past_values(root: Path) -> Sequence[PastValue]:
     if not (root / "health").is_dir():
         return ()
     return tuple(
-        PastValue(test=finding.test, subject=finding.subject, value=finding.value)
-        for _, finding in read_findings(root)
+        PastValue(run_id=of_run, test=finding.test, subject=finding.subject, value=finding.value)
+        for of_run, finding in read_findings(root)
         if finding.verdict is Verdict.HEALTHY and finding.value is not None
     )
 

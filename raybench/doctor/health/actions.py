@@ -22,7 +22,6 @@ _SLOWING = (
     "NCCL_MAX_CTAS",
     "CUDA_LAUNCH_BLOCKING",
     "NVIDIA_TF32_OVERRIDE",
-    "OMP_NUM_THREADS",
 )
 _Advice = tuple[Action, Sequence[str]]
 

@@ -171,7 +171,7 @@ def test_a_variable_that_makes_all_slow_is_named() -> None:
 
 
 def test_of_two_devices_that_are_both_slow_neither_is_blamed() -> None:
-    assert list(unhealthy(judge(make_readings([400.0] * 2), devices(2)))) == ["all 2 NVIDIA H200"]
+    assert list(unhealthy(judge(make_readings([400.0] * 2), devices(2)))) == ["both NVIDIA H200"]
 
 
 def test_a_lone_device_is_held_against_its_model() -> None:
@@ -198,7 +198,10 @@ def test_devices_alike_of_an_unknown_model_are_healthy_and_the_model_is_unknown(
 
 
 def past(values: Sequence[float], rank: int, test: HealthTest) -> list[PastValue]:
-    return [PastValue(test=test.name, subject=make_subject(rank), value=one) for one in values]
+    return [
+        PastValue(run_id=f"run-{number}", test=test.name, subject=make_subject(rank), value=one)
+        for number, one in enumerate(values)
+    ]
 
 
 def test_one_of_two_devices_is_held_against_its_own_past() -> None:
@@ -214,7 +217,20 @@ def test_a_fleet_that_is_slower_than_in_earlier_checks_is_slow_alike() -> None:
     earlier = past([700.0, 702.0, 698.0], 0, test)
     found = unhealthy(judge(make_readings([560.0] * 6, test), devices(6), earlier))
     assert list(found) == ["all 6 NVIDIA H200"]
-    assert "earlier checks of this model, 3 values" in found["all 6 NVIDIA H200"].expected
+    assert "earlier checks of this model, 3 of them" in found["all 6 NVIDIA H200"].expected
+
+
+def test_two_earlier_checks_say_nothing_yet_however_many_devices_they_had() -> None:
+    test = make_test(**UNKNOWN_MODEL)
+    earlier = [one for rank in range(4) for one in past([700.0, 702.0], rank, test)]
+    assert unhealthy(judge(make_readings([560.0] * 4, test), devices(4), earlier)) == {}
+
+
+def test_workers_that_share_their_cores_may_all_have_a_busy_hour() -> None:
+    test = make_test(**UNKNOWN_MODEL, floor=0.1)
+    earlier = past([25.0, 26.0, 25.5], 0, test)
+    assert unhealthy(judge(make_readings([11.5] * 2, test), devices(2), earlier)) == {}
+    assert list(unhealthy(judge(make_readings([5.0] * 2, test), devices(2), earlier)))
 
 
 def test_a_fact_is_wrong_by_itself_and_not_by_its_value() -> None:
