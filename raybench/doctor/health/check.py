@@ -15,7 +15,7 @@ from raybench.job.plan import Plan
 from raybench.records import Device
 from raybench.records.health import Finding, Link, Reading, Stage, Verdict
 from raybench.results.health import past_values
-from raybench.results.run import Run
+from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore
 from raybench.sweep.listener import Listener
 from raybench.sweep.run_state import RunTarget, start_run
@@ -80,6 +80,8 @@ def examine(
     past = past_values(where.output)
     run = run_sweep(job, start, where, listener, examiner)
     readings = tuple(examiner.readings)
+    if run.status is RunStatus.INTERRUPTED:
+        readings = _whole_tests(readings, job.measure.rounds)
     found = Examination(
         run=run,
         devices=examiner.devices,
@@ -90,6 +92,12 @@ def examine(
     store = RunStore(root=where.output, run_id=run.run_id, measure=job.measure)
     store.write_health(found.findings, found.links)
     return found
+
+
+def _whole_tests(readings: Sequence[Reading], passes: int) -> tuple[Reading, ...]:
+    """Leave out the tests that were cut short: what disturbs one pass is nobody's fault."""
+    whole = {one.test.name for one in readings if one.pass_number >= passes}
+    return tuple(one for one in readings if one.test.name in whole)
 
 
 def health_job() -> Job:
