@@ -230,7 +230,7 @@ def test_workers_that_share_their_cores_may_all_have_a_busy_hour() -> None:
     test = make_test(**UNKNOWN_MODEL, floor=0.1)
     earlier = past([25.0, 26.0, 25.5], 0, test)
     assert unhealthy(judge(make_readings([11.5] * 2, test), devices(2), earlier)) == {}
-    assert list(unhealthy(judge(make_readings([5.0] * 2, test), devices(2), earlier)))
+    assert list(unhealthy(judge(make_readings([2.0] * 2, test), devices(2), earlier)))
 
 
 def test_a_fact_is_wrong_by_itself_and_not_by_its_value() -> None:
