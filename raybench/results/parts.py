@@ -215,7 +215,7 @@ _REQUIRED = ("attempt", "status", "started_at", "workload", "params", "world_siz
 _OF_DEVICE = ("kind", "node_id", "host", "address", "index", "name", "cpu_count", "versions")
 _COUNTS = ("attempt", "world_size")
 _YEARS_1_TO_9999_US = (-62_135_596_800_000_000, 253_402_300_800_000_000)
-# Larger than any figure, small enough to be squared and multiplied.
+# Larger than any figure, small enough to be squared and multiplied. So is the inverse of any.
 _MOST = 1e100
 _MOST_S = 1e9
 # Of one value there is no deviation: 0 is one.
@@ -307,7 +307,7 @@ def _possible(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
         return column
     is_possible = pc.less(pc.abs(column), _MOST)
     if name.startswith(_POSITIVE):
-        is_possible = pc.and_(is_possible, pc.greater(column, 0))
+        is_possible = pc.and_(is_possible, pc.greater(column, 1 / _MOST))
     elif name == "duration_s":
         is_possible = pc.and_(pc.greater_equal(column, 0), pc.less(column, _MOST_S))
     if pc.all(is_possible).as_py() is not False:
