@@ -152,7 +152,7 @@ def test_a_worker_with_a_busy_neighbour_on_its_core_is_named(tmp_path: Path) -> 
         workers = workers_of(output, check)
         pin(workers[0], first)
         pin(workers[1], second)
-        with busy(second, 12):
+        with busy(second, 4):
             found = end_of(check)
     named = ill(found)
     [slow] = [name for name in named if name.endswith("worker 1")]
