@@ -319,7 +319,7 @@ def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(
     clock: list[int], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(phases, "open_counters", lambda device: Throttling(clock))
-    monkeypatch.setattr(phases, "wait_until_unlimited", lambda counters, since: None)
+    monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
     # The cold step takes a second, so the first timed block of 5 s begins before the throttling.
     done = measured(clock, Measure(warmup=1, iterations=8), step_s=1.0)
     (repetition,) = done.repetitions
@@ -359,7 +359,7 @@ def test_a_warm_up_goes_on_while_heat_holds_the_clocks_back_for_half_the_budget(
     clock: list[int], monkeypatch: pytest.MonkeyPatch, hot_s: float, warm_s: float
 ):
     monkeypatch.setattr(phases, "open_counters", lambda device: Hot(clock, 1.0 + hot_s))
-    monkeypatch.setattr(phases, "wait_until_unlimited", lambda counters, since: None)
+    monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
     settings = Measure(max_seconds=20.0, min_seconds=2.0, breakdown=False)
     done = measured(clock, settings, cold_s=1.0, step_s=0.01)
     (repetition,) = done.repetitions
@@ -397,7 +397,7 @@ def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(
     rested = Reading(time_s=-9.0)
     monkeypatch.setattr(phases, "open_counters", lambda device: Throttling(clock))
 
-    def wait(counters: Throttling, since: Reading) -> None:
+    def wait(counters: Throttling, since: Reading, at_most_s: float) -> None:
         assert since == rested
         done.append("waited")
         time.sleep(0.02)
