@@ -37,8 +37,8 @@ class Interval:
 
     def towards(self, share: float) -> Interval:
         """Move the end to which the value may be heading on by this share of the interval."""
-        # Nothing takes less than no time.
-        low = self.low * (1 + max(-1.0, min(share, 0.0)))
+        # By a ratio: nothing takes no time.
+        low = self.low / (1 - min(share, 0.0))
         return Interval(low=low, high=self.high * (1 + max(share, 0)))
 
 

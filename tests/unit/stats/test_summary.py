@@ -106,8 +106,8 @@ def test_an_interval_reaches_on_to_where_the_value_is_heading() -> None:
     interval = stats.Interval(low=1.0, high=2.0)
     assert interval.towards(0.0) == interval
     assert interval.towards(0.1) == stats.Interval(low=1.0, high=2.2)
-    assert interval.towards(-0.1) == stats.Interval(low=0.9, high=2.0)
-    assert interval.towards(-1.5) == stats.Interval(low=0.0, high=2.0)
+    assert interval.towards(-0.25) == stats.Interval(low=0.8, high=2.0)
+    assert interval.towards(-1.5) == stats.Interval(low=0.4, high=2.0)
 
 
 def test_below_five_samples_there_is_no_interval() -> None:
