@@ -15,8 +15,16 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-Operation = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"
+Operation = Annotated[
+    Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"],
+    Field(description="What the ranks do together; sendrecv is a ring."),
+]
+MessageBytes = Annotated[
+    int, Field(gt=0, description="Message size in bytes, as nccl-tests counts it.")
+]
+ElementType = Annotated[
+    Literal["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64"],
+    Field(description="Type of the elements."),
 ]
 
 
@@ -33,16 +41,9 @@ class Collective(Workload):
         self,
         context: Context,
         *,
-        operation: Annotated[
-            Operation, Field(description="What the ranks do together; sendrecv is a ring.")
-        ] = "all_reduce",
-        size_bytes: Annotated[
-            int, Field(gt=0, description="Message size in bytes, as nccl-tests counts it.")
-        ] = 2**26,
-        dtype: Annotated[
-            Literal["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64"],
-            Field(description="Type of the elements."),
-        ] = "float32",
+        operation: Operation = "all_reduce",
+        size_bytes: MessageBytes = 2**26,
+        dtype: ElementType = "float32",
         in_place: Annotated[
             bool | None,
             Field(

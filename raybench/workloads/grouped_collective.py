@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from raybench.workloads.base import Context
-from raybench.workloads.collective import Collective, Operation
+from raybench.workloads.collective import Collective, ElementType, MessageBytes, Operation
 
 
 class GroupedCollective(Collective):
@@ -20,16 +20,9 @@ class GroupedCollective(Collective):
         self,
         context: Context,
         *,
-        operation: Annotated[
-            Operation, Field(description="What the ranks do together; sendrecv is a ring.")
-        ] = "all_reduce",
-        size_bytes: Annotated[
-            int, Field(gt=0, description="Message size in bytes, as nccl-tests counts it.")
-        ] = 2**26,
-        dtype: Annotated[
-            Literal["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64"],
-            Field(description="Type of the elements."),
-        ] = "float32",
+        operation: Operation = "all_reduce",
+        size_bytes: MessageBytes = 2**26,
+        dtype: ElementType = "float32",
         groups: Annotated[
             str,
             Field(
