@@ -111,7 +111,7 @@ def health_command(
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.doctor.health.check import examine
     from raybench.doctor.health.suite import STAGES, title
-    from raybench.records.device_list import write_device_list
+    from raybench.records.device_list import check_list_writable, write_device_list
     from raybench.results.run import RunStatus
     from raybench.results.writer import check_writable
     from raybench.sweep.run_state import RunTarget
@@ -119,6 +119,9 @@ def health_command(
     if "burn-in" in stages and not burn_in_s:
         raise UsageError("--only burn-in: needs a time; add --burn-in, as in --burn-in 30m")
     check_writable(output)
+    if healthy_file is not None:
+        # Before the minutes that it takes to know them.
+        check_list_writable(healthy_file)
     where = RunTarget(
         address=address,
         device=device,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +65,19 @@ def write_device_list(path: Path, devices: Iterable[Device], comment: str) -> No
     lines += [
         f"{device.lasting_name}  # {device.host} {device.kind}:{device.index}" for device in devices
     ]
-    try:
+    with _report_unwritable(path):
         path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def check_list_writable(path: Path) -> None:
+    """Raise UsageError where no list can be written; what is there stays as it is."""
+    with _report_unwritable(path), path.open("ab"):
+        pass
+
+
+@contextmanager
+def _report_unwritable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
