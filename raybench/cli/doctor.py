@@ -9,6 +9,7 @@ from typing import Literal
 
 import click
 
+from raybench.cli.options import address_option, device_option
 from raybench.cli.output import (
     ConsoleListener,
     color,
@@ -25,20 +26,8 @@ _STARTS = 3
 
 
 @click.command("doctor")
-@click.option(
-    "--address",
-    default="auto",
-    show_default=True,
-    metavar="auto|local|HOST:PORT",
-    help="The Ray cluster, as for `raybench sweep`.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    default="auto",
-    show_default=True,
-    help="What a worker owns: auto takes GPUs where the cluster has any.",
-)
+@address_option()
+@device_option("What a worker owns: auto takes GPUs where the cluster has any.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--parity",

@@ -10,7 +10,13 @@ from typing import Literal, get_args
 import click
 
 from raybench.cli.health_results import print_health
-from raybench.cli.options import shared_option, wait_option
+from raybench.cli.options import (
+    address_option,
+    device_option,
+    output_option,
+    shared_option,
+    wait_option,
+)
 from raybench.cli.output import ConsoleListener, make_console
 from raybench.errors import UsageError
 from raybench.records.health import Stage
@@ -36,20 +42,8 @@ class _Duration(click.ParamType[float]):
 
 
 @click.command("health")
-@click.option(
-    "--address",
-    default="auto",
-    show_default=True,
-    metavar="auto|local|HOST:PORT",
-    help="The Ray cluster, as for `raybench sweep`.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    default="auto",
-    show_default=True,
-    help="The devices to check. auto: GPUs where the cluster has any, else CPU workers.",
-)
+@address_option()
+@device_option("The devices to check. auto: GPUs where the cluster has any, else CPU workers.")
 @click.option(
     "--only",
     "stages",
@@ -75,14 +69,7 @@ class _Duration(click.ParamType[float]):
 )
 @wait_option
 @shared_option
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    help="Folder for the result tables.",
-)
+@output_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def health_command(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,12 +12,22 @@ from raybench.errors import UsageError
 
 _LONGEST_WAIT_S = 1_000_000.0
 
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
 results_option = click.option(
     "--results",
     type=click.Path(path_type=Path),
     default=Path("results"),
     show_default=True,
     help="Folder of the result tables.",
+)
+output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    help="Folder for the result tables.",
 )
 overrides_option = click.option(
     "--set",
@@ -27,6 +39,28 @@ overrides_option = click.option(
 json_format_option = click.option(
     "--json", "as_json", is_flag=True, help="The same as --format json."
 )
+
+
+def address_option(meaning: str = "The Ray cluster, as for `raybench sweep`.") -> Option:
+    """Make the option that names the cluster."""
+    return click.option(
+        "--address",
+        default="auto",
+        show_default=True,
+        metavar="auto|local|HOST:PORT",
+        help=meaning,
+    )
+
+
+def device_option(meaning: str) -> Option:
+    """Make the option that chooses the kind of the devices."""
+    return click.option(
+        "--device",
+        type=click.Choice(["auto", "cuda", "cpu"]),
+        default="auto",
+        show_default=True,
+        help=meaning,
+    )
 
 
 def _check_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float:

@@ -13,7 +13,14 @@ import click
 from click.core import ParameterSource
 
 from raybench.cli.completion import complete_run
-from raybench.cli.options import overrides_option, shared_option, wait_option
+from raybench.cli.options import (
+    address_option,
+    device_option,
+    output_option,
+    overrides_option,
+    shared_option,
+    wait_option,
+)
 from raybench.errors import UsageError
 from raybench.results.run import RunStatus
 from raybench.sweep.commands import command
@@ -77,21 +84,11 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
 
 @click.command("sweep")
 @click.argument("job_file", metavar="JOB", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--address",
-    default="auto",
-    show_default=True,
-    metavar="auto|local|HOST:PORT",
-    help="The Ray cluster. auto: the one of RAY_ADDRESS or of this host, else a private one. "
-    "local: always a private one.",
+@address_option(
+    "The Ray cluster. auto: the one of RAY_ADDRESS or of this host, else a private one. "
+    "local: always a private one."
 )
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    default="auto",
-    show_default=True,
-    help="The devices to measure. auto: GPUs where the cluster has any, else CPU workers.",
-)
+@device_option("The devices to measure. auto: GPUs where the cluster has any, else CPU workers.")
 @wait_option
 @shared_option
 @click.option(
@@ -102,14 +99,7 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     help="Use only the devices that FILE names, one a line: the UUID of a GPU, or HOST:NUMBER of a "
     "CPU worker. A resumed run keeps to those that it had.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    help="Folder for the result tables.",
-)
+@output_option
 @overrides_option
 @click.option(
     "--filter", "expression", metavar="EXPR", help="Run only the points for which EXPR is true."
