@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from raybench.errors import JobError, UsageError
 from raybench.job import registry, rules
 from raybench.job.plan import plan_problems
-from raybench.job.point import RUN_SETTINGS, Scalar
+from raybench.job.point import RUN_SETTINGS, Point, Scalar
 from raybench.job.problems import KeyPath, Problem, key_text, rule_of, say_unknown
 from raybench.job.sections import (
     BatchSearch,
@@ -95,6 +95,7 @@ class Job(Section):
 
     _source: YamlSource = PrivateAttr()
     _settings: dict[str, registry.Setting] = PrivateAttr()
+    _workload_class: type = PrivateAttr(default=object)
     _remarks: list[Problem] = PrivateAttr(default_factory=list)
 
     @property
@@ -120,6 +121,10 @@ class Job(Section):
     def settings(self) -> Mapping[str, registry.Setting]:
         """All that a point of this job can set, by name."""
         return self._settings
+
+    def why_not(self, point: Point) -> str | None:
+        """Why the workload refuses the point; None where it does not. Raises UsageError."""
+        return registry.why_not(self._workload_class, point.settings)
 
     @property
     def remarks(self) -> Sequence[Problem]:
@@ -243,7 +248,7 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
         # What every workload has can be checked all the same.
         settings = {name: registry.run_setting(name) for name in RUN_SETTINGS}
         return found + rules.check_run_settings(job, settings, unsound)
-    job._settings = settings
+    job._settings, job._workload_class = settings, workload_class
     if registry.lacks_items(workload_class):
         job._remarks.append(Problem(path=("workload", "kind"), message=_NO_ITEMS))
     return rules.check(job, settings, unsound)

@@ -221,7 +221,7 @@ def _make_point(job: Job, candidate: _Candidate) -> Point | Problem:
     batch = _batch(candidate)
     if isinstance(batch, Problem):
         return batch
-    return Point(
+    point = Point(
         workload=job.workload.kind,
         params={name: values[name] for name in sorted(values) if name not in RUN_SETTINGS},
         world_size=int(values["world_size"]),
@@ -230,6 +230,8 @@ def _make_point(job: Job, candidate: _Candidate) -> Point | Problem:
         global_batch_size=batch.global_batch_size,
         scaling=batch.scaling,
     )
+    reason = job.why_not(point)
+    return Problem(path=candidate.origin, message=reason) if reason else point
 
 
 def _batch(candidate: _Candidate) -> _Batch | Problem:

@@ -79,6 +79,9 @@ EXECUTION = tuple(field.name for field in fields(Execution))
 # Left out of ids and names of points where they have their default: they came after the first
 # runs, whose points keep their ids.
 OPTIONAL = tuple(name for name in EXECUTION if name != "precision")
+# Parameters that came to built-in workloads later, with the value that all points had before:
+# with it they are left out of ids, too.
+_LATER_PARAMETERS = {"mode": "train"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +125,7 @@ class Point(Execution):
         """Twelve hex digits that stay the same as long as what is timed stays the same."""
         meaning: dict[str, object] = {
             "workload": self.workload,
-            "params": dict(self.params),
+            "params": self._meant_params(),
             "world_size": self.world_size,
             "precision": self.precision.value,
             "batch_size": self.batch_size,
@@ -130,6 +133,12 @@ class Point(Execution):
         }
         text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
+
+    def _meant_params(self) -> dict[str, Scalar]:
+        """Return the parameters that the id is made of: all, of a user's own workload."""
+        is_built_in = ":" not in self.workload
+        later = _LATER_PARAMETERS.items() if is_built_in else ()
+        return {name: value for name, value in self.params.items() if (name, value) not in later}
 
     @property
     def options(self) -> dict[str, Scalar]:

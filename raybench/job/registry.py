@@ -263,6 +263,18 @@ def lacks_items(workload_class: type) -> bool:
     )
 
 
+def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
+    """Why the class refuses a point with these settings, in its own words; None where it does not.
+
+    Raises UsageError, in one line, when it cannot be asked.
+    """
+    ask = getattr(workload_class, "why_not", None)
+    if ask is None:
+        return None
+    with _one_line("why_not() of the workload"):
+        return ask(settings) or None
+
+
 def _names_items(value: object) -> bool:
     """Whether code has it among its names or its texts, in the functions inside of it too."""
     code = value if isinstance(value, CodeType) else getattr(value, "__code__", None)

@@ -211,6 +211,9 @@ class Workload(ABC):
     What it may have besides, each optional:
 
     takes_batch_size: class attribute; False where batch sizes mean nothing to it.
+    why_not(settings): class method; why a point with these settings cannot be run, in one sentence
+    that says what to do; None where it can. Settings by their names in the job file, those of every
+    point included. `plan` asks it, so it must do without torch.
     items_per_step: samples (rows, sequences) that this rank finishes in one `step()`. Without it
     there is no throughput.
     close(): called after the last step, to end processes and threads.

@@ -239,6 +239,36 @@ def test_a_cuda_graph_is_off_unless_asked_for_and_can_be_an_axis() -> None:
     assert kept == off
 
 
+PICKY = """
+    from raybench import Workload
+
+
+    class Picky(Workload):
+        def __init__(self, context, *, heads: int = 3): ...
+
+        def step(self): ...
+
+        @classmethod
+        def why_not(cls, settings):
+            if settings["heads"] % settings["world_size"]:
+                return f"world_size {settings['world_size']} does not divide {settings['heads']}"
+"""
+
+
+def test_a_point_that_its_workload_refuses_is_a_mistake_unless_it_is_excluded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "picky_workload.py").write_text(textwrap.dedent(PICKY))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = HEAD + 'workload: {kind: "picky_workload:Picky"}\n'
+    text += "matrix: {world_size: [1, 2], batch_size: 1}\n"
+    with pytest.raises(JobError) as caught:
+        plan(text)
+    assert str(caught.value) == "job.yaml:4:9: matrix: world_size 2 does not divide 3"
+    assert len(plan(text + "exclude: [{world_size: 2}]\n").points) == 1
+    assert len(plan(text, "workload.heads=4").points) == 2
+
+
 @pytest.mark.parametrize(
     ("sizes", "told"),
     [("batch_size: [1, 2]", "batch_size"), ("global_batch_size: [4, 8]", "global_batch_size")],
@@ -265,6 +295,16 @@ def make_point(**changes: object) -> Point:
 def test_a_point_id_never_changes() -> None:
     # Stored runs are resumed and compared by it: a new value here breaks them all.
     assert make_point().point_id == "1eab94e999f8"
+
+
+def test_a_parameter_that_came_later_leaves_ids_as_they_were() -> None:
+    with_mode = {"hidden": 8, "mode": "train"}
+    assert make_point(params=with_mode).point_id == make_point().point_id
+    answering = make_point(params={"hidden": 8, "mode": "inference"})
+    assert answering.point_id != make_point().point_id
+    # Of a user's own class a parameter of that name may always have been there.
+    own, plain = (make_point(workload="x:Y", params=p) for p in (with_mode, {"hidden": 8}))
+    assert own.point_id != plain.point_id
 
 
 @pytest.mark.parametrize(
