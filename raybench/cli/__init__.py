@@ -34,6 +34,7 @@ COMMANDS = {
     "compare": ("raybench.cli.compare", "Compare two runs, point by point."),
     "history": ("raybench.cli.history", "Show how points changed over many runs."),
     "export": ("raybench.cli.export", "Write the points of a run for other programs."),
+    "compact": ("raybench.cli.compact", "Put the parts of a run together, one file a table."),
     "doctor": ("raybench.cli.doctor", "Check whether a cluster is fit to be measured."),
     "health": ("raybench.cli.health", "Find out which device, link or node is bad."),
     "workloads": ("raybench.cli.jobs", "List what can be timed, and with which parameters."),

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+# In the metadata of a part: the names of those whose rows it has, "/" between them.
+MERGED = b"merged_parts"
 _READERS = 4  # threads
 _BATCH = 100  # parts
 _MOST_NAMED = 5
@@ -38,11 +40,26 @@ class UnreadablePartsError(ResultsError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What was read of a file. later: what a later version of raybench has put there, in words."""
+    """What was read of a file.
+
+    later: what a later version of raybench has put there, in words.
+    merged: the parts whose rows it has; what ended `raybench compact` may have left some of them.
+    """
 
     path: Path
     rows: pa.Table
     later: str = ""
+    merged: frozenset[Path] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """What was read of some files. unreadable, later: in words, by the path."""
+
+    rows: pa.Table
+    unreadable: Mapping[Path, str]
+    later: Mapping[Path, str]
+    merged: frozenset[Path]
 
 
 def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
@@ -53,27 +70,35 @@ def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table
     """
     import pyarrow as pa
 
-    def read(some: Sequence[Path]) -> tuple[pa.Table, dict[Path, str], dict[Path, str]]:
-        unreadable: dict[Path, str] = {}
-        parts: list[_Part] = []
-        for path in some:
-            try:
-                parts.append(_read_part(path, table, wanted))
-            except ResultsError as error:
-                unreadable[path] = str(error)
-        rows = pa.concat_tables([_no_rows(wanted), *(part.rows for part in parts)])
-        later = {part.path: part.later for part in parts if part.later}
-        return rows.combine_chunks(), unreadable, later
-
     # A part takes longer to open than to read, so they are read side by side; and a table of one
     # row takes a hundred times the memory of the row, so they are put together early.
     batches = [paths[first : first + _BATCH] for first in range(0, len(paths), _BATCH)]
     with ThreadPoolExecutor(_READERS) as readers:
-        found = list(readers.map(read, batches))
-    if unreadable := {path: text for _, reasons, _ in found for path, text in reasons.items()}:
+        found = list(readers.map(lambda some: _read_batch(some, table, wanted), batches))
+    if unreadable := {path: text for one in found for path, text in one.unreadable.items()}:
         raise UnreadablePartsError(next(iter(unreadable.values())), unreadable)
-    _warn_of_later(table, {path: text for _, _, later in found for path, text in later.items()})
-    return pa.concat_tables([_no_rows(wanted), *(rows for rows, _, _ in found)]).combine_chunks()
+    if (merged := frozenset[Path]().union(*(one.merged for one in found))) & set(paths):
+        return read_parts([path for path in paths if path not in merged], table, wanted)
+    _warn_of_later(table, {path: text for one in found for path, text in one.later.items()})
+    return pa.concat_tables([_no_rows(wanted), *(one.rows for one in found)]).combine_chunks()
+
+
+def _read_batch(some: Sequence[Path], table: str, wanted: pa.Schema) -> _Batch:
+    import pyarrow as pa
+
+    unreadable: dict[Path, str] = {}
+    parts: list[_Part] = []
+    for path in some:
+        try:
+            parts.append(_read_part(path, table, wanted))
+        except ResultsError as error:
+            unreadable[path] = str(error)
+    return _Batch(
+        rows=pa.concat_tables([_no_rows(wanted), *(part.rows for part in parts)]).combine_chunks(),
+        unreadable=unreadable,
+        later={part.path: part.later for part in parts if part.later},
+        merged=frozenset[Path]().union(*(part.merged for part in parts)),
+    )
 
 
 def _warn_of_later(table: str, later: Mapping[Path, str]) -> None:
@@ -149,11 +174,18 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> _Part:
         if not field.nullable and rows[field.name].null_count:
             raise ResultsError(f"{path}: a row without {field.name}; remove or restore it")
     if version > SCHEMA_VERSION:
-        return _Part(path=path, rows=rows, later=_later(version, [*unknown, *unfit]))
+        later = _later(version, [*unknown, *unfit])
+        return _Part(path=path, rows=rows, later=later, merged=merged_in(path, metadata))
     if unfit:
         name, reason = next(iter(unfit.items()))
         raise ResultsError(f"{path}: its columns are not those of {table}: {name}: {reason}")
-    return _Part(path=path, rows=rows)
+    return _Part(path=path, rows=rows, merged=merged_in(path, metadata))
+
+
+def merged_in(path: Path, metadata: Mapping[bytes, bytes]) -> frozenset[Path]:
+    """Name the parts whose rows a part has, by its metadata."""
+    names = metadata.get(MERGED, b"").decode("utf-8", "replace").split("/")
+    return frozenset(path.with_name(name) for name in names if name)
 
 
 def version_of(metadata: Mapping[bytes, bytes], table: str) -> int | None:

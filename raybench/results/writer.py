@@ -309,8 +309,12 @@ def _part_name(batch: Sequence[tuple[int, Record]]) -> str:
     No two parts of a run have the same first attempt.
     """
     index, first = batch[0]
-    name = f"{index:05d}-{first.point.point_id}-{first.attempt}"
-    return name if len(batch) == 1 else f"{name}-and-{len(batch) - 1}-more"
+    return name_together(f"{index:05d}-{first.point.point_id}-{first.attempt}", len(batch))
+
+
+def name_together(first: str, count: int) -> str:
+    """Name a part of this many attempts after the first of them."""
+    return first if count == 1 else f"{first}-and-{count - 1}-more"
 
 
 def _write_aside(content: pa.Buffer, path: Path) -> None:
@@ -330,18 +334,18 @@ def _as_parquet(whole: pa.Table, table: str) -> pa.Buffer:
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
-    pq.write_table(whole, sink, **_parquet_options(table))
+    pq.write_table(whole, sink, **_parquet_options(table, whole.num_rows))
     return sink.getvalue()
 
 
-def _parquet_options(table: str) -> dict[str, Any]:
+def _parquet_options(table: str, row_count: int) -> dict[str, Any]:
     """How parts stay small. Dictionaries and statistics cost more than they save at this size.
 
-    A part of `points` or `runs` is one row: compressing values of a few bytes makes them longer,
-    and reading them again takes twice as long.
+    Compressing one row of `points` or `runs`, values of a few bytes, makes them longer, and
+    reading them again takes twice as long.
     """
     options: dict[str, Any] = {"use_dictionary": False, "write_statistics": False}
-    if table in ("points", "runs"):
+    if table in ("points", "runs") and row_count == 1:
         return options | {"compression": "none"}
     options |= {"compression": "zstd", "compression_level": 9}
     if table == "samples":
@@ -390,7 +394,7 @@ def clear_leftovers(root: Path, run_id: str) -> None:
             path.unlink(missing_ok=True)
     doubtful = {**dict(_parts_without_twins(root, run_id)), **dict(_files_of_ranks(root, run_id))}
     if doubtful:
-        known = attempts_in(_parts(root, "points", run_id), "points")
+        known = attempts_in(parts_of(root, "points", run_id), "points")
         for path, attempts in doubtful.items():
             if not attempts & known:
                 path.unlink(missing_ok=True)
@@ -401,9 +405,9 @@ def _parts_without_twins(root: Path, run_id: str) -> Iterator[tuple[Path, _Attem
 
     Their rows may be in another part: somebody may have put many into one.
     """
-    twins = {path.name for path in _parts(root, "points", run_id)}
+    twins = {path.name for path in parts_of(root, "points", run_id)}
     for table in ("samples", "modules", "regions"):
-        for path in _parts(root, table, run_id):
+        for path in parts_of(root, table, run_id):
             if path.name not in twins:
                 yield path, attempts_in([path], table)
 
@@ -415,5 +419,6 @@ def _files_of_ranks(root: Path, run_id: str) -> Iterator[tuple[Path, _Attempts]]
             yield path, frozenset({(point_id, int(attempt))})
 
 
-def _parts(root: Path, table: str, run_id: str) -> list[Path]:
+def parts_of(root: Path, table: str, run_id: str) -> list[Path]:
+    """List the parts of a run, in the order in which they are read."""
     return sorted((root / table / run_id).glob("[!._]*.parquet"))

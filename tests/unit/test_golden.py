@@ -62,11 +62,10 @@ def compared(run_id: str, folder: Path) -> dict[str, str]:
     """The numbers of a comparison of a run with a copy of it that took other times."""
     for table in ("runs", "devices", "points", "samples", "telemetry"):
         source = RESULTS / table / run_id
-        parts = sorted(source.glob("*.parquet")) if source.is_dir() else []
-        for place, part in enumerate(parts):
+        for part in source.glob("*.parquet"):
             rows = pq.read_table(part, partitioning=None)
             write(rows, folder / table / run_id / part.name)
-            changed = scaled(renamed(rows, f"{run_id}-new"), 1 + 0.02 * (place % 5 - 2))
+            changed = scaled(renamed(rows, f"{run_id}-new"))
             write(changed, folder / table / f"{run_id}-new" / part.name)
     words = ("compare", run_id, f"{run_id}-new", "--results", str(folder))
     return {
@@ -85,11 +84,16 @@ def renamed(rows: pa.Table, run_id: str) -> pa.Table:
     return rows.set_column(place, rows.schema.field(place), pa.array([run_id] * len(rows)))
 
 
-def scaled(rows: pa.Table, factor: float) -> pa.Table:
-    """The rows with all step times multiplied."""
+def scaled(rows: pa.Table) -> pa.Table:
+    """The rows with all step times multiplied, those of each attempt by another factor."""
+    if "point_id" not in rows.column_names:
+        return rows
+    attempts = list(zip(*(rows[name].to_pylist() for name in ("point_id", "attempt")), strict=True))
+    places = {attempt: place for place, attempt in enumerate(dict.fromkeys(attempts))}
+    factors = pa.array([1 + 0.02 * (places[attempt] % 5 - 2) for attempt in attempts])
     for place, field in enumerate(rows.schema):
         if field.name.startswith("step_ms") or field.name == "step_ns":
-            times = pc.multiply(pc.cast(rows.column(place), pa.float64()), factor)
+            times = pc.multiply(pc.cast(rows.column(place), pa.float64()), factors)
             rows = rows.set_column(
                 place, field, pc.cast(pc.round(times, 6), field.type, safe=False)
             )

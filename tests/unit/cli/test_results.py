@@ -111,6 +111,17 @@ def test_a_chart_that_cannot_be_drawn_or_written_does_not_lose_the_report(
     )
 
 
+def test_compact_tells_in_one_line_what_became_of_the_parts(raybench, results: Path) -> None:  # type: ignore[no-untyped-def]
+    before = raybench("report", "run-new").out
+    done = raybench("compact", "run-new")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("run-new: 7 parts are now 4, ")
+    assert done.out.count("\n") == 1
+    assert raybench("report", "run-new").out == before
+    assert raybench("compact", "run-new").out == "run-new: 4 parts, nothing to put together\n"
+    assert raybench("compact", "nothing").code == 2
+
+
 def test_a_page_is_laid_over_that_of_another_run(raybench, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     page = tmp_path / "page.html"
     done = raybench("report", "run-new", "--format", "html", "--against", "run-old", "-o", page)

@@ -1,0 +1,187 @@
+"""A run whose parts are put together: the same rows, also where that was cut short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from builders import (
+    START,
+    make_device,
+    make_failed,
+    make_measure,
+    make_point,
+    make_record,
+    make_run,
+)
+
+import raybench
+from raybench.errors import ResultsError
+from raybench.records import DeviceSample
+from raybench.results import reader
+from raybench.results.compaction import compact_run
+from raybench.results.run import RunStatus
+from raybench.results.schema import TABLES
+from raybench.results.writer import RunStore, clear_leftovers, hold_run, replace_part
+
+RUN = "run-a"
+SAMPLE = DeviceSample(node_id="n0", index=0, uuid="GPU-0", time=START, power_w=300.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    """A run with four attempts in three parts, the last two ended together, and new devices."""
+    made = RunStore.create(tmp_path, make_run(RUN), make_measure())
+    made.write_devices([make_device(0)])
+    made.write_devices([make_device(1)], "devices-1")
+    for batch in (
+        [(0, make_failed())],
+        [(0, make_record(attempt=2))],
+        [(1, make_record(make_point(world_size=2))), (2, make_record(make_point(world_size=4)))],
+    ):
+        made.write_records(batch)
+        made.write_telemetry(batch, [SAMPLE])
+    return made
+
+
+def rows(store: RunStore) -> dict[str, pd.DataFrame]:
+    return {table: reader.load(store.root, table, RUN) for table in TABLES}
+
+
+def assert_same(found: dict[str, pd.DataFrame], expected: dict[str, pd.DataFrame]) -> None:
+    for table, frame in expected.items():
+        pd.testing.assert_frame_equal(found[table], frame)
+
+
+def parts(store: RunStore, table: str) -> list[Path]:
+    return sorted((store.root / table / RUN).glob("[!.]*.parquet"))
+
+
+def test_each_table_is_one_part_with_the_same_rows_in_the_same_order(store: RunStore) -> None:
+    before = rows(store)
+    done = compact_run(store.root, RUN)
+    assert (done.parts_before, done.parts_after) == (1 + 2 + 3 + 2 + 3, 5)
+    assert done.bytes_after < done.bytes_before
+    assert {len(parts(store, name)) for name in ("runs", "devices", "points", "samples")} == {1}
+    assert_same(rows(store), before)
+    assert len(pd.read_parquet(store.root / "points")) == len(before["points"]) == 4
+    assert raybench.upgrade(store.root) == []
+
+
+def test_a_second_time_there_is_nothing_to_do(store: RunStore) -> None:
+    compact_run(store.root, RUN)
+    content = parts(store, "points")[0].read_bytes()
+    done = compact_run(store.root, RUN)
+    assert done.parts_before == done.parts_after
+    assert parts(store, "points")[0].read_bytes() == content
+
+
+def test_the_samples_of_an_attempt_are_found(store: RunStore) -> None:
+    last = make_point(world_size=4).point_id
+    before = reader.load_attempt(store.root, "samples", RUN, last, 1)
+    compact_run(store.root, RUN)
+    after = reader.load_attempt(store.root, "samples", RUN, last, 1)
+    assert len(after) == len(before) > 0
+    assert [path.name for path in parts(store, "samples")] == [parts(store, "points")[0].name]
+
+
+def test_a_run_that_goes_on_afterwards_is_whole_and_compacted_again(store: RunStore) -> None:
+    compact_run(store.root, RUN)
+    clear_leftovers(store.root, RUN)
+    store.write_records([(3, make_record(make_point(world_size=8)))])
+    before = rows(store)
+    assert len(before["points"]) == 5
+    compact_run(store.root, RUN)
+    assert_same(rows(store), before)
+    assert len(parts(store, "samples")) == 1
+
+
+def test_a_kill_before_the_old_parts_are_removed_shows_no_row_twice(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(path: Path, missing_ok: bool = False) -> None:
+        if not path.name.startswith("."):
+            raise Killed
+
+    before = rows(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(Killed):
+            compact_run(store.root, RUN)
+    assert len(parts(store, "samples")) == 3
+    assert_same(rows(store), before)
+    compact_run(store.root, RUN)
+    assert len(parts(store, "samples")) == 1
+    assert_same(rows(store), before)
+
+
+def test_a_kill_before_the_rename_leaves_the_parts_as_they_are(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    before, names = rows(store), parts(store, "samples")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(Killed):
+            compact_run(store.root, RUN)
+    assert parts(store, "samples") == names
+    assert_same(rows(store), before)
+
+
+def test_samples_without_a_row_do_not_come_back(store: RunStore) -> None:
+    store.write_records([(5, make_record(make_point(world_size=16)))])
+    (part,) = (path for path in parts(store, "points") if path.name.startswith("00005"))
+    part.unlink()
+    compact_run(store.root, RUN)
+    assert make_point(world_size=16).point_id not in set(rows(store)["samples"]["point_id"])
+
+
+def test_a_run_that_is_measured_is_refused(store: RunStore) -> None:
+    names = parts(store, "points")
+    with (
+        hold_run(store.root, RUN),
+        pytest.raises(ResultsError, match="is being written by another sweep"),
+    ):
+        compact_run(store.root, RUN)
+    there = make_run(RUN, status=RunStatus.RUNNING, finished_at=None, host="elsewhere")
+    store.write_run(there)
+    with pytest.raises(ResultsError, match=f"run {RUN} is still running; compact it when"):
+        compact_run(store.root, RUN)
+    assert parts(store, "points") == names
+
+
+def test_a_part_of_a_later_version_stays_as_it_is(store: RunStore) -> None:
+    path = parts(store, "samples")[0]
+    part = pq.read_table(path, partitioning=None)
+    later = part.schema.metadata | {b"schema_version": b"999"}
+    replace_part(path, "samples", part.replace_schema_metadata(later))
+    names = parts(store, "samples")
+    with pytest.raises(ResultsError, match="written by a later version of raybench"):
+        compact_run(store.root, RUN)
+    assert parts(store, "samples") == names
+
+
+def test_the_part_of_older_parts_says_of_which_version_they_are(store: RunStore) -> None:
+    path = parts(store, "points")[0]
+    part = pq.read_table(path, partitioning=None)
+    older = part.schema.metadata | {b"written_as_schema": b"3"}
+    replace_part(path, "points", part.replace_schema_metadata(older))
+    compact_run(store.root, RUN)
+    (whole,) = parts(store, "points")
+    assert pq.read_schema(whole).metadata[b"written_as_schema"] == b"3"
+
+
+def test_an_interrupted_run_is_compacted(store: RunStore) -> None:
+    store.write_run(replace(make_run(RUN), status=RunStatus.INTERRUPTED))
+    assert compact_run(store.root, RUN).parts_after == 5
