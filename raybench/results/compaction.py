@@ -14,7 +14,7 @@ from pathlib import Path
 
 from raybench.errors import ResultsError
 from raybench.results.older_parts import WRITTEN_AS, read_as_today
-from raybench.results.parts import MERGED, attempts_in, merged_in
+from raybench.results.parts import MERGED, attempts_in
 from raybench.results.reader import read_run
 from raybench.results.run import RunStatus
 from raybench.results.schema import SCHEMA_VERSION, TABLES, schema
@@ -80,7 +80,7 @@ def _remove_merged(parts: Sequence[Path]) -> None:
 
     for path in parts if len(parts) > 1 else ():
         if path.exists():
-            for merged in merged_in(path, pq.read_schema(path).metadata or {}):
+            for merged in sources_of(path, pq.read_schema(path).metadata or {}):
                 merged.unlink(missing_ok=True)
 
 

@@ -175,14 +175,14 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> _Part:
             raise ResultsError(f"{path}: a row without {field.name}; remove or restore it")
     if version > SCHEMA_VERSION:
         later = _later(version, [*unknown, *unfit])
-        return _Part(path=path, rows=rows, later=later, merged=merged_in(path, metadata))
+        return _Part(path=path, rows=rows, later=later, merged=sources_of(path, metadata))
     if unfit:
         name, reason = next(iter(unfit.items()))
         raise ResultsError(f"{path}: its columns are not those of {table}: {name}: {reason}")
-    return _Part(path=path, rows=rows, merged=merged_in(path, metadata))
+    return _Part(path=path, rows=rows, merged=sources_of(path, metadata))
 
 
-def merged_in(path: Path, metadata: Mapping[bytes, bytes]) -> frozenset[Path]:
+def sources_of(path: Path, metadata: Mapping[bytes, bytes]) -> frozenset[Path]:
     """Name the parts whose rows a part has, by its metadata."""
     names = metadata.get(MERGED, b"").decode("utf-8", "replace").split("/")
     return frozenset(path.with_name(name) for name in names if name)
