@@ -14,7 +14,7 @@ from pathlib import Path
 
 from raybench.errors import ResultsError
 from raybench.results.older_parts import WRITTEN_AS, read_as_today
-from raybench.results.parts import MERGED, attempts_in
+from raybench.results.parts import MERGED, attempts_in, sources_of
 from raybench.results.reader import read_run
 from raybench.results.run import RunStatus
 from raybench.results.schema import SCHEMA_VERSION, TABLES, schema
