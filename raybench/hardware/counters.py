@@ -139,6 +139,36 @@ def energy_j(before: Reading | None, after: Reading | None) -> float | None:
     return after.energy_j - before.energy_j
 
 
+class AllocatorCalls:
+    """What torch's allocator had to do in the timed blocks; None on a CPU.
+
+    retries: allocations that failed until what the allocator kept was given back. device_allocs:
+    calls of cudaMalloc. Both stop the device, and a step in a steady state needs neither.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        is_counted = device.type == "cuda"
+        self.retries: int | None = 0 if is_counted else None
+        self.device_allocs: int | None = 0 if is_counted else None
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Add what is done inside the `with` block."""
+        before = self._read()
+        yield
+        after = self._read()
+        if before is not None and after is not None:
+            self.retries = (self.retries or 0) + after[0] - before[0]
+            self.device_allocs = (self.device_allocs or 0) + after[1] - before[1]
+
+    def _read(self) -> tuple[int, int] | None:
+        if self._device.type != "cuda":
+            return None
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        return stats["num_alloc_retries"], stats["num_device_alloc"]
+
+
 class PeakMemory:
     """Peak memory of torch's allocator in the timed steps, in bytes; None on a CPU.
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from raybench.hardware.counters import (
+    AllocatorCalls,
     Counters,
     PeakMemory,
     Reading,
@@ -60,6 +61,7 @@ from raybench.records.failure_text import add_note, brief
 from raybench.records.metric import Metric
 from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload
+from raybench.workloads.replicas import count_compiled_frames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,7 @@ class _Session:
     timer: Timer
     counters: Counters
     memory: PeakMemory
+    allocator: AllocatorCalls
     repetitions: list[Repetition] = field(default_factory=list)
     energies_j: list[float | None] = field(default_factory=list)
     throttle_reasons: dict[str, None] = field(default_factory=dict)
@@ -101,6 +104,7 @@ def measure(
         timer=make_timer(context.device),
         counters=open_counters(context.device),
         memory=PeakMemory(context.device),
+        allocator=AllocatorCalls(context.device),
     )
     found: dict[str, Any] = {}
     setup_s = 0.0
@@ -131,6 +135,8 @@ def _measurement(session: _Session, setup_s: float, found: dict[str, Any]) -> Me
         repetitions=tuple(session.repetitions),
         peak_mem_allocated_bytes=session.memory.allocated_bytes,
         peak_mem_reserved_bytes=session.memory.reserved_bytes,
+        alloc_retries=session.allocator.retries,
+        device_allocs=session.allocator.device_allocs,
         energy_j=sum(known) if len(known) == len(session.repetitions) else None,
         throttle_reasons=tuple(session.throttle_reasons),
         timed_at_ns=tuple(session.timed_at_ns),
@@ -155,10 +161,14 @@ def _closing(workload: Workload) -> Iterator[Workload]:
 
 @dataclass(slots=True)
 class _Phase:
-    """What was taken so far: this rank's samples, and how long each took on each rank, in ns."""
+    """What was taken so far: this rank's samples, and how long each took on each rank, in ns.
+
+    compiling_steps: until torch.compile was last seen to compile, here.
+    """
 
     blocks: list[Samples] = field(default_factory=list)
     ranks_ns: list[list[int]] = field(default_factory=list)
+    compiling_steps: int = 0
 
     def add(self, block: Samples, device: torch.device) -> None:
         """Take a block on, as all ranks do at this point, outside of what is timed."""
@@ -196,6 +206,7 @@ def _repetition(workload: Workload, session: _Session) -> None:
             warmup=join_blocks([*warmup.blocks, *timing.drifted.blocks]),
             timed=join_blocks(timing.timed.blocks),
             inner_iterations=inner,
+            compiling_steps=warmup.compiling_steps,
             settled=has_settled(timing.course(), settings),
         )
     )
@@ -212,8 +223,10 @@ def _warm_up(workload: Workload, session: _Session) -> _Phase:
         )
 
     while iterations := as_rank_0_says(wanted, context.device):
-        before = session.counters.read()
+        before, compiled = session.counters.read(), count_compiled_frames()
         phase.add(_block(workload.step, iterations, session), context.device)
+        if count_compiled_frames() > compiled:
+            phase.compiling_steps = sum(len(block.step_ns) for block in phase.blocks)
         is_limited = on_any_rank(is_held_back(before, session.counters.read()), context.device)
     return phase
 
@@ -284,7 +297,8 @@ class _Timing:
     def _block(self, iterations: int) -> Samples:
         before = self.session.counters.read()
         begin_ns = time.monotonic_ns()
-        block = _block(self.step, iterations, self.session, lead_in=lead_in(self.course()))
+        with self.session.allocator.counting():
+            block = _block(self.step, iterations, self.session, lead_in=lead_in(self.course()))
         self.timed_at_ns.append((begin_ns, time.monotonic_ns()))
         samples, after = per_step(block, self.inner), self.session.counters.read()
         self.readings += [before, after]

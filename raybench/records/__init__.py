@@ -128,11 +128,13 @@ class Repetition:
     inner_iterations: steps in each timed sample.
     settled: whether the step time was steady when the warm-up ended; None where the job fixes the
     length of the warm-up.
+    compiling_steps: of the warm-up, until torch.compile compiled no more; 0 where it compiled none.
     """
 
     warmup: Samples
     timed: Samples
     inner_iterations: int = 1
+    compiling_steps: int = 0
     settled: bool | None = None
 
 
@@ -211,6 +213,8 @@ class Measurement:
     a step finishes none.
     setup_s: forming the process group and building the workload, outside the samples.
     peak_mem_*_bytes: torch's device allocator over warm-up and samples; None on a CPU.
+    alloc_retries, device_allocs: of that allocator in the timed blocks: how often it ran out and
+    gave back what it had kept, and how often it asked the driver for memory.
     message_bytes, busbw_factor: of a collective, as nccl-tests counts them.
     memory_bytes: what one step reads from and writes to memory.
     flops_per_step: floating-point operations of this rank's step.
@@ -231,6 +235,8 @@ class Measurement:
     setup_s: float
     peak_mem_allocated_bytes: int | None = None
     peak_mem_reserved_bytes: int | None = None
+    alloc_retries: int | None = None
+    device_allocs: int | None = None
     message_bytes: int | None = None
     busbw_factor: float | None = None
     memory_bytes: int | None = None

@@ -111,6 +111,8 @@ def _problems(measurement: Measurement) -> Iterator[str]:
         energy_j=measurement.energy_j,
         peak_mem_allocated_bytes=measurement.peak_mem_allocated_bytes,
         peak_mem_reserved_bytes=measurement.peak_mem_reserved_bytes,
+        alloc_retries=measurement.alloc_retries,
+        device_allocs=measurement.device_allocs,
     )
     yield from _breakdown_problems(measurement.breakdown)
     yield from _profile_problems(measurement.profile)

@@ -201,7 +201,7 @@ def _table(
         columns=(*(_heading(name, layout) for name in names), *(title for title, _ in kept)),
         settings=len(names),
         rows=tuple((*settings, *found) for settings, *found in cells),
-        optional=tuple(metric.title for metric in shows.optional),
+        optional=tuple(formatting.metric_heading(one, layout.unit) for one in shows.optional),
         extras={} if shows is metrics.PARTS else _extras(rows, layout.unit),
         texts=frozenset({*texts, *_TEXTS}),
         own=workload_metrics(rows),

@@ -118,6 +118,38 @@ METRICS: tuple[Metric, ...] = (
         kind="int64",
         over_ranks="max",
     ),
+    Metric(
+        name="first_step_ms",
+        unit="ms",
+        description="first step after the build, slowest rank",
+        heading="first",
+        meaning="the first step after the workload was built, on the slowest rank",
+        format="time",
+        since=7,
+    ),
+    Metric(
+        name="compiled_step_ms",
+        unit="ms",
+        description="first step after torch.compile, slowest rank",
+        heading="compiled",
+        meaning="the first step after the last compiling one, on the slowest rank",
+        format="time",
+        since=7,
+    ),
+    Metric(
+        name="alloc_retries",
+        description="allocator ran out in the timed steps, largest rank",
+        kind="int64",
+        over_ranks="max",
+        since=7,
+    ),
+    Metric(
+        name="device_allocs",
+        description="cudaMalloc calls in the timed steps, largest rank",
+        kind="int64",
+        over_ranks="max",
+        since=7,
+    ),
     *_plain("double", "ms", local_step_ms="step without communication"),
     _part(
         "compute_ms",
@@ -257,8 +289,8 @@ def _show(names: str, *, optional: str) -> Columns:
 # Of points that finish samples, of the others, and of where the step goes. The page has those of
 # the first two in one table.
 SCALING = _show(
-    "throughput speed_up efficiency peak_mem_allocated_bytes",
-    optional="peak_mem_allocated_bytes efficiency throughput",
+    "throughput speed_up efficiency peak_mem_allocated_bytes first_step_ms compiled_step_ms",
+    optional="compiled_step_ms first_step_ms peak_mem_allocated_bytes efficiency throughput",
 )
 RATES = _show(
     "algbw_gb_s busbw_gb_s memory_gb_s achieved_tflops_per_device burst_tflops_per_device mfu_pct "

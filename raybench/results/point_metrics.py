@@ -101,6 +101,26 @@ def _step_times(record: Record, matters: float) -> Numbers:
         "trend": steady.worst_trend(repeats, matters),
         "skew_ms_p50": stats.median_skew(ranks) if len(ranks) > 1 else None,
         "data_ms": data_wait_ms(measurements),
+        **_cold_steps(measurements),
+    }
+
+
+def _cold_steps(measurements: Sequence[Measurement]) -> Numbers:
+    """Find the first step after the first build, and the first one that compiled nothing more.
+
+    Of the rank where it took longest; None where there is none.
+    """
+    repetitions = [measurement.repetitions[0] for measurement in measurements]
+    first_ns = [ns for r in repetitions for ns in r.warmup.step_ns[:1]]
+    compiled_ns = [
+        ns
+        for r in repetitions
+        if r.compiling_steps
+        for ns in r.warmup.step_ns[r.compiling_steps :][:1]
+    ]
+    return {
+        "first_step_ms": max(first_ns) / _NS_PER_MS if first_ns else None,
+        "compiled_step_ms": max(compiled_ns) / _NS_PER_MS if compiled_ns else None,
     }
 
 

@@ -58,11 +58,26 @@ def quality_warnings(row: Row, record: Record, measure: Measure) -> Iterator[str
         yield reason
     else:
         yield from _hold_ups(row)
+    yield from _allocations(row)
     yield from _throttling(row, record)
     if row["mfu_pct"] is not None and row["mfu_pct"] > 100:
         yield (
             f"{row['mfu_pct']:.0f}% of the device's peak is impossible: the operations or the "
             "peak are counted wrong, or the precision is not what was asked for"
+        )
+
+
+def _allocations(row: Row) -> Iterator[str]:
+    """Tell what the allocator did in timed steps that a steady step does without."""
+    if retries := value_or_none(row["alloc_retries"]):
+        yield (
+            f"the timed steps include {retries:.0f} retries of the allocator, which had to give "
+            "back what it kept: memory is short, take a smaller batch"
+        )
+    elif calls := value_or_none(row["device_allocs"]):
+        yield (
+            f"the timed steps include {calls:.0f} calls of cudaMalloc: memory had not settled, "
+            "warm up for longer"
         )
 
 

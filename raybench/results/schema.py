@@ -24,6 +24,7 @@ A new column says in its declaration since which version it is there (`Metric.si
        row for each round; points: workload_metrics, workload_headings (null in the first parts);
        table regions
     6  tables health and links; runs: only_devices
+    7  points: first_step_ms, compiled_step_ms, alloc_retries, device_allocs
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Replicas:
 
     def __init__(self) -> None:
         self._wrapped: WeakKeyDictionary[DistributedDataParallel, _Wrapped] = WeakKeyDictionary()
-        self._compiled_before = _count_compiled_frames()
+        self._compiled_before = count_compiled_frames()
 
     def wrap(self, model: nn.Module, context: Context, options: Mapping[str, Any]) -> nn.Module:
         """As Context.ddp."""
@@ -76,7 +76,7 @@ class Replicas:
         """Why `set_comm_hook` must not be called; None where it may be."""
         if not self._wrapped:
             return f"unknown: {NOT_WRAPPED}"
-        if _count_compiled_frames() > self._compiled_before:
+        if count_compiled_frames() > self._compiled_before:
             return _COMPILED
         if any(len(ddp._comm_hooks) > wrapped.hooks for ddp, wrapped in self._wrapped.items()):
             return _OWN_HOOK
@@ -96,7 +96,7 @@ class Replicas:
     def forget(self) -> None:
         """Forget what was wrapped: what follows is another workload's."""
         self._wrapped.clear()
-        self._compiled_before = _count_compiled_frames()
+        self._compiled_before = count_compiled_frames()
 
 
 def _wrap_anew(ddp: DistributedDataParallel, options: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ def _wrap_anew(ddp: DistributedDataParallel, options: Mapping[str, Any]) -> None
     ddp.training = is_training
 
 
-def _count_compiled_frames() -> int:
+def count_compiled_frames() -> int:
     """How much torch.compile has compiled in this process."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     return 0 if utils is None else sum(utils.counters["frames"].values())

@@ -12,6 +12,7 @@ import torch
 
 from raybench.hardware import counters, nvml
 from raybench.hardware.counters import (
+    AllocatorCalls,
     PeakMemory,
     Reading,
     energy_j,
@@ -243,3 +244,24 @@ def test_a_cpu_has_no_peak() -> None:
     peak.forget()
     peak.read()
     assert (peak.allocated_bytes, peak.reserved_bytes) == (None, None)
+
+
+def test_calls_of_the_allocator_are_those_inside_the_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = {"num_alloc_retries": 3, "num_device_alloc": 40}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: dict(counts))
+    calls = AllocatorCalls(torch.device("cuda", 0))
+    for retries, allocs in ((1, 2), (0, 5)):
+        with calls.counting():
+            counts["num_alloc_retries"] += retries
+            counts["num_device_alloc"] += allocs
+        counts["num_device_alloc"] += 100
+    assert (calls.retries, calls.device_allocs) == (1, 7)
+
+
+def test_a_cpu_has_no_such_calls() -> None:
+    calls = AllocatorCalls(torch.device("cpu"))
+    with calls.counting():
+        pass
+    assert (calls.retries, calls.device_allocs) == (None, None)

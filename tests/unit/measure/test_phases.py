@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -182,6 +182,32 @@ class Sinking(Paced):
     def step(self) -> None:
         self._step_s = 0.01 * (1.05 - 0.05 * min(1.0, self._clock[0] / 2e9))
         super().step()
+
+
+class CompiledLate(Paced):
+    """Steps of which some compile something."""
+
+    def __init__(self, clock: list[int], compiling: Sequence[int]) -> None:
+        super().__init__(clock, 0.01, 0.01)
+        self._compiling, self._done = compiling, 0
+
+    def step(self) -> None:
+        self._done += 1
+        if self._done in self._compiling:
+            # What was compiled by this backend is the same in each process.
+            torch._dynamo.reset()
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+        super().step()
+
+
+@pytest.mark.parametrize(("compiling", "steps"), [((), 0), ((1,), 1)])
+def test_a_warm_up_says_for_how_long_it_compiled(
+    clock: list[int], compiling: tuple[int, ...], steps: int
+):
+    settings = Measure(warmup=4, iterations=2, breakdown=False)
+    workload = CompiledLate(clock, compiling)
+    (repetition,) = phases.measure(lambda: workload, lone_context(), settings).repetitions
+    assert repetition.compiling_steps == steps
 
 
 def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock):

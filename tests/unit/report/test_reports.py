@@ -246,7 +246,8 @@ def test_on_a_cpu_ranks_are_workers_and_there_is_no_column_for_memory() -> None:
     [measurement] = plain.measurements
     without = replace(measurement, peak_mem_allocated_bytes=None)
     [table] = report([replace(plain, measurements=(without,))], device_count=0).tables
-    assert table.columns[2:] == ("workers", "step ms", "samples/s", "speed-up", "efficiency")
+    rates = ("samples/s", "speed-up", "efficiency")
+    assert table.columns[2:] == ("workers", "step ms", *rates, "first ms")
     assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
@@ -389,8 +390,8 @@ def test_every_row_of_a_markdown_table_has_as_many_cells_as_its_head() -> None:
     text = markdown.format_report(report(sweep()))
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + 6
-    assert {line.count("|") for line in lines} == {9}
-    assert lines[1] == "| :--- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    assert {line.count("|") for line in lines} == {10}
+    assert lines[1] == "| :--- |" + " ---: |" * 8
 
 
 def test_the_json_report_is_one_object_with_the_figures_unrounded() -> None:
@@ -712,7 +713,7 @@ def test_a_wide_terminal_shows_the_parts_beside_the_points_and_their_ids() -> No
     # fmt: off
     assert lines[head].split() == [
         "precision", "batch", "GPUs", "step", "ms", "samples/s", "speed-up", "efficiency",
-        "GiB", "compute", "optim", "idle", "comm", "late", "p99", "ms", "point",
+        "GiB", "first", "ms", "compute", "optim", "idle", "comm", "late", "p99", "ms", "point",
     ]
     # fmt: on
     assert lines[head + 1].endswith(records[0].point.point_id)
@@ -855,6 +856,7 @@ def test_a_cuda_graph_is_a_column_where_it_varies_and_told_once_where_it_does_no
 def test_a_run_of_the_first_schema_is_reported_as_it_was() -> None:
     points = points_of(sweep())
     added = ("cuda_graph", "stable", "throttled", "host_bound", "wait_ms", "methods", "trend")
+    added += ("first_step_ms", "compiled_step_ms")
     for column in added:
         points[column] = None
     summary = summarize(make_run("run-a"), pd.DataFrame(), points)

@@ -15,7 +15,7 @@ from builders import (
     make_samples,
 )
 
-from raybench.records import Record, Repetition, Status
+from raybench.records import Measurement, Record, Repetition, Status
 from raybench.results import rows
 from raybench.results.schema import TABLES
 
@@ -101,6 +101,46 @@ def test_memory_and_setup_are_the_maximum_over_ranks() -> None:
     assert row["peak_mem_allocated_bytes"] == 2**30 + 1
     assert row["peak_mem_reserved_bytes"] == 2**31 + 1
     assert row["setup_s"] == 1.5
+
+
+def test_the_first_step_is_that_of_the_slowest_rank_and_of_the_first_build() -> None:
+    row = row_of(make_record(measurements=(cold(0, 90, 20), cold(1, 70, 30))))
+    assert (row["first_step_ms"], row["compiled_step_ms"]) == (90.0, None)
+    assert (row["alloc_retries"], row["device_allocs"]) == (None, None)
+
+
+def test_the_first_step_after_compiling_is_told_where_something_was_compiled() -> None:
+    row = row_of(make_record(measurements=(cold(0, 90, 20, compiling=1), cold(1, 70, 30))))
+    assert row["compiled_step_ms"] == 20.0
+    row = row_of(make_record(measurements=(cold(0, 90, 20, compiling=2),)))
+    assert row["compiled_step_ms"] is None
+
+
+def cold(rank: int, *warmup_ms: int, compiling: int = 0) -> Measurement:
+    """Two builds; the warm-up of the first one took so long."""
+    measurement = make_measurement(rank, [[MS] * 6] * 2)
+    first, second = measurement.repetitions
+    warmup = make_samples([ms * MS for ms in warmup_ms])
+    first = replace(first, warmup=warmup, compiling_steps=compiling)
+    return replace(measurement, repetitions=(first, second))
+
+
+@pytest.mark.parametrize(
+    ("calls", "warning"),
+    [
+        ((0, 0), None),
+        ((2, 9), "2 retries of the allocator"),
+        ((0, 3), "3 calls of cudaMalloc"),
+    ],
+)
+def test_an_allocator_that_had_to_work_in_timed_steps_is_told_of(
+    calls: tuple[int, int], warning: str | None
+) -> None:
+    counts = {"alloc_retries": calls[0], "device_allocs": calls[1]}
+    row = row_of(make_record(measurements=(make_measurement(0, [[MS] * 6], **counts),)))
+    assert (row["alloc_retries"], row["device_allocs"]) == calls
+    assert [text for text in row["warnings"] if warning and warning in text] == row["warnings"]
+    assert bool(row["warnings"]) is bool(warning)
 
 
 def test_on_a_cpu_the_memory_is_null_and_the_backend_gloo() -> None:
