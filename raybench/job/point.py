@@ -81,7 +81,7 @@ EXECUTION = tuple(field.name for field in fields(Execution))
 OPTIONAL = tuple(name for name in EXECUTION if name != "precision")
 # Parameters that came to built-in workloads later, with the value that all points had before:
 # with it they are left out of ids, too.
-_LATER_PARAMETERS = {"mode": "train"}
+_LATER_PARAMETERS = {"mode": "train", "cast_weights": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

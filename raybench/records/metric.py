@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from raybench.errors import UsageError
 
 OverRanks = Literal["max", "min", "mean", "median", "sum"]
+OverStep = Literal["ms_each", "per_second"]
 # How a report writes the value: `share` of 1 and `percent` of 100 as 12.3%, `part` and `time` of a
 # step in the unit of the table.
 Format = Literal["number", "ratio", "share", "percent", "gib", "part", "time"]
@@ -33,6 +34,8 @@ class Metric:
     description: what it is, in at most 60 characters.
     kind: the type of its column.
     over_ranks: how the values of the ranks become the point's. None: by a computation of its own.
+    over_step: of a workload's own metric whose value says how much one step does. ms_each: the
+    metric is the step time in ms over the value. per_second: the value over the mean step in s.
     heading: of its column in reports, the unit included; empty: `name`, with the unit behind it.
     meaning: what the legend of a report says, without a capital and a full stop; {ranks} is what a
     rank runs on, {baseline} the settings of the baseline. Empty: `description`.
@@ -50,6 +53,7 @@ class Metric:
     description: str
     kind: str = "double"
     over_ranks: OverRanks | None = None
+    over_step: OverStep | None = None
     heading: str = ""
     meaning: str = ""
     format: Format = "number"
@@ -58,17 +62,28 @@ class Metric:
     def __post_init__(self) -> None:
         if not str(self.name).isidentifier():
             raise UsageError(f"Metric: name must be an identifier, got {self.name!r}")
-        if self.over_ranks not in (None, *get_args(OverRanks)):
-            names = ", ".join(get_args(OverRanks))
-            raise UsageError(
-                f"Metric {self.name}: over_ranks must be one of {names}, got {self.over_ranks!r}"
-            )
+        for field, allowed in (("over_ranks", OverRanks), ("over_step", OverStep)):
+            if (given := getattr(self, field)) not in (None, *get_args(allowed)):
+                names = ", ".join(get_args(allowed))
+                raise UsageError(
+                    f"Metric {self.name}: {field} must be one of {names}, got {given!r}"
+                )
 
     @property
     def title(self) -> str:
         """The head of its column."""
         words = self.name.removesuffix(f"_{self.unit}").replace("_", " ")
         return self.heading or f"{words} {self.unit}".rstrip()
+
+
+def relate_to_step(
+    how: OverStep | None, value: float | None, *, typical_ms: float, mean_ms: float
+) -> float | None:
+    """Make a metric of what one step does, by its typical or mean time. None is not known."""
+    if how is None or value is None:
+        return value
+    over, under = (typical_ms, value) if how == "ms_each" else (value, mean_ms / 1e3)
+    return over / under if under else None
 
 
 def combine_ranks(how: OverRanks, values: Sequence[float | None]) -> float | None:

@@ -31,6 +31,8 @@ _USUAL = {name: text(default) for name, default in ddp_defaults().items()} | {
     "dtype": "float32",
     "distributed_sampler": "true",
     "rows": "10000",
+    "mode": "train",
+    "cast_weights": "false",
 }
 _MOST_VALUES = 4
 
@@ -45,7 +47,8 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
     yield _span("", [_parameters(row) for row in rows], " parameters")
     yield ", ".join(
         _OPTIMIZERS.get(name, plain_text.plain(name))
-        for name in _values(rows, "optimizer")
+        # Where nothing is trained, no optimizer is at work.
+        for name in _values([row for row in rows if not _only_runs(row)], "optimizer")
         if name is not None
     )
     if any(formatting.has_value(row["throughput"]) for row in rows) or _values(rows, "batch"):
@@ -58,6 +61,10 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
         yield _list("", _values(rows, "precision"))
     yield _counts(rows, ranks)
     yield from _others(rows)
+
+
+def _only_runs(row: Row) -> bool:
+    return bool(row["params"].get("mode") == "inference")
 
 
 def _model(row: Row) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raybench.records import Measurement
-from raybench.records.metric import Metric, combine_ranks
+from raybench.records.metric import Metric, combine_ranks, relate_to_step
 
 Row = Mapping[str, Any]
 
@@ -309,12 +309,23 @@ MAIN_RATES = tuple(
 )
 
 
-def combine_measurements(measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """Make the columns that are one value a rank, those of the workload's own metrics included."""
+def combine_measurements(
+    measurements: Sequence[Measurement], *, typical_ms: float, mean_ms: float
+) -> dict[str, Any]:
+    """Make the columns that are one value a rank, those of the workload's own metrics included.
+
+    typical_ms, mean_ms: of the point's steps.
+    """
     own = {metric: None for one in measurements for metric in one.workload_metrics}
     values = {
-        metric: combine_ranks(
-            metric.over_ranks or "mean", [one.workload_metrics.get(metric) for one in measurements]
+        metric: relate_to_step(
+            metric.over_step,
+            combine_ranks(
+                metric.over_ranks or "mean",
+                [one.workload_metrics.get(metric) for one in measurements],
+            ),
+            typical_ms=typical_ms,
+            mean_ms=mean_ms,
         )
         for metric in own
     }

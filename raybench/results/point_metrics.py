@@ -51,7 +51,9 @@ def compute_metrics(record: Record, matters: float) -> Numbers:
     parts = step_parts(measurements, found["step_ms_p50"])
     own = {m.name: m.meaning or m.description for one in measurements for m in one.workload_metrics}
     return {
-        **combine_measurements(measurements),
+        **combine_measurements(
+            measurements, typical_ms=found["step_ms_p50"], mean_ms=found["step_ms_mean"]
+        ),
         **found,
         **rates(record, found["step_ms_mean"]),
         **parts,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +14,45 @@ from torch.utils.checkpoint import checkpoint
 
 from raybench.workloads.model_sizes import DECODER_PRESETS, DecoderShape
 
-__all__ = ["DECODER_PRESETS", "Decoder", "DecoderShape", "next_token_loss"]
+__all__ = ["DECODER_PRESETS", "Decoder", "DecoderShape", "KeyValueCache", "next_token_loss"]
+
+# As Context.region.
+Region = Callable[[str], AbstractContextManager[None]]
+
+
+class KeyValueCache:
+    """Keys and values of the tokens before, of all layers: of static size, made once.
+
+    keys, values: (layers, batch, heads, room, head width). position: of the next token, the same
+    in all sequences; whoever owns the cache moves it.
+    """
+
+    def __init__(self, shape: DecoderShape, *, batch_size: int, room: int, **like: Any) -> None:
+        size = (shape.layers, batch_size, shape.heads, room, shape.width // shape.heads)
+        self.keys, self.values = torch.empty(size, **like), torch.empty(size, **like)
+        self.position = 0
+
+    def of_sequence(self, index: int) -> KeyValueCache:
+        """Return the part of one sequence; what is written to it is written here."""
+        part = object.__new__(KeyValueCache)
+        part.keys, part.values = self.keys[:, index : index + 1], self.values[:, index : index + 1]
+        part.position = self.position
+        return part
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write what a layer made of the new tokens; return that of all tokens so far."""
+        length = key.shape[2]
+        # Else some of the new tokens would need a mask of their own.
+        assert length == 1 or self.position == 0, "several tokens only begin a sequence"
+        end = self.position + length
+        for memory, new in ((self.keys, key), (self.values, value)):
+            memory[layer, :, :, self.position : end] = new
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes, and what is read of it once it is full."""
+        return self.keys.nbytes + self.values.nbytes
 
 
 class Decoder(nn.Module):
@@ -20,26 +61,46 @@ class Decoder(nn.Module):
     Pre-norm blocks, learned positions, the output layer tied to the token embedding, no dropout.
     """
 
-    def __init__(self, shape: DecoderShape, *, seq_len: int, checkpointing: bool) -> None:
+    def __init__(
+        self,
+        shape: DecoderShape,
+        *,
+        seq_len: int,
+        checkpointing: bool = False,
+        region: Region = lambda name: nullcontext(),
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Parameter(torch.empty(seq_len, shape.width))
-        self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(_Block(shape, layer, region) for layer in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
         self._checkpointing = checkpointing
+        self._region = region
         self._initialise(shape.layers)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits for the token after each position."""
-        x = self.tokens(tokens) + self.positions
+    def forward(self, tokens: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Logits for the token after each position; with a cache only after the last one.
+
+        cache: of the tokens before these; it takes on what the layers make of these.
+        """
+        with self._region("embedding"):
+            x = self.tokens(tokens) + self._positions(tokens.shape[1], cache)
         for block in self.blocks:
             if self._checkpointing:
                 # Nothing random runs in a block, so there is no random state to keep.
                 x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x)
-        logits: Tensor = functional.linear(self.norm(x), self.tokens.weight)
+                x = block(x, cache)
+        if cache is not None:
+            x = x[:, -1:]
+        with self._region("logits"):
+            logits: Tensor = functional.linear(self.norm(x), self.tokens.weight)
         return logits
+
+    def _positions(self, length: int, cache: KeyValueCache | None) -> Tensor:
+        if cache is None:
+            return self.positions
+        return self.positions[cache.position : cache.position + length]
 
     def _initialise(self, layers: int) -> None:
         """GPT-2's initialisation (Radford et al. 2019): normal, narrower where residuals add up."""
@@ -55,9 +116,10 @@ class Decoder(nn.Module):
 class _Block(nn.Module):
     """Causal self-attention and an MLP of four times the width, each with a residual."""
 
-    def __init__(self, shape: DecoderShape) -> None:
+    def __init__(self, shape: DecoderShape, layer: int, region: Region) -> None:
         super().__init__()
         self._heads = shape.heads
+        self._layer, self._region = layer, region
         self.attention_norm = nn.LayerNorm(shape.width)
         self.attention_in = nn.Linear(shape.width, 3 * shape.width)
         self.attention_out = nn.Linear(shape.width, shape.width)
@@ -65,17 +127,23 @@ class _Block(nn.Module):
         self.mlp_in = nn.Linear(shape.width, 4 * shape.width)
         self.mlp_out = nn.Linear(4 * shape.width, shape.width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self._attend(self.attention_norm(x))
-        hidden = functional.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh")
-        out: Tensor = x + self.mlp_out(hidden)
+    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        with self._region("attention"):
+            x = x + self._attend(self.attention_norm(x), cache)
+        with self._region("mlp"):
+            hidden = functional.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh")
+            out: Tensor = x + self.mlp_out(hidden)
         return out
 
-    def _attend(self, x: Tensor) -> Tensor:
+    def _attend(self, x: Tensor, cache: KeyValueCache | None) -> Tensor:
         batch, length, width = x.shape
         joint = self.attention_in(x).view(batch, length, 3, self._heads, width // self._heads)
         query, key, value = joint.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        if cache is not None:
+            key, value = cache.extend(self._layer, key, value)
+        # One token sees all that are there; torch would let it see the first alone.
+        is_causal = cache is None or length > 1
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
         out: Tensor = self.attention_out(mixed.transpose(1, 2).reshape(batch, length, width))
         return out
 

@@ -8,8 +8,9 @@ from pydantic import Field
 
 from raybench.errors import UsageError
 from raybench.workloads.base import Context
+from raybench.workloads.inference import Mode, Model
 from raybench.workloads.model_sizes import LINEAR_FEATURES
-from raybench.workloads.trained import Compile, GradAccumulation, Recipe, Trained, slices
+from raybench.workloads.trained import Compile, GradAccumulation, Recipe, slices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from raybench.workloads.trained import Batch
 
 
-class Linear(Trained):
-    """Trains nn.Linear(1024, 1) on random rows with MSE and Adam: Python and launch cost.
+class Linear(Model):
+    """Trains or runs nn.Linear(1024, 1) on random rows with MSE and Adam: Python and launch cost.
 
     Its batch size in the published test is 64. data: device: every rank has `rows` rows of its
     own on the device, and batches are slices. data: dataloader: `rows` rows in host memory, in
@@ -47,6 +48,7 @@ class Linear(Trained):
         ] = True,
         grad_accumulation: GradAccumulation = 1,
         compile: Compile = False,
+        mode: Mode = "train",
     ) -> None:
         # `raybench plan` reads this signature and must not pay for importing torch.
         from torch import nn
@@ -73,7 +75,7 @@ class Linear(Trained):
             grad_accumulation=grad_accumulation,
             compile=compile,
         )
-        self.train(context, recipe, lambda: nn.Linear(LINEAR_FEATURES, 1), batches)
+        self.build(mode, context, recipe, lambda: nn.Linear(LINEAR_FEATURES, 1), batches)
 
     def close(self) -> None:
         """Free the model and the data, and end the loader's processes."""

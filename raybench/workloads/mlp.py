@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 from pydantic import Field
 
 from raybench.workloads.base import Context
+from raybench.workloads.inference import CastWeights, Mode, Model, compute_dtype
 from raybench.workloads.trained import (
     Compile,
     DdpOptions,
     GradAccumulation,
     Optimizer,
     Recipe,
-    Trained,
     slices,
 )
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class Mlp(Trained):
-    """Trains `layers` linear layers of hidden x hidden with ReLU between, on random rows."""
+class Mlp(Model):
+    """Trains or runs `layers` linear layers of hidden x hidden with ReLU, on random rows."""
 
     def __init__(
         self,
@@ -33,6 +33,8 @@ class Mlp(Trained):
         optimizer: Optimizer = "adam",
         grad_accumulation: GradAccumulation = 1,
         compile: Compile = False,
+        mode: Mode = "train",
+        cast_weights: CastWeights = False,
         **ddp: Unpack[DdpOptions],
     ) -> None:
         # `raybench plan` reads this signature and must not pay for importing torch.
@@ -49,12 +51,16 @@ class Mlp(Trained):
         shape = (context.batch_size * grad_accumulation, hidden)
         generator = context.generator()
         inputs = torch.randn(shape, generator=generator, device=context.device)
+        if cast_weights:
+            inputs = inputs.to(compute_dtype(context))
         targets = torch.randn(shape, generator=generator, device=context.device)
-        self.train(
+        self.build(
+            mode,
             context,
             recipe,
             lambda: linear_stack(hidden, layers),
             slices(inputs, targets, context.batch_size),
+            cast_weights=cast_weights,
         )
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from raybench.errors import UsageError
-from raybench.records.metric import Metric, combine_ranks
+from raybench.records.metric import Metric, combine_ranks, relate_to_step
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,12 @@ def test_a_sum_needs_all_ranks_and_the_others_those_that_know_their_value():
     assert combine_ranks("max", [None]) is None
 
 
+@pytest.mark.parametrize(("how", "value"), [(None, 8.0), ("ms_each", 5.0), ("per_second", 160.0)])
+def test_what_a_step_does_becomes_a_time_of_each_or_a_rate(how, value):
+    assert relate_to_step(how, 8.0, typical_ms=40.0, mean_ms=50.0) == value
+    assert relate_to_step(how, None, typical_ms=40.0, mean_ms=50.0) is None
+
+
 def test_a_metric_without_a_heading_is_headed_by_its_name_with_the_unit_behind_it():
     assert Metric(name="pipeline_idle_ms", unit="ms", description="d").title == "pipeline idle ms"
     assert Metric(name="loss", description="d").title == "loss"
@@ -26,7 +32,13 @@ def test_a_metric_without_a_heading_is_headed_by_its_name_with_the_unit_behind_i
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"name": "no name"}, {"name": "loss", "over_ranks": "largest"}, {"name": 5}]
+    "wrong",
+    [
+        {"name": "no name"},
+        {"name": "loss", "over_ranks": "largest"},
+        {"name": "loss", "over_step": "per_hour"},
+        {"name": 5},
+    ],
 )
 def test_a_metric_that_cannot_be_kept_is_refused_where_it_is_declared(wrong):
     with pytest.raises(UsageError, match="Metric"):

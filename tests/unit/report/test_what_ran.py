@@ -57,6 +57,16 @@ def test_the_large_figures_answer_the_question_of_the_job_and_say_what_they_coun
     assert all(len(one.counts.split()) > 1 for one in found)
 
 
+def test_a_model_that_only_runs_has_no_optimizer() -> None:
+    summary = load_summary(RESULTS, RUNS["transformer_scaling"])
+    rows = rows_of(summary)
+    answering = [{**row, "params": {**row["params"], "mode": "inference"}} for row in rows]
+    words = what_ran(answering, summary.ranks)
+    assert "AdamW" in what_ran(rows, summary.ranks)
+    assert "AdamW" not in words
+    assert "mode=inference" in words
+
+
 def test_the_parameters_that_are_told_are_those_of_the_models_that_are_built() -> None:
     with torch.device("meta"):
         for preset, shape in DECODER_PRESETS.items():

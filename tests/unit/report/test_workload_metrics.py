@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -118,8 +119,8 @@ def test_the_exports_have_it(results: Path) -> None:
     )
 
 
-def of_ranks(*values: float | None) -> Record:
-    bubble = Metric(name="bubble_ms", unit="ms", description="idle", over_ranks="sum")
+def of_ranks(*values: float | None, **declared: Any) -> Record:
+    bubble = Metric(name="bubble_ms", description="idle", over_ranks="sum", **declared)
     return make_record(
         make_point(world_size=len(values)),
         measurements=tuple(
@@ -137,6 +138,14 @@ def test_the_ranks_become_a_point_as_it_declares() -> None:
     assert compute_metrics(of_ranks(1.0, 2.5), 0.01)["workload_metrics"] == {"bubble_ms": 3.5}
     assert compute_metrics(of_ranks(1.0, None), 0.01)["workload_metrics"] is None
     assert compute_metrics(of_ranks(None, None), 0.01)["workload_metrics"] is None
+
+
+def test_what_a_step_does_on_all_ranks_is_related_to_the_step_of_the_point() -> None:
+    # Steps of 8 ms.
+    rate = compute_metrics(of_ranks(100.0, 60.0, over_step="per_second"), 0.01)
+    assert rate["workload_metrics"] == {"bubble_ms": pytest.approx(20_000)}
+    each = compute_metrics(of_ranks(3.0, 1.0, over_step="ms_each"), 0.01)
+    assert each["workload_metrics"] == {"bubble_ms": pytest.approx(2.0)}
 
 
 def test_the_rounds_of_a_point_have_its_mean(tmp_path: Path) -> None:

@@ -1,0 +1,225 @@
+"""Models that only run: the same answers as a whole pass, nothing of training, replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from raybench.job.point import Precision
+from raybench.workloads import bandwidth, transformer
+from raybench.workloads.base import Context
+from raybench.workloads.inference import Model
+from raybench.workloads.layers import Decoder, KeyValueCache
+from raybench.workloads.linear import Linear
+from raybench.workloads.mlp import Mlp
+from raybench.workloads.model_sizes import DECODER_PRESETS, parameter_count
+from raybench.workloads.transformer import Transformer
+
+TINY = DECODER_PRESETS["tiny"]
+SMALL: dict[type[Model], dict[str, Any]] = {
+    Linear: {"rows": 8},
+    Mlp: {"hidden": 16, "layers": 2},
+    Transformer: {"preset": "tiny", "seq_len": 12},
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_memory_of_10_gb_s(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(transformer, "memory_gb_s", lambda context: 10.0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_context(precision: Precision = Precision.FP32, *, rank: int = 0) -> Context:
+    return Context(
+        device=torch.device("cpu"),
+        rank=rank,
+        world_size=1,
+        local_rank=0,
+        batch_size=3,
+        precision=precision,
+    )
+
+
+def make(phase: str | None, precision: Precision = Precision.FP32, **parameters: Any) -> Any:
+    return Transformer(
+        make_context(precision),
+        preset="tiny",
+        seq_len=12,
+        mode="inference",
+        phase=phase,
+        **parameters,
+    )
+
+
+def answer_of(workload: Model) -> Tensor:
+    """Return what the model gives in a step."""
+    seen: list[Tensor] = []
+    handle = workload.model.register_forward_hook(lambda *call: seen.append(call[2].clone()))
+    workload.step()
+    handle.remove()
+    (answer,) = seen
+    return answer
+
+
+def decode(model: Decoder, tokens: Tensor, *, prompt: int, shift: int = 0) -> Tensor:
+    """Logits after the prompt and after each token that follows; shift: of their positions."""
+    batch_size, length = tokens.shape
+    cache = KeyValueCache(TINY, batch_size=batch_size, room=length, dtype=torch.float64)
+    logits = [model(tokens[:, :prompt], cache)]
+    for position in range(prompt, length):
+        cache.position = position + shift
+        logits.append(model(tokens[:, position : position + 1], cache))
+    return torch.cat(logits, dim=1)
+
+
+@pytest.fixture
+def model() -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(TINY, seq_len=10).double().requires_grad_(False)
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    return torch.randint(TINY.vocabulary, (2, 10), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("prompt", [1, 6])
+def test_prompt_and_tokens_one_by_one_give_the_logits_of_the_whole_sequence(
+    model: Decoder, tokens: Tensor, prompt: int
+) -> None:
+    whole = model(tokens)[:, prompt - 1 :]
+    assert (decode(model, tokens, prompt=prompt) - whole).abs().max() < 1e-12 * whole.abs().max()
+
+
+def test_a_token_at_a_wrong_position_of_the_cache_gives_other_logits(
+    model: Decoder, tokens: Tensor
+) -> None:
+    whole = model(tokens)[:, 5:]
+    wrong = decode(model, tokens, prompt=6, shift=-1)
+    assert (wrong - whole).abs().max() > 1e-3 * whole.abs().max()
+
+
+def test_a_step_of_decoding_gives_the_logits_after_the_whole_sequence() -> None:
+    workload = make("decode")
+    tokens = torch.randint(TINY.vocabulary, (3, 13), generator=make_context().generator())
+    whole = workload.model(tokens)[:, -1:]
+    first, *_, last = [answer_of(workload) for _ in range(4)]
+    torch.testing.assert_close(first, whole)
+    # Each step does the same work, at the same position.
+    assert torch.equal(first, last)
+
+
+def test_a_step_of_prefill_gives_the_logits_after_the_prompt() -> None:
+    workload = make("prefill")
+    tokens = torch.randint(TINY.vocabulary, (3, 12), generator=make_context().generator())
+    torch.testing.assert_close(answer_of(workload), workload.model(tokens)[:, -1:])
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_inference_has_no_gradients_and_no_optimizer(kind: Any) -> None:
+    workload = kind(make_context(), mode="inference", **SMALL[kind])
+    answer = answer_of(workload)
+    assert answer.is_inference()
+    assert not workload.model.training
+    assert not any(p.requires_grad for p in workload.model.parameters())
+    assert not hasattr(workload, "optimizer")
+    assert workload.items_per_step == 3
+    assert not torch.is_inference_mode_enabled()
+    workload.close()
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_replicas_have_the_same_weights_and_other_data(kind: Any) -> None:
+    replicas = [kind(make_context(rank=rank), mode="inference", **SMALL[kind]) for rank in (0, 1)]
+    first, second = (list(replica.model.parameters()) for replica in replicas)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert not torch.equal(*map(answer_of, replicas))
+
+
+@pytest.mark.parametrize(
+    ("cast_weights", "stored", "arithmetic"),
+    [(False, torch.float32, torch.bfloat16), (True, torch.bfloat16, torch.bfloat16)],
+)
+@pytest.mark.parametrize("phase", [None, "prefill", "decode"])
+def test_autocast_keeps_weights_in_fp32_and_cast_weights_stores_them_in_half(
+    phase: str | None, cast_weights: bool, stored: torch.dtype, arithmetic: torch.dtype
+) -> None:
+    workload = make(phase, Precision.BF16, cast_weights=cast_weights)
+    assert {p.dtype for p in workload.model.parameters()} == {stored}
+    assert answer_of(workload).dtype == arithmetic
+
+
+@pytest.mark.parametrize(
+    ("precision", "cast_weights", "weight_bytes", "cache_bytes"),
+    [(Precision.FP32, False, 4, 4), (Precision.BF16, False, 4, 2), (Precision.BF16, True, 2, 2)],
+)
+def test_decoding_must_read_the_weights_and_the_cache(
+    precision: Precision, cast_weights: bool, weight_bytes: int, cache_bytes: int
+) -> None:
+    workload = make("decode", precision, cast_weights=cast_weights)
+    width, layers, batch_size, tokens = 64, 2, 3, 13
+    block = 12 * width**2 + 13 * width
+    weights = 512 * width + layers * block + 2 * width
+    cache = 2 * layers * batch_size * tokens * width
+    assert workload.memory_bytes == weights * weight_bytes + cache * cache_bytes
+    # A percent of the time that a second has for these bytes.
+    assert workload.triad_gb_s == 10.0
+    assert workload.bandwidth_share_pct == pytest.approx(workload.memory_bytes / 10e9 * 100)
+
+
+def test_the_bandwidth_of_the_memory_is_measured_on_a_device_with_memory() -> None:
+    found = bandwidth.memory_gb_s(make_context())
+    assert found is not None
+    assert 0.1 < found < 10_000
+    on_meta = replace(make_context(), device=torch.device("meta"))
+    assert bandwidth.memory_gb_s(on_meta) is None
+
+
+def test_each_phase_says_what_its_step_does() -> None:
+    prefill, decoding, whole = make("prefill"), make("decode"), make(None)
+    assert (prefill.prefill_ms, prefill.tokens_per_s) == (1, 3 * 12)
+    assert (decoding.decode_ms_per_token, decoding.tokens_per_s) == (1, 3)
+    assert whole.tokens_per_s == 3 * 12
+    assert not hasattr(prefill, "decode_ms_per_token")
+    assert not hasattr(whole, "prefill_ms")
+
+
+@pytest.mark.parametrize("phase", [None, "prefill", "decode"])
+def test_the_parameters_that_reports_tell_are_those_of_the_model(phase: str | None) -> None:
+    params = {"preset": "tiny", "seq_len": "12", "mode": "inference"}
+    params |= {"phase": phase} if phase else {}
+    built = sum(p.numel() for p in make(phase).model.parameters())
+    assert parameter_count("transformer", params) == built
+
+
+SETTINGS = {"precision": "bf16", "world_size": 1, "batch_size": 1}
+FIXED = {"mode": "inference", "seq_len": 12, "optimizer": "adamw", "grad_accumulation": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({}, None),
+        ({"phase": "decode", "cast_weights": True}, None),
+        ({"mode": "train", "optimizer": "sgd", "bucket_cap_mb": 50}, None),
+        ({"mode": "train", "phase": "prefill"}, "phase: prefill needs mode: inference"),
+        ({"mode": "train", "cast_weights": True}, "cast_weights: true needs mode: inference"),
+        ({"optimizer": "sgd"}, "mode: inference trains nothing, so optimizer must be left out"),
+        ({"bucket_cap_mb": 50}, "so bucket_cap_mb must be left out"),
+        ({"grad_accumulation": 2}, "so grad_accumulation must be left out"),
+        ({"cast_weights": True, "precision": "tf32"}, "needs precision fp16 or bf16, given tf32"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_runs(
+    given: dict[str, Any], reason: str | None
+) -> None:
+    found = Transformer.why_not({**SETTINGS, **FIXED, **given})
+    assert (reason in found) if reason and found else (found or None) is reason
