@@ -106,14 +106,18 @@ def test_a_gpu_that_another_program_keeps_busy_is_named(tmp_path: Path) -> None:
     assert 1 not in found["healthy"]
 
 
-def test_a_worker_with_99_of_132_multiprocessors_is_named(tmp_path: Path) -> None:
-    found = check(tmp_path, ["alone"], [GEMM], FEW_SMS="1")
+@pytest.mark.parametrize(("sms", "least", "most"), [(99, 1.1, 1.5), (66, 1.4, 2), (33, 2, 4)])
+def test_a_worker_that_is_confined_to_some_of_132_multiprocessors_is_named(
+    sms: int, least: float, most: float, tmp_path: Path
+) -> None:
+    found = check(tmp_path, ["alone"], [GEMM], FEW_SMS=str(sms))
     if "H200" not in found["devices"][0]["name"]:
-        pytest.skip("what 99 multiprocessors do is known of an H200")
+        pytest.skip("what so few multiprocessors do is known of an H200")
     named = ill(found)
     assert list(named) == [name_of_last(found)], named
     [finding] = named[name_of_last(found)]
-    assert 1.1 < finding["ratio"] < 1.5
+    assert least < finding["ratio"] < most, finding
+    assert finding["verdict"] == ("bad" if finding["ratio"] > 1.5 else "suspect")
 
 
 def test_without_peer_to_peer_all_are_slow_alike_and_the_variable_is_named(tmp_path: Path) -> None:

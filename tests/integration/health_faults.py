@@ -10,9 +10,7 @@ from raybench.workloads.same_bits import SameBits
 
 FLIPPED_BITS = f"{__name__}:FlippedBits"
 FEW_SMS = f"{__name__}:FewSms"
-# Of the 132 of an H200.
-_SMS = 99
-_streams: dict[int, Any] = {}
+_streams: dict[tuple[int, int], Any] = {}
 _kept: list[Any] = []
 
 
@@ -32,17 +30,19 @@ class FlippedBits(SameBits):
 
 
 class FewSms(Gemm):
-    """The last rank multiplies on three quarters of its device."""
+    """The last rank multiplies on `sms` of the multiprocessors of its device."""
 
-    def __init__(self, context: Context, *, m: int = 8192, n: int = 8192, k: int = 8192) -> None:
+    def __init__(
+        self, context: Context, *, m: int = 8192, n: int = 8192, k: int = 8192, sms: int = 99
+    ) -> None:
         super().__init__(context, m=m, n=n, k=k)
         self._confined = None
         if context.rank == context.world_size - 1:
             # One for the life of the process, as a context takes memory.
-            index = context.device.index
-            if index not in _streams:
-                _streams[index] = _make_confined_stream(index)
-            self._confined = _streams[index]
+            key = (context.device.index, sms)
+            if key not in _streams:
+                _streams[key] = _make_confined_stream(*key)
+            self._confined = _streams[key]
 
     def step(self) -> None:
         import torch
@@ -57,8 +57,10 @@ class FewSms(Gemm):
         current.wait_stream(self._confined)
 
 
-def _make_confined_stream(index: int) -> Any:
-    """A stream of a green context. The primary context stays current: torch keeps returning to it.
+def _make_confined_stream(index: int, sms: int) -> Any:
+    """A stream of a green context of so many multiprocessors, or the next more that it may have.
+
+    The primary context stays current: torch keeps returning to it.
 
     torch's own green contexts must be current while work is issued, and every switch of the device
     ends that.
@@ -74,7 +76,7 @@ def _make_confined_stream(index: int) -> Any:
     device = checked(driver.cuDeviceGet(index))
     whole = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
     resource = checked(driver.cuDeviceGetDevResource(device, whole))
-    [part, *_] = checked(driver.cuDevSmResourceSplitByCount(1, resource, 0, _SMS))
+    [part, *_] = checked(driver.cuDevSmResourceSplitByCount(1, resource, 0, sms))
     description = checked(driver.cuDevResourceGenerateDesc([part], 1))
     usual = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
     green = checked(driver.cuGreenCtxCreate(description, device, usual))

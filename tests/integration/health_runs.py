@@ -1,8 +1,8 @@
 """A health check with a fault in it: `python -m tests.integration.health_runs OUTPUT STAGE...`.
 
 Beside other sweeps; it prints what was found as JSON. Variables: HEALTH_ADDRESS and HEALTH_DEVICE
-as the options of the command, HEALTH_TESTS the names of the tests, with commas, FLIP_BITS and
-FEW_SMS=1 put a faulty workload in the place of a good one.
+as the options of the command, HEALTH_TESTS the names of the tests, with commas, FLIP_BITS=1
+and FEW_SMS, a number of multiprocessors, put a faulty workload in the place of a good one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from tests.integration.health_faults import FEW_SMS, FLIPPED_BITS
 def with_fault(probe: Probe) -> Probe:
     if probe.shape == "bits" and os.environ.get("FLIP_BITS"):
         return replace(probe, point=replace(probe.point, workload=FLIPPED_BITS))
-    if probe.point.workload == "gemm" and os.environ.get("FEW_SMS"):
-        return replace(probe, point=replace(probe.point, workload=FEW_SMS))
+    if probe.point.workload == "gemm" and (sms := os.environ.get("FEW_SMS")):
+        params = {**probe.point.params, "sms": int(sms)}
+        return replace(probe, point=replace(probe.point, workload=FEW_SMS, params=params))
     return probe
 
 
