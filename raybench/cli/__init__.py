@@ -33,6 +33,7 @@ COMMANDS = {
     "show": ("raybench.cli.results", "Show the points of a run, or all about one point."),
     "compare": ("raybench.cli.compare", "Compare two runs, point by point."),
     "history": ("raybench.cli.history", "Show how points changed over many runs."),
+    "predict": ("raybench.cli.predict", "Predict the steps of a run on more devices."),
     "export": ("raybench.cli.export", "Write the points of a run for other programs."),
     "compact": ("raybench.cli.compact", "Put the parts of a run together, one file a table."),
     "doctor": ("raybench.cli.doctor", "Check whether a cluster is fit to be measured."),

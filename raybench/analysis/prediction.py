@@ -1,0 +1,310 @@
+"""What a data-parallel step would take on more devices than it was measured on. Pure.
+
+Each rank does the same step whatever their number, so all that grows is communication: the step at
+the largest measured world, longer by what a longer all_reduce adds to it. How much longer it gets
+is read from measured all_reduces or a given link; without them the exposed communication of the
+run itself is fitted to the bytes that a device sends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from raybench.analysis.rounds import Trials, mean_of_rounds, records
+from raybench.analysis.settings import EXECUTION, batch_column
+from raybench.analysis.start_noise import StartIntervals, StartNoise
+from raybench.errors import ResultsError
+from raybench.results.quality import value_or_none, why_no_breakdown
+from raybench.stats.communication import Exposure, Link, ReduceTimes, fit_growth, wire_factor
+from raybench.workloads.model_sizes import parameter_count
+
+Row = dict[str, Any]
+
+# Of the forward and backward pass: the backward pass computes two products for each of the forward.
+_BACKWARD_SHARE = 2 / 3
+_BYTES_PER_GRADIENT = 4
+_MIB = 2**20
+# Torch's default, for workloads that do not say how large their buckets are.
+_BUCKET_MIB = 25
+_SETTINGS = ("workload", "scaling", *EXECUTION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What all_reduces cost. times: as measured. link: between nodes. Neither: by the run alone.
+
+    devices_per_node: within these `link` is not used.
+    """
+
+    times: ReduceTimes | None = None
+    link: Link | None = None
+    devices_per_node: int = 1
+
+    def leaves_node(self, world_size: int) -> bool:
+        """Whether so many devices talk over the link that was given."""
+        return self.link is not None and world_size > self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A point at a number of devices that was not measured; times in milliseconds.
+
+    measured: the row of the largest measured world of its series, of which `point_id` is.
+    low, high: a 95 % interval. speed_up and efficiency: over the smallest measured world, which is
+    `base_world`.
+    """
+
+    measured: Mapping[str, Any]
+    world_size: int
+    step_ms: float
+    step_ms_low: float
+    step_ms_high: float
+    comm_exposed_ms: float
+    base_world: int
+    base_ms: float
+
+    @property
+    def efficiency(self) -> float:
+        """The share of perfect scaling: the batch of a device is fixed."""
+        return self.base_ms / self.step_ms
+
+    @property
+    def efficiency_low(self) -> float:
+        """Its low end, by the step's interval alone."""
+        return self.base_ms / self.step_ms_high
+
+    @property
+    def efficiency_high(self) -> float:
+        """Its high end."""
+        return self.base_ms / self.step_ms_low
+
+    @property
+    def speed_up(self) -> float:
+        """Throughput over that of the smallest measured world."""
+        return self.efficiency * self.world_size / self.base_world
+
+
+def predict(
+    points: pd.DataFrame,
+    world_sizes: Sequence[int],
+    network: Network,
+    starts: Mapping[str, StartNoise] | None = None,
+) -> list[Prediction]:
+    """Predict every series of the run that has what it takes, in the order of its points.
+
+    points: rows of that table of one run. starts: as of `raybench.analysis.scaling.scaling`.
+    Raises ResultsError where no series can be predicted, with the reason.
+    """
+    trials = Trials(points)
+    series = list(_series(mean_of_rounds(points)))
+    reasons = dict.fromkeys(filter(None, map(_why_not, series)))
+    able = [rows for rows in series if _why_not(rows) is None]
+    if not able:
+        raise ResultsError(next(iter(reasons), "no point is ok"))
+    intervals = StartIntervals(trials, starts or {})
+    intervals.learn_times(row for rows in able for row in rows)
+    models = [_Model.of(rows, network) for rows in able]
+    return [
+        model.predict(world, _noise(model.last, trials, intervals))
+        for model in models
+        for world in world_sizes
+    ]
+
+
+def omissions(points: pd.DataFrame) -> dict[str, str]:
+    """Tell of which series nothing is predicted: point_id of its first point -> why."""
+    found = {rows[0]["point_id"]: _why_not(rows) for rows in _series(mean_of_rounds(points))}
+    return {point_id: why for point_id, why in found.items() if why is not None}
+
+
+def reduce_times(points: Iterable[Row]) -> ReduceTimes | None:
+    """Collect the all_reduces among the rows of a run; None without any of several devices."""
+    return ReduceTimes.of(
+        (int(row["world_size"]), float(row["params"]["size_bytes"]), float(row["step_ms_p50"]))
+        for row in points
+        if row["workload"] == "collective"
+        and row["status"] == "ok"
+        and row["params"].get("operation") == "all_reduce"
+        and row["step_ms_p50"] > 0
+    )
+
+
+def _series(points: pd.DataFrame) -> Iterator[list[Row]]:
+    """Group points that differ in the number of devices alone, the fewest first."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in records(points):
+        column = batch_column(row)
+        settings = tuple(str(row[name]) for name in _SETTINGS)
+        batch = None if column is None else str(row[column])
+        key = (*settings, batch, tuple(sorted(row["params"].items())))
+        found.setdefault(key, []).append(row)
+    for rows in found.values():
+        yield sorted(rows, key=lambda row: row["world_size"])
+
+
+def _why_not(rows: Sequence[Row]) -> str | None:
+    """Why nothing can be said of a series; None where it can."""
+    ok = [row for row in rows if row["status"] == "ok"]
+    if not any(map(_is_data_parallel, rows)):
+        return (
+            f"no step of DistributedDataParallel: {rows[0]['workload']} has no gradients that are "
+            "known to be reduced"
+        )
+    if len({row["world_size"] for row in ok}) < 2:
+        worlds = ", ".join(str(row["world_size"]) for row in ok) or "none"
+        return f"needs ok points of two world sizes, has {worlds}; sweep world_size: [1, 2]"
+    if rows[0]["scaling"] == "strong":
+        return (
+            "scales strongly: with global_batch_size fixed a device has another batch at every "
+            "world size, and none of the run's steps is that one; sweep batch_size instead"
+        )
+    if any(row["crowded"] is True for row in ok):
+        return "its workers shared cores, which more devices would not"
+    return None
+
+
+def _is_data_parallel(row: Row) -> bool:
+    """Whether its gradients are reduced: a built-in model's are, another's where it was timed."""
+    methods = row["methods"] if isinstance(row["methods"], Mapping) else {}
+    is_built_in = parameter_count(str(row["workload"]), row["params"]) is not None
+    return is_built_in or "noop_hook" in methods.get("local_step_ms", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """The step of one series. exposure: at its largest measured world, whose row is `last`.
+
+    growth: (constant, slope) of its exposed communication over `wire_factor`.
+    """
+
+    first: Row
+    last: Row
+    exposure: Exposure
+    growth: tuple[float, float]
+    network: Network
+    gradient_bytes: float | None
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], network: Network) -> _Model:
+        ok = [row for row in rows if row["status"] == "ok"]
+        first, last = ok[0], ok[-1]
+        several = [row for row in ok if row["world_size"] > 1]
+        exposed = [_exposure_ms(row, first) for row in several]
+        model = cls(
+            first=first,
+            last=last,
+            exposure=_exposure(first, last, exposed[-1]),
+            growth=fit_growth([row["world_size"] for row in several], exposed),
+            network=network,
+            gradient_bytes=_gradient_bytes(last),
+        )
+        return replace(model, exposure=model.with_known_communication())
+
+    def with_known_communication(self) -> Exposure:
+        """Where communication was not timed: as long as the measured all_reduces take for it."""
+        times, size_bytes = self.network.times, self.gradient_bytes
+        if self.exposure.comm_ms > 0 or times is None or size_bytes is None:
+            return self.exposure
+        world = int(self.last["world_size"])
+        whole_ms = times.time_ms(world, self.message_bytes) * size_bytes / self.message_bytes
+        return replace(self.exposure, comm_ms=whole_ms)
+
+    @property
+    def message_bytes(self) -> float:
+        mib = float(self.last["params"].get("bucket_cap_mb", _BUCKET_MIB))
+        return min(mib * _MIB, self.gradient_bytes or math.inf)
+
+    def predict(self, world_size: int, noise: float) -> Prediction:
+        """noise: half the interval of a start of the step, relative."""
+        added_ms, least_ms, most_ms = self.increase_ms(world_size)
+        measured_ms = float(self.last["step_ms_p50"])
+        step_ms = measured_ms + added_ms
+        return Prediction(
+            measured=self.last,
+            world_size=world_size,
+            step_ms=step_ms,
+            step_ms_low=step_ms - math.hypot(added_ms - least_ms, noise * step_ms),
+            step_ms_high=step_ms + math.hypot(most_ms - added_ms, noise * step_ms),
+            comm_exposed_ms=max(0.0, self.exposure.exposed_ms) + added_ms,
+            base_world=int(self.first["world_size"]),
+            base_ms=float(self.first["step_ms_p50"]),
+        )
+
+    def increase_ms(self, world_size: int) -> tuple[float, float, float]:
+        """By how much the step is longer than at the largest measured world; at least, at most."""
+        comm_ms = self.comm_ms(world_size)
+        if comm_ms is not None and self.exposure.comm_ms > 0:
+            return (self.exposure.growth_ms(comm_ms), *self.exposure.bounds_ms(comm_ms))
+        constant, slope = self.growth
+        last = wire_factor(int(self.last["world_size"]))
+        added_ms = slope * (wire_factor(world_size) - last)
+        whole_ms = (self.exposure.comm_ms or constant + slope * last) / last
+        most_ms = whole_ms * (wire_factor(world_size) - last) * max(1.0, self.exposure.share)
+        return added_ms, 0.0, max(added_ms, most_ms)
+
+    def comm_ms(self, world_size: int) -> float | None:
+        """How long its gradients travel; None where neither all_reduces nor a link are known."""
+        link = self.network.link
+        if link is None or not self.network.leaves_node(world_size):
+            return self.comm_by_times_ms(world_size)
+        if self.gradient_bytes is None:
+            raise ResultsError(
+                f"--network GB/s@µs: needs the bytes of the gradients, which are not known of "
+                f"{self.last['workload']}; name a run of collectives over these nodes"
+            )
+        if not self.exposure.comm_ms:
+            raise ResultsError(
+                "--network GB/s@µs: needs how much of its communication the step hides, and "
+                "the run has no comm_ms; sweep it anew, or name a run of collectives there"
+            )
+        nodes = -(-world_size // self.network.devices_per_node)
+        messages = self.gradient_bytes / self.message_bytes
+        between_ms = link.time_ms(world_size, nodes, self.gradient_bytes, messages)
+        return max(between_ms, self.exposure.comm_ms)
+
+    def comm_by_times_ms(self, world_size: int) -> float | None:
+        """Scale it as measured all_reduces; None where none is of more devices than the step."""
+        times, world = self.network.times, int(self.last["world_size"])
+        if times is None or times.largest_world <= world:
+            return None
+        measured_ms = times.time_ms(world, self.message_bytes)
+        return self.exposure.comm_ms * times.time_ms(world_size, self.message_bytes) / measured_ms
+
+
+def _exposure_ms(row: Row, first: Row) -> float:
+    """Find what communication adds to the step; without a breakdown all beyond one device."""
+    known = None if why_no_breakdown(row) else value_or_none(row["comm_exposed_ms"])
+    return float(row["step_ms_p50"] - first["step_ms_p50"]) if known is None else float(known)
+
+
+def _exposure(first: Row, last: Row, exposed_ms: float) -> Exposure:
+    has_parts = why_no_breakdown(last) is None
+    comm_ms = value_or_none(last["comm_ms"]) if has_parts else None
+    passes_ms = value_or_none(first["compute_ms"]) or float(first["step_ms_p50"])
+    accumulation = max(1, int(last["params"].get("grad_accumulation", 1)))
+    return Exposure(
+        comm_ms=float(comm_ms or 0.0),
+        exposed_ms=exposed_ms,
+        # The gradients of the last backward pass alone are reduced.
+        hideable_ms=_BACKWARD_SHARE * passes_ms / accumulation,
+        local_ms=float(last["step_ms_p50"]) - max(0.0, exposed_ms),
+    )
+
+
+def _gradient_bytes(row: Row) -> float | None:
+    """Count the bytes that a step reduces: a float a parameter, also under autocast."""
+    count = parameter_count(str(row["workload"]), row["params"])
+    return None if count is None else float(_BYTES_PER_GRADIENT * count)
+
+
+def _noise(row: Row, trials: Trials, intervals: StartIntervals) -> float:
+    """Half the 95 % interval of another start's step, relative, as seen from this point's."""
+    noise, rounds = intervals.time_noise(row), max(1, len(trials.rounds(row)))
+    found = intervals.step_time(row)
+    own = 0.0 if found is None else math.log(found[1] / row["step_ms_p50"])
+    return math.hypot(own, noise.reach(0.0)) if rounds else own

@@ -1,0 +1,136 @@
+"""What is said of steps on more devices than were measured, whatever the format. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raybench.analysis.prediction import Network, Prediction
+from raybench.analysis.settings import setting, varying
+from raybench.report import formatting
+from raybench.report.document import Block, Line, Listing, Table
+from raybench.report.plain_text import counted, plain, span
+from raybench.results.run import Run
+
+Row = Mapping[str, Any]
+
+_MEASURED = "step ms", "from", "to", "comm ms", "efficiency"
+_COLUMNS = (
+    "step: what it would take, within from and to 19 times of 20. comm: what communication "
+    "adds to it. efficiency: speed-up over {base}, by the ratio of their numbers."
+)
+_INTERVAL = (
+    "From and to hold what starts of the same step differ by, and reach from all of the additional "
+    "communication hidden behind computation to none of it. They do not hold slower devices or "
+    "links among the others, other traffic, or data that is loaded more slowly for more devices."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """The predictions of a run. source: where the cost of communication was got.
+
+    left_out: why, of each series of which nothing is predicted.
+    """
+
+    run: Run
+    predictions: Sequence[Prediction]
+    network: Network
+    source: str
+    left_out: Sequence[str] = ()
+
+    @property
+    def ranks(self) -> str:
+        """What its devices are called."""
+        is_gpu = self.predictions[0].measured["device_type"] == "cuda"
+        return "GPU" if is_gpu else "worker"
+
+    @property
+    def title(self) -> str:
+        """Name the run that everything is from."""
+        measured = self.predictions[0].measured
+        return f"{formatting.title(self.run)}, {plain(measured['device_name'])}"
+
+    @property
+    def headline(self) -> str:
+        """Give the answer in a sentence: the most devices that were asked for."""
+        most = max(one.world_size for one in self.predictions)
+        largest = [one for one in self.predictions if one.world_size == most]
+        lows, highs = (
+            [getattr(one, name) for one in largest]
+            for name in ("efficiency_low", "efficiency_high")
+        )
+        efficiency = span(formatting.percent(min(lows)), formatting.percent(max(highs)))
+        return (
+            f"{counted(len(largest), 'point')} would scale to {counted(most, self.ranks)} with an "
+            f"efficiency of {efficiency} over {counted(largest[0].base_world, self.ranks)}."
+        )
+
+    @property
+    def table(self) -> Table:
+        """Make the table: a line for each point and number of devices."""
+        rows = [{**one.measured, "world_size": one.world_size} for one in self.predictions]
+        names = varying(rows, always=("world_size",), params_first=True)
+        headings = tuple(formatting.heading(name) for name in names)
+        return Table(
+            columns=(*headings, *_MEASURED),
+            settings=len(names),
+            rows=tuple(
+                (*(formatting.setting(name, setting(row, name)) for name in names), *_cells(one))
+                for row, one in zip(rows, self.predictions, strict=True)
+            ),
+            texts=frozenset(headings),
+        )
+
+    @property
+    def assumptions(self) -> str:
+        """Say in one paragraph what the figures stand on."""
+        worlds = {int(one.measured["world_size"]) for one in self.predictions}
+        measured = span(*(counted(world, self.ranks) for world in sorted(worlds)))
+        return (
+            f"Assumed: every {self.ranks} does the step that it did on {measured}, with the same "
+            f"batch. {self.source} {self._links()} Communication hides behind the backward pass of "
+            "the last batch, two thirds of forward and backward, in the share in which it did; "
+            "what is longer than that is exposed."
+        )
+
+    def _links(self) -> str:
+        if self.network.link is None:
+            return "The links between nodes are as fast as those inside the node that was measured."
+        within = counted(self.network.devices_per_node, self.ranks)
+        return f"Beyond {within}, which a node has here, that network carries all of it."
+
+    @property
+    def blocks(self) -> Iterator[Block]:
+        """List what is said, in order."""
+        yield Line(text=self.headline, tone="strong")
+        yield self.table
+        base = counted(self.predictions[0].base_world, self.ranks)
+        for text in (_COLUMNS.format(base=base), self.assumptions, _INTERVAL, *self._doubts()):
+            yield Line(text=text, tone="aside", is_apart=True)
+        if self.left_out:
+            reasons = Counter(self.left_out).items()
+            lines = [(counted(count, "series"), why) for why, count in reasons]
+            yield Listing(title="Not predicted", lines=lines, is_quoted=True)
+
+    def _doubts(self) -> Iterator[str]:
+        bound = {
+            one.measured["point_id"]
+            for one in self.predictions
+            if formatting.is_set(one.measured["host_bound"])
+        }
+        if bound:
+            yield (
+                f"At {counted(len(bound), 'point')} the device waits for the host: what was taken "
+                "for communication there may be Python, which more devices do not slow."
+            )
+
+
+def _cells(one: Prediction) -> tuple[str, ...]:
+    times = (one.step_ms, one.step_ms_low, one.step_ms_high, one.comm_exposed_ms)
+    return (
+        *(formatting.number(time_ms) for time_ms in times),
+        formatting.percent(one.efficiency),
+    )

@@ -1,0 +1,128 @@
+"""Steps on more devices than were measured, from the rows of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from raybench.analysis.prediction import Network, omissions, predict, reduce_times
+from raybench.errors import ResultsError
+from raybench.stats.communication import Link, ReduceTimes
+
+PARAMS = {"hidden": "4096", "layers": "8", "bucket_cap_mb": "64", "grad_accumulation": "1"}
+# 2 ms of communication on two devices, twice that on eight.
+TIMES = ReduceTimes(by_world={2: [(1.0, 0.01), (2.0**26, 0.2)], 8: [(1.0, 0.01), (2.0**26, 0.4)]})
+
+
+def row(world_size: int, step_ms: float, **changes: Any) -> dict[str, Any]:
+    return {
+        **{"run_id": "run", "point_id": f"p{world_size}", "attempt": 1, "status": "ok"},
+        **{"round": None, "control_of": None, "workload": "mlp", "params": PARAMS},
+        **{"scaling": "weak", "precision": "bf16", "cuda_graph": False, "world_size": world_size},
+        **{"batch_size": 64, "global_batch_size": 64 * world_size, "throughput": 1e3 / step_ms},
+        **{"device_type": "cuda", "device_name": "H200", "host_bound": False, "crowded": None},
+        **{"step_ms_p50": step_ms, "step_ms_ci_low": 0.99 * step_ms},
+        **{"step_ms_ci_high": 1.01 * step_ms, "local_step_ms": 8.0, "compute_ms": 6.0},
+        **{
+            "optimizer_ms": 2.0,
+            "host_gap_ms": 0.0,
+            "data_ms": None,
+            "wait_ms": None,
+            "methods": None,
+        },
+        "comm_ms": 2.0 if world_size > 1 else None,
+        "comm_exposed_ms": step_ms - 8.0 if world_size > 1 else None,
+        **changes,
+    }
+
+
+def table(*rows: dict[str, Any]) -> pd.DataFrame:
+    return pd.DataFrame(rows)
+
+
+def test_communication_that_fits_beside_the_backward_pass_keeps_its_exposed_share() -> None:
+    (one,) = predict(table(row(1, 8.0), row(2, 9.0)), [8], Network(times=TIMES))
+    # From 2 to 4 ms of communication, half of which is exposed, beside 4 ms of backward pass.
+    assert one.step_ms == pytest.approx(10.0)
+    assert one.comm_exposed_ms == pytest.approx(2.0)
+    assert (one.efficiency, one.speed_up) == pytest.approx((0.8, 6.4))
+
+
+def test_the_interval_reaches_from_all_hidden_to_nothing_hidden_and_holds_noise_of_starts() -> None:
+    (one,) = predict(table(row(1, 8.0), row(2, 9.0)), [8], Network(times=TIMES))
+    assert one.step_ms_low < 9.0
+    assert one.step_ms_high > 11.0
+    assert one.step_ms_low > 8.5
+    assert one.step_ms_high < 11.5
+
+
+def test_without_measured_all_reduces_exposed_communication_grows_as_the_bytes_on_the_wire() -> (
+    None
+):
+    (one,) = predict(table(row(1, 8.0), row(2, 9.0)), [4], Network())
+    assert one.step_ms == pytest.approx(8.0 + 1.5)
+
+
+def test_all_reduces_of_no_more_devices_than_the_step_tell_nothing_of_growth() -> None:
+    of_two = ReduceTimes(by_world={2: TIMES.by_world[2]})
+    rows = table(row(1, 8.0), row(2, 9.0))
+    assert predict(rows, [4], Network(times=of_two)) == predict(rows, [4], Network())
+
+
+def test_a_slow_link_between_nodes_is_exposed_but_for_what_the_computation_hides() -> None:
+    network = Network(link=Link(bus_gb_s=10.0, latency_us=0.0), devices_per_node=2)
+    (one,) = predict(table(row(1, 8.0), row(2, 9.0)), [4], network)
+    travels_ms = 1.5 * 4 * 8 * (4096 * 4096 + 4096) / 10e9 * 1e3
+    assert one.step_ms == pytest.approx(9.0 + 0.5 * 2.0 + travels_ms - 4.0)
+
+
+def test_a_link_is_not_used_inside_a_node() -> None:
+    rows = table(row(1, 8.0), row(2, 9.0))
+    network = Network(link=Link(bus_gb_s=0.1, latency_us=0.0), devices_per_node=4)
+    assert predict(rows, [4], network) == predict(rows, [4], Network())
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([row(1, 8.0)], "two world sizes, has 1;"),
+        ([row(1, 8.0), row(2, 9.0, status="oom")], "two world sizes, has 1;"),
+        ([row(n, 8.0, workload="gemm", params={}) for n in (1, 2)], "no step of Distributed"),
+        ([row(n, 8.0, scaling="strong", global_batch_size=64) for n in (1, 2)], "scales strongly"),
+        ([row(n, 8.0, crowded=True) for n in (1, 2)], "shared cores"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused_with_the_reason(
+    rows: list[dict[str, Any]], why: str
+) -> None:
+    with pytest.raises(ResultsError, match=why):
+        predict(table(*rows), [8], Network())
+
+
+def test_a_class_of_ones_own_is_predicted_where_its_communication_was_timed() -> None:
+    own = {"workload": "my:Net", "params": {}, "methods": {"local_step_ms": "with noop_hook"}}
+    (one,) = predict(table(row(1, 8.0, **own), row(2, 9.0, **own)), [4], Network())
+    assert one.step_ms == pytest.approx(9.5)
+    network = Network(link=Link(bus_gb_s=10.0, latency_us=0.0), devices_per_node=2)
+    with pytest.raises(ResultsError, match="bytes of the gradients"):
+        predict(table(row(1, 8.0, **own), row(2, 9.0, **own)), [4], network)
+
+
+def test_series_that_lack_a_world_are_told_beside_those_that_are_predicted() -> None:
+    rows = table(row(1, 8.0), row(2, 9.0), row(1, 9.0, batch_size=8, point_id="alone"))
+    assert len(predict(rows, [4, 8], Network())) == 2
+    assert list(omissions(rows)) == ["alone"]
+
+
+def test_all_reduces_are_read_from_the_rows_of_a_run_of_collectives() -> None:
+    of_two = {"workload": "collective", "status": "ok", "world_size": 2, "step_ms_p50": 0.5}
+    rows: list[dict[str, Any]] = [
+        {**of_two, "params": {"operation": "all_reduce", "size_bytes": "1000"}},
+        {**of_two, "params": {"operation": "broadcast", "size_bytes": "5000"}},
+    ]
+    times = reduce_times(rows)
+    assert times is not None
+    assert times.by_world == {2: [(1000.0, 0.5)]}
+    assert reduce_times(rows[1:]) is None
