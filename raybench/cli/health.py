@@ -13,6 +13,7 @@ from raybench.cli.health_results import print_health
 from raybench.cli.options import (
     address_option,
     device_option,
+    devices_option,
     output_option,
     shared_option,
     wait_option,
@@ -44,6 +45,7 @@ class _Duration(click.ParamType[float]):
 @click.command("health")
 @address_option()
 @device_option("The devices to check. auto: GPUs where the cluster has any, else CPU workers.")
+@devices_option()
 @click.option(
     "--only",
     "stages",
@@ -76,6 +78,7 @@ def health_command(
     ctx: click.Context,
     address: str,
     device: Literal["auto", "cuda", "cpu"],
+    devices_file: Path | None,
     stages: tuple[Stage, ...],
     serial: bool,
     burn_in_s: float,
@@ -98,7 +101,11 @@ def health_command(
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.doctor.health.check import examine
     from raybench.doctor.health.suite import STAGES, title
-    from raybench.records.device_list import check_list_writable, write_device_list
+    from raybench.records.device_list import (
+        check_list_writable,
+        read_device_list,
+        write_device_list,
+    )
     from raybench.results.run import RunStatus
     from raybench.results.writer import check_writable
     from raybench.sweep.run_state import RunTarget
@@ -116,6 +123,7 @@ def health_command(
         profiled=frozenset(),
         wait_s=wait_s,
         shared=shared,
+        only=read_device_list(devices_file) if devices_file else None,
     )
     listener = ConsoleListener(make_console(), title)
     argv = ("raybench", *sys.argv[1:])

@@ -87,6 +87,18 @@ shared_option = click.option(
 )
 
 
+def devices_option(more: str = "") -> Option:
+    """Make the option that names the devices."""
+    return click.option(
+        "--devices",
+        "devices_file",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="Use only the devices that FILE names, one a line: the UUID of a GPU, or HOST:NUMBER "
+        f"of a CPU worker.{more}",
+    )
+
+
 class DeviceCount(click.ParamType[int]):
     """A number of devices, or a file that names them. most: how many there may be."""
 

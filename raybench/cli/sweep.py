@@ -16,6 +16,7 @@ from raybench.cli.completion import complete_run
 from raybench.cli.options import (
     address_option,
     device_option,
+    devices_option,
     output_option,
     overrides_option,
     shared_option,
@@ -91,14 +92,7 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
 @device_option("The devices to measure. auto: GPUs where the cluster has any, else CPU workers.")
 @wait_option
 @shared_option
-@click.option(
-    "--devices",
-    "devices_file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Use only the devices that FILE names, one a line: the UUID of a GPU, or HOST:NUMBER of a "
-    "CPU worker. A resumed run keeps to those that it had.",
-)
+@devices_option(" A resumed run keeps to those that it had.")
 @output_option
 @overrides_option
 @click.option(

@@ -14,6 +14,8 @@ Stage = Literal[
 
 # How the problem of a subject begins that was not read because of another one.
 NOT_READ = "not read: "
+# How the problem of a test begins that ran and came to a wrong result.
+WRONG_RESULT = "wrong result: "
 # The tests of the stage "straggler", in ms a step of each device: what it computes, how long it
 # waits for others, how long it communicates.
 COMPUTE_TEST, WAIT_TEST, COMM_TEST = "step compute", "step wait", "step communication"

@@ -175,6 +175,8 @@ class HealthReport:
         if not parts:
             if not self.findings and self.run.status is not RunStatus.OK:
                 return "The check did not come to its end: nothing can be said."
+            if self.exit_code and any(one.value is not None for one in self.findings):
+                return "It ran, but nothing is known to hold it against."
             if self.exit_code:
                 return "Nothing could be tested."
             return formatting.sentence(self._healthy())

@@ -69,7 +69,10 @@ def run_sweep(
 
     source: makes the points, of which `start` has none then, and takes all devices there are.
     """
-    wanted = source.devices_wanted if source else _devices_wanted(job, start, where)
+    if source is None or where.only is not None:
+        wanted = _devices_wanted(job, start, where)
+    else:
+        wanted = source.devices_wanted
     with ExitStack() as at_the_end:
         interrupts = at_the_end.enter_context(Interrupts(listener))
         terms = Terms(

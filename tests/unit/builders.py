@@ -13,6 +13,7 @@ from raybench.job.point import Point, Precision
 from raybench.records import Device, Measurement, Record, Repetition, Samples, Status
 from raybench.records.health import Finding, HealthTest, Link, Reading, Subject, Verdict
 from raybench.results.run import Run, RunStatus
+from raybench.workloads.base import Context, Workload, WrongResultError
 
 START = datetime(2026, 8, 21, 10, 11, 12, tzinfo=UTC)
 
@@ -58,6 +59,31 @@ def make_device(rank: int = 0, **changes: Any) -> Device:
         **changes,
     }
     return Device(**settings)
+
+
+def make_context(rank: int = 0, world_size: int = 1, **changes: Any) -> Context:
+    import torch
+
+    settings: dict[str, Any] = {
+        "device": torch.device("cpu"),
+        "rank": rank,
+        "world_size": world_size,
+        "local_rank": rank,
+        "batch_size": 1,
+        "precision": Precision.FP32,
+        "seed": 7,
+        **changes,
+    }
+    return Context(**settings)
+
+
+def outcome_of_check(workload: Workload) -> str:
+    """What is wrong with its result, or "right"."""
+    try:
+        workload.check()
+    except WrongResultError as error:
+        return str(error)
+    return "right"
 
 
 def make_samples(step_ns: Sequence[int], **parts: Sequence[int]) -> Samples:

@@ -43,6 +43,9 @@ def advise(finding: Finding, known: Mapping[str, Device]) -> _Advice:
     if kind in ("pair", "node"):
         return Action.WATCH, _look_at_path(devices)
     if finding.ratio is None and finding.value is not None:
+        if finding.verdict is Verdict.SUSPECT:
+            # Some passes failed.
+            return Action.WATCH, _status(devices)
         # Wrong results.
         return Action.REPLACE, _drain(devices)
     return _about_slow(finding, devices[0]) if devices else (Action.WATCH, ())

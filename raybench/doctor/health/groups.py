@@ -10,7 +10,15 @@ import numpy as np
 
 from raybench.doctor.health.subjects import device_subjects
 from raybench.records import Device
-from raybench.records.health import COMM_TEST, WAIT_TEST, HealthTest, Reading, Subject
+from raybench.records.health import (
+    COMM_TEST,
+    NOT_READ,
+    WAIT_TEST,
+    WRONG_RESULT,
+    HealthTest,
+    Reading,
+    Subject,
+)
 from raybench.stats.fleet import Floats
 
 DEVICE = "device"
@@ -22,6 +30,8 @@ class Group:
 
     where: how they work together, as in hardware/expected.yaml. topology: of one of their devices.
     values: [passes, subjects], NaN where there is none. problems: of each subject, in any pass.
+    failures: of each subject, why a pass came to no result by its own fault, for each such pass.
+    pass_count: with the passes in which nothing was read.
     """
 
     test: HealthTest
@@ -30,6 +40,8 @@ class Group:
     subjects: Sequence[Subject]
     values: Floats
     problems: Mapping[int, Sequence[str]]
+    failures: Mapping[int, Sequence[str]]
+    pass_count: int
 
     @property
     def model(self) -> str:
@@ -71,12 +83,15 @@ def _group(readings: Sequence[Reading], place: str, known: Mapping[str, Device])
     lines = {number: line for line, number in enumerate(numbers)}
     values = np.full((len(numbers), len(subjects)), np.nan)
     problems: dict[int, list[str]] = {}
+    failures: dict[int, list[str]] = {}
     for reading in readings:
         column = columns[reading.subject.uuids]
         if reading.value is not None:
             values[lines[reading.pass_number], column] = reading.value
         if reading.problem and reading.problem not in problems.setdefault(column, []):
             problems[column].append(reading.problem)
+        if reading.problem and _has_failed(reading):
+            failures.setdefault(column, []).append(reading.problem)
     first = known.get(subjects[0].uuids[0]) if subjects[0].uuids else None
     return Group(
         test=readings[0].test,
@@ -85,7 +100,15 @@ def _group(readings: Sequence[Reading], place: str, known: Mapping[str, Device])
         subjects=subjects,
         values=_whole_passes(values),
         problems=problems,
+        failures=failures,
+        pass_count=len(numbers),
     )
+
+
+def _has_failed(reading: Reading) -> bool:
+    """Whether a pass came to no result, right or wrong, and not because of another subject."""
+    is_other = (reading.problem or "").startswith((NOT_READ, WRONG_RESULT))
+    return reading.value is None and not is_other
 
 
 def _whole_passes(values: Floats) -> Floats:

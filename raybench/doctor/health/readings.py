@@ -14,6 +14,7 @@ from raybench.records.health import (
     COMM_TEST,
     NOT_READ,
     WAIT_TEST,
+    WRONG_RESULT,
     HealthTest,
     Link,
     Reading,
@@ -24,7 +25,7 @@ from raybench.workloads.pairings import Pair, pairs_of_turn, parse_groups, parse
 
 _NS_PER_US = 1e3
 _NS_PER_MS = 1e6
-_WRONG_RESULT = "WrongResultError"
+_WRONG_ERROR = "WrongResultError"
 # How the bytes of a pair go, and of a device and its host.
 _SENT_BY = {"cuda": "nccl", "cpu": "gloo"}
 _HOST = "host"
@@ -282,8 +283,8 @@ def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> str:
     if not record.devices:
         return f"{NOT_READ}{reason}"
     if record.error_rank is None or record.error_rank in ranks:
-        is_wrong = record.error_type == _WRONG_RESULT
-        return f"{'wrong result' if is_wrong else record.status.label}: {reason}"
+        is_wrong = record.error_type == _WRONG_ERROR
+        return f"{WRONG_RESULT if is_wrong else f'{record.status.label}: '}{reason}"
     return f"{NOT_READ}{fleet.subjects[record.error_rank].name} {record.status.clause}"
 
 

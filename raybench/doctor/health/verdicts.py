@@ -216,6 +216,11 @@ def _problem(group: Group, column: int, value: float | None) -> dict[str, Any]:
     problems = group.problems.get(column, ())
     own = [text for text in problems if not text.startswith(NOT_READ)]
     reason = "; ".join(own or problems) or "it was not read"
+    failures = group.failures.get(column, ())
+    if own and value is not None and set(own) <= set(failures):
+        # It ran in the others: that happens to good devices too.
+        count = f"{len(failures)} of {group.pass_count} passes"
+        return {"verdict": Verdict.SUSPECT, "reason": f"{reason} (in {count})"}
     if own and (value is not None or len(_with_own_problems(group)) < len(group.subjects)):
         return {"verdict": Verdict.BAD, "reason": reason}
     if value is not None and not own:

@@ -124,6 +124,11 @@ ONE_BAD = [*healthy(3), bad(3)]
         ),
         ([], "Nothing could be tested.", 3),
         ([make_finding(verdict=Verdict.UNKNOWN, value=None)], "Nothing could be tested.", 3),
+        (
+            [make_finding(verdict=Verdict.UNKNOWN, value=1.0)],
+            "It ran, but nothing is known to hold it against.",
+            3,
+        ),
     ],
 )
 def test_the_first_line_is_the_verdict(

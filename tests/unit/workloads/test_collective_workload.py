@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from builders import make_context, outcome_of_check
 from forked import run_ranks
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads.base import Context, WrongResultError
 from raybench.workloads.collective import Collective
 from raybench.workloads.collective_operations import busbw_factor, output_expected
 from raybench.workloads.payload import Payload
@@ -38,40 +38,18 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def context(rank: int, world_size: int, **changes: Any) -> Context:
-    settings: dict[str, Any] = {
-        "device": torch.device("cpu"),
-        "rank": rank,
-        "world_size": world_size,
-        "local_rank": rank,
-        "batch_size": 1,
-        "precision": Precision.FP32,
-        "seed": 7,
-        **changes,
-    }
-    return Context(**settings)
-
-
-def outcome(workload: Collective) -> str:
-    try:
-        workload.check()
-    except WrongResultError as error:
-        return str(error)
-    return "right"
-
-
 def observe(case: str, rank: int, world_size: int) -> dict[str, Any]:
     parameters = {"size_bytes": 48 * 16, **CASES[case]}
-    workload = Collective(context(rank, world_size), **parameters)
-    untouched = "" if workload._grows else outcome(workload)
+    workload = Collective(make_context(rank, world_size), **parameters)
+    untouched = "" if workload._grows else outcome_of_check(workload)
     checks = []
     for steps in (1, 3, 9):
         for _ in range(steps):
             workload.step()
-        checks.append(outcome(workload))
+        checks.append(outcome_of_check(workload))
     dist.barrier()
     workload._issue = lambda: None
-    idle = outcome(workload)
+    idle = outcome_of_check(workload)
     workload._fill()
     return {
         "untouched": untouched,
@@ -88,7 +66,7 @@ def spoiled(rank: int, world_size: int) -> list[str]:
     told = []
     for operation in OPERATIONS:
         workload = Collective(
-            context(rank, world_size), operation=operation, size_bytes=48 * 16, dtype="int32"
+            make_context(rank, world_size), operation=operation, size_bytes=48 * 16, dtype="int32"
         )
         issue = workload._issue
 
@@ -99,7 +77,7 @@ def spoiled(rank: int, world_size: int) -> list[str]:
 
         workload._issue = damage
         workload.step()
-        told.append(outcome(workload))
+        told.append(outcome_of_check(workload))
     return told
 
 
@@ -212,7 +190,7 @@ def test_what_cannot_be_done_is_one_line(
     parameters: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        Collective(context(0, **{"world_size": 2, **changes}), **parameters)
+        Collective(make_context(0, **{"world_size": 2, **changes}), **parameters)
     assert str(caught.value).startswith("workload collective: ")
     assert message in str(caught.value)
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from builders import make_context, outcome_of_check
 from forked import run_ranks
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads.base import Context, WrongResultError
 from raybench.workloads.grouped_collective import GroupedCollective
 from raybench.workloads.host_copy import HostCopy
 from raybench.workloads.launch import Launch
@@ -21,28 +21,6 @@ from raybench.workloads.same_bits import SameBits, digest_of
 from raybench.workloads.smoke import Smoke
 
 DIRECTIONS = ("forward", "backward", "both", "round_trip")
-
-
-def context(rank: int = 0, world_size: int = 1, **changes: Any) -> Context:
-    settings: dict[str, Any] = {
-        "device": torch.device("cpu"),
-        "rank": rank,
-        "world_size": world_size,
-        "local_rank": rank,
-        "batch_size": 1,
-        "precision": Precision.FP32,
-        "seed": 7,
-        **changes,
-    }
-    return Context(**settings)
-
-
-def outcome(workload: Any) -> str:
-    try:
-        workload.check()
-    except WrongResultError as error:
-        return str(error)
-    return "right"
 
 
 class BentGradients(Smoke):
@@ -55,31 +33,31 @@ class BentGradients(Smoke):
 
 
 def observe(rank: int, world_size: int) -> dict[str, Any]:
-    here = context(rank, world_size)
+    here = make_context(rank, world_size)
     seen: dict[str, Any] = {}
     for direction in DIRECTIONS:
         for turn in range(3):
             pairs = Pairs(here, turn=turn, direction=direction, size_bytes=4096)
-            untouched = outcome(pairs)
+            untouched = outcome_of_check(pairs)
             pairs.step()
-            seen[direction, turn] = (pairs.pair, untouched, outcome(pairs))
+            seen[direction, turn] = (pairs.pair, untouched, outcome_of_check(pairs))
     named = Pairs(here, partners="0-2", size_bytes=64)
     named.step()
-    seen["named"] = (named.pair, outcome(named))
+    seen["named"] = (named.pair, outcome_of_check(named))
     grouped = GroupedCollective(here, groups="0+2", size_bytes=4096)
     seen["grouped"] = []
     for _ in range(2):
         grouped.step()
-        seen["grouped"].append(outcome(grouped))
+        seen["grouped"].append(outcome_of_check(grouped))
     seen["factor"] = grouped.busbw_factor
     smoke = Smoke(here)
     for _ in range(20):
         smoke.step()
-    seen["smoke"] = outcome(smoke)
+    seen["smoke"] = outcome_of_check(smoke)
     bent = BentGradients(here)
     for _ in range(3):
         bent.step()
-    seen["bent"] = outcome(bent)
+    seen["bent"] = outcome_of_check(bent)
     same = SameBits(here, size=64)
     same.step()
     same.check()
@@ -165,7 +143,7 @@ def test_a_digest_is_of_every_bit_and_fits_into_a_double() -> None:
 
 
 def test_a_product_that_changes_on_one_device_is_counted() -> None:
-    workload = SameBits(context(), size=64)
+    workload = SameBits(make_context(), size=64)
     for bent in (False, False, True):
         workload.step()
         if bent:
@@ -175,39 +153,39 @@ def test_a_product_that_changes_on_one_device_is_counted() -> None:
 
 
 def test_launches_are_counted_on_the_device() -> None:
-    workload = Launch(context(), wait=True)
+    workload = Launch(make_context(), wait=True)
     for _ in range(5):
         workload.step()
-    assert outcome(workload) == "right"
+    assert outcome_of_check(workload) == "right"
     workload.number += 1
-    assert outcome(workload) == "rank 0: 5 additions of 1 came to 6"
+    assert outcome_of_check(workload) == "rank 0: 5 additions of 1 came to 6"
 
 
 def test_a_launch_that_is_waited_for_cannot_be_captured() -> None:
     with pytest.raises(UsageError, match="wait: true cannot be had with cuda_graph"):
-        Launch(context(cuda_graph=True), wait=True)
+        Launch(make_context(cuda_graph=True), wait=True)
 
 
 @pytest.mark.parametrize("direction", ["h2d", "d2h", "both"])
 def test_a_copy_that_moves_nothing_is_found_out(direction: str) -> None:
-    workload = HostCopy(context(), direction=direction, size_bytes=4096)
-    assert "arrived with other bytes than were sent" in outcome(workload)
+    workload = HostCopy(make_context(), direction=direction, size_bytes=4096)
+    assert "arrived with other bytes than were sent" in outcome_of_check(workload)
     workload.step()
-    assert outcome(workload) == "right"
+    assert outcome_of_check(workload) == "right"
     assert workload.memory_bytes == (8192 if direction == "both" else 4096)
 
 
 def test_only_the_local_rank_that_is_named_copies() -> None:
-    idle = HostCopy(context(rank=1, world_size=2), local_rank=0, size_bytes=4096)
+    idle = HostCopy(make_context(rank=1, world_size=2), local_rank=0, size_bytes=4096)
     idle.step()
-    assert outcome(idle) == "right"
+    assert outcome_of_check(idle) == "right"
     assert idle.memory_bytes == 0
 
 
 def test_what_pairs_cannot_do_is_said_in_one_line() -> None:
     with pytest.raises(UsageError, match="needs at least 2 ranks"):
-        Pairs(context())
+        Pairs(make_context())
     with pytest.raises(UsageError, match="between the memories of two GPUs"):
-        Pairs(context(world_size=2), transport="copy")
+        Pairs(make_context(world_size=2), transport="copy")
     with pytest.raises(UsageError, match="means nothing to a message"):
-        Pairs(context(world_size=2, precision=Precision.BF16))
+        Pairs(make_context(world_size=2, precision=Precision.BF16))

@@ -16,6 +16,7 @@ from raybench.records.health import (
     COMPUTE_TEST,
     NOT_READ,
     WAIT_TEST,
+    WRONG_RESULT,
     Action,
     Finding,
     HealthTest,
@@ -119,6 +120,33 @@ def test_who_did_not_run_is_bad_and_whom_that_kept_from_running_is_not_tested() 
         "alpha GPU 0": Verdict.BAD,
         "alpha GPU 1": Verdict.UNTESTED,
     }
+
+
+def in_one_pass(problem: str, value: float | None = None) -> dict[str, Finding]:
+    """What is said where the second of two devices has this problem in one of three passes."""
+    readings = make_readings([750.0, 750.0], passes=3)
+    assert (readings[3].pass_number, readings[3].subject.name) == (2, "alpha GPU 1")
+    readings[3] = replace(readings[3], value=value, problem=problem)
+    return unhealthy(judge(readings, devices(2)))
+
+
+def test_an_error_in_one_pass_of_three_is_watched_and_named() -> None:
+    found = in_one_pass("error: CUDA error: out of memory")
+    (one,) = found.values()
+    assert (one.subject.name, one.verdict) == ("alpha GPU 1", Verdict.SUSPECT)
+    assert one.reason == "error: CUDA error: out of memory (in 1 of 3 passes)"
+    assert one.action is Action.WATCH
+    assert one.command.startswith("nvidia-smi -q -i 1")
+
+
+@pytest.mark.parametrize(
+    ("problem", "value"),
+    [(f"{WRONG_RESULT}a copy arrived with other bytes", None), ("wrong bits: it changed", 750.0)],
+)
+def test_a_wrong_result_in_one_pass_of_three_is_bad(problem: str, value: float | None) -> None:
+    (one,) = in_one_pass(problem, value).values()
+    assert (one.verdict, one.action) == (Verdict.BAD, Action.REPLACE)
+    assert one.reason == problem
 
 
 def test_where_nobody_ran_and_nobody_is_named_all_are_untested() -> None:
