@@ -118,6 +118,11 @@ class Job(Section):
         }
 
     @property
+    def shares_work(self) -> bool:
+        """Whether the ranks of a point finish the same items together."""
+        return registry.shares_work(self._workload_class)
+
+    @property
     def settings(self) -> Mapping[str, registry.Setting]:
         """All that a point of this job can set, by name."""
         return self._settings

@@ -75,8 +75,8 @@ class _Worked:
 def make_plan(job: Job) -> Plan:
     """Make the points of `job` in their order: the product of its axes, then the included ones.
 
-    Raises JobError when a global batch size does not divide, no point is left, or none has the
-    baseline that the job gives.
+    Raises JobError when a global batch size does not divide, the workload refuses a point, no
+    point is left, or none has the baseline that the job gives.
     """
     worked = _work_out(job)
     if worked.problems:
@@ -218,7 +218,7 @@ class _Batch:
 
 def _make_point(job: Job, candidate: _Candidate) -> Point | Problem:
     values = candidate.values
-    batch = _batch(candidate)
+    batch = _batch(candidate, shares_work=job.shares_work)
     if isinstance(batch, Problem):
         return batch
     point = Point(
@@ -234,19 +234,21 @@ def _make_point(job: Job, candidate: _Candidate) -> Point | Problem:
     return Problem(path=candidate.origin, message=reason) if reason else point
 
 
-def _batch(candidate: _Candidate) -> _Batch | Problem:
+def _batch(candidate: _Candidate, *, shares_work: bool) -> _Batch | Problem:
+    """Work out the batch sizes. shares_work: all ranks work on the same items."""
     values = candidate.values
     if not any(name in values for name in BATCH_SIZES):
-        return _Batch()
+        return _Batch(scaling="strong" if shares_work else None)
     world_size, accumulation = int(values["world_size"]), int(values.get("grad_accumulation", 1))
-    share = world_size * accumulation
+    share = accumulation if shares_work else world_size * accumulation
     is_strong = "global_batch_size" in values
     global_batch_size = int(values["global_batch_size" if is_strong else "batch_size"])
     if not is_strong:
         global_batch_size *= share
     if global_batch_size % share:
-        message = f"{global_batch_size} cannot be divided by world_size {world_size}"
-        message += f" x grad_accumulation {accumulation}" if accumulation > 1 else ""
+        by = [] if shares_work else [f"world_size {world_size}"]
+        by += [f"grad_accumulation {accumulation}"] if accumulation > 1 else []
+        message = f"{global_batch_size} cannot be divided by {' x '.join(by)}"
         return Problem(path=candidate.size_path, message=message)
     if global_batch_size > _INT64_MAX:
         message = f"batch_size x world_size {world_size} x grad_accumulation {accumulation}"
@@ -254,7 +256,7 @@ def _batch(candidate: _Candidate) -> _Batch | Problem:
     return _Batch(
         batch_size=global_batch_size // share,
         global_batch_size=global_batch_size,
-        scaling="strong" if is_strong else "weak",
+        scaling="strong" if is_strong or shares_work else "weak",
     )
 
 

@@ -91,7 +91,8 @@ class Point(Execution):
     params: the workload's parameters, defaults included, in the order of their names.
     global_batch_size = batch_size x world_size x the workload's `grad_accumulation` (1 where it
     has none). scaling: weak when the job fixes batch_size, strong when it fixes global_batch_size.
-    These three are None for a workload that takes no batch size.
+    These three are None for a workload that takes no batch size; but where ranks share their work,
+    scaling is strong, and world_size is no factor of the global batch.
     """
 
     workload: str

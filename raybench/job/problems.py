@@ -15,7 +15,7 @@ KeyPath = tuple[str | int, ...]
 Position = tuple[int, int]  # line and column, both from 1
 
 _SHOWN_CHARACTERS = 60
-_LISTED_NAMES = 12
+_LISTED_NAMES = 16
 
 # pydantic's words for a rule -> ours; what is not here is clear enough as it stands.
 _RULES = {

@@ -31,6 +31,7 @@ from raybench.job.problems import rule_of, say_unknown
 
 BUILTIN: Mapping[str, str] = {
     "collective": "raybench.workloads.collective:Collective",
+    "dit": "raybench.workloads.dit:Dit",
     "gemm": "raybench.workloads.gemm:Gemm",
     "grouped_collective": "raybench.workloads.grouped_collective:GroupedCollective",
     "host_copy": "raybench.workloads.host_copy:HostCopy",
@@ -248,6 +249,11 @@ def settings(workload_class: type) -> dict[str, Setting]:
     absent = () if getattr(workload_class, "takes_batch_size", True) else BATCH_SIZES
     run_settings = [run_setting(name) for name in RUN_SETTINGS if name not in absent]
     return {setting.name: setting for setting in (*run_settings, *parameters(workload_class))}
+
+
+def shares_work(workload_class: type) -> bool:
+    """Whether the ranks of a point finish the same items together."""
+    return bool(getattr(workload_class, "shares_work", False))
 
 
 def lacks_items(workload_class: type) -> bool:

@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision, Scalar
+from raybench.job.registry import shares_work
 from raybench.records.failure_text import brief, mentions, message_of
 from raybench.workloads import precision as modes
 from raybench.workloads.base import Context, PartTimes, Regions
@@ -60,8 +61,9 @@ class Counted:
 def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Context) -> Counted:
     """Count the operations of one step of a workload with these parameters; never raise.
 
-    The workload is built once more, on the meta device and for one rank, and does one step. The
-    code is the user's: call this on every rank alike, for it may communicate all the same.
+    The workload is built once more, on the meta device and for one rank, and does one step. Where
+    ranks share their work, each does its part of those operations. The code is the user's: call
+    this on every rank alike, for it may communicate all the same.
     """
     on_meta = replace(
         context,
@@ -81,7 +83,8 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
         return Counted(flops=None, method=f"not counted: {_why_not(error)}; {_REMEDY}")
     if not flops:
         return Counted(flops=None, method="not counted: the step has none that the counter knows")
-    return Counted(flops=float(flops), method=_METHOD)
+    ranks = context.world_size if shares_work(workload_class) else 1
+    return Counted(flops=flops / ranks, method=_METHOD)
 
 
 def _why_not(error: Exception) -> str:

@@ -28,6 +28,7 @@ from raybench.hardware.counters import (
     wait_until_unlimited,
 )
 from raybench.job.model import Measure
+from raybench.job.registry import shares_work
 from raybench.measure import profiling, timing
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.stopping import (
@@ -117,7 +118,7 @@ def measure(
         with timing.own_stream(context), _closing(build()) as workload:
             wait_until_unlimited(session.counters, rested, settings.max_seconds)
             setup_s = setup_s or time.perf_counter() - began_s
-            found = _sizes(workload)
+            found = _sizes(workload, context)
             _repetition(workload, session)
             found["workload_metrics"] = _own_metrics(workload)
             if repeat == settings.repeats - 1:
@@ -365,10 +366,16 @@ def _explain(
         return {"warnings": (f"the {name} failed: {brief(error)}",)}
 
 
-def _sizes(workload: Workload) -> dict[str, Any]:
+def _sizes(workload: Workload, context: Context) -> dict[str, Any]:
     """Read what a step finishes, moves and computes, as the workload declares it."""
     owner = f"workload {type(workload).__name__}"
-    return {name: check_declared(owner, name, getattr(workload, name, None)) for name in DECLARED}
+    found: dict[str, Any] = {
+        name: check_declared(owner, name, getattr(workload, name, None)) for name in DECLARED
+    }
+    if shares_work(type(workload)) and found["items_per_step"] is not None:
+        # This rank's part of what all finish together.
+        found["items_per_step"] /= context.world_size
+    return found
 
 
 def _own_metrics(workload: Workload) -> dict[Metric, float]:

@@ -215,8 +215,9 @@ def _batch(point: Point) -> int:
 
 
 def _share(point: Point) -> int:
-    """Forward passes per optimizer step, over all devices."""
-    return point.world_size * point.grad_accumulation
+    """Batches per optimizer step. Where ranks share their work, all have the same one."""
+    ranks = 1 if point.scaling == "strong" else point.world_size
+    return ranks * point.grad_accumulation
 
 
 def _most(search: BatchSearch, first: Point) -> int:

@@ -216,6 +216,9 @@ class Workload(ABC):
     point included. `plan` asks it, so it must do without torch.
     items_per_step: samples (rows, sequences) that this rank finishes in one `step()`. Without it
     there is no throughput.
+    shares_work: class attribute; True where all ranks finish the same items together, as when one
+    sequence is divided over them. items_per_step is then what they finish together, batch_size is
+    that of all, and more ranks are strong scaling without an axis of batch sizes.
     close(): called after the last step, to end processes and threads.
     check(): called between blocks of steps, outside what is timed; raises WrongResultError when a
     step computed something wrong.
@@ -233,6 +236,7 @@ class Workload(ABC):
     """
 
     takes_batch_size: ClassVar[bool] = True
+    shares_work: ClassVar[bool] = False
     metrics: ClassVar[tuple[Metric, ...]] = ()
     items_per_step: int
 

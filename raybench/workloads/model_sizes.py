@@ -28,6 +28,55 @@ DECODER_PRESETS = {
 LINEAR_FEATURES = 1024
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DitShape:
+    """Sizes of a diffusion transformer of double and single blocks, as Flux.1 has them.
+
+    axes: of a head, what is rotated by the place of a token on each of three axes. channels: of a
+    token of the image; text_width of one of the text, pooled_width of the text as a whole.
+    """
+
+    double_blocks: int
+    single_blocks: int
+    heads: int
+    axes: tuple[int, int, int]
+    channels: int = 64
+    text_width: int
+    pooled_width: int
+    frequencies: int = 256
+
+    @property
+    def head(self) -> int:
+        """Numbers of a head."""
+        return sum(self.axes)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token inside of the model."""
+        return self.heads * self.head
+
+
+# flux: Flux.1-dev, 11.9 billion parameters. tiny: for CPUs; its heads divide by 2, 3 and 4.
+DIT_PRESETS = {
+    "tiny": DitShape(
+        double_blocks=2,
+        single_blocks=4,
+        heads=12,
+        axes=(4, 6, 6),
+        text_width=128,
+        pooled_width=64,
+    ),
+    "flux": DitShape(
+        double_blocks=19,
+        single_blocks=38,
+        heads=24,
+        axes=(16, 56, 56),
+        text_width=4096,
+        pooled_width=768,
+    ),
+}
+
+
 def parameter_count(workload: str, params: Mapping[str, str]) -> int | None:
     """Count the parameters of the model of a built-in workload, by its own as the tables hold them.
 
@@ -42,6 +91,8 @@ def parameter_count(workload: str, params: Mapping[str, str]) -> int | None:
         # While decoding, the table of positions ends with the new token.
         positions = int(params["seq_len"]) + (params.get("phase") == "decode")
         return _decoder(DECODER_PRESETS[params["preset"]], positions)
+    if workload == "dit" and params.get("preset") in DIT_PRESETS:
+        return _dit(DIT_PRESETS[params["preset"]], params)
     return None
 
 
@@ -53,3 +104,45 @@ def _decoder(shape: DecoderShape, positions: int) -> int:
     mlp = (4 * width * width + 4 * width) + (4 * width * width + width)
     blocks = shape.layers * (2 * norm + attention + mlp)
     return (shape.vocabulary + positions) * width + blocks + norm
+
+
+def _dit(shape: DitShape, params: Mapping[str, str]) -> int:
+    """Embeddings of image, text, time, guidance and pooled text; blocks; modulation and output."""
+    width, scope = shape.width, params.get("scope")
+    blocks = {
+        # Two streams: modulation, query, key and value, output, both layers of the MLP, two norms.
+        "double_block": 2 * (18 * width**2 + 15 * width + 2 * shape.head),
+        # Modulation; query, key, value and the MLP's first layer; output; two norms.
+        "single_block": 15 * width**2 + 11 * width + 2 * shape.head,
+    }
+    if scope in blocks:
+        return blocks[scope]
+    inputs = shape.channels + shape.text_width + 2 * shape.frequencies + shape.pooled_width
+    embeddings = inputs * width + 3 * width**2 + 8 * width
+    output = 2 * width**2 + 2 * width + shape.channels * (width + 1)
+    double_blocks = int(params.get("double_blocks", shape.double_blocks))
+    single_blocks = int(params.get("single_blocks", shape.single_blocks))
+    repeated = double_blocks * blocks["double_block"] + single_blocks * blocks["single_block"]
+    return embeddings + repeated + output
+
+
+def dit_flops(shape: DitShape, scope: str, *, text: int, image: int) -> float:
+    """Count the operations of matrix products and attention, of one block or a forward pass.
+
+    text, image: tokens of all ranks. A multiply-add is two operations.
+    """
+    width, tokens = shape.width, text + image
+    # Of each token: query, key, value, output, and both layers of the MLP.
+    block = 24.0 * width**2 * tokens + 4.0 * tokens**2 * width
+    # With the modulation of both streams, or of the one.
+    blocks = {"double_block": block + 24 * width**2, "single_block": block + 6 * width**2}
+    if scope in blocks:
+        return blocks[scope]
+    embeddings = image * shape.channels + text * shape.text_width
+    embeddings += 2 * shape.frequencies + shape.pooled_width + 3 * width
+    output = 2 * width + image * shape.channels
+    return (
+        shape.double_blocks * blocks["double_block"]
+        + shape.single_blocks * blocks["single_block"]
+        + 2 * width * (embeddings + output)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from pathlib import Path
 
@@ -349,3 +350,29 @@ def test_a_search_for_the_batch_size_plans_the_first_point_of_each_series() -> N
     (listed,) = plan(MLP + "matrix: {batch_size: 64}\n").points
     assert first == listed
     assert plan(MLP + "matrix: {batch_size: 64}\n").batch_search is None
+
+
+SHARED = """
+class Shared:
+    shares_work = True
+
+    def __init__(self, context):
+        self.items_per_step = 1
+
+    def step(self): ...
+"""
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A job file's beginning, with a workload whose ranks do the items of a step together."""
+    monkeypatch.delitem(sys.modules, "shared_work", raising=False)
+    (tmp_path / "shared_work.py").write_text(SHARED)
+    return HEAD + "workload: {kind: 'shared_work:Shared'}\n"
+
+
+def test_ranks_that_share_their_work_have_one_batch_and_scale_strongly(shared: str) -> None:
+    made = plan(shared + "matrix: {batch_size: 6, world_size: [1, 4]}\n")
+    assert columns(made, "batch_size", "global_batch_size", "scaling") == [(6, 6, "strong")] * 2
+    made = plan(shared + "matrix: {global_batch_size: 6, world_size: [1, 4]}\n")
+    assert columns(made, "batch_size", "global_batch_size", "scaling") == [(6, 6, "strong")] * 2

@@ -111,8 +111,8 @@ def test_an_integer_given_for_a_float_becomes_one_so_that_ids_agree() -> None:
         ("mpl", "unknown workload 'mpl'; did you mean 'mlp'?"),
         (
             "resnet",
-            "unknown workload 'resnet'; known: collective, gemm, grouped_collective, host_copy, "
-            "launch, linear, memory, mlp, pairs, same_bits, smoke, transformer",
+            "unknown workload 'resnet'; known: collective, dit, gemm, grouped_collective, "
+            "host_copy, launch, linear, memory, mlp, pairs, same_bits, smoke, transformer",
         ),
         ("no_such_module_x:Class", "ModuleNotFoundError: No module named 'no_such_module_x'"),
         ("raybench.workloads.mlp:Mpl", "unknown class 'Mpl'; did you mean 'Mlp'?"),

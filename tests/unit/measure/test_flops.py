@@ -124,6 +124,14 @@ def test_training_costs_three_forward_passes_less_the_gradient_of_the_input():
     assert "meta" in counted.method
 
 
+def test_ranks_that_share_their_work_do_their_part_of_the_operations_each():
+    class Shared(Stack):
+        shares_work = True
+
+    assert step_flops(Shared, {}, context()).flops == TRAINING / 2
+    assert step_flops(Stack, {}, context()).flops == TRAINING
+
+
 def test_the_workload_is_built_for_one_rank_on_the_meta_device_and_closed():
     Stack.contexts.clear()
     Stack.closed = 0

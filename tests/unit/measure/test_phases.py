@@ -70,6 +70,16 @@ def measured(clock, settings, *, cold_s=1.0, step_s=0.01):
     return done
 
 
+def test_a_rank_that_shares_its_work_finishes_its_part_of_the_items(clock):
+    class Shared(Paced):
+        shares_work = True
+
+    context = replace(lone_context(), rank=1, world_size=3)
+    settings = Measure(warmup=1, iterations=2, breakdown=False)
+    done = phases.measure(lambda: Shared(clock, 0.01, 0.01), context, settings)
+    assert done.items_per_step == pytest.approx(4 / 3)
+
+
 def test_the_counts_are_those_asked_for_when_the_budget_allows(clock):
     done = measured(clock, Measure(warmup=10, iterations=50, max_seconds=20.0))
     (repetition,) = done.repetitions

@@ -1,0 +1,100 @@
+"""Attention with what it takes to merge parts of it: each query's log-sum-exp over its keys.
+
+By torch's own kernels. Shapes: query (1, heads, queries, head), key and value (1, heads, keys,
+head); output as query; log-sum-exp (1, heads, queries), natural, in fp32 (fp64 for fp64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from raybench.errors import UsageError
+
+Kernel = Literal["flash", "efficient", "cudnn", "math"]
+KernelOrAuto = Literal["auto", "flash", "efficient", "cudnn", "math"]
+Part: TypeAlias = tuple[Tensor, Tensor]
+Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Part]
+
+# As torch._fused_sdp_choice numbers them.
+_CHOICES: dict[int, Kernel] = {
+    SDPBackend.MATH.value: "math",
+    SDPBackend.FLASH_ATTENTION.value: "flash",
+    SDPBackend.EFFICIENT_ATTENTION.value: "efficient",
+    SDPBackend.CUDNN_ATTENTION.value: "cudnn",
+}
+
+
+def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
+    """Return the kernel asked for; for auto the one that torch takes for tokens such as these.
+
+    Raises UsageError where the device has no such kernel.
+    """
+    if asked == "auto":
+        return _CHOICES[torch._fused_sdp_choice(tokens, tokens, tokens)]
+    if tokens.device.type == "cpu" and asked in ("efficient", "cudnn"):
+        raise UsageError(f"attention {asked} is for CUDA devices; on a CPU take flash or math")
+    return asked
+
+
+def attend(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return the output alone."""
+    if kernel == "math" or query.device.type == "meta":
+        with sdpa_kernel(SDPBackend.MATH):
+            return functional.scaled_dot_product_attention(query, key, value)
+    return attention_part(kernel)(query, key, value)[0]
+
+
+def attention_part(kernel: Kernel) -> Attention:
+    """Return what computes the output and the log-sum-exp.
+
+    Raises UsageError for math, which computes no log-sum-exp.
+    """
+    parts: dict[str, Attention] = {"flash": _flash, "efficient": _efficient, "cudnn": _cudnn}
+    if kernel not in parts:
+        raise UsageError(f"attention {kernel} gives no log-sum-exp to merge parts by; take flash")
+    return parts[kernel]
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor) -> Part:
+    if query.device.type == "cpu":
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
+    else:
+        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)
+    return found[0], found[1]
+
+
+def _efficient(query: Tensor, key: Tensor, value: Tensor) -> Part:
+    attention = torch.ops.aten._scaled_dot_product_efficient_attention
+    out, logsumexp = attention(query, key, value, None, True)[:2]
+    # The kernel fills the queries up to a multiple of 32.
+    return out, logsumexp[..., : query.shape[2]]
+
+
+def _cudnn(query: Tensor, key: Tensor, value: Tensor) -> Part:
+    attention = torch.ops.aten._scaled_dot_product_cudnn_attention
+    out, logsumexp = attention(query, key, value, None, True)[:2]
+    return out, logsumexp.reshape(query.shape[:3])
+
+
+def merge(parts: Iterable[Part]) -> Tensor:
+    """Merge the outputs of attention over parts of the keys, one after another.
+
+    With weights exp(logsumexp of the part - logsumexp of all), in fp32 at least. Returns the type
+    of the parts.
+    """
+    remaining = iter(parts)
+    out, logsumexp = next(remaining)
+    dtype = out.dtype
+    merged = out.to(torch.promote_types(dtype, torch.float32))
+    for part, part_logsumexp in remaining:
+        # The new part's share of the sum of both: exp(b) / (exp(a) + exp(b)).
+        share = torch.sigmoid(part_logsumexp - logsumexp).unsqueeze(-1)
+        merged = torch.lerp(merged, part.to(merged.dtype), share.to(merged.dtype))
+        logsumexp = torch.logaddexp(logsumexp, part_logsumexp)
+    return merged.to(dtype)

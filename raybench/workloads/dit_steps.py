@@ -1,0 +1,199 @@
+"""The steps of the workload `dit`: a block, a forward pass, or a loop of them, on random inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from raybench.workloads.attention import Kernel, KernelOrAuto, choose_kernel
+from raybench.workloads.attention_operator import AttentionOperator
+from raybench.workloads.dit_model import (
+    Attend,
+    Conditions,
+    Dit,
+    DoubleBlock,
+    Rotation,
+    SingleBlock,
+    fill,
+    rotation,
+)
+from raybench.workloads.model_sizes import DitShape
+from raybench.workloads.sequence_parallel import SequenceParallel, attend_whole
+
+Scope = Literal["double_block", "single_block", "forward", "loop"]
+
+_GUIDANCE = 3.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Tokens of one image, `rows` x `columns`, and of its text.
+
+    split_text: the text's tokens are divided over the ranks as the image's are; else all have all.
+    """
+
+    rows: int
+    columns: int
+    text: int
+    split_text: bool = True
+
+    @property
+    def image(self) -> int:
+        """Tokens of the image."""
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """Where numbers are kept, in which type, and what they are drawn by: on each rank the same."""
+
+    device: torch.device
+    dtype: torch.dtype
+    seed: int
+
+    def generator(self) -> torch.Generator | None:
+        """Make a generator; None on the meta device, which has no numbers."""
+        if self.device.type == "meta":
+            return None
+        return torch.Generator(self.device).manual_seed(self.seed)
+
+    def empty(self, *shape: int) -> Tensor:
+        """Make a tensor of numbers that are not drawn."""
+        return torch.empty(shape, device=self.device, dtype=self.dtype)
+
+    def draw(self, generator: torch.Generator | None, *shape: int) -> Tensor:
+        """Draw normal numbers."""
+        return torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """What a step is made of, and over which ranks. fill: draws the weights of a module."""
+
+    shape: DitShape
+    tokens: Tokens
+    numbers: Numbers
+    attention: KernelOrAuto
+    parallel: SequenceParallel
+    compile: bool = False
+    fill: Callable[[nn.Module, torch.Generator | None], None] = fill
+
+    def make(self, scope: Scope, steps: int) -> Callable[[], Tensor]:
+        """Make the step: it returns what it computes, of a block this rank's tokens alone."""
+        if scope == "forward":
+            return self.forward()
+        return self.loop(steps) if scope == "loop" else self.block(scope)
+
+    def block(self, scope: Literal["double_block", "single_block"]) -> Callable[[], Tensor]:
+        """Make one block and run it on hidden tokens."""
+        kind = DoubleBlock if scope == "double_block" else SingleBlock
+        generator = self.numbers.generator()
+        block = self._make_module(lambda: kind(self.shape, self._attend()), generator)
+        text, image = self._hidden(generator, self.shape.width, self.shape.width)
+        time = self.numbers.draw(generator, 1, self.shape.width)
+        turned = self._rotation()
+        if scope == "double_block":
+            return lambda: torch.cat(block(text, image, time, *turned))
+        joint = torch.cat((text, image))
+        return lambda: block(joint, time, *turned)
+
+    def forward(self) -> Callable[[], Tensor]:
+        """Make the model and pass an image through once; all ranks get the whole."""
+        predict, image = self._predictor()
+        time = torch.ones(1, 1, device=image.device, dtype=image.dtype)
+        return lambda: predict(image, time)
+
+    def loop(self, steps: int) -> Callable[[], Tensor]:
+        """Make the model and take noise to an image by so many Euler steps."""
+        predict, noise = self._predictor()
+        times = torch.linspace(1, 0, steps + 1, device=noise.device, dtype=torch.float32)
+        times = times[:-1].to(noise.dtype).view(steps, 1, 1)
+
+        def denoise() -> Tensor:
+            image = noise
+            for time in times:
+                image = image - predict(image, time) / steps
+            return image
+
+        return denoise
+
+    def _predictor(self) -> tuple[Callable[[Tensor, Tensor], Tensor], Tensor]:
+        """Return what gives the velocities of an image at a time, and an image of noise."""
+        generator = self.numbers.generator()
+        model = self._make_module(lambda: Dit(self.shape, self._attend()), generator)
+        noise = self.numbers.draw(generator, self.tokens.image, self.shape.channels)
+        text = self.numbers.draw(generator, self.tokens.text, self.shape.text_width)
+        conditions = Conditions(
+            text=self._text_shard(text),
+            pooled=self.numbers.draw(generator, 1, self.shape.pooled_width),
+            guidance=torch.full((1, 1), _GUIDANCE, device=noise.device, dtype=noise.dtype),
+        )
+        turned = self._rotation()
+
+        def predict(image: Tensor, time: Tensor) -> Tensor:
+            own = model(self.parallel.shard(image), time, conditions, turned)
+            return self.parallel.gather(own)
+
+        return predict, noise
+
+    def _make_module(
+        self, make: Callable[[], nn.Module], generator: torch.Generator | None
+    ) -> nn.Module:
+        """Make a module whose weights are drawn where they stay, in the type that they keep."""
+        with torch.device("meta"):
+            module = make().to(self.numbers.dtype)
+        module = module.to_empty(device=self.numbers.device).requires_grad_(False)
+        self.fill(module, generator)
+        if self.compile:
+            # Each kind of block once, which all blocks of the kind then use.
+            for one in module.modules():
+                if isinstance(one, DoubleBlock | SingleBlock):
+                    one.compile(dynamic=False)
+        return module
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel of attention, as it is chosen for this rank's share of the heads."""
+        heads = self.shape.heads // self.parallel.heads_divided_by
+        tokens = self.numbers.empty(1, heads, self.tokens.image, self.shape.head)
+        return choose_kernel(self.attention, tokens)
+
+    def _attend(self) -> Attend:
+        """Return what attends to the tokens of all ranks."""
+        kernel = self.kernel
+        if self.parallel.degree == 1:
+            return partial(attend_whole, kernel)
+        replicated = 0 if self.tokens.split_text else self.tokens.text
+        joint = partial(self.parallel.attend, kernel, replicated=replicated)
+        return AttentionOperator(joint) if self.compile else joint
+
+    def _hidden(
+        self, generator: torch.Generator | None, text: int, image: int
+    ) -> tuple[Tensor, Tensor]:
+        """Draw the tokens of all ranks, of these widths, and take this rank's."""
+        return (
+            self._text_shard(self.numbers.draw(generator, self.tokens.text, text)),
+            self.parallel.shard(self.numbers.draw(generator, self.tokens.image, image)),
+        )
+
+    def _text_shard(self, text: Tensor) -> Tensor:
+        return self.parallel.shard(text) if self.tokens.split_text else text
+
+    def _rotation(self) -> Rotation:
+        whole = rotation(
+            self.shape,
+            text_tokens=self.tokens.text,
+            rows=self.tokens.rows,
+            columns=self.tokens.columns,
+            like=self.numbers.empty(0),
+        )
+        return Rotation(*map(self._own_places, whole))
+
+    def _own_places(self, places: Tensor) -> Tensor:
+        text, image = places[: self.tokens.text], places[self.tokens.text :]
+        return torch.cat((self._text_shard(text), self.parallel.shard(image)))
