@@ -40,6 +40,7 @@ BUILTIN: Mapping[str, str] = {
     "memory": "raybench.workloads.memory:Memory",
     "mlp": "raybench.workloads.mlp:Mlp",
     "pairs": "raybench.workloads.pairs:Pairs",
+    "resnet50": "raybench.workloads.resnet:ResNet",
     "same_bits": "raybench.workloads.same_bits:SameBits",
     "smoke": "raybench.workloads.smoke:Smoke",
     "transformer": "raybench.workloads.transformer:Transformer",

@@ -17,6 +17,7 @@ _MODELS = {
     "mlp": "MLP",
     "transformer": "GPT-2 shaped transformer",
     "linear": "Linear layer",
+    "resnet50": "Residual network",
     "collective": "Collectives",
     "gemm": "Matrix products",
     "memory": "Memory kernels",

@@ -44,6 +44,7 @@ class Model(Trained):
     """
 
     _answer: Callable[[], object] | None = None
+    _is_cast = False
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
@@ -98,8 +99,12 @@ class Model(Trained):
         self.items_per_step = context.batch_size
 
     def answer_by(self, forward: Callable[[], object]) -> None:
-        """Let a step be this forward pass."""
+        """Let a step be this forward pass; what setting up took is none of its memory."""
+        import torch
+
         self._answer = forward
+        if self._context.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def step(self) -> None:
         """Train once, or run forward once."""

@@ -69,7 +69,7 @@ class Transformer(Model):
             name="bandwidth_share_pct",
             heading="%memory",
             unit="%",
-            description="bytes of weights and cache over triad_gb_s, of step",
+            description="share of the step that its bytes need at triad_gb_s",
             over_ranks="min",
             over_step="per_second",
         ),

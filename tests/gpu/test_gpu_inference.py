@@ -1,0 +1,137 @@
+"""Models that only run, on a CUDA device: `pytest -m gpu tests/gpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from raybench.job.model import Measure
+from raybench.job.point import Precision
+from raybench.measure.phases import measure
+from raybench.workloads import precision
+from raybench.workloads.bandwidth import memory_gb_s
+from raybench.workloads.base import Context
+from raybench.workloads.layers import Decoder, KeyValueCache
+from raybench.workloads.mlp import Mlp
+from raybench.workloads.model_sizes import DECODER_PRESETS
+from raybench.workloads.transformer import Transformer
+
+pytestmark = pytest.mark.gpu
+
+SETTINGS = Measure(warmup=15, iterations=30, breakdown=False)
+
+
+@pytest.fixture(autouse=True)
+def _fp32_and_no_memory_afterwards() -> Iterator[None]:
+    yield
+    precision.apply(Precision.FP32)
+    torch.cuda.empty_cache()
+
+
+def make_context(
+    mode: Precision = Precision.FP32, *, batch_size: int = 2, cuda_graph: bool = False
+) -> Context:
+    precision.apply(mode)
+    return Context(
+        device=torch.device("cuda", 0),
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        batch_size=batch_size,
+        precision=mode,
+        cuda_graph=cuda_graph,
+    )
+
+
+def test_prompt_and_tokens_one_by_one_give_the_logits_of_the_whole_sequence() -> None:
+    shape, device = DECODER_PRESETS["124m"], torch.device("cuda", 0)
+    precision.apply(Precision.FP32)
+    with device:
+        torch.manual_seed(0)
+        model = Decoder(shape, seq_len=40).requires_grad_(False)
+        tokens = torch.randint(shape.vocabulary, (2, 40))
+        cache = KeyValueCache(shape, batch_size=2, room=40)
+    whole = model(tokens)[:, 31:]
+    logits = [model(tokens[:, :32], cache)]
+    for position in range(32, 40):
+        cache.position = position
+        logits.append(model(tokens[:, position : position + 1], cache))
+    error = (torch.cat(logits, dim=1) - whole).abs().max() / whole.abs().max()
+    assert error < 1e-5
+
+
+@pytest.mark.parametrize("mode", [Precision.FP32, Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize("cuda_graph", [False, True])
+def test_decoding_gives_what_a_pass_over_the_whole_sequence_gives(
+    mode: Precision, cuda_graph: bool
+) -> None:
+    context = make_context(mode, cuda_graph=cuda_graph)
+    tokens = torch.randint(50_304, (2, 33), generator=context.generator(), device=context.device)
+    seen: dict[str, Any] = {}
+
+    class Watched(Transformer):
+        def check(self) -> None:
+            with self.answering():
+                seen["whole"] = self.model(tokens)[:, -1:].float()
+                seen["step"] = seen["answer"].float()
+
+        def answer_by(self, forward: Any) -> None:
+            # In a graph the answer is where the captured pass has put it.
+            super().answer_by(lambda: seen.update(answer=forward()))
+
+    def build() -> Watched:
+        return Watched(context, seq_len=32, mode="inference", phase="decode")
+
+    done = measure(build, context, SETTINGS)
+    error = (seen["step"] - seen["whole"]).abs().max() / seen["whole"].abs().max()
+    assert error < (1e-5 if mode is Precision.FP32 else 0.05)
+    assert done.memory_bytes is not None
+
+
+def test_a_model_that_only_runs_needs_less_memory_and_time_than_one_that_trains() -> None:
+    found = []
+    for mode in ("train", "inference"):
+        context = make_context(Precision.BF16, batch_size=4)
+        done = measure(lambda m=mode, c=context: Transformer(c, mode=m), context, SETTINGS)
+        (repetition,) = done.repetitions
+        step_ns = sorted(repetition.timed.step_ns)[15]
+        found.append((done.peak_mem_allocated_bytes, step_ns))
+    (train_bytes, train_ns), (run_bytes, run_ns) = found
+    assert run_bytes < train_bytes / 2
+    assert run_ns < train_ns / 2
+
+
+def test_half_precision_runs_in_a_graph_though_it_could_not_train_in_one() -> None:
+    context = make_context(Precision.FP16, cuda_graph=True)
+    done = measure(lambda: Mlp(context, mode="inference"), context, SETTINGS)
+    assert done.repetitions[0].timed.step_ns
+
+
+def test_the_triad_is_of_the_device_memory_and_leaves_none_behind() -> None:
+    before = torch.cuda.memory_allocated()
+    found = memory_gb_s(make_context())
+    assert found is not None
+    assert 100 < found < 20_000
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("mode", Precision)
+def test_a_residual_network_runs_in_every_precision(mode: Precision) -> None:
+    pytest.importorskip("torchvision")
+    from raybench.workloads.resnet import ResNet
+
+    context = make_context(mode, batch_size=8)
+    for channels_last in (False, True):
+        network = ResNet(context, mode="inference", channels_last=channels_last)
+        network.step()
+        torch.cuda.synchronize()
+        assert network.output_error < {Precision.FP32: 1e-4, Precision.TF32: 0.02}.get(mode, 0.2)
+        if mode is not Precision.FP32:
+            assert network.output_error > 1e-6
+        network.close()
+    trained = ResNet(context, mode="train")
+    trained.step()
+    torch.cuda.synchronize()
