@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal
 
-from raybench.doctor import collective, gpu_checks, parity, variables, worker_checks
+from raybench.doctor import collective, gpu_checks, parity, transports, variables, worker_checks
 from raybench.doctor.facts import Check, Diagnosis, Facts, Verdict, count_noun
 from raybench.doctor.health.device_facts import read_device_facts
 from raybench.errors import ClusterError
@@ -112,7 +112,12 @@ def _try_devices(cluster: Cluster, facts: Facts, phase: Phase) -> list[Check]:
     count = len(facts.devices)
     with phase(f"all_reduce over {count} devices"):
         task = collective.all_reduce(facts.devices[0].kind, count)
-        return collective.judge(cluster.run(task, range(count)))
+        checks = collective.judge(cluster.run(task, range(count)))
+    if any(check.verdict is Verdict.FAIL for check in checks):
+        return checks
+    with phase(f"transports between {count} devices"):
+        answers = cluster.run(transports.probe_task(count), range(count))
+        return [*transports.judge(facts, answers), *checks]
 
 
 def _compare_starts(

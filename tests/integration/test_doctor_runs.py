@@ -31,6 +31,7 @@ def test_a_sound_cluster_ends_with_0_and_a_crippling_variable_is_found_on_its_wo
     assert len(checks["NCCL_P2P_DISABLE"]["details"]["devices"]) == len(content["devices"])
     assert checks["first collective"]["details"]["first_collective_s"] > 0
     assert checks["all_reduce"]["details"]["busbw_gb_s"] > 0
+    assert checks["transport"]["found"] == "gloo over TCP on lo (127.0.0.1)"
     assert content["environment"]["NCCL_P2P_DISABLE"] == "1"
     assert done.stderr.splitlines()[0] == "connecting to Ray"
 

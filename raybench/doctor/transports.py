@@ -1,0 +1,265 @@
+"""Which way the bytes go between devices and between nodes: one collective, and what it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from raybench.doctor.facts import Check, Facts, Verdict, count_noun, join_names
+from raybench.doctor.gpu_checks import nvlinks
+from raybench.doctor.nccl_log import NcclLog, Route, parse
+from raybench.job.model import Measure, Span
+from raybench.job.point import Point, Precision
+from raybench.records import Answer, Device, Failure, Measurement, Task
+
+_WORKLOAD = "raybench.workloads.transport_probe:TransportProbe"
+_SETTINGS = Measure(
+    warmup=Span(min=1, max=1),
+    iterations=Span(min=1, max=1),
+    max_seconds=1.0,
+    timeout_s=120.0,
+    breakdown=False,
+)
+_SAID = re.compile(r"^raybench: (\w+) ?(.*)$")
+# Interfaces that other hosts do not reach, or by a detour.
+_INNER = re.compile(r"lo$|docker|br-|virbr|veth|cni|flannel|podman")
+_UNLIMITED = "unlimited"
+_NO_PEERS = (
+    "devices of one node do not reach each other's memory: data goes through the host; look at "
+    "NCCL_P2P_DISABLE and NCCL_P2P_LEVEL, at `nvidia-smi topo -p2p r`, and in a virtual machine or "
+    "with ACS on at the IOMMU"
+)
+_NO_ADAPTER = (
+    "look at NCCL_IB_DISABLE, NCCL_IB_HCA and NCCL_NET, for libibverbs and /dev/infiniband in the "
+    "container, and for EFA at the plug-in aws-ofi-nccl"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTransports:
+    """What one rank says. adapters: of RDMA, that its host has. memlock: bytes or `unlimited`.
+
+    peers: of gloo, as interface, own address and the other's.
+    """
+
+    log: NcclLog
+    adapters: tuple[str, ...] = ()
+    memlock: str = ""
+    peers: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What all ranks say of the pairs within nodes, or of those between nodes.
+
+    ways: in words -> the ranks that have it. interfaces: names of those that sockets use.
+    """
+
+    ways: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    routes: Sequence[Route] = ()
+    interfaces: Sequence[str] = ()
+
+    @property
+    def kinds(self) -> set[str]:
+        """In NCCL's words."""
+        return {route.kind for route in self.routes}
+
+    @property
+    def networks(self) -> set[str]:
+        """In NCCL's words; empty where no route is over a network."""
+        return {route.network for route in self.routes if route.network}
+
+
+def probe_task(world_size: int) -> Task:
+    """Make the task that all workers are asked to do."""
+    point = Point(
+        workload=_WORKLOAD,
+        params={},
+        world_size=world_size,
+        precision=Precision.FP32,
+        batch_size=None,
+        global_batch_size=None,
+        scaling=None,
+    )
+    return Task(point=point, settings=_SETTINGS, precisions=None)
+
+
+def judge(facts: Facts, answers: Sequence[Answer]) -> list[Check]:
+    """Make the checks of what the workers answered, those between nodes last."""
+    if failure := next((one for one in answers if isinstance(one, Failure)), None):
+        return [_unknown(f"rank {failure.rank}: {failure.message}")]
+    ranks = [read_rank(one.output) for one in answers if isinstance(one, Measurement)]
+    if not any(rank.log.routes or rank.peers for rank in ranks):
+        return [_unknown("the ranks printed nothing of it")]
+    if not facts.is_cuda:
+        return [_gloo(facts.devices, ranks)]
+    within, between = (_see(facts.devices, ranks, is_within=one) for one in (True, False))
+    checks = [_within(facts.devices, ranks, within)] if within.routes else []
+    return [*checks, _between(ranks, between)] if between.routes else checks
+
+
+def read_rank(output: str) -> RankTransports:
+    """Read what a rank printed."""
+    lines = output.splitlines()
+    said: dict[str, list[str]] = {}
+    for found in filter(None, map(_SAID.match, lines)):
+        said.setdefault(found[1], []).append(found[2])
+    adapters = said.get("adapters", [""])[-1]
+    peers = (words.split() for words in said.get("gloo", []))
+    return RankTransports(
+        log=parse(lines),
+        adapters=tuple(filter(None, adapters.split(","))),
+        memlock=said.get("memlock", [""])[-1],
+        peers=tuple((one[0], one[1], one[2]) for one in peers if len(one) == 3),
+    )
+
+
+def _unknown(why: str) -> Check:
+    return Check(
+        name="transport",
+        verdict=Verdict.WARN,
+        found=f"unknown: {why}",
+        advice="run one collective with NCCL_DEBUG=INFO and look for `via` in what it prints",
+    )
+
+
+def _see(devices: Sequence[Device], ranks: Sequence[RankTransports], *, is_within: bool) -> _Seen:
+    """Collect the routes within nodes, or those between them, as all ranks tell of them."""
+    ways: dict[str, list[int]] = {}
+    routes: list[Route] = []
+    interfaces: dict[str, None] = {}
+    for rank, told in enumerate(ranks):
+        for route in told.log.routes:
+            nodes = {devices[end].node_id for end in (route.sender, route.receiver)}
+            if (len(nodes) == 1) != is_within:
+                continue
+            routes.append(route)
+            owners = ways.setdefault(describe(route, told.log), [])
+            owners += [rank] if rank not in owners else []
+            if (place := _interface(route, told.log)) is not None:
+                interfaces[place[0]] = None
+    return _Seen(ways=ways, routes=routes, interfaces=tuple(interfaces))
+
+
+def describe(route: Route, log: NcclLog) -> str:
+    """Write a route in words: `P2P/CUMEM`, `NET/IB mlx5_0 (RoCE), GPUDirect`."""
+    if route.kind != "NET":
+        return "/".join(filter(None, (route.kind, route.detail)))
+    direct = ", GPUDirect" if route.gpu_direct else ""
+    return f"NET/{route.network}{_device(route, log)}{direct}"
+
+
+def _device(route: Route, log: NcclLog) -> str:
+    """Name the interface or the adapter of a route."""
+    if (place := _interface(route, log)) is not None:
+        return f" on {place[0]} ({place[1]})"
+    if route.network == "IB" and route.device is not None and route.device < len(log.adapters):
+        name, kind = log.adapters[route.device]
+        return f" on {name} ({kind})"
+    return "" if route.device is None else f" on device {route.device}"
+
+
+def _interface(route: Route, log: NcclLog) -> tuple[str, str] | None:
+    """Find the interface of a route by sockets, and its address; None for another."""
+    if route.network != "Socket" or route.device is None or route.device >= len(log.interfaces):
+        return None
+    return log.interfaces[route.device]
+
+
+def _within(devices: Sequence[Device], ranks: Sequence[RankTransports], seen: _Seen) -> Check:
+    is_direct = seen.kinds == {"P2P"}
+    medium = ", NVLink" if is_direct and all(map(nvlinks, devices)) else ""
+    nvls = {rank.log.has_nvls for rank in ranks} - {None}
+    switch = f"; NVLS {'on' if True in nvls else 'off'}" if nvls else ""
+    advice = "" if is_direct else _NO_PEERS
+    return _check("transport, node", f"{_list(seen)}{medium}{switch}", advice, seen)
+
+
+def _between(ranks: Sequence[RankTransports], seen: _Seen) -> Check:
+    advice = "; ".join(_hints(ranks, seen))
+    return _check("transport, network", f"{_list(seen)}{_adapter_count(ranks, seen)}", advice, seen)
+
+
+def _hints(ranks: Sequence[RankTransports], seen: _Seen) -> Iterator[str]:
+    """Say what to do about the way between nodes."""
+    adapters = sorted({name for rank in ranks for name in rank.adapters})
+    if "Socket" in seen.networks and adapters:
+        yield f"TCP although {join_names(adapters)} is there: {_NO_ADAPTER}"
+    inner = sorted(name for name in seen.interfaces if _INNER.match(name))
+    if inner:
+        yield (
+            f"{join_names(inner)} leads to no other host, or by a detour: set NCCL_SOCKET_IFNAME "
+            "to the interface of the cluster's network (ip -br address)"
+        )
+    if seen.networks - {"Socket"}:
+        yield from _rdma_hints(ranks, seen)
+    if seen.kinds - {"NET"}:
+        yield "nodes of Ray are on one host here: this is no network between hosts"
+
+
+def _rdma_hints(ranks: Sequence[RankTransports], seen: _Seen) -> Iterator[str]:
+    if not all(route.gpu_direct for route in seen.routes if route.network not in ("", "Socket")):
+        yield (
+            "GPUDirect RDMA is off, so data goes through the host's memory: load nvidia-peermem, "
+            "or use a kernel and driver with DMA-BUF; look at NCCL_NET_GDR_LEVEL"
+        )
+    limits = sorted({rank.memlock for rank in ranks} - {"", _UNLIMITED})
+    if limits:
+        yield (
+            f"memory that may be locked is limited to {join_names(limits)} bytes, and RDMA needs "
+            "more: start with --ulimit memlock=-1, or raise it for slurmd or kubelet"
+        )
+
+
+def _adapter_count(ranks: Sequence[RankTransports], seen: _Seen) -> str:
+    counts = sorted({len(rank.log.adapters) for rank in ranks if rank.log.adapters})
+    if not counts or "IB" not in seen.networks:
+        return ""
+    least, most = counts[0], counts[-1]
+    count = f"{least} to {most} adapters" if least != most else count_noun(least, "adapter")
+    return f"; {count} a rank"
+
+
+def _list(seen: _Seen) -> str:
+    ways = [
+        f"{way} of {count_noun(len(owners), 'rank')}" if len(seen.ways) > 1 else way
+        for way, owners in sorted(seen.ways.items())
+    ]
+    return join_names(ways)
+
+
+def _check(name: str, found: str, advice: str, seen: _Seen) -> Check:
+    return Check(
+        name=name,
+        verdict=Verdict.WARN if advice else Verdict.OK,
+        found=found,
+        advice=advice,
+        details={"ranks_by_way": {way: list(owners) for way, owners in seen.ways.items()}},
+    )
+
+
+def _gloo(devices: Sequence[Device], ranks: Sequence[RankTransports]) -> Check:
+    """Tell over which interfaces CPU workers are connected."""
+    is_one_host = len({(device.host, device.address) for device in devices}) == 1
+    found = sorted({f"{name} ({address})" for rank in ranks for name, address, _ in rank.peers})
+    inner = {name for name, _ in _outward(ranks) if _INNER.match(name)}
+    advice = ""
+    if inner and not is_one_host:
+        advice = (
+            f"{join_names(sorted(inner))} leads to no other host: set GLOO_SOCKET_IFNAME to the "
+            "interface of the cluster's network (ip -br address)"
+        )
+    return Check(
+        name="transport",
+        verdict=Verdict.WARN if advice else Verdict.OK,
+        found=f"gloo over TCP on {join_names(found)}",
+        advice=advice,
+        details={"interfaces": found},
+    )
+
+
+def _outward(ranks: Iterable[RankTransports]) -> Iterator[tuple[str, str]]:
+    """Yield interface and address of the connections to another address."""
+    for rank in ranks:
+        yield from ((name, there) for name, here, there in rank.peers if here != there)
