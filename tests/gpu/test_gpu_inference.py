@@ -60,7 +60,7 @@ def test_prompt_and_tokens_one_by_one_give_the_logits_of_the_whole_sequence() ->
         cache.position = position
         logits.append(model(tokens[:, position : position + 1], cache))
     error = (torch.cat(logits, dim=1) - whole).abs().max() / whole.abs().max()
-    assert error < 1e-5
+    assert error < 1e-4
 
 
 @pytest.mark.parametrize("mode", [Precision.FP32, Precision.FP16, Precision.BF16])
@@ -87,7 +87,7 @@ def test_decoding_gives_what_a_pass_over_the_whole_sequence_gives(
 
     done = measure(build, context, SETTINGS)
     error = (seen["step"] - seen["whole"]).abs().max() / seen["whole"].abs().max()
-    assert error < (1e-5 if mode is Precision.FP32 else 0.05)
+    assert error < (1e-4 if mode is Precision.FP32 else 0.05)
     assert done.memory_bytes is not None
 
 
@@ -128,7 +128,7 @@ def test_a_residual_network_runs_in_every_precision(mode: Precision) -> None:
         network = ResNet(context, mode="inference", channels_last=channels_last)
         network.step()
         torch.cuda.synchronize()
-        assert network.output_error < {Precision.FP32: 1e-4, Precision.TF32: 0.02}.get(mode, 0.2)
+        assert network.output_error < {Precision.FP32: 1e-4, Precision.TF32: 0.05}.get(mode, 0.3)
         if mode is not Precision.FP32:
             assert network.output_error > 1e-6
         network.close()
