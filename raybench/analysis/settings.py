@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from raybench.job import point
-from raybench.job.point import Precision
+from raybench.job.point import RUN_SETTINGS, Precision
 
 Row = Mapping[str, Any]
 
@@ -18,8 +18,13 @@ _BATCH = {"weak": "batch_size", "strong": "global_batch_size"}
 
 
 def setting(row: Row, name: str) -> Any:
-    """Look up the value of a setting: a column, or a parameter of the workload; None without it."""
-    return row["params"].get(name) if name not in row else row[name]
+    """Look up the value of a setting: a column, or a parameter of the workload; None without it.
+
+    Rows of before a setting of the execution came have its default.
+    """
+    value = row["params"].get(name) if name not in row else row[name]
+    is_missing = value is None or value != value
+    return RUN_SETTINGS[name].default if is_missing and name in OPTIONAL else value
 
 
 def batch_column(row: Row) -> str | None:

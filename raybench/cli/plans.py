@@ -205,13 +205,14 @@ def _point_at_most_s(job: Job) -> float:
 def plan_as_text(job: Job, plan: Plan, makespans: _Makespans | None) -> str:
     """Show the plan as a table of what varies, below what does not, above what it needs."""
     from raybench.job.plan import varying_settings
+    from raybench.job.point import RUN_SETTINGS, UNEVEN
 
     varying = varying_settings(plan.points)
     told = plan.points[0].settings_as_given
     searched = {"batch_size"} if plan.batch_search else set()
-    same = " ".join(
-        f"{n}={scalar_text(value)}" for n, value in told.items() if n not in {*varying, *searched}
-    )
+    usual = {name for name in UNEVEN if told.get(name) == RUN_SETTINGS[name].default}
+    left_out = {*varying, *searched, *usual}
+    same = " ".join(f"{n}={scalar_text(value)}" for n, value in told.items() if n not in left_out)
     rows = [
         [str(number), point.point_id, *(scalar_text(point.settings[name]) for name in varying)]
         for number, point in enumerate(plan.points, start=1)

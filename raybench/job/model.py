@@ -36,6 +36,7 @@ from raybench.job.sections import (
     with_sizes,
 )
 from raybench.job.source import YamlSource, read_source
+from raybench.job.uneven import why_not_uneven
 
 __all__ = ["Job", "Measure", "Span", "job_schema", "load_job"]
 
@@ -128,8 +129,8 @@ class Job(Section):
         return self._settings
 
     def why_not(self, point: Point) -> str | None:
-        """Why the workload refuses the point; None where it does not. Raises UsageError."""
-        return registry.why_not(self._workload_class, point.settings)
+        """Why the point cannot be run by its workload; None where it can. Raises UsageError."""
+        return why_not_uneven(point) or registry.why_not(self._workload_class, point.settings)
 
     @property
     def remarks(self) -> Sequence[Problem]:

@@ -225,7 +225,7 @@ def _make_point(job: Job, candidate: _Candidate) -> Point | Problem:
         workload=job.workload.kind,
         params={name: values[name] for name in sorted(values) if name not in RUN_SETTINGS},
         world_size=int(values["world_size"]),
-        **{name: RUN_SETTINGS[name].kind(values[name]) for name in EXECUTION},
+        **{name: RUN_SETTINGS[name].restore(values.get(name)) for name in EXECUTION},
         batch_size=batch.batch_size,
         global_batch_size=batch.global_batch_size,
         scaling=batch.scaling,

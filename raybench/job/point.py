@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from annotated_types import Interval
+from annotated_types import Interval, Predicate
 
 Scalar = str | int | float | bool
 BATCH_SIZES = ("batch_size", "global_batch_size")
@@ -29,6 +30,29 @@ class Precision(StrEnum):
     TF32 = "tf32"
     FP16 = "fp16"
     BF16 = "bf16"
+
+
+class SlowBy(StrEnum):
+    """How a device is made slow, for want of a slow one.
+
+    compute: parts of the forward and backward pass are repeated. sms: a CUDA green context gives
+    the step some of the device's multiprocessors.
+    """
+
+    COMPUTE = "compute"
+    SMS = "sms"
+
+
+# How a step's samples are shared out; or samples of each rank, as in 96/32.
+EQUAL, FAST, BY_SPEED, BY_ACCUMULATION = "equal", "fast", "by_speed", "by_speed_accumulation"
+_NAMED_SHARES = (EQUAL, FAST, BY_SPEED, BY_ACCUMULATION)
+
+
+def _are_shares(value: str) -> bool:
+    if value in _NAMED_SHARES or re.fullmatch(r"\d+(/\d+)+", value):
+        return True
+    names = ", ".join(_NAMED_SHARES)
+    raise ValueError(f"must be one of {names}, or samples of each rank, as in 96/32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +92,50 @@ class Execution:
             column="steps replayed from a graph",
         ),
     ] = False
+    shares: Annotated[
+        str,
+        Predicate(_are_shares),
+        About(
+            text="Who does how much of a step: equal, fast (the fast devices alone, equally), "
+            "by_speed (batches by speed), by_speed_accumulation (passes by speed), or samples of "
+            "each rank, as in 96/32.",
+            column="how a step is shared out",
+            since=7,
+        ),
+    ] = EQUAL
+    slow_ratio: Annotated[
+        float,
+        Interval(gt=0, le=1),
+        About(
+            text="Emulate slow devices: the speed that they have left, as a share of their own; 1: "
+            "none is slow.",
+            column="asked speed of emulated slow devices",
+            since=7,
+        ),
+    ] = 1.0
+    slow_count: Annotated[
+        int,
+        Interval(ge=1, le=1_000_000),
+        About(
+            text="Emulate slow devices: how many, the last ranks.",
+            column="emulated slow devices, if slow_ratio < 1",
+            since=7,
+        ),
+    ] = 1
+    slow_by: Annotated[
+        SlowBy,
+        About(
+            text="Emulate slow devices: by extra compute, or by fewer multiprocessors (sms; CUDA, "
+            "torch 2.11).",
+            column="how slow devices are emulated",
+            since=7,
+        ),
+    ] = SlowBy.COMPUTE
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the ranks may differ in what they do, or in how fast."""
+        return self.shares != EQUAL or self.slow_ratio < 1
 
     @property
     def execution(self) -> dict[str, Any]:
@@ -79,6 +147,8 @@ EXECUTION = tuple(field.name for field in fields(Execution))
 # Left out of ids and names of points where they have their default: they came after the first
 # runs, whose points keep their ids.
 OPTIONAL = tuple(name for name in EXECUTION if name != "precision")
+# Only for workloads whose ranks may differ.
+UNEVEN = ("shares", "slow_ratio", "slow_count", "slow_by")
 # Parameters that came to built-in workloads later, with the value that all points had before:
 # with it they are left out of ids, too.
 _LATER_PARAMETERS = {"mode": "train", "cast_weights": False}

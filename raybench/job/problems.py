@@ -74,7 +74,7 @@ def rule_of(error: ErrorDetails) -> str:
         return "must not be empty"
     rule = _RULES.get(error["type"])
     if rule is None:
-        rule = re.sub(r"^(Input|String|Value) should ", "must ", error["msg"])
+        rule = re.sub(r"^((Input|String|Value) should|Value error, must) ", "must ", error["msg"])
     allowed = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
     given = error["input"]
     return f"{rule}, given {quote(given)}{did_you_mean(given, allowed)}"

@@ -26,7 +26,7 @@ from pydantic_core import PydanticUndefined
 from typing_extensions import Doc
 
 from raybench.errors import UsageError
-from raybench.job.point import BATCH_SIZES, MAX_SIZE, RUN_SETTINGS, Scalar, Size
+from raybench.job.point import BATCH_SIZES, MAX_SIZE, RUN_SETTINGS, UNEVEN, Scalar, Size
 from raybench.job.problems import rule_of, say_unknown
 
 BUILTIN: Mapping[str, str] = {
@@ -243,11 +243,14 @@ def _unpack(class_name: str, name: str, annotation: Any) -> Iterator[Setting]:
 
 
 def settings(workload_class: type) -> dict[str, Setting]:
-    """Read all settings of a point of this workload, by name; no batch size where it takes none.
+    """Read all settings of a point of this workload, by name; those that mean something to it.
 
     Raises UsageError as `parameters`.
     """
-    absent = () if getattr(workload_class, "takes_batch_size", True) else BATCH_SIZES
+    absent = (
+        *(() if getattr(workload_class, "takes_batch_size", True) else BATCH_SIZES),
+        *(() if getattr(workload_class, "weighs_loss", False) else UNEVEN),
+    )
     run_settings = [run_setting(name) for name in RUN_SETTINGS if name not in absent]
     return {setting.name: setting for setting in (*run_settings, *parameters(workload_class))}
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raybench.job.point import BATCH_SIZES, RUN_SETTINGS, Scalar
+from raybench.job.point import BATCH_SIZES, RUN_SETTINGS, UNEVEN, Scalar
 from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
 from raybench.job.registry import Setting
 
@@ -133,6 +133,11 @@ def _setting_problem(job: Job, known: Collection[str], path: KeyPath, what: str)
     name = path[-1]
     if name in BATCH_SIZES:
         message = f"workload {job.workload.kind} takes no batch size; leave {name} out"
+    elif name in UNEVEN:
+        message = (
+            f"workload {job.workload.kind} does not say that it multiplies its loss by "
+            f"context.loss_weight (weighs_loss = True); leave {name} out"
+        )
     else:
         message = say_unknown(what, name, known)
     return Problem(path=path, at_key=True, message=message)

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 # Bound now: a workload that replaces the clock in `time` does not time itself with it.
 from time import perf_counter_ns
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,9 @@ from raybench.records import Samples
 from raybench.workloads.base import Context, PartTimes, Workload
 
 Step = Callable[[], None]
+
+# They must outlive their streams.
+_GREEN_CONTEXTS: list[Any] = []
 
 _MS_TO_NS = 1_000_000
 
@@ -258,13 +262,46 @@ def check_device(context: Context) -> None:
         )
 
 
-def own_stream(context: Context) -> AbstractContextManager[object]:
-    """Enter the stream for all that is done with a workload whose steps are to be captured."""
-    if not context.cuda_graph:
-        return nullcontext()
-    stream = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    return torch.cuda.stream(stream)
+@contextmanager
+def own_stream(context: Context) -> Iterator[None]:
+    """Enter the stream for all that is done with a workload.
+
+    One of its own where its steps are to be captured, or where it may use a part of the device's
+    multiprocessors only; else the current one.
+    """
+    if context.cuda_graph:
+        stream = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
+    elif context.sms is not None:
+        stream = _stream_on(context.device.index, context.sms)
+    else:
+        yield
+        return
+    outer = torch.cuda.current_stream()
+    stream.wait_stream(outer)
+    with torch.cuda.stream(stream):
+        yield
+    outer.wait_stream(stream)
+
+
+@cache
+def _stream_on(device_index: int, sms: int) -> torch.cuda.Stream:
+    """Make a stream whose kernels run on so many multiprocessors; once in a process.
+
+    Raises UsageError where torch or the driver cannot.
+    """
+    try:
+        from torch.cuda.green_contexts import GreenContext
+
+        part: Any = GreenContext.create(num_sms=sms, device_id=device_index)
+        _GREEN_CONTEXTS.append(part)
+        stream: torch.cuda.Stream = part.Stream()
+    except (ImportError, AttributeError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UsageError(
+            f"slow_by: sms needs CUDA green contexts, which torch has from 2.11 on ({reason}); "
+            "take slow_by: compute"
+        ) from error
+    return stream
 
 
 @contextmanager

@@ -201,6 +201,34 @@ class Profile:
     modules: tuple[ModuleTime, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankShare:
+    """What a rank does of an uneven step, and what a probe found of its device beforehand.
+
+    items: samples of a step; 0 where the rank has nothing to do. own_ms: of a step with them, of
+    this rank alone; None where it has none.
+    fixed_ms, items_per_s: of the line through the probe's steps of several sizes, with their
+    standard errors.
+    slow_ratio: the speed that emulation has left the device, as a share of its own; None: none.
+    exchange_ms: what the exchange of gradients adds to a step, by a step of equal shares on devices
+    that are not slowed. predicted_step_ms: the longest own_ms and the exchange.
+    crossover_batch: see stats.shares; None where there is none.
+    gradient_error: difference to the gradients of one process over all samples; None: not known.
+    """
+
+    items: int
+    own_ms: float | None
+    fixed_ms: float
+    fixed_ms_error: float
+    items_per_s: float
+    items_per_s_error: float
+    slow_ratio: float | None
+    exchange_ms: float
+    predicted_step_ms: float
+    crossover_batch: float | None
+    gradient_error: float | None
+
+
 # Begin and end by the host's monotonic clock, which all of its processes share.
 SpanNs = tuple[int, int]
 
@@ -224,6 +252,7 @@ class Measurement:
     timed_at_ns: when its blocks were timed.
     sm_clocks_mhz: of the device, read meanwhile by another process; empty where it is not known.
     workload_metrics: the values of the metrics that the workload declares itself.
+    share: where the step is uneven.
     warnings: what this rank knows to make the number doubtful, one sentence each.
     worker_reusable: the process is as fit for the next point as a fresh one.
     output: what the process wrote to stdout and stderr meanwhile, as far as it is kept.
@@ -249,6 +278,7 @@ class Measurement:
     breakdown: Breakdown | None = None
     profile: Profile | None = None
     workload_metrics: Mapping[Metric, float] = field(default_factory=dict)
+    share: RankShare | None = None
     warnings: tuple[str, ...] = ()
     worker_reusable: bool = True
     output: str = ""

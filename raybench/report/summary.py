@@ -14,6 +14,7 @@ from raybench.analysis.scaling import best_settings, is_by_mean, scaling
 from raybench.analysis.settings import OPTIONAL, batch_column
 from raybench.analysis.start_noise import StartNoise
 from raybench.analysis.step_times import regions_by_point
+from raybench.job.point import RUN_SETTINGS
 from raybench.records import Cause, TrialKey, by_point
 from raybench.report import formatting, plain_text
 from raybench.report.document import Listing, MessageGroup, Messages, Report, Table
@@ -259,7 +260,12 @@ def _common_settings(rows: Sequence[Row]) -> dict[str, str]:
     same = {k: v for k, v in first.items() if all(row["params"].get(k) == v for row in rows)}
     options = {name: {row[name] for row in rows} for name in OPTIONAL}
     alike = {name: values.pop() for name, values in options.items() if len(values) == 1}
-    return same | {n: formatting.setting(n, v) for n, v in alike.items() if formatting.is_set(v)}
+    set_ones = {
+        name: value
+        for name, value in alike.items()
+        if formatting.has_value(value) and value != RUN_SETTINGS[name].default
+    }
+    return same | {n: formatting.setting(n, v) for n, v in set_ones.items()}
 
 
 def _whys(rows: Sequence[Row]) -> list[str]:

@@ -19,10 +19,10 @@ from raybench.records.metric import Metric, combine_ranks, relate_to_step
 Row = Mapping[str, Any]
 
 
-def _plain(kind: str, unit: str, /, **descriptions: str) -> tuple[Metric, ...]:
+def _plain(kind: str, unit: str, /, since: int = 5, **descriptions: str) -> tuple[Metric, ...]:
     """Metrics that only `show` and the exports have, of one type and unit."""
     return tuple(
-        Metric(name=name, kind=kind, unit=unit, description=text)
+        Metric(name=name, kind=kind, unit=unit, description=text, since=since)
         for name, text in descriptions.items()
     )
 
@@ -250,6 +250,34 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(name="energy_j", unit="J", description="all devices, timed steps", over_ranks="sum"),
     *_plain("double", "J", energy_j_error="of it, ±"),
+    *_plain("list<int64>", "samples", since=7, share_by_rank="of a step, where shares are uneven"),
+    *_plain(
+        "list<double>",
+        "ms",
+        since=7,
+        own_step_ms_by_rank="alone with its share, before; null: no share",
+        fixed_ms_by_rank="of a step, by a probe of the device alone",
+        fixed_ms_error_by_rank="standard error of it",
+    ),
+    *_plain(
+        "list<double>",
+        "samples/s",
+        since=7,
+        speed_by_rank="of further samples, by the probe",
+        speed_error_by_rank="standard error of it",
+    ),
+    *_plain(
+        "list<double>", "", since=7, slow_ratio_by_rank="measured, of emulated devices; null: none"
+    ),
+    *_plain(
+        "double",
+        "ms",
+        since=7,
+        exchange_ms="what an exchange adds to a balanced step",
+        predicted_step_ms="longest own step and the exchange",
+    ),
+    *_plain("double", "samples", since=7, crossover_batch="global; above it by_speed beats fast"),
+    *_plain("double", "", since=7, gradient_error="to one process over all samples, relative"),
 )
 # What the reports compute against the baseline point; no columns of `points`.
 DERIVED: tuple[Metric, ...] = (

@@ -46,6 +46,8 @@ def compute_metrics(record: Record, matters: float) -> Numbers:
     matters: the change of the step time, as a share, below which a trend is none.
     Raises ValueError when ranks differ in their sample counts: our bug, never the user's.
     """
+    shares = _shares(record.measurements)
+    record = of_working_ranks(record)
     measurements = record.measurements
     found = _step_times(record, matters)
     parts = step_parts(measurements, found["step_ms_p50"])
@@ -60,6 +62,33 @@ def compute_metrics(record: Record, matters: float) -> Numbers:
         "methods": {**(parts["methods"] or {}), **own} or None,
         **_state(measurements, found["trend"]),
         "energy_j_error": _energy_error_j(measurements),
+        **shares,
+    }
+
+
+def of_working_ranks(record: Record) -> Record:
+    """Leave out the ranks that have no share of an uneven step: their steps take no time."""
+    working = tuple(m for m in record.measurements if m.share is None or m.share.items)
+    return replace(record, measurements=working)
+
+
+def _shares(measurements: Sequence[Measurement]) -> Numbers:
+    """Collect what each rank did of an uneven step, and what its probe found; {} of another."""
+    shares = [measurement.share for measurement in measurements if measurement.share]
+    if len(shares) < len(measurements):
+        return {}
+    return {
+        "share_by_rank": [share.items for share in shares],
+        "own_step_ms_by_rank": [share.own_ms for share in shares],
+        "fixed_ms_by_rank": [share.fixed_ms for share in shares],
+        "fixed_ms_error_by_rank": [share.fixed_ms_error for share in shares],
+        "speed_by_rank": [share.items_per_s for share in shares],
+        "speed_error_by_rank": [share.items_per_s_error for share in shares],
+        "slow_ratio_by_rank": [share.slow_ratio for share in shares],
+        "exchange_ms": shares[0].exchange_ms,
+        "predicted_step_ms": shares[0].predicted_step_ms,
+        "crossover_batch": shares[0].crossover_batch,
+        "gradient_error": shares[0].gradient_error,
     }
 
 

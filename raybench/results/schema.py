@@ -24,7 +24,9 @@ A new column says in its declaration since which version it is there (`Metric.si
        row for each round; points: workload_metrics, workload_headings (null in the first parts);
        table regions
     6  tables health and links; runs: only_devices
-    7  points: first_step_ms, compiled_step_ms, alloc_retries, device_allocs
+    7  points: first_step_ms, compiled_step_ms, alloc_retries, device_allocs; shares, slow_ratio,
+       slow_count, slow_by and what the probes of uneven steps found, share_by_rank to
+       gradient_error
 """
 
 from __future__ import annotations
@@ -381,6 +383,7 @@ def _arrow_type(kind: str) -> pa.DataType:
         "timestamp": pa.timestamp("us", tz="UTC"),
         "list<string>": pa.list_(pa.string()),
         "list<double>": pa.list_(pa.float64()),
+        "list<int64>": pa.list_(pa.int64()),
         "map<string,string>": pa.map_(pa.string(), pa.string()),
         "map<string,double>": pa.map_(pa.string(), pa.float64()),
         "map<string,int64>": pa.map_(pa.string(), pa.int64()),

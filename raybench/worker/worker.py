@@ -10,7 +10,7 @@ import faulthandler
 import gc
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,9 +20,10 @@ from raybench.errors import UsageError
 from raybench.hardware.counters import Reading, open_counters
 from raybench.hardware.identity import describe_device
 from raybench.job import registry
-from raybench.job.point import Point, Precision
+from raybench.job.point import Point, Precision, Scalar
 from raybench.measure import phases
 from raybench.measure.flops import Counted, step_flops, tflops_sustained
+from raybench.measure.shares import Sharing, UnevenStep
 from raybench.measure.stopping import load_decisions
 from raybench.records import (
     Answer,
@@ -56,6 +57,7 @@ class Worker:
         self._index = index
         self._group = ProcessGroup(self._device)
         self._flops: dict[object, Counted] = {}
+        self._sharing = Sharing()
         self._gemm_tflops: dict[Precision, float | None] = {}
         self._rested: Reading | None = None
         self._code: dict[str, Code | None] = {}
@@ -161,15 +163,18 @@ class Worker:
         point, context = task.point, self._context(task, rank_info)
         workload_class = registry.load(point.workload)
 
-        def build() -> Workload:
+        def make(context: Context, params: Mapping[str, Scalar]) -> Workload:
             # For each repeat alike.
             precision.apply(point.precision)
             state.seed_all(task.seed)
-            workload: Workload = workload_class(context, **point.params)
+            workload: Workload = workload_class(context, **params)
             return workload
 
+        part = self._sharing.share_out(make, context, point, group) if point.is_uneven else None
+        if part is not None:
+            context = part.context
         done = phases.measure(
-            build,
+            lambda: make(context, point.params) if part is None else part.build(make),
             context,
             task.settings,
             began_s=began_s,
@@ -178,6 +183,9 @@ class Worker:
         )
         self._rest()
         warnings = (*done.warnings, *self._precision_warnings(point.precision))
+        if part is not None:
+            done = replace(done, share=part.share)
+            warnings = (*part.warnings, *warnings)
         self._group.check(point.workload)
         # What follows is raybench's own work, and may not suffer from what the workload has set.
         self._clean_up()
@@ -186,7 +194,9 @@ class Worker:
         precision.apply(point.precision)
         return replace(
             done,
-            **self._flops_fields(done, point, context, group),
+            # Among those that have a share of the step it has another one.
+            rank=rank_info.rank,
+            **self._flops_fields(done, point, part, context, group),
             warnings=warnings,
             gemm_tflops=self._gemm_tflops.get(point.precision),
             # Launches stay slower after a profiler was in use (pytorch#144455).
@@ -205,28 +215,38 @@ class Worker:
         )
 
     def _flops_fields(
-        self, done: Measurement, point: Point, context: Context, group: Group | None
+        self,
+        done: Measurement,
+        point: Point,
+        part: UnevenStep | None,
+        context: Context,
+        group: Group | None,
     ) -> dict[str, Any]:
         """Find the operations of a step and, where there is a breakdown, how they were got."""
         if done.flops_per_step is not None:
             counted = Counted(flops=done.flops_per_step, method=_DECLARED)
+        elif done.items_per_step == 0:
+            counted = Counted(flops=None, method="none: the rank has no share of the step")
         elif done.message_bytes is not None:
             counted = Counted(flops=None, method="none: a collective is no arithmetic")
         else:
-            counted = self._count(point, context, group)
+            counted = self._count(point, part, context, group)
         breakdown = done.breakdown
         if breakdown is not None:
             methods = {**breakdown.methods, "flops_per_step": counted.method}
             breakdown = replace(breakdown, methods=methods)
         return {"flops_per_step": counted.flops, "breakdown": breakdown}
 
-    def _count(self, point: Point, context: Context, group: Group | None) -> Counted:
+    def _count(
+        self, point: Point, part: UnevenStep | None, context: Context, group: Group | None
+    ) -> Counted:
         # With the group: a workload may communicate while it is counted, so its ranks must either
         # all count or all remember.
-        key = (group, point.workload, tuple(point.params.items()), point.batch_size)
+        params, shares = (part.params, part.shares) if part else (point.params, None)
+        key = (group, point.workload, tuple(params.items()), point.batch_size, shares)
         if key not in self._flops:
             workload_class = registry.load(point.workload)
-            self._flops[key] = step_flops(workload_class, point.params, context)
+            self._flops[key] = step_flops(workload_class, params, context)
         return self._flops[key]
 
     def _probe(self, task: Task) -> None:

@@ -38,6 +38,7 @@ from raybench.job.point import Execution, Precision
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.distributed import ProcessGroup
 
     from raybench.records.metric import Metric
     from raybench.workloads.replicas import Replicas
@@ -136,6 +137,11 @@ class Context(Execution):
     an optimizer must be capturable.
     seed: the same on all ranks; add the rank where ranks must draw different data.
     replicas: the models that `ddp` wrapped.
+    loss_weight: what the mean loss of this rank's samples is multiplied by, so that the mean over
+    the ranks is that over all samples: world_size times its share of them.
+    extra_work: forward and backward work to be done besides, as a share of the step's: this rank
+    emulates a slower device. sms: multiprocessors that it may use for the same; None: all.
+    process_group: of the ranks that train together; None: of all.
     """
 
     device: torch.device
@@ -147,6 +153,10 @@ class Context(Execution):
     parts: PartTimes = field(default_factory=PartTimes)
     regions: Regions = field(default_factory=Regions)
     replicas: Replicas = field(default_factory=_no_replicas)
+    loss_weight: float = 1.0
+    extra_work: float = 0.0
+    sms: int | None = None
+    process_group: ProcessGroup | None = None
 
     def ddp(self, model: nn.Module, **options: Any) -> nn.Module:
         """Wrap the model by DistributedDataParallel with these options of it; alone, return it.
@@ -214,6 +224,8 @@ class Workload(ABC):
     why_not(settings): class method; why a point with these settings cannot be run, in one sentence
     that says what to do; None where it can. Settings by their names in the job file, those of every
     point included. `plan` asks it, so it must do without torch.
+    weighs_loss: class attribute; True where it multiplies its mean loss by `context.loss_weight`.
+    The ranks can then have batches of different size.
     items_per_step: samples (rows, sequences) that this rank finishes in one `step()`. Without it
     there is no throughput.
     shares_work: class attribute; True where all ranks finish the same items together, as when one
@@ -237,6 +249,7 @@ class Workload(ABC):
 
     takes_batch_size: ClassVar[bool] = True
     shares_work: ClassVar[bool] = False
+    weighs_loss: ClassVar[bool] = False
     metrics: ClassVar[tuple[Metric, ...]] = ()
     items_per_step: int
 

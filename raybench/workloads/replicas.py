@@ -55,7 +55,11 @@ class Replicas:
         # bucket too, which has 1 MiB else.
         usual = ddp_defaults().items()
         chosen = {name: value for name, value in options.items() if (name, value) not in usual}
-        settings = {"device_ids": [context.device] if on_gpu else None, **chosen}
+        settings = {
+            "device_ids": [context.device] if on_gpu else None,
+            "process_group": context.process_group,
+            **chosen,
+        }
         ddp = DistributedDataParallel(model, **settings)
         self._wrapped[ddp] = _Wrapped(options=settings)
         return ddp

@@ -5,7 +5,7 @@ Loads no torch: `plan` reads their classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypedDict, get_type_hints
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Batch: TypeAlias = "tuple[Tensor, Tensor]"
+Forward: TypeAlias = "Callable[[Tensor], Tensor]"
 OptimizerName = Literal["sgd", "adam", "adamw"]
 
 Optimizer = Annotated[
@@ -108,6 +109,7 @@ class Trained(Workload):
     model: the bare model. replica: the same under DistributedDataParallel, or itself alone.
     """
 
+    weighs_loss = True
     model: nn.Module
     replica: nn.Module
     optimizer: torch.optim.Optimizer
@@ -131,9 +133,9 @@ class Trained(Workload):
         self.replica = context.ddp(self.model, **recipe.ddp)
         # On the meta device only the operations of a step are counted: compiled they are hidden.
         compiles = recipe.compile and context.device.type != "meta"
-        self._forward: Callable[[Tensor], Tensor] = (
-            torch.compile(self.replica) if compiles else self.replica
-        )
+        self._forward: Forward = torch.compile(self.replica) if compiles else self.replica
+        # Past DistributedDataParallel.
+        self._forward_alone: Forward = torch.compile(self.model) if compiles else self.model
         self.optimizer = _optimizer(self.model, recipe, context)
         self.scaler = context.grad_scaler()
         self._context = context
@@ -143,25 +145,89 @@ class Trained(Workload):
 
     def step(self) -> None:
         """One optimizer step: `grad_accumulation` passes, then the update."""
-        for to_go in reversed(range(self._recipe.grad_accumulation)):
-            inputs, targets = next(self._batches)
-            with self._context.no_sync(self.replica) if to_go else nullcontext():
-                self.scaler.scale(self._loss(inputs, targets)).backward()  # type: ignore[no-untyped-call]
+        self._accumulate(self._batches)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         # Also in a captured step: each replay makes the gradients anew in the graph's own memory.
         self.optimizer.zero_grad(set_to_none=True)
 
+    def gradient_error(self) -> float:
+        """Compare a step's gradients with those of one process over the same samples of all ranks.
+
+        The largest difference of a parameter's gradient, over the norm of it that is right. All
+        ranks that train together call it, before their first step.
+        """
+        batches = [next(self._batches) for _ in range(self._recipe.grad_accumulation)]
+        self._accumulate(iter(batches))
+        found = [_gradient(parameter).double() for parameter in self.model.parameters()]
+        self.optimizer.zero_grad(set_to_none=True)
+        wanted = self._gradients_of_all(batches)
+        return max(
+            float((got - right).norm() / right.norm().clamp(min=1e-300))
+            for got, right in zip(found, wanted, strict=True)
+        )
+
     def close(self) -> None:
         """Drop the model, the optimizer's state and the data."""
         self.__dict__.clear()
 
+    def _accumulate(self, batches: Iterator[Batch]) -> None:
+        """Make the gradients of a step; they are reduced in its last pass."""
+        for to_go in reversed(range(self._recipe.grad_accumulation)):
+            inputs, targets = next(batches)
+            self._do_extra_work(inputs, targets)
+            with self._context.no_sync(self.replica) if to_go else nullcontext():
+                self.scaler.scale(self._loss(inputs, targets)).backward()  # type: ignore[no-untyped-call]
+
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        with self._context.autocast():
-            loss = self._recipe.loss(self._forward(inputs), targets)
-        passes = self._recipe.grad_accumulation
+        loss = self._mean_loss(self._forward, inputs, targets)
+        divisor = self._recipe.grad_accumulation / self._context.loss_weight
         # A division by one would still be a kernel.
-        return loss / passes if passes > 1 else loss
+        return loss / divisor if divisor != 1 else loss
+
+    def _mean_loss(self, forward: Forward, inputs: Tensor, targets: Tensor) -> Tensor:
+        with self._context.autocast():
+            return self._recipe.loss(forward(inputs), targets)
+
+    def _do_extra_work(self, inputs: Tensor, targets: Tensor) -> None:
+        """Repeat the pass on so many of its rows as a slower device would be later by.
+
+        Nothing of it is kept, and nothing is reduced.
+        """
+        rows = round(self._context.extra_work * len(inputs))
+        # On the meta device the operations of the step are counted.
+        while rows > 0 and self._context.device.type != "meta":
+            self._gradients_alone(inputs[:rows], targets[:rows])
+            rows -= len(inputs)
+
+    def _gradients_alone(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of this rank's mean loss, which leaves those of the step alone."""
+        import torch
+
+        loss = self.scaler.scale(self._mean_loss(self._forward_alone, inputs, targets))
+        return torch.autograd.grad(loss, tuple(self.model.parameters()))
+
+    def _gradients_of_all(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Return the gradients of the mean loss over the samples of all ranks."""
+        import torch
+        from torch import distributed as dist
+
+        items = sum(len(inputs) for inputs, _ in batches)
+        sums = [torch.zeros_like(p, dtype=torch.float64) for p in self.model.parameters()]
+        for inputs, targets in batches:
+            alone = self._gradients_alone(inputs, targets)
+            for total, gradient in zip(sums, alone, strict=True):
+                total.add_(gradient, alpha=len(inputs))
+        count = torch.tensor(float(items), dtype=torch.float64, device=self._context.device)
+        if self._context.world_size > 1:
+            for value in (count, *sums):
+                dist.all_reduce(value, group=self._context.process_group)
+        return [total / count for total in sums]
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None, "a step leaves a gradient on each parameter"
+    return parameter.grad
 
 
 def _check_graph(context: Context) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raybench.analysis.settings import EXECUTION, OPTIONAL, batch_column
+from raybench.analysis.settings import EXECUTION, OPTIONAL, batch_column, setting
+from raybench.job.point import RUN_SETTINGS
 from raybench.records import FAILURES
 from raybench.report import formatting, plain_text
 from raybench.report.export.as_json import plain_records
@@ -37,7 +38,11 @@ def point_rows(summary: Summary) -> list[dict[str, Any]]:
 def settings(row: Row) -> dict[str, str]:
     """All that defines the point: it is the same in every run that has the point."""
     names = ["precision", *filter(None, [batch_column(row)]), "world_size"]
-    options = {n: formatting.setting(n, row[n]) for n in OPTIONAL if row[n]}
+    options = {
+        name: formatting.setting(name, value)
+        for name in OPTIONAL
+        if (value := setting(row, name)) != RUN_SETTINGS[name].default
+    }
     fixed = {name: row[name] for name in names}
     given = {"workload": row["workload"], **row["params"], **options, **fixed}
     return {plain_text.plain(name): plain_text.plain(value) for name, value in given.items()}

@@ -19,6 +19,7 @@ from raybench.cli import raybench as command_line
 from raybench.errors import JobError, UsageError
 from raybench.job import registry
 from raybench.job.model import Job, job_schema
+from raybench.job.point import UNEVEN
 
 ROOT = Path(__file__).parents[3]
 JOBS = sorted((ROOT / "jobs").glob("*.yaml"))
@@ -169,7 +170,8 @@ def test_plan_of_a_workload_without_batches_names_none() -> None:
     assert table[1].split()[2:] == ["2", "true"]
     points = json.loads(run("plan", "job.yaml", "--json"))["points"]
     assert points[0].keys() == {
-        "point_id", "world_size", "precision", "cuda_graph", "dtype", "operation", "size_bytes",
+        "point_id", "world_size", "precision", "cuda_graph", *UNEVEN,
+        "dtype", "operation", "size_bytes",
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
 from raybench.errors import JobError
 from raybench.job.model import load_job
 from raybench.job.plan import Plan, make_plan, varying_settings
-from raybench.job.point import Point, Precision
+from raybench.job.point import UNEVEN, Point, Precision
 from raybench.job.sections import BatchSearch
 
 HEAD = "version: 1\nname: test\n"
@@ -214,7 +214,7 @@ def test_a_point_of_a_workload_without_batches_has_none() -> None:
     for point in made.points:
         assert (point.batch_size, point.global_batch_size, point.scaling) == (None, None, None)
         assert list(point.settings) == [
-            "world_size", "precision", "cuda_graph", "dtype", "operation", "size_bytes",
+            "world_size", "precision", "cuda_graph", *UNEVEN, "dtype", "operation", "size_bytes",
         ]  # fmt: skip
     assert varying_settings(made.points) == ["world_size"]
     assert len({point.point_id for point in made.points}) == 3

@@ -9,17 +9,24 @@ import pytest
 from builders import make_measure, make_point, make_record
 
 from raybench.job import registry
-from raybench.job.point import EXECUTION, OPTIONAL, RUN_SETTINGS, Point, Precision
+from raybench.job.point import EXECUTION, OPTIONAL, RUN_SETTINGS, Point, Precision, SlowBy
 from raybench.results.rows import point_row
 from raybench.results.schema import TABLES
 from raybench.workloads.base import Context
 
-OTHER_VALUE: dict[type, Any] = {bool: True, Precision: Precision.BF16}
+OTHER_VALUE: dict[str, Any] = {
+    "precision": Precision.BF16,
+    "cuda_graph": True,
+    "shares": "by_speed",
+    "slow_ratio": 0.5,
+    "slow_count": 2,
+    "slow_by": SlowBy.SMS,
+}
 
 
 def other(name: str) -> Any:
     """A value that is not the default of the setting."""
-    return OTHER_VALUE[RUN_SETTINGS[name].kind]
+    return OTHER_VALUE[name]
 
 
 def test_run_settings_are_checked_by_what_is_declared_at_the_fields_of_a_point() -> None:

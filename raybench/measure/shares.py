@@ -1,0 +1,200 @@
+"""Who does how much of an uneven step: this rank's part of it, from what probes of all devices say.
+
+Each rank works out the same shares from the same figures. Shares by speed are then measured, each
+rank's own step alone, and corrected by how long the ranks would wait for the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
+
+from raybench.errors import UsageError
+from raybench.job.point import BY_ACCUMULATION, BY_SPEED, EQUAL, FAST, Point, Precision, SlowBy
+from raybench.measure.probes import Fleet, Idle, Make, Parameters, StepMaker, gather
+from raybench.records import RankShare
+from raybench.stats.shares import (
+    DeviceSpeed,
+    Shares,
+    crossover_batch,
+    equal_shares,
+    fast_shares,
+    shares_by_speed,
+)
+from raybench.workloads.base import Context, Workload
+
+# Shares are corrected until the ranks' own steps differ by less, or so many times.
+_NEAR, _CORRECTIONS = 0.01, 3
+_MS_PER_S = 1e3
+# Beyond these the gradients are other ones; loss weights are rounded to the format of the losses.
+_GRADIENT_TOLERANCE = {Precision.FP32: 1e-4}
+_LOOSE_GRADIENT_TOLERANCE = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenStep:
+    """A rank's part of an uneven step.
+
+    context, params: what its workload is built with. shares: samples of each rank.
+    """
+
+    context: Context
+    params: Parameters
+    shares: Shares
+    share: RankShare
+    warnings: tuple[str, ...]
+
+    def build(self, make: Make) -> Workload:
+        """Build the workload; one that does nothing on a rank without a share."""
+        return make(self.context, self.params) if self.share.items else Idle()
+
+
+class Sharing:
+    """Shares out the steps of the points that a worker runs, and remembers what its probes found.
+
+    All ranks of a point call it together.
+    """
+
+    def __init__(self) -> None:
+        self._fleets: dict[object, Fleet] = {}
+
+    def share_out(self, make: Make, context: Context, point: Point, group: object) -> UnevenStep:
+        """Probe the devices, where that was not done, and find this rank's part of the step.
+
+        group: of the ranks; another one has other devices.
+        Raises UsageError where the step cannot be shared out so.
+        """
+        maker = StepMaker(make=make, context=_slow(context), point=point)
+        key = (group, *_what_probes_depend_on(point))
+        if key not in self._fleets:
+            self._fleets[key] = maker.probe_fleet()
+        return _share_out(maker, self._fleets[key])
+
+
+def _slow(context: Context) -> Context:
+    """Slow this rank, where it is one of the last ones that the point wants slow."""
+    if context.slow_ratio == 1 or context.rank < context.world_size - context.slow_count:
+        return context
+    if context.slow_by is SlowBy.COMPUTE:
+        return replace(context, extra_work=1 / context.slow_ratio - 1)
+    if context.device.type != "cuda":
+        raise UsageError("slow_by: sms needs CUDA devices; take slow_by: compute")
+    device = torch.cuda.get_device_properties(context.device)
+    return replace(context, sms=max(1, round(context.slow_ratio * device.multi_processor_count)))
+
+
+def _what_probes_depend_on(point: Point) -> tuple[object, ...]:
+    by_passes = point.shares == BY_ACCUMULATION
+    execution = {**point.execution, "shares": by_passes}
+    return (point.workload, *point.params.items(), point.batch_size, *execution.values())
+
+
+def _share_out(maker: StepMaker, fleet: Fleet) -> UnevenStep:
+    rank = maker.context.rank
+    shares, own_s = _choose(maker, fleet)
+    context, params = maker.context_among(shares), maker.size(shares[rank])[1]
+    with maker.build(context, params, shares[rank]) as workload:
+        error = gather(_gradient_error(workload))[shares.index(max(shares))]
+        has_batch_norm = _has_batch_norm(workload)
+    exchange_s = fleet.exchange_s if all(shares) else fleet.fast_exchange_s
+    probe = fleet.probes[rank]
+    share = RankShare(
+        items=shares[rank],
+        own_ms=own_s[rank] * _MS_PER_S if shares[rank] else None,
+        fixed_ms=probe.speed.fixed_s * _MS_PER_S,
+        fixed_ms_error=probe.fixed_s_error * _MS_PER_S,
+        items_per_s=probe.speed.items_per_s,
+        items_per_s_error=probe.items_per_s_error,
+        slow_ratio=probe.slow_ratio,
+        exchange_ms=exchange_s * _MS_PER_S,
+        predicted_step_ms=(max(own_s) + exchange_s) * _MS_PER_S,
+        crossover_batch=crossover_batch(
+            fleet.speeds,
+            fleet.are_fast,
+            exchange_s=fleet.exchange_s,
+            fast_exchange_s=fleet.fast_exchange_s,
+        ),
+        gradient_error=error,
+    )
+    warnings = tuple(_warnings(maker, share, has_batch_norm=has_batch_norm))
+    return UnevenStep(context=context, params=params, shares=shares, share=share, warnings=warnings)
+
+
+def _choose(maker: StepMaker, fleet: Fleet) -> tuple[Shares, tuple[float, ...]]:
+    """Choose the samples of each rank; beside them each rank's own step in seconds, measured."""
+    kind, batch = maker.point.shares, maker.equal_items * len(fleet.probes)
+    if kind in (BY_SPEED, BY_ACCUMULATION):
+        return _choose_by_speed(maker, fleet, batch)
+    if kind == EQUAL:
+        shares = equal_shares(len(fleet.probes), batch, maker.unit)
+    elif kind == FAST:
+        shares = fast_shares(fleet.are_fast, batch, maker.unit)
+    else:
+        shares = tuple(map(int, kind.split("/")))
+    return shares, _time_each_alone(maker, shares)
+
+
+def _choose_by_speed(
+    maker: StepMaker, fleet: Fleet, batch: int
+) -> tuple[Shares, tuple[float, ...]]:
+    """Share out by the probes' lines; correct them by what the ranks' own steps really take."""
+    speeds, found = fleet.speeds, {}
+    for _ in range(1 + _CORRECTIONS):
+        try:
+            shares = shares_by_speed(speeds, batch, maker.unit)
+        except ValueError as error:
+            raise UsageError(f"shares: {maker.point.shares}: {error}") from error
+        if shares in found:
+            break
+        own_s = found[shares] = _time_each_alone(maker, shares)
+        busy_s = [s for s in own_s if s]
+        if max(busy_s) - min(busy_s) <= _NEAR * max(busy_s):
+            break
+        speeds = tuple(map(_corrected_speed, speeds, shares, own_s))
+    return min(found.items(), key=lambda one: max(one[1]))
+
+
+def _corrected_speed(speed: DeviceSpeed, items: int, own_s: float) -> DeviceSpeed:
+    """Turn the line about its beginning, so that it goes through what was measured."""
+    if not items or own_s <= speed.fixed_s:
+        return speed
+    return replace(speed, items_per_s=items / (own_s - speed.fixed_s))
+
+
+def _time_each_alone(maker: StepMaker, shares: Shares) -> tuple[float, ...]:
+    return tuple(gather(maker.time_alone(shares[maker.context.rank])))
+
+
+def _gradient_error(workload: Workload) -> float | None:
+    check = getattr(workload, "gradient_error", None)
+    return None if check is None else float(check())
+
+
+def _has_batch_norm(workload: Workload) -> bool:
+    model = getattr(workload, "model", None)
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    return any(isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm) for m in modules)
+
+
+def _warnings(maker: StepMaker, share: RankShare, *, has_batch_norm: bool) -> Iterator[str]:
+    point = maker.point
+    if share.slow_ratio is not None:
+        by = "extra compute" if point.slow_by is SlowBy.COMPUTE else f"{maker.context.sms} SMs"
+        yield (
+            f"rank {maker.context.rank} emulates a slower device by {by}: {point.slow_ratio:g} of "
+            f"its own speed asked, {share.slow_ratio:.3f} measured"
+        )
+    if has_batch_norm:
+        yield (
+            "BatchNorm's statistics are those of each rank's own samples: with shares of different "
+            "size the gradients are not those of one process; take SyncBatchNorm or GroupNorm"
+        )
+    most = _GRADIENT_TOLERANCE.get(point.precision, _LOOSE_GRADIENT_TOLERANCE)
+    if share.gradient_error is not None and share.gradient_error > most and not has_batch_norm:
+        yield (
+            f"the gradients differ from those of one process by {share.gradient_error:.1%}: is the "
+            "loss multiplied by context.loss_weight?"
+        )

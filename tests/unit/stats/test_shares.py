@@ -1,0 +1,139 @@
+"""Shares of a batch for devices of different speed."""
+
+from __future__ import annotations
+
+import time
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raybench.stats.shares import (
+    DeviceSpeed,
+    crossover_batch,
+    equal_shares,
+    fast_devices,
+    fast_shares,
+    longest_step_s,
+    shares_by_speed,
+)
+
+speeds_drawn = st.lists(
+    st.builds(
+        DeviceSpeed,
+        fixed_s=st.floats(0, 0.01),
+        items_per_s=st.floats(10, 10_000),
+        most=st.none() | st.integers(0, 5_000),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def _fits(speeds: list[DeviceSpeed], shares: tuple[int, ...]) -> bool:
+    limits = (speed.most for speed in speeds)
+    return all(most is None or items <= most for items, most in zip(shares, limits, strict=True))
+
+
+@given(speeds_drawn, st.integers(1, 200), st.sampled_from([1, 2, 8]))
+def test_shares_by_speed_are_whole_fit_and_are_never_worse_than_equal_or_fast_ones(
+    speeds: list[DeviceSpeed], units: int, unit: int
+) -> None:
+    batch = units * unit
+    try:
+        shares = shares_by_speed(speeds, batch, unit)
+    except ValueError:
+        assert sum(s.most // unit for s in speeds if s.most is not None) * unit < batch
+        assert all(speed.most is not None for speed in speeds)
+        return
+    assert sum(shares) == batch
+    assert all(items % unit == 0 and items >= 0 for items in shares)
+    assert _fits(speeds, shares)
+    for others in (
+        equal_shares(len(speeds), batch, unit),
+        fast_shares(fast_devices(speeds), batch, unit),
+    ):
+        assert sum(others) == batch
+        if _fits(speeds, others):
+            best_s = longest_step_s(speeds, shares)
+            assert best_s <= longest_step_s(speeds, others) * (1 + 1e-12)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 0.5), st.floats(0.5, 4)), min_size=1, max_size=3),
+    st.integers(1, 8),
+)
+def test_no_other_shares_in_units_are_done_earlier(
+    lines: list[tuple[float, float]], batch: int
+) -> None:
+    speeds = [DeviceSpeed(fixed_s=fixed, items_per_s=rate) for fixed, rate in lines]
+    all_shares = product(range(batch + 1), repeat=len(speeds))
+    least = min(longest_step_s(speeds, one) for one in all_shares if sum(one) == batch)
+    assert longest_step_s(speeds, shares_by_speed(speeds, batch)) == pytest.approx(least)
+
+
+def test_a_thousand_devices_of_five_models_are_shared_out_in_a_tenth_of_a_second() -> None:
+    speeds = [
+        DeviceSpeed(fixed_s=0.001 * (1 + place % 5), items_per_s=100.0 * (1 + place % 5), most=600)
+        for place in range(1000)
+    ]
+    start_s = time.process_time()
+    shares = shares_by_speed(speeds, 256_000, 4)
+    assert time.process_time() - start_s < 0.1
+    assert sum(shares) == 256_000
+    assert max(shares) <= 600
+    assert longest_step_s(speeds, shares) <= longest_step_s(speeds, equal_shares(1000, 256_000, 4))
+
+
+def test_a_device_that_would_not_have_begun_when_the_others_are_done_gets_nothing() -> None:
+    quick = DeviceSpeed(fixed_s=0.0, items_per_s=100)
+    assert shares_by_speed([quick, DeviceSpeed(fixed_s=5.0, items_per_s=100)], 100) == (100, 0)
+
+
+def test_what_one_memory_does_not_hold_goes_to_the_others() -> None:
+    speeds = [DeviceSpeed(fixed_s=0.0, items_per_s=rate, most=50) for rate in (30, 10, 10)]
+    assert shares_by_speed(speeds, 100) == (50, 25, 25)
+    with pytest.raises(ValueError, match="hold 150 items together, not 151"):
+        shares_by_speed(speeds, 151)
+
+
+def test_the_fast_devices_are_those_above_the_largest_gap() -> None:
+    def speeds(*rates: float) -> list[DeviceSpeed]:
+        return [DeviceSpeed(fixed_s=0.0, items_per_s=rate) for rate in rates]
+
+    assert fast_devices(speeds(100, 52, 98, 50)) == (True, False, True, False)
+    assert fast_devices(speeds(100, 99, 98)) == (True, True, True)
+    assert fast_devices(speeds(7)) == (True,)
+
+
+def test_eight_fast_and_two_slow_devices_gain_what_the_theory_says() -> None:
+    for ratio, gain in ((0.95, 1.0421), (0.9, 1.0889), (0.8, 1.2), (0.7, 1.175), (0.5, 1.125)):
+        rates = [1000.0] * 8 + [1000.0 * ratio] * 2
+        speeds = [DeviceSpeed(fixed_s=0.0, items_per_s=rate) for rate in rates]
+        batch = 800_000
+        by_speed_s = longest_step_s(speeds, shares_by_speed(speeds, batch))
+        best_s = min(
+            longest_step_s(speeds, equal_shares(10, batch)),
+            longest_step_s(speeds, fast_shares(fast_devices(speeds), batch)),
+        )
+        assert best_s / by_speed_s == pytest.approx(gain, rel=1e-3)
+
+
+def test_below_the_crossover_the_fast_devices_alone_are_quicker() -> None:
+    speeds = [DeviceSpeed(fixed_s=0.001, items_per_s=rate) for rate in (1000, 1000, 500)]
+    are_fast = fast_devices(speeds)
+    batch = crossover_batch(speeds, are_fast, exchange_s=0.02, fast_exchange_s=0.01)
+    assert batch is not None
+    for factor, by_speed_wins in ((0.9, False), (1.1, True)):
+        items = round(factor * batch)
+        by_speed_s = longest_step_s(speeds, shares_by_speed(speeds, items)) + 0.02
+        fast_s = longest_step_s(speeds, fast_shares(are_fast, items)) + 0.01
+        assert (by_speed_s < fast_s) is by_speed_wins
+    assert crossover_batch(speeds[:2], (True, True), exchange_s=1, fast_exchange_s=0) is None
+
+
+def test_equal_shares_differ_by_a_unit_at_most_and_need_whole_units() -> None:
+    assert equal_shares(3, 16, 2) == (6, 6, 4)
+    with pytest.raises(ValueError, match="not made up of units of 4"):
+        equal_shares(2, 10, 4)
