@@ -186,7 +186,7 @@ def find_location(log_tail: str) -> _StackLocation | None:
     line = next((match for match in matches if _is_of_workload(match["path"])), matches[0])
     return _StackLocation(
         text=f"{PurePath(line['path']).name}:{line['line']} in {line['function']}",
-        waits_for=_what_waits(matches[0]),
+        waits_for="collective" if _is_script_held(matches) else _what_waits(matches[0]),
     )
 
 
@@ -252,6 +252,15 @@ def _waits_for(rank: int, point: PointObservation) -> str:
 def _wait_reason(rank: int, point: PointObservation) -> str:
     """As _waits_for; one that came back when it was told to stop was in a collective."""
     return "collective" if rank in point.answers else _waits_for(rank, point)
+
+
+def _is_script_held(frames: Sequence[re.Match[str]]) -> bool:
+    """Whether a script has run its steps, and waits while its worker does for those of others."""
+    return any(
+        frame["path"].endswith("/raybench/workloads/script_child.py")
+        and frame["function"] == "receive"
+        for frame in frames
+    )
 
 
 def _what_waits(frame: re.Match[str]) -> Literal["nothing", "device", "collective"]:

@@ -11,10 +11,9 @@ import os
 import socket
 import struct
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from raybench.records import Group
 from raybench.worker.process_group import BROKEN, abort_key
+from raybench.workloads.tcp_store import serve_store
 
 _SIOCGIFADDR = 0x8915
 
@@ -24,17 +23,7 @@ class StoreHost:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        # A listener of our own: TCPStore's would be open on every network of this host.
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server((address, 0), family=family, backlog=2048)
-        port = listener.getsockname()[1]
-        self._store = TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        self._store = serve_store(address)
 
     def endpoint(self) -> tuple[str, int]:
         """Address and port that a rank connects to."""

@@ -18,12 +18,13 @@ from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr, ValidationE
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from raybench.errors import JobError, UsageError
-from raybench.job import registry, rules
+from raybench.job import registry, rules, template_rules
 from raybench.job.plan import plan_problems
-from raybench.job.point import RUN_SETTINGS, Point, Scalar
+from raybench.job.point import RUN_SETTINGS, SCRIPT, Point, Scalar
 from raybench.job.problems import KeyPath, Problem, key_text, rule_of, say_unknown
 from raybench.job.sections import (
     BatchSearch,
+    EnvValues,
     Matrix,
     Measure,
     MeasureOrQuick,
@@ -71,6 +72,12 @@ class Job(Section):
         default=(),
         description="Each entry is one more axis of several settings that change together; "
         "its lists have equal lengths.",
+    )
+    env: dict[str, EnvValues] = Field(
+        default={},
+        description="Environment variables of the processes of a point: one value for all points, "
+        "or a list, which is an axis. {name} in a value stands for a setting of the point. A point "
+        "runs in processes that were started with its variables.",
     )
     exclude: tuple[dict[str, Values], ...] = Field(
         default=(),
@@ -124,6 +131,11 @@ class Job(Section):
         return registry.shares_work(self._workload_class)
 
     @property
+    def folder(self) -> Path:
+        """Of the job file."""
+        return Path(self._source.name).parent
+
+    @property
     def settings(self) -> Mapping[str, registry.Setting]:
         """All that a point of this job can set, by name."""
         return self._settings
@@ -145,6 +157,8 @@ class Job(Section):
         """
         left_out: dict[str, Any] = dict.fromkeys(("name", "baseline", "on_error"), True)
         meaning = self.model_dump(mode="json", exclude=left_out | {"measure": {"rounds"}})
+        if not self.env:
+            del meaning["env"]  # runs of jobs before there was one keep their hashes
         text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -248,16 +262,18 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
     found: list[Problem] = []
     try:
         workload_class = registry.load(job.workload.kind)
-        settings = registry.settings(workload_class)
+        settings, unknown = template_rules.add_settings(job, workload_class)
     except UsageError as error:
         found.append(Problem(path=("workload", "kind"), message=str(error)))
         # What every workload has can be checked all the same.
         settings = {name: registry.run_setting(name) for name in RUN_SETTINGS}
         return found + rules.check_run_settings(job, settings, unsound)
     job._settings, job._workload_class = settings, workload_class
-    if registry.lacks_items(workload_class):
+    if job.workload.kind == SCRIPT:
+        job._remarks += template_rules.remark_no_items(job)
+    elif registry.lacks_items(workload_class):
         job._remarks.append(Problem(path=("workload", "kind"), message=_NO_ITEMS))
-    return rules.check(job, settings, unsound)
+    return [*unknown, *rules.check(job, settings, unsound)]
 
 
 def _check_plan(job: Job, problems: Sequence[Problem]) -> list[Problem]:
@@ -265,7 +281,7 @@ def _check_plan(job: Job, problems: Sequence[Problem]) -> list[Problem]:
 
     Without any, it is said when the plan is made.
     """
-    shaping = {"workload", "matrix", "zip", "exclude", "include", "baseline"}
+    shaping = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
     if not problems or any(not p.path or p.path[0] in shaping for p in problems):
         return []
     return plan_problems(job)

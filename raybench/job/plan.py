@@ -5,11 +5,20 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from raybench.job.point import BATCH_SIZES, EXECUTION, RUN_SETTINGS, Point, Precision, Scalar
+from raybench.job.point import (
+    BATCH_SIZES,
+    EXECUTION,
+    RUN_SETTINGS,
+    SCRIPT,
+    Point,
+    Precision,
+    Scalar,
+)
 from raybench.job.problems import KeyPath, Problem, quote
+from raybench.job.templates import product_of, render
 
 if TYPE_CHECKING:
     from raybench.job.model import Job
@@ -131,7 +140,8 @@ def _work_out(job: Job) -> _Worked:
 
 
 def _product(job: Job) -> Iterator[_Candidate]:
-    axes = [*_matrix_axes(job), *_zip_axes(job)]
+    # Each change of the environment costs new processes, so it varies slowest.
+    axes = [*_env_axes(job), *_matrix_axes(job), *_zip_axes(job)]
     if not axes and job.include:
         return
     shared = _common_settings(job)
@@ -140,6 +150,12 @@ def _product(job: Job) -> Iterator[_Candidate]:
         values = {name: value for name, (value, _) in given.items()}
         size_path = next((given[name][1] for name in BATCH_SIZES if name in given), ())
         yield _Candidate(values=shared | values, size_path=size_path, origin=("matrix",))
+
+
+def _env_axes(job: Job) -> Iterator[list[_Choice]]:
+    for name, values in job.env.items():
+        if len(values) > 1:
+            yield [((name, value, ("env", name, index)),) for index, value in enumerate(values)]
 
 
 def _matrix_axes(job: Job) -> Iterator[list[_Choice]]:
@@ -179,7 +195,8 @@ def _common_settings(job: Job) -> dict[str, Scalar]:
         if setting.default is not None
     }
     fixed = job.workload.parameters.items()
-    return defaults | {name: job.settings[name].accept(value) for name, value in fixed}
+    variables = {name: values[0] for name, values in job.env.items() if len(values) == 1}
+    return defaults | variables | {n: job.settings[n].accept(value) for n, value in fixed}
 
 
 class _Excludes:
@@ -221,17 +238,36 @@ def _make_point(job: Job, candidate: _Candidate) -> Point | Problem:
     batch = _batch(candidate, shares_work=job.shares_work)
     if isinstance(batch, Problem):
         return batch
+    not_params = {*RUN_SETTINGS, *job.env}
     point = Point(
         workload=job.workload.kind,
-        params={name: values[name] for name in sorted(values) if name not in RUN_SETTINGS},
+        params={name: values[name] for name in sorted(values) if name not in not_params},
         world_size=int(values["world_size"]),
         **{name: RUN_SETTINGS[name].restore(values.get(name)) for name in EXECUTION},
         batch_size=batch.batch_size,
         global_batch_size=batch.global_batch_size,
         scaling=batch.scaling,
     )
+    variables = {name: str(values[name]) for name in sorted(job.env) if name in values}
+    settings = {**point.settings, **variables}
+    env = {name: render(text, settings) for name, text in variables.items()}
     reason = job.why_not(point)
-    return Problem(path=candidate.origin, message=reason) if reason else point
+    if reason:
+        return Problem(path=candidate.origin, message=reason)
+    return _check_items(replace(point, env=env))
+
+
+def _check_items(point: Point) -> Point | Problem:
+    """Refuse a script whose items of a step are no number."""
+    if point.workload != SCRIPT:
+        return point
+    items = render(str(point.params["items_per_step"]), point.settings)
+    try:
+        product_of(items)
+    except ValueError as error:
+        message = f"{error}, given {quote(items)}"
+        return Problem(path=("workload", "items_per_step"), message=message)
+    return point
 
 
 def _batch(candidate: _Candidate, *, shares_work: bool) -> _Batch | Problem:

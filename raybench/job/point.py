@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from annotated_types import Interval, Predicate
 
 Scalar = str | int | float | bool
+# The workload whose steps are those of a user's script.
+SCRIPT = "script"
 BATCH_SIZES = ("batch_size", "global_batch_size")
 MAX_SIZE = 2**31 - 1
 Size = Annotated[int, Interval(ge=1, le=MAX_SIZE)]
@@ -158,7 +160,8 @@ _LATER_PARAMETERS = {"mode": "train", "cast_weights": False}
 class Point(Execution):
     """One combination of axis values: everything that defines what is timed.
 
-    params: the workload's parameters, defaults included, in the order of their names.
+    params: the workload's parameters, defaults included, in the order of their names; of a script
+    also the axes that it names itself. env: environment variables of its processes.
     global_batch_size = batch_size x world_size x the workload's `grad_accumulation` (1 where it
     has none). scaling: weak when the job fixes batch_size, strong when it fixes global_batch_size.
     These three are None for a workload that takes no batch size; but where ranks share their work,
@@ -190,6 +193,7 @@ class Point(Execution):
         ),
     ]
     scaling: Literal["weak", "strong"] | None
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def point_id(self) -> str:
@@ -201,6 +205,7 @@ class Point(Execution):
             "precision": self.precision.value,
             "batch_size": self.batch_size,
             **self.options,
+            **({"env": dict(self.env)} if self.env else {}),
         }
         text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
@@ -221,7 +226,8 @@ class Point(Execution):
     def settings(self) -> dict[str, Scalar]:
         """All that it has by name, as tables and filters use it."""
         given = {name: _plain(getattr(self, name)) for name in (*RUN_SETTINGS, "scaling")}
-        return {**{n: value for n, value in given.items() if value is not None}, **self.params}
+        known = {name: value for name, value in given.items() if value is not None}
+        return {**known, **self.params, **self.env}
 
     @property
     def settings_as_given(self) -> dict[str, Scalar]:

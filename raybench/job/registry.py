@@ -42,6 +42,7 @@ BUILTIN: Mapping[str, str] = {
     "pairs": "raybench.workloads.pairs:Pairs",
     "resnet50": "raybench.workloads.resnet:ResNet",
     "same_bits": "raybench.workloads.same_bits:SameBits",
+    "script": "raybench.workloads.script:Script",
     "smoke": "raybench.workloads.smoke:Smoke",
     "transformer": "raybench.workloads.transformer:Transformer",
 }
@@ -304,6 +305,16 @@ def run_setting(name: str) -> Setting:
         is_required=False,
         description=declared.about.text,
     )
+
+
+def free_setting(name: str) -> Setting:
+    """Make a setting that a text of the job names, of any type that a table holds."""
+    return _setting(name, Scalar, None, is_required=False, description="")
+
+
+def text_setting(name: str) -> Setting:
+    """Make the setting of an environment variable."""
+    return _setting(name, str, None, is_required=False, description="")
 
 
 def _parameter(class_name: str, parameter: inspect.Parameter, hints: dict[str, Any]) -> Setting:

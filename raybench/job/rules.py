@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raybench.job.point import BATCH_SIZES, RUN_SETTINGS, UNEVEN, Scalar
+from raybench.job.point import BATCH_SIZES, RUN_SETTINGS, SCRIPT, UNEVEN, Scalar
 from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
 from raybench.job.registry import Setting
 
@@ -67,7 +67,8 @@ def _check_shape(job: Job) -> Iterator[Problem]:
 
 def axis_names(job: Job) -> list[str]:
     """List the names of all axes, in their order."""
-    return [*job.matrix, *(name for entry in job.zip for name in entry)]
+    variables = [name for name, values in job.env.items() if len(values) > 1]
+    return [*variables, *job.matrix, *(name for entry in job.zip for name in entry)]
 
 
 def _axes_given(job: Job, unsound: Sequence[KeyPath]) -> list[str]:
@@ -140,6 +141,8 @@ def _setting_problem(job: Job, known: Collection[str], path: KeyPath, what: str)
         )
     else:
         message = say_unknown(what, name, known)
+        if job.workload.kind == SCRIPT and path[0] != "workload":
+            message += f"; or name {{{name}}} in args or env"
     return Problem(path=path, at_key=True, message=message)
 
 
@@ -173,6 +176,7 @@ def _check_search(job: Job) -> Iterator[Problem]:
 def _check_repeated_axes(job: Job) -> Iterator[Problem]:
     fixed = set(job.workload.parameters) - set(RUN_SETTINGS)
     first: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
+    first |= {name: ("env", name) for name in job.env}
     paths: list[KeyPath] = [("matrix", name) for name in job.matrix]
     paths += [("zip", number, name) for number, entry in enumerate(job.zip) for name in entry]
     for number, entry in enumerate(job.include):
@@ -259,6 +263,7 @@ def _values_given(job: Job, settings: _Settings, name: str) -> list[Scalar]:
     given: list[object] = [
         *job.axes.get(name, ()),
         *(value for entry in job.zip for value in entry.get(name, ())),
+        *job.env.get(name, ()),
     ]
     if not given and (axis_names(job) or not job.include):
         given += [job.workload.parameters.get(name, settings[name].default)]
@@ -274,6 +279,7 @@ def _check_count(job: Job) -> Iterator[Problem]:
     """Count the points from the lengths: nothing that large is ever built."""
     lengths = [len(values) for values in job.axes.values()]
     lengths += [len(next(iter(entry.values()))) for entry in job.zip if entry]
+    lengths += [len(values) for values in job.env.values()]
     count = (math.prod(lengths) if lengths else 0) + len(job.include)
     if count > MAX_POINTS:
         message = f"a job has at most {MAX_POINTS:,} points, given {count:,}"

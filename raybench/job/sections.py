@@ -57,6 +57,25 @@ PositiveCount = Annotated[int, Field(strict=True, ge=1, le=_MAX_COUNT)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
 
 
+def _environment_text(value: object) -> object:
+    if isinstance(value, bool):
+        raise PydanticCustomError("env", "must be a text or a number; put true or false in quotes")
+    return str(value) if isinstance(value, int | float) else value
+
+
+EnvValue = Annotated[
+    str,
+    BeforeValidator(_environment_text, json_schema_input_type=StrictInt | StrictFloat | StrictStr),
+]
+EnvValues = Annotated[
+    tuple[EnvValue, ...],
+    BeforeValidator(
+        _one_or_more,
+        json_schema_input_type=EnvValue | Annotated[list[EnvValue], Field(min_length=1)],
+    ),
+]
+
+
 class Section(BaseModel):
     """A mapping of the job file that takes no keys but its own."""
 

@@ -39,6 +39,7 @@ from raybench.measure.timing import (
 from raybench.records import Breakdown, RegionTime
 from raybench.stats.stragglers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
+from raybench.workloads.running_script import RunningScript
 
 SetHook = Callable[[Any], None]
 
@@ -68,6 +69,7 @@ _ALL = (
     "host_gap_ms",
 )
 _GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
+_SCRIPT = "unknown: the steps of a script are not taken apart"
 _IS_COMMUNICATION = "none: the step itself is communication"
 _NO_BUCKETS = "unknown: DistributedDataParallel reduced no gradients"
 _ON_CPU = "none: on a CPU the host computes"
@@ -101,6 +103,8 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     On a GPU also with their work queued beforehand; a few more to warm up.
     The workload is used up: if it has peers, its gradients are not reduced any more.
     """
+    if isinstance(workload, RunningScript):
+        return Breakdown(methods=dict.fromkeys(_ALL, _SCRIPT))
     if context.cuda_graph:
         columns = (*_ALL, "regions") if context.regions.are_used else _ALL
         return Breakdown(methods=dict.fromkeys(columns, _GRAPH))

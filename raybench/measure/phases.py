@@ -31,6 +31,7 @@ from raybench.job.model import Measure
 from raybench.job.registry import shares_work
 from raybench.measure import profiling, timing
 from raybench.measure.breakdown import Extent, break_down
+from raybench.measure.script_timing import ScriptTimer, StepsEndedError
 from raybench.measure.stopping import (
     AGAIN,
     Course,
@@ -63,6 +64,7 @@ from raybench.records.metric import Metric
 from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.replicas import count_compiled_frames
+from raybench.workloads.running_script import RunningScript
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +75,13 @@ class _Session:
     settings: Measure
     timer: Timer
     counters: Counters
-    memory: PeakMemory
+    memory: PeakMemory | ScriptTimer
     allocator: AllocatorCalls
     repetitions: list[Repetition] = field(default_factory=list)
     energies_j: list[float | None] = field(default_factory=list)
     throttle_reasons: dict[str, None] = field(default_factory=dict)
     timed_at_ns: list[SpanNs] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def measure(
@@ -119,6 +122,7 @@ def measure(
             wait_until_unlimited(session.counters, rested, settings.max_seconds)
             setup_s = setup_s or time.perf_counter() - began_s
             found = _sizes(workload, context)
+            session = _with_its_clock(session, workload)
             _repetition(workload, session)
             found["workload_metrics"] = _own_metrics(workload)
             if repeat == settings.repeats - 1:
@@ -128,7 +132,18 @@ def measure(
     return _measurement(session, setup_s, found)
 
 
+def _with_its_clock(session: _Session, workload: Workload) -> _Session:
+    """Have a script's own process time it: the steps are not of this one."""
+    if not isinstance(workload, RunningScript):
+        return session
+    session.warnings.extend(workload.warnings(session.context))
+    timer = ScriptTimer(workload.process, session.context.device)
+    nothing = AllocatorCalls(torch.device("cpu"))  # that of this process does nothing for it
+    return replace(session, timer=timer, memory=timer, allocator=nothing)
+
+
 def _measurement(session: _Session, setup_s: float, found: dict[str, Any]) -> Measurement:
+    warnings = (*session.warnings, *found.pop("warnings", ()))
     known = [energy for energy in session.energies_j if energy is not None]
     return Measurement(
         rank=session.context.rank,
@@ -141,6 +156,7 @@ def _measurement(session: _Session, setup_s: float, found: dict[str, Any]) -> Me
         energy_j=sum(known) if len(known) == len(session.repetitions) else None,
         throttle_reasons=tuple(session.throttle_reasons),
         timed_at_ns=tuple(session.timed_at_ns),
+        warnings=warnings,
         **found,
     )
 
@@ -192,6 +208,15 @@ class _Phase:
 
 
 def _repetition(workload: Workload, session: _Session) -> None:
+    try:
+        session.repetitions.append(_take_repetition(workload, session))
+    except StepsEndedError as ended:
+        session.repetitions.append(ended.repetition)
+        session.energies_j.append(None)
+        session.warnings.append(ended.warning)
+
+
+def _take_repetition(workload: Workload, session: _Session) -> Repetition:
     context, settings = session.context, session.settings
     with no_garbage_collection():
         warmup = _warm_up(workload, session)
@@ -202,14 +227,12 @@ def _repetition(workload: Workload, session: _Session) -> None:
             timing = _Timing(step=step, inner=inner, warmup_ns=warmup.point_ns(), session=session)
             timing.run()
             _check(workload, session)
-    session.repetitions.append(
-        Repetition(
-            warmup=join_blocks([*warmup.blocks, *timing.drifted.blocks]),
-            timed=join_blocks(timing.timed.blocks),
-            inner_iterations=inner,
-            compiling_steps=warmup.compiling_steps,
-            settled=has_settled(timing.course(), settings),
-        )
+    return Repetition(
+        warmup=join_blocks([*warmup.blocks, *timing.drifted.blocks]),
+        timed=join_blocks(timing.timed.blocks),
+        inner_iterations=inner,
+        compiling_steps=warmup.compiling_steps,
+        settled=has_settled(timing.course(), settings),
     )
 
 
@@ -235,6 +258,8 @@ def _warm_up(workload: Workload, session: _Session) -> _Phase:
 def _inner_iterations(workload: Workload, warmup: _Phase, session: _Session) -> int:
     """Agree on the steps in a sample; replayed steps may be far shorter than eager ones."""
     context, step_ns = session.context, warmup.point_ns()
+    if isinstance(session.timer, ScriptTimer):
+        return 1  # it has no loop of ours
     if context.cuda_graph:
         replays = _Phase()
         with timing.capture(workload, 1, context) as step:
@@ -315,6 +340,8 @@ def _block(step: Step, iterations: int, session: _Session, *, lead_in: int = 0) 
 
 def _check(workload: Workload, session: _Session) -> None:
     """Let the workload look at what it computed; its memory for that is none of the step's."""
+    if isinstance(session.memory, ScriptTimer):
+        return  # nobody here can look
     with session.memory.paused():
         getattr(workload, "check", lambda: None)()
 
@@ -339,7 +366,9 @@ def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[
             context,
             without="measure.breakdown: false",
         )
-    if profile:
+    if profile and isinstance(workload, RunningScript):
+        session.warnings.append("a script is not profiled")
+    elif profile:
         again = _explain(
             "profile",
             lambda: profiling.profile(workload, context, steps),

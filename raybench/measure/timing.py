@@ -142,6 +142,11 @@ def as_rank_0_says(decide: Callable[[], int], device: torch.device) -> int:
     return int(shared.item())
 
 
+def fewest_of_ranks(count: int, device: torch.device) -> int:
+    """Return the smallest count over the ranks, known to all of them."""
+    return -_largest([-count], device)[0]
+
+
 def on_any_rank(is_so: bool, device: torch.device) -> bool:
     """Whether it is so on at least one rank."""
     return bool(_largest([int(is_so)], device)[0])

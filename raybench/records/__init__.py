@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
-from raybench.job.point import Point, Precision
+from raybench.job.point import SCRIPT, Point, Precision
 from raybench.records.metric import Metric
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class Cause(StrEnum):
     NODE_LOST = "NodeLost", Status.LOST
     CLUSTER_LOST = "ClusterError", Status.LOST
     INVALID_MEASUREMENT = "InvalidMeasurement", Status.ERROR
+    SCRIPT_EXIT = "ScriptExit", Status.ERROR
+    NO_STEPS = "NoSteps", Status.ERROR
     TOO_FEW_DEVICES = "TooFewDevices", Status.SKIPPED
     NEEDS_CUDA = "NeedsCuda", Status.SKIPPED
     OUT_OF_MEMORY_BEFORE = "OutOfMemoryBefore", Status.SKIPPED
@@ -476,6 +478,11 @@ class Task:
     profile: bool = False
     code: Code | None = None
     precisions: tuple[Precision, ...] | None = ()
+
+    @property
+    def worker_environment(self) -> Mapping[str, str]:
+        """Variables with which the workers must have been started; a script has its processes."""
+        return {} if self.point.workload == SCRIPT else self.point.env
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -92,15 +93,25 @@ _SUFFIXES = (".py", *EXTENSION_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptFile:
+    """A script that is a workload, the same on every node. folder: its current directory."""
+
+    path: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
     """What is measured and what measures it.
 
     workload: the files of the workload, by their names below its top folder -> SHA-256.
     raybench_sha256: of all of raybench that has a part in a number.
+    script: where the workload is one.
     """
 
     workload: Mapping[str, str] = field(default_factory=dict)
     raybench_sha256: str
+    script: ScriptFile | None = None
 
     @property
     def workload_sha256(self) -> str | None:
@@ -113,15 +124,42 @@ def code_of(module: str) -> Code:
     return Code(workload=_workload_files(module), raybench_sha256=raybench_sha256())
 
 
+def code_of_script(path: Path) -> Code:
+    """Find the code of a script: its file, and what it imports of the user's own."""
+    script = ScriptFile(path=str(path.absolute()), folder=str(Path.cwd()))
+    with _beside(script):
+        return Code(
+            workload=_workload_files(path.stem), raybench_sha256=raybench_sha256(), script=script
+        )
+
+
+@contextmanager
+def _beside(script: ScriptFile | None) -> Iterator[None]:
+    """Find modules first where a script finds them: beside it."""
+    before = [*sys.path]
+    if script is not None:
+        sys.path.insert(0, str(Path(script.path).parent))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
 def code_here(code: Code) -> Code:
     """Find the same files as they are for this process; those that are not found are left out.
 
     Nothing is parsed: every rank does this, and a library may have thousands of files.
     """
+    with _beside(code.script):
+        return _code_here(code)
+
+
+def _code_here(code: Code) -> Code:
     found = {name: path for name in code.workload if (path := _path_here(name)) is not None}
     return Code(
         workload={name: hashlib.sha256(_content(path)).hexdigest() for name, path in found.items()},
         raybench_sha256=raybench_sha256(),
+        script=code.script,
     )
 
 

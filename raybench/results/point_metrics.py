@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from raybench.hardware.peaks import dense_peak_tflops
+from raybench.job.point import SCRIPT
 from raybench.records import Breakdown, Measurement, Record
 from raybench.records.metric import combine_ranks
 from raybench.results.metrics import combine_measurements
@@ -132,7 +133,8 @@ def _step_times(record: Record, matters: float) -> Numbers:
         "trend": steady.worst_trend(repeats, matters),
         "skew_ms_p50": stats.median_skew(ranks) if len(ranks) > 1 else None,
         "data_ms": data_wait_ms(measurements),
-        **_cold_steps(measurements),
+        # A script's first step is part of its set-up.
+        **(_cold_steps(measurements) if record.point.workload != SCRIPT else {}),
     }
 
 

@@ -26,7 +26,7 @@ A new column says in its declaration since which version it is there (`Metric.si
     6  tables health and links; runs: only_devices
     7  points: first_step_ms, compiled_step_ms, alloc_retries, device_allocs; shares, slow_ratio,
        slow_count, slow_by and what the probes of uneven steps found, share_by_rank to
-       gradient_error
+       gradient_error; env
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA_VERSION = max(
-    6,
+    7,
     *(metric.since for metric in METRICS),
     *(setting.about.since for setting in RUN_SETTINGS.values()),
 )
@@ -150,7 +150,12 @@ _POINTS = (
     *_columns("timestamp", "UTC", started_at="start"),
     *_columns("double", "s", duration_s="of the whole attempt"),
     *_columns("string", "", workload="name or class"),
-    *_columns("map<string,string>", "", params="parameters of the workload, as text"),
+    *_columns(
+        "map<string,string>",
+        "",
+        params="parameters of the workload and variables of env, as text",
+        env="variables that the job set",
+    ),
     *_columns("string", "", workload_sha256="its source", raybench_sha256="raybench's source"),
     *_columns(
         "string",

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Literal
 from raybench.cluster import Cluster
 from raybench.errors import ClusterError, ResultsError
 from raybench.job.plan import Plan
-from raybench.job.point import Point
+from raybench.job.point import SCRIPT, Point
 from raybench.job.registry import module_of
+from raybench.job.template_rules import script_path
 from raybench.records import Device, Record, Status, TrialKey, by_point
 from raybench.records.device_list import DeviceList
 from raybench.records.environment import (
     Code,
     code_of,
+    code_of_script,
     git_commit,
     package_versions,
     variables_that_matter,
@@ -292,7 +294,8 @@ def code_of_job(job: Job) -> Code:
 
     Raises UsageError where there is no such workload.
     """
-    return code_of(module_of(job.workload.kind))
+    script = script_path(job) if job.workload.kind == SCRIPT else None
+    return code_of_script(script) if script else code_of(module_of(job.workload.kind))
 
 
 def _make_run(

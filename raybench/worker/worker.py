@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from raybench.errors import UsageError
 from raybench.hardware.counters import Reading, open_counters
 from raybench.hardware.identity import describe_device
 from raybench.job import registry
-from raybench.job.point import Point, Precision, Scalar
+from raybench.job.point import SCRIPT, Point, Precision, Scalar
 from raybench.measure import phases
 from raybench.measure.flops import Counted, step_flops, tflops_sustained
 from raybench.measure.shares import Sharing, UnevenStep
@@ -43,10 +44,13 @@ from raybench.worker.process_group import GroupGoneError, ProcessGroup, set_torc
 from raybench.worker.state import ProcessState
 from raybench.workloads import precision
 from raybench.workloads.base import Context, Workload
+from raybench.workloads.running_script import RunningScript
+from raybench.workloads.script_process import ScriptFailedError
 
 _STDERR = 2
 _TAKE_DOWN_TIMEOUT_S = 2.0
 _DECLARED = "declared by the workload"
+_NOT_COUNTED = "unknown: the operations of a script are not counted"
 
 
 class Worker:
@@ -61,6 +65,7 @@ class Worker:
         self._gemm_tflops: dict[Precision, float | None] = {}
         self._rested: Reading | None = None
         self._code: dict[str, Code | None] = {}
+        self._address = "127.0.0.1"
         self._prepare()
         self._counters = open_counters(self._device)
         self._state = ProcessState(self._device)
@@ -68,6 +73,7 @@ class Worker:
     def identity(self, *, node_id: str, address: str) -> Device:
         """Describe the device of this worker."""
         self._enter_device()
+        self._address = address
         return describe_device(self._device, self._index, node_id=node_id, address=address)
 
     def run(self, task: Task, rank_info: RankInfo, group: Group | None) -> Answer:
@@ -77,6 +83,7 @@ class Worker:
         time writes to stderr where it is.
         """
         faulthandler.dump_traceback_later(task.settings.timeout_s, file=_STDERR)
+        self._began_s = time.monotonic()
         try:
             return self._run(task, rank_info, group)
         finally:
@@ -92,11 +99,14 @@ class Worker:
             self._enter_device()
             self._import(task, rank_info)
             self._check_code(task)
+            _check_environment(task)
             self._state.begin()
             self._probe(task)
             answer = self._measurement(task, rank_info, group)
         except GroupGoneError:
             answer = _peer_failed(rank_info, worker_reusable=True)
+        except ScriptFailedError as error:
+            answer = replace(error.failure, rank=rank_info.rank)
         except BaseException as error:  # whatever the workload raises, whose frames hold it
             answer = _failure(error, rank_info)
         if self._group.is_broken(group):
@@ -149,6 +159,8 @@ class Worker:
     def _check_code(self, task: Task) -> None:
         """Raise UsageError when this process has loaded other code than the driver."""
         loaded = self._code[task.point.workload]
+        if task.code and task.code.script:
+            loaded = code_here(task.code)  # each of its processes reads it anew
         if task.code is None or loaded is None or loaded == task.code:
             return
         files = differing(task.code.workload, loaded.workload) or ["raybench's own"]
@@ -167,6 +179,8 @@ class Worker:
             # For each repeat alike.
             precision.apply(point.precision)
             state.seed_all(task.seed)
+            if point.workload == SCRIPT:
+                return self._start_script(task, context, group)
             workload: Workload = workload_class(context, **params)
             return workload
 
@@ -203,6 +217,17 @@ class Worker:
             worker_reusable=done.profile is None,
         )
 
+    def _start_script(self, task: Task, context: Context, group: Group | None) -> Workload:
+        # Its process writes where it is when the time is up; this one only waits for it.
+        faulthandler.cancel_dump_traceback_later()
+        return RunningScript(
+            context,
+            task,
+            self._address,
+            is_aborted=lambda: self._group.is_broken(group),
+            deadline_s=self._began_s + task.settings.timeout_s,
+        )
+
     def _context(self, task: Task, rank_info: RankInfo) -> Context:
         return Context(
             device=self._device,
@@ -229,6 +254,8 @@ class Worker:
             counted = Counted(flops=None, method="none: the rank has no share of the step")
         elif done.message_bytes is not None:
             counted = Counted(flops=None, method="none: a collective is no arithmetic")
+        elif point.workload == SCRIPT:
+            counted = Counted(flops=None, method=_NOT_COUNTED)
         else:
             counted = self._count(point, part, context, group)
         breakdown = done.breakdown
@@ -281,6 +308,13 @@ class Worker:
         """Make the process as it was when it started; what is left behind, a phrase each."""
         self._group.drop_others()
         return self._state.restore()
+
+
+def _check_environment(task: Task) -> None:
+    """Raise UsageError in a process that was started without the variables of the point."""
+    for name, value in task.worker_environment.items():
+        if os.environ.get(name) != value:
+            raise UsageError(f"env: this process was not started with {name}={value}")
 
 
 def load() -> None:

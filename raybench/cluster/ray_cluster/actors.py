@@ -185,25 +185,35 @@ class _Agent:
         return {uuid: now[uuid] - before.get(uuid, 0) for uuid in uuids if uuid in now}
 
 
-def start_worker(kind: DeviceKind, placement: PlacementGroup, bundle: int) -> Any:
-    """Start a worker that Ray gives the device of this bundle."""
+def start_worker(
+    kind: DeviceKind,
+    placement: PlacementGroup,
+    bundle: int,
+    environment: Mapping[str, str] | None = None,
+) -> Any:
+    """Start a worker that Ray gives the device of this bundle, with these variables of a job."""
     there = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle)
-    return _start_actor(there, num_gpus=int(kind == "cuda"), num_cpus=int(kind == "cpu"))
+    gpus, cpus = int(kind == "cuda"), int(kind == "cpu")
+    return _start_actor(there, num_gpus=gpus, num_cpus=cpus, environment=environment or {})
 
 
 def start_standby(node_id: str) -> Any:
     """Start a worker on this node that Ray gives no device."""
-    return _start_actor(NodeAffinitySchedulingStrategy(node_id, soft=False), num_gpus=0, num_cpus=0)
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return _start_actor(there, num_gpus=0, num_cpus=0, environment={})
 
 
-def _start_actor(there: Any, *, num_gpus: int, num_cpus: int) -> Any:
+def _start_actor(
+    there: Any, *, num_gpus: int, num_cpus: int, environment: Mapping[str, str]
+) -> Any:
+    variables = {**_worker_environment(), **environment, reaper.MARK: reaper.new_mark()}
     options = {
         "num_gpus": num_gpus,
         "num_cpus": num_cpus,
         "max_restarts": 0,
         "max_task_retries": 0,
         "scheduling_strategy": there,
-        "runtime_env": {"env_vars": _worker_environment() | {reaper.MARK: reaper.new_mark()}},
+        "runtime_env": {"env_vars": variables},
     }
     return ray.remote(_Worker).options(**options).remote(str(Path.cwd()))
 

@@ -197,8 +197,10 @@ class RayCluster:
     def _run(self, task: Task, chosen: tuple[int, ...]) -> tuple[Answer, ...]:
         workers = [self._workers[worker_id] for worker_id in chosen]
         self._workers.lose(self._agents.silent_nodes())
-        if task.settings.fresh_workers and any(worker.is_used for worker in workers):
+        if _need_new_processes(task, workers):
             self._groups.leave(chosen)
+            for worker in workers:
+                worker.environment = task.worker_environment
             self._replace(chosen)
         group = self._groups.join(chosen)
         if any(worker.lost_because for worker in workers):
@@ -315,6 +317,12 @@ class RayCluster:
         self._check_open()
         self._monitor.check(afresh=True)
         self._workers.replace(worker_ids)
+
+
+def _need_new_processes(task: Task, workers: Sequence[WorkerHandle]) -> bool:
+    """Whether a point asks for fresh ones, or for variables that these were not started with."""
+    is_fresh = task.settings.fresh_workers and any(worker.is_used for worker in workers)
+    return is_fresh or any(worker.environment != task.worker_environment for worker in workers)
 
 
 def _not_run(workers: Sequence[WorkerHandle]) -> tuple[list[Answer], list[str]]:

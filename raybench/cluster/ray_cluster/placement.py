@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
@@ -37,13 +37,17 @@ class Slot:
 
 @dataclass(slots=True, kw_only=True)
 class WorkerHandle:
-    """A worker and where it is held. lost_because: empty as long as it can be used."""
+    """A worker and where it is held. lost_because: empty as long as it can be used.
+
+    environment: variables that its process was started with, or its next one is.
+    """
 
     slot: Slot
     actor: Any
     device: Device
     is_used: bool = False
     lost_because: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def resource(kind: DeviceKind) -> str:

@@ -223,10 +223,11 @@ class Replacement:
         self._agents.wait_until_free(devices, _FREE_TIMEOUT_S)
 
     def _begin(self, worker: WorkerHandle, tries: int = 0) -> None:
-        standby = self._standbys.take(worker.slot.node_id)
+        # A standby was started without the variables of a job.
+        standby = None if worker.environment else self._standbys.take(worker.slot.node_id)
         is_standby = standby is not None
         worker.actor = standby or start_worker(
-            self._kind, worker.slot.placement, worker.slot.bundle
+            self._kind, worker.slot.placement, worker.slot.bundle, worker.environment
         )
         worker.is_used = False
         limit_s = _STANDBY_TIMEOUT_S if is_standby else START_TIMEOUT_S

@@ -64,5 +64,5 @@ def test_a_table_of_before_a_setting_came_has_its_default() -> None:
 
 
 def test_a_point_has_no_setting_that_is_not_told() -> None:
-    told = {*RUN_SETTINGS, "workload", "params", "scaling"}
+    told = {*RUN_SETTINGS, "workload", "params", "scaling", "env"}
     assert {field.name for field in fields(Point)} == told

@@ -13,6 +13,7 @@ from typing_extensions import Doc
 
 from raybench.errors import UsageError
 from raybench.job import registry
+from raybench.job.point import SCRIPT
 from raybench.workloads.trained import ddp_defaults
 
 if TYPE_CHECKING:
@@ -58,10 +59,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_built_in_workload_loads_and_declares_its_parameters(name: str) -> None:
     workload_class = registry.load(name)
     parameters = registry.parameters(workload_class)
-    trains = getattr(workload_class, "takes_batch_size", True)
+    trains = getattr(workload_class, "takes_batch_size", True) and name != SCRIPT
     assert ("grad_accumulation" in {parameter.name for parameter in parameters}) is trains
-    assert ("batch_size" in registry.settings(workload_class)) is trains
-    assert all(parameter.description and not parameter.is_required for parameter in parameters)
+    assert ("batch_size" in registry.settings(workload_class)) is (trains or name == SCRIPT)
+    assert all(parameter.description for parameter in parameters)
+    assert [parameter.name for parameter in parameters if parameter.is_required] == (
+        ["path"] if name == SCRIPT else []
+    )
 
 
 def test_a_class_of_the_current_directory_is_found_as_by_python_m(module: Any) -> None:
@@ -218,7 +222,7 @@ def test_a_class_that_sets_no_items_is_known_by_its_code(
     assert registry.lacks_items(registry.load(f"{name}:Two")) is lacks
 
 
-@pytest.mark.parametrize("name", registry.BUILTIN)
+@pytest.mark.parametrize("name", sorted(set(registry.BUILTIN) - {SCRIPT}))
 def test_every_built_in_workload_that_takes_batches_sets_its_items(name: str) -> None:
     assert not registry.lacks_items(registry.load(name))
 

@@ -1,0 +1,249 @@
+"""Scripts as points of a worker: real processes, with a torch that has the optimizers' hooks alone.
+
+Two workers are real processes too, and their ranks wait for each other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from fakes import make_point
+
+from raybench.cluster import Cluster, point_end
+from raybench.job.model import Measure
+from raybench.records import Failure, Measurement, RankInfo, Status, Task
+from raybench.worker.worker import Worker
+from tests.process_cluster import ProcessCluster
+from tests.script_files import write_script
+
+ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
+NO_GROUP = "the script's process group has 1 of 2 ranks: each may have trained alone"
+
+
+def make_task(script: Path, world_size: int = 1, measure=None, **params) -> Task:
+    given = {"path": str(script), "args": "", "items_per_step": "", "step_of": "", **params}
+    point = make_point(workload="script", params=given, world_size=world_size)
+    settings = {"warmup": 5, "iterations": 10, "breakdown": False, **(measure or {})}
+    return Task(point=point, settings=Measure(**settings))
+
+
+def run(tmp_path: Path, text: str, measure=None, **params):
+    """The answer of a worker alone."""
+    script = write_script(tmp_path, text)
+    return Worker("cpu", 0).run(make_task(script, measure=measure, **params), ALONE, None)
+
+
+def counts(answer: Measurement) -> tuple[int, int]:
+    (repetition,) = answer.repetitions
+    return len(repetition.warmup.step_ns), len(repetition.timed.step_ns)
+
+
+@pytest.fixture
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_script_runs_as_torchrun_runs_it_and_is_ended_when_enough_is_measured(tmp_path):
+    text = """
+        import json
+        wanted = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_PORT TORCHELASTIC_RUN_ID"
+        seen = {name: os.environ[name] for name in wanted.split()}
+        seen |= {"argv": sys.argv[1:], "main": __name__, "file": __file__}
+        seen |= {"path": sys.path[0], "ours": "raybench" in sys.modules}
+        open(f"seen-{rank}", "w").write(json.dumps(seen))
+        steps(10**9)
+    """
+    answer = run(
+        tmp_path, text, args="--batch {batch_size} --name 'a b'", items_per_step="{batch_size} * 3"
+    )
+    assert isinstance(answer, Measurement), answer
+    assert counts(answer) == (5, 10)
+    assert answer.items_per_step == 24
+    assert answer.warnings == ()
+    seen = (tmp_path / "seen-0").read_text(encoding="utf-8")
+    assert '"argv": ["--batch", "8", "--name", "a b"]' in seen
+    assert '"main": "__main__"' in seen
+    assert f'"file": "{tmp_path}/train.py", "path": "{tmp_path}", "ours": false' in seen
+    assert '"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"' in seen
+
+
+def test_samples_are_the_time_between_returns_of_the_optimizer(tmp_path):
+    answer = run(tmp_path, "while True:\n    time.sleep(0.02)\n    optimizer.step()")
+    assert isinstance(answer, Measurement), answer
+    (repetition,) = answer.repetitions
+    assert min(repetition.timed.step_ns) > 20_000_000
+
+
+@pytest.mark.usefixtures("_here")
+class TestOptimizers:
+    TWO = """
+        adam = Adam()
+        while True:
+            time.sleep(0.01)
+            optimizer.step()
+            optimizer.step()
+            time.sleep(0.01)
+            adam.step()
+    """
+
+    def test_of_several_optimizers_the_last_to_come_ends_an_iteration(self, tmp_path):
+        answer = run(tmp_path, self.TWO)
+        assert isinstance(answer, Measurement), answer
+        assert min(answer.repetitions[0].timed.step_ns) > 20_000_000
+
+    def test_step_of_names_another_one(self, tmp_path):
+        answer = run(tmp_path, self.TWO, step_of="SGD")
+        assert isinstance(answer, Measurement), answer
+        assert min(answer.repetitions[0].timed.step_ns) < 10_000_000
+
+    def test_step_of_that_never_steps_names_those_that_do(self, tmp_path):
+        answer = run(tmp_path, "steps(3)", step_of="AdamW")
+        assert isinstance(answer, Failure)
+        assert (answer.status, answer.error_type) == (Status.ERROR, "NoSteps")
+        assert "no optimizer AdamW has stepped" in answer.message
+        assert answer.message.endswith("those that did: SGD")
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "error_type", "message"),
+    [
+        ("raise ValueError('no such\\nthing')", Status.ERROR, "ValueError", "no such"),
+        ("steps(8)\nraise ValueError('later')", Status.ERROR, "ValueError", "later"),
+        ("raise MemoryError", Status.OOM, "MemoryError", "MemoryError: no message"),
+        ("sys.exit('bad data')", Status.ERROR, "ScriptExit", "with exit code 1"),
+        ("steps(8)\nos._exit(7)", Status.ERROR, "ScriptExit", "with exit code 7"),
+        ("steps(8)\nos.kill(os.getpid(), 9)", Status.LOST, "WorkerDied", "died by SIGKILL"),
+        ("pass", Status.ERROR, "NoSteps", "no optimizer of torch.optim has stepped"),
+        ("steps(1)", Status.ERROR, "NoSteps", "after its first step"),
+        ("this is no python", Status.ERROR, "SyntaxError", "invalid syntax"),
+    ],
+)
+@pytest.mark.usefixtures("_here")
+def test_a_script_that_fails_is_a_row_that_says_so(tmp_path, text, status, error_type, message):
+    answer = run(tmp_path, text)
+    assert isinstance(answer, Failure)
+    assert (answer.status, answer.error_type) == (status, error_type)
+    assert message in answer.message
+    assert answer.worker_reusable
+    assert "script_child.py" not in answer.detail
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(0)", "os._exit(0)"])
+@pytest.mark.usefixtures("_here")
+def test_a_script_that_ends_before_gives_what_it_had(tmp_path, end):
+    answer = run(tmp_path, f"steps(9)\n{end}", measure={"warmup": 4, "iterations": 100})
+    assert isinstance(answer, Measurement), answer
+    # What a process had that ended at once is what it had answered.
+    assert counts(answer) == ((2, 2) if end == "os._exit(0)" else (3, 3))
+    (warning,) = answer.warnings
+    assert warning.startswith("the script ended by itself before enough was measured")
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_script_that_catches_what_ends_programs_is_ended_all_the_same(tmp_path):
+    text = """
+        import atexit, signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            try:
+                steps(10**9)
+            except BaseException:
+                pass
+    """
+    assert isinstance(run(tmp_path, text), Measurement)
+    assert no_children()
+
+
+@pytest.mark.usefixtures("_here")
+def test_what_a_script_has_started_ends_with_it(tmp_path):
+    text = """
+        import subprocess
+        children = [subprocess.Popen(["sleep", "1000"]),
+                    subprocess.Popen(["sleep", "1000"], start_new_session=True)]
+        open("children", "w").write(" ".join(str(child.pid) for child in children))
+        steps(10**9)
+    """
+    assert isinstance(run(tmp_path, text), Measurement)
+    children = (tmp_path / "children").read_text(encoding="utf-8").split()
+    assert len(children) == 2
+    assert not any(map(is_running, map(int, children)))
+    assert no_children()
+
+
+def is_running(process_id: int) -> bool:
+    try:
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def no_children() -> bool:
+    return not [c for c in psutil.Process().children() if "train.py" in " ".join(c.cmdline())]
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_script_that_writes_much_is_measured(tmp_path):
+    assert isinstance(run(tmp_path, "print('x' * 10_000_000)\nsteps(10**9)"), Measurement)
+
+
+@pytest.mark.usefixtures("_here")
+def test_variables_of_the_job_are_those_of_the_process(tmp_path):
+    script = write_script(tmp_path, "assert os.environ['X'] == 'y'\nsteps(10**9)")
+    task = make_task(script)
+    point = make_point(workload="script", params=task.point.params, env={"X": "y"})
+    answer = Worker("cpu", 0).run(Task(point=point, settings=task.settings), ALONE, None)
+    assert isinstance(answer, Measurement), answer
+
+
+class TestTwoRanks:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def cluster(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+        joined = ProcessCluster(2, tmp_path_factory.mktemp("logs"))
+        joined.start(2, "pack")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(point_end, "GRACE_S", 10.0)
+            yield joined
+        joined.close()
+
+    def run(self, cluster: Cluster, tmp_path: Path, text: str, **measure):
+        script = write_script(tmp_path, text)
+        return cluster.run(make_task(script, 2, measure), (0, 1))
+
+    @pytest.mark.parametrize(
+        ("fault", "error_type"),
+        [
+            ("raise ValueError('no')", "ValueError"),
+            ("os._exit(3)", "ScriptExit"),
+            ("os.kill(os.getpid(), 9)", "WorkerDied"),
+        ],
+    )
+    def test_a_fault_of_one_rank_costs_no_worker(self, cluster, tmp_path, fault, error_type):
+        before = [device.process_id for device in cluster.devices]
+        text = f"steps(8)\nif rank == 1: {fault}\nsteps(10**9)"
+        first, second = self.run(cluster, tmp_path, text)
+        assert (first.error_type, second.error_type) == ("PeerFailed", error_type)
+        assert [device.process_id for device in cluster.devices] == before
+
+    def test_a_rank_that_hangs_is_named_with_its_line(self, cluster, tmp_path):
+        before = [device.process_id for device in cluster.devices]
+        text = "steps(8)\nif rank == 1: time.sleep(1000)\nsteps(10**9)"
+        began_s = time.monotonic()
+        first, second = self.run(cluster, tmp_path, text, timeout_s=2.0, max_seconds=1.0)
+        assert time.monotonic() - began_s < 15
+        assert (first.error_type, second.error_type) == ("PeerFailed", "Timeout")
+        assert "at train.py:" in second.message
+        assert "rank 0 waited in a collective" in second.message
+        after = [device.process_id for device in cluster.devices]
+        assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+
+    def test_ranks_end_after_the_same_iteration(self, cluster, tmp_path):
+        text = "steps(9 - 2 * rank)"
+        answers = self.run(cluster, tmp_path, text, warmup=4, iterations=100)
+        assert [counts(answer) for answer in answers] == [(2, 2), (2, 2)]
+        assert NO_GROUP in answers[0].warnings
