@@ -173,9 +173,9 @@ class Trained(Workload):
 
     def _accumulate(self, batches: Iterator[Batch]) -> None:
         """Make the gradients of a step; they are reduced in its last pass."""
+        self._do_extra_work()
         for to_go in reversed(range(self._recipe.grad_accumulation)):
             inputs, targets = next(batches)
-            self._do_extra_work(inputs, targets)
             with self._context.no_sync(self.replica) if to_go else nullcontext():
                 self.scaler.scale(self._loss(inputs, targets)).backward()  # type: ignore[no-untyped-call]
 
@@ -189,16 +189,19 @@ class Trained(Workload):
         with self._context.autocast():
             return self._recipe.loss(forward(inputs), targets)
 
-    def _do_extra_work(self, inputs: Tensor, targets: Tensor) -> None:
-        """Repeat the pass on so many of its rows as a slower device would be later by.
+    def _do_extra_work(self) -> None:
+        """Repeat passes of the step on so many rows as a slower device would be behind by.
 
-        Nothing of it is kept, and nothing is reduced.
+        Nothing of it is kept, and nothing is reduced. In as few passes as the step has rows for:
+        each of them costs something whatever its rows.
         """
-        rows = round(self._context.extra_work * len(inputs))
+        batch_size = self._context.batch_size
+        rows = round(self._context.extra_work * batch_size * self._recipe.grad_accumulation)
         # On the meta device the operations of the step are counted.
         while rows > 0 and self._context.device.type != "meta":
+            inputs, targets = next(self._batches)
             self._gradients_alone(inputs[:rows], targets[:rows])
-            rows -= len(inputs)
+            rows -= batch_size
 
     def _gradients_alone(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of this rank's mean loss, which leaves those of the step alone."""
