@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,39 +21,37 @@ __all__ = ["DECODER_PRESETS", "Decoder", "DecoderShape", "KeyValueCache", "next_
 Region = Callable[[str], AbstractContextManager[None]]
 
 
+@dataclass(slots=True)
 class KeyValueCache:
     """Keys and values of the tokens before, of all layers: of static size, made once.
 
-    keys, values: (layers, batch, heads, room, head width). position: of the next token, the same
-    in all sequences; whoever owns the cache moves it.
+    memory: (layers, 2, batch, heads, room, head width). position: of the next token, the same in
+    all sequences; whoever owns the cache moves it.
     """
 
-    def __init__(self, shape: DecoderShape, *, batch_size: int, room: int, **like: Any) -> None:
-        size = (shape.layers, batch_size, shape.heads, room, shape.width // shape.heads)
-        self.keys, self.values = torch.empty(size, **like), torch.empty(size, **like)
-        self.position = 0
+    memory: Tensor
+    position: int = 0
+
+    @classmethod
+    def make(cls, shape: DecoderShape, *, batch_size: int, room: int, **like: Any) -> KeyValueCache:
+        """Make one with room for so many tokens of each sequence; like: as torch.empty."""
+        heads = (shape.heads, room, shape.width // shape.heads)
+        return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
 
     def of_sequence(self, index: int) -> KeyValueCache:
         """Return the part of one sequence; what is written to it is written here."""
-        part = object.__new__(KeyValueCache)
-        part.keys, part.values = self.keys[:, index : index + 1], self.values[:, index : index + 1]
-        part.position = self.position
-        return part
+        return KeyValueCache(self.memory[:, :, index : index + 1], self.position)
 
-    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write what a layer made of the new tokens; return that of all tokens so far."""
-        length = key.shape[2]
+    def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the keys and values that a layer made of new tokens; return those of all so far."""
+        length = new.shape[3]
         # Else some of the new tokens would need a mask of their own.
         assert length == 1 or self.position == 0, "several tokens only begin a sequence"
         end = self.position + length
-        for memory, new in ((self.keys, key), (self.values, value)):
-            memory[layer, :, :, self.position : end] = new
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
-
-    @property
-    def nbytes(self) -> int:
-        """What it takes, and what is read of it once it is full."""
-        return self.keys.nbytes + self.values.nbytes
+        # In one copy: while decoding, each kernel more is felt.
+        self.memory[layer, :, :, :, self.position : end] = new
+        keys, values = self.memory[layer, :, :, :, :end]
+        return keys, values
 
 
 class Decoder(nn.Module):
@@ -138,9 +137,9 @@ class _Block(nn.Module):
     def _attend(self, x: Tensor, cache: KeyValueCache | None) -> Tensor:
         batch, length, width = x.shape
         joint = self.attention_in(x).view(batch, length, 3, self._heads, width // self._heads)
-        query, key, value = joint.permute(2, 0, 3, 1, 4)
+        query, key, value = by_kind = joint.permute(2, 0, 3, 1, 4)
         if cache is not None:
-            key, value = cache.extend(self._layer, key, value)
+            key, value = cache.extend(self._layer, by_kind[1:])
         # One token sees all that are there; torch would let it see the first alone.
         is_causal = cache is None or length > 1
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)

@@ -168,7 +168,7 @@ class Transformer(Model):
             lambda: Decoder(shape, seq_len=room, region=context.region),
             cast_weights=cast_weights,
         )
-        cache = KeyValueCache(
+        cache = KeyValueCache.make(
             shape, batch_size=batch_size, room=room, dtype=compute_dtype(context), device=device
         )
         tokens = _random_tokens(context, shape.vocabulary, (batch_size, room))
@@ -196,7 +196,7 @@ class Transformer(Model):
         The output layer reads the whole table of tokens.
         """
         weights = (p.nbytes for name, p in self.model.named_parameters() if name != "positions")
-        self.memory_bytes = sum(weights) + cache.nbytes
+        self.memory_bytes = sum(weights) + cache.memory.nbytes
         if self.triad_gb_s is not None:
             # The share is the time that the bytes would take over that of the step.
             self.bandwidth_share_pct = 100 * self.memory_bytes / (self.triad_gb_s * 1e9)

@@ -53,7 +53,7 @@ def test_prompt_and_tokens_one_by_one_give_the_logits_of_the_whole_sequence() ->
         torch.manual_seed(0)
         model = Decoder(shape, seq_len=40).requires_grad_(False)
         tokens = torch.randint(shape.vocabulary, (2, 40))
-        cache = KeyValueCache(shape, batch_size=2, room=40)
+        cache = KeyValueCache.make(shape, batch_size=2, room=40)
     whole = model(tokens)[:, 31:]
     logits = [model(tokens[:, :32], cache)]
     for position in range(32, 40):

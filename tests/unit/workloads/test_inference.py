@@ -72,7 +72,7 @@ def answer_of(workload: Model) -> Tensor:
 def decode(model: Decoder, tokens: Tensor, *, prompt: int, shift: int = 0) -> Tensor:
     """Logits after the prompt and after each token that follows; shift: of their positions."""
     batch_size, length = tokens.shape
-    cache = KeyValueCache(TINY, batch_size=batch_size, room=length, dtype=torch.float64)
+    cache = KeyValueCache.make(TINY, batch_size=batch_size, room=length, dtype=torch.float64)
     logits = [model(tokens[:, :prompt], cache)]
     for position in range(prompt, length):
         cache.position = position + shift
