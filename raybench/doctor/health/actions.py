@@ -9,20 +9,21 @@ from raybench.doctor.health.device_facts import ACTIONS
 from raybench.records import Device
 from raybench.records.health import WAIT_TEST, Action, Finding, Verdict
 
-# Variables that make all devices or links slow alike; of these the ones that are set are named.
-_SLOWING = (
+# Variables that make all devices or links slow alike, in tests that use NCCL and in others; those
+# that are set are named. NCCL_NVLS_ENABLE=0 is none: the expected figures are without it.
+_SLOWING_NCCL = (
     "NCCL_P2P_DISABLE",
     "NCCL_P2P_LEVEL",
     "NCCL_SHM_DISABLE",
     "NCCL_IB_DISABLE",
-    "NCCL_NVLS_ENABLE",
     "NCCL_ALGO",
     "NCCL_PROTO",
     "NCCL_MAX_NCHANNELS",
     "NCCL_MAX_CTAS",
-    "CUDA_LAUNCH_BLOCKING",
-    "NVIDIA_TF32_OVERRIDE",
 )
+_SLOWING_KERNELS = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE")
+_STAGES_OF_NCCL = ("pairs", "together", "smoke", "straggler", "burn-in")
+_OFF = ("", "0")
 _Advice = tuple[Action, Sequence[str]]
 
 
@@ -38,8 +39,8 @@ def advise(finding: Finding, known: Mapping[str, Device]) -> _Advice:
         return action, _commands(action, devices)
     if finding.verdict is Verdict.UNTESTED or finding.test == WAIT_TEST:
         return Action.WATCH, _status(devices)
-    if kind == "cluster" or (kind == "node" and _slowing_variables(devices)):
-        return Action.SETTING, _unset(devices)
+    if kind == "cluster" or (kind == "node" and _slowing_variables(finding, devices)):
+        return Action.SETTING, _unset(finding, devices)
     if kind in ("pair", "node"):
         return Action.WATCH, _look_at_path(devices)
     if finding.ratio is None and finding.value is not None:
@@ -104,16 +105,23 @@ def _look_at_path(devices: Sequence[Device]) -> Sequence[str]:
     return [f"ip -s link; tc qdisc show  # on {' and on '.join(hosts)}"] if hosts else []
 
 
-def _unset(devices: Sequence[Device]) -> Sequence[str]:
-    found = _slowing_variables(devices)
-    return [f"unset {' '.join(found)}"] if found else ["raybench doctor"]
+def _unset(finding: Finding, devices: Sequence[Device]) -> Sequence[str]:
+    if found := _slowing_variables(finding, devices):
+        return [f"unset {' '.join(found)}"]
+    if finding.stage == "host-links":
+        hosts = dict.fromkeys(device.host for device in devices)
+        return [f"nvidia-smi topo -m; numactl --hardware; lscpu  # on {host}" for host in hosts][:1]
+    return ["raybench doctor"]
 
 
-def _slowing_variables(devices: Sequence[Device]) -> list[str]:
-    """Name the variables that are known to make all slow, as far as they are set."""
+def _slowing_variables(finding: Finding, devices: Sequence[Device]) -> list[str]:
+    """Name the variables that are known to make such a test slow, as far as they are set."""
+    is_of_nccl = finding.stage in _STAGES_OF_NCCL and not finding.test.startswith("copy ")
+    names = (_SLOWING_NCCL if is_of_nccl else ()) + (
+        _SLOWING_KERNELS if finding.stage != "host-links" else ()
+    )
     return [
         name
-        for name in _SLOWING
-        if any(name in device.environment for device in devices)
-        and not (name == "OMP_NUM_THREADS" and devices[0].kind == "cuda")
+        for name in names
+        if any(device.environment.get(name, "") not in _OFF for device in devices)
     ]

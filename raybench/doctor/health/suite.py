@@ -53,7 +53,7 @@ _MOST_BYTES_IN_GRAPH = {"cuda": 2**20, "cpu": 0}
 # few bytes. It says that something is wrong where it is this many times as long.
 _HOST_BAD_RATIO = 3.0
 # Products on tensor cores from this size on draw all the power that a GPU may have: healthy H200s
-# of one host differ by 7.5 % then (fp16 8192: 663 and 713 TFLOP/s).
+# of one host differ by 6 % then (tf32 2048: 336 and 356 TFLOP/s in health-20261122-193240-9d20).
 _LEAST_CAPPED = 2048
 _PRECISIONS = {"cuda": tuple(Precision), "cpu": (Precision.FP32,)}
 # Of each of three arrays: 100, 500 and 1000 MB; on CPUs above most caches and soon done.

@@ -50,5 +50,8 @@ def test_the_runs_that_are_named_are_committed() -> None:
     runs = {
         path.name for path in Path(__file__).parents[3].joinpath("results/examples/runs").iterdir()
     }
-    for test in ("gemm bf16 8192", "memory 500 MB"):
-        assert expected(test).source.split(";")[0].split()[1] in runs
+    for test in ("gemm bf16 8192", "memory 500 MB", "h2d alone"):
+        shown, _, named = expected(test).source.partition("; ")
+        assert "2026" in shown
+        assert named.split()
+        assert set(named.split()) <= runs
