@@ -13,10 +13,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from raybench.cli.health_results import load_health
 from raybench.cli.page import format_page
 from raybench.cli.results import load_summary
 from raybench.report.charts import poster
+from raybench.report.charts.health import health_figures
+from raybench.report.html.health import format_page as format_health_page
 from raybench.report.text import markdown
+from raybench.report.text.health import format_markdown as format_health_markdown
 from raybench.results import reader
 
 REPOSITORY = Path(__file__).parents[2]
@@ -69,6 +73,16 @@ def marks(svg: str) -> list[str]:
 def test_the_committed_markdown_is_what_the_tables_say_today(job: str) -> None:
     today = markdown.format_report(load_summary(RESULTS, RUNS[job]))
     assert (REPORTS / f"{job}.md").read_text() == today, AGAIN
+
+
+def test_the_committed_health_check_is_what_the_tables_say_today() -> None:
+    report = load_health(RESULTS, RUNS["health"])
+    assert report is not None
+    assert (REPORTS / "health.md").read_text() == format_health_markdown(report), AGAIN
+    drawn = poster.draw_poster(health_figures(report)[0], "svg", below=report.machine)
+    assert marks((REPORTS / "health.svg").read_text()) == marks(drawn.decode()), AGAIN
+    today = format_health_page(report, reader.load(RESULTS, "devices", RUNS["health"]))
+    assert visible((REPORTS / "health.html").read_text()) == visible(today), AGAIN
 
 
 @pytest.mark.parametrize("job", CHARTS)
