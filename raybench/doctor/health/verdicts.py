@@ -48,7 +48,7 @@ from raybench.stats.fleet import (
 _ELSEWHERE_SHARE, _ELSEWHERE_FLOORS = 0.1, 5
 _LEAST_PAST = 3
 # Tests with such a floor share their device with whatever else the host does, as CPU workers do: a
-# busy hour makes all of them slow, by 4 times on two cores with a load of 30.
+# busy hour makes all of them slow, memory by 6 times on two cores with loads of 6 to 15.
 _SHARED_FLOOR, _SHARED_RATIO = 0.1, 10.0
 EXPECTED_TEST = "expected values"
 _NOTHING = 1e-300
