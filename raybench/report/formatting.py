@@ -245,7 +245,10 @@ def setting_words(name: str, value: Any, ranks: str) -> str:
 
 def settings_words(row: Mapping[str, Any], names: Iterable[str], ranks: str) -> str:
     """Write the values of some settings: `fp32, batch 64, 4 GPUs, hidden=8`."""
-    return ", ".join(setting_words(name, setting_of(row, name), ranks) for name in names)
+    values = ((name, setting_of(row, name)) for name in names)
+    # Ranks that share their work may have no batch.
+    given = (one for one in values if one[0] != "batch" or has_value(one[1]))
+    return ", ".join(setting_words(name, value, ranks) for name, value in given)
 
 
 def ranks_words(count: int, ranks: str) -> str:

@@ -33,6 +33,7 @@ from raybench.report.findings import (
     more_rounds,
 )
 from raybench.report.headline import headline
+from raybench.report.scopes import TITLE, scope_findings, scope_tables
 from raybench.report.tables import Layout, explain, make_tables, region_tables
 from raybench.results.run import Run
 
@@ -55,6 +56,7 @@ class Summary:
     precision: what is gained over fp32, where the findings do not say it already.
     largest_batches: where the run has searched for them.
     ranks: what a rank runs on.
+    scopes, scope_tables: where points differ in scope, what a module and the whole gain.
     regions: of the step of each point, by its id; region_tables: the same to be read.
     plus_minus: a sentence, what ± holds over. by_mean: whether rates follow the mean step.
     more_rounds: what further rounds would cost and give; None where the run has enough.
@@ -75,6 +77,8 @@ class Summary:
     largest_batches: tuple[LargestBatch, ...]
     ranks: str
     tables: tuple[Table, ...]
+    scopes: tuple[tuple[str, str], ...]
+    scope_tables: tuple[Table, ...]
     regions: Mapping[str, Sequence[Row]]
     region_tables: tuple[Table, ...]
     failures: tuple[MessageGroup, ...]
@@ -93,6 +97,7 @@ class Summary:
             (LARGEST_TITLE, list_largest(self.largest_batches, self.ranks)),
             (formatting.over(baseline), self.findings),
             (formatting.loss_title(baseline), self.losses),
+            (f"{TITLE}, gains over {formatting.settings(baseline)}", self.scopes),
             (BEST_TITLE, self.best),
             (formatting.over(_OVER_FP32), self.precision),
         )
@@ -124,7 +129,7 @@ class Summary:
             versions=formatting.versions(self.versions),
             shared=formatting.settings(self.shared),
             findings=self._sections,
-            tables=(*self.tables, *self.region_tables),
+            tables=(*self.tables, *self.scope_tables, *self.region_tables),
             explain=self.explain,
             messages=self._messages,
             more_rounds=self.more_rounds.sentence if self.more_rounds else "",
@@ -180,6 +185,8 @@ def summarize(
         largest_batches=largest,
         ranks=ranks,
         tables=tables,
+        scopes=scope_findings(rows, ranks),
+        scope_tables=scope_tables(rows, layout),
         regions=of_points,
         region_tables=regions_shown,
         failures=failures(attempts),

@@ -36,6 +36,7 @@ _SETTINGS = (*EXECUTION, "batch", "world_size")
 POINT_COLUMN = "point"
 REGION_COLUMN = "region"
 REGION_SHARE = "of step"
+COLD = "cold ms"
 _TEXTS = (MARK_COLUMN, POINT_COLUMN, REGION_COLUMN)
 
 
@@ -99,7 +100,7 @@ class Layout:
             # Small messages are often replayed from a graph and large ones not: size goes first.
             return sorted([*varied, *params], key=lambda name: name in OPTIONAL)
         names = [n for n in _SETTINGS if n in apart or n not in OPTIONAL]
-        if batch_column(first) is None:
+        if not any(formatting.has_value(row["batch"]) for row in rows):
             names.remove("batch")
         # What is compared varies fastest, so that it is read from one line to the next.
         return sorted([*params, *names], key=lambda name: _setting_of(name, first) in self.compared)
@@ -272,7 +273,7 @@ def _kind(first: Row, names: Sequence[str], layout: Layout) -> str:
         return ", ".join(plain_text.plain(text) for n, text in given.items() if n not in names)
     batch = {"weak": "batch per device", "strong": "global batch"}.get(first["scaling"], "")
     scaling = f"{first['scaling']} scaling" if batch and "world_size" in layout.compared else ""
-    return ", ".join(filter(None, (scaling, batch)))
+    return ", ".join(filter(None, (scaling, batch if "batch" in names else "")))
 
 
 def _ranks(row: Row, layout: Layout) -> str:
@@ -302,6 +303,11 @@ _STEP_OF_MAXIMA = (
 _REGIONS = (
     "Regions: parts that the step names itself, each on the rank where it takes longest, and their "
     "share of the instrumented step in which they were timed."
+)
+_SCOPES = (
+    "Cold: the first step after the workload was built, on the slowest rank. Warm: the step. "
+    "Gains: how many times as fast as the baseline. Comm, host: exposed communication, and what "
+    "the device is idle because the host is late, as shares of the step."
 )
 _PARTS_FROM = (
     "The parts are those of the slowest rank, from instrumented steps after the timed ones, so "
@@ -348,6 +354,8 @@ def explain(
     paragraphs = [points, [*parts, *rates, _PARTS_FROM]] if parts else [[*points, *rates]]
     if REGION_SHARE in shown:
         paragraphs.append([_REGIONS])
+    if COLD in shown:
+        paragraphs.append([_SCOPES])
     return tuple(filter(None, [*map(" ".join, paragraphs), _marks(tables)]))
 
 

@@ -20,7 +20,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from raybench.analysis.rounds import records
-from raybench.report import formatting, plain_text
+from raybench.report import document, formatting, plain_text
 from raybench.report.charts.bars import products_figure
 from raybench.report.charts.batch import memory_figure, throughput_figure
 from raybench.report.charts.figure import WIDE, Figure, Panel, Table
@@ -86,7 +86,8 @@ def format_page(data: PageData) -> str:
         why_none=why_none(summary),
         figures=others,
         points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
-        regions=_regions(summary),
+        scopes=_plain_tables(summary.scope_tables),
+        regions=_plain_tables(summary.region_tables),
         facts=[(name, text) for name, text in facts(summary) if text],
         devices=device_table(data.devices),
         job_lines=plain_text.plain_lines(summary.run.job_text),
@@ -138,11 +139,11 @@ def _shares_points(rows: Sequence[Row]) -> bool:
     return not own.isdisjoint(others)
 
 
-def _regions(summary: Summary) -> list[tuple[str, Table]]:
-    """List each table of regions under what its points have in common."""
+def _plain_tables(tables: Sequence[document.Table]) -> list[tuple[str, Table]]:
+    """List each table under what its points have in common."""
     return [
         (one.title, Table(columns=one.columns, rows=one.rows, texts=one.settings + 1))
-        for one in summary.region_tables
+        for one in tables
     ]
 
 

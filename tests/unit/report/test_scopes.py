@@ -1,0 +1,124 @@
+"""A module beside what it is a part of: blocks, a forward pass and a loop in one table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+from builders import make_device, make_measure, make_point, make_record, make_run
+
+from raybench.records import Breakdown, Record
+from raybench.report.html.page import PageData, format_page
+from raybench.report.summary import Summary, summarize
+from raybench.report.text import markdown, terminal
+from raybench.results import rows
+from raybench.results.schema import TABLES
+
+# Of a step on 1 and on 2 devices, in ms. The first step of all takes 50.
+STEPS = {"block": (8.0, 4.4), "loop": (40.0, 32.0)}
+# Without communication, and what the device works of that.
+LOCAL = {"block": (8.0, 4.0), "loop": (40.0, 30.0)}
+DEVICE = {"block": (8.0, 4.0), "loop": (40.0, 20.0)}
+
+
+def point(scope: str, world_size: int, **params: Any) -> Record:
+    made = make_point(
+        workload="mine:Pipeline", params={"scope": scope, **params}, world_size=world_size,
+        batch_size=None, global_batch_size=None, scaling="strong",
+    )  # fmt: skip
+    step_ms = STEPS[scope][world_size - 1]
+    record = make_record(made, step_ms=step_ms, count=40)
+    measurements = [replace(one, items_per_step=1 / world_size) for one in record.measurements]
+    return replace(record, measurements=tuple(measurements))
+
+
+def take_apart(record: Record) -> Record:
+    scope, size = str(record.point.params["scope"]), record.point.world_size
+    local_ms, device_ms = LOCAL[scope][size - 1], DEVICE[scope][size - 1]
+    breakdown = Breakdown(
+        local_ms=((local_ms,) * 3,) * 2, device_ms=device_ms, comm_ms=(local_ms,) * (size - 1)
+    )
+    measurements = [replace(one, breakdown=breakdown) for one in record.measurements]
+    return replace(record, measurements=tuple(measurements))
+
+
+def report(records: list[Record]) -> Summary:
+    content = [rows.point_row("run-a", record, make_measure()) for record in records]
+    frame = pd.DataFrame(content, columns=[column.name for column in TABLES["points"]])
+    devices = [rows.device_row("run-a", make_device(index)) for index in range(2)]
+    return summarize(make_run("run-a"), pd.DataFrame(devices), frame)
+
+
+def pipeline(**params: Any) -> list[Record]:
+    return [point(scope, ranks, **params) for scope in ("loop", "block") for ranks in (1, 2)]
+
+
+def test_module_and_whole_are_read_beside_each_other_cold_and_warm() -> None:
+    [table] = report(pipeline()).scope_tables
+    assert table.title == "mine:Pipeline: module beside end to end"
+    assert table.columns == (
+        "scope", "GPUs", "cold ms", "warm ms", "cold gain", "warm gain", "GiB",
+    )  # fmt: skip
+    cells = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [(row["scope"], row["GPUs"]) for row in cells] == [
+        ("block", "1"), ("block", "2"), ("loop", "1"), ("loop", "2"),
+    ]  # fmt: skip
+    assert [row["cold ms"] for row in cells] == ["50.00"] * 4
+    assert [round(float(row["warm ms"]), 1) for row in cells] == [8.0, 4.4, 40.0, 32.0]
+    assert [row["cold gain"] for row in cells] == ["1.00"] * 4
+    assert [row["warm gain"] for row in cells] == ["1.00", "1.82", "1.00", "1.25"]
+    assert {row["GiB"] for row in cells} == {"1.00"}
+
+
+def test_a_sentence_says_what_is_gained_and_how_cold_the_whole_begins() -> None:
+    [(title, text)] = report(pipeline()).scopes
+    assert title == "2 GPUs"
+    assert text == (
+        "block 1.82x, loop 1.25x; cold, loop gains 1.00x: its first step takes 1.56 times a later "
+        "one; 1.00 GiB a device, 1.00 at the baseline"
+    )
+
+
+def test_what_the_whole_loses_and_the_module_does_not_is_said_by_cause() -> None:
+    found = report([take_apart(record) for record in pipeline()])
+    [(_, text)] = found.scopes
+    assert (
+        "; of their steps block and loop lose 9.1% and 6.3% to exposed communication, "
+        "0.0% and 31.2% to waiting for the host; cold"
+    ) in text
+    [table] = found.scope_tables
+    cells = dict(zip(table.columns, table.rows[-1], strict=True))
+    assert (cells["comm"], cells["host"]) == ("6.3%", "31.2%")
+
+
+def test_settings_in_which_points_differ_have_a_sentence_each() -> None:
+    found = report([*pipeline(compile=True), *pipeline(compile=False)])
+    assert sorted(title for title, _ in found.scopes) == [
+        "compile=false, 2 GPUs", "compile=true, 2 GPUs",
+    ]  # fmt: skip
+    [table] = found.scope_tables
+    assert table.columns[: table.settings] == ("compile", "scope", "GPUs")
+    assert len(table.rows) == 8
+
+
+def test_nothing_is_said_where_scopes_do_not_differ() -> None:
+    found = report([point("loop", 1), point("loop", 2)])
+    assert (found.scope_tables, found.scopes) == ((), ())
+    assert "end to end" not in markdown.format_report(found)
+
+
+def test_every_format_has_table_and_sentence() -> None:
+    found = report(pipeline())
+    devices = pd.DataFrame([rows.device_row("run-a", make_device(0))])
+    telemetry = pd.DataFrame(columns=[column.name for column in TABLES["telemetry"]])
+    page = format_page(PageData(summary=found, devices=devices, telemetry=telemetry, steps=[]))
+    for text in (markdown.format_report(found), terminal.format_report(found, width=120), page):
+        assert "beside end to end" in text.lower()
+        assert "block 1.82x, loop 1.25x" in text
+
+
+def test_points_without_a_batch_name_none() -> None:
+    text = markdown.format_report(report(pipeline()))
+    assert "batch" not in text.split("Warnings")[0].replace("batch size", "")
+    assert "strong scaling" in text
