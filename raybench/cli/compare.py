@@ -11,6 +11,7 @@ import click
 
 from raybench.cli.compared_runs import Found, Side, alike, find_side
 from raybench.cli.completion import complete_run
+from raybench.cli.health_results import compare_health, format_health_comparison
 from raybench.cli.options import format_asked, json_format_option, results_option
 from raybench.cli.output import color, width, write_result
 from raybench.errors import ResultsError, UsageError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from raybench.analysis.measured_runs import Measured, Other
     from raybench.report.comparison import Comparison, LeftOut
+    from raybench.report.health_comparison import HealthComparison
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*%?")
 _MOST = 1.0
@@ -78,11 +80,24 @@ def compare_command(
     it; or several runs with commas between them, of which the newest is BASE or NEW. The others
     with the tag, or in the list, are its repeats: means are compared. Where neither is given, runs
     of the same job in the same environment are repeats if no step lies between them.
+
+    Two health checks are compared figure by figure, each by the limit of its test.
     """
     kind = format_asked(kind, as_json) or "terminal"
-    comparison = load_comparison(results, base, new, threshold)
+    sides = find_sides(results, base, new)
+    if checks := compare_health(sides[0].own, sides[1].own, threshold):
+        write_result(format_health_comparison(checks, kind))
+        return 0 if fail_on is None else _gate_of_checks(checks, fail_on)
+    comparison = compare_sides(sides, threshold)
     write_result(_format(comparison, kind))
     return 0 if fail_on is None else _gate(comparison, fail_on)
+
+
+def _gate_of_checks(comparison: HealthComparison, fail_on: str) -> int:
+    """Return the exit code. Raises ResultsError where there is nothing to judge."""
+    if not comparison.figures:
+        raise ResultsError(f"--fail-on {fail_on}: no figure was read in both checks")
+    return _IS_REGRESSION if comparison.is_regression else 0
 
 
 def _gate(comparison: Comparison, fail_on: str) -> int:
@@ -97,17 +112,27 @@ def _gate(comparison: Comparison, fail_on: str) -> int:
     return _IS_UNCLEAR if fail_on == UNCLEAR and comparison.verdicts[UNCLEAR] else 0
 
 
+def find_sides(results: Path, base: str, new: str) -> tuple[Side, Side]:
+    """Find both runs, and their repeats. Raises ResultsError where one is not there."""
+    sides = find_side(results, base), find_side(results, new)
+    if len({(side.own.root.resolve(), side.own.run_id) for side in sides}) == 1:
+        raise ResultsError(f"{base} and {new} are the same run: {sides[0].own.run_id}")
+    return sides
+
+
 def load_comparison(results: Path, base: str, new: str, threshold: float) -> Comparison:
     """Read both runs and compare them. Raises ResultsError where one is not there."""
+    return compare_sides(find_sides(results, base, new), threshold)
+
+
+def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
+    """Read both sides and compare them. Raises ResultsError where one cannot be read."""
     from raybench.analysis.compare import compare
     from raybench.analysis.environment_changes import changes, lasting_changes
     from raybench.analysis.point_changes import all_point_changes
     from raybench.report.comparison import Comparison
 
-    sides = [find_side(results, text) for text in (base, new)]
     own = [side.own for side in sides]
-    if len({(one.root.resolve(), one.run_id) for one in own}) == 1:
-        raise ResultsError(f"{base} and {new} are the same run: {own[0].run_id}")
     is_one_world = not lasting_changes(own[0].facts, own[1].facts)
     of_base = [_other(one) for one in alike(*sides)]
     of_new = of_base if is_one_world else [_other(one) for one in alike(*sides[::-1])]

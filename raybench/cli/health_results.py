@@ -9,7 +9,9 @@ from raybench.cli.output import color, width, write_file, write_result
 from raybench.errors import UsageError
 
 if TYPE_CHECKING:
+    from raybench.cli.compared_runs import Found
     from raybench.report.health import HealthReport
+    from raybench.report.health_comparison import HealthComparison
     from raybench.results.run import Run
 
 
@@ -78,6 +80,40 @@ def export_health(report: HealthReport, kind: str | None) -> str:
     if kind == "csv":
         return health.export_csv(report)
     raise UsageError("a health check is exported as csv, json or junit")
+
+
+def compare_health(base: Found, new: Found, threshold: float) -> HealthComparison | None:
+    """Set two health checks beside each other; None where neither is one.
+
+    threshold: the least change that counts, as a share. Raises UsageError where one alone is one.
+    """
+    from raybench.analysis.environment_changes import changes
+    from raybench.doctor.health.baseline import compare_figures
+    from raybench.report.health_comparison import HealthComparison
+
+    before, now = (load_health(found.root, found.run_id) for found in (base, new))
+    if before is None or now is None:
+        if before or now:
+            check, other = (base, new) if before else (new, base)
+            raise UsageError(
+                f"{check.run_id} is a health check and {other.run_id} is none: compare it with "
+                "another check"
+            )
+        return None
+    figures = compare_figures(before.findings, now.findings, now.kinds, 1 + threshold)
+    around = changes(base.facts, new.facts)
+    return HealthComparison(base=before, new=now, figures=figures, changes=around)
+
+
+def format_health_comparison(comparison: HealthComparison, kind: str) -> str:
+    """Format it as `raybench compare --format KIND` does."""
+    from raybench.report.text import health
+
+    if kind == "json":
+        return health.format_comparison_json(comparison)
+    if kind == "md":
+        return health.format_comparison_markdown(comparison)
+    return health.format_comparison(comparison, width=width(), color=color())
 
 
 def draw_health(report: HealthReport, path: Path) -> None:

@@ -148,3 +148,27 @@ class PastValue:
     test: str
     subject: Subject
     value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureChange:
+    """One figure of two checks: the same test of the same subject.
+
+    ratio: of the time in `new` to that in `base` (above 1 is slower). limit: up to this ratio, and
+    its inverse, days differ by themselves.
+    """
+
+    base: Finding
+    new: Finding
+    ratio: float
+    limit: float
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether it takes longer by more than days differ."""
+        return self.ratio > self.limit
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether it takes less by more than days differ."""
+        return self.ratio * self.limit < 1

@@ -31,6 +31,7 @@ _FLOORS: Mapping[str, Mapping[str, float]] = {
         "memory": 0.005,
         "link": 0.03,
         "pair": 0.02,
+        "step": 0.03,
         "latency": 0.1,
         "host": 0.3,
     },
@@ -40,6 +41,7 @@ _FLOORS: Mapping[str, Mapping[str, float]] = {
         "memory": 0.1,
         "link": 0.1,
         "pair": 0.15,
+        "step": 0.1,
         "latency": 0.2,
         "host": 0.3,
     },
@@ -203,6 +205,33 @@ def probes(fleet: Fleet, stages: Collection[Stage], *, serial: bool = False) -> 
     return tuple(
         probe for stage, make in makers.items() if stage in stages for probe in make(fleet)
     )
+
+
+@cache
+def tests_by_name(kind: Literal["cuda", "cpu"]) -> Mapping[str, HealthTest]:
+    """Find each test of such devices, on any number of nodes."""
+    places = [(node, index) for node in ("a", "b") for index in range(2)]
+    fleet = Fleet(
+        devices=tuple(
+            Device(
+                kind=kind,
+                node_id=node,
+                host=node,
+                address="",
+                index=index,
+                uuid=f"{node}/{index}",
+                name="",
+                process_id=0,
+                cpu_count=0,
+                niceness=0,
+                omp_num_threads=0,
+            )
+            for node, index in places
+        )
+    )
+    planned = (*probes(fleet, STAGES), *burn_in_probes(fleet))
+    tests = (test for probe in planned for test in (probe.test, probe.between) if test)
+    return {test.name: test for test in tests}
 
 
 def _test(
@@ -488,7 +517,7 @@ def _straggler(fleet: Fleet) -> Iterator[Probe]:
             COMPUTE_TEST,
             "straggler",
             "ms",
-            fleet.floor("gemm"),
+            fleet.floor("step"),
             "What a rank's training step takes without communication: the others wait for the "
             "longest.",
         ),

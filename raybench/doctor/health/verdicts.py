@@ -69,7 +69,7 @@ class _Range:
         """
         is_time = group.test.is_time
         ratio = value / self.high if is_time else self.low / max(value, _NOTHING)
-        return ratio if ratio > _limit_elsewhere(group.test) else None
+        return ratio if ratio > limit_elsewhere(group.test) else None
 
     def words(self, unit: str) -> str:
         """Write the range."""
@@ -77,7 +77,7 @@ class _Range:
         return f"{low if low == high else f'{low} to {high}'} {unit} ({self.source})"
 
 
-def _limit_elsewhere(test: HealthTest) -> float:
+def limit_elsewhere(test: HealthTest) -> float:
     """Return how many times as long as elsewhere, or on another day, is too long."""
     if test.floor >= _SHARED_FLOOR:
         return _SHARED_RATIO

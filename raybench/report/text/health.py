@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from raybench.report import formatting
+from raybench.report.export.as_json import format_object
 from raybench.report.health import HealthReport
+from raybench.report.health_comparison import HealthComparison, run_lines
 from raybench.report.health_tables import blocks
 from raybench.report.text import markdown
-from raybench.report.text.terminal import WIDTH, lay_out, line, render
+from raybench.report.text.terminal import WIDTH, lay_out, line, pairs, render
 
 _STYLES = {0: "bold green", 1: "bold red", 3: "bold yellow"}
 
@@ -37,3 +39,20 @@ def format_markdown(report: HealthReport) -> str:
             *markdown.lay_out(blocks(report, None)),
         ]
     )
+
+
+def format_comparison(comparison: HealthComparison, *, width: int, color: bool) -> str:
+    """Write two checks beside each other, for a terminal."""
+    head = [pairs(run_lines(comparison)), line("")]
+    return render([*head, *lay_out(comparison.blocks())], width, color)
+
+
+def format_comparison_markdown(comparison: HealthComparison) -> str:
+    """Write the same for a pull request."""
+    ids = [markdown.code(one.run.run_id) for one in (comparison.new, comparison.base)]
+    return markdown.join([f"## {' against '.join(ids)}", *markdown.lay_out(comparison.blocks())])
+
+
+def format_comparison_json(comparison: HealthComparison) -> str:
+    """Write the same for other programs."""
+    return format_object(**comparison.as_dict())

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import permutations
@@ -392,31 +392,69 @@ def test_a_check_that_was_interrupted_says_so_and_shows_no_scaling(
 
 @pytest.fixture
 def two_checks(tmp_path: Path) -> Path:
-    """Two checks of one fleet, of which the second finds small products slower by a third."""
-    for place, step_ms in enumerate((8.0, 10.7)):
+    """Two checks of one fleet, of which the second finds products of one device a third slower."""
+    for place, slow in enumerate((700.0, 520.0)):
         run = make_run(
             f"health-2026112{place}-150000-abcd",
             job_name="health",
+            argv=("raybench", "health"),
             started_at=START + timedelta(days=place),
         )
         store = RunStore.create(tmp_path, run, make_measure())
         store.write_devices([make_device(rank) for rank in range(2)])
-        probes = [("gemm", {"k": 256}, step_ms), ("memory", {"size_bytes": 10**9}, 2.0)]
-        for index, (workload, params, ms) in enumerate(probes):
+        probes = [("gemm", {"k": 256}), ("memory", {"size_bytes": 10**9})]
+        for index, (workload, params) in enumerate(probes):
             point = make_point(workload=workload, params=params, world_size=2)
-            store.write_records([(index, make_record(point, step_ms=ms, count=60))])
-        store.write_health(healthy(2), all_links(2))
+            store.write_records([(index, make_record(point, count=60))])
+        memory = healthy(2, test="memory 500 MB", unit="GB/s", value=4330.0 + place)
+        verdict = {"verdict": Verdict.SUSPECT, "reason": "slower"} if place else {}
+        gemm = [make_finding(make_subject(0), value=700.0)]
+        gemm += [make_finding(make_subject(1), value=slow, **verdict)]
+        store.write_health([*gemm, *memory], all_links(2))
     return tmp_path
 
 
-def test_two_checks_are_compared_point_by_point(
+FIRST, SECOND = "health-20261120-150000-abcd", "health-20261121-150000-abcd"
+
+
+@pytest.fixture
+def compare(
     two_checks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+) -> Callable[..., str]:
     raybench = Raybench(two_checks, monkeypatch, capsys)
-    first, second = sorted(path.name for path in (two_checks / "runs").iterdir())
-    compared = json.loads(raybench("compare", first, second, "--json").strip())
-    ratios = {row["workload"]: row["ratio"] for row in compared["points"]}
-    assert ratios == {"gemm": pytest.approx(1.34, abs=0.01), "memory": pytest.approx(1, abs=0.01)}
+    return lambda *words, code=0: raybench("compare", *words, code=code)
+
+
+def test_two_checks_are_compared_figure_by_figure(compare: Callable[..., str]) -> None:
+    text = compare(FIRST, SECOND)
+    headline = "1 of 4 figures is slower by more than days differ; the median changed by"
+    assert headline in " ".join(text.split())
+    assert "No longer healthy" in text
+    [line] = [one for one in text.splitlines() if one.endswith("slower")]
+    assert line.split()[:3] == ["gemm", "bf16", "8192"]
+    assert "-25.7%" in line
+    found = json.loads(compare(FIRST, SECOND, "--json"))
+    assert [one["verdict"] for one in found["figures"]] == ["same", "slower", "same", "same"]
+    assert found["figures"][1]["ratio"] == pytest.approx(700 / 520)
+    assert f"## `{SECOND}` against `{FIRST}`" in compare(FIRST, SECOND, "--format", "md")
+
+
+def test_a_check_that_is_worse_fails_a_gate_and_one_that_is_better_does_not(
+    compare: Callable[..., str],
+) -> None:
+    compare(FIRST, SECOND, "--fail-on", "regression", code=1)
+    better = compare(SECOND, FIRST, "--fail-on", "regression")
+    assert "None of 4 figures is slower by more than days differ, 1 faster" in " ".join(
+        better.split()
+    )
+
+
+def test_a_check_is_not_compared_with_a_sweep(
+    two_checks: Path, compare: Callable[..., str]
+) -> None:
+    store = RunStore.create(two_checks, make_run("sweep-1"), make_measure())
+    store.write_records([(0, make_record())])
+    assert f"{FIRST} is a health check and sweep-1 is none" in compare("sweep-1", FIRST, code=2)
 
 
 def test_the_history_of_checks_has_each_point_of_each(
