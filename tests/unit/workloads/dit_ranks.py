@@ -168,8 +168,16 @@ def outcome(built: Dit, patch: Any) -> str:
     return "right"
 
 
-def run_rank(rank: int, world_size: int, store: str) -> dict[str, Any]:
+def run_rank(rank: int, store: str) -> dict[int, dict[str, Any]]:
+    """Be that rank of a group of each size that has one; what was found, by size."""
     torch.set_num_threads(1)
+    sizes = [world_size for world_size in DEGREES if rank < world_size]
+    return {
+        world_size: _in_group(rank, world_size, f"{store}-{world_size}") for world_size in sizes
+    }
+
+
+def _in_group(rank: int, world_size: int, store: str) -> dict[str, Any]:
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from raybench.job.plan import make_plan
 from raybench.job.point import Precision
 from raybench.measure.flops import step_flops
 from raybench.workloads.attention import attention_part, choose_kernel, merge
+from raybench.workloads.attention_operator import AttentionOperator
 from raybench.workloads.base import Context, WrongResultError
 from raybench.workloads.dit import Dit
 from raybench.workloads.dit_model import Dit as Model
+from raybench.workloads.dit_model import SingleBlock, rotation
 from raybench.workloads.model_sizes import DIT_PRESETS, dit_flops, parameter_count
+from raybench.workloads.sequence_parallel import attend_whole
 
 TINY: dict[str, Any] = {"preset": "tiny", "height": 64, "width": 64, "text_tokens": 8}
 
@@ -70,10 +74,9 @@ def test_the_parameters_of_a_block_are_counted(scope: str) -> None:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
+    answers = run_ranks(run_rank, max(DEGREES), str(tmp_path_factory.mktemp("group") / "store"))
     return {
-        world_size: run_ranks(
-            run_rank, world_size, world_size, str(tmp_path_factory.mktemp("group") / "store")
-        )
+        world_size: [answer[world_size] for answer in answers if world_size in answer]
         for world_size in DEGREES
     }
 
@@ -169,6 +172,21 @@ def test_all_kernels_compute_the_same() -> None:
         workload.step()
         outputs.append(workload.output)
     torch.testing.assert_close(outputs[0], outputs[1])
+
+
+@pytest.mark.long
+def test_attention_over_ranks_is_one_operator_of_a_compiled_block() -> None:
+    shape = DIT_PRESETS["tiny"]
+    whole = partial(attend_whole, "flash")
+    blocks = [SingleBlock(shape, attend) for attend in (whole, AttentionOperator(whole))]
+    blocks[1].load_state_dict(blocks[0].state_dict())
+    # In one graph, or this raises.
+    compiled = torch.compile(blocks[1], backend="aot_eager", fullgraph=True)
+    tokens, time = torch.randn(6, shape.width), torch.randn(1, shape.width)
+    places = rotation(shape, text_tokens=2, rows=2, columns=2, like=tokens)
+    with torch.inference_mode():
+        expected, found = (block(tokens, time, *places) for block in (blocks[0], compiled))
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_loop_takes_steps_along_the_velocities() -> None:
