@@ -16,7 +16,7 @@ from raybench.analysis.settings import setting, setting_order, varying
 from raybench.report import formatting, plain_text
 from raybench.report.document import MARK_COLUMN, Table
 from raybench.report.findings import CAUSES, has_causes
-from raybench.report.tables import COLD, Layout, marks
+from raybench.report.tables import COLD, Layout, marks, without_repeats
 
 Row = Mapping[str, Any]
 
@@ -85,13 +85,14 @@ def _table(rows: Sequence[Row], layout: Layout) -> Table:
     }
     kept = {head: cells for head, cells in columns.items() if any(cells)}
     settings = [[formatting.setting(name, setting(row, name)) for name in names] for row in ordered]
+    cells = zip(without_repeats(ordered, settings), *kept.values(), strict=True)
     headings = [layout.ranks if n == "world_size" else formatting.heading(n) for n in names]
     return Table(
         workload=plain_text.plain(rows[0]["workload"]),
         kind=TITLE.lower(),
         columns=(*headings, *kept),
         settings=len(names),
-        rows=tuple((*own, *cells) for own, *cells in zip(settings, *kept.values(), strict=True)),
+        rows=tuple((*own, *found) for own, *found in cells),
         optional=("GiB", "host"),
         texts=frozenset({MARK_COLUMN, SCOPE, *headings[: len(apart)]}),
     )

@@ -193,7 +193,7 @@ def _table(
     columns = [(title, [cell(row) for row in rows]) for title, cell in measured]
     # What no row has (memory on a CPU, efficiency of a precision) needs no column.
     kept = [(title, cells) for title, cells in columns if any(cells)]
-    cells = zip(_without_repeats(rows, shown), *(cells for _, cells in kept), strict=True)
+    cells = zip(without_repeats(rows, shown), *(cells for _, cells in kept), strict=True)
     texts = (_heading(name, layout) for name in names if not is_numeric(rows, name))
     return Table(
         workload=plain_text.plain(rows[0]["workload"]),
@@ -280,7 +280,9 @@ def _ranks(row: Row, layout: Layout) -> str:
     return formatting.ranks_words(row["world_size"], layout.ranks)
 
 
-def _without_repeats(rows: Sequence[Row], shown: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+def without_repeats(
+    rows: Sequence[Mapping[str, Any]], shown: Sequence[Sequence[str]]
+) -> list[tuple[str, ...]]:
     """Blank what is as in the row above: of one point all, else up to what tells points apart."""
     blanked = [tuple(cells) for cells in shown[:1]]
     for (above, row), (cells_above, cells) in zip(pairwise(rows), pairwise(shown), strict=True):

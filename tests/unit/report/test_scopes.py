@@ -62,7 +62,7 @@ def test_module_and_whole_are_read_beside_each_other_cold_and_warm() -> None:
     )  # fmt: skip
     cells = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [(row["scope"], row["GPUs"]) for row in cells] == [
-        ("block", "1"), ("block", "2"), ("loop", "1"), ("loop", "2"),
+        ("block", "1"), ("", "2"), ("loop", "1"), ("", "2"),
     ]  # fmt: skip
     assert [row["cold ms"] for row in cells] == ["50.00"] * 4
     assert [round(float(row["warm ms"]), 1) for row in cells] == [8.0, 4.4, 40.0, 32.0]

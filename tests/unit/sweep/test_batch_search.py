@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,13 @@ def test_the_end_of_a_search_without_a_batch_is_told_with_its_settings(two_serie
     assert list(follow.endings()) == ["batch_size: auto precision=fp32: batch_size 8 ended timeout"]
     found = BatchSearches(two_series, {fp32.point_id: Status.OK})
     assert list(found.endings()) == []
+
+
+def test_ranks_that_share_their_work_have_one_batch_that_grows(two_series: Plan) -> None:
+    shared = [replace(p, scaling="strong", global_batch_size=8) for p in two_series.points]
+    plan = replace(two_series, points=tuple(shared))
+    following = BatchSearches(plan, {})(record(shared[1], Status.OK))
+    assert [(p.batch_size, p.global_batch_size) for p in following] == [(16, 16)]
 
 
 def test_without_a_search_nothing_follows(tmp_path: Path) -> None:
