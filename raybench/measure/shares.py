@@ -153,11 +153,11 @@ def _choose_by_speed(
         busy_s = [s for s in own_s if s]
         if max(busy_s) - min(busy_s) <= _NEAR * max(busy_s):
             break
-        speeds = tuple(map(_corrected_speed, speeds, shares, own_s))
+        speeds = tuple(map(_correct_speed, speeds, shares, own_s))
     return min(found.items(), key=lambda one: max(one[1]))
 
 
-def _corrected_speed(speed: DeviceSpeed, items: int, own_s: float) -> DeviceSpeed:
+def _correct_speed(speed: DeviceSpeed, items: int, own_s: float) -> DeviceSpeed:
     """Turn the line about its beginning, so that it goes through what was measured."""
     if not items or own_s <= speed.fixed_s:
         return speed

@@ -14,6 +14,7 @@ from raybench.analysis.scaling import best_settings, is_by_mean, scaling
 from raybench.analysis.settings import OPTIONAL, batch_column
 from raybench.analysis.start_noise import StartNoise
 from raybench.analysis.step_times import regions_by_point
+from raybench.analysis.uneven import Fleet, fleets
 from raybench.job.point import RUN_SETTINGS
 from raybench.records import Cause, TrialKey, by_point
 from raybench.report import formatting, plain_text
@@ -35,6 +36,7 @@ from raybench.report.findings import (
 from raybench.report.headline import headline
 from raybench.report.scopes import TITLE, scope_findings, scope_tables
 from raybench.report.tables import Layout, explain, make_tables, region_tables
+from raybench.report.uneven import uneven_listings, uneven_tables
 from raybench.results.run import Run
 
 Row = dict[str, Any]
@@ -57,6 +59,8 @@ class Summary:
     largest_batches: where the run has searched for them.
     ranks: what a rank runs on.
     scopes, scope_tables: where points differ in scope, what a module and the whole gain.
+    fleets: scenarios of devices of different speed, where the run has any; uneven_tables: the same
+    to be read.
     regions: of the step of each point, by its id; region_tables: the same to be read.
     plus_minus: a sentence, what ± holds over. by_mean: whether rates follow the mean step.
     more_rounds: what further rounds would cost and give; None where the run has enough.
@@ -79,6 +83,8 @@ class Summary:
     tables: tuple[Table, ...]
     scopes: tuple[tuple[str, str], ...]
     scope_tables: tuple[Table, ...]
+    fleets: Sequence[Fleet]
+    uneven_tables: tuple[Table, ...]
     regions: Mapping[str, Sequence[Row]]
     region_tables: tuple[Table, ...]
     failures: tuple[MessageGroup, ...]
@@ -101,7 +107,8 @@ class Summary:
             (BEST_TITLE, self.best),
             (formatting.over(_OVER_FP32), self.precision),
         )
-        return [Listing(title=title, lines=lines) for title, lines in found if lines]
+        listings = [Listing(title=title, lines=lines) for title, lines in found if lines]
+        return [*uneven_listings(self.fleets, self.ranks), *listings]
 
     @property
     def _messages(self) -> list[Messages]:
@@ -129,7 +136,12 @@ class Summary:
             versions=formatting.versions(self.versions),
             shared=formatting.settings(self.shared),
             findings=self._sections,
-            tables=(*self.tables, *self.scope_tables, *self.region_tables),
+            tables=(
+                *self.uneven_tables,
+                *self.tables,
+                *self.scope_tables,
+                *self.region_tables,
+            ),
             explain=self.explain,
             messages=self._messages,
             more_rounds=self.more_rounds.sentence if self.more_rounds else "",
@@ -167,6 +179,7 @@ def summarize(
     tables = make_tables(rows, layout)
     of_points = {} if regions is None or regions.empty else regions_by_point(regions)
     regions_shown = region_tables(rows, of_points, layout)
+    uneven = fleets(rows)
     by_mean = any(row["status"] == "ok" and is_by_mean(row) for row in rows)
     largest = largest_batches(rows)
     plus_minus = meaning_of_plus_minus(rows)
@@ -187,6 +200,8 @@ def summarize(
         tables=tables,
         scopes=scope_findings(rows, ranks),
         scope_tables=scope_tables(rows, layout),
+        fleets=uneven,
+        uneven_tables=uneven_tables(uneven),
         regions=of_points,
         region_tables=regions_shown,
         failures=failures(attempts),

@@ -86,6 +86,7 @@ def format_page(data: PageData) -> str:
         why_none=why_none(summary),
         figures=others,
         points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
+        uneven=_plain_tables(summary.uneven_tables),
         scopes=_plain_tables(summary.scope_tables),
         regions=_plain_tables(summary.region_tables),
         facts=[(name, text) for name, text in facts(summary) if text],

@@ -1,0 +1,251 @@
+"""What is best done with slow devices: scenarios of one step, set beside each other.
+
+A scenario is a value of the setting `shares`; a fleet is all points of a run that are equal but for
+that. Pure, over the rows of `raybench.analysis.scaling`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from raybench.analysis.settings import EXECUTION, batch_column, setting
+from raybench.job.point import EQUAL, FAST
+from raybench.stats.shares import DeviceSpeed, fast_devices
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOfStep:
+    """One rank's part of an uneven step, in ms.
+
+    own_ms: its step without communication. wait_ms: for the last rank. None where not known.
+    slow_ratio: measured speed of an emulated device, as a share of its own; None: not emulated.
+    """
+
+    rank: int
+    items: int
+    own_ms: float | None
+    wait_ms: float | None
+    slow_ratio: float | None
+    is_fast: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A point with some shares."""
+
+    row: Row
+
+    @property
+    def shares(self) -> str:
+        """As the job asks for them."""
+        return str(setting(self.row, "shares"))
+
+    @property
+    def throughput(self) -> float:
+        """In samples/s."""
+        return float(self.row["throughput"])
+
+    @property
+    def half_width(self) -> float:
+        """Of the interval of its step time over starts, as a share of it; 0 where not known."""
+        low, high = self.row["step_ms_low"], self.row["step_ms_high"]
+        return 0.0 if _number(low) is None else float((high - low) / 2 / self.row["step_ms_p50"])
+
+    @cached_property
+    def ranks(self) -> tuple[RankOfStep, ...]:
+        """What each rank does; empty for a step that was shared out without a probe."""
+        items = _list(self.row["share_by_rank"])
+        ratios = _list(self.row["slow_ratio_by_rank"])
+        working = [rank for rank, share in enumerate(items) if share]
+        measured = zip(working, _list(self.row["local_step_ms_by_rank"]), strict=False)
+        own = {rank: ms for rank, ms in measured if ms is not None}
+        last_ms = max(own.values(), default=None)
+        are_fast = self._are_fast
+        return tuple(
+            RankOfStep(
+                rank=rank,
+                items=int(share or 0),
+                own_ms=own.get(rank),
+                wait_ms=None if rank not in own or last_ms is None else last_ms - own[rank],
+                slow_ratio=ratios[rank],
+                is_fast=are_fast[rank],
+            )
+            for rank, share in enumerate(items)
+        )
+
+    @property
+    def _are_fast(self) -> Sequence[bool]:
+        ratios = _list(self.row["slow_ratio_by_rank"])
+        if any(ratio is not None for ratio in ratios):
+            return [ratio is None for ratio in ratios]
+        speeds = [
+            DeviceSpeed(fixed_s=0.0, items_per_s=speed or 1.0)
+            for speed in _list(self.row["speed_by_rank"])
+        ]
+        return fast_devices(speeds) if speeds else ()
+
+    @property
+    def devices_used(self) -> int:
+        """Those that have a share."""
+        return sum(rank.items > 0 for rank in self.ranks) or int(self.row["world_size"])
+
+    @property
+    def exchange_ms(self) -> float | None:
+        """What the step takes beyond the longest own step of a rank."""
+        own = [rank.own_ms for rank in self.ranks if rank.own_ms is not None]
+        return float(self.row["step_ms_p50"]) - max(own) if own else None
+
+    @property
+    def idle_share_of_fast(self) -> float | None:
+        """Share of the step for which the fast devices in use wait for the last one."""
+        waits = [r.wait_ms for r in self.ranks if r.is_fast and r.wait_ms is not None]
+        return sum(waits) / len(waits) / float(self.row["step_ms_p50"]) if waits else None
+
+    @property
+    def prediction_error(self) -> float | None:
+        """Predicted step over the measured one, less 1."""
+        predicted = _number(self.row["predicted_step_ms"])
+        return None if predicted is None else predicted / float(self.row["step_ms_p50"]) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """Throughput of one scenario over another's, less 1, with the half of its 95 % interval."""
+
+    gain: float
+    half_width: float
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return abs(self.gain) > self.half_width
+
+
+def gain_over(one: Scenario, other: Scenario) -> Gain:
+    """Compare two scenarios."""
+    ratio = one.throughput / other.throughput
+    return Gain(gain=ratio - 1, half_width=ratio * math.hypot(one.half_width, other.half_width))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """Scenarios of the same devices and step, by their shares."""
+
+    scenarios: Mapping[str, Scenario]
+
+    @cached_property
+    def first(self) -> Row:
+        """A row of it, for what all have in common."""
+        return next(iter(self.scenarios.values())).row
+
+    @property
+    def slow_ratio(self) -> float:
+        """Asked of emulated slow devices; 1 where none is emulated."""
+        return float(setting(self.first, "slow_ratio"))
+
+    @property
+    def slow_count(self) -> int:
+        """How many devices are slow."""
+        if self.slow_ratio < 1:
+            return min(int(setting(self.first, "slow_count")), int(self.first["world_size"]))
+        return sum(not rank.is_fast for rank in self._ranks)
+
+    @property
+    def probe_ratio(self) -> float:
+        """Speed of the slow devices as a share of a fast one's, as the probes found it."""
+        found = [rank.slow_ratio for rank in self._ranks if rank.slow_ratio is not None]
+        if found:
+            return sum(found) / len(found)
+        probed = [s.row for s in self.scenarios.values() if len(_list(s.row["speed_by_rank"]))]
+        if not probed:
+            return self.slow_ratio
+        speeds = [speed or 0.0 for speed in _list(probed[0]["speed_by_rank"])]
+        fast, slow = (
+            [s for s, r in zip(speeds, self._ranks, strict=True) if r.is_fast is one]
+            for one in (True, False)
+        )
+        return (sum(slow) / len(slow)) / (sum(fast) / len(fast)) if slow and fast else 1.0
+
+    @property
+    def _ranks(self) -> Sequence[RankOfStep]:
+        return next((s.ranks for s in self.scenarios.values() if s.ranks), ())
+
+    @cached_property
+    def best(self) -> Scenario:
+        """The one with the most samples/s."""
+        return max(self.scenarios.values(), key=lambda scenario: scenario.throughput)
+
+    def as_good(self) -> list[str]:
+        """List shares that may be as good as the best ones, by their intervals."""
+        others = [s for s in self.scenarios.values() if s is not self.best]
+        return [other.shares for other in others if not gain_over(self.best, other).is_sure]
+
+    @property
+    def crossover_batch(self) -> float | None:
+        """Global batch above which shares by speed beat the fast devices alone; None: unknown."""
+        found = (_number(s.row["crossover_batch"]) for s in self.scenarios.values())
+        return next((batch for batch in found if batch is not None), None)
+
+
+def fleets(rows: Sequence[Row]) -> list[Fleet]:
+    """Find the fleets that were measured with at least two kinds of shares."""
+    groups: dict[tuple[Any, ...], dict[str, Scenario]] = {}
+    for row in rows:
+        if row["status"] != "ok" or _number(row["throughput"]) is None:
+            continue
+        names = ("workload", "world_size", "scaling", *EXECUTION, batch_column(row) or "status")
+        alike = tuple(str(setting(row, name)) for name in names if name != "shares")
+        group = groups.setdefault((*alike, *sorted(row["params"].items())), {})
+        group[str(setting(row, "shares"))] = Scenario(row=row)
+    found = [Fleet(scenarios=group) for group in groups.values() if len(group) > 1]
+    return sorted(found, key=lambda f: (int(f.first["world_size"]), f.slow_count, -f.slow_ratio))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Published advice on slow devices: where it applies, and what it says is best."""
+
+    text: str
+    shares: tuple[str, ...]
+    slowest: float
+    fastest: float
+    most_slow_share: float = 1.0
+
+    def applies(self, fleet: Fleet) -> bool:
+        """Whether it says something of this fleet."""
+        few = fleet.slow_count <= self.most_slow_share * int(fleet.first["world_size"])
+        return few and self.slowest <= fleet.probe_ratio < self.fastest
+
+    def holds(self, fleet: Fleet) -> bool:
+        """Whether what it says was best there, or may have been."""
+        return not {fleet.best.shares, *fleet.as_good()}.isdisjoint(self.shares)
+
+
+_BY_SPEED = ("by_speed", "by_speed_accumulation")
+RULES = (
+    Rule(text="gap under 20 %: use all alike", shares=(EQUAL,), slowest=0.8, fastest=1.0),
+    Rule(text="gap of 20 to 50 %: by speed", shares=_BY_SPEED, slowest=0.5, fastest=0.8),
+    Rule(text="gap above 50 %: leave the slow ones out", shares=(FAST,), slowest=0, fastest=0.5),
+    Rule(
+        text="few slow ones: use all alike",
+        shares=(EQUAL,),
+        slowest=0,
+        fastest=1,
+        most_slow_share=0.25,
+    ),
+)
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None or value != value else float(value)
+
+
+def _list(cell: Any) -> list[float | None]:
+    """Read a cell of numbers; empty for null."""
+    return [_number(one) for one in cell] if hasattr(cell, "__len__") else []

@@ -1,0 +1,213 @@
+"""What a report says of slow devices among fast ones: scenarios, ranks, verdicts, decision map.
+
+Pure, over the fleets of `raybench.analysis.uneven`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from raybench.analysis.settings import setting
+from raybench.analysis.uneven import RULES, Fleet, Gain, Scenario, gain_over
+from raybench.job.point import EQUAL, FAST
+from raybench.report import formatting
+from raybench.report.document import Listing, Table
+
+_MAP = "decision map: the best shares, and their gain over equal ones"
+_SCENARIOS = "slow devices"
+_RANKS = "slow devices, ms of each rank"
+
+
+def uneven_tables(fleets: Sequence[Fleet]) -> tuple[Table, ...]:
+    """Make the tables of scenarios, of their ranks, and the decision map."""
+    if not fleets:
+        return ()
+    return (_scenario_table(fleets), _rank_table(fleets), *_decision_map(fleets))
+
+
+def uneven_listings(fleets: Sequence[Fleet], ranks: str) -> list[Listing]:
+    """List the verdict of each fleet, and which published rules hold."""
+    if not fleets:
+        return []
+    lines = [(fleet_name(fleet, ranks), verdict(fleet)) for fleet in fleets]
+    rules = list(_rules(fleets))
+    return [
+        Listing(title="What to do with the slow devices", lines=lines),
+        *([Listing(title="Published rules", lines=rules)] if rules else []),
+    ]
+
+
+def fleet_name(fleet: Fleet, ranks: str) -> str:
+    """Write `1 of 2 GPUs at 0.48`, the speed that the probes found."""
+    there_are = formatting.ranks_words(int(fleet.first["world_size"]), ranks)
+    if not fleet.slow_count:
+        return f"{there_are}, none slow"
+    return f"{fleet.slow_count} of {there_are} at {fleet.probe_ratio:.2f} of the speed"
+
+
+def verdict(fleet: Fleet) -> str:
+    """Say which shares are best, by how much, and below which batch they are not."""
+    best = fleet.best
+    gains = [
+        f"{_gain(gain_over(best, fleet.scenarios[name]))} over {name}"
+        for name in (EQUAL, FAST)
+        if name in fleet.scenarios and name != best.shares
+    ]
+    text = f"{best.shares}: {', '.join(gains)}" if gains else best.shares
+    if rivals := fleet.as_good():
+        text += f"; {' and '.join(rivals)} may be as good"
+    batch = fleet.crossover_batch
+    if batch is not None and best.shares not in (EQUAL, FAST):
+        is_ever = batch >= 1
+        text += (
+            f"; below a global batch of {batch:,.0f} fast should be faster"
+            if is_ever
+            else "; fast should be slower at any batch"
+        )
+    return text
+
+
+def _gain(gain: Gain) -> str:
+    return f"{gain.gain:+.1%} ±{gain.half_width:.1%}"
+
+
+def _scenario_table(fleets: Sequence[Fleet]) -> Table:
+    rows = [
+        (
+            *(_settings(fleet) if place == 0 else ("", "")),
+            scenario.shares,
+            str(scenario.devices_used),
+            "/".join(str(rank.items) for rank in scenario.ranks),
+            formatting.step_ms(scenario.row),
+            _percent(scenario.prediction_error, signed=True),
+            formatting.number(scenario.throughput),
+            _gain(gain_over(scenario, fleet.scenarios[EQUAL]))
+            if EQUAL in fleet.scenarios and scenario.shares != EQUAL
+            else "",
+            _gain_over_best_other(scenario, fleet),
+            _percent(scenario.idle_share_of_fast),
+            _cell(scenario.row["peak_mem_allocated_bytes"], formatting.gib),
+            _cell(scenario.row["samples_per_joule"], formatting.number),
+            _cell(scenario.row["gradient_error"], lambda value: f"{value:.0e}"),
+        )
+        for fleet in fleets
+        for place, scenario in enumerate(fleet.scenarios.values())
+    ]
+    columns = (
+        "speed",
+        "slow",
+        "shares",
+        "used",
+        "samples of ranks",
+        "step ms",
+        "predicted",
+        "samples/s",
+        "over equal",
+        "over best other",
+        "fast idle",
+        "GiB",
+        "samples/J",
+        "gradients",
+    )
+    return Table(
+        workload=str(fleets[0].first["workload"]),
+        kind=_SCENARIOS,
+        columns=columns,
+        settings=3,
+        rows=tuple(rows),
+        optional=("GiB", "samples/J", "gradients", "over best other", "used", "samples/s"),
+        texts=frozenset({"shares", "slow", "samples of ranks"}),
+    )
+
+
+def _settings(fleet: Fleet) -> tuple[str, str]:
+    return f"{fleet.probe_ratio:.2f}", f"{fleet.slow_count} of {fleet.first['world_size']}"
+
+
+def _gain_over_best_other(scenario: Scenario, fleet: Fleet) -> str:
+    others = [other for other in fleet.scenarios.values() if other is not scenario]
+    return _gain(gain_over(scenario, max(others, key=lambda other: other.throughput)))
+
+
+def _rank_table(fleets: Sequence[Fleet]) -> Table:
+    rows = [
+        (
+            f"{fleet.probe_ratio:.2f}" if not scenario_place and not rank_place else "",
+            scenario.shares if not rank_place else "",
+            f"{rank.rank}{'' if rank.slow_ratio is None else ' (emulated)'}",
+            str(rank.items),
+            _cell(rank.own_ms, formatting.number),
+            _cell(rank.wait_ms, formatting.number),
+            _cell(scenario.exchange_ms if rank.items else None, formatting.number),
+        )
+        for fleet in fleets
+        for scenario_place, scenario in enumerate(fleet.scenarios.values())
+        for rank_place, rank in enumerate(scenario.ranks)
+    ]
+    return Table(
+        workload=str(fleets[0].first["workload"]),
+        kind=_RANKS,
+        columns=("speed", "shares", "rank", "samples", "own step", "waits", "exchange"),
+        settings=3,
+        rows=tuple(rows),
+        texts=frozenset({"shares", "rank"}),
+    )
+
+
+def _decision_map(fleets: Sequence[Fleet]) -> Iterator[Table]:
+    """Make a table of slow_ratio by slow_count for each number of devices and step."""
+    groups: dict[tuple[Any, ...], list[Fleet]] = {}
+    for fleet in fleets:
+        first = fleet.first
+        key = (first["world_size"], setting(first, "slow_by"), first["precision"], first["batch"])
+        groups.setdefault(key, []).append(fleet)
+    for (world_size, *_), members in groups.items():
+        if len(members) < 2:
+            continue
+        counts = sorted({fleet.slow_count for fleet in members})
+        ratios = sorted({fleet.slow_ratio for fleet in members}, reverse=True)
+        cells = {(fleet.slow_ratio, fleet.slow_count): _map_cell(fleet) for fleet in members}
+        yield Table(
+            workload=str(members[0].first["workload"]),
+            kind=_MAP,
+            columns=("asked speed", *(f"{count} of {world_size} slow" for count in counts)),
+            settings=1,
+            rows=tuple(
+                (f"{ratio:g}", *(cells.get((ratio, count), "") for count in counts))
+                for ratio in ratios
+            ),
+            texts=frozenset(f"{count} of {world_size} slow" for count in counts),
+        )
+
+
+def _map_cell(fleet: Fleet) -> str:
+    best = fleet.best
+    rivals = "".join(f" or {name}" for name in fleet.as_good())
+    if EQUAL not in fleet.scenarios or best.shares == EQUAL:
+        return f"{best.shares}{rivals}"
+    return f"{best.shares}{rivals} {gain_over(best, fleet.scenarios[EQUAL]).gain:+.0%}"
+
+
+def _rules(fleets: Sequence[Fleet]) -> Iterator[tuple[str, str]]:
+    """Say of each published rule in how many fleets it holds, and where it does not."""
+    for rule in RULES:
+        asked = [fleet for fleet in fleets if rule.applies(fleet)]
+        if not asked:
+            continue
+        failed = [fleet for fleet in asked if not rule.holds(fleet)]
+        text = f"holds in {len(asked) - len(failed)} of {len(asked)}"
+        if failed:
+            where = ", ".join(f"{f.probe_ratio:.2f} ({f.best.shares})" for f in failed)
+            text += f"; not at {where}"
+        yield rule.text, text
+
+
+def _percent(share: float | None, *, signed: bool = False) -> str:
+    if share is None:
+        return ""
+    return f"{share:+.1%}" if signed else f"{share:.1%}"
+
+
+def _cell(value: Any, write: Any) -> str:
+    return str(write(float(value))) if formatting.has_value(value) else ""

@@ -1,0 +1,159 @@
+"""Scenarios of slow devices, set beside each other: idle shares, gains, verdicts, rules, map."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from builders import make_measure, make_measurement, make_point, make_record
+
+from raybench.analysis.rounds import records
+from raybench.analysis.scaling import scaling
+from raybench.analysis.uneven import RULES, Fleet, fleets, gain_over
+from raybench.records import Breakdown, RankShare, Record
+from raybench.report.uneven import fleet_name, uneven_listings, uneven_tables, verdict
+from raybench.results.rows import point_row
+from raybench.results.schema import TABLES
+
+
+def ran(
+    shares: str,
+    items: tuple[int, ...],
+    own_ms: tuple[float, ...],
+    ratio: float = 0.5,
+    exchange_ms: float = 1.0,
+    **settings: object,
+) -> Record:
+    """A step of ranks with these samples, the last of which is slowed."""
+    point = make_point(
+        world_size=len(items), batch_size=64, shares=shares, slow_ratio=ratio, **settings
+    )
+    step_ms = max(own_ms) + exchange_ms
+    last = len(items) - 1
+    return make_record(
+        point,
+        measurements=tuple(
+            make_measurement(
+                rank,
+                [[round(step_ms * 1e6)] * 6] if count else [[1000] * 6],
+                items_per_step=count,
+                breakdown=Breakdown(local_ms=((own,) * 3, (own,) * 3)),
+                share=RankShare(
+                    items=count,
+                    own_ms=own if count else None,
+                    fixed_ms=1.0,
+                    fixed_ms_error=0.1,
+                    items_per_s=64_000.0 * (ratio if rank == last else 1),
+                    items_per_s_error=100.0,
+                    slow_ratio=ratio - 0.01 if rank == last else None,
+                    exchange_ms=exchange_ms,
+                    predicted_step_ms=step_ms * 1.02,
+                    crossover_batch=40.0,
+                    gradient_error=2e-8,
+                ),
+            )
+            for rank, (count, own) in enumerate(zip(items, own_ms, strict=True))
+        ),
+    )
+
+
+def rows_of(found: list[Record]) -> list[dict[str, object]]:
+    content = [point_row("run-a", record, make_measure()) for record in found]
+    columns = [column.name for column in TABLES["points"]]
+    return records(scaling(pd.DataFrame(content, columns=columns), {"shares": "equal"}))
+
+
+def fleet(ratio: float = 0.5, own_ms: float = 10.0) -> list[Record]:
+    """Two fast devices and one slow: a fast one does 64 samples in `own_ms`."""
+    slow_ms = own_ms / ratio
+    by_speed_ms = own_ms * 3 / (2 + ratio)
+    slow_items = round(192 * ratio / (2 + ratio))
+    rest = 192 - slow_items
+    return [
+        ran("equal", (64, 64, 64), (own_ms, own_ms, slow_ms), ratio),
+        ran("fast", (96, 96, 0), (1.5 * own_ms, 1.5 * own_ms, 0.0), ratio),
+        ran("by_speed", (rest - rest // 2, rest // 2, slow_items), (by_speed_ms,) * 3, ratio),
+    ]
+
+
+@pytest.fixture
+def one() -> Fleet:
+    (found,) = fleets(rows_of(fleet()))
+    return found
+
+
+def test_a_fleet_is_all_points_that_are_equal_but_for_their_shares(one: Fleet) -> None:
+    assert list(one.scenarios) == ["equal", "fast", "by_speed"]
+    assert one.slow_count == 1
+    assert one.probe_ratio == pytest.approx(0.49)
+    other = fleet(0.8)
+    assert [len(each.scenarios) for each in fleets(rows_of([*fleet(), *other]))] == [3, 3]
+    assert fleets(rows_of([ran("equal", (64, 64), (10, 20))])) == []
+
+
+def test_ranks_without_a_share_are_no_part_of_the_step(one: Fleet) -> None:
+    fast = one.scenarios["fast"]
+    assert fast.row["step_ms_p50"] == pytest.approx(16.0)
+    assert fast.throughput == pytest.approx(192 / 0.016)
+    assert fast.devices_used == 2
+    assert [rank.wait_ms for rank in fast.ranks] == [0.0, 0.0, None]
+
+
+def test_the_fast_ones_wait_for_the_slow_one_of_equal_shares(one: Fleet) -> None:
+    equal = one.scenarios["equal"]
+    assert [rank.wait_ms for rank in equal.ranks] == [10.0, 10.0, 0.0]
+    assert equal.exchange_ms == pytest.approx(1.0)
+    assert equal.idle_share_of_fast == pytest.approx(10 / 21)
+    assert equal.prediction_error == pytest.approx(0.02)
+    assert one.scenarios["by_speed"].idle_share_of_fast == 0
+
+
+def test_the_best_shares_are_named_with_their_gains_and_the_batch_below_which_they_are_not(
+    one: Fleet,
+) -> None:
+    assert one.best.shares == "by_speed"
+    assert gain_over(one.best, one.scenarios["equal"]).gain == pytest.approx(21 / 13 - 1)
+    assert fleet_name(one, "GPUs") == "1 of 3 GPUs at 0.49 of the speed"
+    words = verdict(one)
+    assert words.startswith("by_speed: +61.5% ±")
+    assert " over equal, +23.1% ±" in words
+    assert words.endswith("below a global batch of 40 fast should be faster")
+
+
+def test_scenarios_within_the_interval_may_be_as_good() -> None:
+    near = [
+        ran("equal", (64, 64), (10.0, 10.02), 0.99),
+        ran("by_speed", (65, 63), (10.01, 10.01), 0.99),
+    ]
+    (found,) = fleets(rows_of(near))
+    assert found.best.shares == "by_speed"
+    assert found.as_good() == ["equal"]
+    assert "equal may be as good" in verdict(found)
+
+
+def test_published_rules_are_held_against_what_was_measured() -> None:
+    found = fleets(rows_of([*fleet(0.5), *fleet(0.9)]))
+    applied = {rule.text: [f.slow_ratio for f in found if rule.applies(f)] for rule in RULES}
+    assert applied["gap under 20 %: use all alike"] == [0.9]
+    assert applied["gap above 50 %: leave the slow ones out"] == [0.5]
+    assert applied["few slow ones: use all alike"] == []
+    verdicts, rules = uneven_listings(found, "GPUs")
+    assert len(verdicts.lines) == 2
+    assert dict(rules.lines)["gap under 20 %: use all alike"] == (
+        "holds in 0 of 1; not at 0.89 (by_speed)"
+    )
+
+
+def test_the_report_has_scenarios_ranks_and_a_map_of_the_best_shares() -> None:
+    found = fleets(rows_of([*fleet(0.9), *fleet(0.5)]))
+    scenarios, ranks, decisions = uneven_tables(found)
+    line = dict(zip(scenarios.columns, scenarios.rows[-1], strict=True))
+    assert line["shares"] == "by_speed"
+    assert line["samples of ranks"] == "77/77/38"
+    assert line["fast idle"] == "0.0%"
+    assert line["predicted"] == "+2.0%"
+    assert line["gradients"] == "2e-08"
+    assert len(ranks.rows) == 18
+    assert ranks.rows[2][2:5] == ("2 (emulated)", "64", "11.11")
+    assert decisions.columns == ("asked speed", "1 of 3 slow")
+    assert decisions.rows == (("0.9", "by_speed +7%"), ("0.5", "by_speed +62%"))
+    assert uneven_tables([]) == ()

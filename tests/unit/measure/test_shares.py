@@ -1,0 +1,186 @@
+"""Shares by probes, on two ranks of gloo whose steps sleep as long as their samples say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from builders import make_point
+from forked import run_ranks
+
+from raybench.errors import UsageError
+from raybench.job.point import Point, Scalar, SlowBy
+from raybench.measure.probes import Idle
+from raybench.measure.shares import Sharing, UnevenStep
+from raybench.records import RankShare
+from raybench.workloads.base import Context, Workload
+
+FIXED_S, SAMPLE_S = 0.004, 0.0002
+BATCH = 100
+CASES = ("equal", "fast", "by_speed", "150/50")
+
+
+class Sleeping(Workload):
+    """Takes so long as it has samples; more where it is to be slow."""
+
+    weighs_loss = True
+    built = 0
+
+    def __init__(self, context: Context, *, grad_accumulation: int = 1) -> None:
+        Sleeping.built += 1
+        items = context.batch_size * grad_accumulation
+        self._sleep_s = (FIXED_S + SAMPLE_S * items) * (1 + context.extra_work)
+        self.items_per_step = items
+        self.model = torch.nn.BatchNorm1d(1) if context.seed else torch.nn.Linear(1, 1)
+
+    def step(self) -> None:
+        time.sleep(self._sleep_s)
+
+    def gradient_error(self) -> float:
+        return 0.5
+
+
+def make(context: Context, params: Mapping[str, Scalar]) -> Workload:
+    return Sleeping(context, grad_accumulation=int(params["grad_accumulation"]))
+
+
+def point_of(shares: str, **settings: object) -> Point:
+    passes = 10
+    given: dict[str, object] = {
+        "world_size": 2,
+        "batch_size": BATCH // passes,
+        "global_batch_size": 2 * BATCH,
+        "params": {"grad_accumulation": passes},
+        "shares": shares,
+        "slow_ratio": 0.5,
+    }
+    return make_point(**{**given, **settings})
+
+
+def context_of(rank: int, point: Point, seed: int = 0) -> Context:
+    return Context(
+        device=torch.device("cpu"),
+        rank=rank,
+        world_size=point.world_size,
+        local_rank=rank,
+        batch_size=point.batch_size or 1,
+        seed=seed,
+        **point.execution,
+    )
+
+
+Found = tuple[RankShare, tuple[int, ...], tuple[str, ...], tuple[int, float, int, bool], int]
+
+
+def plain(step: UnevenStep) -> Found:
+    context = step.context
+    about = (context.batch_size, context.loss_weight, context.world_size)
+    is_idle = isinstance(step.build(make), Idle)
+    return step.share, step.shares, step.warnings, (*about, is_idle), Sleeping.built
+
+
+def run_rank(rank: int, store: str) -> dict[str, Found]:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=200),
+    )
+    try:
+        sharing = Sharing()
+        found = {}
+        for shares in CASES:
+            point = point_of(shares)
+            found[shares] = plain(sharing.share_out(make, context_of(rank, point), point, "group"))
+        return found
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+    return run_ranks(run_rank, 2, str(tmp_path_factory.mktemp("group") / "store"))
+
+
+def test_the_probe_finds_how_fast_each_device_is_and_that_the_last_is_slow(
+    ranks: list[dict[str, Found]],
+) -> None:
+    fast, slow = (rank["by_speed"][0] for rank in ranks)
+    assert fast.slow_ratio is None
+    assert slow.slow_ratio == pytest.approx(0.5, rel=0.1)
+    assert fast.items_per_s / slow.items_per_s == pytest.approx(2, rel=0.2)
+    assert fast.items_per_s == pytest.approx(1 / SAMPLE_S, rel=0.2)
+
+
+def test_shares_by_speed_let_both_be_done_together(ranks: list[dict[str, Found]]) -> None:
+    # Both are done after 32 ms: 140 samples at 0.2 ms after 4 ms, 60 at 0.4 ms after 8 ms.
+    first, second = (rank["by_speed"][0] for rank in ranks)
+    assert first.items + second.items == 2 * BATCH
+    assert first.items == pytest.approx(140, abs=25)
+    assert first.own_ms is not None
+    assert second.own_ms is not None
+    assert first.predicted_step_ms == pytest.approx(
+        max(first.own_ms, second.own_ms) + first.exchange_ms
+    )
+
+
+def test_all_ranks_agree_on_all_shares(ranks: list[dict[str, Found]]) -> None:
+    for shares in CASES:
+        (_, first, *_), (_, second, *_) = (rank[shares] for rank in ranks)
+        assert first == second
+        assert sum(first) == 2 * BATCH
+    assert ranks[0]["equal"][1] == (BATCH, BATCH)
+    assert ranks[0]["fast"][1] == (2 * BATCH, 0)
+    assert ranks[0]["150/50"][1] == (150, 50)
+
+
+def test_losses_are_weighted_by_the_shares_and_batches_follow_from_them(
+    ranks: list[dict[str, Found]],
+) -> None:
+    assert [rank["150/50"][3] for rank in ranks] == [(15, 1.5, 2, False), (5, 0.5, 2, False)]
+
+
+def test_a_rank_without_a_share_is_idle_beside_a_group_of_the_others(
+    ranks: list[dict[str, Found]],
+) -> None:
+    assert [rank["fast"][3][2:] for rank in ranks] == [(1, False), (1, True)]
+    assert ranks[1]["fast"][0].own_ms is None
+
+
+def test_devices_are_probed_once_for_all_shares_of_a_step(ranks: list[dict[str, Found]]) -> None:
+    counts = [ranks[0][shares][4] for shares in ("equal", "fast", "by_speed")]
+    # Four sizes and the exchange, the step alone, the check of gradients, and the one looked at.
+    assert counts[0] == 8
+    assert counts[1] - counts[0] == 3
+
+
+def test_an_emulated_device_is_marked_with_what_was_asked_and_measured(
+    ranks: list[dict[str, Found]],
+) -> None:
+    assert not any("emulates" in warning for warning in ranks[0]["equal"][2])
+    (emulated, *_) = ranks[1]["equal"][2]
+    assert emulated.startswith(
+        "rank 1 emulates a slower device by extra compute: 0.5 of its own speed asked, 0."
+    )
+
+
+def test_gradients_that_are_others_and_batch_norm_are_warned_of() -> None:
+    point = point_of("by_speed_accumulation", world_size=1, global_batch_size=BATCH)
+    sharing = Sharing()
+    found = sharing.share_out(make, context_of(0, point), point, None)
+    assert "the gradients differ from those of one process by 50.0%" in found.warnings[-1]
+    assert (found.context.batch_size, found.params["grad_accumulation"]) == (BATCH // 10, 10)
+    found = sharing.share_out(make, context_of(0, point, seed=1), point, None)
+    assert found.warnings[-1].startswith("BatchNorm's statistics are those of each rank's own")
+
+
+def test_multiprocessors_can_be_taken_away_on_cuda_only() -> None:
+    point = point_of("equal", world_size=1, global_batch_size=BATCH, slow_by=SlowBy.SMS)
+    with pytest.raises(UsageError, match="slow_by: sms needs CUDA devices; take slow_by: compute"):
+        Sharing().share_out(make, context_of(0, point), point, None)
