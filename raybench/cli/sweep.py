@@ -22,6 +22,7 @@ from raybench.cli.options import (
     shared_option,
     wait_option,
 )
+from raybench.cli.script_job import ScriptGiven, load_script_job
 from raybench.errors import UsageError
 from raybench.results.run import RunStatus
 from raybench.sweep.commands import command
@@ -53,7 +54,10 @@ _REPEATED = (
 class Asked:
     """What `raybench sweep` is given, by the names of its parameters; None where nothing is."""
 
-    job_file: Path | None
+    job: tuple[str, ...]
+    script: str | None
+    world_sizes: str
+    items_per_step: str
     address: str
     device: Literal["auto", "cuda", "cpu"]
     wait_s: float
@@ -72,6 +76,26 @@ class Asked:
     dry_run: bool
     as_json: bool
 
+    @property
+    def job_file(self) -> Path | None:
+        """The job file; None where there is none. Raises UsageError for more than one."""
+        if self.script is not None:
+            return None
+        if len(self.job) > 1:
+            raise UsageError(
+                f"one JOB only, given also {self.job[1]}; arguments of a script go with --script"
+            )
+        return Path(self.job[0]) if self.job else None
+
+    @property
+    def script_given(self) -> ScriptGiven | None:
+        """What the options say of a script; None without --script. Raises UsageError."""
+        if self.script is not None:
+            return ScriptGiven(self.script, self.job, self.world_sizes, self.items_per_step)
+        if self.world_sizes != "1" or self.items_per_step:
+            raise UsageError("--world-size and --items-per-step: go with --script; a job has them")
+        return None
+
 
 def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
     tags = {}
@@ -84,7 +108,26 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
 
 
 @click.command("sweep")
-@click.argument("job_file", metavar="JOB", required=False, type=click.Path(path_type=Path))
+@click.argument("job", metavar="[JOB]", nargs=-1, type=click.Path())
+@click.option(
+    "--script",
+    metavar="FILE",
+    type=click.Path(),
+    help="In place of JOB: measure this training script, unchanged; its arguments stand behind --.",
+)
+@click.option(
+    "--world-size",
+    "world_sizes",
+    metavar="N,N",
+    default="1",
+    help="With --script: the numbers of ranks.",
+)
+@click.option(
+    "--items-per-step",
+    metavar="N",
+    default="",
+    help="With --script: samples of an iteration on one rank, for the throughput.",
+)
 @address_option(
     "The Ray cluster. auto: the one of RAY_ADDRESS or of this host, else a private one. "
     "local: always a private one."
@@ -148,6 +191,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     """Run JOB and print its report. Each point becomes a row, also where it fails.
 
     \b
+    raybench sweep --script train.py --world-size 1,2,4 -- --batch-size 64
     raybench sweep jobs/ddp_scaling.yaml --address auto --tag driver=580.159
     raybench sweep jobs/ddp_scaling.yaml --device cpu --set matrix.world_size=1,2
     raybench sweep jobs/ddp_scaling.yaml --resume latest
@@ -199,7 +243,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
             *(overrides_of(asked.output, asked.again) if asked.again else ()),
         ),
         tags=asked.tags,
-        resume_command=lambda run_id: _resume_command(ctx, run_id, asked.output),
+        resume_command=lambda run_id: _resume_command(ctx, asked, run_id, asked.output),
     )
     ctx.exit(_run(job, start, where, asked.as_json))
 
@@ -211,13 +255,20 @@ def _load_asked(ctx: click.Context, asked: Asked) -> tuple[Job, Plan]:
     """
     from raybench.cli.again import plan_again
     from raybench.cli.plans import load_plan, select
+    from raybench.job.plan import make_plan
 
     expression = asked.expression if asked.resumed is None else None
+    script = asked.script_given
+    if script is not None:
+        if asked.again or asked.only or asked.against:
+            raise UsageError("--again, --only and --against: do not go with --script")
+        job = load_script_job(script, asked.overrides)
+        return job, select(make_plan(job), expression)
     if asked.again is None:
         if asked.only or asked.against:
             raise UsageError("--only and --against: go with --again RUN only")
         if asked.job_file is None:
-            raise click.MissingParameter(ctx=ctx, param=ctx.command.params[0])
+            raise click.MissingParameter(ctx=ctx, param_hint="'JOB'", param_type="argument")
         return load_plan(asked.job_file, asked.overrides, expression)
     if asked.job_file is not None or asked.resumed or asked.overrides:
         raise UsageError("--again RUN: has its job; give no JOB, --set or --resume")
@@ -254,7 +305,7 @@ def _resume(ctx: click.Context, asked: Asked, job: Job, plan: Plan, where: RunTa
             rounds_of_job(job, plan),
             output,
             select_ids(plan, asked.expression),
-            _resume_command(ctx, run.run_id, output),
+            _resume_command(ctx, asked, run.run_id, output),
             code,
             retry_failed=asked.retry_failed,
             tags=asked.tags,
@@ -290,9 +341,11 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     return _EXIT_CODES[run.status]
 
 
-def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
+def _resume_command(ctx: click.Context, asked: Asked, run_id: str, output: Path) -> str:
     """Write the command that goes on with this run, with the options that were given."""
-    words = ["sweep", str(ctx.params["job_file"]), "--resume", run_id]
+    script = asked.script_given
+    job = script.options if script else [str(asked.job_file)]
+    words = ["sweep", *job, "--resume", run_id]
     if ctx.params["again"]:
         # What is unclear is asked again; what is measured by then is a repeat.
         words = ["sweep"]
@@ -307,7 +360,7 @@ def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
         given = ctx.params[option.name]
         for value in given if isinstance(given, tuple) else (given,):
             words += [option.opts[-1]] if value is True else [option.opts[0], str(value)]
-    return command(*words)
+    return command(*words, *(["--", *script.arguments] if script and script.arguments else []))
 
 
 def _check_kept(output: Path) -> None:

@@ -36,7 +36,7 @@ from raybench.job.sections import (
     WorkloadSection,
     with_sizes,
 )
-from raybench.job.source import YamlSource, read_source
+from raybench.job.source import YamlSource, parse_source, read_source
 from raybench.job.uneven import why_not_uneven
 
 __all__ = ["Job", "Measure", "Span", "job_schema", "load_job"]
@@ -192,7 +192,15 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
 
     Raises JobError with one line per problem, all of the file at once.
     """
-    source = read_source(path, overrides)
+    return _load(read_source(path, overrides))
+
+
+def job_from_text(name: str, text: str, overrides: Sequence[str] = ()) -> Job:
+    """Check a job that is in no file, as `load_job`. name: of what it is from, in messages."""
+    return _load(parse_source(name, text, overrides))
+
+
+def _load(source: YamlSource) -> Job:
     problems = list(source.problems)
     data, wrong_sizes = with_sizes(source.data)
     problems += wrong_sizes

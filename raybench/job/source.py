@@ -125,14 +125,18 @@ class YamlSource:
 
 
 def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
-    """Read the file at `path` and put each `KEY=VALUE` of `overrides` in place, in their order.
+    """Read the file at `path` as `parse_source` does. Raises JobError also where it cannot."""
+    return parse_source(str(path), _read_text(path), overrides)
 
-    Raises JobError when the file cannot be read or is no mapping, or an override has no sense.
+
+def parse_source(name: str, text: str, overrides: Sequence[str] = ()) -> YamlSource:
+    """Parse a text and put each `KEY=VALUE` of `overrides` in place, in their order.
+
+    Raises JobError when it is no mapping, or an override has no sense.
     What else is wrong with the YAML is in `problems`, and the data goes as far as it can.
     """
-    text = _read_text(path)
     tree = parse_tree(text)
-    source = YamlSource(name=str(path), text=text, data={}, tree=tree, problems=tree.problems)
+    source = YamlSource(name=name, text=text, data={}, tree=tree, problems=tree.problems)
     if tree.is_complete and isinstance(tree.data, dict):
         source.data = tree.data
     elif tree.is_complete:

@@ -204,6 +204,8 @@ def job_of_run(run: Run) -> Job | None:
 def overrides_in(argv: tuple[str, ...]) -> Iterator[str]:
     """Find the values of `--set` in a command line."""
     for position, word in enumerate(argv):
+        if word == "--":
+            return  # what follows is the script's
         if word == "--set" and position + 1 < len(argv):
             yield argv[position + 1]
         elif word.startswith("--set="):

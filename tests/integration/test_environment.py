@@ -1,0 +1,54 @@
+"""Variables of a job reach the processes of a point when these start, and no other point's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raybench.job.model import Measure
+from raybench.job.point import Point
+from raybench.records import Measurement, Task
+from tests.script_files import write_script
+
+if TYPE_CHECKING:
+    from raybench.cluster.ray_cluster.cluster import RayCluster
+
+SETTINGS = Measure.model_validate({"warmup": 2, "iterations": 4, "breakdown": False})
+
+
+def make_task(workload: str, *, env: dict[str, str], **params: str) -> Task:
+    point = Point(
+        workload=workload,
+        params=params,
+        world_size=1,
+        batch_size=8,
+        global_batch_size=8,
+        scaling="weak",
+        env=env,
+    )
+    return Task(point=point, settings=SETTINGS, precisions=None)
+
+
+def environment(process_id: int) -> list[str]:
+    """As the process was started."""
+    return Path(f"/proc/{process_id}/environ").read_text(encoding="utf-8").split("\0")
+
+
+def test_processes_are_started_with_the_variables_of_their_points(
+    three_workers: RayCluster, tmp_path: Path
+) -> None:
+    def run(task: Task) -> int:
+        (answer,) = three_workers.run(task, [2])
+        assert isinstance(answer, Measurement), answer
+        return three_workers.devices[2].process_id
+
+    with_a = run(make_task("mlp", env={"OURS": "a", "OMP_NUM_THREADS": "2"}))
+    assert {"OURS=a", "OMP_NUM_THREADS=2"} <= set(environment(with_a))
+    assert run(make_task("mlp", env={"OURS": "a", "OMP_NUM_THREADS": "2"})) == with_a
+    text = "assert os.environ['OURS'] == 'c'\nsteps(10**9)"
+    script = str(write_script(tmp_path, text))
+    params = {"path": script, "args": "", "items_per_step": "", "step_of": ""}
+    # Its process is a new one anyway; its worker is one that has no variables.
+    of_script = run(make_task("script", env={"OURS": "c"}, **params))
+    assert not [entry for entry in environment(of_script) if entry.startswith("OURS=")]
+    assert run(make_task("mlp", env={})) == of_script

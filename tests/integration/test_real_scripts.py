@@ -1,0 +1,49 @@
+"""Scripts of the real torch, and of what is built on it, unchanged on two gloo ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from raybench.cluster import Cluster
+from raybench.records import Measurement
+from tests.process_cluster import ProcessCluster
+from tests.real_scripts import SCRIPTS, make_task
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    joined = ProcessCluster(2, tmp_path_factory.mktemp("logs"))
+    joined.start(2, "pack")
+    yield joined
+    joined.close()
+
+
+def run(cluster: Cluster, name: str, world_size: int, args: str = "") -> list[Measurement]:
+    answers = cluster.run(make_task(name, world_size, args), range(world_size))
+    assert all(isinstance(answer, Measurement) for answer in answers), answers
+    return [answer for answer in answers if isinstance(answer, Measurement)]
+
+
+def test_a_script_of_the_real_torch_gives_samples_of_both_ranks(cluster: Cluster) -> None:
+    for measurement in run(cluster, "ddp.py", 2, "--accumulation 2"):
+        (repetition,) = measurement.repetitions
+        assert len(repetition.timed.step_ns) == 30
+        assert measurement.warnings == ()
+        assert measurement.items_per_step == 8
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_measured_unchanged(cluster: Cluster, name: str, world_size: int) -> None:
+    for measurement in run(cluster, name, world_size):
+        assert measurement.warnings == ()
+        assert min(measurement.repetitions[0].timed.step_ns) > 0
+
+
+@pytest.mark.long
+def test_the_slower_of_two_optimizers_ends_an_iteration(cluster: Cluster) -> None:
+    (both,) = run(cluster, "gan.py", 1)
+    assert both.warnings == ()

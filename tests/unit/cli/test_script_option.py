@@ -1,0 +1,64 @@
+"""`raybench sweep --script`, as a user calls it; nothing is started here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from raybench.cli import raybench as command_line
+from raybench.cli.script_job import ScriptGiven, job_text
+from raybench.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+
+
+def plan(*arguments: str) -> list[dict[str, object]]:
+    words = ["sweep", "--dry-run", "--json", *arguments]
+    result = CliRunner().invoke(command_line, words, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return json.loads(result.stdout)["points"]
+
+
+def test_what_stands_behind_the_dashes_is_the_scripts() -> None:
+    options = ["--script", "train.py", "--world-size", "1,2", "--items-per-step", "64"]
+    points = plan(*options, "--", "--batch-size", "64", "--name", "a b", "--set", "x")
+    assert [point["world_size"] for point in points] == [1, 2]
+    assert points[0]["args"] == "--batch-size 64 --name 'a b' --set x"
+    assert points[0]["items_per_step"] == "64"
+
+
+def test_axes_come_by_set_and_stand_in_the_arguments() -> None:
+    options = ["--script", "train.py", "--set", "matrix.batch_size=8,16"]
+    points = plan(*options, "--", "--batch-size", "{batch_size}")
+    assert [point["batch_size"] for point in points] == [8, 16]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--script", "trian.py"], "workload.path: no such file, given 'trian.py'"),
+        (["--script", "train.py", "--world-size", "x"], "must be counts of ranks, as in 1,2,4"),
+        (["--script", "train.py", "--again", "latest"], "do not go with --script"),
+        (["job.yaml", "--world-size", "2"], "go with --script; a job has them"),
+        (["job.yaml", "other.yaml"], "one JOB only, given also other.yaml"),
+        (["--script", "train.py", "--", "{lr}"], "unknown setting 'lr'"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(*arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_job_has_a_name_that_runs_can_have() -> None:
+    text = job_text(ScriptGiven("dir/_my train:v2.py", (), "1", ""))
+    assert 'name: "my-train-v2"' in text
