@@ -10,6 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
+from raybench.measure.collectives import LocalCopies, WatchedCopies, replace_collectives
 from raybench.measure.marks import (
     BucketMarks,
     OptimizerMarks,
@@ -36,7 +38,9 @@ from raybench.measure.timing import (
     on_any_rank,
     slowest_rank_ns,
 )
-from raybench.records import Breakdown, RegionTime
+from raybench.measure.traffic import add_up
+from raybench.records import NO_COLLECTIVES, Breakdown, RegionTime, Traffic
+from raybench.records.failure_text import brief
 from raybench.stats.stragglers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.running_script import RunningScript
@@ -75,6 +79,15 @@ _NO_BUCKETS = "unknown: DistributedDataParallel reduced no gradients"
 _ON_CPU = "none: on a CPU the host computes"
 _TOO_SLOW = "unknown: the host needs too long to queue a whole step"
 _NO_OPTIMIZER = "none: no optimizer of torch.optim stepped"
+_NOOP = "step with DDP's noop_hook, and local copies in place of other collectives"
+_LOCAL_COPIES = "step with local copies in place of collectives"
+_ALONE = {
+    "comm_ms": "unknown: told for gradients that DistributedDataParallel reduces",
+    "comm_exposed_ms": "step less the slowest rank's step with local copies for collectives",
+    "straggler_ms": "largest local step of a rank less the lower median of the others'",
+    "wait_ms": "unknown: told for gradients that DistributedDataParallel reduces",
+    "slowest_rank": "its local step is longer than the others'",
+}
 _REDUCED = {
     "comm_ms": "each bucket of gradients from ready to reduced, minimum over ranks",
     "comm_exposed_ms": "step less the slowest rank's step with DDP's noop_hook",
@@ -119,13 +132,72 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
 
 def _parts(session: _Session) -> Breakdown:
     if session.context.world_size == 1:
-        return _local(session, _Communication())
-    set_hook = hook_setter(session.workload, session.context)
-    if isinstance(set_hook, str):
-        return Breakdown(methods=dict.fromkeys(_ALL, set_hook))
-    communication = _communication(session, set_hook)
-    set_hook(noop_hook)
-    return _local(session, communication)
+        return _local(session, _Communication(), session.workload.step)
+    if getattr(session.workload, "message_bytes", None) is not None:
+        return Breakdown(methods=dict.fromkeys(_ALL, _IS_COMMUNICATION))
+    return _parts_of_many(session)
+
+
+def _parts_of_many(session: _Session) -> Breakdown:
+    """Take apart the step of several ranks: by a hook of DDP, or by copies for collectives."""
+    context, communication = session.context, _Communication(methods=_ALONE)
+    set_hook = hook_setter(session.workload, context)
+    if not isinstance(set_hook, str):
+        communication = _communication(session, set_hook)
+    alone = _StepAlone(session)
+    traffic, copies_ms = alone.watch()
+    if not on_any_rank(bool(traffic or alone.error), context.device):
+        return Breakdown(methods=dict.fromkeys(_ALL, f"unknown: {NO_COLLECTIVES}"))
+    if not isinstance(set_hook, str):
+        set_hook(noop_hook)
+    found = _local(replace(session, around=alone.peers_away), communication, alone)
+    if on_any_rank(bool(alone.error), context.device):
+        reason = f"unknown: without its peers the step failed: {alone.error or 'on another rank'}"
+        found = Breakdown(methods=dict.fromkeys(_ALL, reason))
+    return replace(found, copies_ms=copies_ms, traffic=traffic)
+
+
+class _StepAlone:
+    """The step with local copies in place of its collectives; once it has failed, nothing.
+
+    The ranks go on together: one that fails among them does not keep the others waiting.
+    """
+
+    def __init__(self, session: _Session) -> None:
+        self._session = session
+        self._copies = LocalCopies()
+        self.error = ""
+
+    def __call__(self) -> None:
+        """Do one iteration, with the peers away."""
+        if self.error:
+            return
+        try:
+            self._session.workload.step()
+        except Exception as error:
+            # What it computes of the copies may be what no step can go on with.
+            self.error = brief(error)
+
+    def peers_away(self) -> AbstractContextManager[None]:
+        """Let collectives be copies inside the `with` block. The ranks must not agree in it."""
+        return replace_collectives(self._copies)
+
+    def watch(self) -> tuple[tuple[Traffic, ...], float]:
+        """Run some steps; what one of them sends, and how long its copies take, in ms."""
+        device, copies = self._session.context.device, WatchedCopies(self._session.context.device)
+        traffic: tuple[Traffic, ...] = ()
+        spent_ms = []
+        align_ranks(device)
+        with replace_collectives(copies):
+            for _ in range(_half(self._session.extent.steps)):
+                self()
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                collectives, copies_ms = copies.take()
+                # A step that has failed has not sent all.
+                traffic = () if self.error else add_up(collectives)
+                spent_ms.append(copies_ms)
+        return traffic, statistics.median(spent_ms)
 
 
 def hook_setter(workload: Workload, context: Context) -> SetHook | str:
@@ -139,15 +211,13 @@ def hook_setter(workload: Workload, context: Context) -> SetHook | str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Session:
+    """around: what blocks of steps run in, between which the ranks agree."""
+
     workload: Workload
     timer: Timer
     context: Context
     extent: Extent
-
-    @property
-    def step(self) -> Step:
-        """As many steps as a timed sample has."""
-        return loop_step(self.workload.step, self.extent.inner)
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def _regions(session: _Session) -> tuple[RegionTime, ...]:
@@ -184,8 +254,12 @@ def _region_methods(context: Context) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Communication:
-    """An entry per step; empty where there was none."""
+    """An entry per step; empty where there was none.
 
+    is_hooked: it is of gradients that a hook of DDP gets.
+    """
+
+    is_hooked: bool = False
     hooked_ms: tuple[float, ...] = ()
     comm_ms: tuple[float, ...] = ()
     tail_ms: tuple[float, ...] = ()
@@ -209,8 +283,9 @@ def _communication(session: _Session, set_hook: SetHook) -> _Communication:
     hooked_ms = _block_ms(loop_step(step, session.extent.inner), session.extent.steps, session)
     timed = marks.take()[-len(hooked_ms) * session.extent.inner :]
     if not all(timed):
-        return _Communication(methods=dict.fromkeys(_REDUCED, _NO_BUCKETS))
+        return _Communication(is_hooked=True, methods=dict.fromkeys(_REDUCED, _NO_BUCKETS))
     return _Communication(
+        is_hooked=True,
         hooked_ms=hooked_ms,
         comm_ms=tuple(comm_ms(buckets) for buckets in timed),
         tail_ms=tuple(tail_ms(buckets) for buckets in timed),
@@ -218,22 +293,24 @@ def _communication(session: _Session, set_hook: SetHook) -> _Communication:
     )
 
 
-def _local(session: _Session, communication: _Communication) -> Breakdown:
+def _local(session: _Session, communication: _Communication, one: Step) -> Breakdown:
     """Time steps without communication, and the device's work for them."""
     context, inner = session.context, session.extent.inner
-    for _ in range(_WARMUP_STEPS):
-        session.workload.step()
+    with session.around():
+        for _ in range(_WARMUP_STEPS):
+            one()
+    local_step = loop_step(one, inner)
     optimizer = OptimizerMarks(context.device)
     if context.device.type == "cuda":
-        first = _first_pass(session.step, session)
+        first = _first_pass(local_step, session)
         typical_ms = statistics.median(chain(*first))
         device_ms = time_queued_steps(
-            session.step, optimizer, inner * typical_ms, session.extent.steps
+            local_step, optimizer, inner * typical_ms, session.extent.steps, session.around
         )
-        second = _same_again(session.step, first, session)
+        second = _same_again(local_step, first, session)
     else:
         with optimizer.watching():
-            step = optimizer.watched(session.step)
+            step = optimizer.watched(local_step)
             first = _first_pass(step, session)
             second = _same_again(step, first, session)
         device_ms = None
@@ -246,7 +323,7 @@ def _local(session: _Session, communication: _Communication) -> Breakdown:
         comm_ms=communication.comm_ms,
         tail_ms=communication.tail_ms,
         methods={
-            **_local_methods(context, queued=device_ms is not None),
+            **_local_methods(context, communication, queued=device_ms is not None),
             **({} if optimizer_ms is not None else {"optimizer_ms": _NO_OPTIMIZER}),
             **communication.methods,
         },
@@ -292,12 +369,17 @@ def _block_ms(step: Step, steps: int, session: _Session) -> tuple[float, ...]:
     The ranks start together. Two samples before are not timed: the device's queue is empty then.
     """
     align_ranks(session.context.device)
-    samples = session.timer.block(step, steps, session.context.parts, lead_in=_LEAD_IN_SAMPLES)
+    with session.around():
+        samples = session.timer.block(step, steps, session.context.parts, lead_in=_LEAD_IN_SAMPLES)
     return tuple(ns / session.extent.inner / _NS_PER_MS for ns in samples.step_ns)
 
 
-def _local_methods(context: Context, *, queued: bool) -> dict[str, str]:
-    local = "step with DDP's noop_hook" if context.world_size > 1 else "the step as it is"
+def _local_methods(
+    context: Context, communication: _Communication, *, queued: bool
+) -> dict[str, str]:
+    local = "the step as it is"
+    if context.world_size > 1:
+        local = _NOOP if communication.is_hooked else _LOCAL_COPIES
     if context.device.type != "cuda":
         return {
             "local_step_ms": local,
@@ -319,7 +401,11 @@ def _local_methods(context: Context, *, queued: bool) -> dict[str, str]:
 
 
 def time_queued_steps(
-    step: Step, optimizer: OptimizerMarks, local_ms: float, steps: int
+    step: Step,
+    optimizer: OptimizerMarks,
+    local_ms: float,
+    steps: int,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> float | None:
     """Median time in ms of a step on the GPU, the gaps left by a slow host taken out.
 
@@ -331,7 +417,8 @@ def time_queued_steps(
     than the driver queues (about 1000) some of its gaps.
     """
     device = torch.device("cuda")
-    issue_ms = _issue_ms(step)
+    with around():
+        issue_ms = _issue_ms(step)
     # Not always: an idling device cools, and would then compute faster than in the timed steps.
     hold_ms = 0.0 if issue_ms < _AHEAD_SHARE * local_ms else _HOLD_MARGIN * issue_ms
     # Of all ranks: a step may communicate in its own way, so all run equally many.
@@ -341,7 +428,7 @@ def time_queued_steps(
     hold_cycles = round(hold_ms * _cycles_per_ms()) if hold_ms else 0
     mark, spans = marker(device), []
     step_apart = optimizer.watched(step)
-    with optimizer.watching():
+    with around(), optimizer.watching():
         for _ in range(steps):
             if hold_cycles:
                 _spin(hold_cycles)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _Text = TypeVar("_Text", bound=str)
 
-# In `Breakdown.methods`, where the gradients of a workload cannot be timed.
-NOT_WRAPPED = "no model was wrapped by context.ddp(), and there is no set_comm_hook"
+# In `Breakdown.methods`, where the ranks send each other nothing that could be seen.
+NO_COLLECTIVES = "no collective of torch.distributed was seen in a step"
 
 
 class Status(StrEnum):
@@ -154,6 +154,20 @@ class RegionTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What one rank sends in a step by one kind of collective, in groups of so many `ranks`.
+
+    message_bytes: as nccl-tests counts them. bus_bytes: times its factor of bus bandwidth.
+    """
+
+    kind: str
+    ranks: int
+    calls: int
+    message_bytes: int
+    bus_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
     """Where one rank's step goes, from steps that were run after the timed ones.
 
@@ -165,6 +179,8 @@ class Breakdown:
     comm_ms: for each of these, the time collectives took, waits for peers included.
     tail_ms: for each of these, from the last gradient being ready to the end of the last
     collective.
+    copies_ms: median time per step of the local copies that stand for collectives in local_ms.
+    traffic: what a step sends, by kind; empty where it sends nothing.
     regions: parts that the step names itself, in the order in which it entered them.
     methods: how each column of `points` and the regions were got, or why they are missing.
 
@@ -177,6 +193,8 @@ class Breakdown:
     hooked_ms: tuple[float, ...] = ()
     comm_ms: tuple[float, ...] = ()
     tail_ms: tuple[float, ...] = ()
+    copies_ms: float | None = None
+    traffic: tuple[Traffic, ...] = ()
     regions: tuple[RegionTime, ...] = ()
     methods: Mapping[str, str] = field(default_factory=dict)
 

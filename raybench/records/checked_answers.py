@@ -157,6 +157,10 @@ def _breakdown_problems(breakdown: Breakdown | None) -> Iterator[str]:
         **{f"comm_ms[{place}]": ms for place, ms in enumerate(breakdown.comm_ms)},
         **{f"tail_ms[{place}]": ms for place, ms in enumerate(breakdown.tail_ms)},
     )
+    yield from _amount_problems(copies_ms=breakdown.copies_ms)
+    for one in breakdown.traffic:
+        sizes = {"message_bytes": one.message_bytes, "bus_bytes": one.bus_bytes}
+        yield from _amount_problems(calls=one.calls, ranks=one.ranks, **sizes)
     for region in breakdown.regions:
         if not isinstance(region.name, str):
             yield f"the name of a region must be a text, given {_quote(region.name)}"

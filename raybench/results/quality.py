@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raybench.records import NOT_WRAPPED
+from raybench.records import NO_COLLECTIVES
 from raybench.stats import steady
 from raybench.stats.stragglers import NEARLY_ALL, borne_out_ms, stands_out
 
@@ -49,8 +49,8 @@ def quality_warnings(row: Row, record: Record, measure: Measure) -> Iterator[str
     """
     if row["batch_size"] is not None and record.measurements[0].items_per_step is None:
         yield NO_ITEMS
-    if row["batch_size"] is not None and NOT_WRAPPED in (row["methods"] or {}).get("comm_ms", ""):
-        yield f"no breakdown on several ranks: {NOT_WRAPPED}"
+    if NO_COLLECTIVES in (row["methods"] or {}).get("comm_exposed_ms", ""):
+        yield f"no breakdown on several ranks: {NO_COLLECTIVES}"
     yield from _shortfalls(row, measure)
     yield from _rare_stalls(row)
     yield from _unsteady(row, record)

@@ -15,7 +15,6 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from raybench.records import NOT_WRAPPED
 from raybench.workloads.trained import ddp_defaults
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 CommHook = Callable[[Any, GradBucket], Future[Tensor]]
 
+_NOT_WRAPPED = "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
 _COMPILED = "unknown: a compiled model would be compiled anew for another way of reducing"
 _OWN_HOOK = "unknown: the workload has a communication hook of its own"
 
@@ -79,7 +79,7 @@ class Replicas:
     def why_no_hook(self) -> str | None:
         """Why `set_comm_hook` must not be called; None where it may be."""
         if not self._wrapped:
-            return f"unknown: {NOT_WRAPPED}"
+            return _NOT_WRAPPED
         if count_compiled_frames() > self._compiled_before:
             return _COMPILED
         if any(len(ddp._comm_hooks) > wrapped.hooks for ddp, wrapped in self._wrapped.items()):

@@ -115,10 +115,10 @@ def test_the_example_of_the_documents_is_taken_apart(
 
 
 @two_devices
-def test_the_compiled_example_is_not_taken_apart(cluster: RayCluster) -> None:
+def test_the_compiled_example_is_taken_apart_by_local_copies(cluster: RayCluster) -> None:
     row = row_of(cluster, EXAMPLE, world_size=2, batch_size=256, compile=True)
-    assert row["comm_ms"] is None
-    assert "a compiled model" in row["methods"]["comm_ms"]
+    assert row["comm_exposed_ms"] is not None
+    assert "local copies" in row["methods"]["comm_exposed_ms"]
 
 
 @two_devices

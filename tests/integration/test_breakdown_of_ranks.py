@@ -82,7 +82,7 @@ def test_of_equal_ranks_none_is_slow(cluster: RayCluster) -> None:
     assert row["compute_ms"] > 0
 
 
-def test_the_example_of_the_documents_is_taken_apart_but_not_compiled(
+def test_the_example_of_the_documents_is_taken_apart_compiled_too(
     cluster: RayCluster,
 ) -> None:
     small = {"channels": 4, "image_size": 8}
@@ -91,11 +91,12 @@ def test_the_example_of_the_documents_is_taken_apart_but_not_compiled(
     assert all(row[name] is not None for name in parts), row
     assert row["throughput"] > 0
     compiled = measured(cluster, EXAMPLE, **small, compile=True)
-    assert all(compiled[name] is None for name in parts)
-    assert "a compiled model" in compiled["methods"]["comm_ms"]
+    assert all(compiled[name] is not None for name in parts if name != "comm_ms"), compiled
+    # For its gradients DDP's hook would compile another model.
+    assert "local copies" in compiled["methods"]["comm_exposed_ms"]
     assert compiled["throughput"] > 0
     # The next point is not taken for compiled, too.
-    assert measured(cluster, EXAMPLE, **small)["comm_ms"] is not None
+    assert "noop_hook" in measured(cluster, EXAMPLE, **small)["methods"]["comm_exposed_ms"]
 
 
 def test_a_profiled_process_is_replaced(cluster: RayCluster) -> None:

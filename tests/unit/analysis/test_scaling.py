@@ -146,9 +146,9 @@ def test_a_workload_that_does_not_say_what_it_finishes_is_the_reason_for_no_spee
     assert told not in row["warnings"]
 
 
-def test_a_model_that_was_wrapped_without_the_context_is_why_there_are_no_parts() -> None:
-    told = "no model was wrapped by context.ddp(), and there is no set_comm_hook"
-    unknown = Breakdown(methods={"comm_ms": f"unknown: {told}"})
+def test_ranks_without_collectives_are_told_why_there_are_no_parts() -> None:
+    told = "no collective of torch.distributed was seen in a step"
+    unknown = Breakdown(methods={"comm_exposed_ms": f"unknown: {told}"})
     record = ran(2, 10.0)
     measured = tuple(replace(m, breakdown=unknown) for m in record.measurements)
     (row,) = frame([replace(record, measurements=measured)]).to_dict("records")

@@ -1,0 +1,178 @@
+"""Workloads that communicate in ways of their own, and a process group to run them in."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from raybench.job.point import Precision
+from raybench.workloads.base import Context
+
+CPU = torch.device("cpu")
+WIDTH, LAYERS = 8, 2
+# Torch 2.13 gave both another name and warns of the older ones.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@contextmanager
+def gloo(rank: int, store: str, world_size: int = 2) -> Iterator[None]:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def context_of(rank: int, world_size: int = 2) -> Context:
+    return Context(
+        device=CPU,
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank,
+        batch_size=4,
+        precision=Precision.FP32,
+    )
+
+
+def numbers(count: int = 12) -> Tensor:
+    """Other ones on each rank."""
+    return torch.arange(float(count)) + 100 * (dist.get_rank() + 1)
+
+
+def all_gather_into(ranks: int) -> Tensor:
+    whole = torch.zeros(12 * ranks)
+    _all_gather(whole, numbers())
+    return whole
+
+
+def all_gather_in_place(ranks: int) -> Tensor:
+    """As FSDP does it: the input is the rank's own part of the output."""
+    whole = torch.zeros(12 * ranks)
+    own = whole.narrow(0, 12 * dist.get_rank(), 12)
+    own.copy_(numbers())
+    _all_gather(whole, own)
+    return whole
+
+
+def all_gather_lists(ranks: int) -> Tensor:
+    parts = [torch.zeros(12) for _ in range(ranks)]
+    dist.all_gather(parts, numbers())
+    return torch.cat(parts)
+
+
+def reduce_scatter(ranks: int) -> Tensor:
+    own = torch.zeros(12 // ranks)
+    _reduce_scatter(own, numbers())
+    return own
+
+
+def all_to_all(ranks: int) -> Tensor:
+    output = torch.zeros(12)
+    dist.all_to_all_single(output, numbers())
+    return output
+
+
+def all_reduce(ranks: int) -> Tensor:
+    buffer = numbers()
+    work = dist.all_reduce(buffer, async_op=True)
+    [result] = work.get_future().wait()
+    return result
+
+
+def broadcast(ranks: int) -> Tensor:
+    buffer = numbers()
+    dist.broadcast(buffer, src=1)
+    return buffer
+
+
+def ring(ranks: int) -> Tensor:
+    output = torch.zeros(12)
+    following, preceding = (dist.get_rank() + 1) % ranks, (dist.get_rank() - 1) % ranks
+    operations = [
+        dist.P2POp(dist.isend, numbers(), following),
+        dist.P2POp(dist.irecv, output, preceding),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    return output
+
+
+WAYS: dict[str, Callable[[int], Tensor]] = {
+    way.__name__: way
+    for way in (
+        *(all_gather_into, all_gather_in_place, all_gather_lists, reduce_scatter),
+        *(all_to_all, all_reduce, broadcast, ring),
+    )
+}
+
+
+class Sharded:
+    """A model that FSDP has sharded; the class declares nothing."""
+
+    def __init__(self, context: Context) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+        for layer in self.net:
+            fully_shard(layer)
+        fully_shard(self.net)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-12)
+        self.rows = torch.ones(4, WIDTH)
+
+    def step(self) -> None:
+        self.net(self.rows).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class SleepThenReduce:
+    """A step that computes for some milliseconds, and then reduces."""
+
+    def __init__(self, context: Context, own_ms: float) -> None:
+        self.own_ms = own_ms
+        self.buffer = torch.ones(16)
+
+    def step(self) -> None:
+        time.sleep(self.own_ms / 1e3)
+        dist.all_reduce(self.buffer)
+
+
+class Fails(SleepThenReduce):
+    """A step that minds what its peers have sent."""
+
+    def step(self) -> None:
+        one = torch.ones(1)
+        dist.all_reduce(one)
+        if dist.get_rank() == 1 and one.item() != dist.get_world_size():
+            raise ValueError("a peer is missing")
+
+
+@contextmanager
+def slow_all_reduce(delay_ms: float) -> Iterator[None]:
+    """Each all_reduce takes so much longer, whoever issues it."""
+    real = torch.library.get_kernel("c10d::allreduce_", "CPU")
+
+    def slow(keys: Any, *values: Any) -> Any:
+        time.sleep(delay_ms / 1e3)
+        return real.call_boxed(keys, *values)
+
+    with torch.library._scoped_library("c10d", "IMPL") as library, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("allreduce_", slow, "CPU", with_keyset=True, allow_override=True)
+        yield

@@ -1,0 +1,234 @@
+"""Collectives seen, timed and replaced, whoever issues them: two ranks on gloo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from collective_steps import (
+    CPU,
+    LAYERS,
+    WAYS,
+    WIDTH,
+    Fails,
+    Sharded,
+    SleepThenReduce,
+    context_of,
+    gloo,
+    slow_all_reduce,
+)
+from forked import run_ranks
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from raybench.measure.breakdown import Extent, break_down
+from raybench.measure.collectives import LocalCopies, WatchedCopies, replace_collectives
+from raybench.measure.timing import make_timer
+from raybench.measure.traffic import add_up
+from raybench.records import Breakdown, Traffic
+from raybench.workloads.base import Context, Workload
+
+RANKS = 2
+OWN_MS, DELAY_MS = 4.0, 12.0
+# Message and bus bytes of 12 floats by nccl-tests' formulas.
+MESSAGE = 12 * 4
+EXPECTED = {
+    "all_gather_into": {"all_gather": (RANKS * MESSAGE, (RANKS - 1) * MESSAGE)},
+    "all_gather_in_place": {"all_gather": (RANKS * MESSAGE, (RANKS - 1) * MESSAGE)},
+    "all_gather_lists": {"all_gather": (RANKS * MESSAGE, (RANKS - 1) * MESSAGE)},
+    "reduce_scatter": {"reduce_scatter": (MESSAGE, MESSAGE * (RANKS - 1) / RANKS)},
+    "all_to_all": {"all_to_all": (MESSAGE, MESSAGE * (RANKS - 1) / RANKS)},
+    "all_reduce": {"all_reduce": (MESSAGE, 2 * MESSAGE * (RANKS - 1) / RANKS)},
+    "broadcast": {"broadcast": (MESSAGE, MESSAGE)},
+    "ring": {"send": (MESSAGE, MESSAGE), "recv": (MESSAGE, MESSAGE)},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a way of communicating leaves behind: before, with local copies, and afterwards."""
+
+    real: list[float]
+    local: list[float]
+    real_again: list[float]
+    traffic: tuple[Traffic, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """All that one rank did."""
+
+    ways: dict[str, Seen]
+    gradients: dict[str, list[float]]
+    after_error: float
+    groups_are_as_before: bool
+    breakdowns: dict[str, Breakdown]
+
+
+def watch(way: str) -> Seen:
+    issue, copies = WAYS[way], WatchedCopies(CPU)
+    real = issue(RANKS).tolist()
+    with replace_collectives(copies):
+        local = issue(RANKS).tolist()
+    return Seen(
+        real=real,
+        local=local,
+        real_again=issue(RANKS).tolist(),
+        traffic=add_up(copies.take()[0]),
+    )
+
+
+def gradients_alone(way: str, rank: int) -> list[float]:
+    """Of a model under DDP whose ranks do not reduce, by DDP's hook or by local copies."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    rows = torch.full((4, 3), float(rank + 1))
+    if way == "hook":
+        model.register_comm_hook(None, noop_hook)
+        model(rows).square().sum().backward()
+    else:
+        with replace_collectives(LocalCopies()):
+            model(rows).square().sum().backward()
+    # DDP divides by the ranks before it sums; its hook that does nothing does not.
+    scale = 1.0 if way == "hook" else float(RANKS)
+    return [value * scale for p in model.parameters() for value in p.grad.flatten().tolist()]
+
+
+def sum_after_error() -> float:
+    one = torch.ones(1)
+    try:
+        with replace_collectives(LocalCopies()):
+            dist.all_reduce(one)
+            raise ValueError("the step failed")
+    except ValueError:
+        dist.all_reduce(one)
+    return one.item()
+
+
+def taken_apart(workload: Workload, context: Context) -> Breakdown:
+    workload.step()
+    return break_down(workload, make_timer(CPU), context, Extent(steps=4))
+
+
+def break_all_down(rank: int) -> dict[str, Breakdown]:
+    context = context_of(rank)
+    own = SleepThenReduce(context, OWN_MS)
+    found = {"own": taken_apart(own, context)}
+    with slow_all_reduce(DELAY_MS):
+        found["slow"] = taken_apart(own, context)
+    found["sharded"] = taken_apart(Sharded(context), context)
+    found["failing"] = taken_apart(Fails(context, 0.0), context)
+    collective = SleepThenReduce(context, 0.0)
+    collective.message_bytes = 64
+    found["collective"] = taken_apart(collective, context)
+    return found
+
+
+def run_rank(rank: int, store: str) -> Answers:
+    with gloo(rank, store):
+        begin = dist.ProcessGroup._start_coalescing
+        return Answers(
+            ways={way: watch(way) for way in WAYS},
+            gradients={way: gradients_alone(way, rank) for way in ("hook", "copies")},
+            after_error=sum_after_error(),
+            breakdowns=break_all_down(rank),
+            groups_are_as_before=dist.ProcessGroup._start_coalescing is begin,
+        )
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Answers]:
+    return run_ranks(run_rank, RANKS, str(tmp_path_factory.mktemp("group") / "store"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_and_bytes_are_those_of_the_closed_forms(way: str, answers: list[Answers]) -> None:
+    for answer in answers:
+        found = {one.kind: one for one in answer.ways[way].traffic}
+        sizes = {kind: (one.message_bytes, one.bus_bytes) for kind, one in found.items()}
+        assert sizes == EXPECTED[way]
+        assert {(one.calls, one.ranks) for one in found.values()} == {(1, RANKS)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_local_copy_writes_as_much_and_only_what_the_rank_has(
+    way: str, answers: list[Answers]
+) -> None:
+    for rank, answer in enumerate(answers):
+        seen = answer.ways[way]
+        assert len(seen.local) == len(seen.real)
+        assert all(value != 0 for value in seen.local)
+        if way != "ring":
+            # Only this rank's own hundred.
+            assert {round(value) // 100 for value in seen.local} == {rank + 1}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_collectives_are_real_before_and_after(way: str, answers: list[Answers]) -> None:
+    for answer in answers:
+        assert answer.ways[way].real == answer.ways[way].real_again
+    if way != "broadcast":
+        first, second = (answer.ways[way] for answer in answers)
+        assert first.local != first.real or second.local != second.real
+
+
+def test_collectives_are_real_after_a_step_that_raised(answers: list[Answers]) -> None:
+    assert [answer.after_error for answer in answers] == [RANKS, RANKS]
+    assert all(answer.groups_are_as_before for answer in answers)
+
+
+def test_a_ddp_model_computes_alone_what_it_does_with_its_hook(answers: list[Answers]) -> None:
+    for answer in answers:
+        assert answer.gradients["copies"] == pytest.approx(answer.gradients["hook"])
+    assert answers[0].gradients["copies"] != answers[1].gradients["copies"]
+
+
+def test_the_communication_of_fsdp_is_told_of_a_class_that_declares_nothing(
+    answers: list[Answers],
+) -> None:
+    layer = WIDTH * WIDTH * 4
+    for found in (answer.breakdowns["sharded"] for answer in answers):
+        assert all(found.local_ms)
+        assert found.optimizer_ms is not None
+        assert found.copies_ms is not None
+        sizes = {one.kind: (one.calls, one.message_bytes) for one in found.traffic}
+        # Each layer is gathered forward and, but for the last, once more backward.
+        assert sizes["reduce_scatter"] == (LAYERS, LAYERS * layer)
+        calls, message_bytes = sizes["all_gather"]
+        assert LAYERS <= calls <= 2 * LAYERS
+        assert message_bytes == calls * layer
+        assert "local copies" in found.methods["local_step_ms"]
+
+
+def test_a_slow_collective_is_exposed_and_not_in_the_local_step(answers: list[Answers]) -> None:
+    for answer in answers:
+        slow = answer.breakdowns["slow"]
+        assert OWN_MS <= min(slow.local_ms[0]) < OWN_MS + DELAY_MS / 2
+
+
+def test_a_step_that_fails_without_its_peers_says_so_on_all_ranks(answers: list[Answers]) -> None:
+    reasons = [answer.breakdowns["failing"].methods["comm_exposed_ms"] for answer in answers]
+    assert "on another rank" in reasons[0]
+    assert "ValueError: a peer is missing" in reasons[1]
+    assert all(answer.breakdowns["failing"].local_ms == () for answer in answers)
+
+
+def test_a_step_that_is_a_collective_is_not_taken_apart(answers: list[Answers]) -> None:
+    found = answers[0].breakdowns["collective"]
+    assert found.local_ms == ()
+    assert found.methods["comm_exposed_ms"] == "none: the step itself is communication"
+
+
+def test_ranks_that_send_each_other_nothing_have_a_reason() -> None:
+    class Silent:
+        def step(self) -> None: ...
+
+    context = replace(context_of(0), world_size=2)
+    found = break_down(Silent(), make_timer(CPU), context, Extent(steps=3))  # type: ignore[arg-type]
+    assert found.local_ms == ()
+    assert found.methods["local_step_ms"] == (
+        "unknown: no collective of torch.distributed was seen in a step"
+    )
