@@ -7,7 +7,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal
 
-from raybench.doctor import collective, gpu_checks, parity, transports, variables, worker_checks
+from raybench.doctor import (
+    collective,
+    gpu_checks,
+    node_parity,
+    parity,
+    transports,
+    variables,
+    worker_checks,
+)
 from raybench.doctor.facts import Check, Diagnosis, Facts, Verdict, count_noun
 from raybench.doctor.health.device_facts import read_device_facts
 from raybench.errors import ClusterError
@@ -74,6 +82,7 @@ def diagnose(cluster: Cluster, starts: int, phase: Phase, tell: Callable[[str], 
     checks = [*examine(facts), *_try_devices(cluster, facts, phase)]
     if starts and not refusal:
         checks += _compare_starts(cluster, facts, starts, phase, tell)
+        checks += _compare_collectives(cluster, facts, starts, phase, tell)
     return Diagnosis(
         cluster=cluster.description,
         facts=facts,
@@ -134,3 +143,15 @@ def _compare_starts(
             compared = parity.compare(cluster, worker_ids, step, starts, tell)
         checks.append(parity.judge(compared, is_cuda=facts.is_cuda))
     return checks
+
+
+def _compare_collectives(
+    cluster: Cluster, facts: Facts, starts: int, phase: Phase, tell: Callable[[str], None]
+) -> list[Check]:
+    """Compare all_reduces over all devices, of one node or of several."""
+    if reason := node_parity.why_not(facts.devices):
+        return [Check(name="parity, all_reduce", verdict=Verdict.OK, found=f"not run: {reason}")]
+    nodes = count_noun(len(facts.nodes), "node")
+    with phase(f"all_reduce over {nodes}: {starts} starts of torchrun and of raybench"):
+        compared = node_parity.compare(cluster, node_parity.steps(cluster.kind), starts, tell)
+    return [parity.judge(one, is_cuda=facts.is_cuda) for one in compared]

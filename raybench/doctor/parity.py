@@ -27,11 +27,12 @@ _NS_PER_MS = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A training step to compare. margin: by how much the ratio may leave 1 and still be equal."""
+    """A step to compare. margin: by how much the ratio may leave 1 and still be equal."""
 
     name: str
+    workload: str = "mlp"
     params: Mapping[str, Scalar]
-    batch_size: int
+    batch_size: int | None
     iterations: int
     margin: float
 
@@ -117,7 +118,7 @@ def compare(
                 differing |= _differing(answer, cluster.devices[worker_ids[0]])
                 times_ms[side].append(answer.step_ms_p50)
             else:
-                times_ms[side].append(_by_raybench(cluster, worker_ids, step))
+                times_ms[side].append(time_by_raybench(cluster, worker_ids, step))
             done = f"{len(times_ms[side])} of {starts}"
             tell(f"{step.name}: {side} {done}: {times_ms[side][-1]:.3f} ms")
     except SideError as error:
@@ -136,10 +137,10 @@ def by_torchrun(cluster: Cluster, worker_ids: Sequence[int], step: Step) -> Bare
     bare = BareStep(
         device=devices[0].kind,
         indexes=tuple(device.index for device in devices),
-        workload="mlp",
+        workload=step.workload,
         params=step.params,
         precision=Precision.FP32.value,
-        batch_size=step.batch_size,
+        batch_size=step.batch_size or 1,
         warmup=_WARMUP,
         iterations=step.iterations,
     )
@@ -155,36 +156,40 @@ def by_torchrun(cluster: Cluster, worker_ids: Sequence[int], step: Step) -> Bare
     return answer
 
 
-def task_of(step: Step, world_size: int) -> Task:
-    """Time the step as a point of raybench, in fresh processes."""
+def task_of(step: Step, world_size: int, *, fresh: bool = True) -> Task:
+    """Time the step as a point of raybench, in fresh processes unless told otherwise."""
+    batch = step.batch_size
     point = Point(
-        workload="mlp",
+        workload=step.workload,
         params=step.params,
         world_size=world_size,
         precision=Precision.FP32,
-        batch_size=step.batch_size,
-        global_batch_size=step.batch_size * world_size,
-        scaling="weak",
+        batch_size=batch,
+        global_batch_size=None if batch is None else batch * world_size,
+        scaling=None if batch is None else "weak",
     )
-    return Task(point=point, settings=_settings(step))
+    return Task(point=point, settings=_settings(step, fresh=fresh))
 
 
-def _by_raybench(cluster: Cluster, worker_ids: Sequence[int], step: Step) -> float:
-    answers = cluster.run(task_of(step, len(worker_ids)), worker_ids)
+def time_by_raybench(
+    cluster: Cluster, worker_ids: Sequence[int], step: Step, *, fresh: bool = True
+) -> float:
+    """Time the step in ms as a point of the cluster. Raises SideError."""
+    answers = cluster.run(task_of(step, len(worker_ids), fresh=fresh), worker_ids)
     if cause := cause_of(answers):
         raise SideError(f"raybench: rank {cause.rank}: {cause.error_type}: {cause.message}")
     measured = [answer for answer in answers if isinstance(answer, Measurement)]
     return summary.step_time_ns(measured) / _NS_PER_MS
 
 
-def _settings(step: Step) -> Measure:
+def _settings(step: Step, *, fresh: bool) -> Measure:
     return Measure(
         warmup=Span(min=_WARMUP, max=_WARMUP),
         iterations=Span(min=step.iterations, max=step.iterations),
         max_seconds=200.0,
         timeout_s=300.0,
         breakdown=False,
-        fresh_workers=True,
+        fresh_workers=fresh,
     )
 
 
@@ -238,7 +243,7 @@ def _describe(found: Ratio) -> str:
 
 def _details(parity: Parity, found: Ratio, agreed: Agreement) -> dict[str, object]:
     return {
-        "workload": "mlp",
+        "workload": parity.step.workload,
         "params": dict(parity.step.params),
         "batch_size": parity.step.batch_size,
         "precision": Precision.FP32.value,
