@@ -14,7 +14,7 @@ from forked import run_ranks
 
 from raybench.errors import UsageError
 from raybench.job.point import Point, Scalar, SlowBy
-from raybench.measure.probes import Idle
+from raybench.measure.probes import Idle, StepMaker
 from raybench.measure.shares import Sharing, UnevenStep
 from raybench.records import RankShare
 from raybench.workloads.base import Context, Workload
@@ -184,3 +184,14 @@ def test_multiprocessors_can_be_taken_away_on_cuda_only() -> None:
     point = point_of("equal", world_size=1, global_batch_size=BATCH, slow_by=SlowBy.SMS)
     with pytest.raises(UsageError, match="slow_by: sms needs CUDA devices; take slow_by: compute"):
         Sharing().share_out(make, context_of(0, point), point, None)
+
+
+def test_batches_by_speed_are_multiples_that_devices_are_quick_with(
+    ranks: list[dict[str, Found]],
+) -> None:
+    # Of 10 samples in a pass each is one; of 1024, sixteen are.
+    assert ranks[0]["by_speed"][1][0] % 10 == 0
+    point = point_of("by_speed", batch_size=1024, global_batch_size=20480)
+    maker = StepMaker(make=make, context=context_of(0, point), point=point)
+    assert maker.unit == 16 * 10
+    assert maker.size(1040 * 10) == (1040, point.params)
