@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from raybench.doctor.facts import Check, Facts, Verdict, count_noun, join_names
 from raybench.doctor.gpu_checks import nvlinks
-from raybench.doctor.nccl_log import NcclLog, Route, parse
+from raybench.hardware.nccl_log import NcclLog, Route, describe, parse, route_interface
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Device, Failure, Measurement, Task
@@ -137,34 +137,9 @@ def _see(devices: Sequence[Device], ranks: Sequence[RankTransports], *, is_withi
             routes.append(route)
             owners = ways.setdefault(describe(route, told.log), [])
             owners += [rank] if rank not in owners else []
-            if (place := _interface(route, told.log)) is not None:
+            if (place := route_interface(route, told.log)) is not None:
                 interfaces[place[0]] = None
     return _Seen(ways=ways, routes=routes, interfaces=tuple(interfaces))
-
-
-def describe(route: Route, log: NcclLog) -> str:
-    """Write a route in words: `P2P/CUMEM`, `NET/IB mlx5_0 (RoCE), GPUDirect`."""
-    if route.kind != "NET":
-        return "/".join(filter(None, (route.kind, route.detail)))
-    direct = ", GPUDirect" if route.gpu_direct else ""
-    return f"NET/{route.network}{_device(route, log)}{direct}"
-
-
-def _device(route: Route, log: NcclLog) -> str:
-    """Name the interface or the adapter of a route."""
-    if (place := _interface(route, log)) is not None:
-        return f" on {place[0]} ({place[1]})"
-    if route.network == "IB" and route.device is not None and route.device < len(log.adapters):
-        name, kind = log.adapters[route.device]
-        return f" on {name} ({kind})"
-    return "" if route.device is None else f" on device {route.device}"
-
-
-def _interface(route: Route, log: NcclLog) -> tuple[str, str] | None:
-    """Find the interface of a route by sockets, and its address; None for another."""
-    if route.network != "Socket" or route.device is None or route.device >= len(log.interfaces):
-        return None
-    return log.interfaces[route.device]
 
 
 def _within(devices: Sequence[Device], ranks: Sequence[RankTransports], seen: _Seen) -> Check:

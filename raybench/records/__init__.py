@@ -273,6 +273,7 @@ class Measurement:
     sm_clocks_mhz: of the device, read meanwhile by another process; empty where it is not known.
     workload_metrics: the values of the metrics that the workload declares itself.
     share: where the step is uneven.
+    transports: ways of the bytes from this rank and to it, as NCCL names them.
     warnings: what this rank knows to make the number doubtful, one sentence each.
     worker_reusable: the process is as fit for the next point as a fresh one.
     output: what the process wrote to stdout and stderr meanwhile, as far as it is kept.
@@ -299,6 +300,7 @@ class Measurement:
     profile: Profile | None = None
     workload_metrics: Mapping[Metric, float] = field(default_factory=dict)
     share: RankShare | None = None
+    transports: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     worker_reusable: bool = True
     output: str = ""

@@ -68,7 +68,10 @@ def _check(answer: Answer) -> Answer:
     if isinstance(answer, Failure):
         return replace(answer, message=shorten(answer.message, MESSAGE_CHARACTERS))
     try:
-        plain = replace(answer, **_plain_numbers(answer), warnings=_limit(answer.warnings))
+        texts: dict[str, Any] = {
+            name: _limit(getattr(answer, name)) for name in ("warnings", "transports")
+        }
+        plain = replace(answer, **_plain_numbers(answer), **texts)
     except UsageError as error:
         return _invalid(answer, str(error))
     reason = next(_problems(plain), None)
@@ -83,8 +86,8 @@ def _plain_numbers(measurement: Measurement) -> dict[str, Any]:
     }
 
 
-def _limit(warnings: Iterable[str]) -> tuple[str, ...]:
-    return tuple(shorten(str(warning), MESSAGE_CHARACTERS) for warning in warnings)
+def _limit(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(shorten(str(warning), MESSAGE_CHARACTERS) for warning in texts)
 
 
 def _invalid(measurement: Measurement, reason: str) -> Failure:

@@ -150,6 +150,12 @@ METRICS: tuple[Metric, ...] = (
         over_ranks="max",
         since=7,
     ),
+    Metric(
+        name="transports",
+        description="ways of the bytes between ranks, as NCCL names them",
+        kind="list<string>",
+        since=7,
+    ),
     *_plain("double", "ms", local_step_ms="step without communication"),
     _part(
         "compute_ms",

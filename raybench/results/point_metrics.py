@@ -253,6 +253,7 @@ def _state(measurements: Sequence[Measurement], trend: str) -> Numbers:
         "stable": all(r.settled is not False for r in repetitions) and trend == steady.FLAT,
         "throttled": any(any(r.timed.throttled) for r in repetitions) if is_known else None,
         "throttle_reasons": list(reasons) if is_known else None,
+        "transports": sorted({way for m in measurements for way in m.transports}) or None,
         "sm_clock_mhz_p50": _clock_mhz(measurements),
     }
 

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from raybench.errors import UsageError
 from raybench.measure.timing import align_ranks, on_any_rank
 from raybench.records import Group, RankInfo, Task
+from raybench.worker.nccl_file import NcclFile
 
 # The driver's deadline ends a point; torch's own must not come before it, nor never.
 _TIMEOUT_MARGIN_S = 60.0
@@ -57,6 +58,7 @@ class ProcessGroup:
         self._ended: Group | None = None
         self._broken: Group | None = None
         self._lock = threading.Lock()
+        self._nccl_file = NcclFile()
 
     def join(self, task: Task, rank_info: RankInfo, group: Group | None) -> None:
         """Form `group` if it is another than the last; set the variables of torchrun.
@@ -71,7 +73,8 @@ class ProcessGroup:
         if self._group is not None:
             self._take_down(self._group)  # the driver has given it up
         if group is not None:
-            self._form(group, task, rank_info)
+            with self._nccl_file.record() if self._is_nccl else nullcontext():
+                self._form(group, task, rank_info)
 
     def free_buffers(self, is_held: Callable[[], bool]) -> None:
         """Let NCCL give back the buffers of finished collectives; all ranks call it together.
@@ -84,6 +87,10 @@ class ProcessGroup:
                 if not on_any_rank(is_held(), self._device):
                     return
                 time.sleep(_FREE_WAIT_S)
+
+    def transports(self) -> tuple[str, ...]:
+        """Describe the ways of the group's bytes, as NCCL tells them; empty where it does not."""
+        return self._nccl_file.routes() if self._group is not None else ()
 
     def is_broken(self, group: Group | None) -> bool:
         """Whether another rank, or the driver, has ended it."""

@@ -212,6 +212,7 @@ class Worker:
             rank=rank_info.rank,
             **self._flops_fields(done, point, part, context, group),
             warnings=warnings,
+            transports=self._group.transports(),
             gemm_tflops=self._gemm_tflops.get(point.precision),
             # Launches stay slower after a profiler was in use (pytorch#144455).
             worker_reusable=done.profile is None,

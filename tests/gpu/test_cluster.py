@@ -77,6 +77,14 @@ def test_nccl_sums_the_ranks_and_each_group_in_turn(cluster):
             assert min(repetition.timed.step_ns) > 0
 
 
+def test_each_rank_tells_which_way_its_bytes_went_and_keeps_no_variable_of_the_log(cluster):
+    if "NCCL_DEBUG" in os.environ:
+        pytest.skip("the user has the log of NCCL")
+    for answer in run(cluster, 2):
+        (way,) = answer.transports
+        assert way.startswith("NET/Socket on" if over_sockets() else ("P2P/", "SHM/"))
+
+
 def test_event_times_agree_with_the_host_clock_over_a_block(cluster):
     (answer, *_) = run(cluster, 2, spin_ms=5)
     (repetition,) = answer.repetitions

@@ -14,7 +14,7 @@ from builders import make_device, make_measurement
 
 from raybench.doctor import transports
 from raybench.doctor.facts import Check, Facts, Verdict
-from raybench.doctor.nccl_log import Route, parse
+from raybench.hardware.nccl_log import Route, parse
 from raybench.records import Cause, Failure
 
 HOST = "raybench: adapters {adapters}\nraybench: memlock {memlock}\n"
@@ -151,4 +151,4 @@ def test_channels_and_what_is_no_route_are_no_matter() -> None:
     log = parse(["noise", line, "NCCL version 2.28.9+cuda13.0", "x NCCL WARN Could not find y"])
     assert log.routes == (Route(sender=1, receiver=0, kind="P2P", detail="CUMEM"),)
     assert (log.version, log.warnings) == ("2.28.9+cuda13.0", ("Could not find y",))
-    assert (log.has_nvls, log.gpu_direct) == (None, None)
+    assert log.has_nvls is None

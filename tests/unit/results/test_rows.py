@@ -103,6 +103,17 @@ def test_memory_and_setup_are_the_maximum_over_ranks() -> None:
     assert row["setup_s"] == 1.5
 
 
+def test_the_ways_of_the_bytes_are_those_of_all_ranks() -> None:
+    ways = (("P2P/CUMEM",), ("NET/Socket on eth0 (10.0.0.1)", "P2P/CUMEM"))
+    point = make_point(world_size=2)
+    ranks = [
+        make_measurement(rank, [[8_000_000] * 6], transports=told) for rank, told in enumerate(ways)
+    ]
+    row = row_of(make_record(point, measurements=tuple(ranks)))
+    assert row["transports"] == ["NET/Socket on eth0 (10.0.0.1)", "P2P/CUMEM"]
+    assert row_of(make_record())["transports"] is None
+
+
 def test_the_first_step_is_that_of_the_slowest_rank_and_of_the_first_build() -> None:
     row = row_of(make_record(measurements=(cold(0, 90, 20), cold(1, 70, 30))))
     assert (row["first_step_ms"], row["compiled_step_ms"]) == (90.0, None)

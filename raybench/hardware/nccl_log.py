@@ -21,9 +21,7 @@ _ADAPTER = re.compile(r"\[\d+\]([^\s:]+):\d+/(\w+)")
 _NVLS = re.compile(r"NVLS multicast support is (not )?available")
 _NVLS_CHANNELS = re.compile(r"(\d+) nvls channels")
 _VERSION = re.compile(r"NCCL version ([\w.+-]+)")
-_GPU_DIRECT = re.compile(r"GPU Direct RDMA (Enabled|Disabled) for HCA")
 _WARNING = re.compile(r"NCCL WARN (.+)")
-_OFI = ("libfabric", "ofi")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,25 +40,19 @@ class Route:
     device: int | None = None
     gpu_direct: bool = False
 
-    @property
-    def is_ofi(self) -> bool:
-        """Whether it goes by libfabric, as with EFA."""
-        return any(word in self.network.lower() for word in _OFI)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclLog:
     """What the log of one rank says.
 
     interfaces: of sockets, by number, with the address. adapters: of InfiniBand, each with IB or
-    RoCE. gpu_direct: None where nothing is said of it. has_nvls: the switch reduces; None: unknown.
+    RoCE. has_nvls: the switch reduces; None: unknown.
     """
 
     version: str = ""
     routes: tuple[Route, ...] = ()
     interfaces: tuple[tuple[str, str], ...] = ()
     adapters: tuple[tuple[str, str], ...] = ()
-    gpu_direct: bool | None = None
     has_nvls: bool | None = None
     warnings: tuple[str, ...] = ()
 
@@ -69,16 +61,40 @@ def parse(lines: Iterable[str]) -> NcclLog:
     """Read the lines of one rank; those that say nothing of transports are left out."""
     kept = [line for line in lines if "NCCL" in line]
     text = "\n".join(kept)
-    version, gpu_direct = _VERSION.search(text), _GPU_DIRECT.findall(text)
+    version = _VERSION.search(text)
     return NcclLog(
         version=version[1] if version else "",
         routes=tuple(dict.fromkeys(_routes(kept))),
         interfaces=_listed("NET/Socket : Using", _INTERFACE, kept),
         adapters=_listed("NET/IB : Using", _ADAPTER, kept),
-        gpu_direct="Enabled" in gpu_direct if gpu_direct else None,
         has_nvls=_has_nvls(text),
         warnings=tuple(dict.fromkeys(found[1] for found in map(_WARNING.search, kept) if found)),
     )
+
+
+def describe(route: Route, log: NcclLog) -> str:
+    """Write a route in words: `P2P/CUMEM`, `NET/IB mlx5_0 (RoCE), GPUDirect`."""
+    if route.kind != "NET":
+        return "/".join(filter(None, (route.kind, route.detail)))
+    direct = ", GPUDirect" if route.gpu_direct else ""
+    return f"NET/{route.network}{_device(route, log)}{direct}"
+
+
+def _device(route: Route, log: NcclLog) -> str:
+    """Name the interface or the adapter of a route."""
+    if (place := route_interface(route, log)) is not None:
+        return f" on {place[0]} ({place[1]})"
+    if route.network == "IB" and route.device is not None and route.device < len(log.adapters):
+        name, kind = log.adapters[route.device]
+        return f" on {name} ({kind})"
+    return "" if route.device is None else f" on device {route.device}"
+
+
+def route_interface(route: Route, log: NcclLog) -> tuple[str, str] | None:
+    """Find the interface of a route by sockets, and its address; None for another."""
+    if route.network != "Socket" or route.device is None or route.device >= len(log.interfaces):
+        return None
+    return log.interfaces[route.device]
 
 
 def _routes(lines: Iterable[str]) -> Iterator[Route]:

@@ -1,0 +1,33 @@
+"""Logs of NCCL 2.28 on two H200s, shortened by lines that repeat: what is read of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raybench.hardware.nccl_log import NcclLog, describe, parse
+
+LOGS = Path(__file__).parent / "nccl_logs"
+
+
+def read(name: str) -> NcclLog:
+    return parse((LOGS / f"{name}.log").read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "ways"),
+    [
+        ("nvlink", {"P2P/CUMEM"}),
+        ("shared_memory", {"SHM/direct"}),  # by NCCL_P2P_DISABLE=1
+        ("sockets", {"NET/Socket on eth0 (192.0.2.2)"}),  # by another NCCL_HOSTID of each rank
+    ],
+)
+def test_a_real_log_tells_the_way_of_its_bytes(name: str, ways: set[str]) -> None:
+    log = read(name)
+    assert {describe(route, log) for route in log.routes} == ways
+    assert {(route.sender, route.receiver) for route in log.routes} >= {(0, 1)}
+    assert not any(route.gpu_direct for route in log.routes)
+    assert (log.version, log.has_nvls, log.adapters) == ("2.28.9+cuda13.0", False, ())
+    assert log.interfaces == (("eth0", "192.0.2.2"),)
+    assert log.warnings == ()
