@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from raybench.analysis.settings import EXECUTION, batch_column, setting
-from raybench.job.point import EQUAL, FAST
+from raybench.job.point import BY_ACCUMULATION, BY_SPEED, EQUAL, FAST
 from raybench.stats.shares import DeviceSpeed, fast_devices
 
 Row = Mapping[str, Any]
@@ -176,6 +176,16 @@ class Fleet:
     def _ranks(self) -> Sequence[RankOfStep]:
         return next((s.ranks for s in self.scenarios.values() if s.ranks), ())
 
+    def gain_in_theory(self, shares: str) -> float | None:
+        """Gain of these shares over equal ones by the devices' speeds alone; None of other shares.
+
+        As if a step had no fixed costs, and the exchange cost nothing.
+        """
+        devices = int(self.first["world_size"])
+        fast, ratio = devices - self.slow_count, self.probe_ratio
+        work = {FAST: fast, BY_SPEED: fast + self.slow_count * ratio}.get(shares)
+        return None if work is None else work / (devices * ratio) - 1
+
     @cached_property
     def best(self) -> Scenario:
         """The one with the most samples/s."""
@@ -227,7 +237,7 @@ class Rule:
         return not {fleet.best.shares, *fleet.as_good()}.isdisjoint(self.shares)
 
 
-_BY_SPEED = ("by_speed", "by_speed_accumulation")
+_BY_SPEED = (BY_SPEED, BY_ACCUMULATION)
 RULES = (
     Rule(text="gap under 20 %: use all alike", shares=(EQUAL,), slowest=0.8, fastest=1.0),
     Rule(text="gap of 20 to 50 %: by speed", shares=_BY_SPEED, slowest=0.5, fastest=0.8),

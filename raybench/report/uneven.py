@@ -85,6 +85,7 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
             _gain(gain_over(scenario, fleet.scenarios[EQUAL]))
             if EQUAL in fleet.scenarios and scenario.shares != EQUAL
             else "",
+            _percent(fleet.gain_in_theory(scenario.shares), signed=True),
             _gain_over_best_other(scenario, fleet),
             _percent(scenario.idle_share_of_fast),
             _cell(scenario.row["peak_mem_allocated_bytes"], formatting.gib),
@@ -104,6 +105,7 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
         "predicted",
         "samples/s",
         "over equal",
+        "in theory",
         "over best other",
         "fast idle",
         "GiB",
@@ -116,7 +118,15 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
         columns=columns,
         settings=3,
         rows=tuple(rows),
-        optional=("GiB", "samples/J", "gradients", "over best other", "used", "samples/s"),
+        optional=(
+            "GiB",
+            "samples/J",
+            "gradients",
+            "over best other",
+            "used",
+            "in theory",
+            "samples/s",
+        ),
         texts=frozenset({"shares", "slow", "samples of ranks"}),
     )
 

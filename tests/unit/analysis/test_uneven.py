@@ -151,6 +151,7 @@ def test_the_report_has_scenarios_ranks_and_a_map_of_the_best_shares() -> None:
     assert line["samples of ranks"] == "77/77/38"
     assert line["fast idle"] == "0.0%"
     assert line["predicted"] == "+2.0%"
+    assert line["in theory"] == "+69.4%"
     assert line["gradients"] == "2e-08"
     assert len(ranks.rows) == 18
     assert ranks.rows[2][2:5] == ("2 (emulated)", "64", "11.11")
