@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any
 
@@ -29,6 +29,7 @@ from raybench.measure.marks import (
     region_times,
     tail_ms,
 )
+from raybench.measure.peak_parts import peak_parts
 from raybench.measure.timing import (
     Step,
     Timer,
@@ -39,7 +40,7 @@ from raybench.measure.timing import (
     slowest_rank_ns,
 )
 from raybench.measure.traffic import add_up
-from raybench.records import NO_COLLECTIVES, Breakdown, RegionTime, Traffic
+from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, Traffic
 from raybench.records.failure_text import brief
 from raybench.stats.stragglers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
@@ -72,6 +73,8 @@ _ALL = (
     "optimizer_ms",
     "host_gap_ms",
 )
+_PEAK = tuple(f"mem_{field.name}" for field in fields(PeakParts))
+_WATCHED = "torch's allocator and what modules and optimizers hold, in a step that is watched"
 _GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
 _SCRIPT = "unknown: the steps of a script are not taken apart"
 _IS_COMMUNICATION = "none: the step itself is communication"
@@ -125,9 +128,12 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     with no_garbage_collection():
         # First: while the step is the one that was timed.
         regions = _regions(session)
+        peak = peak_parts(workload, context)
         parts = _parts(session)
-    methods = {**parts.methods, **_region_methods(context)}
-    return replace(parts, regions=regions, methods=methods)
+    known = peak if isinstance(peak, PeakParts) else None
+    how = _WATCHED if isinstance(peak, PeakParts) else peak
+    methods = {**parts.methods, **dict.fromkeys(_PEAK, how), **_region_methods(context)}
+    return replace(parts, regions=regions, peak=known, methods=methods)
 
 
 def _parts(session: _Session) -> Breakdown:

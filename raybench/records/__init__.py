@@ -168,6 +168,27 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeakParts:
+    """What one rank's memory is made of when a step has it largest, as torch's allocator counts.
+
+    parameters_bytes: with buffers. gradients_bytes: those that are there then. activations_bytes:
+    all else that the step adds, temporary memory included. other_bytes: data, buckets, workspaces.
+    """
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    other_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all parts."""
+        fixed = self.parameters_bytes + self.optimizer_bytes + self.other_bytes
+        return fixed + self.gradients_bytes + self.activations_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
     """Where one rank's step goes, from steps that were run after the timed ones.
 
@@ -181,6 +202,7 @@ class Breakdown:
     collective.
     copies_ms: median time per step of the local copies that stand for collectives in local_ms.
     traffic: what a step sends, by kind; empty where it sends nothing.
+    peak: what the memory is made of; None where that is not known.
     regions: parts that the step names itself, in the order in which it entered them.
     methods: how each column of `points` and the regions were got, or why they are missing.
 
@@ -195,6 +217,7 @@ class Breakdown:
     tail_ms: tuple[float, ...] = ()
     copies_ms: float | None = None
     traffic: tuple[Traffic, ...] = ()
+    peak: PeakParts | None = None
     regions: tuple[RegionTime, ...] = ()
     methods: Mapping[str, str] = field(default_factory=dict)
 

@@ -10,7 +10,7 @@ import math
 import numbers
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
@@ -161,6 +161,7 @@ def _breakdown_problems(breakdown: Breakdown | None) -> Iterator[str]:
         **{f"tail_ms[{place}]": ms for place, ms in enumerate(breakdown.tail_ms)},
     )
     yield from _amount_problems(copies_ms=breakdown.copies_ms)
+    yield from _amount_problems(**(asdict(breakdown.peak) if breakdown.peak else {}))
     for one in breakdown.traffic:
         sizes = {"message_bytes": one.message_bytes, "bus_bytes": one.bus_bytes}
         yield from _amount_problems(calls=one.calls, ranks=one.ranks, **sizes)

@@ -8,7 +8,7 @@ as an operation's, make tables of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from typing import Any
@@ -37,7 +37,8 @@ POINT_COLUMN = "point"
 REGION_COLUMN = "region"
 REGION_SHARE = "of step"
 COLD = "cold ms"
-_TEXTS = (MARK_COLUMN, POINT_COLUMN, REGION_COLUMN)
+COLLECTIVE_COLUMN = "collective"
+_TEXTS = (MARK_COLUMN, POINT_COLUMN, REGION_COLUMN, COLLECTIVE_COLUMN)
 
 
 def marks(row: Row) -> str:
@@ -176,7 +177,38 @@ def _tables(rows: Sequence[Row], layout: Layout) -> list[Table]:
         parts = [_PARTS_MARK, _step_alone(unit), *_columns(unit, metrics.PARTS)]
         kind = f"{WHERE_IT_GOES}, {unit.name}"
         tables.append(_table(broken_down, names, layout, parts, kind=kind, shows=metrics.PARTS))
-    return tables
+    if held := [row for row in ordered if formatting.has_value(row["mem_parameters_bytes"])]:
+        columns = _columns(unit, metrics.MEMORY)
+        kind = "memory at its peak, GiB"
+        tables.append(_table(held, names, layout, columns, kind=kind, shows=metrics.MEMORY))
+    return [*tables, *_traffic(ordered, names, layout)]
+
+
+def _traffic(rows: Sequence[Row], names: Sequence[str], layout: Layout) -> Iterator[Table]:
+    """Make a table of what a step sends: a line for each kind of collective of a point."""
+    lines = [
+        row | {"collective": name, "calls": calls, "message_bytes": row["comm_bytes"][name]}
+        for row in rows
+        if isinstance(row["comm_calls"], Mapping)
+        for name, calls in row["comm_calls"].items()
+    ]
+    if lines:
+        kind = "communication in a step"
+        yield _table(lines, names, layout, _SENT, kind=kind, shows=metrics.PARTS)
+
+
+def _busbw_cell(row: Row) -> str:
+    known = row["comm_busbw_gb_s"]
+    found = known.get(row["collective"]) if isinstance(known, Mapping) else None
+    return "" if found is None else formatting.number(found)
+
+
+_SENT: Sequence[_Column] = (
+    (COLLECTIVE_COLUMN, lambda row: plain_text.plain(row["collective"])),
+    ("calls", lambda row: f"{row['calls']:,.0f}"),
+    ("message", lambda row: formatting.size(row["message_bytes"])),
+    ("busbw GB/s", _busbw_cell),
+)
 
 
 def _table(
@@ -203,7 +235,7 @@ def _table(
         settings=len(names),
         rows=tuple((*settings, *found) for settings, *found in cells),
         optional=tuple(formatting.metric_heading(one, layout.unit) for one in shows.optional),
-        extras={} if shows is metrics.PARTS else _extras(rows, layout.unit),
+        extras=_extras(rows, layout.unit) if shows in (metrics.RATES, metrics.SCALING) else {},
         texts=frozenset({*texts, *_TEXTS}),
         own=workload_metrics(rows),
     )
@@ -311,6 +343,11 @@ _SCOPES = (
     "Gains: how many times as fast as the baseline. Comm, host: exposed communication, and what "
     "the device is idle because the host is late, as shares of the step."
 )
+_HELD = "Memory: by torch's allocator in a step that was watched, on the device that needs most."
+_SENT_IN_A_STEP = (
+    "Communication in a step: counted, on the rank that sends most; messages as nccl-tests counts "
+    "them, all calls together. Its busbw: of gradients that DDP reduces, by the time that takes."
+)
 _PARTS_FROM = (
     "The parts are those of the slowest rank, from instrumented steps after the timed ones, so "
     "their sum may differ from the step."
@@ -354,6 +391,10 @@ def explain(
     if POINT_COLUMN in shown:
         points.append("Point: its id, for `raybench show RUN POINT`.")
     paragraphs = [points, [*parts, *rates, _PARTS_FROM]] if parts else [[*points, *rates]]
+    if held := _meanings(metrics.MEMORY.metrics, shown, words):
+        paragraphs.append([_HELD, *held])
+    if COLLECTIVE_COLUMN in shown:
+        paragraphs.append([_SENT_IN_A_STEP])
     if REGION_SHARE in shown:
         paragraphs.append([_REGIONS])
     if COLD in shown:

@@ -27,6 +27,20 @@ def _plain(kind: str, unit: str, /, since: int = 5, **descriptions: str) -> tupl
     )
 
 
+def _memory_part(name: str, description: str, meaning: str) -> Metric:
+    """Declare a part of the memory at its peak."""
+    return Metric(
+        name=f"mem_{name}_bytes",
+        unit="bytes",
+        description=description,
+        kind="int64",
+        heading=name,
+        meaning=meaning,
+        format="gib",
+        since=7,
+    )
+
+
 def _part(name: str, description: str, heading: str, meaning: str) -> Metric:
     """Declare a part of the step, in the unit of the table."""
     return Metric(
@@ -195,6 +209,19 @@ METRICS: tuple[Metric, ...] = (
         local_step_ms_by_rank="median local step, in rank order",
         device_ms_by_rank="its work on the device, in rank order",
     ),
+    *_plain("double", "ms", since=7, local_copy_ms="copies for collectives, in local_step_ms"),
+    *_plain(
+        "map<string,int64>", "", since=7, comm_calls="collectives a step by kind, largest rank"
+    ),
+    *_plain(
+        "map<string,int64>", "bytes", since=7, comm_bytes="their messages, as nccl-tests counts"
+    ),
+    *_plain("map<string,double>", "GB/s", since=7, comm_busbw_gb_s="inside the step, by comm_ms"),
+    _memory_part("parameters", "at the peak, with buffers", "parameters and buffers of the model"),
+    _memory_part("gradients", "there at the peak", "gradients that are there then"),
+    _memory_part("optimizer", "state of optimizers", "the optimizer's state"),
+    _memory_part("activations", "added by the step, temporary too", "what else the step adds"),
+    _memory_part("other", "at the start of the step", "what else was there before: data, buckets"),
     *_plain("map<string,string>", "", methods="column -> how it was measured"),
     Metric(
         name="flops_per_step",
@@ -335,6 +362,12 @@ PARTS = _show(
     "compute_ms optimizer_ms data_ms host_gap_ms comm_exposed_ms straggler_ms mfu_pct "
     "gemm_share_pct achieved_tflops_per_device",
     optional="achieved_tflops_per_device gemm_share_pct mfu_pct host_gap_ms straggler_ms",
+)
+# What the memory is made of when it is largest.
+MEMORY = _show(
+    "mem_parameters_bytes mem_gradients_bytes mem_optimizer_bytes mem_activations_bytes "
+    "mem_other_bytes",
+    optional="",
 )
 # What a step comes to: the progress line shows the first that a point has.
 MAIN_RATES = tuple(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import accumulate, chain
 from statistics import median
 from typing import Any
@@ -320,6 +320,8 @@ def step_parts(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
         **_by_rank(broken_down),
         **straggling,
         **_communication(broken_down, step_ms),
+        **_traffic(broken_down),
+        **_peak_parts(broken_down),
         "slowest_rank": (
             _slowest_rank(
                 straggler, straggling["straggler_error_ms"], step_ms - max(local_ms), step_ms
@@ -456,6 +458,39 @@ def _communication(broken_down: Sequence[Breakdown], step_ms: float) -> Numbers:
         "hooked_step_ms": _hook_ms(broken_down),
         "wait_ms": _wait_ms(broken_down, step_ms),
     }
+
+
+def _traffic(broken_down: Sequence[Breakdown]) -> Numbers:
+    """Name what a step sends by kind, with the ranks of a group that is not all; largest rank."""
+    calls: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for one in chain(*(b.traffic for b in broken_down)):
+        name = one.kind if one.ranks == len(broken_down) else f"{one.kind} of {one.ranks}"
+        calls[name] = max(one.calls, calls.get(name, 0))
+        sizes[name] = max(one.message_bytes, sizes.get(name, 0))
+    copies_ms = [b.copies_ms for b in broken_down if b.copies_ms is not None]
+    return {
+        "comm_calls": calls or None,
+        "comm_bytes": sizes or None,
+        "comm_busbw_gb_s": _busbw(broken_down),
+        "local_copy_ms": max(copies_ms, default=None),
+    }
+
+
+def _busbw(broken_down: Sequence[Breakdown]) -> dict[str, float] | None:
+    """Compute the bus bandwidth of gradients, where all that is sent is what was timed."""
+    comm_ms = summary.median_of_smallest([b.comm_ms for b in broken_down]) if broken_down else None
+    sent = broken_down[0].traffic if broken_down else ()
+    if not comm_ms or [one.kind for one in sent] != ["all_reduce"]:
+        return None
+    return {"all_reduce": sent[0].bus_bytes / (comm_ms / _MS_PER_S) / _BYTES_PER_GB}
+
+
+def _peak_parts(broken_down: Sequence[Breakdown]) -> Numbers:
+    """Take those of the rank that holds most."""
+    known = [b.peak for b in broken_down if b.peak is not None]
+    parts = asdict(max(known, key=lambda one: one.total_bytes)) if known else {}
+    return {f"mem_{name}": value for name, value in parts.items()}
 
 
 def _hook_ms(broken_down: Sequence[Breakdown]) -> float | None:

@@ -32,7 +32,7 @@ BREAKDOWN = (
     *("local_step_ms", "compute_ms", "comm_ms", "comm_exposed_ms", "wait_ms", "data_ms"),
     *("optimizer_ms", "host_gap_ms", "local_step_ms_by_rank", "device_ms_by_rank"),
     *("straggler_ms", "straggler_error_ms", "straggler_device_ms", "late_in_turn_ms"),
-    *("hooked_step_ms", "local_step_drift_ms"),
+    *("hooked_step_ms", "local_step_drift_ms", "local_copy_ms"),
 )
 NO_ITEMS = "no throughput: the workload does not set items_per_step"
 _TRENDS = {

@@ -26,7 +26,9 @@ A new column says in its declaration since which version it is there (`Metric.si
     6  tables health and links; runs: only_devices
     7  points: first_step_ms, compiled_step_ms, alloc_retries, device_allocs; shares, slow_ratio,
        slow_count, slow_by and what the probes of uneven steps found, share_by_rank to
-       gradient_error; env; transports
+       gradient_error; env; transports; local_copy_ms, comm_calls, comm_bytes, comm_busbw_gb_s,
+       mem_parameters_bytes, mem_gradients_bytes, mem_optimizer_bytes, mem_activations_bytes,
+       mem_other_bytes
 """
 
 from __future__ import annotations

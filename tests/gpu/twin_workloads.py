@@ -33,11 +33,9 @@ class _Training:
 
 
 class Sharded(_Training):
-    """A model sharded by FSDP2, a slow all_gather on request."""
+    """A model sharded by FSDP2."""
 
-    def __init__(
-        self, context: Context, *, width: int = 4096, layers: int = 8, delay_ms: float = 0.0
-    ) -> None:
+    def __init__(self, context: Context, *, width: int = 4096, layers: int = 8) -> None:
         torch.manual_seed(0)
         with context.device:
             net = _layers(width, layers)
@@ -60,25 +58,16 @@ class OwnDdp(_Training):
         super().__init__(context, net, width)
 
 
-class SlowReduce:
-    """Products, then an all_reduce behind which the device spins."""
+class Reduce:
+    """A matrix product, then an all_reduce that nothing hides."""
 
-    def __init__(self, context: Context, *, spin_ms: float = 0.0, size: int = 8192) -> None:
-        self.a = torch.randn(size, size, device=context.device)
-        self.spin = round(spin_ms * _cycles_per_ms())
-        self.buffer = torch.ones(2**20, device=context.device)
+    def __init__(self, context: Context, *, size: int = 8192, message_mib: int = 512) -> None:
+        self.a = torch.randn(size, size, device=context.device, dtype=torch.bfloat16)
+        self.buffer = torch.zeros(message_mib * 2**18, device=context.device)
+        self.is_alone = context.world_size == 1
         self.items_per_step = 1
 
     def step(self) -> None:
         torch.mm(self.a, self.a)
-        dist.all_reduce(self.buffer)
-
-
-def _cycles_per_ms() -> float:
-    for _ in range(3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        torch.cuda._sleep(20_000_000)
-        end.record()
-        torch.cuda.synchronize()
-    return 20_000_000 / start.elapsed_time(end)
+        if not self.is_alone:
+            dist.all_reduce(self.buffer)

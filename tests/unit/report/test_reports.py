@@ -22,7 +22,7 @@ from builders import (
 )
 
 from raybench.job.point import Point, Precision
-from raybench.records import Breakdown, Record, Status
+from raybench.records import Breakdown, PeakParts, Record, Status, Traffic
 from raybench.report import formatting
 from raybench.report.document import Table
 from raybench.report.export import as_json
@@ -900,3 +900,35 @@ def test_the_rank_that_a_warning_names_is_no_figure() -> None:
         ("rank 1 is slower: it takes 15 ms", 1),
         ("rank 12 is slower: it takes 125 ms", 2),
     ]
+
+
+def test_memory_and_what_a_step_sends_are_tables_where_they_are_known() -> None:
+    plain = broken_down(2, 10.0)
+    peak = PeakParts(
+        parameters_bytes=2**30,
+        gradients_bytes=2**29,
+        optimizer_bytes=2**31,
+        activations_bytes=2**32,
+        other_bytes=0,
+    )
+    sent = tuple(
+        Traffic(kind=kind, ranks=2, calls=calls, message_bytes=2**20, bus_bytes=2.0**20)
+        for kind, calls in (("all_gather", 4), ("reduce_scatter", 2))
+    )
+    measurements = tuple(
+        replace(m, breakdown=replace(m.breakdown, peak=peak, traffic=sent))
+        for m in plain.measurements
+    )
+    summary = report([replace(plain, measurements=measurements)])
+    kinds = [table.kind for table in summary.tables]
+    assert kinds[-2:] == ["memory at its peak, GiB", "communication in a step"]
+    memory, traffic = summary.tables[-2:]
+    assert memory.rows[0][memory.settings :] == ("1.00", "0.50", "2.00", "4.00", "0.00")
+    assert [row[traffic.settings :] for row in traffic.rows] == [
+        ("all_gather", "4", "1 MiB"),
+        ("reduce_scatter", "2", "1 MiB"),
+    ]
+    for text in (terminal.format_report(summary), markdown.format_report(summary)):
+        assert "reduce" in text
+        assert "Communication in a step: counted" in " ".join(text.split())
+    assert len(report([plain]).tables) == len(summary.tables) - 2

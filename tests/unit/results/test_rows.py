@@ -15,7 +15,7 @@ from builders import (
     make_samples,
 )
 
-from raybench.records import Measurement, Record, Repetition, Status
+from raybench.records import Breakdown, Measurement, PeakParts, Record, Repetition, Status, Traffic
 from raybench.results import rows
 from raybench.results.schema import TABLES
 
@@ -134,6 +134,49 @@ def cold(rank: int, *warmup_ms: int, compiling: int = 0) -> Measurement:
     warmup = make_samples([ms * MS for ms in warmup_ms])
     first = replace(first, warmup=warmup, compiling_steps=compiling)
     return replace(measurement, repetitions=(first, second))
+
+
+def sent(kind: str, calls: int, message_bytes: int, ranks: int = 2) -> Traffic:
+    return Traffic(
+        kind=kind,
+        ranks=ranks,
+        calls=calls,
+        message_bytes=message_bytes,
+        bus_bytes=float(message_bytes),
+    )
+
+
+def apart(*breakdowns: Breakdown) -> rows.Row:
+    measurements = [make_measurement(r, [[MS] * 6], breakdown=b) for r, b in enumerate(breakdowns)]
+    return row_of(make_record(make_point(world_size=2), measurements=tuple(measurements)))
+
+
+def test_what_a_step_sends_is_told_by_kind_of_the_rank_that_sends_most() -> None:
+    first = (sent("all_gather", 4, 100), sent("send", 1, 10, ranks=1))
+    row = apart(Breakdown(traffic=first), Breakdown(traffic=(sent("all_gather", 4, 120),)))
+    assert row["comm_calls"] == {"all_gather": 4, "send of 1": 1}
+    assert row["comm_bytes"] == {"all_gather": 120, "send of 1": 10}
+    assert row["comm_busbw_gb_s"] is None
+
+
+def test_the_bus_bandwidth_in_the_step_is_that_of_timed_gradients() -> None:
+    timed = Breakdown(traffic=(sent("all_reduce", 2, 3_000_000),), comm_ms=(2.0, 2.0))
+    assert apart(timed, timed)["comm_busbw_gb_s"] == {"all_reduce": pytest.approx(1.5)}
+    others = replace(timed, traffic=(*timed.traffic, sent("all_gather", 1, 10)))
+    assert apart(others, others)["comm_busbw_gb_s"] is None
+
+
+def test_the_memory_at_the_peak_is_that_of_the_rank_that_holds_most() -> None:
+    parts = PeakParts(
+        parameters_bytes=4,
+        gradients_bytes=2,
+        optimizer_bytes=8,
+        activations_bytes=100,
+        other_bytes=1,
+    )
+    row = apart(Breakdown(peak=replace(parts, activations_bytes=50)), Breakdown(peak=parts))
+    names = ("parameters", "gradients", "optimizer", "activations", "other")
+    assert [row[f"mem_{name}_bytes"] for name in names] == [4, 2, 8, 100, 1]
 
 
 @pytest.mark.parametrize(

@@ -240,11 +240,11 @@ def test_some_columns_of_a_table_are_read_alone(results: Path) -> None:
     ]
 
 
-def test_a_hundred_parts_stay_below_five_megabytes(tmp_path: Path) -> None:
+def test_a_hundred_parts_stay_below_six_megabytes(tmp_path: Path) -> None:
     written = RunStore.create(tmp_path, make_run("run-x"), make_measure())
     record = make_record(make_point(world_size=4), count=50, error_message=None)
     written.write_records([(0, record)])
-    assert part_of(tmp_path, "points", "run-x").stat().st_size < 40_000
+    assert part_of(tmp_path, "points", "run-x").stat().st_size < 50_000
     assert part_of(tmp_path, "samples", "run-x").stat().st_size < 7_500
 
 

@@ -1,0 +1,140 @@
+"""What the memory of a step is made of when it is largest: two untimed steps that are watched.
+
+torch's allocator knows how much, and what holds it is found by what every training step has:
+parameters of modules, their gradients as they come, and the state of optimizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from raybench.records import PeakParts
+from raybench.workloads.base import Context, Workload
+
+_ON_CPU = "none: torch does not count the memory of a CPU"
+_GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
+_NO_MODEL = "unknown: neither an optimizer of torch.optim nor a module in an attribute was found"
+
+
+def peak_parts(workload: Workload, context: Context) -> PeakParts | str:
+    """Run two steps and say of what the peak of the second is made, or why that is not known."""
+    if context.device.type != "cuda":
+        return _ON_CPU
+    if context.cuda_graph:
+        return _GRAPH
+    optimizers: dict[torch.optim.Optimizer, None] = {}
+    with _on_optimizer_step(lambda one: optimizers.setdefault(one)):
+        workload.step()
+    modules = [one for one in _attributes(workload) if isinstance(one, nn.Module)]
+    held = [*_parameters(optimizers, modules), *(b for m in modules for b in m.buffers())]
+    return _watch(workload, context.device, held, list(optimizers)) if held else _NO_MODEL
+
+
+def _watch(
+    workload: Workload,
+    device: torch.device,
+    held: list[Tensor],
+    optimizers: list[torch.optim.Optimizer],
+) -> PeakParts:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats(device)
+    begin = torch.cuda.memory_allocated(device)
+    gradients = _GradientsAtPeak(held, device)
+    before = gradients.now_bytes
+    with gradients.watching():
+        workload.step()
+    torch.cuda.synchronize()
+    gradients.look()
+    peak = torch.cuda.max_memory_allocated(device)
+    parameters = _bytes(held, device)
+    state = _bytes((v for one in optimizers for v in _state_of(one)), device)
+    others = begin - parameters - state - before
+    return PeakParts(
+        parameters_bytes=parameters,
+        gradients_bytes=gradients.peak_bytes,
+        optimizer_bytes=state,
+        activations_bytes=max(0, peak - begin - (gradients.peak_bytes - before)),
+        other_bytes=max(0, others),
+    )
+
+
+class _GradientsAtPeak:
+    """How much of the gradients was there when the memory of a step was largest.
+
+    Looked at whenever a gradient has come, and before an optimizer steps: what was largest since
+    the last look was so with the gradients of then.
+    """
+
+    def __init__(self, held: Iterable[Tensor], device: torch.device) -> None:
+        self._device = device
+        self._trained = [one for one in held if one.requires_grad]
+        self._largest = 0
+        self.now_bytes = self.peak_bytes = self._count()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with ExitStack() as hooks:
+            for one in self._trained:
+                handle = one.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _: self.look()
+                )
+                hooks.callback(handle.remove)
+            hooks.enter_context(_on_optimizer_step(lambda _: self.look()))
+            yield
+
+    def look(self) -> None:
+        """Note the gradients where memory has grown beyond all before."""
+        largest = torch.cuda.max_memory_allocated(self._device)
+        if largest > self._largest:
+            self._largest, self.peak_bytes = largest, self.now_bytes
+        self.now_bytes = self._count()
+
+    def _count(self) -> int:
+        return _bytes((one.grad for one in self._trained if one.grad is not None), self._device)
+
+
+@contextmanager
+def _on_optimizer_step(look: Callable[[torch.optim.Optimizer], object]) -> Iterator[None]:
+    def hook(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        look(optimizer)
+
+    handle = register_optimizer_step_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _attributes(workload: Workload) -> Iterator[object]:
+    """List what a workload holds, in lists and mappings too."""
+    for value in vars(workload).values():
+        yield from value if isinstance(value, list | tuple) else [value]
+        yield from value.values() if isinstance(value, dict) else ()
+
+
+def _parameters(
+    optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[nn.Module]
+) -> list[Tensor]:
+    of_optimizers = [p for one in optimizers for group in one.param_groups for p in group["params"]]
+    return list(dict.fromkeys([*of_optimizers, *(p for one in modules for p in one.parameters())]))
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for values in optimizer.state.values():
+        yield from (value for value in values.values() if isinstance(value, Tensor))
+
+
+def _bytes(tensors: Iterable[Tensor], device: torch.device) -> int:
+    """Add up the storages of tensors on the device, each once; of a DTensor this rank's part."""
+    sizes = {}
+    for tensor in tensors:
+        own = getattr(tensor, "_local_tensor", tensor)
+        if own.device == device:
+            storage = own.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())

@@ -1,0 +1,118 @@
+"""Steps without their peers, on two GPUs: `pytest -m gpu tests/gpu/test_gpu_twin.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import torch
+
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.connection import connect
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision
+from raybench.records import Measurement, Record, Status, Task
+from raybench.results import rows
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices"),
+    # Ray's own sockets and log files, closed by its threads after the test.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+SHARDED, OWN_DDP, REDUCE = (
+    f"tests.gpu.twin_workloads:{name}" for name in ("Sharded", "OwnDdp", "Reduce")
+)
+SHOWN = (
+    *("step_ms_p50", "local_step_ms", "compute_ms", "comm_ms", "comm_exposed_ms", "host_gap_ms"),
+    *("peak_mem_allocated_bytes", "mem_parameters_bytes", "mem_gradients_bytes"),
+    *("mem_optimizer_bytes", "mem_activations_bytes", "mem_other_bytes"),
+    *("local_copy_ms", "comm_calls", "comm_bytes", "comm_busbw_gb_s"),
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    joined = RayCluster(connect("local", "cuda", wanted=2))
+    joined.start(2, "pack")
+    yield joined
+    joined.close()
+
+
+def row_of(
+    cluster: RayCluster, workload: str, *, batch_size: int = 1, world_size: int = 2, **params: Any
+) -> dict[str, Any]:
+    is_collective = workload == "collective"
+    point = Point(
+        workload=workload,
+        params=params,
+        world_size=world_size,
+        precision=Precision.BF16,
+        batch_size=None if is_collective else batch_size,
+        global_batch_size=None if is_collective else batch_size * world_size,
+        scaling=None if is_collective else "weak",
+    )
+    settings = Measure(warmup=10, iterations=60)
+    answers = cluster.run(Task(point=point, settings=settings), tuple(range(world_size)))
+    assert all(isinstance(answer, Measurement) for answer in answers), answers
+    record = Record(
+        point=point,
+        attempt=1,
+        status=Status.OK,
+        started_at=datetime.now(UTC),
+        duration_s=1.0,
+        devices=cluster.devices[:world_size],
+        measurements=answers,
+    )
+    row = rows.point_row("run-a", record, Measure())
+    # Shown with -rP: these are figures to look at, not only to pass.
+    print(workload, params, {name: row.get(name) for name in SHOWN}, row["warnings"])
+    return row
+
+
+def test_a_ddp_step_alone_takes_as_long_by_copies_as_by_its_hook(cluster: RayCluster) -> None:
+    # Of 8 layers of 8192 x 8192, which the devices bound: some 50 ms.
+    by_hook, by_copies = (
+        row_of(cluster, OWN_DDP, batch_size=4096, by_context=by_context)
+        for by_context in (True, False)
+    )
+    assert "noop_hook" in by_hook["methods"]["local_step_ms"]
+    assert "noop_hook" not in by_copies["methods"]["local_step_ms"]
+    assert by_copies["local_step_ms"] == pytest.approx(by_hook["local_step_ms"], rel=0.01)
+    assert by_copies["comm_bytes"] == by_hook["comm_bytes"]
+
+
+def test_exposed_communication_is_what_the_collective_takes_alone(cluster: RayCluster) -> None:
+    alone = row_of(cluster, REDUCE, world_size=1)
+    row = row_of(cluster, REDUCE)
+    collective = row_of(cluster, "collective", operation="all_reduce", size_bytes=512 * 2**20)
+    assert row["local_step_ms"] == pytest.approx(alone["step_ms_p50"], rel=0.03)
+    assert row["comm_exposed_ms"] == pytest.approx(collective["step_ms_p50"], rel=0.1)
+    assert row["comm_bytes"] == {"all_reduce": 512 * 2**20}
+
+
+def test_the_memory_at_the_peak_is_made_of_what_the_model_needs(cluster: RayCluster) -> None:
+    row = row_of(cluster, OWN_DDP, batch_size=1024, world_size=1, by_context=True)
+    parameters = 8 * (8192 * 8192 + 8192) * 4
+    assert row["mem_parameters_bytes"] == parameters
+    assert row["mem_optimizer_bytes"] == pytest.approx(2 * parameters, rel=0.01)
+    assert 0 < row["mem_gradients_bytes"] <= 1.01 * parameters
+    names = ("parameters", "gradients", "optimizer", "activations", "other")
+    total = sum(row[f"mem_{name}_bytes"] for name in names)
+    assert total == pytest.approx(row["peak_mem_allocated_bytes"], rel=0.02)
+
+
+@pytest.mark.parametrize("batch_size", [64, 8192], ids=["exposed", "hidden"])
+def test_the_communication_of_fsdp_is_told_of_a_class_that_declares_nothing(
+    cluster: RayCluster, batch_size: int
+) -> None:
+    row = row_of(cluster, SHARDED, batch_size=batch_size)
+    # Weights and biases of a layer, in float32.
+    layer = (4096 * 4096 + 4096) * 4
+    assert row["comm_bytes"]["reduce_scatter"] == 8 * layer
+    assert row["comm_bytes"]["all_gather"] == row["comm_calls"]["all_gather"] * layer
+    assert row["local_step_ms"] < row["step_ms_p50"]
+    assert row["comm_exposed_ms"] > (0.5 if batch_size == 64 else 0.0)
+    assert 0 < row["local_copy_ms"] < row["step_ms_p50"]
