@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pandas as pd
@@ -125,22 +126,58 @@ def test_all_stages_are_judged(flipped) -> None:
 
 @contextmanager
 def busy(core: int, count: int) -> Iterator[None]:
-    """Keep one core busy with so many processes, ahead of others where that is allowed."""
-    spin = (
-        f"import contextlib, os; os.sched_setaffinity(0, {{{core}}})\n"
-        "with contextlib.suppress(PermissionError): os.nice(-5)\n"
-        "while True: pass"
-    )
+    """Keep one core busy with so many processes, each of a session of its own."""
+    spin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     with ExitStack() as stack:
         for _ in range(count):
-            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", spin]))
+            process = stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", spin], start_new_session=True)
+            )
             stack.callback(process.kill)
+            stack.enter_context(ahead_of_others(process.pid))
         yield
 
 
-def pin(process_id: int, core: int) -> None:
-    for thread in Path(f"/proc/{process_id}/task").iterdir():
-        os.sched_setaffinity(int(thread.name), {core})
+@contextmanager
+def ahead_of_others(process_id: int) -> Iterator[None]:
+    """Put the session of a process ahead of whatever else this host does, where that is allowed.
+
+    Processes that keep one core busy push all others to the next one, where a worker would wait for
+    those. Linux weighs sessions (sched_autogroup), and niceness counts only within one.
+    """
+    # Of its leader, which is there to the end.
+    weight = Path(f"/proc/{os.getsid(process_id)}/autogroup")
+    with suppress(OSError):
+        weight.write_text("-10")
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            weight.write_text("0")
+
+
+@contextmanager
+def pinned(cores: Mapping[int, int]) -> Iterator[None]:
+    """Keep processes on one core each. Again and again: a point's end puts back what it found."""
+
+    def pin(process_id: int, core: int) -> None:
+        with suppress(OSError):
+            for thread in Path(f"/proc/{process_id}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {core})
+
+    def keep() -> None:
+        while not is_over.wait(0.05):
+            for process_id, core in cores.items():
+                pin(process_id, core)
+
+    is_over = Event()
+    keeper = Thread(target=keep)
+    keeper.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        keeper.join()
 
 
 @pytest.mark.long
@@ -150,9 +187,8 @@ def test_a_worker_with_a_busy_neighbour_on_its_core_is_named(tmp_path: Path) -> 
     first, second, *_ = sorted(os.sched_getaffinity(0))
     with check_of(output, ["alone"]) as check:
         workers = workers_of(output, check)
-        pin(workers[0], first)
-        pin(workers[1], second)
-        with busy(second, 4):
+        on_cores = pinned({workers[0]: first, workers[1]: second})
+        with ahead_of_others(workers[0]), on_cores, busy(second, 4):
             found = end_of(check)
     named = ill(found)
     [slow] = [name for name in named if name.endswith("worker 1")]
