@@ -260,7 +260,9 @@ def _machine(run: Run, devices: pd.DataFrame, rows: Sequence[Row]) -> str:
         text += f", at most {plain_text.counted(most, 'node')} in a point"
     if run.only_devices:
         text += ", only those that --devices named"
-    return text
+    told = [row["transports"] for row in rows if formatting.several(row["transports"])]
+    ways = {plain_text.plain(way) for of_point in told for way in of_point}
+    return f"{text}; {some(sorted(ways))}" if ways else text
 
 
 def _versions(run: Run, devices: pd.DataFrame) -> dict[str, str]:

@@ -308,6 +308,14 @@ def test_without_a_baseline_point_the_report_says_why_there_is_no_efficiency() -
     assert "Without speed-up\n1 x no ok point with world_size=1 in this series" in text
 
 
+def test_the_line_of_the_machine_says_which_way_the_bytes_went() -> None:
+    ways = ("NET/Socket on eth0 (10.0.0.1)",)
+    record = make_record(make_point(world_size=2))
+    ranks = tuple(replace(one, transports=ways) for one in record.measurements)
+    machine = report([make_record(), replace(record, measurements=ranks)]).machine
+    assert machine == f"4 x NVIDIA H200 on 1 node; {ways[0]}"
+
+
 def test_a_run_without_points_is_reported() -> None:
     summary = report([], device_count=0)
     assert "No point has been finished yet." in terminal.format_report(summary)
