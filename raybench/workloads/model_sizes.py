@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,14 +16,15 @@ class DecoderShape:
     vocabulary: int = 50_304
 
 
-# The shapes of Brown et al. 2020, table 2.1 (GPT-3 small, medium, XL, 6.7B; XL with 16 heads of
-# 128, as its 24 heads do not divide 2048). Vocabulary: GPT-2's 50,257 up to a multiple of 64.
+# The shapes of Brown et al. 2020, table 2.1 (GPT-3 small, medium, XL, 6.7B, 175B; XL with 16 heads
+# of 128, as its 24 heads do not divide 2048). Vocabulary: GPT-2's 50,257 up to a multiple of 64.
 DECODER_PRESETS = {
     "tiny": DecoderShape(layers=2, heads=2, width=64, vocabulary=512),
     "124m": DecoderShape(layers=12, heads=12, width=768),
     "350m": DecoderShape(layers=24, heads=16, width=1024),
     "1.3b": DecoderShape(layers=24, heads=16, width=2048),
     "6.7b": DecoderShape(layers=32, heads=32, width=4096),
+    "175b": DecoderShape(layers=96, heads=96, width=12_288),
 }
 LINEAR_FEATURES = 1024
 
@@ -90,7 +91,8 @@ def parameter_count(workload: str, params: Mapping[str, str]) -> int | None:
     if workload == "transformer" and params.get("preset") in DECODER_PRESETS:
         # While decoding, the table of positions ends with the new token.
         positions = int(params["seq_len"]) + (params.get("phase") == "decode")
-        return _decoder(DECODER_PRESETS[params["preset"]], positions)
+        shape = DECODER_PRESETS[params["preset"]]
+        return _decoder(replace(shape, layers=int(params.get("layers", shape.layers))), positions)
     if workload == "dit" and params.get("preset") in DIT_PRESETS:
         return _dit(DIT_PRESETS[params["preset"]], params)
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 from pydantic import Field
@@ -87,9 +88,12 @@ class Transformer(Model):
         context: Context,
         *,
         preset: Annotated[
-            Literal["tiny", "124m", "350m", "1.3b", "6.7b"],
+            Literal["tiny", "124m", "350m", "1.3b", "6.7b", "175b"],
             Field(description="Size of the model, by its number of parameters."),
         ] = "124m",
+        layers: Annotated[
+            int | None, Field(gt=0, description="Layers of the model; none: those of the preset.")
+        ] = None,
         seq_len: Annotated[
             int,
             Field(gt=0, description="Tokens per sequence; decode: in the cache before the step."),
@@ -112,6 +116,7 @@ class Transformer(Model):
         from raybench.workloads.layers import DECODER_PRESETS, Decoder, next_token_loss
 
         shape = DECODER_PRESETS[preset]
+        shape = replace(shape, layers=layers or shape.layers)
         if phase is not None:
             self._serve(context, shape, phase, seq_len, compile, cast_weights)
             return

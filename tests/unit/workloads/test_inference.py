@@ -200,6 +200,13 @@ def test_the_parameters_that_reports_tell_are_those_of_the_model(phase: str | No
     assert parameter_count("transformer", params) == built
 
 
+def test_a_model_can_have_fewer_layers_than_its_preset() -> None:
+    one = make(None, layers=1)
+    assert len(one.model.blocks) == 1
+    params = {"preset": "tiny", "seq_len": "12", "layers": "1"}
+    assert parameter_count("transformer", params) == sum(p.numel() for p in one.model.parameters())
+
+
 SETTINGS = {"precision": "bf16", "world_size": 1, "batch_size": 1}
 FIXED = {"mode": "inference", "seq_len": 12, "optimizer": "adamw", "grad_accumulation": 1}
 
