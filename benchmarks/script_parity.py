@@ -36,7 +36,7 @@ WARMUP = 40
 # By name: the arguments of the script, its timed steps, and the margin of the ratio.
 STEPS = {
     "cuda": {
-        "gpu_bound": ("--hidden 4096 --layers 8 --batch-size 4096", 60, 0.01),
+        "gpu_bound": ("--hidden 4096 --layers 8 --batch-size 1024", 60, 0.01),
         "python_bound": ("--hidden 64 --layers 24 --batch-size 64", 600, 0.05),
     },
     "cpu": {

@@ -44,7 +44,6 @@ from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, T
 from raybench.records.failure_text import brief
 from raybench.stats.stragglers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
-from raybench.workloads.running_script import RunningScript
 
 SetHook = Callable[[Any], None]
 
@@ -63,7 +62,7 @@ _HOLD_MARGIN = 1.5
 _HOLD_AT_MOST_MS = 1000.0
 _CALIBRATION_CYCLES = 10_000_000
 
-_ALL = (
+ALL_COLUMNS = (
     "local_step_ms",
     "compute_ms",
     "comm_ms",
@@ -76,7 +75,6 @@ _ALL = (
 _PEAK = tuple(f"mem_{field.name}" for field in fields(PeakParts))
 _WATCHED = "torch's allocator and what modules and optimizers hold, in a step that is watched"
 _GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
-_SCRIPT = "unknown: the steps of a script are not taken apart"
 _IS_COMMUNICATION = "none: the step itself is communication"
 _NO_BUCKETS = "unknown: DistributedDataParallel reduced no gradients"
 _ON_CPU = "none: on a CPU the host computes"
@@ -91,7 +89,7 @@ _ALONE = {
     "wait_ms": "unknown: told for gradients that DistributedDataParallel reduces",
     "slowest_rank": "its local step is longer than the others'",
 }
-_REDUCED = {
+REDUCED = {
     "comm_ms": "each bucket of gradients from ready to reduced, minimum over ranks",
     "comm_exposed_ms": "step less the slowest rank's step with DDP's noop_hook",
     "straggler_ms": "largest local step of a rank less the lower median of the others'",
@@ -119,10 +117,8 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     On a GPU also with their work queued beforehand; a few more to warm up.
     The workload is used up: if it has peers, its gradients are not reduced any more.
     """
-    if isinstance(workload, RunningScript):
-        return Breakdown(methods=dict.fromkeys(_ALL, _SCRIPT))
     if context.cuda_graph:
-        columns = (*_ALL, "regions") if context.regions.are_used else _ALL
+        columns = (*ALL_COLUMNS, "regions") if context.regions.are_used else ALL_COLUMNS
         return Breakdown(methods=dict.fromkeys(columns, _GRAPH))
     session = _Session(workload=workload, timer=timer, context=context, extent=extent)
     with no_garbage_collection():
@@ -140,7 +136,7 @@ def _parts(session: _Session) -> Breakdown:
     if session.context.world_size == 1:
         return _local(session, _Communication(), session.workload.step)
     if getattr(session.workload, "message_bytes", None) is not None:
-        return Breakdown(methods=dict.fromkeys(_ALL, _IS_COMMUNICATION))
+        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _IS_COMMUNICATION))
     return _parts_of_many(session)
 
 
@@ -153,13 +149,13 @@ def _parts_of_many(session: _Session) -> Breakdown:
     alone = _StepAlone(session)
     traffic, copies_ms = alone.watch()
     if not on_any_rank(bool(traffic or alone.error), context.device):
-        return Breakdown(methods=dict.fromkeys(_ALL, f"unknown: {NO_COLLECTIVES}"))
+        return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, f"unknown: {NO_COLLECTIVES}"))
     if not isinstance(set_hook, str):
         set_hook(noop_hook)
     found = _local(replace(session, around=alone.peers_away), communication, alone)
     if on_any_rank(bool(alone.error), context.device):
         reason = f"unknown: without its peers the step failed: {alone.error or 'on another rank'}"
-        found = Breakdown(methods=dict.fromkeys(_ALL, reason))
+        found = Breakdown(methods=dict.fromkeys(ALL_COLUMNS, reason))
     return replace(found, copies_ms=copies_ms, traffic=traffic)
 
 
@@ -289,13 +285,13 @@ def _communication(session: _Session, set_hook: SetHook) -> _Communication:
     hooked_ms = _block_ms(loop_step(step, session.extent.inner), session.extent.steps, session)
     timed = marks.take()[-len(hooked_ms) * session.extent.inner :]
     if not all(timed):
-        return _Communication(is_hooked=True, methods=dict.fromkeys(_REDUCED, _NO_BUCKETS))
+        return _Communication(is_hooked=True, methods=dict.fromkeys(REDUCED, _NO_BUCKETS))
     return _Communication(
         is_hooked=True,
         hooked_ms=hooked_ms,
         comm_ms=tuple(comm_ms(buckets) for buckets in timed),
         tail_ms=tuple(tail_ms(buckets) for buckets in timed),
-        methods=_REDUCED,
+        methods=REDUCED,
     )
 
 

@@ -31,6 +31,7 @@ from raybench.job.model import Measure
 from raybench.job.registry import shares_work
 from raybench.measure import profiling, timing
 from raybench.measure.breakdown import Extent, break_down
+from raybench.measure.script_breakdown import break_down_script
 from raybench.measure.script_timing import ScriptTimer, StepsEndedError
 from raybench.measure.stopping import (
     AGAIN,
@@ -57,7 +58,7 @@ from raybench.measure.timing import (
     per_step,
     slowest_rank_ns,
 )
-from raybench.records import Measurement, Repetition, Samples, SpanNs
+from raybench.records import Breakdown, Measurement, Repetition, Samples, SpanNs
 from raybench.records.checked_answers import DECLARED, check_declared, check_metric
 from raybench.records.failure_text import add_note, brief
 from raybench.records.metric import Metric
@@ -362,7 +363,7 @@ def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[
     if settings.breakdown:
         found |= _explain(
             "breakdown",
-            lambda: break_down(workload, session.timer, context, extent),
+            lambda: _take_apart(workload, session, extent),
             context,
             without="measure.breakdown: false",
         )
@@ -377,6 +378,12 @@ def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[
         )
         found |= again | {"warnings": (*found.get("warnings", ()), *again.get("warnings", ()))}
     return found
+
+
+def _take_apart(workload: Workload, session: _Session, extent: Extent) -> Breakdown:
+    if isinstance(workload, RunningScript) and isinstance(session.timer, ScriptTimer):
+        return break_down_script(workload, session.timer, session.context, extent)
+    return break_down(workload, session.timer, session.context, extent)
 
 
 def _explain(

@@ -19,6 +19,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import pairwise
@@ -97,6 +98,9 @@ class _HostClock:
 
     def forget_memory(self) -> None: ...
 
+    def device(self) -> Any:
+        return sys.modules["torch"].device("cpu")
+
 
 class _DeviceClock:
     """One CUDA event between iterations, on the stream of the device of the parameters."""
@@ -130,6 +134,9 @@ class _DeviceClock:
     def forget_memory(self) -> None:
         self._torch.cuda.reset_peak_memory_stats(self._device)
 
+    def device(self) -> Any:
+        return self._device
+
 
 class _Steps:
     """Where iterations end, and how long they took.
@@ -147,6 +154,7 @@ class _Steps:
         self._is_warm = False
         self._lead_in = self._left = 0
         self._marks_ns: list[int] = []
+        self._marks: Any = None
         self._clock: _HostClock | _DeviceClock = _HostClock()
 
     def watch(self, optimizers: ModuleType) -> None:
@@ -155,8 +163,12 @@ class _Steps:
 
     def end_step(self, optimizer: Any, *_: Any) -> None:
         """End an iteration where this optimizer is the one that ends them."""
+        if self._marks is not None:
+            self._marks.end_optimizer()
         if optimizer is not self._counted and not self._is_new(optimizer):
             return
+        if self._marks is not None:
+            self._marks.end_step()
         if self._lead_in:
             self._lead_in -= 1
             if not self._lead_in:
@@ -201,8 +213,25 @@ class _Steps:
                 case "forget_memory":
                     self._is_warm = True
                     self._clock.forget_memory()
+                case "mark_parts":
+                    self._channel.send(why_not=self._mark_parts(**message["how"]))
+                case "time_gradients":
+                    self._marks.time_gradients()
+                case "keep_gradients":
+                    self._marks.keep_gradients()
                 case "end":
                     os._exit(0)
+
+    def _mark_parts(self, module: str, has_peers: bool) -> str:
+        """Load raybench, now that nothing is timed any more; why parts cannot be told, else ""."""
+        sys.path.append(str(Path(__file__).parents[2]))
+        try:
+            marks = import_module(module).ScriptMarks(self._clock.device())
+            why_not = str(marks.hook_gradients()) if has_peers else ""
+        except Exception as error:  # the samples are there already
+            return f"unknown: raybench cannot be loaded beside the script: {error!r}"
+        self._marks = marks
+        return why_not
 
     def _begin(self, lead_in: int, iterations: int) -> None:
         self._lead_in, self._left, self._marks_ns = lead_in, iterations, []
@@ -225,6 +254,7 @@ class _Steps:
             "host_ns": host_ns,
             "allocated_bytes": allocated_bytes,
             "reserved_bytes": reserved_bytes,
+            "parts": self._marks.take(len(step_ns)) if self._marks is not None else {},
         }
 
 

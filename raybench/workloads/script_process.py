@@ -60,6 +60,7 @@ class ScriptProcess:
     """A script that runs until its first step, and then as many steps as it is asked for.
 
     step_of: as of the workload `script`. environment: all of it. folder: its current directory.
+    parts: times in each step of the last block, in ms, by name; only after `mark_parts`.
     peaks: bytes that torch's allocator gave, and took, since `forget_memory`; None on a CPU.
     """
 
@@ -76,6 +77,7 @@ class ScriptProcess:
         self._limits, self._step_of = limits, step_of
         self._deadline_s = time.monotonic() + limits.timeout_s
         self._has_stepped = self._has_ended = self._is_held = False
+        self.parts: Mapping[str, Sequence[float]] = {}
         self.peaks: tuple[int | None, int | None] = None, None
         options = json.dumps({"step_of": step_of, "timeout_s": limits.timeout_s})
         ours, theirs = socket.socketpair()
@@ -120,6 +122,7 @@ class ScriptProcess:
         self._is_held = not self._has_ended
         taken = message["samples"]
         self.peaks = taken["allocated_bytes"], taken["reserved_bytes"]
+        self.parts = taken["parts"]
         return Samples(
             start_ns=tuple(taken["start_ns"]),
             step_ns=tuple(taken["step_ns"]),
@@ -129,6 +132,23 @@ class ScriptProcess:
     def forget_memory(self) -> None:
         """Leave out of the peaks what was allocated until now."""
         self._send(do="forget_memory")
+
+    def mark_parts(self, module: str, *, has_peers: bool) -> str:
+        """Note the parts of steps from now on; why they cannot be told, else "".
+
+        They are in `parts` after each block. module: whose `ScriptMarks` notes them there.
+        has_peers: whether gradients are to be told too.
+        """
+        self._send(do="mark_parts", how={"module": module, "has_peers": has_peers})
+        return str(self._receive()["why_not"])
+
+    def time_gradients(self) -> None:
+        """Have DDP reduce gradients in a way that takes the time; only where `mark_parts` can."""
+        self._send(do="time_gradients")
+
+    def keep_gradients(self) -> None:
+        """Have DDP leave gradients as each rank has them."""
+        self._send(do="keep_gradients")
 
     def end(self) -> None:
         """End the script where it is, and all that it has started."""
