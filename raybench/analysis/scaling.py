@@ -47,6 +47,7 @@ _DERIVED = {
     "efficiency": "float64",
     "efficiency_low": "float64",
     "efficiency_high": "float64",
+    "clock_ratio": "float64",
     **dict.fromkeys(LOSSES, "float64"),
     "serial_fraction": "float64",
     "memory_ratio": "float64",
@@ -81,6 +82,8 @@ def scaling(
       the ratios within each.
     * efficiency: speed_up / (world_size / that of the baseline point), where the baseline names
       world_size.
+    * clock_ratio: SM clocks over those of the baseline point, where a power cap makes them differ
+      by more than 1 %: at most so much of the speed-up is the clocks'.
     * *_low, *_high: their 95 % intervals over starts, see `raybench.analysis.start_noise`.
     * lost_*: what of the step is lost against efficiency 1, and to what, see `lost_shares`.
     * serial_fraction: in strong scaling, e = (1 / speed_up - 1 / p) / (1 - 1 / p) with p times the
@@ -151,6 +154,7 @@ def _compare(
             continue
         row["speed_up"] = math.exp(sum(ratios.values()) / len(ratios))
         row["memory_ratio"] = _memory_ratio(row, base)
+        row["clock_ratio"] = _clock_ratio(row, base)
         row["is_base_unsteady"] = not pd.isna(base["stable"]) and not base["stable"]
         if "world_size" in baseline:
             row |= _scale(row, base)
@@ -307,16 +311,27 @@ def why_not_comparable(row: Row, base: Row) -> str | None:
     """Why the ratio of a point and its baseline point is none; the same rule for both. Pure.
 
     Heat and faults are no state to be compared; other limits are, where the two median SM clocks
-    differ by 1 % at most. What is not known (null) is no reason.
+    differ by 1 % at most, or the power cap holds the lower ones: a device that draws less, as one
+    that does a smaller share of the work, is faster by that. What is not known is no reason.
     """
     for one, name in ((base, "the baseline point"), (row, "this point")):
         reasons = [reason for reason in _reasons(one) if reason not in _NORMAL]
         if reasons:
             return f"clocks were limited at {name} ({', '.join(reasons)})"
+    if (ratio := _clock_ratio(row, base)) is None:
+        return None
+    if "power_cap" in _reasons(row if ratio < 1 else base):
+        return None
+    mhz, base_mhz = (_mhz(one) for one in (row, base))
+    return f"SM clocks differ: {mhz:.0f} MHz, and {base_mhz:.0f} MHz at the baseline point"
+
+
+def _clock_ratio(row: Row, base: Row) -> float | None:
+    """None where they are not known, or the same but for 1 %."""
     mhz, base_mhz = (_mhz(one) for one in (row, base))
     if not mhz or not base_mhz or abs(math.log(mhz / base_mhz)) <= _LARGEST_DIFFERENCE:
         return None
-    return f"SM clocks differ: {mhz:.0f} MHz, and {base_mhz:.0f} MHz at the baseline point"
+    return mhz / base_mhz
 
 
 def _reasons(row: Row) -> list[str]:

@@ -145,6 +145,7 @@ def _speed_up(row: Row, apart: Sequence[str], ranks: str) -> str:
     text = (
         f"{formatting.ratio(row['speed_up'])}x"
         + ("" if sure is None else f" {formatting.half_width(sure)}")
+        + clocks(row)
         + (f", {efficiency} efficiency" if efficiency else "")
         + (
             f", {formatting.percent(serial)} serial fraction"
@@ -154,6 +155,12 @@ def _speed_up(row: Row, apart: Sequence[str], ranks: str) -> str:
     )
     where = formatting.settings_words(row, apart, ranks)
     return f"{text} ({where})" if where else text
+
+
+def clocks(row: Row) -> str:
+    """How much of a speed-up higher clocks may be, where a power cap made them differ."""
+    ratio = formatting.ratio(row["clock_ratio"])
+    return f", of which clocks {ratio}" if ratio else ""
 
 
 BEST_TITLE = "Best precision and batch size"

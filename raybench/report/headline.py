@@ -17,6 +17,7 @@ from raybench.report.findings import (
     CAUSES,
     LargestBatch,
     batch_label,
+    clocks,
     has_causes,
     memory_range,
     plus_minus,
@@ -92,7 +93,8 @@ def _scaling(
 
 def _speed_up(row: Row, names: Sequence[str], of: str = "") -> str:
     times, efficiency = formatting.ratio(row["speed_up"]), formatting.percent(row["efficiency"])
-    return f"{times}{unsure(row)} times{of}, {efficiency} efficiency ({_where(row, names)})"
+    where = _where(row, names)
+    return f"{times}{unsure(row)} times{of}{clocks(row)}, {efficiency} efficiency ({where})"
 
 
 def unsure(row: Row) -> str:

@@ -303,6 +303,11 @@ def _warnings(rows: Sequence[Row]) -> Iterator[str]:
     """Find the warnings of points, but for those that say why there is no speed-up."""
     for row in rows:
         yield from (text for text in _texts(row["warnings"]) if text != row["why"])
+        if formatting.has_value(ratio := row["clock_ratio"]):
+            yield (
+                f"SM clocks are {formatting.ratio(ratio)} times those of the baseline point, by "
+                "the power cap; at most so much of the speed-up is due to them"
+            )
 
 
 def _texts(warnings: Any) -> Sequence[str]:

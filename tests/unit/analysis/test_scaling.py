@@ -240,6 +240,30 @@ def test_points_under_the_power_cap_at_equal_clocks_are_compared() -> None:
     assert found["why"].isna().all()
 
 
+@pytest.mark.parametrize(
+    ("reasons", "clocks", "is_compared"),
+    [
+        ((["power_cap"], ["power_cap"]), (1815.0, 1965.0), True),
+        ((["power_cap"], []), (1830.0, 1980.0), True),
+        (([], ["power_cap"]), (1980.0, 1830.0), True),
+        # The lower clocks have no known reason.
+        (([], ["power_cap"]), (1830.0, 1980.0), False),
+    ],
+)
+def test_clocks_that_a_power_cap_holds_apart_are_part_of_the_speed_up(
+    reasons: tuple[list[str], ...], clocks: tuple[float, float], is_compared: bool
+) -> None:
+    points = frame([ran(1, 10.0), ran(2, 12.5)]).assign(sm_clock_mhz_p50=clocks)
+    points["throttled"] = [bool(one) for one in reasons]
+    points["throttle_reasons"] = list(reasons)
+    found = scaling(points, {"world_size": 1})
+    assert found["speed_up"].notna().iloc[1] == is_compared
+    assert found["why"].isna().iloc[1] == is_compared
+    ratio = found["clock_ratio"]
+    assert pd.isna(ratio.iloc[0])
+    assert ratio.iloc[1] == pytest.approx(clocks[1] / clocks[0]) if is_compared else True
+
+
 def test_without_known_clocks_the_power_cap_alone_refuses_nothing() -> None:
     points = frame([ran(1, 10.0), ran(2, 12.5)]).assign(throttled=[True, False])
     points["throttle_reasons"] = [["power_cap"], []]

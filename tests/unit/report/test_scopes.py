@@ -122,3 +122,15 @@ def test_points_without_a_batch_name_none() -> None:
     text = markdown.format_report(report(pipeline()))
     assert "batch" not in text.split("Warnings")[0].replace("batch size", "")
     assert "strong scaling" in text
+
+
+def test_what_clocks_under_the_power_cap_are_of_a_speed_up_stands_beside_it() -> None:
+    content = [rows.point_row("run-a", record, make_measure()) for record in pipeline()[:2]]
+    frame = pd.DataFrame(content, columns=[column.name for column in TABLES["points"]])
+    frame = frame.assign(sm_clock_mhz_p50=[1815.0, 1965.0], throttled=True)
+    frame["throttle_reasons"] = [["power_cap"], ["power_cap"]]
+    found = summarize(make_run("run-a"), pd.DataFrame(), frame)
+    assert "1.25 ±" in found.lead
+    assert "times the samples/s of 1 GPU, of which clocks 1.08, 62.5% efficiency" in found.lead
+    assert "of which clocks 1.08, 62.5% efficiency" in found.findings[0][1]
+    assert any("SM clocks are 1.08 times those" in one.text for one in found.warnings)
