@@ -67,12 +67,16 @@ class BucketMarks:
         self._steps: list[list[_Bucket]] = [[]]
 
     def hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """To be registered with DDP; one call per bucket."""
+        """To be registered with DDP; one call per bucket.
+
+        state: the process group of those that train together; any other value: of all.
+        """
         gradients = bucket.buffer()
+        group = state if isinstance(state, dist.ProcessGroup) else None
         # Before the sum, which could overflow.
-        gradients.div_(dist.get_world_size())
+        gradients.div_(dist.get_world_size(group))
         ready = self._mark()
-        work = dist.all_reduce(gradients, async_op=True)
+        work = dist.all_reduce(gradients, group=group, async_op=True)
         assert work is not None
         timed = _Bucket(ready=ready, work=work)
         self._steps[-1].append(timed)

@@ -95,7 +95,7 @@ class Replicas:
             _wrap_anew(ddp, wrapped.options)
             wrapped.has_begun, wrapped.hooks = False, int(hook is not None)
             if hook is not None:
-                ddp.register_comm_hook(None, hook)
+                ddp.register_comm_hook(wrapped.options["process_group"], hook)
 
     def forget(self) -> None:
         """Forget what was wrapped: what follows is another workload's."""

@@ -1,0 +1,80 @@
+"""Steps that are shared out unevenly, through Ray and gloo to the rows of their points."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.job.model import Measure
+from raybench.job.point import Point
+from raybench.records import Failure, Measurement, Record, Status, Task
+from raybench.results import rows
+
+POINT = Point(
+    workload="mlp",
+    params={"grad_accumulation": 2, "hidden": 128, "layers": 2},
+    world_size=3,
+    batch_size=16,
+    global_batch_size=96,
+    scaling="weak",
+    slow_ratio=0.4,
+)
+
+
+def measured(cluster: RayCluster, **settings: Any) -> dict[str, Any]:
+    """The row of a point of three ranks, the last of which is slow."""
+    point = replace(POINT, **settings)
+    measure = Measure(warmup=3, iterations=15)
+    answers = cluster.run(Task(point=point, settings=measure), (0, 1, 2))
+    assert all(isinstance(answer, Measurement) for answer in answers), answers
+    record = Record(
+        point=point,
+        attempt=1,
+        status=Status.OK,
+        started_at=datetime.now(UTC),
+        duration_s=1.0,
+        devices=cluster.devices[:3],
+        measurements=answers,
+        warnings=tuple(warning for answer in answers for warning in answer.warnings),
+    )
+    return rows.point_row("run-a", record, measure)
+
+
+@pytest.mark.parametrize(
+    "shares", ["by_speed", pytest.param("by_speed_accumulation", marks=pytest.mark.long)]
+)
+def test_all_samples_of_a_step_are_done_with_the_gradients_of_one_process(
+    three_workers: RayCluster, shares: str
+) -> None:
+    row = measured(three_workers, shares=shares)
+    assert sum(row["share_by_rank"]) == 96
+    assert row["gradient_error"] < 1e-5
+    step_s = row["step_ms_mean"] / 1000
+    assert row["throughput"] * step_s == pytest.approx(96)
+    assert row["slow_ratio_by_rank"][:2] == [None, None]
+    assert [text for text in row["warnings"] if text.startswith("rank 2 emulates a slower")]
+
+
+def test_the_fast_ranks_train_alone_and_the_slow_one_is_no_part_of_the_figures(
+    three_workers: RayCluster,
+) -> None:
+    row = measured(three_workers, shares="fast")
+    assert row["share_by_rank"] == [48, 48, 0]
+    assert len(row["local_step_ms_by_rank"]) == 2
+    assert row["own_step_ms_by_rank"][2] is None
+    assert row["gradient_error"] < 1e-5
+    assert row["comm_ms"] > 0
+
+
+def test_workers_are_as_before_after_an_uneven_point(three_workers: RayCluster) -> None:
+    measured(three_workers, shares="64/20/12")
+    point = replace(POINT, slow_ratio=1.0)
+    task = Task(point=point, settings=Measure(warmup=3, iterations=15))
+    for answer in three_workers.run(task, (0, 1, 2)):
+        assert not isinstance(answer, Failure), answer
+        assert answer.share is None
+        assert answer.items_per_step == 32
