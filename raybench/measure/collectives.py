@@ -124,10 +124,12 @@ class LocalCopies:
         """Copy the source, cut or repeated where the output has another size."""
         if output.data_ptr() == source.data_ptr() or not output.numel() or not source.numel():
             return
-        if output.numel() == source.numel():
-            output.copy_(source.view_as(output))
+        # As collectives do, past autograd: what it has saved does not count as modified.
+        written = output.data
+        if written.numel() == source.numel():
+            written.copy_(source.view_as(written))
             return
-        for part in torch.split(output.view(-1), source.numel()):
+        for part in torch.split(written.view(-1), source.numel()):
             part.copy_(source.reshape(-1)[: part.numel()])
 
     def _make_up(self, output: Tensor) -> Tensor:

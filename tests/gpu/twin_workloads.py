@@ -39,9 +39,10 @@ class Sharded(_Training):
         torch.manual_seed(0)
         with context.device:
             net = _layers(width, layers)
-        for layer in net:
-            fully_shard(layer)
-        fully_shard(net)
+        if context.world_size > 1:
+            for layer in net:
+                fully_shard(layer)
+            fully_shard(net)
         super().__init__(context, net, width)
 
 
@@ -54,7 +55,10 @@ class OwnDdp(_Training):
         torch.manual_seed(0)
         with context.device:
             net: nn.Module = _layers(width, layers)
-        net = context.ddp(net) if by_context else DistributedDataParallel(net)
+        if by_context or context.world_size == 1:
+            net = context.ddp(net)
+        else:
+            net = DistributedDataParallel(net)
         super().__init__(context, net, width)
 
 

@@ -176,3 +176,14 @@ def slow_all_reduce(delay_ms: float) -> Iterator[None]:
         warnings.simplefilter("ignore")
         library.impl("allreduce_", slow, "CPU", with_keyset=True, allow_override=True)
         yield
+
+
+def gradient_through_a_reused_buffer() -> float:
+    """A collective writes where autograd has saved something, which NCCL does not mind."""
+    whole = torch.ones(2 * 4)
+    factor = torch.ones(8, requires_grad=True)
+    product = factor * whole
+    _all_gather(whole, torch.ones(4))
+    product.sum().backward()
+    assert factor.grad is not None
+    return float(factor.grad.sum())

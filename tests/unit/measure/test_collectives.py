@@ -17,6 +17,7 @@ from collective_steps import (
     SleepThenReduce,
     context_of,
     gloo,
+    gradient_through_a_reused_buffer,
     slow_all_reduce,
 )
 from forked import run_ranks
@@ -64,6 +65,7 @@ class Answers:
     ways: dict[str, Seen]
     gradients: dict[str, list[float]]
     after_error: float
+    saved: float
     groups_are_as_before: bool
     breakdowns: dict[str, Breakdown]
 
@@ -108,6 +110,11 @@ def sum_after_error() -> float:
     return one.item()
 
 
+def saved_alone() -> float:
+    with replace_collectives(LocalCopies()):
+        return gradient_through_a_reused_buffer()
+
+
 def taken_apart(workload: Workload, context: Context) -> Breakdown:
     workload.step()
     return break_down(workload, make_timer(CPU), context, Extent(steps=4))
@@ -134,6 +141,7 @@ def run_rank(rank: int, store: str) -> Answers:
             ways={way: watch(way) for way in WAYS},
             gradients={way: gradients_alone(way, rank) for way in ("hook", "copies")},
             after_error=sum_after_error(),
+            saved=saved_alone(),
             breakdowns=break_all_down(rank),
             groups_are_as_before=dist.ProcessGroup._start_coalescing is begin,
         )
@@ -178,6 +186,10 @@ def test_collectives_are_real_before_and_after(way: str, answers: list[Answers])
 def test_collectives_are_real_after_a_step_that_raised(answers: list[Answers]) -> None:
     assert [answer.after_error for answer in answers] == [RANKS, RANKS]
     assert all(answer.groups_are_as_before for answer in answers)
+
+
+def test_what_autograd_has_saved_may_be_written(answers: list[Answers]) -> None:
+    assert [answer.saved for answer in answers] == [8.0] * RANKS
 
 
 def test_a_ddp_model_computes_alone_what_it_does_with_its_hook(answers: list[Answers]) -> None:
