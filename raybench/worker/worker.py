@@ -50,6 +50,7 @@ from raybench.workloads.script_process import ScriptFailedError
 _STDERR = 2
 _TAKE_DOWN_TIMEOUT_S = 2.0
 _DECLARED = "declared by the workload"
+_CHOICES_OF_NCCL = ("NCCL_ALGO", "NCCL_PROTO")
 _NOT_COUNTED = "unknown: the operations of a script are not counted"
 
 
@@ -106,9 +107,9 @@ class Worker:
         except GroupGoneError:
             answer = _peer_failed(rank_info, worker_reusable=True)
         except ScriptFailedError as error:
-            answer = replace(error.failure, rank=rank_info.rank)
+            answer = _explain_variables(replace(error.failure, rank=rank_info.rank), task.point)
         except BaseException as error:  # whatever the workload raises, whose frames hold it
-            answer = _failure(error, rank_info)
+            answer = _explain_variables(_failure(error, rank_info), task.point)
         if self._group.is_broken(group):
             answer = _peer_failed(rank_info, worker_reusable=answer.worker_reusable)
         if isinstance(answer, Failure) and not self._is_fit_after(answer):
@@ -364,6 +365,22 @@ def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
         detail=failure_text.traceback_of(error),
         worker_reusable=not _is_cuda_error(error),
     )
+
+
+def _explain_variables(failure: Failure, point: Point) -> Failure:
+    """Say what to do where NCCL has nothing that does what the job's variables ask for.
+
+    NCCL says so by its invalid usage, also for other reasons, so this is a note.
+    """
+    asked = [f"{name}={point.env[name]}" for name in _CHOICES_OF_NCCL if name in point.env]
+    if not asked or "invalid usage" not in failure.message:
+        return failure
+    note = (
+        f"{' and '.join(asked)} of env may ask for what NCCL does not have here: without the name "
+        "of a collective it holds for all of them, and those that gather and broadcast have "
+        "fewer algorithms; name it, as in NCCL_ALGO: allreduce:tree"
+    )
+    return replace(failure, message=f"{failure.message}; {note}")
 
 
 def _peer_failed(rank_info: RankInfo, *, worker_reusable: bool) -> Failure:

@@ -751,3 +751,29 @@ def test_a_device_rests_from_the_end_of_the_last_point_in_which_its_clocks_were_
         assert isinstance(worker.run(task, ALONE, None), Measurement)
     # The first reading follows the matrix products, then there is one after each point.
     assert [reading.time_s for reading in rested] == since
+
+
+def test_a_refusal_of_nccl_names_the_variables_of_the_job_and_what_to_write(workload, monkeypatch):
+    class Refused:
+        items_per_step = 1
+
+        def __init__(self, context) -> None: ...
+
+        def step(self) -> None:
+            raise RuntimeError("NCCL error in: x.cpp:1, invalid usage (run with NCCL_DEBUG=WARN)")
+
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    name = workload(Refused)
+    answer = run(make_point(workload=name, params={}, env={"NCCL_ALGO": "Tree"}))
+    assert isinstance(answer, Failure)
+    assert "NCCL_ALGO=Tree of env may ask for what NCCL does not have here" in answer.message
+    assert answer.message.endswith("as in NCCL_ALGO: allreduce:tree")
+    without = run(make_point(workload=name, params={}))
+    assert isinstance(without, Failure)
+    assert "of env" not in without.message
+
+
+def test_a_process_without_the_variables_of_the_job_measures_nothing():
+    answer = run(make_point(workload="mlp", params=MLP, env={"NOT_SET_HERE": "1"}))
+    assert isinstance(answer, Failure)
+    assert answer.message == "env: this process was not started with NOT_SET_HERE=1"
