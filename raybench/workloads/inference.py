@@ -99,7 +99,7 @@ class Model(Trained):
         self.items_per_step = context.batch_size
 
     def answer_by(self, forward: Callable[[], object]) -> None:
-        """Let a step be this forward pass; what setting up took is none of its memory."""
+        """Let a step be this forward pass; what setting up took and left, a graph could not use."""
         import torch
 
         self._answer = forward
