@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raybench.cli.output import color, width, write_file, write_result
-from raybench.errors import UsageError
+from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
     from raybench.cli.compared_runs import Found
+    from raybench.records.health import Finding
     from raybench.report.health import HealthReport
     from raybench.report.health_comparison import HealthComparison
     from raybench.results.run import Run
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 def _is_check(root: Path, run: Run) -> bool:
     """Whether a run is a health check; one that did not come to its end has no findings."""
     return run.argv[1:2] == ("health",) or (root / "health" / run.run_id).is_dir()
+
+
+def check_ids(results: Path) -> list[str]:
+    """List the runs that are health checks."""
+    from raybench.results import reader
+
+    rows = reader.read_table(results, "runs", None, ["run_id", "argv"]).to_pylist()
+    return [row["run_id"] for row in rows if (row["argv"] or [])[1:2] == ["health"]]
 
 
 def load_health(results: Path, run: str) -> HealthReport | None:
@@ -103,6 +112,31 @@ def compare_health(base: Found, new: Found, threshold: float) -> HealthCompariso
     figures = compare_figures(before.findings, now.findings, now.kinds, 1 + threshold)
     around = changes(base.facts, new.facts)
     return HealthComparison(base=before, new=now, figures=figures, changes=around)
+
+
+def format_health_history(results: Path, threshold: float, *, as_json: bool) -> str:
+    """Format how the figures of all health checks went. Raises ResultsError where there are none.
+
+    threshold: the least change that counts, as a share.
+    """
+    from raybench.doctor.health.baseline import trace_figures
+    from raybench.report.text import health
+    from raybench.results import reader
+    from raybench.results.health import read_findings
+
+    by_run: dict[str, list[Finding]] = {}
+    if (results / "health").is_dir():
+        for run_id, finding in read_findings(results):
+            by_run.setdefault(run_id, []).append(finding)
+    # In order of their starts.
+    run_ids = [run.run_id for run in reader.read_runs(results) if run.run_id in by_run]
+    if not run_ids:
+        raise ResultsError(f"{results}: no health checks yet; `raybench health` makes one")
+    kinds = reader.read_table(results, "devices", None, ["kind"])["kind"].to_pylist()
+    trends = trace_figures((by_run[run_id] for run_id in run_ids), kinds, 1 + threshold)
+    if as_json:
+        return health.format_trends_json(trends, run_ids)
+    return health.format_trends(trends, len(run_ids), width=width(), color=color())
 
 
 def format_health_comparison(comparison: HealthComparison, kind: str) -> str:

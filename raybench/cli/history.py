@@ -10,6 +10,7 @@ import click
 
 from raybench.cli.compare import share
 from raybench.cli.completion import complete_any_point
+from raybench.cli.health_results import check_ids, format_health_history
 from raybench.cli.options import results_option
 from raybench.cli.output import color, width, write_file, write_result
 from raybench.errors import ResultsError, UsageError
@@ -43,6 +44,12 @@ if TYPE_CHECKING:
     metavar="FILE.svg|.png",
     help="Also draw the step time over time.",
 )
+@click.option(
+    "--health",
+    "is_health",
+    is_flag=True,
+    help="The figures of the health checks instead, each by the limit of its test.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def history_command(
     point: str | None,
@@ -50,17 +57,23 @@ def history_command(
     results: Path,
     threshold: float,
     chart: Path | None,
+    is_health: bool,
     as_json: bool,
 ) -> None:
     """How the step time of each point went over all runs, and where it changed its level.
 
     Runs on other devices, or on another number of nodes, are apart from each other. A step that
-    one run alone shows may be undone by the next one.
+    one run alone shows may be undone by the next one. Health checks are left out: --health.
     """
     from raybench.analysis.history import history
 
     if chart is not None and chart.suffix.lower() not in (".svg", ".png"):
         raise UsageError(f"--chart: must end in .svg or .png, got {chart}")
+    if is_health:
+        if point or expression or chart:
+            raise UsageError("--health: goes without --point, --filter and --chart")
+        write_result(format_health_history(results, threshold, as_json=as_json))
+        return
     frame = history(_points(results, point, expression), threshold=threshold)
     if frame.empty:
         raise ResultsError(f"{results}: no run has measured such a point")
@@ -76,6 +89,8 @@ def _points(results: Path, prefix: str | None, expression: str | None) -> pd.Dat
 
     table = reader.read_table(results, "points", None, POINT_COLUMNS)
     points: pd.DataFrame = table.to_pandas(maps_as_pydicts="strict")
+    # Points of a check are short, and of devices that may be shared: their figures have limits.
+    points = points[~points["run_id"].isin(check_ids(results))]
     if points.empty:
         raise ResultsError(f"{results}: no points yet; `raybench sweep JOB` measures some")
     if prefix is not None:

@@ -172,3 +172,15 @@ class FigureChange:
     def is_faster(self) -> bool:
         """Whether it takes less by more than days differ."""
         return self.ratio * self.limit < 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureTrend:
+    """One figure over several checks, two at least.
+
+    values: of each check that has it, in order of time. last: the last one beside the median of
+    those before.
+    """
+
+    values: tuple[float, ...]
+    last: FigureChange

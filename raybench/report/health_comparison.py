@@ -56,7 +56,7 @@ class HealthComparison:
         count = len(self.figures)
         slower = sum(one.is_slower for one in self.figures)
         faster = sum(one.is_faster for one in self.figures)
-        middle = percent(median(_change(one) for one in self.figures))
+        middle = percent(median(relative_change(one) for one in self.figures))
         verb = "are" if slower > 1 else "is"
         also = f", {faster} faster" if faster else ""
         return (
@@ -86,7 +86,7 @@ class HealthComparison:
         yield from self._table()
 
     def _table(self) -> Iterator[Block]:
-        ordered = sorted(self.figures, key=_urgency)
+        ordered = sorted(self.figures, key=urgency)
         changed = [one for one in ordered if word(one) != SAME]
         same = [one for one in ordered if word(one) == SAME]
         shown = [*changed, *same[:_MOST_SAME]]
@@ -144,12 +144,13 @@ def _key(finding: Finding) -> object:
     return finding.test, finding.subject.kind, finding.subject.uuids or finding.subject.name
 
 
-def _change(change: FigureChange) -> float:
+def relative_change(change: FigureChange) -> float:
     """Relate the new value to the earlier one, as a share of that."""
     return (change.new.value or 0.0) / (change.base.value or 1.0) - 1
 
 
-def _urgency(change: FigureChange) -> tuple[int, float]:
+def urgency(change: FigureChange) -> tuple[int, float]:
+    """Sort what is slower first, and of that what changed most."""
     place = (SLOWER, FASTER, SAME).index(word(change))
     return place, -max(change.ratio, 1 / change.ratio)
 
@@ -161,7 +162,7 @@ def _row(change: FigureChange) -> tuple[str, ...]:
         change.new.unit,
         figure(change.base.value or 0.0),
         figure(change.new.value or 0.0),
-        percent(_change(change)),
+        percent(relative_change(change)),
         f"{change.limit:.0f}x" if change.limit >= _MANIFOLD else f"+{change.limit - 1:.0%}",
         word(change),
     )

@@ -6,11 +6,14 @@ slower than it was by the limit that its verdict has against the subject's earli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
 
 from raybench.doctor.health.suite import tests_by_name
 from raybench.doctor.health.verdicts import limit_elsewhere
-from raybench.records.health import COMM_TEST, WAIT_TEST, FigureChange, Finding
+from raybench.records.health import COMM_TEST, WAIT_TEST, FigureChange, FigureTrend, Finding
 
 _TIMES = ("µs", "ms")
 # A test of another version of the suite.
@@ -24,20 +27,54 @@ def compare_figures(
 
     kinds: "cuda" or "cpu", of the devices. least: of the limits, as a ratio.
     """
-    tests = {name: test for kind in set(kinds) for name, test in tests_by_name(kind).items()}
+    limits = _limits(kinds)
     before = dict(_figures(base))
-    found = []
-    for key, finding in _figures(new):
-        if (earlier := before.get(key)) is None:
-            continue
-        values = (finding.value, earlier.value)
-        time, time_before = values if finding.unit in _TIMES else values[::-1]
-        test = tests.get(finding.test)
-        limit = max(least, limit_elsewhere(test) if test else _USUAL_LIMIT)
-        if time is not None and time_before:
-            ratio = time / time_before
-            found.append(FigureChange(base=earlier, new=finding, ratio=ratio, limit=limit))
-    return tuple(found)
+    pairs = [(before[key], one) for key, one in _figures(new) if key in before]
+    return tuple(_change(earlier, one, limits, least) for earlier, one in pairs)
+
+
+def trace_figures(
+    checks: Iterable[Iterable[Finding]], kinds: Iterable[str], least: float
+) -> tuple[FigureTrend, ...]:
+    """Follow what two checks or more have read. checks: in order of time. Others as above."""
+    limits = _limits(kinds)
+    found: dict[object, list[Finding]] = {}
+    for findings in checks:
+        for key, one in _figures(findings):
+            found.setdefault(key, []).append(one)
+    return tuple(
+        FigureTrend(values=_values(own), last=_change(_typical(own[:-1]), own[-1], limits, least))
+        for own in found.values()
+        if len(own) > 1
+    )
+
+
+def _limits(kinds: Iterable[str]) -> dict[str, float]:
+    """Find by how many times each test of these devices differs from day to day, at most."""
+    tests = [
+        test
+        for kind in ("cuda", "cpu")
+        if kind in set(kinds)
+        for test in tests_by_name(kind).values()
+    ]
+    return {test.name: limit_elsewhere(test) for test in tests}
+
+
+def _change(base: Finding, new: Finding, limits: Mapping[str, float], least: float) -> FigureChange:
+    earlier, now = _values([base, new])
+    time, time_before = (now, earlier) if new.unit in _TIMES else (earlier, now)
+    limit = max(least, limits.get(new.test, _USUAL_LIMIT))
+    ratio = time / time_before if time_before else math.inf
+    return FigureChange(base=base, new=new, ratio=ratio, limit=limit)
+
+
+def _typical(findings: Sequence[Finding]) -> Finding:
+    """Return the last of some findings with the median of their values."""
+    return replace(findings[-1], value=median(_values(findings)))
+
+
+def _values(findings: Iterable[Finding]) -> tuple[float, ...]:
+    return tuple(one.value for one in findings if one.value is not None)
 
 
 def _figures(findings: Iterable[Finding]) -> Iterator[tuple[object, Finding]]:

@@ -23,7 +23,8 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 
 _MIB = 2**20
 # The noise of a figure on healthy devices, as a share of it: of GPUs by the committed runs; CPU
-# workers share cores and caches with whatever else runs on the host.
+# workers share cores and caches with whatever else runs on the host. A training step's own part
+# took 5.4 and 6.2 ms on one H200 in two checks six minutes apart.
 _FLOORS: Mapping[str, Mapping[str, float]] = {
     "cuda": {
         "gemm": 0.01,
@@ -31,7 +32,7 @@ _FLOORS: Mapping[str, Mapping[str, float]] = {
         "memory": 0.005,
         "link": 0.03,
         "pair": 0.02,
-        "step": 0.03,
+        "step": 0.04,
         "latency": 0.1,
         "host": 0.3,
     },

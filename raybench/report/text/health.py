@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from rich.console import RenderableType
 
+from raybench.records.health import FigureTrend
 from raybench.report import formatting
+from raybench.report.comparison import percent
 from raybench.report.export.as_json import format_object
-from raybench.report.health import HealthReport
-from raybench.report.health_comparison import HealthComparison, run_lines
+from raybench.report.health import HealthReport, figure
+from raybench.report.health_comparison import (
+    HealthComparison,
+    relative_change,
+    run_lines,
+    urgency,
+    word,
+)
 from raybench.report.health_tables import blocks
+from raybench.report.plain_text import counted
 from raybench.report.text import markdown
-from raybench.report.text.terminal import WIDTH, lay_out, line, pairs, render
+from raybench.report.text.history import sparkline
+from raybench.report.text.terminal import (
+    SETTING_CHARS,
+    WIDTH,
+    Column,
+    grid,
+    lay_out,
+    line,
+    pairs,
+    render,
+)
 
+_MOST_FIGURES = 40
 _STYLES = {0: "bold green", 1: "bold red", 3: "bold yellow"}
 
 
@@ -56,3 +77,63 @@ def format_comparison_markdown(comparison: HealthComparison) -> str:
 def format_comparison_json(comparison: HealthComparison) -> str:
     """Write the same for other programs."""
     return format_object(**comparison.as_dict())
+
+
+def format_trends(
+    trends: Sequence[FigureTrend], check_count: int, *, width: int, color: bool
+) -> str:
+    """Write how figures went over several checks, for a terminal."""
+    slower = sum(one.last.is_slower for one in trends)
+    headline = (
+        f"{counted(len(trends), 'figure')} over {counted(check_count, 'check')}: "
+        f"{slower or 'none'} slower in the last one than before, by more than days differ."
+    )
+    ordered = sorted(trends, key=lambda one: urgency(one.last))
+    parts: list[RenderableType] = [line(headline, "bold")]
+    if ordered:
+        parts += [line(""), _trend_table(ordered[:_MOST_FIGURES])]
+    if (hidden := len(ordered) - _MOST_FIGURES) > 0:
+        parts += [line(""), line(f"{hidden} more have a history; --json has all")]
+    return render(parts, width, color)
+
+
+def _trend_table(trends: Sequence[FigureTrend]) -> RenderableType:
+    columns = [
+        Column("test", folds_to=SETTING_CHARS),
+        Column("of", folds_to=SETTING_CHARS),
+        Column("unit"),
+        *(Column(name, side="right") for name in ("checks", "last", "change")),
+        Column("by check"),
+        Column("verdict"),
+    ]
+    cells = [
+        [
+            one.last.new.test,
+            one.last.new.subject.name,
+            one.last.new.unit,
+            str(len(one.values)),
+            figure(one.values[-1]),
+            percent(relative_change(one.last)),
+            sparkline(one.values),
+            word(one.last),
+        ]
+        for one in trends
+    ]
+    return grid(columns, cells)
+
+
+def format_trends_json(trends: Sequence[FigureTrend], run_ids: Sequence[str]) -> str:
+    """Write the same for other programs."""
+    figures = [
+        {
+            "test": one.last.new.test,
+            "subject": asdict(one.last.new.subject),
+            "unit": one.last.new.unit,
+            "values": one.values,
+            "ratio": one.last.ratio,
+            "limit": one.last.limit,
+            "verdict": word(one.last),
+        }
+        for one in trends
+    ]
+    return format_object(checks=list(run_ids), figures=figures)

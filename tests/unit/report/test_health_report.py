@@ -457,10 +457,27 @@ def test_a_check_is_not_compared_with_a_sweep(
     assert f"{FIRST} is a health check and sweep-1 is none" in compare("sweep-1", FIRST, code=2)
 
 
-def test_the_history_of_checks_has_each_point_of_each(
+def test_the_history_of_checks_is_that_of_their_figures(
     two_checks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raybench = Raybench(two_checks, monkeypatch, capsys)
+    text = raybench("history", "--health")
+    assert text.startswith("4 figures over 2 checks: 1 slower in the last one than before")
+    assert text.splitlines()[4].endswith("slower")
+    found = json.loads(raybench("history", "--health", "--json"))
+    assert found["checks"] == [FIRST, SECOND]
+    values = {tuple(one["values"]) for one in found["figures"]}
+    assert values == {(700.0, 700.0), (700.0, 520.0), (4330.0, 4331.0)}
+
+
+def test_the_history_of_sweeps_leaves_checks_out(
+    two_checks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raybench = Raybench(two_checks, monkeypatch, capsys)
+    assert "no points yet" in raybench("history", code=2)
+    store = RunStore.create(two_checks, make_run("sweep-1"), make_measure())
+    store.write_records([(0, make_record())])
     found = json.loads(raybench("history", "--json"))
-    assert len({point["run_id"] for point in found["points"]}) == 2
-    assert len({point["point_id"] for point in found["points"]}) == 2
+    assert {point["run_id"] for point in found["points"]} == {"sweep-1"}
+    message = "--health: goes without --point, --filter and --chart"
+    assert message in raybench("history", "--health", "--filter", "world_size == 1", code=2)
