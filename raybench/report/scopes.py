@@ -70,7 +70,7 @@ def _table(rows: Sequence[Row], layout: Layout) -> Table:
     others = sorted(_others(rows), key=lambda name: name in layout.compared)
     apart = [name for name in others if name not in layout.compared]
     names = [*apart, SCOPE, "world_size", *others[len(apart) :]]
-    measured = [row for row in rows if row["params"][SCOPE] in scopes]
+    measured = [row for row in rows if row["status"] == "ok"]
     ordered = sorted(measured, key=lambda row: [_order(row, name, scopes) for name in names])
     bases = _bases(rows)
     columns = {

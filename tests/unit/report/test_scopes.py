@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pandas as pd
-from builders import make_device, make_measure, make_point, make_record, make_run
+from builders import make_device, make_failed, make_measure, make_point, make_record, make_run
 
 from raybench.records import Breakdown, Record
 from raybench.report.html.page import PageData, format_page
@@ -100,6 +100,12 @@ def test_settings_in_which_points_differ_have_a_sentence_each() -> None:
     [table] = found.scope_tables
     assert table.columns[: table.settings] == ("compile", "scope", "GPUs")
     assert len(table.rows) == 8
+
+
+def test_points_that_were_not_measured_have_no_line() -> None:
+    failed = make_failed(pipeline()[0].point)
+    [table] = report([failed, *pipeline()[1:]]).scope_tables
+    assert [row[:2] for row in table.rows] == [("block", "1"), ("", "2"), ("loop", "2")]
 
 
 def test_nothing_is_said_where_scopes_do_not_differ() -> None:
