@@ -29,8 +29,8 @@ def shares_of_loss(row: Row, base: Row, efficiency: float) -> dict[str, float | 
     longer than in perfect scaling: than in the baseline point, times its share of the work (1 in
     weak scaling, the inverse ratio of devices in strong scaling). Less than 0: it became quicker.
 
-    * lost_comm: the step beyond the slowest rank's own step, as far as the communication that was
-      timed in other steps can explain it.
+    * lost_comm: the step beyond the slowest rank's own step; of gradients, as far as the
+      communication that was timed in other steps can explain it.
     * lost_wait: the slowest rank's own step beyond that of the others.
     * lost_compute: the device's own work takes longer on the others, the optimizer's included;
       with DDP also what it does around the gradients.
@@ -94,17 +94,25 @@ def _parts(row: Row) -> _Parts:
 def _communication_ms(row: Row) -> float | None:
     """Take what the step is longer than the slowest rank's own, as far as communication tells.
 
-    Between none and what was measured of communication, and of ranks that are late in turn; None
-    where that was not measured.
+    Between none and what was measured of communication, and of ranks that are late in turn. All of
+    it where collectives were counted but not timed: the own step is then the same with local copies
+    in their place, and nothing else differs. None where nothing was measured.
 
     Communication delays a rank for as long as it runs at most, whether it is waited for or takes
     from the computation beside it.
     """
     timed_ms, exposed_ms = value_or_none(row["comm_ms"]), value_or_none(row["comm_exposed_ms"])
-    if timed_ms is None or exposed_ms is None:
+    if exposed_ms is None:
         return None
+    if timed_ms is None:
+        return max(0.0, exposed_ms) if _has_calls(row) else None
     most_ms = timed_ms + (value_or_none(row["late_in_turn_ms"]) or 0.0)
     return float(min(max(0.0, exposed_ms), most_ms))
+
+
+def _has_calls(row: Row) -> bool:
+    calls = row.get("comm_calls")
+    return isinstance(calls, Mapping) and len(calls) > 0
 
 
 def _device_ms(row: Row) -> float | None:

@@ -80,6 +80,12 @@ def test_communication_that_was_not_timed_is_unexplained() -> None:
     assert (found["comm"], found["unexplained"]) == (None, pytest.approx(0.2))
 
 
+def test_communication_whose_calls_were_counted_is_what_local_copies_do_not_take() -> None:
+    calls = {"all_to_all": 4}
+    found = lost(row(10.0, 8.0, 8.0, comm_ms=None) | {"comm_calls": calls}, row(8.0, 8.0))
+    assert (found["comm"], found["unexplained"]) == pytest.approx((0.2, 0.0))
+
+
 def test_a_step_shorter_than_its_ranks_own_is_unexplained() -> None:
     found = lost(row(9.0, 9.5, 9.5), row(8.0, 8.0))
     assert (found["comm"], found["unexplained"]) == pytest.approx((0.0, -0.5 / 9))
