@@ -34,6 +34,7 @@ COMMANDS = {
     "compare": ("raybench.cli.compare", "Compare two runs, point by point."),
     "history": ("raybench.cli.history", "Show how points changed over many runs."),
     "predict": ("raybench.cli.predict", "Predict the steps of a run on more devices."),
+    "advise": ("raybench.cli.advise", "Advise which devices, shares and batch to use."),
     "export": ("raybench.cli.export", "Write the points of a run for other programs."),
     "compact": ("raybench.cli.compact", "Put the parts of a run together, one file a table."),
     "doctor": ("raybench.cli.doctor", "Check whether a cluster is fit to be measured."),

@@ -1,0 +1,137 @@
+"""What to do, from what a run has measured: which devices, which shares, which precision and batch.
+
+Each advice names the rows that it is from. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from raybench.analysis.rounds import records
+from raybench.job.point import BY_SPEED, FAST
+from raybench.records.health import Finding, Verdict
+from raybench.report import formatting
+from raybench.report.health import HealthReport
+from raybench.report.summary import Summary
+from raybench.report.uneven import fleet_name, verdict
+from raybench.results.quality import is_slowed_by_one_rank
+from raybench.stats.shares import DeviceSpeed, fast_devices
+
+# Less is not worth a change.
+_WORTHWHILE = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """about: what is to be chosen. rows: point_ids, or tests of a health check."""
+
+    about: str
+    text: str
+    rows: tuple[str, ...]
+
+
+def advise_run(summary: Summary) -> list[Advice]:
+    """Advise from the points of a run; empty where nothing follows from them."""
+    rows = records(summary.scaling)
+    return [*_from_fleets(summary), *_from_slow_ranks(rows, summary.ranks), *_from_best(summary)]
+
+
+def advise_health(report: HealthReport) -> list[Advice]:
+    """Advise from the findings of a health check about each device that is not healthy."""
+    count = len(report.devices)
+    return [
+        Advice(
+            about="devices",
+            text=_about_device(case.subject.name, case.findings, count),
+            rows=tuple(dict.fromkeys(finding.test for finding in case.findings)),
+        )
+        for case in report.cases
+        if case.subject.kind == "device"
+    ]
+
+
+def format_advice(advice: Sequence[Advice], run_id: str) -> str:
+    """Write each advice as a line, with its rows below."""
+    if not advice:
+        return f"{run_id}: nothing to advise: no choice was measured, and no device stands out\n"
+    lines = [f"{one.about}: {one.text}\n    from {', '.join(one.rows)}" for one in advice]
+    return "\n".join([run_id, *lines]) + "\n"
+
+
+def as_rows(advice: Sequence[Advice]) -> list[dict[str, Any]]:
+    """Return it as JSON can hold it."""
+    return [asdict(one) for one in advice]
+
+
+def _from_fleets(summary: Summary) -> Iterator[Advice]:
+    """Say of devices of different speed which shares were best."""
+    for fleet in summary.fleets:
+        ids = (str(scenario.row["point_id"]) for scenario in fleet.scenarios.values())
+        text = f"{fleet_name(fleet, summary.ranks)}: {verdict(fleet)}"
+        yield Advice(about="shares", text=text, rows=tuple(ids))
+
+
+def _from_slow_ranks(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator[Advice]:
+    """Estimate what shares would gain where one rank slowed the others down, and they were equal.
+
+    Of the point with the most samples on each number of ranks.
+    """
+    slowed: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        is_equal = not formatting.several(row["share_by_rank"])
+        if row["status"] == "ok" and is_equal and is_slowed_by_one_rank(row):
+            best = slowed.setdefault(int(row["world_size"]), row)
+            if (row["global_batch_size"] or 0) > (best["global_batch_size"] or 0):
+                slowed[int(row["world_size"])] = row
+    for row in slowed.values():
+        local_ms = list(row["local_step_ms_by_rank"])
+        speeds = [1 / ms for ms in local_ms]
+        exchange_ms = max(0.0, row["step_ms_p50"] - max(local_ms))
+        text = _estimate(speeds, exchange_ms / max(local_ms))
+        if text:
+            about = formatting.ranks_words(int(row["world_size"]), ranks)
+            slowest = local_ms.index(max(local_ms))
+            text = f"{about}, of which rank {slowest} is slow: {text}"
+            yield Advice(about="shares", text=text, rows=(str(row["point_id"]),))
+
+
+def _estimate(speeds: Sequence[float], exchange: float) -> str:
+    """Say what shares by speed and the fast devices alone would gain at most.
+
+    speeds: relative. exchange: over the slowest device's own step. Steps without fixed costs are
+    taken for granted, so that gains are upper bounds; empty where none is worthwhile.
+    """
+    are_fast = fast_devices([DeviceSpeed(fixed_s=0.0, items_per_s=speed) for speed in speeds])
+    fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
+    slowest, count = min(speeds), len(speeds)
+    own = {
+        BY_SPEED: count * slowest / sum(speeds),
+        FAST: count * slowest / (len(fast) * min(fast)),
+    }
+    gains = {shares: (1 + exchange) / (step + exchange) - 1 for shares, step in own.items()}
+    best = max(gains, key=lambda shares: gains[shares])
+    if gains[best] < _WORTHWHILE:
+        return ""
+    words = ", ".join(f"shares={shares} {gain:+.1%}" for shares, gain in gains.items())
+    return f"an estimate, at most: {words} over equal shares; jobs/uneven_gpus.yaml measures it"
+
+
+def _from_best(summary: Summary) -> Iterator[Advice]:
+    measured = sum(row["status"] == "ok" for row in records(summary.scaling))
+    for criterion, choice in summary.best:
+        yield Advice(
+            about="precision and batch",
+            text=f"{criterion}: {choice}",
+            rows=(f"all {measured} points that are ok",),
+        )
+
+
+def _about_device(name: str, findings: Sequence[Finding], count: int) -> str:
+    """Say whether to leave a device out, and what shares by its speed would gain."""
+    times = [one.ratio for one in findings if one.ratio is not None and one.stage == "alone"]
+    is_bad = findings[0].verdict is Verdict.BAD
+    text = f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
+    estimate = _estimate([1.0] * (count - 1) + [1 / max(times)], 0.0) if times and count > 1 else ""
+    return f"{text}; {estimate}" if estimate else text
