@@ -9,6 +9,7 @@ import pytest
 
 from raybench.analysis.prediction import Network, omissions, predict, reduce_times
 from raybench.errors import ResultsError
+from raybench.job.point import EXECUTION, RUN_SETTINGS
 from raybench.stats.communication import Link, ReduceTimes
 
 PARAMS = {"hidden": "4096", "layers": "8", "bucket_cap_mb": "64", "grad_accumulation": "1"}
@@ -20,7 +21,8 @@ def row(world_size: int, step_ms: float, **changes: Any) -> dict[str, Any]:
     return {
         **{"run_id": "run", "point_id": f"p{world_size}", "attempt": 1, "status": "ok"},
         **{"round": None, "control_of": None, "workload": "mlp", "params": PARAMS},
-        **{"scaling": "weak", "precision": "bf16", "cuda_graph": False, "world_size": world_size},
+        **{name: RUN_SETTINGS[name].default for name in EXECUTION},
+        **{"scaling": "weak", "precision": "bf16", "world_size": world_size},
         **{"batch_size": 64, "global_batch_size": 64 * world_size, "throughput": 1e3 / step_ms},
         **{"device_type": "cuda", "device_name": "H200", "host_bound": False, "crowded": None},
         **{"step_ms_p50": step_ms, "step_ms_ci_low": 0.99 * step_ms},
