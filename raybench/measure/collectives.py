@@ -84,7 +84,8 @@ def _groups_of_calls() -> Iterator[None]:
     Python tells the group itself of their beginning and end, past the dispatcher.
     """
     patched: Any = ProcessGroup
-    begin, end = patched._start_coalescing, patched._end_coalescing
+    # Not by the class, which gives functions that are bound to nothing.
+    begin, end = (vars(patched)[name] for name in ("_start_coalescing", "_end_coalescing"))
     patched._start_coalescing = lambda group, device: None
     patched._end_coalescing = lambda group, device: _complete_work([])
     try:
