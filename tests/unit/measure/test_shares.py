@@ -22,6 +22,7 @@ from raybench.workloads.base import Context, Workload
 FIXED_S, SAMPLE_S = 0.004, 0.0002
 BATCH = 100
 CASES = ("equal", "fast", "by_speed", "150/50")
+WITH_BATCH_NORM = "150/50"
 
 
 class Sleeping(Workload):
@@ -97,7 +98,8 @@ def run_rank(rank: int, store: str) -> dict[str, Found]:
         found = {}
         for shares in CASES:
             point = point_of(shares)
-            found[shares] = plain(sharing.share_out(make, context_of(rank, point), point, "group"))
+            context = context_of(rank, point, seed=int(shares == WITH_BATCH_NORM))
+            found[shares] = plain(sharing.share_out(make, context, point, "group"))
         return found
     finally:
         dist.destroy_process_group()
@@ -170,14 +172,12 @@ def test_an_emulated_device_is_marked_with_what_was_asked_and_measured(
     )
 
 
-def test_gradients_that_are_others_and_batch_norm_are_warned_of() -> None:
-    point = point_of("by_speed_accumulation", world_size=1, global_batch_size=BATCH)
-    sharing = Sharing()
-    found = sharing.share_out(make, context_of(0, point), point, None)
-    assert "the gradients differ from those of one process by 50.0%" in found.warnings[-1]
-    assert (found.context.batch_size, found.params["grad_accumulation"]) == (BATCH // 10, 10)
-    found = sharing.share_out(make, context_of(0, point, seed=1), point, None)
-    assert found.warnings[-1].startswith("BatchNorm's statistics are those of each rank's own")
+def test_gradients_that_are_others_and_batch_norm_are_warned_of(
+    ranks: list[dict[str, Found]],
+) -> None:
+    for rank in ranks:
+        assert "the gradients differ from those of one process by 50.0%" in rank["equal"][2][-1]
+        assert rank[WITH_BATCH_NORM][2][-1].startswith("BatchNorm's statistics are those of each")
 
 
 def test_multiprocessors_can_be_taken_away_on_cuda_only() -> None:
@@ -195,3 +195,10 @@ def test_batches_by_speed_are_multiples_that_devices_are_quick_with(
     maker = StepMaker(make=make, context=context_of(0, point), point=point)
     assert maker.unit == 16 * 10
     assert maker.size(1040 * 10) == (1040, point.params)
+
+
+def test_shares_by_passes_have_batches_of_one_size() -> None:
+    point = point_of("by_speed_accumulation")
+    maker = StepMaker(make=make, context=context_of(0, point), point=point)
+    assert maker.unit == BATCH // 10
+    assert maker.size(14 * maker.unit) == (BATCH // 10, {"grad_accumulation": 14})
