@@ -219,7 +219,7 @@ class TestTwoRanks:
         ("fault", "error_type"),
         [
             ("raise ValueError('no')", "ValueError"),
-            ("os._exit(3)", "ScriptExit"),
+            pytest.param("os._exit(3)", "ScriptExit", marks=pytest.mark.long),
             ("os.kill(os.getpid(), 9)", "WorkerDied"),
         ],
     )
@@ -229,6 +229,19 @@ class TestTwoRanks:
         first, second = self.run(cluster, tmp_path, text)
         assert (first.error_type, second.error_type) == ("PeerFailed", error_type)
         assert [device.process_id for device in cluster.devices] == before
+
+    def test_a_script_ends_with_its_worker(self, cluster, tmp_path):
+        text = f"""
+            open("{tmp_path}/pid", "w").write(str(os.getpid())) if rank == 1 else None
+            steps(8)
+            if rank == 1:
+                os.kill(os.getppid(), 9)
+            steps(10**9)
+        """
+        first, second = self.run(cluster, tmp_path, text)
+        assert (first.error_type, second.error_type) == ("PeerFailed", "WorkerDied")
+        script = int((tmp_path / "pid").read_text(encoding="utf-8"))
+        assert not is_running(script)
 
     def test_a_rank_that_hangs_is_named_with_its_line(self, cluster, tmp_path):
         before = [device.process_id for device in cluster.devices]
@@ -242,6 +255,7 @@ class TestTwoRanks:
         after = [device.process_id for device in cluster.devices]
         assert (after[0] == before[0], after[1] == before[1]) == (True, False)
 
+    @pytest.mark.long
     def test_ranks_end_after_the_same_iteration(self, cluster, tmp_path):
         text = "steps(9 - 2 * rank)"
         answers = self.run(cluster, tmp_path, text, warmup=4, iterations=100)
