@@ -82,6 +82,10 @@ _TOO_SLOW = "unknown: the host needs too long to queue a whole step"
 _NO_OPTIMIZER = "none: no optimizer of torch.optim stepped"
 _NOOP = "step with DDP's noop_hook, and local copies in place of other collectives"
 _LOCAL_COPIES = "step with local copies in place of collectives"
+_SENT = {
+    "local_copy_ms": "around the copies in steps of their own, maximum over ranks",
+    **dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies"),
+}
 _ALONE = {
     "comm_ms": "unknown: told for gradients that DistributedDataParallel reduces",
     "comm_exposed_ms": "step less the slowest rank's step with local copies for collectives",
@@ -156,7 +160,8 @@ def _parts_of_many(session: _Session) -> Breakdown:
     if on_any_rank(bool(alone.error), context.device):
         reason = f"unknown: without its peers the step failed: {alone.error or 'on another rank'}"
         found = Breakdown(methods=dict.fromkeys(ALL_COLUMNS, reason))
-    return replace(found, copies_ms=copies_ms, traffic=traffic)
+    methods = {**found.methods, **_SENT}
+    return replace(found, copies_ms=copies_ms, traffic=traffic, methods=methods)
 
 
 class _StepAlone:

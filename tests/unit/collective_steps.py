@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch import Tensor
 
 from raybench.job.point import Precision
 from raybench.workloads.base import Context
 
 CPU = torch.device("cpu")
-WIDTH, LAYERS = 8, 2
 # Torch 2.13 gave both another name and warns of the older ones.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -121,24 +119,6 @@ WAYS: dict[str, Callable[[int], Tensor]] = {
         *(all_to_all, all_reduce, broadcast, ring),
     )
 }
-
-
-class Sharded:
-    """A model that FSDP has sharded; the class declares nothing."""
-
-    def __init__(self, context: Context) -> None:
-        torch.manual_seed(0)
-        self.net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
-        for layer in self.net:
-            fully_shard(layer)
-        fully_shard(self.net)
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-12)
-        self.rows = torch.ones(4, WIDTH)
-
-    def step(self) -> None:
-        self.net(self.rows).square().mean().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
 
 
 class SleepThenReduce:

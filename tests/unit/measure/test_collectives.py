@@ -9,11 +9,8 @@ import torch
 import torch.distributed as dist
 from collective_steps import (
     CPU,
-    LAYERS,
     WAYS,
-    WIDTH,
     Fails,
-    Sharded,
     SleepThenReduce,
     context_of,
     gloo,
@@ -25,6 +22,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from docs.examples.sharded import Sharded
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.collectives import LocalCopies, WatchedCopies, replace_collectives
 from raybench.measure.timing import make_timer
@@ -34,6 +32,7 @@ from raybench.workloads.base import Context, Workload
 
 RANKS = 2
 GROUPS = ("_start_coalescing", "_end_coalescing")
+WIDTH, LAYERS = 8, 2
 OWN_MS, DELAY_MS = 4.0, 12.0
 # Message and bus bytes of 12 floats by nccl-tests' formulas.
 MESSAGE = 12 * 4
@@ -127,7 +126,7 @@ def break_all_down(rank: int) -> dict[str, Breakdown]:
     found = {"own": taken_apart(own, context)}
     with slow_all_reduce(DELAY_MS):
         found["slow"] = taken_apart(own, context)
-    found["sharded"] = taken_apart(Sharded(context), context)
+    found["sharded"] = taken_apart(Sharded(context, width=WIDTH, layers=LAYERS), context)
     found["failing"] = taken_apart(Fails(context, 0.0), context)
     collective = SleepThenReduce(context, 0.0)
     collective.message_bytes = 64
