@@ -84,11 +84,20 @@ class Scenario:
         ratios = _list(self.row["slow_ratio_by_rank"])
         if any(ratio is not None for ratio in ratios):
             return [ratio is None for ratio in ratios]
-        speeds = [
-            DeviceSpeed(fixed_s=0.0, items_per_s=speed or 1.0)
-            for speed in _list(self.row["speed_by_rank"])
+        return fast_devices(self.speeds) if self.speeds else ()
+
+    @property
+    def speeds(self) -> Sequence[float]:
+        """Steps of an equal share a second, of each device alone, by the probe; empty without."""
+        equal = float(self.row["global_batch_size"]) / int(self.row["world_size"])
+        lines = zip(
+            _list(self.row["fixed_ms_by_rank"]), _list(self.row["speed_by_rank"]), strict=True
+        )
+        return [
+            1 / DeviceSpeed(fixed_s=(fixed or 0.0) / 1000, items_per_s=speed).step_s(round(equal))
+            for fixed, speed in lines
+            if speed
         ]
-        return fast_devices(speeds) if speeds else ()
 
     @property
     def devices_used(self) -> int:
@@ -162,12 +171,9 @@ class Fleet:
         found = [rank.slow_ratio for rank in self._ranks if rank.slow_ratio is not None]
         if found:
             return sum(found) / len(found)
-        probed = [s.row for s in self.scenarios.values() if len(_list(s.row["speed_by_rank"]))]
-        if not probed:
-            return self.slow_ratio
-        speeds = [speed or 0.0 for speed in _list(probed[0]["speed_by_rank"])]
+        speeds = next((s.speeds for s in self.scenarios.values() if s.speeds), ())
         fast, slow = (
-            [s for s, r in zip(speeds, self._ranks, strict=True) if r.is_fast is one]
+            [s for s, rank in zip(speeds, self._ranks, strict=True) if rank.is_fast is one]
             for one in (True, False)
         )
         return (sum(slow) / len(slow)) / (sum(fast) / len(fast)) if slow and fast else 1.0

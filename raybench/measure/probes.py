@@ -173,7 +173,7 @@ class StepMaker:
         """Probe all devices, and the exchange; on all ranks together."""
         probes = gather(self._probe())
         everybody = (True,) * len(probes)
-        are_fast = self._are_fast([probe.speed for probe in probes])
+        are_fast = self._are_fast(probes)
         equal_s = [probe.equal_s for probe in probes]
         exchange_s = self._time_exchange(everybody, equal_s)
         return Fleet(
@@ -185,11 +185,12 @@ class StepMaker:
             ),
         )
 
-    def _are_fast(self, speeds: Sequence[DeviceSpeed]) -> tuple[bool, ...]:
+    def _are_fast(self, probes: Sequence[Probe]) -> tuple[bool, ...]:
+        """Tell the fast devices: by steps of an equal share, which are known better than lines."""
         if self.point.slow_ratio == 1:
-            return fast_devices(speeds)
-        first_slow = len(speeds) - self.point.slow_count
-        return tuple(rank < first_slow for rank in range(len(speeds)))
+            return fast_devices([1 / probe.equal_s for probe in probes])
+        first_slow = len(probes) - self.point.slow_count
+        return tuple(rank < first_slow for rank in range(len(probes)))
 
     def _probe(self) -> Probe:
         """Time steps of several sizes on this rank alone, with its emulation and without."""

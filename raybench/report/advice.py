@@ -17,7 +17,7 @@ from raybench.report.health import HealthReport
 from raybench.report.summary import Summary
 from raybench.report.uneven import fleet_name, verdict
 from raybench.results.quality import is_slowed_by_one_rank
-from raybench.stats.shares import DeviceSpeed, fast_devices
+from raybench.stats.shares import fast_devices
 
 # Less is not worth a change.
 _WORTHWHILE = 0.02
@@ -103,7 +103,7 @@ def _estimate(speeds: Sequence[float], exchange: float) -> str:
     speeds: relative. exchange: over the slowest device's own step. Steps without fixed costs are
     taken for granted, so that gains are upper bounds; empty where none is worthwhile.
     """
-    are_fast = fast_devices([DeviceSpeed(fixed_s=0.0, items_per_s=speed) for speed in speeds])
+    are_fast = fast_devices(speeds)
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
     slowest, count = min(speeds), len(speeds)
     own = {

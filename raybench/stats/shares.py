@@ -50,16 +50,16 @@ def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
     return tuple(unit * (each + (place < more)) for place in range(devices))
 
 
-def fast_devices(speeds: Sequence[DeviceSpeed]) -> tuple[bool, ...]:
+def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
     """Tell which devices are the fast ones: those above the largest gap between two speeds.
 
     All of them, where no two neighbours in the order of speed differ by 3 %.
     """
-    ordered = sorted({speed.items_per_s for speed in speeds})
+    ordered = sorted(set(speeds))
     gaps = [(fast / slow, fast) for slow, fast in pairwise(ordered)]
     widest, slowest_fast = max(gaps, default=(1.0, ordered[0]))
     least = slowest_fast if widest > 1 + _ALIKE else ordered[0]
-    return tuple(speed.items_per_s >= least for speed in speeds)
+    return tuple(speed >= least for speed in speeds)
 
 
 def fast_shares(are_fast: Sequence[bool], batch: int, unit: int = 1) -> Shares:

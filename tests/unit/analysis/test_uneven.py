@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 from builders import make_measure, make_measurement, make_point, make_record
@@ -158,3 +160,19 @@ def test_the_report_has_scenarios_ranks_and_a_map_of_the_best_shares() -> None:
     assert decisions.columns == ("asked speed", "1 of 3 slow")
     assert decisions.rows == (("0.9", "by_speed +7%"), ("0.5", "by_speed +62%"))
     assert uneven_tables([]) == ()
+
+
+def test_devices_that_differ_by_themselves_are_found_by_their_probes() -> None:
+    by_probe = []
+    for record in fleet(0.5):
+        shares = [replace(m.share, slow_ratio=None) for m in record.measurements if m.share]
+        measurements = tuple(
+            replace(m, share=share) for m, share in zip(record.measurements, shares, strict=True)
+        )
+        point = replace(record.point, slow_ratio=1.0)
+        by_probe.append(replace(record, point=point, measurements=measurements))
+    (found,) = fleets(rows_of(by_probe))
+    assert found.slow_count == 1
+    # 64 samples take 1 ms and 1 more, or 2 more.
+    assert found.probe_ratio == pytest.approx(2 / 3)
+    assert fleet_name(found, "GPUs") == "1 of 3 GPUs at 0.67 of the speed"

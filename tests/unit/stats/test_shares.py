@@ -31,6 +31,10 @@ speeds_drawn = st.lists(
 )
 
 
+def _fast(speeds: list[DeviceSpeed]) -> tuple[bool, ...]:
+    return fast_devices([speed.items_per_s for speed in speeds])
+
+
 def _fits(speeds: list[DeviceSpeed], shares: tuple[int, ...]) -> bool:
     limits = (speed.most for speed in speeds)
     return all(most is None or items <= most for items, most in zip(shares, limits, strict=True))
@@ -52,7 +56,7 @@ def test_shares_by_speed_are_whole_fit_and_are_never_worse_than_equal_or_fast_on
     assert _fits(speeds, shares)
     for others in (
         equal_shares(len(speeds), batch, unit),
-        fast_shares(fast_devices(speeds), batch, unit),
+        fast_shares(_fast(speeds), batch, unit),
     ):
         assert sum(others) == batch
         if _fits(speeds, others):
@@ -99,12 +103,9 @@ def test_what_one_memory_does_not_hold_goes_to_the_others() -> None:
 
 
 def test_the_fast_devices_are_those_above_the_largest_gap() -> None:
-    def speeds(*rates: float) -> list[DeviceSpeed]:
-        return [DeviceSpeed(fixed_s=0.0, items_per_s=rate) for rate in rates]
-
-    assert fast_devices(speeds(100, 52, 98, 50)) == (True, False, True, False)
-    assert fast_devices(speeds(100, 99, 98)) == (True, True, True)
-    assert fast_devices(speeds(7)) == (True,)
+    assert fast_devices([100, 52, 98, 50]) == (True, False, True, False)
+    assert fast_devices([100, 99, 98]) == (True, True, True)
+    assert fast_devices([7]) == (True,)
 
 
 def test_eight_fast_and_two_slow_devices_gain_what_the_theory_says() -> None:
@@ -115,14 +116,14 @@ def test_eight_fast_and_two_slow_devices_gain_what_the_theory_says() -> None:
         by_speed_s = longest_step_s(speeds, shares_by_speed(speeds, batch))
         best_s = min(
             longest_step_s(speeds, equal_shares(10, batch)),
-            longest_step_s(speeds, fast_shares(fast_devices(speeds), batch)),
+            longest_step_s(speeds, fast_shares(_fast(speeds), batch)),
         )
         assert best_s / by_speed_s == pytest.approx(gain, rel=1e-3)
 
 
 def test_below_the_crossover_the_fast_devices_alone_are_quicker() -> None:
     speeds = [DeviceSpeed(fixed_s=0.001, items_per_s=rate) for rate in (1000, 1000, 500)]
-    are_fast = fast_devices(speeds)
+    are_fast = _fast(speeds)
     batch = crossover_batch(speeds, are_fast, exchange_s=0.02, fast_exchange_s=0.01)
     assert batch is not None
     for factor, by_speed_wins in ((0.9, False), (1.1, True)):
