@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,10 +71,12 @@ def test_a_model_that_only_runs_has_no_optimizer() -> None:
 def test_the_parameters_that_are_told_are_those_of_the_models_that_are_built() -> None:
     with torch.device("meta"):
         for preset, shape in DECODER_PRESETS.items():
-            for seq_len in (8, 1024):
-                model = Decoder(shape, seq_len=seq_len, checkpointing=False)
-                params = {"preset": preset, "seq_len": str(seq_len)}
+            for layers, seq_len in ((1, 8), (2, 1024)):
+                model = Decoder(replace(shape, layers=layers), seq_len=seq_len)
+                params = {"preset": preset, "seq_len": str(seq_len), "layers": str(layers)}
                 assert parameter_count("transformer", params) == parameters(model)
+        whole = parameters(Decoder(DECODER_PRESETS["124m"], seq_len=1024))
+        assert parameter_count("transformer", {"preset": "124m", "seq_len": "1024"}) == whole
         for hidden, layers in ((8, 1), (64, 3)):
             params = {"hidden": str(hidden), "layers": str(layers)}
             assert parameter_count("mlp", params) == parameters(linear_stack(hidden, layers))
