@@ -127,18 +127,17 @@ def code_of(module: str) -> Code:
 def code_of_script(path: Path) -> Code:
     """Find the code of a script: its file, and what it imports of the user's own."""
     script = ScriptFile(path=str(path.absolute()), folder=str(Path.cwd()))
-    with _beside(script):
+    with _first_in_path(path.parent):
         return Code(
             workload=_workload_files(path.stem), raybench_sha256=raybench_sha256(), script=script
         )
 
 
 @contextmanager
-def _beside(script: ScriptFile | None) -> Iterator[None]:
-    """Find modules first where a script finds them: beside it."""
+def _first_in_path(folder: Path) -> Iterator[None]:
+    """Find modules first in this folder, as a script finds them beside it."""
     before = [*sys.path]
-    if script is not None:
-        sys.path.insert(0, str(Path(script.path).parent))
+    sys.path.insert(0, str(folder.absolute()))
     try:
         yield
     finally:
@@ -150,12 +149,11 @@ def code_here(code: Code) -> Code:
 
     Nothing is parsed: every rank does this, and a library may have thousands of files.
     """
-    with _beside(code.script):
-        return _code_here(code)
-
-
-def _code_here(code: Code) -> Code:
-    found = {name: path for name in code.workload if (path := _path_here(name)) is not None}
+    found = {
+        name: path
+        for name in code.workload
+        if (path := _path_beside(code.script, name) or _path_here(name)) is not None
+    }
     return Code(
         workload={name: hashlib.sha256(_content(path)).hexdigest() for name, path in found.items()},
         raybench_sha256=raybench_sha256(),
@@ -233,6 +231,12 @@ def _files_of(module: str, own_package: str) -> Iterator[tuple[str, Path]]:
         files = [path for folder in folders for path in _candidates(folder / part)]
         folders = [folder / part for folder in folders if (folder / part).is_dir()]
         yield from ((_name(name, path), path) for path in files[:1])
+
+
+def _path_beside(script: ScriptFile | None, name: str) -> Path | None:
+    """Where it is beside the script, which this process has not loaded."""
+    path = Path(script.path).parent / name if script else None
+    return path if path is not None and path.is_file() else None
 
 
 def _path_here(name: str) -> Path | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from raybench.job import registry
-from raybench.records.environment import code_here, code_of, differing
+from raybench.records.environment import code_here, code_of, code_of_script, differing
 
 _numbers = itertools.count()
 Write = Callable[[dict[str, str]], str]
@@ -121,3 +121,18 @@ def test_a_built_in_workload_is_made_of_its_neighbours_and_not_of_all_of_raybenc
 def test_a_module_without_a_file_has_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "made_by_hand_x", type(sys)("made_by_hand_x"))
     assert code_of("made_by_hand_x").workload_sha256 is None
+
+
+def test_a_script_is_made_of_itself_and_of_what_lies_beside_it(tmp_path, monkeypatch) -> None:
+    (tmp_path / "train-v2.py").write_text("import json, torch, shards\nfrom parts import nets\n")
+    (tmp_path / "shards.py").write_text("rows = 1\n")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "nets.py").touch()
+    code = code_of_script(tmp_path / "train-v2.py")
+    assert set(code.workload) == {"train-v2.py", "shards.py", "parts/nets.py"}
+    assert str(tmp_path) not in sys.path
+    # Another module of that name, which this process has loaded, is not the script's.
+    monkeypatch.setitem(sys.modules, "shards", sys.modules[__name__])
+    assert code_here(code) == code
+    (tmp_path / "shards.py").write_text("rows = 2\n")
+    assert differing(code.workload, code_here(code).workload) == ["shards.py"]
