@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,45 +22,66 @@ _GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
 _NO_MODEL = "unknown: neither an optimizer of torch.optim nor a module in an attribute was found"
 
 
+class Allocator(Protocol):
+    """What counts the memory of a device, in bytes."""
+
+    def allocated(self) -> int:
+        """Count what is allocated now."""
+
+    def peak(self) -> int:
+        """Count the most that was allocated since `forget`."""
+
+    def forget(self) -> None:
+        """Begin the next peak."""
+
+
+class _CudaAllocator:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def allocated(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def forget(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+
 def peak_parts(workload: Workload, context: Context) -> PeakParts | str:
-    """Run two steps and say of what the peak of the second is made, or why that is not known."""
+    """Say of what the peak of a step is made, or why that is not known."""
     if context.device.type != "cuda":
         return _ON_CPU
     if context.cuda_graph:
         return _GRAPH
+    return compose_peak(workload, context.device, _CudaAllocator(context.device)) or _NO_MODEL
+
+
+def compose_peak(
+    workload: Workload, device: torch.device, allocator: Allocator
+) -> PeakParts | None:
+    """Run two steps, and say of what the peak of the second is made; None without a model."""
     optimizers: dict[torch.optim.Optimizer, None] = {}
     with _on_optimizer_step(lambda one: optimizers.setdefault(one)):
         workload.step()
     modules = [one for one in _attributes(workload) if isinstance(one, nn.Module)]
     held = [*_parameters(optimizers, modules), *(b for m in modules for b in m.buffers())]
-    return _watch(workload, context.device, held, list(optimizers)) if held else _NO_MODEL
-
-
-def _watch(
-    workload: Workload,
-    device: torch.device,
-    held: list[Tensor],
-    optimizers: list[torch.optim.Optimizer],
-) -> PeakParts:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats(device)
-    begin = torch.cuda.memory_allocated(device)
-    gradients = _GradientsAtPeak(held, device)
+    if not held:
+        return None
+    allocator.forget()
+    begin, gradients = allocator.allocated(), _GradientsAtPeak(held, device, allocator)
     before = gradients.now_bytes
     with gradients.watching():
         workload.step()
-    torch.cuda.synchronize()
     gradients.look()
-    peak = torch.cuda.max_memory_allocated(device)
-    parameters = _bytes(held, device)
-    state = _bytes((v for one in optimizers for v in _state_of(one)), device)
-    others = begin - parameters - state - before
+    parameters, state = _bytes(held, device), _bytes(_states_of(optimizers), device)
     return PeakParts(
         parameters_bytes=parameters,
         gradients_bytes=gradients.peak_bytes,
         optimizer_bytes=state,
-        activations_bytes=max(0, peak - begin - (gradients.peak_bytes - before)),
-        other_bytes=max(0, others),
+        activations_bytes=max(0, allocator.peak() - begin - (gradients.peak_bytes - before)),
+        other_bytes=max(0, begin - parameters - state - before),
     )
 
 
@@ -70,8 +92,8 @@ class _GradientsAtPeak:
     the last look was so with the gradients of then.
     """
 
-    def __init__(self, held: Iterable[Tensor], device: torch.device) -> None:
-        self._device = device
+    def __init__(self, held: Iterable[Tensor], device: torch.device, allocator: Allocator) -> None:
+        self._device, self._allocator = device, allocator
         self._trained = [one for one in held if one.requires_grad]
         self._largest = 0
         self.now_bytes = self.peak_bytes = self._count()
@@ -89,7 +111,7 @@ class _GradientsAtPeak:
 
     def look(self) -> None:
         """Note the gradients where memory has grown beyond all before."""
-        largest = torch.cuda.max_memory_allocated(self._device)
+        largest = self._allocator.peak()
         if largest > self._largest:
             self._largest, self.peak_bytes = largest, self.now_bytes
         self.now_bytes = self._count()
@@ -124,8 +146,8 @@ def _parameters(
     return list(dict.fromkeys([*of_optimizers, *(p for one in modules for p in one.parameters())]))
 
 
-def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for values in optimizer.state.values():
+def _states_of(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Tensor]:
+    for values in (of_one for one in optimizers for of_one in one.state.values()):
         yield from (value for value in values.values() if isinstance(value, Tensor))
 
 

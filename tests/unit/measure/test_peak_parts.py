@@ -1,0 +1,84 @@
+"""What the memory of a step is made of, on an allocator that counts what the test says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from collective_steps import CPU, context_of
+from torch import nn
+
+from raybench.measure.peak_parts import compose_peak, peak_parts
+
+BEGIN, PEAK = 1000, 5000
+PARAMETERS = 4 * 4 * 4
+# Two moments, and a step counter of one float32.
+STATE = 2 * PARAMETERS + 4
+
+
+class Allocator:
+    def __init__(self) -> None:
+        self.now = BEGIN
+        self.most = BEGIN
+
+    def allocated(self) -> int:
+        return self.now
+
+    def peak(self) -> int:
+        return self.most
+
+    def forget(self) -> None:
+        self.most = self.now
+
+
+class Trains:
+    """A step whose memory is largest before its backward pass, or in its optimizer."""
+
+    def __init__(self, allocator: Allocator, where: str) -> None:
+        self._allocator, self._where = allocator, where
+        self.model = nn.Linear(4, 4, bias=False)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-12, foreach=False)
+
+    def step(self) -> None:
+        loss = self.model(torch.ones(2, 4)).sum()
+        self._reach(PEAK if self._where == "forward" else BEGIN + 10)
+        loss.backward()
+        self.optimizer.register_step_pre_hook(lambda *_: self._reach(BEGIN + 20))
+        self.optimizer.step()
+        self._reach(PEAK if self._where == "optimizer" else BEGIN)
+        self.optimizer.zero_grad()
+
+    def _reach(self, most: int) -> None:
+        self._allocator.most = max(self._allocator.most, most)
+
+
+@pytest.mark.parametrize(("where", "gradients"), [("forward", 0), ("optimizer", PARAMETERS)])
+def test_gradients_are_those_that_are_there_when_memory_is_largest(
+    where: str, gradients: int
+) -> None:
+    allocator = Allocator()
+    found = compose_peak(Trains(allocator, where), CPU, allocator)  # type: ignore[arg-type]
+    assert found is not None
+    assert (found.parameters_bytes, found.optimizer_bytes) == (PARAMETERS, STATE)
+    assert found.gradients_bytes == gradients
+    assert found.activations_bytes == PEAK - BEGIN - gradients
+    assert found.other_bytes == BEGIN - PARAMETERS - STATE
+    assert found.total_bytes == PEAK
+
+
+def test_no_hook_is_left_behind() -> None:
+    allocator = Allocator()
+    trains = Trains(allocator, "forward")
+    compose_peak(trains, CPU, allocator)  # type: ignore[arg-type]
+    [parameter] = trains.model.parameters()
+    assert not parameter._post_accumulate_grad_hooks
+
+
+def test_without_a_model_nothing_is_told() -> None:
+    class Bare:
+        def step(self) -> None: ...
+
+    assert compose_peak(Bare(), CPU, Allocator()) is None  # type: ignore[arg-type]
+
+
+def test_a_cpu_has_no_such_memory() -> None:
+    assert "CPU" in str(peak_parts(Trains(Allocator(), "forward"), context_of(0)))  # type: ignore[arg-type]
