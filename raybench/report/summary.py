@@ -36,7 +36,7 @@ from raybench.report.findings import (
 from raybench.report.headline import headline
 from raybench.report.scopes import TITLE, scope_findings, scope_tables
 from raybench.report.tables import Layout, explain, make_tables, region_tables
-from raybench.report.uneven import uneven_listings, uneven_tables
+from raybench.report.uneven import uneven_lead, uneven_listings, uneven_tables
 from raybench.results.run import Run
 
 Row = dict[str, Any]
@@ -190,7 +190,7 @@ def summarize(
         lost_nodes=lost_nodes(zip(points["error_type"], points["error_host"], strict=True)),
         shared=shared,
         counts=formatting.counts(run, _statuses(attempts)) + _rounds(rows),
-        lead=headline(rows, run.baseline, ranks, largest),
+        lead=uneven_lead(uneven, ranks) or headline(rows, run.baseline, ranks, largest),
         findings=findings(rows, run.baseline, ranks),
         losses=losses(rows, run.baseline, ranks),
         best=bests(records(best_settings(frame)), rows, ranks),

@@ -5,6 +5,7 @@ Pure, over the fleets of `raybench.analysis.uneven`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,6 +37,26 @@ def uneven_listings(fleets: Sequence[Fleet], ranks: str) -> list[Listing]:
         Listing(title="What to do with the slow devices", lines=lines),
         *([Listing(title="Published rules", lines=rules)] if rules else []),
     ]
+
+
+def uneven_lead(fleets: Sequence[Fleet], ranks: str) -> str:
+    """Say which shares were best most often, and where they gained most; empty without fleets."""
+    if not fleets:
+        return ""
+    counts = Counter(fleet.best.shares for fleet in fleets)
+    shares, count = counts.most_common(1)[0]
+    won = [fleet for fleet in fleets if fleet.best.shares == shares]
+    most = max(won, key=lambda fleet: _lead_of_best(fleet).gain)
+    cases = f"in {count} of {len(fleets)} cases" if len(fleets) > 1 else "here"
+    return (
+        f"shares={shares} is best {cases}, by up to {_gain(_lead_of_best(most))} over the best of "
+        f"the others ({fleet_name(most, ranks)})"
+    )
+
+
+def _lead_of_best(fleet: Fleet) -> Gain:
+    others = [one for one in fleet.scenarios.values() if one is not fleet.best]
+    return gain_over(fleet.best, max(others, key=lambda other: other.throughput))
 
 
 def fleet_name(fleet: Fleet, ranks: str) -> str:

@@ -12,7 +12,7 @@ from raybench.analysis.rounds import records
 from raybench.analysis.scaling import scaling
 from raybench.analysis.uneven import RULES, Fleet, fleets, gain_over
 from raybench.records import Breakdown, RankShare, Record
-from raybench.report.uneven import fleet_name, uneven_listings, uneven_tables, verdict
+from raybench.report.uneven import fleet_name, uneven_lead, uneven_listings, uneven_tables, verdict
 from raybench.results.rows import point_row
 from raybench.results.schema import TABLES
 
@@ -143,6 +143,14 @@ def test_published_rules_are_held_against_what_was_measured() -> None:
     assert dict(rules.lines)["gap under 20 %: use all alike"] == (
         "holds in 0 of 1; not at 0.89 (by_speed)"
     )
+
+
+def test_a_report_leads_with_the_shares_that_are_best_most_often_and_their_largest_gain() -> None:
+    found = fleets(rows_of([*fleet(0.9), *fleet(0.5)]))
+    assert uneven_lead(found, "GPUs").startswith(
+        "shares=by_speed is best in 2 of 2 cases, by up to +23.1%"
+    )
+    assert uneven_lead([], "GPUs") == ""
 
 
 def test_the_report_has_scenarios_ranks_and_a_map_of_the_best_shares() -> None:
