@@ -137,8 +137,10 @@ class LocalCopies:
         key = (output.shape, output.dtype, output.device)
         if key not in self._made_up:
             is_real = output.dtype.is_floating_point or output.dtype.is_complex
-            made_up = torch.zeros_like(output)
-            self._made_up[key] = made_up.normal_() if is_real else made_up
+            # Torch draws no random numbers of 8 bits.
+            drawn = torch.float32 if is_real and output.dtype.itemsize == 1 else output.dtype
+            made_up = torch.zeros(output.shape, dtype=drawn, device=output.device)
+            self._made_up[key] = (made_up.normal_() if is_real else made_up).to(output.dtype)
         return self._made_up[key]
 
 

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from docs.examples.sharded import Sharded
 from raybench.measure.breakdown import Extent, break_down
-from raybench.measure.collectives import LocalCopies, WatchedCopies, replace_collectives
+from raybench.measure.collectives import Collective, LocalCopies, WatchedCopies, replace_collectives
 from raybench.measure.timing import make_timer
 from raybench.measure.traffic import add_up
 from raybench.records import Breakdown, Traffic
@@ -232,6 +232,23 @@ def test_a_step_that_is_a_collective_is_not_taken_apart(answers: list[Answers]) 
     found = answers[0].breakdowns["collective"]
     assert found.local_ms == ()
     assert found.methods["comm_exposed_ms"] == "none: the step itself is communication"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_random"),
+    [(torch.bfloat16, True), (torch.float8_e4m3fn, True), (torch.int64, False)],
+)
+def test_what_only_a_peer_has_is_random_and_integers_are_0(
+    dtype: torch.dtype, is_random: bool
+) -> None:
+    outputs = [torch.ones(64).to(dtype) for _ in range(2)]
+    copies = LocalCopies()
+    for output in outputs:
+        copies(Collective(kind="recv", ranks=2, message_bytes=64, copies=[(output, None)]))
+    first, second = (output.float() for output in outputs)
+    assert first.equal(second)
+    assert (len(first.unique()) > 8) is is_random
+    assert is_random or not first.any()
 
 
 def test_ranks_that_send_each_other_nothing_have_a_reason() -> None:
