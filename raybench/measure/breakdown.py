@@ -191,20 +191,20 @@ class _StepAlone:
 
     def watch(self) -> tuple[tuple[Traffic, ...], float]:
         """Run some steps; what one of them sends, and how long its copies take, in ms."""
-        device, copies = self._session.context.device, WatchedCopies(self._session.context.device)
-        traffic: tuple[Traffic, ...] = ()
-        spent_ms = []
+        device = self._session.context.device
+        copies = WatchedCopies(device)
         align_ranks(device)
         with replace_collectives(copies):
-            for _ in range(_half(self._session.extent.steps)):
+            # One after the other: behind a wait the copies would wait for the host.
+            for _ in range(_WARMUP_STEPS + _half(self._session.extent.steps)):
                 self()
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
-                collectives, copies_ms = copies.take()
-                # A step that has failed has not sent all.
-                traffic = () if self.error else add_up(collectives)
-                spent_ms.append(copies_ms)
-        return traffic, statistics.median(spent_ms)
+                copies.end_step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        steps = copies.take()[_WARMUP_STEPS:]
+        # A step that has failed has not sent all.
+        traffic = () if self.error else add_up(steps[-1][0])
+        return traffic, statistics.median(ms for _, ms in steps)
 
 
 def hook_setter(workload: Workload, context: Context) -> SetHook | str:

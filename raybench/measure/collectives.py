@@ -150,23 +150,30 @@ class WatchedCopies(LocalCopies):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._mark = marker(device)
-        self._seen: list[tuple[Collective, Mark, Mark]] = []
+        self._steps: list[list[tuple[Collective, Mark, Mark]]] = [[]]
 
     def __call__(self, collective: Collective) -> Work:
         """Write the outputs of a collective between two marks."""
         start = self._mark()
         work = super().__call__(collective)
         # Without its tensors, whose memory is the step's.
-        self._seen.append((replace(collective, copies=()), start, self._mark()))
+        self._steps[-1].append((replace(collective, copies=()), start, self._mark()))
         return work
 
-    def take(self) -> tuple[list[Collective], float]:
-        """Take the collectives since the last call, and their copies' time in ms.
+    def end_step(self) -> None:
+        """Begin the next step."""
+        self._steps.append([])
+
+    def take(self) -> list[tuple[list[Collective], float]]:
+        """Take the collectives of each step that has ended, and the time of its copies in ms.
 
         The work must be done.
         """
-        seen, self._seen = self._seen, []
-        return [one for one, *_ in seen], sum(milliseconds(*marks) for _, *marks in seen)
+        steps, self._steps = self._steps[:-1], self._steps[-1:]
+        return [
+            ([one for one, *_ in step], sum(milliseconds(*marks) for _, *marks in step))
+            for step in steps
+        ]
 
 
 # What a collective does: its kind, the bytes of its message, and its copies.

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from inspect import getclosurevars
+from types import FunctionType, MethodType
 from typing import Protocol
 
 import torch
@@ -19,7 +22,11 @@ from raybench.workloads.base import Context, Workload
 
 _ON_CPU = "none: torch does not count the memory of a CPU"
 _GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
-_NO_MODEL = "unknown: neither an optimizer of torch.optim nor a module in an attribute was found"
+# A workload holds few objects; one that holds a data set is not searched to its end.
+_MOST_OBJECTS = 10_000
+# Whose objects hold no modules.
+_OTHERS = frozenset({"builtins", "numpy", "torch"})
+_NO_MODEL = "unknown: neither an optimizer of torch.optim nor a module was found"
 
 
 class Allocator(Protocol):
@@ -65,7 +72,7 @@ def compose_peak(
     optimizers: dict[torch.optim.Optimizer, None] = {}
     with _on_optimizer_step(lambda one: optimizers.setdefault(one)):
         workload.step()
-    modules = [one for one in _attributes(workload) if isinstance(one, nn.Module)]
+    modules = _find_modules(workload)
     held = [*_parameters(optimizers, modules), *(b for m in modules for b in m.buffers())]
     if not held:
         return None
@@ -132,11 +139,39 @@ def _on_optimizer_step(look: Callable[[torch.optim.Optimizer], object]) -> Itera
         handle.remove()
 
 
-def _attributes(workload: Workload) -> Iterator[object]:
-    """List what a workload holds, in lists and mappings too."""
-    for value in vars(workload).values():
-        yield from value if isinstance(value, list | tuple) else [value]
-        yield from value.values() if isinstance(value, dict) else ()
+def _find_modules(workload: Workload) -> list[nn.Module]:
+    """Find the modules that a workload holds, also in collections, objects and functions."""
+    found, seen, waiting = [], set[int](), list[object]([workload])
+    while waiting and len(seen) < _MOST_OBJECTS:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, nn.Module):
+            found.append(one)
+        else:
+            waiting.extend(_held_by(one))
+    return found
+
+
+def _held_by(one: object) -> Iterable[object]:
+    if isinstance(one, list | tuple):
+        return one
+    if isinstance(one, dict):
+        return one.values()
+    if isinstance(one, partial):
+        return (one.func, *one.args, *one.keywords.values())
+    if isinstance(one, MethodType):
+        return (one.__self__,)
+    if isinstance(one, FunctionType):
+        return getclosurevars(one).nonlocals.values()
+    is_own = type(one).__module__.partition(".")[0] not in _OTHERS
+    return _attributes(one) if is_own else ()
+
+
+def _attributes(one: object) -> Iterator[object]:
+    yield from vars(one).values() if hasattr(one, "__dict__") else ()
+    yield from (getattr(one, name, None) for name in getattr(type(one), "__slots__", ()))
 
 
 def _parameters(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
 import pytest
 import torch
 from collective_steps import CPU, context_of
@@ -71,6 +75,32 @@ def test_no_hook_is_left_behind() -> None:
     compose_peak(trains, CPU, allocator)  # type: ignore[arg-type]
     [parameter] = trains.model.parameters()
     assert not parameter._post_accumulate_grad_hooks
+
+
+@dataclass(slots=True)
+class Holder:
+    models: dict[str, nn.Module]
+
+
+def closure(model: nn.Module) -> object:
+    return lambda: model
+
+
+@pytest.mark.parametrize(
+    "hold", [lambda model: [Holder(models={"one": model})], closure, partial(partial, print)]
+)
+def test_a_model_is_found_where_a_workload_holds_it(
+    hold: Callable[[nn.Module], object],
+) -> None:
+    class Infers:
+        def __init__(self) -> None:
+            self._steps = hold(nn.Linear(4, 4, bias=False))
+
+        def step(self) -> None: ...
+
+    found = compose_peak(Infers(), CPU, Allocator())  # type: ignore[arg-type]
+    assert found is not None
+    assert (found.parameters_bytes, found.optimizer_bytes) == (PARAMETERS, 0)
 
 
 def test_without_a_model_nothing_is_told() -> None:
