@@ -40,7 +40,7 @@ BUILTIN: Mapping[str, str] = {
     "memory": "raybench.workloads.memory:Memory",
     "mlp": "raybench.workloads.mlp:Mlp",
     "pairs": "raybench.workloads.pairs:Pairs",
-    "resnet50": "raybench.workloads.resnet:ResNet",
+    "resnet50": "raybench.workloads.resnet50:ResNet",
     "same_bits": "raybench.workloads.same_bits:SameBits",
     "script": "raybench.workloads.script:Script",
     "smoke": "raybench.workloads.smoke:Smoke",

@@ -121,7 +121,7 @@ def test_the_triad_is_of_the_device_memory_and_leaves_none_behind() -> None:
 @pytest.mark.parametrize("mode", Precision)
 def test_a_residual_network_runs_in_every_precision(mode: Precision) -> None:
     pytest.importorskip("torchvision")
-    from raybench.workloads.resnet import ResNet
+    from raybench.workloads.resnet50 import ResNet
 
     context = make_context(mode, batch_size=8)
     for channels_last in (False, True):

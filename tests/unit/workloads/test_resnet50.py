@@ -13,7 +13,7 @@ from torch import nn
 from raybench.errors import UsageError
 from raybench.job.point import Precision
 from raybench.workloads.base import Context
-from raybench.workloads.resnet import ResNet
+from raybench.workloads.resnet50 import ResNet
 
 
 def why_no_torchvision() -> str:
