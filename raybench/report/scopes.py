@@ -75,7 +75,7 @@ def _table(rows: Sequence[Row], layout: Layout) -> Table:
     bases = _bases(rows)
     columns = {
         COLD: [_time(row["first_step_ms"]) for row in ordered],
-        "warm ms": [_time(row["step_ms_p50"]) for row in ordered],
+        "warm": [_time(row["step_ms_p50"]) for row in ordered],
         MARK_COLUMN: [marks(dict(row)) for row in ordered],
         "cold gain": [formatting.ratio(_cold_gain(row, bases)) for row in ordered],
         "warm gain": [formatting.ratio(row["speed_up"]) for row in ordered],
@@ -89,7 +89,7 @@ def _table(rows: Sequence[Row], layout: Layout) -> Table:
     headings = [layout.ranks if n == "world_size" else formatting.heading(n) for n in names]
     return Table(
         workload=plain_text.plain(rows[0]["workload"]),
-        kind=TITLE.lower(),
+        kind=f"{TITLE.lower()}, ms",
         columns=(*headings, *kept),
         settings=len(names),
         rows=tuple((*own, *found) for own, *found in cells),

@@ -36,7 +36,7 @@ _SETTINGS = (*EXECUTION, "batch", "world_size")
 POINT_COLUMN = "point"
 REGION_COLUMN = "region"
 REGION_SHARE = "of step"
-COLD = "cold ms"
+COLD = "cold"
 COLLECTIVE_COLUMN = "collective"
 _TEXTS = (MARK_COLUMN, POINT_COLUMN, REGION_COLUMN, COLLECTIVE_COLUMN)
 

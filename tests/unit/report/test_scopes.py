@@ -56,16 +56,16 @@ def pipeline(**params: Any) -> list[Record]:
 
 def test_module_and_whole_are_read_beside_each_other_cold_and_warm() -> None:
     [table] = report(pipeline()).scope_tables
-    assert table.title == "mine:Pipeline: module beside end to end"
+    assert table.title == "mine:Pipeline: module beside end to end, ms"
     assert table.columns == (
-        "scope", "GPUs", "cold ms", "warm ms", "cold gain", "warm gain", "GiB",
+        "scope", "GPUs", "cold", "warm", "cold gain", "warm gain", "GiB",
     )  # fmt: skip
     cells = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [(row["scope"], row["GPUs"]) for row in cells] == [
         ("block", "1"), ("", "2"), ("loop", "1"), ("", "2"),
     ]  # fmt: skip
-    assert [row["cold ms"] for row in cells] == ["50.00"] * 4
-    assert [round(float(row["warm ms"]), 1) for row in cells] == [8.0, 4.4, 40.0, 32.0]
+    assert [row["cold"] for row in cells] == ["50.00"] * 4
+    assert [round(float(row["warm"]), 1) for row in cells] == [8.0, 4.4, 40.0, 32.0]
     assert [row["cold gain"] for row in cells] == ["1.00"] * 4
     assert [row["warm gain"] for row in cells] == ["1.00", "1.82", "1.00", "1.25"]
     assert {row["GiB"] for row in cells} == {"1.00"}
