@@ -24,6 +24,8 @@ TITLES = {
     "collectives": "Bus bandwidth and time over the size",
     "ddp_linear": "Speed-up over the number of GPUs",
     "ddp_scaling": "Speed-up over the number of GPUs",
+    "dit_module_vs_pipeline": "Speed-up over the number of GPUs",
+    "dit_sequence_parallel": "Speed-up over the number of GPUs",
     "gemm": "TFLOP/s against the datasheet",
     "grad_accumulation": "Speed-up over the number of GPUs",
     "largest_batch": "Memory over the batch size",
