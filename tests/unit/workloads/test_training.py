@@ -258,7 +258,8 @@ def test_compile_runs_the_step_through_torch_compile(monkeypatch: pytest.MonkeyP
     workload = Mlp(make_context(), hidden=16, layers=2, compile=True)
     before = parameters(workload)
     workload.step()
-    assert compiled == [workload.model]
+    # Alone there is nothing around the model, which is compiled with and without that.
+    assert set(compiled) == {workload.model}
     assert not torch.equal(before[0], parameters(workload)[0])
     assert Mlp(make_context(), hidden=16).model not in compiled
 
@@ -412,5 +413,5 @@ def test_an_option_of_ddp_reaches_torch_only_where_it_is_not_the_default(
     context = replace(make_context(), world_size=2)
     for options in ({}, {"bucket_cap_mb": 25}, {"bucket_cap_mb": 50, "static_graph": True}):
         context.ddp(nn.Linear(2, 2), **options)
-    always: dict[str, object] = {"device_ids": None}
+    always: dict[str, object] = {"device_ids": None, "process_group": None}
     assert seen == [always, always, always | {"bucket_cap_mb": 50, "static_graph": True}]
