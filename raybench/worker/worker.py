@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -189,7 +190,7 @@ class Worker:
         if part is not None:
             context = part.context
         done = phases.measure(
-            lambda: make(context, point.params) if part is None else part.build(make),
+            partial(part.build, make) if part else partial(make, context, point.params),
             context,
             task.settings,
             began_s=began_s,
