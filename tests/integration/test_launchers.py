@@ -16,7 +16,7 @@ import pytest
 from tests.integration.fake_slurm import slurm
 from tests.integration.namespaces import hosts, why_not
 
-LAUNCHERS = Path(__file__).parents[2] / "launchers"
+LAUNCHERS = Path(__file__).parents[2] / "docs" / "launchers"
 JOB = """\
 version: 1
 name: slurm
