@@ -238,9 +238,12 @@ class Rule:
         few = fleet.slow_count <= self.most_slow_share * int(fleet.first["world_size"])
         return few and self.slowest <= fleet.probe_ratio < self.fastest
 
-    def holds(self, fleet: Fleet) -> bool:
-        """Whether what it says was best there, or may have been."""
-        return not {fleet.best.shares, *fleet.as_good()}.isdisjoint(self.shares)
+    def holds(self, fleet: Fleet) -> bool | None:
+        """Whether what it says was best there; None where intervals leave it open."""
+        best = {fleet.best.shares, *fleet.as_good()}
+        if best.isdisjoint(self.shares):
+            return False
+        return True if best.issubset(self.shares) else None
 
 
 _BY_SPEED = (BY_SPEED, BY_ACCUMULATION)

@@ -9,7 +9,7 @@ as an operation's, make tables of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -38,6 +38,7 @@ REGION_COLUMN = "region"
 REGION_SHARE = "of step"
 COLD = "cold"
 COLLECTIVE_COLUMN = "collective"
+_BUSBW = "busbw GB/s"
 _TEXTS = (MARK_COLUMN, POINT_COLUMN, REGION_COLUMN, COLLECTIVE_COLUMN)
 
 
@@ -194,7 +195,8 @@ def _traffic(rows: Sequence[Row], names: Sequence[str], layout: Layout) -> Itera
     ]
     if lines:
         kind = "communication in a step"
-        yield _table(lines, names, layout, _SENT, kind=kind, shows=metrics.PARTS)
+        table = _table(lines, names, layout, _SENT, kind=kind, shows=metrics.PARTS)
+        yield replace(table, optional=(_BUSBW,))
 
 
 def _busbw_cell(row: Row) -> str:
@@ -207,7 +209,7 @@ _SENT: Sequence[_Column] = (
     (COLLECTIVE_COLUMN, lambda row: plain_text.plain(row["collective"])),
     ("calls", lambda row: f"{row['calls']:,.0f}"),
     ("message", lambda row: formatting.size(row["message_bytes"])),
-    ("busbw GB/s", _busbw_cell),
+    (_BUSBW, _busbw_cell),
 )
 
 
@@ -227,6 +229,7 @@ def _table(
     kept = [(title, cells) for title, cells in columns if any(cells)]
     cells = zip(without_repeats(rows, shown), *(cells for _, cells in kept), strict=True)
     texts = (_heading(name, layout) for name in names if not is_numeric(rows, name))
+    own = workload_metrics(rows)
     return Table(
         workload=plain_text.plain(rows[0]["workload"]),
         params=layout.params_of_a_table(rows[0]),
@@ -234,10 +237,13 @@ def _table(
         columns=(*(_heading(name, layout) for name in names), *(title for title, _ in kept)),
         settings=len(names),
         rows=tuple((*settings, *found) for settings, *found in cells),
-        optional=tuple(formatting.metric_heading(one, layout.unit) for one in shows.optional),
+        optional=tuple(
+            formatting.metric_heading(one, layout.unit)
+            for one in (*shows.optional, *reversed(own[1:]))
+        ),
         extras=_extras(rows, layout.unit) if shows in (metrics.RATES, metrics.SCALING) else {},
         texts=frozenset({*texts, *_TEXTS}),
-        own=workload_metrics(rows),
+        own=own,
     )
 
 

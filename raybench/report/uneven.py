@@ -40,17 +40,25 @@ def uneven_listings(fleets: Sequence[Fleet], ranks: str) -> list[Listing]:
 
 
 def uneven_lead(fleets: Sequence[Fleet], ranks: str) -> str:
-    """Say which shares were best most often, and where they gained most; empty without fleets."""
+    """Say which shares were best most often, and where they gained most; empty without fleets.
+
+    Only where their interval leaves out that others are as good.
+    """
     if not fleets:
         return ""
-    counts = Counter(fleet.best.shares for fleet in fleets)
-    shares, count = counts.most_common(1)[0]
-    won = [fleet for fleet in fleets if fleet.best.shares == shares]
+    decided = [fleet for fleet in fleets if not fleet.as_good()]
+    cases = f"{len(fleets)} cases" if len(fleets) > 1 else "this case"
+    if not decided:
+        return f"which shares are best in {cases} is within the intervals"
+    shares, count = Counter(fleet.best.shares for fleet in decided).most_common(1)[0]
+    won = [fleet for fleet in decided if fleet.best.shares == shares]
     most = max(won, key=lambda fleet: _lead_of_best(fleet).gain)
-    cases = f"in {count} of {len(fleets)} cases" if len(fleets) > 1 else "here"
+    where = f"in {count} of {cases}" if len(fleets) > 1 else "here"
+    open_cases = len(fleets) - len(decided)
     return (
-        f"shares={shares} is best {cases}, by up to {_gain(_lead_of_best(most))} over the best of "
+        f"shares={shares} is best {where}, by up to {_gain(_lead_of_best(most))} over the best of "
         f"the others ({fleet_name(most, ranks)})"
+        + (f"; {open_cases} cannot be told apart" if open_cases else "")
     )
 
 
@@ -121,7 +129,7 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
         "slow",
         "shares",
         "used",
-        "samples of ranks",
+        "samples",
         "step ms",
         "predicted",
         "samples/s",
@@ -147,8 +155,9 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
             "used",
             "in theory",
             "samples/s",
+            "predicted",
         ),
-        texts=frozenset({"shares", "slow", "samples of ranks"}),
+        texts=frozenset({"shares", "slow", "samples"}),
     )
 
 
@@ -226,8 +235,11 @@ def _rules(fleets: Sequence[Fleet]) -> Iterator[tuple[str, str]]:
         asked = [fleet for fleet in fleets if rule.applies(fleet)]
         if not asked:
             continue
-        failed = [fleet for fleet in asked if not rule.holds(fleet)]
-        text = f"holds in {len(asked) - len(failed)} of {len(asked)}"
+        answers = Counter(rule.holds(fleet) for fleet in asked)
+        text = f"holds in {answers[True]} of {len(asked)}"
+        if answers[None]:
+            text += f"; cannot be told in {answers[None]}"
+        failed = [fleet for fleet in asked if rule.holds(fleet) is False]
         if failed:
             where = ", ".join(f"{f.probe_ratio:.2f} ({f.best.shares})" for f in failed)
             text += f"; not at {where}"

@@ -27,14 +27,14 @@ def _plain(kind: str, unit: str, /, since: int = 5, **descriptions: str) -> tupl
     )
 
 
-def _memory_part(name: str, description: str, meaning: str) -> Metric:
+def _memory_part(name: str, heading: str, description: str, meaning: str) -> Metric:
     """Declare a part of the memory at its peak."""
     return Metric(
         name=f"mem_{name}_bytes",
         unit="bytes",
         description=description,
         kind="int64",
-        heading=name,
+        heading=heading,
         meaning=meaning,
         format="gib",
         since=7,
@@ -217,11 +217,23 @@ METRICS: tuple[Metric, ...] = (
         "map<string,int64>", "bytes", since=7, comm_bytes="their messages, as nccl-tests counts"
     ),
     *_plain("map<string,double>", "GB/s", since=7, comm_busbw_gb_s="inside the step, by comm_ms"),
-    _memory_part("parameters", "at the peak, with buffers", "parameters and buffers of the model"),
-    _memory_part("gradients", "there at the peak", "gradients that are there then"),
-    _memory_part("optimizer", "state of optimizers", "the optimizer's state"),
-    _memory_part("activations", "added by the step, temporary too", "what else the step adds"),
-    _memory_part("other", "at the start of the step", "what else was there before: data, buckets"),
+    _memory_part(
+        "parameters",
+        "params",
+        "at the peak, with buffers",
+        "parameters and buffers of the model",
+    ),
+    _memory_part("gradients", "grads", "there at the peak", "gradients that are there then"),
+    _memory_part("optimizer", "state", "state of optimizers", "the optimizer's state"),
+    _memory_part(
+        "activations",
+        "acts",
+        "added by the step, temporary too",
+        "activations, and what else the step adds",
+    ),
+    _memory_part(
+        "other", "other", "at the start of the step", "what else was there before: data, buckets"
+    ),
     *_plain("map<string,string>", "", methods="column -> how it was measured"),
     Metric(
         name="flops_per_step",

@@ -145,6 +145,23 @@ def test_published_rules_are_held_against_what_was_measured() -> None:
     )
 
 
+def test_what_is_within_the_intervals_decides_no_rule_and_no_lead() -> None:
+    near = [
+        ran("equal", (64, 64), (10.0, 10.02), 0.89),
+        ran("by_speed", (65, 63), (10.01, 10.01), 0.89),
+    ]
+    found = fleets(rows_of(near))
+    _, rules = uneven_listings(found, "GPUs")
+    assert dict(rules.lines)["gap under 20 %: use all alike"] == (
+        "holds in 0 of 1; cannot be told in 1"
+    )
+    assert (
+        uneven_lead(found, "GPUs") == "which shares are best in this case is within the intervals"
+    )
+    decided = fleets(rows_of([*near, *fleet(0.5)]))
+    assert uneven_lead(decided, "GPUs").endswith("; 1 cannot be told apart")
+
+
 def test_a_report_leads_with_the_shares_that_are_best_most_often_and_their_largest_gain() -> None:
     found = fleets(rows_of([*fleet(0.9), *fleet(0.5)]))
     assert uneven_lead(found, "GPUs").startswith(
@@ -158,7 +175,7 @@ def test_the_report_has_scenarios_ranks_and_a_map_of_the_best_shares() -> None:
     scenarios, ranks, decisions = uneven_tables(found)
     line = dict(zip(scenarios.columns, scenarios.rows[-1], strict=True))
     assert line["shares"] == "by_speed"
-    assert line["samples of ranks"] == "77/77/38"
+    assert line["samples"] == "77/77/38"
     assert line["fast idle"] == "0.0%"
     assert line["predicted"] == "+2.0%"
     assert line["in theory"] == "+69.4%"

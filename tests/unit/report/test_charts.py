@@ -19,11 +19,14 @@ from raybench.report.charts.figures import main_figure, rows_of, why_none
 from raybench.results import reader
 
 RESULTS = Path(__file__).parents[3] / "results" / "examples"
-RUNS = sorted(path.name for path in (RESULTS / "points").iterdir() if path.is_dir())
+CHECKS = {path.name for path in (RESULTS / "health").iterdir()}
+# Without health checks, which have a report of their own.
+RUNS = sorted({path.name for path in (RESULTS / "points").iterdir()} - CHECKS)
 TITLES = {
     "collectives": "Bus bandwidth and time over the size",
     "ddp_linear": "Speed-up over the number of GPUs",
     "ddp_scaling": "Speed-up over the number of GPUs",
+    "decode_variants": "Step time",
     "dit_module_vs_pipeline": "Speed-up over the number of GPUs",
     "dit_sequence_parallel": "Speed-up over the number of GPUs",
     "gemm": "TFLOP/s against the datasheet",
@@ -31,7 +34,11 @@ TITLES = {
     "largest_batch": "Memory over the batch size",
     "memory_bandwidth": "Memory bandwidth and time over the size",
     "mixed_precision": "What is gained over fp32",
+    "raw_latency": "What is gained over cuda_graph=false",
+    "resnet50_amp": "What is gained over precision=fp32 channels_last=false",
+    "script_smoke": "Speed-up over the number of GPUs",
     "transformer_scaling": "Speed-up over the number of GPUs",
+    "uneven_gpus": "What is gained over shares=equal",
 }
 NO_DEVICES = pd.DataFrame()
 
