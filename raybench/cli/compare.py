@@ -12,7 +12,12 @@ import click
 from raybench.cli.compared_runs import Found, Side, alike, find_side
 from raybench.cli.completion import complete_run
 from raybench.cli.health_results import compare_health, format_health_comparison
-from raybench.cli.options import format_asked, json_format_option, results_option
+from raybench.cli.options import (
+    format_asked,
+    json_format_option,
+    results_option,
+    text_format_option,
+)
 from raybench.cli.output import color, width, write_result
 from raybench.errors import ResultsError, UsageError
 
@@ -57,13 +62,7 @@ def share(_: click.Context, option: click.Parameter, text: str) -> float:
     help="regression: exit with 1 where a point is slower, or was measured and fails now. unclear: "
     "exit with 5 also where none is, but one is unclear.",
 )
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["terminal", "md", "json"]),
-    show_default="terminal",
-    help="For a terminal, for a pull request, or for another program.",
-)
+@text_format_option
 @json_format_option
 def compare_command(
     base: str,

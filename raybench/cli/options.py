@@ -36,6 +36,13 @@ overrides_option = click.option(
     metavar="KEY=VALUE",
     help="Override a job setting; may be repeated.",
 )
+text_format_option = click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["terminal", "md", "json"]),
+    show_default="terminal",
+    help="For a terminal, for a pull request, or for another program.",
+)
 json_format_option = click.option(
     "--json", "as_json", is_flag=True, help="The same as --format json."
 )

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raybench.cli.completion import complete_run
-from raybench.cli.options import format_asked, json_format_option, results_option
+from raybench.cli.options import (
+    format_asked,
+    json_format_option,
+    results_option,
+    text_format_option,
+)
 from raybench.cli.output import color, width, write_result
 from raybench.errors import ResultsError, UsageError
 
@@ -58,13 +63,7 @@ def read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[
     "45@30; or a run with all_reduces, as of jobs/collectives.yaml.",
 )
 @results_option
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(["terminal", "md", "json"]),
-    show_default="terminal",
-    help="For a terminal, for a pull request, or for another program.",
-)
+@text_format_option
 @json_format_option
 def predict_command(
     run: str,
