@@ -1,0 +1,131 @@
+"""Two nodes of Ray with one GPU each on one host, between which NCCL takes the network.
+
+A rank with an NCCL_HOSTID of its own is on another host for NCCL: neither peer-to-peer nor shared
+memory is tried, and without an adapter for RDMA the bytes go by TCP.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).parents[2]
+RAYBENCH = [sys.executable, "-m", "raybench"]
+RAY_START = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+LOOPBACK = "127.0.0.1"
+TRAINING = """\
+version: 1
+name: ddp_by_network
+workload: {kind: mlp, hidden: 4096, layers: 8}
+matrix: {world_size: [1, 2], precision: [bf16], batch_size: [1024]}
+measure: {max_seconds: 2}
+"""
+SUMS = """\
+version: 1
+name: sums_by_network
+workload: {kind: collective, operation: all_reduce, dtype: float32}
+matrix: {world_size: 2, size_bytes: [32768, 16777216, 268435456]}
+baseline: {}
+measure: {max_seconds: 2}
+"""
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices"),
+    pytest.mark.skipif("NCCL_HOSTID" in os.environ, reason="the user says which host this is"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[str]:
+    """The address of a Ray cluster of two nodes, each with a GPU that the other does not see."""
+    first, second = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:2]
+    with socket.socket() as free:
+        free.bind((LOOPBACK, 0))
+        port = free.getsockname()[1]
+    with (
+        ray_node(first, "--head", f"--port={port}", "--include-dashboard=false"),
+        ray_node(second, f"--address={LOOPBACK}:{port}"),
+    ):
+        yield f"{LOOPBACK}:{port}"
+
+
+@contextmanager
+def ray_node(gpu: str, *words: str) -> Iterator[None]:
+    """Be a node of Ray with this GPU, which NCCL takes for a host, while the `with` block runs."""
+    command = [*RAY_START, *words, "--num-cpus=2", "--num-gpus=1", f"--node-ip-address={LOOPBACK}"]
+    environment = {"CUDA_VISIBLE_DEVICES": gpu, "NCCL_HOSTID": f"host-of-gpu-{gpu}"}
+    with subprocess.Popen(
+        command, env=os.environ | environment, stdout=subprocess.PIPE, text=True
+    ) as node:
+        assert node.stdout is not None
+        assert any("Ray runtime started" in line for line in node.stdout)
+        try:
+            yield
+        finally:
+            node.terminate()
+            node.communicate(timeout=40)
+
+
+def sweep(job: str, folder: Path, address: str) -> pd.DataFrame:
+    """The points of a sweep of the job, all of them ok."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "job.yaml"
+    path.write_text(job)
+    words = ["sweep", str(path), "--address", address, "--device", "cuda", "-o", str(folder)]
+    done = subprocess.run(
+        [*RAYBENCH, *words], cwd=REPOSITORY, capture_output=True, text=True, timeout=150
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+    points = pd.read_parquet(folder / "points")
+    assert set(points["status"]) == {"ok"}
+    return points
+
+
+def report(folder: Path) -> str:
+    words = ["report", "latest", "--results", str(folder)]
+    done = subprocess.run(
+        [*RAYBENCH, *words], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return " ".join(done.stdout.split())
+
+
+def test_training_over_two_nodes_says_which_network_and_what_it_costs(two_nodes, tmp_path):
+    by_network = sweep(TRAINING, tmp_path, two_nodes).set_index("world_size").sort_index()
+    assert list(by_network["node_count"]) == [1, 2]
+    devices = pd.read_parquet(tmp_path / "devices")
+    assert devices["uuid"].nunique() == devices["node_id"].nunique() == 2
+    hosts = [dict(each)["NCCL_HOSTID"] for each in devices["environment"]]
+    assert len(set(hosts)) == 2
+    (way,) = by_network.loc[2, "transports"]
+    # Which one it is depends on the machine; loopback would be none.
+    assert way.startswith("NET/")
+    assert " on lo " not in way
+    step_ms, exposed_ms = by_network.loc[2, "step_ms_p50"], by_network.loc[2, "comm_exposed_ms"]
+    assert 0 < exposed_ms < step_ms
+    assert exposed_ms == pytest.approx(step_ms - by_network.loc[1, "step_ms_p50"], rel=0.2)
+    told = report(tmp_path)
+    assert "on 2 nodes" in told
+    assert way in told
+    assert "exposed communication" in told
+
+
+def test_sums_over_two_nodes_are_slower_than_within_one(two_nodes, tmp_path):
+    across = sweep(SUMS, tmp_path / "across", two_nodes)
+    within = sweep(SUMS, tmp_path / "within", "local")
+    ways = [{way for each in one["transports"] for way in each} for one in (across, within)]
+    assert all(way.startswith("NET/") for way in ways[0])
+    assert all(way.startswith(("P2P/", "SHM/")) for way in ways[1])
+    assert max(across["busbw_gb_s"]) < 0.5 * max(within["busbw_gb_s"])
