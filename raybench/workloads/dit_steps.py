@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from raybench.workloads.attention import Kernel, KernelOrAuto, choose_kernel
 from raybench.workloads.attention_operator import AttentionOperator
+from raybench.workloads.compilation import compile_blocks
 from raybench.workloads.dit_model import (
     Attend,
     Conditions,
@@ -150,10 +151,7 @@ class Steps:
         module = module.to_empty(device=self.numbers.device).requires_grad_(False)
         self.fill(module, generator)
         if self.compile:
-            # Each kind of block once, which all blocks of the kind then use.
-            for one in module.modules():
-                if isinstance(one, DoubleBlock | SingleBlock):
-                    one.compile(dynamic=False)
+            compile_blocks(module, DoubleBlock, SingleBlock)
         return module
 
     @property

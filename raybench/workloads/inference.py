@@ -14,6 +14,7 @@ from pydantic import Field
 
 from raybench.job.point import Precision, Scalar
 from raybench.workloads.base import Context
+from raybench.workloads.compilation import compile_model
 from raybench.workloads.trained import Batch, Recipe, Trained, ddp_defaults
 
 if TYPE_CHECKING:
@@ -131,12 +132,3 @@ def compute_dtype(context: Context) -> torch.dtype:
     name = "float32" if context.device.type == "meta" else _HALVES.get(context.precision, "float32")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def compile_model(
-    model: Callable[..., object], context: Context, *, wanted: bool
-) -> Callable[..., object]:
-    """Compile what is wanted compiled, but on the meta device: operations are counted there."""
-    import torch
-
-    return torch.compile(model) if wanted and context.device.type != "meta" else model

@@ -15,7 +15,14 @@ from torch.utils.checkpoint import checkpoint
 
 from raybench.workloads.model_sizes import DECODER_PRESETS, DecoderShape
 
-__all__ = ["DECODER_PRESETS", "Decoder", "DecoderShape", "KeyValueCache", "next_token_loss"]
+__all__ = [
+    "DECODER_PRESETS",
+    "Block",
+    "Decoder",
+    "DecoderShape",
+    "KeyValueCache",
+    "next_token_loss",
+]
 
 # As Context.region.
 Region = Callable[[str], AbstractContextManager[None]]
@@ -42,15 +49,27 @@ class KeyValueCache:
         """Return the part of one sequence; what is written to it is written here."""
         return KeyValueCache(self.memory[:, :, index : index + 1], self.position)
 
-    def extend(self, layer: int, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the keys and values that a layer made of new tokens; return those of all so far."""
+    def of_layer(self, layer: int) -> LayerCache:
+        """Return the part of one layer; what is written to it is written here."""
+        return LayerCache(self.memory[layer], self.position)
+
+
+@dataclass(slots=True)
+class LayerCache:
+    """Keys and values of one layer: memory (2, batch, heads, room, head width)."""
+
+    memory: Tensor
+    position: int
+
+    def extend(self, new: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of new tokens; return those of all so far."""
         length = new.shape[3]
         # Else some of the new tokens would need a mask of their own.
         assert length == 1 or self.position == 0, "several tokens only begin a sequence"
         end = self.position + length
         # In one copy: while decoding, each kernel more is felt.
-        self.memory[layer, :, :, :, self.position : end] = new
-        keys, values = self.memory[layer, :, :, :, :end]
+        self.memory[:, :, :, self.position : end] = new
+        keys, values = self.memory[:, :, :, :end]
         return keys, values
 
 
@@ -71,7 +90,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Parameter(torch.empty(seq_len, shape.width))
-        self.blocks = nn.ModuleList(_Block(shape, layer, region) for layer in range(shape.layers))
+        self.blocks = nn.ModuleList(Block(shape, region) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
         self._checkpointing = checkpointing
         self._region = region
@@ -84,12 +103,12 @@ class Decoder(nn.Module):
         """
         with self._region("embedding"):
             x = self.tokens(tokens) + self._positions(tokens.shape[1], cache)
-        for block in self.blocks:
+        for layer, block in enumerate(self.blocks):
             if self._checkpointing:
                 # Nothing random runs in a block, so there is no random state to keep.
                 x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x, cache)
+                x = block(x, None if cache is None else cache.of_layer(layer))
         if cache is not None:
             x = x[:, -1:]
         with self._region("logits"):
@@ -112,21 +131,35 @@ class Decoder(nn.Module):
                 nn.init.zeros_(module.bias)
 
 
-class _Block(nn.Module):
+class _Linear(nn.Linear):
+    """A linear layer whose bias is added apart where code is compiled for a single row.
+
+    Inductor makes a reduction of the product of a matrix with one row, fused with what follows; but
+    not where the product adds a bias itself (torch._inductor.decomposition, `mm` and `addmm`).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() and x.shape[:-1].numel() == 1:
+            return functional.linear(x, self.weight) + self.bias
+        return super().forward(x)
+
+
+class Block(nn.Module):
     """Causal self-attention and an MLP of four times the width, each with a residual."""
 
-    def __init__(self, shape: DecoderShape, layer: int, region: Region) -> None:
+    def __init__(self, shape: DecoderShape, region: Region) -> None:
         super().__init__()
         self._heads = shape.heads
-        self._layer, self._region = layer, region
+        self._region = region
         self.attention_norm = nn.LayerNorm(shape.width)
-        self.attention_in = nn.Linear(shape.width, 3 * shape.width)
-        self.attention_out = nn.Linear(shape.width, shape.width)
+        self.attention_in = _Linear(shape.width, 3 * shape.width)
+        self.attention_out = _Linear(shape.width, shape.width)
         self.mlp_norm = nn.LayerNorm(shape.width)
-        self.mlp_in = nn.Linear(shape.width, 4 * shape.width)
-        self.mlp_out = nn.Linear(4 * shape.width, shape.width)
+        self.mlp_in = _Linear(shape.width, 4 * shape.width)
+        self.mlp_out = _Linear(4 * shape.width, shape.width)
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """Hidden tokens (batch, length, width) to the same; cache: of this layer."""
         with self._region("attention"):
             x = x + self._attend(self.attention_norm(x), cache)
         with self._region("mlp"):
@@ -134,12 +167,12 @@ class _Block(nn.Module):
             out: Tensor = x + self.mlp_out(hidden)
         return out
 
-    def _attend(self, x: Tensor, cache: KeyValueCache | None) -> Tensor:
+    def _attend(self, x: Tensor, cache: LayerCache | None) -> Tensor:
         batch, length, width = x.shape
         joint = self.attention_in(x).view(batch, length, 3, self._heads, width // self._heads)
         query, key, value = by_kind = joint.permute(2, 0, 3, 1, 4)
         if cache is not None:
-            key, value = cache.extend(self._layer, by_kind[1:])
+            key, value = cache.extend(by_kind[1:])
         # One token sees all that are there; torch would let it see the first alone.
         is_causal = cache is None or length > 1
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)

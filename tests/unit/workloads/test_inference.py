@@ -37,20 +37,28 @@ def _one_thread_and_a_memory_of_10_gb_s(monkeypatch: pytest.MonkeyPatch) -> Iter
     torch.set_num_threads(before)
 
 
-def make_context(precision: Precision = Precision.FP32, *, rank: int = 0) -> Context:
+def make_context(
+    precision: Precision = Precision.FP32, *, rank: int = 0, batch_size: int = 3
+) -> Context:
     return Context(
         device=torch.device("cpu"),
         rank=rank,
         world_size=1,
         local_rank=0,
-        batch_size=3,
+        batch_size=batch_size,
         precision=precision,
     )
 
 
-def make(phase: str | None, precision: Precision = Precision.FP32, **parameters: Any) -> Any:
+def make(
+    phase: str | None,
+    precision: Precision = Precision.FP32,
+    *,
+    batch_size: int = 3,
+    **parameters: Any,
+) -> Any:
     return Transformer(
-        make_context(precision),
+        make_context(precision, batch_size=batch_size),
         preset="tiny",
         seq_len=12,
         mode="inference",
@@ -121,6 +129,44 @@ def test_a_step_of_prefill_gives_the_logits_after_the_prompt() -> None:
     workload = make("prefill")
     tokens = torch.randint(TINY.vocabulary, (3, 12), generator=make_context().generator())
     torch.testing.assert_close(answer_of(workload), workload.model(tokens)[:, -1:])
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.Graph]]:
+    """What is compiled, which then runs as it is."""
+    found: list[torch.fx.Graph] = []
+    torch_compile = torch.compile
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Any:
+        found.append(module.graph)
+        return module.forward
+
+    def without_code_generation(function: Any, *, dynamic: bool, options: Any) -> Any:
+        return torch_compile(function, backend=backend, dynamic=dynamic)
+
+    monkeypatch.setattr(torch, "compile", without_code_generation)
+    yield found
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(("phase", "batch_size"), [("decode", 1), ("decode", 3), ("prefill", 1)])
+def test_one_block_is_compiled_for_all_layers_and_gives_the_same_logits(
+    graphs: list[torch.fx.Graph], phase: str, batch_size: int
+) -> None:
+    wanted = answer_of(make(phase, batch_size=batch_size))
+    compiled = make(phase, batch_size=batch_size, compile=True)
+    torch.testing.assert_close(answer_of(compiled), wanted)
+    assert (len(graphs), len(compiled.model.blocks)) == (1, 2)
+
+
+@pytest.mark.parametrize(("batch_size", "operands"), [(1, {2}), (3, {3})])
+def test_a_product_with_a_single_row_leaves_its_bias_to_the_kernel_that_it_is_fused_with(
+    graphs: list[torch.fx.Graph], batch_size: int, operands: set[int]
+) -> None:
+    make("decode", batch_size=batch_size, compile=True).step()
+    products = [n for n in graphs[0].nodes if n.target is torch.nn.functional.linear]
+    assert len(products) == 4
+    assert {len(node.args) for node in products} == operands
 
 
 @pytest.mark.parametrize("kind", SMALL)
