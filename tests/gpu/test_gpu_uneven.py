@@ -1,0 +1,128 @@
+"""Uneven steps on two GPUs over NCCL: `pytest -m gpu tests/gpu/test_gpu_uneven.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import torch
+
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.connection import connect
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision, SlowBy
+from raybench.records import Measurement, Record, Status, Task
+from raybench.results import rows
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices"),
+    # Ray's own sockets and log files, closed by its threads after the test.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+DOUBLE, UNWEIGHTED = (f"tests.gpu.uneven_workloads:{name}" for name in ("Double", "Unweighted"))
+PASSES = 8
+# 20 ms of products in fp32, which no power cap slows down.
+MLP = {"hidden": 1024, "layers": 4}
+SHOWN = (
+    *("step_ms_p50", "share_by_rank", "own_step_ms_by_rank", "local_step_ms_by_rank"),
+    *("predicted_step_ms", "exchange_ms", "slow_ratio_by_rank", "gradient_error", "setup_s"),
+)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    joined = RayCluster(connect("local", "cuda", wanted=2))
+    joined.start(2, "pack")
+    yield joined
+    joined.close()
+
+
+def measured(
+    cluster: RayCluster, workload: str, *, batch_size: int, passes: int, **settings: Any
+) -> dict[str, Any]:
+    point = Point(
+        workload=workload,
+        params={"grad_accumulation": passes, **(MLP if workload == "mlp" else {})},
+        world_size=2,
+        precision=Precision.FP32,
+        batch_size=batch_size,
+        global_batch_size=2 * batch_size * passes,
+        scaling="weak",
+        **settings,
+    )
+    measure = Measure(warmup=10, iterations=30)
+    answers = cluster.run(Task(point=point, settings=measure), (0, 1))
+    assert all(isinstance(answer, Measurement) for answer in answers), answers
+    record = Record(
+        point=point,
+        attempt=1,
+        status=Status.OK,
+        started_at=datetime.now(UTC),
+        duration_s=1.0,
+        devices=cluster.devices[:2],
+        measurements=answers,
+        warnings=tuple(warning for answer in answers for warning in answer.warnings),
+    )
+    row = rows.point_row("run-a", record, measure)
+    # Shown with -rP: these are figures to look at, not only to pass.
+    print(settings, {name: row.get(name) for name in SHOWN}, row["warnings"])
+    return row
+
+
+@pytest.mark.parametrize("shares", ["by_speed", "by_speed_accumulation"])
+def test_gradients_are_those_of_one_process_over_all_samples(
+    cluster: RayCluster, shares: str
+) -> None:
+    row = measured(cluster, DOUBLE, batch_size=2048, passes=PASSES, shares=shares, slow_ratio=0.33)
+    first, second = row["share_by_rank"]
+    assert first + second == 2 * 2048 * PASSES
+    assert first > second
+    assert row["gradient_error"] <= 1e-12
+
+
+def test_gradients_are_others_where_the_weights_of_the_loss_are_left_out(
+    cluster: RayCluster,
+) -> None:
+    row = measured(cluster, UNWEIGHTED, batch_size=64, passes=1, shares="96/32")
+    assert row["gradient_error"] > 0.01
+    assert any("the gradients differ from those of one process" in w for w in row["warnings"])
+
+
+@pytest.mark.parametrize("ratio", [0.7, 0.33])
+def test_extra_compute_leaves_a_device_the_speed_that_was_asked_for(
+    cluster: RayCluster, ratio: float
+) -> None:
+    row = measured(cluster, "mlp", batch_size=32768, passes=1, slow_ratio=ratio)
+    fast, slow = row["slow_ratio_by_rank"]
+    assert fast is None
+    assert slow == pytest.approx(ratio, rel=0.1)
+    own = row["own_step_ms_by_rank"]
+    assert own[0] / own[1] == pytest.approx(slow, rel=0.05)
+
+
+def test_half_of_the_multiprocessors_are_a_slower_device_and_the_row_says_so(
+    cluster: RayCluster,
+) -> None:
+    row = measured(cluster, "mlp", batch_size=32768, passes=1, slow_ratio=0.5, slow_by=SlowBy.SMS)
+    assert 0.4 < row["slow_ratio_by_rank"][1] < 0.8
+    sms = torch.cuda.get_device_properties(1).multi_processor_count // 2
+    assert any(f"emulates a slower device by {sms} SMs" in w for w in row["warnings"])
+
+
+@pytest.mark.parametrize("passes", [1, PASSES])
+def test_shares_by_speed_make_the_step_shorter_and_as_long_as_predicted(
+    cluster: RayCluster, passes: int
+) -> None:
+    shares = "by_speed" if passes == 1 else "by_speed_accumulation"
+    equal, by_speed = (
+        measured(
+            cluster, "mlp", batch_size=65536 // passes, passes=passes, shares=one, slow_ratio=0.5
+        )
+        for one in ("equal", shares)
+    )
+    assert by_speed["step_ms_p50"] < 0.85 * equal["step_ms_p50"]
+    for row in (equal, by_speed):
+        assert row["predicted_step_ms"] == pytest.approx(row["step_ms_p50"], rel=0.05)
