@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from raybench.errors import UsageError
 
 OverRanks = Literal["max", "min", "mean", "median", "sum"]
-OverStep = Literal["ms_each", "per_second"]
+OverStep = Literal["ms_each", "per_second", "seconds"]
 # How a report writes the value: `share` of 1 and `percent` of 100 as 12.3%, `part` and `time` of a
 # step in the unit of the table.
 Format = Literal["number", "ratio", "share", "percent", "gib", "part", "time"]
@@ -36,6 +36,7 @@ class Metric:
     over_ranks: how the values of the ranks become the point's. None: by a computation of its own.
     over_step: of a workload's own metric whose value says how much one step does. ms_each: the
     metric is the step time in ms over the value. per_second: the value over the mean step in s.
+    seconds: what so many steps take, by the mean step.
     heading: of its column in reports, the unit included; empty: `name`, with the unit behind it.
     meaning: what the legend of a report says, without a capital and a full stop; {ranks} is what a
     rank runs on, {baseline} the settings of the baseline. Empty: `description`.
@@ -82,6 +83,8 @@ def relate_to_step(
     """Make a metric of what one step does, by its typical or mean time. None is not known."""
     if how is None or value is None:
         return value
+    if how == "seconds":
+        return value * mean_ms / 1e3
     over, under = (typical_ms, value) if how == "ms_each" else (value, mean_ms / 1e3)
     return over / under if under else None
 

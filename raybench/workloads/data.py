@@ -28,12 +28,14 @@ class LoaderBatches:
     The part `data` is the time that the host waits for the loader. The copy to the device is not
     in it: from pageable memory it waits for the device's earlier work too, which is no waiting
     for data; from pinned memory it is only queued.
+
+    rows: that this rank goes through in an epoch.
     """
 
     def __init__(
         self,
         context: Context,
-        dataset: Dataset[tuple[Tensor, ...]],
+        dataset: TensorDataset,
         *,
         num_workers: int,
         pin_memory: bool,
@@ -41,6 +43,7 @@ class LoaderBatches:
     ) -> None:
         self._sampler = _sampler(context, dataset) if distributed_sampler else None
         self._context = context
+        self.rows = len(dataset) if self._sampler is None else len(self._sampler)
         # A CPU run has nothing to pin for; the loader would warn.
         self._pinned = pin_memory and context.device.type == "cuda"
         self._loader = DataLoader(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.records.metric import Metric
 from raybench.workloads.base import Context
 from raybench.workloads.inference import Mode, Model
 from raybench.workloads.model_sizes import LINEAR_FEATURES
@@ -26,6 +27,17 @@ class Linear(Model):
     own on the device, and batches are slices. data: dataloader: `rows` rows in host memory, in
     shuffled order, through a torch DataLoader; the time spent waiting for it is the part `data`.
     """
+
+    metrics = (
+        Metric(
+            name="epoch_s",
+            unit="s",
+            description="all rows of the data set once, at the mean step",
+            over_ranks="max",
+            over_step="seconds",
+        ),
+    )
+    epoch_s: float | None = None
 
     def __init__(
         self,
@@ -76,6 +88,9 @@ class Linear(Model):
             compile=compile,
         )
         self.build(mode, context, recipe, lambda: nn.Linear(LINEAR_FEATURES, 1), batches)
+        if self._loader is not None:
+            # Rows on the device are each rank's own, no data set that they go through together.
+            self.epoch_s = self._loader.rows / self.items_per_step
 
     def close(self) -> None:
         """Free the model and the data, and end the loader's processes."""

@@ -19,8 +19,10 @@ def test_a_sum_needs_all_ranks_and_the_others_those_that_know_their_value():
     assert combine_ranks("max", [None]) is None
 
 
-@pytest.mark.parametrize(("how", "value"), [(None, 8.0), ("ms_each", 5.0), ("per_second", 160.0)])
-def test_what_a_step_does_becomes_a_time_of_each_or_a_rate(how, value):
+@pytest.mark.parametrize(
+    ("how", "value"), [(None, 8.0), ("ms_each", 5.0), ("per_second", 160.0), ("seconds", 0.4)]
+)
+def test_what_a_step_does_becomes_a_time_of_each_a_rate_or_the_time_of_so_many(how, value):
     assert relate_to_step(how, 8.0, typical_ms=40.0, mean_ms=50.0) == value
     assert relate_to_step(how, None, typical_ms=40.0, mean_ms=50.0) is None
 

@@ -116,6 +116,22 @@ def test_the_workload_records_the_data_part_with_a_loader_only() -> None:
     workload.close()
 
 
+@pytest.mark.parametrize(("is_divided", "rows"), [(True, 16), (False, 32)])
+def test_an_epoch_has_the_rows_that_a_rank_reads_which_are_all_of_them_without_a_sampler(
+    is_divided: bool, rows: int
+) -> None:
+    loader = make_loader(make_context(world_size=2), rows=32, distributed_sampler=is_divided)
+    assert loader.rows == rows
+
+
+def test_the_seconds_of_an_epoch_are_those_of_its_steps() -> None:
+    workload = Linear(make_context(), data="dataloader", rows=32, grad_accumulation=2)
+    assert workload.epoch_s == 4
+    workload.close()
+    # Each rank has rows of its own on its device.
+    assert Linear(make_context(), rows=32).epoch_s is None
+
+
 def test_the_loaders_processes_are_gone_after_close() -> None:
     context = make_context()
     workload = Linear(context, data="dataloader", rows=8, num_workers=1)
