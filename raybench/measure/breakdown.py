@@ -119,7 +119,9 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     """Run instrumented steps on all ranks: with timed regions, with timed communication, without.
 
     On a GPU also with their work queued beforehand; a few more to warm up.
-    The workload is used up: if it has peers, its gradients are not reduced any more.
+    The workload is used up: its ranks have computed on without each other, and models that the
+    context has wrapped reduce no gradients any more. The last step is with the peers where it can
+    be, so that a workload which checks its result when it is closed finds theirs in it.
     """
     if context.cuda_graph:
         columns = (*ALL_COLUMNS, "regions") if context.regions.are_used else ALL_COLUMNS
@@ -160,6 +162,8 @@ def _parts_of_many(session: _Session) -> Breakdown:
     if on_any_rank(bool(alone.error), context.device):
         reason = f"unknown: without its peers the step failed: {alone.error or 'on another rank'}"
         found = Breakdown(methods=dict.fromkeys(ALL_COLUMNS, reason))
+    else:
+        session.workload.step()
     methods = {**found.methods, **_SENT}
     return replace(found, copies_ms=copies_ms, traffic=traffic, methods=methods)
 

@@ -133,6 +133,17 @@ class SleepThenReduce:
         dist.all_reduce(self.buffer)
 
 
+class SumOfRanks:
+    """A step that sums what each rank has, and keeps the last sum."""
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(1)
+
+    def step(self) -> None:
+        self.total.fill_(dist.get_rank() + 1)
+        dist.all_reduce(self.total)
+
+
 class Fails(SleepThenReduce):
     """A step that minds what its peers have sent."""
 

@@ -12,6 +12,7 @@ from collective_steps import (
     WAYS,
     Fails,
     SleepThenReduce,
+    SumOfRanks,
     context_of,
     gloo,
     gradient_through_a_reused_buffer,
@@ -67,6 +68,7 @@ class Answers:
     after_error: float
     saved: float
     groups_are_as_before: bool
+    last_sum: float
     breakdowns: dict[str, Breakdown]
 
 
@@ -136,6 +138,13 @@ def break_all_down(rank: int) -> dict[str, Breakdown]:
     return found
 
 
+def sum_when_closed(rank: int) -> float:
+    """The sum that a workload finds after its last step."""
+    workload = SumOfRanks()
+    taken_apart(workload, context_of(rank))
+    return workload.total.item()
+
+
 def run_rank(rank: int, store: str) -> Answers:
     with gloo(rank, store):
         before = [vars(dist.ProcessGroup)[name] for name in GROUPS]
@@ -144,6 +153,7 @@ def run_rank(rank: int, store: str) -> Answers:
             gradients={way: gradients_alone(way, rank) for way in ("hook", "copies")},
             after_error=sum_after_error(),
             saved=saved_alone(),
+            last_sum=sum_when_closed(rank),
             breakdowns=break_all_down(rank),
             groups_are_as_before=before == [vars(dist.ProcessGroup)[name] for name in GROUPS],
         )
@@ -221,6 +231,10 @@ def test_a_slow_collective_is_exposed_and_not_in_the_local_step(answers: list[An
     for answer in answers:
         slow = answer.breakdowns["slow"]
         assert OWN_MS <= min(slow.local_ms[0]) < OWN_MS + DELAY_MS / 2
+
+
+def test_a_workload_ends_with_a_step_among_its_peers(answers: list[Answers]) -> None:
+    assert [answer.last_sum for answer in answers] == [sum(range(1, RANKS + 1))] * RANKS
 
 
 def test_a_step_that_fails_without_its_peers_says_so_on_all_ranks(answers: list[Answers]) -> None:
