@@ -67,6 +67,15 @@ def complete_workload(
     return [CompletionItem(name) for name in BUILTIN if name.startswith(incomplete)]
 
 
+def complete_template(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """List the jobs that come with raybench."""
+    from raybench.job.catalog import templates
+
+    return [CompletionItem(one.name) for one in templates() if one.name.startswith(incomplete)]
+
+
 def _runs(ctx: click.Context, inside: str = "") -> list[str]:
     """List ids of the runs in the results, or in a results folder inside them, the newest first."""
     found = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from raybench.cli.completion import complete_workload
+from raybench.cli.completion import complete_template, complete_workload
 from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
 from raybench.report.plain_text import printable
 from raybench.sweep.commands import command, program
@@ -26,12 +26,56 @@ def schema_command() -> None:
 
 
 @click.command("init")
-@click.argument("file", type=click.Path(path_type=Path), default=Path("job.yaml"))
-def init_command(file: Path) -> None:
-    """Write an annotated job file to FILE (job.yaml), to start from."""
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--template",
+    "name",
+    metavar="NAME",
+    shell_complete=complete_template,
+    help="Write the job NAME, which answers a question, to FILE (NAME.yaml).",
+)
+@click.option("--list", "is_list", is_flag=True, help="List the jobs, and what each of them asks.")
+def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
+    """Write an annotated job file to FILE (job.yaml), to start from.
+
+    \b
+    raybench init my_job.yaml
+    raybench init --list
+    raybench init --template ddp_linear
+    """
     from raybench.errors import UsageError
 
-    text = files("raybench").joinpath("job_template.yaml").read_text(encoding="utf-8")
+    if is_list:
+        if file or name:
+            raise UsageError("--list: lists the jobs; give neither FILE nor --template")
+        write_result(_list_of_templates())
+        return
+    if name is None:
+        file = file or Path("job.yaml")
+        text = files("raybench").joinpath("job_template.yaml").read_text(encoding="utf-8")
+    else:
+        from raybench.job.catalog import template
+
+        file = file or Path(f"{name}.yaml")
+        text = template(name).text_for(file)
+    _write_job(file, text)
+    told = printable(f"{file}: written; look at its points with: {command('plan', str(file))}")
+    write_result(f"{told}\n")
+
+
+def _list_of_templates() -> str:
+    from raybench.job.catalog import templates
+
+    rows = [[one.name, ", ".join(map(str, one.device_counts)), one.question] for one in templates()]
+    table = table_text(["job", "devices", "what it asks"], rows)
+    take = command("init", "--template", "NAME")
+    return f"{table}\nTake one: {take}. Without GPUs, cut it down by the command in its comment.\n"
+
+
+def _write_job(file: Path, text: str) -> None:
+    """Write a new file. Raises UsageError where there is one, or none can be written."""
+    from raybench.errors import UsageError
+
     try:
         with file.open("x", encoding="utf-8") as target:
             target.write(text)
@@ -40,8 +84,6 @@ def init_command(file: Path) -> None:
         raise UsageError(message) from error
     except OSError as error:
         raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
-    told = printable(f"{file}: written; look at its points with: {command('plan', str(file))}")
-    write_result(f"{told}\n")
 
 
 @click.command("workloads")

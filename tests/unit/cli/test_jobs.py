@@ -242,6 +242,20 @@ def test_init_writes_a_job_that_plans_and_overwrites_nothing() -> None:
         run("init", "nowhere/new.yaml")
 
 
+def test_init_writes_a_job_that_answers_a_question_and_lists_all_of_them() -> None:
+    assert "raybench plan gemm.yaml" in run("init", "--template", "gemm")
+    assert run("plan", "gemm.yaml") == run("plan", str(ROOT / "jobs" / "gemm.yaml"))
+    assert "mine.yaml: written" in run("init", "mine.yaml", "--template", "ddp_scaling")
+    listed = run("init", "--list")
+    assert all(path.stem in listed for path in JOBS)
+    assert "What share of its peak does one GPU reach" in listed
+    assert max(map(len, listed.splitlines()[:-1])) <= 80
+    with pytest.raises(UsageError, match="neither FILE nor --template"):
+        run("init", "--list", "--template", "gemm")
+    with pytest.raises(UsageError, match="unknown template 'gem'; did you mean 'gemm'"):
+        run("init", "--template", "gem")
+
+
 def test_workloads_lists_the_built_in_ones_and_the_parameters_of_one() -> None:
     text = run("workloads")
     assert all(name in text for name in registry.BUILTIN)
