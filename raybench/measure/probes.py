@@ -56,9 +56,9 @@ class Idle(Workload):
 class Probe:
     """What a rank found of its device.
 
-    speed: by a line through its steps of several sizes. equal_s: of a step of an equal share,
-    without emulation. slow_ratio: the speed that emulation leaves it, as a share of its own; None
-    without.
+    speed: by steps of several sizes, with a line through them. equal_s: of a step of an equal
+    share, without emulation. slow_ratio: the speed that emulation leaves it, as a share of its
+    own; None without.
     """
 
     speed: DeviceSpeed
@@ -210,7 +210,10 @@ class StepMaker:
         ratios = [step.seconds / found[items].seconds for items, step in own.items()]
         return Probe(
             speed=DeviceSpeed(
-                fixed_s=line.intercept, items_per_s=1 / line.slope, most=self._most(found)
+                fixed_s=line.intercept,
+                items_per_s=1 / line.slope,
+                most=self._most(found),
+                steps=tuple((items, step.seconds) for items, step in found.items()),
             ),
             fixed_s_error=line.intercept_error,
             items_per_s_error=line.slope_error / line.slope**2,

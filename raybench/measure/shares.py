@@ -140,8 +140,13 @@ def _choose(maker: StepMaker, fleet: Fleet) -> tuple[Shares, tuple[float, ...]]:
 def _choose_by_speed(
     maker: StepMaker, fleet: Fleet, batch: int
 ) -> tuple[Shares, tuple[float, ...]]:
-    """Share out by the probes' lines; correct them by what the ranks' own steps really take."""
-    speeds, found = fleet.speeds, {}
+    """Share out by what the probes say; correct it by what the ranks' own steps really take.
+
+    Equal shares are among those to choose from: the probe has timed them.
+    """
+    speeds = fleet.speeds
+    equal = equal_shares(len(speeds), batch, maker.unit)
+    found = {equal: tuple(map(DeviceSpeed.step_s, speeds, equal))}
     for _ in range(1 + _CORRECTIONS):
         try:
             shares = shares_by_speed(speeds, batch, maker.unit)
@@ -153,15 +158,12 @@ def _choose_by_speed(
         busy_s = [s for s in own_s if s]
         if max(busy_s) - min(busy_s) <= _NEAR * max(busy_s):
             break
-        speeds = tuple(map(_correct_speed, speeds, shares, own_s))
+        speeds = tuple(map(_take_in, speeds, shares, own_s))
     return min(found.items(), key=lambda one: max(one[1]))
 
 
-def _correct_speed(speed: DeviceSpeed, items: int, own_s: float) -> DeviceSpeed:
-    """Turn the line about its beginning, so that it goes through what was measured."""
-    if not items or own_s <= speed.fixed_s:
-        return speed
-    return replace(speed, items_per_s=items / (own_s - speed.fixed_s))
+def _take_in(speed: DeviceSpeed, items: int, own_s: float) -> DeviceSpeed:
+    return speed.with_step(items, own_s) if items else speed
 
 
 def _time_each_alone(maker: StepMaker, shares: Shares) -> tuple[float, ...]:

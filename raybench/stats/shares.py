@@ -1,39 +1,94 @@
 """Shares of a global batch for devices of different speed: who gets how much, and what it gives.
 
-A step of `items` takes a device alone fixed_s + items / items_per_s. Devices that are to finish
-together get what each of them does until a moment tau: closed formula, with nothing for a device
-that would not have begun and no more than its memory holds (water filling). Pure.
+A step of `items` takes a device alone fixed_s + items / items_per_s, or what was measured of it.
+Devices that are to finish together get what each of them does until a moment tau: closed formula,
+with nothing for a device that would not have begun and no more than its memory holds (water
+filling). Pure.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
+# Of a step that was measured to be no longer than one of fewer items: it takes so much more.
+_LONGER = 1e-9
 # Devices whose speeds lie nearer together than this are alike: none of them is left out.
 _ALIKE = 0.03
 
 Shares = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceSpeed:
     """How long a step takes one device alone.
 
     fixed_s: seconds of a step of no items. items_per_s: of further items.
     most: items that its memory holds; None where there is no limit.
+    steps: measured ones, (items, seconds), by items. Between two of them a step takes what lies on
+    a straight line; below the first the line begins at fixed_s, beyond the last items_per_s counts.
+    Steps of GPUs grow by stairs, so that one line through all of them is right at none.
     """
 
     fixed_s: float
     items_per_s: float
     most: int | None = None
+    steps: tuple[tuple[int, float], ...] = ()
 
     def step_s(self, items: int) -> float:
         """Return the seconds of a step; 0 where the device has nothing to do."""
-        return self.fixed_s + items / self.items_per_s if items else 0.0
+        if not items:
+            return 0.0
+        place = bisect_right(self.knots, items, key=_items_at) - 1
+        (begin_s, done), rate = self.knots[place], self.rates[place]
+        return begin_s + (items - done) / rate
+
+    def items_by(self, moment_s: float) -> float:
+        """Return how many items are done at a moment after the begin of the step."""
+        place = bisect_right(self.knots, moment_s, key=_seconds_at) - 1
+        if place < 0:
+            return 0.0
+        begin_s, done = self.knots[place]
+        return done + (moment_s - begin_s) * self.rates[place]
+
+    def with_step(self, items: int, seconds: float) -> DeviceSpeed:
+        """Take in a measured step, in place of an earlier one of as many items."""
+        return replace(self, steps=tuple(sorted({**dict(self.steps), items: seconds}.items())))
+
+    @cached_property
+    def knots(self) -> Sequence[tuple[float, int]]:
+        """(seconds, items) at which the rate changes, both rising; the first of no items.
+
+        A step that was measured to be shorter than one of fewer items counts as long as that.
+        """
+        if not self.steps:
+            return ((self.fixed_s, 0),)
+        knots = [(min(self.fixed_s, *(seconds for _, seconds in self.steps)), 0)]
+        for items, seconds in self.steps:
+            knots.append((max(seconds, knots[-1][0] * (1 + _LONGER) + _LONGER), items))
+        return knots
+
+    @cached_property
+    def rates(self) -> Sequence[float]:
+        """Items a second from each knot on."""
+        between = [
+            (items - done) / (end_s - begin_s)
+            for (begin_s, done), (end_s, items) in pairwise(self.knots)
+        ]
+        return (*between, self.items_per_s)
+
+
+def _seconds_at(knot: tuple[float, int]) -> float:
+    return knot[0]
+
+
+def _items_at(knot: tuple[float, int]) -> int:
+    return knot[1]
 
 
 def longest_step_s(speeds: Sequence[DeviceSpeed], shares: Sequence[int]) -> float:
@@ -123,19 +178,16 @@ def _room(speed: DeviceSpeed, unit: int) -> float:
 
 
 def _whole_units(speed: DeviceSpeed, tau_s: float, unit: int) -> int:
-    return max(0, math.floor((tau_s - speed.fixed_s) * speed.items_per_s / unit))
+    return max(0, math.floor(speed.items_by(tau_s) / unit))
 
 
 def _finish_s(speeds: Sequence[DeviceSpeed], rooms: Sequence[float], batch: int) -> float:
     """Find when all are done who begin after their fixed seconds and stop when they are full.
 
-    What is done by a moment grows in straight lines between those at which one begins or is full.
+    What is done by a moment grows in straight lines between those at which a rate changes.
     """
-    turns = [(speed.fixed_s, speed.items_per_s) for speed in speeds]
-    turns += [
-        (speed.fixed_s + room / speed.items_per_s, -speed.items_per_s)
-        for speed, room in zip(speeds, rooms, strict=True)
-        if room < math.inf
+    turns = [
+        turn for speed, room in zip(speeds, rooms, strict=True) for turn in _turns(speed, room)
     ]
     turns.sort()
     at_s, done, rate = turns[0][0], 0.0, 0.0
@@ -145,6 +197,18 @@ def _finish_s(speeds: Sequence[DeviceSpeed], rooms: Sequence[float], batch: int)
         done += rate * (turn_s - at_s)
         at_s, rate = turn_s, rate + change
     return at_s + (batch - done) / rate if rate > 0 else at_s
+
+
+def _turns(speed: DeviceSpeed, room: float) -> Iterator[tuple[float, float]]:
+    """(seconds, change of the items a second) of a device until it is full."""
+    before = 0.0
+    for (begin_s, done), rate in zip(speed.knots, speed.rates, strict=True):
+        if done >= room:
+            break
+        yield begin_s, rate - before
+        before = rate
+    if room < math.inf:
+        yield (speed.step_s(int(room)) if room else speed.knots[0][0]), -before
 
 
 def _settle(

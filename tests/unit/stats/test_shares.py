@@ -25,6 +25,10 @@ speeds_drawn = st.lists(
         fixed_s=st.floats(0, 0.01),
         items_per_s=st.floats(10, 10_000),
         most=st.none() | st.integers(0, 5_000),
+        # Measured: with noise, so that more items may have taken less.
+        steps=st.dictionaries(st.integers(1, 2_000), st.floats(1e-4, 1), max_size=4).map(
+            lambda steps: tuple(sorted(steps.items()))
+        ),
     ),
     min_size=1,
     max_size=12,
@@ -100,6 +104,26 @@ def test_what_one_memory_does_not_hold_goes_to_the_others() -> None:
     assert shares_by_speed(speeds, 100) == (50, 25, 25)
     with pytest.raises(ValueError, match="hold 150 items together, not 151"):
         shares_by_speed(speeds, 151)
+
+
+def test_what_was_measured_of_a_step_counts_and_not_the_line_through_it() -> None:
+    # One more than 100 takes a tile more; a second device has a line that meets the first stair.
+    steps = ((100, 0.010), (101, 0.015), (200, 0.015), (201, 0.020))
+    stairs = DeviceSpeed(fixed_s=0.005, items_per_s=20_000, steps=steps)
+    assert stairs.step_s(100) == pytest.approx(0.010)
+    assert stairs.step_s(50) == pytest.approx(0.0075)
+    assert stairs.step_s(150) == pytest.approx(0.015)
+    assert stairs.step_s(301) == pytest.approx(0.025)
+    assert stairs.items_by(0.012) == pytest.approx(100, abs=1)
+    line = DeviceSpeed(fixed_s=0.0, items_per_s=10_000)
+    assert shares_by_speed([stairs, line], 200) == (100, 100)
+    assert stairs.with_step(101, 0.0101).step_s(101) == pytest.approx(0.0101)
+
+
+def test_a_longer_step_that_was_measured_to_be_shorter_takes_as_long_as_the_one_before() -> None:
+    noisy = DeviceSpeed(fixed_s=0.02, items_per_s=1000, steps=((10, 0.02), (20, 0.019)))
+    assert noisy.step_s(20) == pytest.approx(0.02)
+    assert [noisy.items_by(s) for s in (0.018, 0.03)] == [0.0, pytest.approx(30)]
 
 
 def test_the_fast_devices_are_those_above_the_largest_gap() -> None:
