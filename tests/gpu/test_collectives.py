@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import torch
 
-from raybench.cluster.allocator import choose_workers
 from raybench.cluster.ray_cluster import cluster as ray_cluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
-from raybench.records import Failure, Measurement, Record, Status, Task
+from raybench.records import Task
 from raybench.results.point_metrics import compute_metrics
+from tests.measured_points import measure_record
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,19 +60,7 @@ def run(
         global_batch_size=None,
         scaling=None,
     )
-    worker_ids = choose_workers(cluster.devices, world_size, "pack")
-    answers = cluster.run(Task(point=point, settings=SETTINGS), worker_ids)
-    failures = [a.detail or a.message for a in answers if isinstance(a, Failure)]
-    assert failures == []
-    record = Record(
-        point=point,
-        attempt=1,
-        status=Status.OK,
-        started_at=datetime.now(UTC),
-        duration_s=0.0,
-        devices=tuple(cluster.devices[worker_id] for worker_id in worker_ids),
-        measurements=tuple(a for a in answers if isinstance(a, Measurement)),
-    )
+    record = measure_record(cluster, Task(point=point, settings=SETTINGS))
     return compute_metrics(record, 0.01)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,8 +14,9 @@ from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
-from raybench.records import Measurement, Record, Status, Task
+from raybench.records import Record, Task
 from raybench.results import rows
+from tests.measured_points import measure_record
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,19 +58,8 @@ def record_of(
         global_batch_size=batch_size * world_size,
         scaling="weak",
     )
-    worker_ids = tuple(range(world_size))
     settings = Measure(warmup=10, iterations=40)
-    answers = cluster.run(Task(point=point, settings=settings, profile=profile), worker_ids)
-    assert all(isinstance(answer, Measurement) for answer in answers), answers
-    return Record(
-        point=point,
-        attempt=1,
-        status=Status.OK,
-        started_at=datetime.now(UTC),
-        duration_s=1.0,
-        devices=tuple(cluster.devices[worker_id] for worker_id in worker_ids),
-        measurements=answers,
-    )
+    return measure_record(cluster, Task(point=point, settings=settings, profile=profile))
 
 
 def row_of(cluster: RayCluster, workload: str = "mlp", **settings: Any) -> dict[str, Any]:

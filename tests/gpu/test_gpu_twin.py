@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
-from raybench.records import Measurement, Record, Status, Task
-from raybench.results import rows
+from raybench.records import Task
+from tests.measured_points import measure_row
 
 pytestmark = [
     pytest.mark.gpu,
@@ -55,18 +54,7 @@ def row_of(
         scaling=None if is_collective else "weak",
     )
     settings = Measure(warmup=10, iterations=60)
-    answers = cluster.run(Task(point=point, settings=settings), tuple(range(world_size)))
-    assert all(isinstance(answer, Measurement) for answer in answers), answers
-    record = Record(
-        point=point,
-        attempt=1,
-        status=Status.OK,
-        started_at=datetime.now(UTC),
-        duration_s=1.0,
-        devices=cluster.devices[:world_size],
-        measurements=answers,
-    )
-    row = rows.point_row("run-a", record, Measure())
+    row = measure_row(cluster, Task(point=point, settings=settings))
     # Shown with -rP: these are figures to look at, not only to pass.
     print(workload, params, {name: row.get(name) for name in SHOWN}, row["warnings"])
     return row

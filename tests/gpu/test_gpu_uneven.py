@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision, SlowBy
-from raybench.records import Measurement, Record, Status, Task
-from raybench.results import rows
+from raybench.records import Task
+from tests.measured_points import measure_row
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,19 +53,7 @@ def measured(
         **settings,
     )
     measure = Measure(warmup=10, iterations=30)
-    answers = cluster.run(Task(point=point, settings=measure), (0, 1))
-    assert all(isinstance(answer, Measurement) for answer in answers), answers
-    record = Record(
-        point=point,
-        attempt=1,
-        status=Status.OK,
-        started_at=datetime.now(UTC),
-        duration_s=1.0,
-        devices=cluster.devices[:2],
-        measurements=answers,
-        warnings=tuple(warning for answer in answers for warning in answer.warnings),
-    )
-    row = rows.point_row("run-a", record, measure)
+    row = measure_row(cluster, Task(point=point, settings=measure))
     # Shown with -rP: these are figures to look at, not only to pass.
     print(settings, {name: row.get(name) for name in SHOWN}, row["warnings"])
     return row

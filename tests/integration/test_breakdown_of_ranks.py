@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,9 +9,9 @@ import pytest
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
-from raybench.records import Measurement, Record, Status, Task
-from raybench.results import rows
+from raybench.records import Task
 from raybench.results.quality import is_slowed_by_one_rank
+from tests.measured_points import measure_row
 
 STRAGGLER = "tests.integration.probe_workloads:Straggler"
 EXAMPLE = "docs.examples.convnet:ConvNet"
@@ -39,18 +38,7 @@ def measured(
         scaling="weak",
     )
     settings = Measure(warmup=3, iterations=15)
-    answers = cluster.run(Task(point=point, settings=settings, profile=profile), (0, 1))
-    assert all(isinstance(answer, Measurement) for answer in answers), answers
-    record = Record(
-        point=point,
-        attempt=1,
-        status=Status.OK,
-        started_at=datetime.now(UTC),
-        duration_s=1.0,
-        devices=cluster.devices[:2],
-        measurements=answers,
-    )
-    return rows.point_row("run-a", record, settings)
+    return measure_row(cluster, Task(point=point, settings=settings, profile=profile))
 
 
 @pytest.mark.parametrize("slow_rank", [pytest.param(0, marks=pytest.mark.long), 1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.job.model import Measure
 from raybench.job.point import Point
-from raybench.records import Failure, Measurement, Record, Status, Task
-from raybench.results import rows
+from raybench.records import Failure, Task
+from tests.measured_points import measure_row
 
 POINT = Point(
     workload="mlp",
@@ -29,19 +28,7 @@ def measured(cluster: RayCluster, **settings: Any) -> dict[str, Any]:
     """The row of a point of three ranks, the last of which is slow."""
     point = replace(POINT, **settings)
     measure = Measure(warmup=3, iterations=15)
-    answers = cluster.run(Task(point=point, settings=measure), (0, 1, 2))
-    assert all(isinstance(answer, Measurement) for answer in answers), answers
-    record = Record(
-        point=point,
-        attempt=1,
-        status=Status.OK,
-        started_at=datetime.now(UTC),
-        duration_s=1.0,
-        devices=cluster.devices[:3],
-        measurements=answers,
-        warnings=tuple(warning for answer in answers for warning in answer.warnings),
-    )
-    return rows.point_row("run-a", record, measure)
+    return measure_row(cluster, Task(point=point, settings=measure))
 
 
 @pytest.mark.parametrize(
