@@ -358,6 +358,8 @@ def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[
         steps=steps,
         most_local_steps=most_local,
         inner=session.repetitions[-1].inner_iterations,
+        # The process is replaced after a profile.
+        times_collectives=profile,
     )
     found: dict[str, Any] = {}
     if settings.breakdown:

@@ -158,6 +158,8 @@ class Traffic:
     """What one rank sends in a step by one kind of collective, in groups of so many `ranks`.
 
     message_bytes: as nccl-tests counts them. bus_bytes: times its factor of bus bandwidth.
+    call_ms: how long each call took on the device, or each group of calls that were issued as one,
+    waits for peers included; empty where that was not timed.
     """
 
     kind: str
@@ -165,6 +167,7 @@ class Traffic:
     calls: int
     message_bytes: int
     bus_bytes: float
+    call_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,6 +165,8 @@ def _breakdown_problems(breakdown: Breakdown | None) -> Iterator[str]:
     for one in breakdown.traffic:
         sizes = {"message_bytes": one.message_bytes, "bus_bytes": one.bus_bytes}
         yield from _amount_problems(calls=one.calls, ranks=one.ranks, **sizes)
+        times = {f"call_ms[{place}]": ms for place, ms in enumerate(one.call_ms)}
+        yield from _amount_problems(**times)
     for region in breakdown.regions:
         if not isinstance(region.name, str):
             yield f"the name of a region must be a text, given {_quote(region.name)}"

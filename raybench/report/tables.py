@@ -352,7 +352,8 @@ _SCOPES = (
 _HELD = "Memory: by torch's allocator in a step that was watched, on the device that needs most."
 _SENT_IN_A_STEP = (
     "Communication in a step: counted, on the rank that sends most; messages as nccl-tests counts "
-    "them, all calls together. Its busbw: of gradients that DDP reduces, by the time that takes."
+    "them, all calls together. Busbw, in the step: of profiled points each call's, on the rank "
+    "that waits least; else of the gradients that DDP reduces."
 )
 _PARTS_FROM = (
     "The parts are those of the slowest rank, from instrumented steps after the timed ones, so "

@@ -216,7 +216,7 @@ METRICS: tuple[Metric, ...] = (
     *_plain(
         "map<string,int64>", "bytes", since=7, comm_bytes="their messages, as nccl-tests counts"
     ),
-    *_plain("map<string,double>", "GB/s", since=7, comm_busbw_gb_s="inside the step, by comm_ms"),
+    *_plain("map<string,double>", "GB/s", since=7, comm_busbw_gb_s="inside the step, by kind"),
     _memory_part(
         "parameters",
         "params",

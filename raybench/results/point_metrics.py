@@ -14,7 +14,7 @@ from typing import Any
 
 from raybench.hardware.peaks import dense_peak_tflops
 from raybench.job.point import SCRIPT
-from raybench.records import Breakdown, Measurement, Record
+from raybench.records import Breakdown, Measurement, Record, Traffic
 from raybench.records.metric import combine_ranks
 from raybench.results.metrics import combine_measurements
 from raybench.stats import steady, summary
@@ -465,19 +465,39 @@ def _traffic(broken_down: Sequence[Breakdown]) -> Numbers:
     calls: dict[str, int] = {}
     sizes: dict[str, int] = {}
     for one in chain(*(b.traffic for b in broken_down)):
-        name = one.kind if one.ranks == len(broken_down) else f"{one.kind} of {one.ranks}"
+        name = _traffic_name(one, len(broken_down))
         calls[name] = max(one.calls, calls.get(name, 0))
         sizes[name] = max(one.message_bytes, sizes.get(name, 0))
     copies_ms = [b.copies_ms for b in broken_down if b.copies_ms is not None]
     return {
         "comm_calls": calls or None,
         "comm_bytes": sizes or None,
-        "comm_busbw_gb_s": _busbw(broken_down),
+        "comm_busbw_gb_s": _busbw_by_kind(broken_down) or _busbw_of_gradients(broken_down),
         "local_copy_ms": max(copies_ms, default=None),
     }
 
 
-def _busbw(broken_down: Sequence[Breakdown]) -> dict[str, float] | None:
+def _traffic_name(one: Traffic, world_size: int) -> str:
+    return one.kind if one.ranks == world_size else f"{one.kind} of {one.ranks}"
+
+
+def _busbw_by_kind(broken_down: Sequence[Breakdown]) -> dict[str, float]:
+    """Compute the bus bandwidth of each kind whose calls were timed, on the first rank's bytes.
+
+    Of each call the shortest time over ranks: the rank that comes last does not wait in it.
+    """
+    found = {}
+    for one in broken_down[0].traffic if broken_down else ():
+        key = (one.kind, one.ranks)
+        same = [b for own in broken_down for b in own.traffic if (b.kind, b.ranks) == key]
+        if one.call_ms and len({len(other.call_ms) for other in same}) == 1:
+            calls_ms = zip(*(other.call_ms for other in same), strict=True)
+            spent_s = sum(map(min, calls_ms)) / _MS_PER_S
+            found[_traffic_name(one, len(broken_down))] = one.bus_bytes / spent_s / _BYTES_PER_GB
+    return found
+
+
+def _busbw_of_gradients(broken_down: Sequence[Breakdown]) -> dict[str, float] | None:
     """Compute the bus bandwidth of gradients, where all that is sent is what was timed."""
     comm_ms = summary.median_of_smallest([b.comm_ms for b in broken_down]) if broken_down else None
     sent = broken_down[0].traffic if broken_down else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -41,10 +41,18 @@ def cluster() -> Iterator[RayCluster]:
 
 
 def row_of(
-    cluster: RayCluster, workload: str, *, batch_size: int = 1, world_size: int = 2, **params: Any
+    cluster: RayCluster,
+    workload: str,
+    *,
+    batch_size: int = 1,
+    world_size: int = 2,
+    env: Mapping[str, str] | None = None,
+    profile: bool = False,
+    **params: Any,
 ) -> dict[str, Any]:
     is_collective = workload == "collective"
     point = Point(
+        env=env or {},
         workload=workload,
         params=params,
         world_size=world_size,
@@ -54,7 +62,7 @@ def row_of(
         scaling=None if is_collective else "weak",
     )
     settings = Measure(warmup=10, iterations=60)
-    row = measure_row(cluster, Task(point=point, settings=settings))
+    row = measure_row(cluster, Task(point=point, settings=settings, profile=profile))
     # Shown with -rP: these are figures to look at, not only to pass.
     print(workload, params, {name: row.get(name) for name in SHOWN}, row["warnings"])
     return row
@@ -103,3 +111,38 @@ def test_the_communication_of_fsdp_is_told_of_a_class_that_declares_nothing(
     assert row["comm_bytes"]["all_gather"] == row["comm_calls"]["all_gather"] * layer
     assert 0 < row["comm_exposed_ms"] < row["step_ms_p50"]
     assert 0 < row["local_copy_ms"] < row["step_ms_p50"]
+
+
+# A real fault: NCCL is left a single channel of the many that it spreads a message over.
+SLOWED = {"NCCL_MAX_NCHANNELS": "1"}
+
+
+def test_a_slow_collective_is_found_to_be_communication_and_nothing_else(
+    cluster: RayCluster,
+) -> None:
+    sound, slow = (row_of(cluster, REDUCE, env=env) for env in ({}, SLOWED))
+    more_ms = slow["step_ms_p50"] - sound["step_ms_p50"]
+    assert more_ms > 2 * sound["comm_exposed_ms"]
+    assert slow["comm_exposed_ms"] - sound["comm_exposed_ms"] == pytest.approx(more_ms, rel=0.1)
+    assert abs(slow["local_step_ms"] - sound["local_step_ms"]) < more_ms / 10
+    assert slow["slowest_rank"] is None
+    assert slow["host_bound"] is not True
+
+
+@pytest.mark.parametrize(
+    ("workload", "params", "kinds"),
+    [
+        (REDUCE, {}, {"all_reduce"}),
+        (SHARDED, {"batch_size": 64, "width": 8192, "layers": 2}, {"all_gather", "reduce_scatter"}),
+        ("dit", {"scope": "single_block"}, {"all_to_all"}),
+        ("dit", {"scope": "single_block", "ring": 2}, {"send", "recv"}),
+    ],
+)
+def test_the_bus_bandwidth_in_the_step_of_a_profiled_point_is_told_by_kind(
+    cluster: RayCluster, workload: str, params: dict[str, Any], kinds: set[str]
+) -> None:
+    row = row_of(cluster, workload, profile=True, **params)
+    assert set(row["comm_busbw_gb_s"]) == kinds
+    # Below the links of an H200, 450 GB/s a way, and above a host's memory.
+    assert all(20 < rate < 450 for rate in row["comm_busbw_gb_s"].values())
+    assert "flight recorder" in row["methods"]["comm_busbw_gb_s"]
