@@ -48,6 +48,8 @@ _REPEATED = (
     "shared",
     "devices_file",
 )
+# The options that a tour takes.
+_OF_DEMO = ("demo", "address", "device", "wait_s", "shared", "devices_file", "output")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ class Asked:
     tags: Mapping[str, str]
     dry_run: bool
     as_json: bool
+    demo: bool
 
     @property
     def job_file(self) -> Path | None:
@@ -182,6 +185,11 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     metavar="K=V",
     help="A tag to store with the run; may be repeated.",
 )
+@click.option(
+    "--demo",
+    is_flag=True,
+    help="In place of JOB: a tour of some questions in minutes, cut to this machine, as one page.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object instead of the report."
@@ -191,6 +199,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     """Run JOB and print its report. Each point becomes a row, also where it fails.
 
     \b
+    raybench sweep --demo
     raybench sweep --script train.py --world-size 1,2,4 -- --batch-size 64
     raybench sweep jobs/ddp_scaling.yaml --address auto --tag driver=580.159
     raybench sweep jobs/ddp_scaling.yaml --device cpu --set matrix.world_size=1,2
@@ -206,26 +215,19 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.cli.again import overrides_of
     from raybench.cli.plans import print_plan, select_ids
-    from raybench.records.device_list import read_device_list
     from raybench.results.writer import check_writable
-    from raybench.sweep.run_state import RunTarget, start_run
+    from raybench.sweep.run_state import start_run
 
     asked = Asked(**given)
     if asked.retry_failed and asked.resumed is None:
         raise UsageError("--retry-failed: goes with --resume RUN only")
+    if asked.demo:
+        ctx.exit(_show_demo(ctx, asked))
     job, plan = _load_asked(ctx, asked)
     profiled: frozenset[str] = frozenset()
     if asked.profile_expression is not None:
         profiled = select_ids(plan, asked.profile_expression, "--profile")
-    where = RunTarget(
-        address=asked.address,
-        device=asked.device,
-        output=asked.output,
-        profiled=profiled,
-        wait_s=asked.wait_s,
-        shared=asked.shared,
-        only=read_device_list(asked.devices_file) if asked.devices_file else None,
-    )
+    where = _target(asked, profiled)
     if asked.resumed is not None:
         ctx.exit(_resume(ctx, asked, job, plan, where))
     if asked.dry_run:
@@ -246,6 +248,41 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
         resume_command=lambda run_id: _resume_command(ctx, asked, run_id, asked.output),
     )
     ctx.exit(_run(job, start, where, asked.as_json))
+
+
+def _target(asked: Asked, profiled: frozenset[str] = frozenset()) -> RunTarget:
+    """Say where the run is carried out. Raises UsageError for a list of devices that is none."""
+    from raybench.records.device_list import read_device_list
+    from raybench.sweep.run_state import RunTarget
+
+    return RunTarget(
+        address=asked.address,
+        device=asked.device,
+        output=asked.output,
+        profiled=profiled,
+        wait_s=asked.wait_s,
+        shared=asked.shared,
+        only=read_device_list(asked.devices_file) if asked.devices_file else None,
+    )
+
+
+def _show_demo(ctx: click.Context, asked: Asked) -> int:
+    """Run the tour; the exit code. Raises UsageError where more is asked than where to run it."""
+    from raybench.cli.demo import run_tour
+    from raybench.results.writer import check_writable
+
+    given = {
+        option.name: option.opts[0] if option.name != "job" else "JOB"
+        for option in ctx.command.params
+        if option.name is not None
+        and ctx.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    }
+    others = [text for name, text in given.items() if name not in _OF_DEMO]
+    if others:
+        raise UsageError(f"--demo: has its jobs and what to measure of them; leave out {others[0]}")
+    _check_kept(asked.output)
+    check_writable(asked.output)
+    return run_tour(_target(asked))
 
 
 def _load_asked(ctx: click.Context, asked: Asked) -> tuple[Job, Plan]:

@@ -27,3 +27,35 @@ def test_a_sweep_joins_the_cluster_at_its_address(three_nodes: str, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert f"Ray cluster at {three_nodes}, up to 6 CPU workers" in done.stderr
     assert list(pd.read_parquet(results / "points")["node_count"]) == [3]
+
+
+TOUR = """
+import sys
+from pathlib import Path
+from raybench.cli.demo import Stop, run_tour
+from raybench.sweep.run_state import RunTarget
+small = Stop(name="memory_bandwidth", shorter=("zip=[{size_bytes: [1048576]}]", "measure=quick"))
+large = Stop(name="ddp_linear", shorter=("matrix.world_size=64",))
+where = RunTarget(
+    address=sys.argv[1], device="cpu", output=Path(sys.argv[2]), profiled=frozenset()
+)
+sys.exit(run_tour(where, (large, small)))
+"""
+
+
+def test_a_tour_leaves_out_what_fits_nowhere_and_makes_a_page_of_the_rest(
+    three_nodes: str, tmp_path: Path
+) -> None:
+    results = tmp_path / "results"
+    command = [sys.executable, "-c", TOUR, three_nodes, str(results)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "left out: no point fits: the smallest needs 64 devices" in done.stderr
+    assert "1 of 2: What does DDP bring" in done.stderr
+    assert "What bandwidth does the memory of one GPU reach?" in done.stdout
+    (run,) = (results / "runs").iterdir()
+    page = (results / "demo.html").read_text()
+    assert f"report {run.name}" in page
+    # The run can be taken up again by what its command line says.
+    (row,) = pd.read_parquet(results / "runs").to_dict("records")
+    assert list(row["argv"])[-2:] == ["--set", "measure=quick"]

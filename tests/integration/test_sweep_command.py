@@ -384,3 +384,19 @@ def test_a_workload_of_ones_own_is_found_from_the_current_directory(tmp_path, mo
     refused = sweep(job, results, "--resume", "latest", "--retry-failed")
     assert refused.returncode == 2
     assert "the code is not that of the run: helper.py has changed" in refused.stderr
+
+
+@pytest.mark.long
+def test_the_tour_answers_each_of_its_questions_on_two_cores(tmp_path: Path) -> None:
+    from raybench.cli.demo import STOPS
+
+    done = subprocess.run(
+        [*SWEEP, "--demo", "-o", str(tmp_path), "--device", "cpu", "--address", "local"],
+        capture_output=True,
+        text=True,
+        timeout=290,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "runs").iterdir())) == len(STOPS)
+    assert set(points_of(tmp_path)["status"]) == {"ok"}
+    assert (tmp_path / "demo.html").stat().st_size > 100_000

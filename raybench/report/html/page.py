@@ -86,9 +86,9 @@ def format_page(data: PageData) -> str:
         why_none=why_none(summary),
         figures=others,
         points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
-        uneven=_plain_tables(summary.uneven_tables),
-        scopes=_plain_tables(summary.scope_tables),
-        regions=_plain_tables(summary.region_tables),
+        uneven=plain_tables(summary.uneven_tables),
+        scopes=plain_tables(summary.scope_tables),
+        regions=plain_tables(summary.region_tables),
         facts=[(name, text) for name, text in facts(summary) if text],
         devices=device_table(data.devices),
         job_lines=plain_text.plain_lines(summary.run.job_text),
@@ -140,7 +140,7 @@ def _shares_points(rows: Sequence[Row]) -> bool:
     return not own.isdisjoint(others)
 
 
-def _plain_tables(tables: Sequence[document.Table]) -> list[tuple[str, Table]]:
+def plain_tables(tables: Sequence[document.Table]) -> list[tuple[str, Table]]:
     """List each table under what its points have in common."""
     return [
         (one.title, Table(columns=one.columns, rows=one.rows, texts=one.settings + 1))

@@ -1,0 +1,41 @@
+"""A tour of several questions as one page: each with its answer, its picture and its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from raybench.report.charts.figures import main_figure, rows_of, why_none
+from raybench.report.html.page import plain_tables, render
+from raybench.report.key_figures import key_figures
+from raybench.report.tour import NOTE, Answer
+from raybench.report.what_ran import what_ran
+
+
+def format_page(answers: Sequence[Answer]) -> str:
+    """Write the whole page, of one answer at least."""
+    last = answers[-1].summary
+    return render(
+        "tour.html",
+        machine=last.machine,
+        answers=[_section(answer) for answer in answers],
+        note=NOTE,
+        version=last.run.versions.get("raybench", ""),
+    )
+
+
+def _section(answer: Answer) -> dict[str, Any]:
+    summary = answer.summary
+    rows = rows_of(summary)
+    return {
+        "anchor": answer.template,
+        "question": answer.question,
+        "lead": answer.lead,
+        "trained": what_ran(rows, summary.ranks),
+        "key_figures": key_figures(summary, rows),
+        "figure": main_figure(rows, summary, answer.devices),
+        "why_none": why_none(summary),
+        "tables": plain_tables(summary.tables),
+        "explanations": summary.explain(summary.tables),
+        "commands": answer.commands,
+    }

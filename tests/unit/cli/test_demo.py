@@ -1,0 +1,49 @@
+"""`raybench sweep --demo`: what it takes, and that it stays short."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from raybench.cli import raybench as command_line
+from raybench.cli.demo import STOPS, Stop
+from raybench.errors import UsageError
+from raybench.job.catalog import template
+from raybench.job.plan import make_plan
+
+
+@pytest.mark.parametrize("stop", STOPS, ids=lambda stop: stop.name)
+@pytest.mark.parametrize("is_on_cpus", [True, False])
+def test_a_stop_of_the_tour_is_a_job_of_few_points(stop: Stop, is_on_cpus: bool) -> None:
+    job = template(stop.name)
+    loaded = job.load(stop.overrides(job, is_on_cpus=is_on_cpus))
+    points = make_plan(loaded).points
+    assert loaded.measure.max_seconds == 2
+    assert len(points) <= (4 if is_on_cpus else 18)
+    if is_on_cpus:
+        assert max(point.world_size for point in points) <= 2
+
+
+def test_the_tour_takes_two_minutes_on_two_cores() -> None:
+    jobs = [template(stop.name) for stop in STOPS]
+    plans = [
+        make_plan(job.load(stop.overrides(job, is_on_cpus=True)))
+        for job, stop in zip(jobs, STOPS, strict=True)
+    ]
+    # Beside its budget a point takes a second, and Ray's start 6.
+    assert sum(len(plan.points) * 3 + 6 for plan in plans) < 120
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["job.yaml"], "JOB"),
+        (["--set", "a=1"], "--set"),
+        (["--resume", "latest"], "--resume"),
+        (["--json"], "--json"),
+    ],
+)
+def test_the_tour_has_its_own_jobs_and_says_what_to_leave_out(more: list[str], told: str) -> None:
+    result = CliRunner().invoke(command_line, ["sweep", "--demo", *more], standalone_mode=False)
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception).endswith(f"leave out {told}")
