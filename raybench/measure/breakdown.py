@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
+from raybench.measure import wall_clock
 from raybench.measure.collective_times import COALESCED, CallTimes, time_collectives
 from raybench.measure.collectives import LocalCopies, WatchedCopies, replace_collectives
 from raybench.measure.marks import (
@@ -41,7 +41,7 @@ from raybench.measure.timing import (
     slowest_rank_ns,
 )
 from raybench.measure.traffic import add_up
-from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, Traffic
+from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, Traffic, WallTimes
 from raybench.records.failure_text import brief
 from raybench.stats.stragglers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
@@ -128,18 +128,38 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     be, so that a workload which checks its result when it is closed finds theirs in it.
     """
     if context.cuda_graph:
-        columns = (*ALL_COLUMNS, "regions") if context.regions.are_used else ALL_COLUMNS
+        named = ("regions",) if context.regions.are_used else ()
+        columns = (*ALL_COLUMNS, *wall_clock.COLUMNS, *named)
         return Breakdown(methods=dict.fromkeys(columns, _GRAPH))
     session = _Session(workload=workload, timer=timer, context=context, extent=extent)
     with no_garbage_collection():
         # First: while the step is the one that was timed.
         regions = _regions(session)
+        wall = _wall_times(session)
         peak = peak_parts(workload, context)
         parts = _parts(session)
     known = peak if isinstance(peak, PeakParts) else None
     how = _WATCHED if isinstance(peak, PeakParts) else peak
-    methods = {**parts.methods, **dict.fromkeys(_PEAK, how), **_region_methods(context)}
-    return replace(parts, regions=regions, peak=known, methods=methods)
+    timed = wall_clock.METHODS if wall else dict.fromkeys(wall_clock.COLUMNS, wall_clock.NO_GPU)
+    methods = {
+        **parts.methods,
+        **dict.fromkeys(_PEAK, how),
+        **timed,
+        **_region_methods(context),
+    }
+    return replace(parts, regions=regions, wall=wall, peak=known, methods=methods)
+
+
+def _wall_times(session: _Session) -> WallTimes | None:
+    """Time the step as it is by the host's clock; None on a CPU, whose clock that is."""
+    device = session.context.device
+    if device.type != "cuda":
+        return None
+    align_ranks(device)
+    for _ in range(_WARMUP_STEPS):
+        session.workload.step()
+    steps = min(session.extent.steps, _ISSUED_ALONE)
+    return wall_clock.time_by_wall_clock(session.workload.step, steps, torch.cuda.synchronize)
 
 
 def _parts(session: _Session) -> Breakdown:
@@ -473,13 +493,8 @@ def time_queued_steps(
 
 def _issue_ms(step: Step) -> float:
     """Median time in ms that the host needs to issue a step while the device is idle."""
-    spent_ns = []
-    for _ in range(_ISSUED_ALONE):
-        torch.cuda.synchronize()
-        start_ns = time.perf_counter_ns()
-        step()
-        spent_ns.append(time.perf_counter_ns() - start_ns)
-    return statistics.median(spent_ns) / _NS_PER_MS
+    wait = torch.cuda.synchronize
+    return wall_clock.time_by_wall_clock(step, _ISSUED_ALONE, wait).unsynced_ms
 
 
 def _cycles_per_ms() -> float:

@@ -192,6 +192,17 @@ class PeakParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WallTimes:
+    """A step by the host's clock, in ms, median of steps that an idle device begins.
+
+    unsynced_ms: until the host has issued it. synced_ms: until the device is done.
+    """
+
+    unsynced_ms: float
+    synced_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
     """Where one rank's step goes, from steps that were run after the timed ones.
 
@@ -207,6 +218,7 @@ class Breakdown:
     traffic: what a step sends, by kind; empty where it sends nothing.
     peak: what the memory is made of; None where that is not known.
     regions: parts that the step names itself, in the order in which it entered them.
+    wall: the step by the host's clock; None where that is the clock of the samples.
     methods: how each column of `points` and the regions were got, or why they are missing.
 
     Where steps are timed in inner loops, a step of local_ms and hooked_ms is the mean of a loop.
@@ -222,6 +234,7 @@ class Breakdown:
     traffic: tuple[Traffic, ...] = ()
     peak: PeakParts | None = None
     regions: tuple[RegionTime, ...] = ()
+    wall: WallTimes | None = None
     methods: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -161,6 +161,7 @@ def _breakdown_problems(breakdown: Breakdown | None) -> Iterator[str]:
         **{f"tail_ms[{place}]": ms for place, ms in enumerate(breakdown.tail_ms)},
     )
     yield from _amount_problems(copies_ms=breakdown.copies_ms)
+    yield from _amount_problems(**(asdict(breakdown.wall) if breakdown.wall else {}))
     yield from _amount_problems(**(asdict(breakdown.peak) if breakdown.peak else {}))
     for one in breakdown.traffic:
         sizes = {"message_bytes": one.message_bytes, "bus_bytes": one.bus_bytes}

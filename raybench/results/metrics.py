@@ -209,6 +209,13 @@ METRICS: tuple[Metric, ...] = (
         local_step_ms_by_rank="median local step, in rank order",
         device_ms_by_rank="its work on the device, in rank order",
     ),
+    *_plain(
+        "list<double>",
+        "ms",
+        since=8,
+        wall_unsynced_ms_by_rank="host clock around a step, not waited for",
+        wall_synced_ms_by_rank="the same, waited for",
+    ),
     *_plain("double", "ms", since=7, local_copy_ms="copies for collectives, in local_step_ms"),
     *_plain(
         "map<string,int64>", "", since=7, comm_calls="collectives a step by kind, largest rank"

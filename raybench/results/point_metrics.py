@@ -390,6 +390,16 @@ def _by_rank(broken_down: Sequence[Breakdown]) -> Numbers:
     return {
         "local_step_ms_by_rank": _local_ms(broken_down) or None,
         "device_ms_by_rank": device_ms if device_ms and None not in device_ms else None,
+        **_wall_by_rank(broken_down),
+    }
+
+
+def _wall_by_rank(broken_down: Sequence[Breakdown]) -> Numbers:
+    walls = [b.wall for b in broken_down if b.wall is not None]
+    known = walls if len(walls) == len(broken_down) else []
+    return {
+        "wall_unsynced_ms_by_rank": [wall.unsynced_ms for wall in known] or None,
+        "wall_synced_ms_by_rank": [wall.synced_ms for wall in known] or None,
     }
 
 

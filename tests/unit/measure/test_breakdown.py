@@ -16,6 +16,7 @@ from raybench.measure import breakdown
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.marks import OptimizerMarks, comm_ms, tail_ms
 from raybench.measure.timing import make_timer
+from raybench.measure.wall_clock import time_by_wall_clock
 from raybench.workloads.base import Context
 
 CPU = torch.device("cpu")
@@ -145,6 +146,18 @@ def test_the_device_is_held_back_for_longer_than_the_host_needs(spins: list[int]
     assert device_ms >= 4
     assert len(spins) == 3
     assert spins[0] >= 6000
+
+
+def test_the_host_clock_stops_when_a_step_is_issued_and_again_when_it_is_done() -> None:
+    found = time_by_wall_clock(lambda: time.sleep(0.002), 3, wait=lambda: time.sleep(0.02))
+    assert 2 <= found.unsynced_ms < 20
+    assert found.synced_ms >= 22
+
+
+def test_a_wall_clock_tells_nothing_more_of_a_step_on_a_cpu() -> None:
+    found = break_down(Slow(), make_timer(CPU), ALONE, Extent(steps=3))
+    assert found.wall is None
+    assert found.methods["wall_synced_ms_by_rank"].startswith("none: on a CPU")
 
 
 def test_the_device_is_not_held_back_where_the_host_is_ahead(spins: list[int]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from builders import make_device, make_measurement, make_point, make_record, make_samples
 
 from raybench.job.point import Precision
-from raybench.records import Breakdown, Measurement, Record, Repetition
+from raybench.records import Breakdown, Measurement, Record, Repetition, WallTimes
 from raybench.results import point_metrics as module
 from raybench.results.point_metrics import compute_metrics
 
@@ -96,6 +96,15 @@ def test_a_wait_fits_beside_the_ranks_own_step_and_the_last_collective() -> None
     assert of(*ranks)["wait_ms"] == pytest.approx(42.0 - 40.0 - 1.5)
     no_room = breakdown(41.5, tail_ms=(4.5,) * 3)
     assert of(rank(0, breakdown=no_room), ranks[1])["wait_ms"] == 0.0
+
+
+def test_the_host_clocks_of_all_ranks_are_kept_in_their_order_or_none() -> None:
+    walls = [WallTimes(unsynced_ms=5.0 + n, synced_ms=43.0 + n) for n in range(2)]
+    found = of(*(rank(n, breakdown=breakdown(wall=wall)) for n, wall in enumerate(walls)))
+    assert found["wall_unsynced_ms_by_rank"] == [5.0, 6.0]
+    assert found["wall_synced_ms_by_rank"] == [43.0, 44.0]
+    found = of(rank(0, breakdown=breakdown(wall=walls[0])), rank(1, breakdown=breakdown()))
+    assert found["wall_synced_ms_by_rank"] is None
 
 
 def test_a_single_rank_has_no_communication() -> None:
