@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from raybench.cli import COMMANDS
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
 
@@ -44,9 +46,30 @@ def test_the_table_of_the_readme_is_that_of_its_run():
     text = (REPOSITORY / "README.md").read_text()
     run_id = next(run for run in RUN_ID.findall(text) if run.startswith("ddp_scaling-"))
     reported = format_report(load_summary(REPOSITORY / "results" / "examples", run_id)).splitlines()
-    shown = [line for line in text.split("## How to read it")[0].splitlines() if line[:2] == "| "]
+    result = text.partition("## A real result")[2].partition("## How to read it")[0]
+    shown = [line for line in result.splitlines() if line[:2] == "| "]
     assert len(shown) > 3
     assert [line for line in shown if line not in reported] == []
+
+
+def test_the_first_screen_of_the_readme_names_commands_and_jobs_that_there_are():
+    text = (REPOSITORY / "README.md").read_text()
+    lines = text.splitlines()
+    table = [line.split(" | ") for line in lines if line.startswith("| ") and "`" in line]
+    questions = [cells for cells in table if cells[0].endswith("?") or "question" in cells[0]]
+    assert len(questions) >= 10
+    assert lines.index("| question | command |") < 10
+    spoken = [word for _, cell in questions for word in re.findall(r"`([^`]+)`", cell)]
+    typed = [words.split() for words in spoken if words.startswith("raybench ")]
+    assert {words[1] for words in typed} <= {*COMMANDS}
+    for words in typed:
+        command = importlib.import_module(COMMANDS[words[1]][0])
+        known = {name for one in vars(command)[f"{words[1]}_command"].params for name in one.opts}
+        assert {word for word in words if word.startswith("--")} <= known
+    templates = re.findall(r"--template (\w+)(?:`, `(\w+))?", " ".join(map(" ".join, questions)))
+    assert {name for names in templates for name in names if name} <= {
+        path.stem for path in REPOSITORY.glob("jobs/*.yaml")
+    }
 
 
 @pytest.mark.parametrize("path", sorted(REPOSITORY.glob("jobs/*.yaml")), ids=lambda path: path.stem)
