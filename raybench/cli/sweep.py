@@ -17,6 +17,7 @@ from raybench.cli.options import (
     address_option,
     device_option,
     devices_option,
+    launcher_option,
     output_option,
     overrides_option,
     shared_option,
@@ -36,6 +37,7 @@ _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
 # The options that a command to resume must have again.
 _REPEATED = (
     "address",
+    "launcher",
     "device",
     "overrides",
     "expression",
@@ -61,6 +63,7 @@ class Asked:
     world_sizes: str
     items_per_step: str
     address: str
+    launcher: Literal["ray", "processes"]
     device: Literal["auto", "cuda", "cpu"]
     wait_s: float
     shared: bool
@@ -78,6 +81,13 @@ class Asked:
     dry_run: bool
     as_json: bool
     demo: bool
+
+    def check(self) -> None:
+        """Raise UsageError for options that do not go together."""
+        if self.launcher != "ray" and self.address != "auto":
+            raise UsageError(f"--address {self.address}: is Ray's; --launcher processes has none")
+        if self.retry_failed and self.resumed is None:
+            raise UsageError("--retry-failed: goes with --resume RUN only")
 
     @property
     def job_file(self) -> Path | None:
@@ -135,6 +145,7 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     "The Ray cluster. auto: the one of RAY_ADDRESS or of this host, else a private one. "
     "local: always a private one."
 )
+@launcher_option
 @device_option("The devices to measure. auto: GPUs where the cluster has any, else CPU workers.")
 @wait_option
 @shared_option
@@ -214,20 +225,19 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     """
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.cli.again import overrides_of
-    from raybench.cli.plans import print_plan, select_ids
+    from raybench.cli.plans import print_plan
     from raybench.results.writer import check_writable
     from raybench.sweep.run_state import start_run
+    from raybench.sweep.runner import helps_another
 
     asked = Asked(**given)
-    if asked.retry_failed and asked.resumed is None:
-        raise UsageError("--retry-failed: goes with --resume RUN only")
+    asked.check()
     if asked.demo:
         ctx.exit(_show_demo(ctx, asked))
     job, plan = _load_asked(ctx, asked)
-    profiled: frozenset[str] = frozenset()
-    if asked.profile_expression is not None:
-        profiled = select_ids(plan, asked.profile_expression, "--profile")
-    where = _target(asked, profiled)
+    where = _target(asked, plan)
+    if not asked.dry_run and helps_another(where):
+        return
     if asked.resumed is not None:
         ctx.exit(_resume(ctx, asked, job, plan, where))
     if asked.dry_run:
@@ -250,11 +260,15 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     ctx.exit(_run(job, start, where, asked.as_json))
 
 
-def _target(asked: Asked, profiled: frozenset[str] = frozenset()) -> RunTarget:
-    """Say where the run is carried out. Raises UsageError for a list of devices that is none."""
+def _target(asked: Asked, plan: Plan | None = None) -> RunTarget:
+    """Say where the run is carried out, and what of a plan is profiled. Raises UsageError."""
+    from raybench.cli.plans import select_ids
     from raybench.records.device_list import read_device_list
     from raybench.sweep.run_state import RunTarget
 
+    profiled: frozenset[str] = frozenset()
+    if plan is not None and asked.profile_expression is not None:
+        profiled = select_ids(plan, asked.profile_expression, "--profile")
     return RunTarget(
         address=asked.address,
         device=asked.device,
@@ -263,6 +277,7 @@ def _target(asked: Asked, profiled: frozenset[str] = frozenset()) -> RunTarget:
         wait_s=asked.wait_s,
         shared=asked.shared,
         only=read_device_list(asked.devices_file) if asked.devices_file else None,
+        launcher=asked.launcher,
     )
 
 

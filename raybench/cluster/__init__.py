@@ -21,6 +21,8 @@ os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 DeviceKind = Literal["cuda", "cpu"]
+# What starts the workers and reaches them; `in-process` is for debugging and tests.
+Launcher = Literal["ray", "processes", "in-process"]
 
 
 class Cluster(Protocol):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import cycle, zip_longest
 from typing import Literal
 
 from raybench.records import Device, RankInfo
@@ -47,6 +47,28 @@ def choose_workers(
         fullest_first = sorted(by_node.values(), key=len, reverse=True)
         order = [worker_id for worker_ids in fullest_first for worker_id in worker_ids]
     return tuple(sorted(order[:world_size]))
+
+
+def shares(free: Mapping[str, int], count: int, strategy: Strategy) -> dict[str, int]:
+    """How many of `count` devices each node gives, by node id; fewer where fewer are free. Pure.
+
+    pack takes from the fullest nodes, spread from all in turn.
+    """
+    fullest_first = sorted(free, key=lambda node: (-free[node], node))
+    taken = dict.fromkeys(fullest_first, 0)
+    left = min(count, sum(free.values()))
+    if strategy == "pack":
+        for node in fullest_first:
+            taken[node] = min(free[node], left)
+            left -= taken[node]
+    else:
+        for node in cycle(fullest_first):
+            if not left:
+                break
+            more = int(taken[node] < free[node])
+            taken[node] += more
+            left -= more
+    return {node: number for node, number in taken.items() if number}
 
 
 def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from raybench.cluster import Cluster
 from raybench.cluster.claims import processors_held
-from raybench.cluster.connect import connect, starts_private
+from raybench.cluster.connect import connect, serves_another, starts_private
 from raybench.cluster.device_locks import Terms, this_process
 from raybench.errors import ClusterError, DevicesInUseError, ResultsError
 from raybench.job.model import Job, Measure
@@ -80,12 +80,13 @@ def run_sweep(
             shared=where.shared,
             wait_s=where.wait_s,
         )
-        if where.is_on_cpus and starts_private("ray", where.address):
+        if where.is_on_cpus and starts_private(where.launcher, where.address):
             at_the_end.enter_context(processors_held(terms, listener.tell))
         # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
-        with listener.waiting("connecting to Ray"), interrupts.held_back(math.inf):
+        what = "connecting to Ray" if where.launcher == "ray" else "starting an agent"
+        with listener.waiting(what), interrupts.held_back(math.inf):
             cluster = connect(
-                "ray",
+                where.launcher,
                 where.address,
                 where.device,
                 wanted,
@@ -108,6 +109,14 @@ def run_sweep(
         settings = _settings(job, start, where, source)
         rows = RunRows(start, store, listener)
         return record_run(settings, cluster, workers, rows, interrupts, source)
+
+
+def helps_another(where: RunTarget) -> bool:
+    """Help with the sweep of another process until it ends, where this one is of the same srun.
+
+    As `raybench.cluster.connect.serves_another`.
+    """
+    return serves_another(where.launcher)
 
 
 def _devices_wanted(job: Job, start: RunState, where: RunTarget) -> int:

@@ -8,13 +8,13 @@ import pytest
 
 from raybench.cluster import Cluster
 from raybench.records import Measurement
-from tests.process_cluster import ProcessCluster
+from tests.process_cluster import start_forks
 from tests.real_scripts import SCRIPTS, make_task
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    joined = ProcessCluster(2, tmp_path_factory.mktemp("logs"))
+    joined = start_forks(2, tmp_path_factory.mktemp("logs"))
     joined.start(2, "pack")
     yield joined
     joined.close()

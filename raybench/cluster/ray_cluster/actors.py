@@ -22,22 +22,10 @@ from ray.util.scheduling_strategies import (
 )
 
 from raybench.cluster import DeviceKind, reaper
-from raybench.cluster.bystanders import Look
-from raybench.cluster.device_locks import FOLDER_VARIABLE, Claim, DeviceLocks, Holder
-from raybench.cluster.node_processes import Output
-from raybench.records import Answer, Device, DeviceSample, Group, RankInfo, SpanNs, Task
-from raybench.records.device_facts import DeviceFacts
-from raybench.records.environment import variables_that_matter
-
-# Not CUDA_: those say which devices and which files this host has.
-_FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
-# Over sockets NCCL notices a dead peer by itself, and torch's watchdog of the survivors then waits
-# for 60 s, writes what it has recorded, and ends the process. Without these three it only notes it.
-_SURVIVE_A_PEER = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
-}
+from raybench.cluster.device_locks import FOLDER_VARIABLE
+from raybench.cluster.node_agent import NodeAgent
+from raybench.cluster.worker_environment import worker_environment
+from raybench.records import Answer, Device, Group, RankInfo, Task
 
 
 class _Worker:
@@ -104,85 +92,21 @@ class _Store:
         self._host.tell_abort(group)
 
 
-class _Agent:
-    """What one node can do beside its workers. It imports no torch, and has no CUDA context."""
+class _Agent(NodeAgent):
+    """A NodeAgent as an actor; what it looks after are other children of its raylet."""
 
-    def __init__(self) -> None:
-        from raybench.hardware.telemetry import memory_in_use_bytes
-
-        # Before the first worker of this run: what other processes have.
-        self._used_before_bytes = memory_in_use_bytes()
-        self._samplers: list[Any] = []
-        self._locks = DeviceLocks()
-        self._facts: Any = None
+    @property
+    def logs(self) -> Path:
+        session: Any = ray._private.worker._global_node
+        return Path(session.get_logs_dir_path())
 
     def answer(self) -> None:
         """Show that this node lives."""
-
-    def sample(self, devices: Sequence[Device]) -> None:
-        from raybench.hardware.telemetry import Sampler
-
-        self._samplers.append(Sampler(devices))
-        self._samplers[-1].start()
-
-    def claim(self, names: Sequence[str], holder: Holder, shared: bool) -> Claim:
-        """Hold these devices of this host until this process ends."""
-        return self._locks.claim(names, holder, shared=shared)
-
-    def release(self) -> None:
-        self._locks.close()
-
-    def look(self, devices: Sequence[Device], holder: Holder) -> Look:
-        """Who else is there now."""
-        from raybench.cluster.bystanders import look
-
-        return look(devices, self._locks, holder)
-
-    def drain(self) -> tuple[DeviceSample, ...]:
-        return tuple(sample for sampler in self._samplers for sample in sampler.drain())
-
-    def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Read these devices of this node, whose errors are watched from the first call on."""
-        if self._facts is None:
-            from raybench.hardware.device_facts import FactReader
-
-            self._facts = FactReader()
-        return tuple(self._facts.read(devices))
-
-    def sm_clocks_mhz(self, spans_ns: Mapping[str, Sequence[SpanNs]]) -> dict[str, tuple[int, ...]]:
-        """By device: its SM clock in these spans of time, as the sampler that has it read it."""
-        read = {
-            uuid: [sampler.sm_clocks_mhz(uuid, spans) for sampler in self._samplers]
-            for uuid, spans in spans_ns.items()
-        }
-        return {uuid: max(clocks, key=len, default=()) for uuid, clocks in read.items()}
 
     def kill(self, process_ids: Sequence[int]) -> None:
         from raybench.cluster.node_processes import kill_siblings
 
         kill_siblings(process_ids)
-
-    def log_tail(self, process_id: int) -> str:
-        from raybench.cluster.node_processes import log_tail
-
-        session: Any = ray._private.worker._global_node
-        return log_tail(Path(session.get_logs_dir_path()), process_id)
-
-    def new_outputs(self, read_to: Mapping[int, Mapping[str, int]]) -> dict[int, Output]:
-        """By process id: what each of these workers wrote since."""
-        from raybench.cluster.node_processes import new_output
-
-        session: Any = ray._private.worker._global_node
-        folder = Path(session.get_logs_dir_path())
-        return {process: new_output(folder, process, ends) for process, ends in read_to.items()}
-
-    def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
-        """By device: what is in use now beyond what was before the first worker."""
-        from raybench.hardware.telemetry import memory_in_use_bytes
-
-        now = memory_in_use_bytes()
-        before = self._used_before_bytes
-        return {uuid: now[uuid] - before.get(uuid, 0) for uuid in uuids if uuid in now}
 
 
 def start_worker(
@@ -265,19 +189,11 @@ def _index_of_gpu() -> int:
 def _worker_environment() -> dict[str, str]:
     """Collect what makes an actor's process like one of torchrun's."""
     return {
-        **_SURVIVE_A_PEER,
-        # As srun does: a variable set for the sweep is meant for the workers, on every node.
-        **{
-            name: value
-            for name, value in variables_that_matter().items()
-            if name.startswith(_FORWARDED)
-        },
+        **worker_environment(),
         "RAY_worker_niceness": "0",
         # Ray would turn the log over in threads of the worker, behind a pipe: they would run beside
         # what is measured, and the last words of a crash, which say its reason, would be lost.
         "RAY_ROTATION_MAX_BYTES": "0",
         # Unmasked: NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }

@@ -25,8 +25,9 @@ from raybench.cluster.ray_cluster.process_groups import ProcessGroups
 from raybench.cluster.ray_cluster.ray_errors import answer_of, node_lost
 from raybench.cluster.ray_cluster.replacement import Standbys
 from raybench.cluster.ray_cluster.workers import WorkerGroup
+from raybench.cluster.worker_state import answer_unstarted, need_new_processes
 from raybench.errors import ClusterError
-from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Group, Task
+from raybench.records import Answer, Device, DeviceSample, Group, Task
 from raybench.records.device_facts import DeviceFacts
 from raybench.records.device_list import DeviceList
 
@@ -197,14 +198,14 @@ class RayCluster:
     def _run(self, task: Task, chosen: tuple[int, ...]) -> tuple[Answer, ...]:
         workers = [self._workers[worker_id] for worker_id in chosen]
         self._workers.lose(self._agents.silent_nodes())
-        if _need_new_processes(task, workers):
+        if need_new_processes(task, workers):
             self._groups.leave(chosen)
             for worker in workers:
                 worker.environment = task.worker_environment
             self._replace(chosen)
         group = self._groups.join(chosen)
         if any(worker.lost_because for worker in workers):
-            return with_losses(*_not_run(workers))
+            return with_losses(*answer_unstarted(workers))
         running = self._begin(task, workers, group)
         outcome = finish_point(running, task)
         if outcome.group_is_gone:
@@ -317,19 +318,3 @@ class RayCluster:
         self._check_open()
         self._monitor.check(afresh=True)
         self._workers.replace(worker_ids)
-
-
-def _need_new_processes(task: Task, workers: Sequence[WorkerHandle]) -> bool:
-    """Whether a point asks for fresh ones, or for variables that these were not started with."""
-    is_fresh = task.settings.fresh_workers and any(worker.is_used for worker in workers)
-    return is_fresh or any(worker.environment != task.worker_environment for worker in workers)
-
-
-def _not_run(workers: Sequence[WorkerHandle]) -> tuple[list[Answer], list[str]]:
-    """Answer for a point of which a worker was lost before it began, and say why each was."""
-    message = "another rank has no worker"
-    answers: list[Answer] = [
-        Failure.of(Cause.PEER_FAILED, rank=rank, message=message, worker_reusable=True)
-        for rank in range(len(workers))
-    ]
-    return answers, [worker.lost_because for worker in workers]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from itertools import cycle
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -17,9 +16,8 @@ from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from raybench.cluster import DeviceKind
-from raybench.cluster.allocator import Strategy
 from raybench.cluster.ray_cluster.connection import nodes
-from raybench.records import Device
+from raybench.cluster.worker_state import WorkerState
 
 # A bundle on devices that were free a moment ago is there in milliseconds, or not at all.
 _PLACE_TIMEOUT_S = 2.0
@@ -36,18 +34,11 @@ class Slot:
 
 
 @dataclass(slots=True, kw_only=True)
-class WorkerHandle:
-    """A worker and where it is held. lost_because: empty as long as it can be used.
-
-    environment: variables that its process was started with, or its next one is.
-    """
+class WorkerHandle(WorkerState):
+    """A worker and where it is held."""
 
     slot: Slot
     actor: Any
-    device: Device
-    is_used: bool = False
-    lost_because: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def resource(kind: DeviceKind) -> str:
@@ -61,28 +52,6 @@ def free_devices(kind: DeviceKind) -> dict[str, int]:
     alive = [node["NodeID"] for node in nodes() if node["Alive"]]
     free = {node: int(available.get(node, {}).get(resource(kind), 0)) for node in alive}
     return {node: count for node, count in free.items() if count}
-
-
-def shares(free: Mapping[str, int], count: int, strategy: Strategy) -> dict[str, int]:
-    """How many of `count` devices each node gives, by node id; fewer where fewer are free. Pure.
-
-    pack takes from the fullest nodes, spread from all in turn.
-    """
-    fullest_first = sorted(free, key=lambda node: (-free[node], node))
-    taken = dict.fromkeys(fullest_first, 0)
-    left = min(count, sum(free.values()))
-    if strategy == "pack":
-        for node in fullest_first:
-            taken[node] = min(free[node], left)
-            left -= taken[node]
-    else:
-        for node in cycle(fullest_first):
-            if not left:
-                break
-            more = int(taken[node] < free[node])
-            taken[node] += more
-            left -= more
-    return {node: number for node, number in taken.items() if number}
 
 
 def reserve(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:

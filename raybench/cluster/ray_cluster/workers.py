@@ -25,7 +25,6 @@ from raybench.cluster.ray_cluster.placement import (
     free_devices,
     reserve,
     resource,
-    shares,
 )
 from raybench.cluster.ray_cluster.ray_errors import was_killed, why_no_start
 from raybench.cluster.ray_cluster.replacement import (
@@ -34,10 +33,10 @@ from raybench.cluster.ray_cluster.replacement import (
     Replacement,
     Standbys,
 )
+from raybench.cluster.worker_state import check_devices
 from raybench.errors import ClusterError
 from raybench.records import Device
 from raybench.records.device_list import DeviceList
-from raybench.records.environment import package_versions
 
 # How long the others are waited for when the first worker is there.
 _SLOW_START_S = 20.0
@@ -216,7 +215,7 @@ class WorkerGroup:
         free = {node: n for node, n in free_devices(kind).items() if node not in barred}
         if kind == "cpu" and self._only:
             free = self._listed_of(free, self._only)
-        slots = reserve(kind, shares(free, self._missing, self._strategy))
+        slots = reserve(kind, allocator.shares(free, self._missing, self._strategy))
         # They load beside the agents, and touch no device before these have looked at it.
         actors = [start_worker(kind, slot.placement, slot.bundle) for slot in slots]
         self._agents.start(slot.node_id for slot in slots)
@@ -402,18 +401,3 @@ def _handle_of(start: _Start) -> WorkerHandle | None:
     return (
         None if device is None else WorkerHandle(slot=start.slot, actor=start.actor, device=device)
     )
-
-
-def check_devices(devices: Sequence[Device]) -> None:
-    """Each worker has a device of its own and the driver's versions, or nothing is measured."""
-    if shared := allocator.devices_shared(devices):
-        raise ClusterError(f"several workers were given the same device: {', '.join(shared)}")
-    ours = package_versions()
-    for device in devices:
-        for name in ours.keys() & device.versions.keys():
-            if ours[name] != device.versions[name]:
-                raise ClusterError(
-                    f"{name} is {ours[name]} here and {device.versions[name]} on "
-                    f"{device.host} ({device.address}): "
-                    "install the same version on every node"
-                )

@@ -9,7 +9,7 @@ import pytest
 from raybench.cluster import Cluster, point_end
 from raybench.cluster.connect import connect
 from tests.cluster_contract import WORLD_SIZE, GroupContract, PointContract, is_alive
-from tests.process_cluster import ProcessCluster
+from tests.process_cluster import start_forks
 
 # A rank that comes out of its collective may be slow beside other tests.
 PATIENCE_S = 10.0
@@ -29,7 +29,7 @@ class TestProcesses(GroupContract):
     @pytest.fixture(scope="class")
     @classmethod
     def cluster(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-        joined = ProcessCluster(WORLD_SIZE, tmp_path_factory.mktemp("logs"))
+        joined = start_forks(WORLD_SIZE, tmp_path_factory.mktemp("logs"))
         joined.start(WORLD_SIZE, "pack")
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(point_end, "GRACE_S", PATIENCE_S)

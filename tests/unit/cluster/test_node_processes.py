@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 
+from raybench.cluster.allocator import shares
 from raybench.cluster.node_processes import kill_siblings, log_tail, new_output
-from raybench.cluster.ray_cluster.placement import shares
 
 
 def test_the_tail_of_a_log_is_its_last_lines_without_colours_and_marks_of_ray(tmp_path):

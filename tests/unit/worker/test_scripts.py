@@ -17,7 +17,7 @@ from raybench.cluster import Cluster, point_end
 from raybench.job.model import Measure
 from raybench.records import Failure, Measurement, RankInfo, Status, Task
 from raybench.worker.worker import Worker
-from tests.process_cluster import ProcessCluster
+from tests.process_cluster import start_forks
 from tests.script_files import write_script
 
 ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
@@ -204,7 +204,7 @@ class TestTwoRanks:
     @pytest.fixture(scope="class")
     @classmethod
     def cluster(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-        joined = ProcessCluster(2, tmp_path_factory.mktemp("logs"))
+        joined = start_forks(2, tmp_path_factory.mktemp("logs"))
         joined.start(2, "pack")
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(point_end, "GRACE_S", 10.0)
