@@ -21,6 +21,7 @@ def main() -> None:
     options.add_argument("--warmup", type=int, default=20)
     options.add_argument("--steps", type=int, default=100)
     options.add_argument("--times", type=Path, required=True)
+    options.add_argument("--gate", type=Path, help="a file that lets the first step begin")
     chosen = options.parse_args()
     on_gpu = torch.cuda.is_available()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
@@ -34,6 +35,8 @@ def main() -> None:
     model = DistributedDataParallel(model, device_ids=[local_rank] if on_gpu else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     inputs = torch.randn(chosen.batch_size, hidden, device=device)
+    if chosen.gate:
+        _wait_at(chosen.gate, rank)
     marks = []
     for step in range(chosen.warmup + chosen.steps + 1):
         if step == chosen.warmup and on_gpu:
@@ -50,6 +53,12 @@ def main() -> None:
         step_ns = [b - a for a, b in pairwise(marks)]
     chosen.times.with_suffix(f".{rank}").write_text(json.dumps(step_ns))
     dist.destroy_process_group()
+
+
+def _wait_at(gate: Path, rank: int) -> None:
+    gate.with_suffix(f".{rank}").touch()
+    while not gate.exists():
+        time.sleep(0.05)
 
 
 def _mark(on_gpu: bool):
