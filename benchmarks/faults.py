@@ -1,7 +1,7 @@
 """What each fault costs a sweep: the row it leaves, and the time to the next point.
 
     python -m benchmarks.faults [--device cpu|cuda] [--world-size 3]
-        [--only processes imports nodes driver] [--faults kill exit ...]
+        [--only processes imports scripts nodes driver] [--faults kill exit ...]
         [-o FILE.json] [--markdown FILE.md]
 
 Every fault is a real one, through a real `raybench sweep`: a point that works, the faulty point, a
@@ -50,7 +50,11 @@ TIMEOUT_S = 10.0
 # With GPUs each node has two processes ready, and new ones 10 s later; without there are none.
 _REST_S = {"cpu": 0.0, "cuda": 8.0}
 _MESSAGE_CHARACTERS = 90
-_PARTS = ("processes", "imports", "nodes", "driver")
+# Of a script, whose start is longer.
+SCRIPT_TIMEOUT_S = 20.0
+_PARTS = ("processes", "imports", "scripts", "nodes", "driver")
+# What a script can do to itself; the rest is the workload's, or the same to its process.
+_OF_SCRIPTS = ("raise", "oom", "exit", "sys_exit", "kill", "segfault", "stop", "loop", "sleep")
 
 
 def main() -> None:
@@ -59,13 +63,14 @@ def main() -> None:
     options.add_argument("--world-size", type=int, default=3)
     options.add_argument("--only", nargs="+", choices=_PARTS, default=_PARTS)
     names = sorted({case.fault for case in (*CASES, *CUDA_CASES)})
-    options.add_argument("--faults", nargs="+", choices=names, help="of `processes`; default: all")
+    options.add_argument("--faults", nargs="+", choices=names, help="of `processes` and `scripts`")
     options.add_argument("-o", "--output", type=Path)
     options.add_argument("--markdown", type=Path)
     chosen = options.parse_args()
     parts = {
         "processes": lambda: processes(chosen.device, chosen.world_size, chosen.faults),
         "imports": lambda: imports(chosen.device, chosen.world_size),
+        "scripts": lambda: scripts(chosen.device, chosen.world_size, chosen.faults),
         "nodes": cluster_faults.measured,
         "driver": driver_faults.measured,
     }
@@ -108,6 +113,17 @@ def processes(device: str, world_size: int, names: list[str] | None) -> list[dic
         return told(folder, numbered)
 
 
+def scripts(device: str, world_size: int, names: list[str] | None) -> list[dict[str, Any]]:
+    """Faults of the ranks of a script, one point after the other, and a good one at the end."""
+    cases = [case for case in possible(device) if case.fault in (names or _OF_SCRIPTS)]
+    with tempfile.TemporaryDirectory(prefix="faults") as name:
+        folder = Path(name)
+        points = [*((case.fault, case.rank) for case in cases), ("none", 0)]
+        write_job(folder, points, world_size, kind="script", timeout_s=SCRIPT_TIMEOUT_S)
+        swept(folder, device)
+        return told(folder, dict(enumerate(cases)), SCRIPT_TIMEOUT_S, worker="ppid")
+
+
 def imports(device: str, world_size: int) -> list[dict[str, Any]]:
     """Let imports fail once, so that the next point of the same sweep can show what is left."""
     found = []
@@ -130,7 +146,9 @@ def swept(folder: Path, device: str) -> None:
         print(f"THE SWEEP ENDED WITH {process.returncode}, NOT 1", flush=True)
 
 
-def told(folder: Path, cases: dict[int, Case]) -> list[dict[str, Any]]:
+def told(
+    folder: Path, cases: dict[int, Case], timeout_s: float = TIMEOUT_S, worker: str = "pid"
+) -> list[dict[str, Any]]:
     """One entry per faulty point: its first attempt, and the worst time of all attempts."""
     written = rows(folder)
     good = [row for row in written if row["number"] not in cases]
@@ -138,8 +156,9 @@ def told(folder: Path, cases: dict[int, Case]) -> list[dict[str, Any]]:
     pids = {pid for each in marks(folder) for pid in (each["pid"], each.get("child", 0)) if pid}
     left = {pid: title for pid in pids if (title := title_of(pid)) and is_ours(title)}
     found = []
+    ended = outcomes(folder, cases, timeout_s, worker=worker)
     for number, case in cases.items():
-        attempts = [each for each in outcomes(folder, cases, TIMEOUT_S) if each.number == number]
+        attempts = [each for each in ended if each.number == number]
         found.append(entry(case, attempts) | {"other_points_wrong": wrong, "left": left})
     return found
 

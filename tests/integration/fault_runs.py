@@ -20,8 +20,11 @@ from tests.integration.fault_cases import IMPORT_HANG, NOBODYS_FAULT, Case
 
 REPOSITORY = Path(__file__).parents[2]
 RAYBENCH = [sys.executable, "-m", "raybench"]
+FAULTY_SCRIPT = Path(__file__).with_name("fault_script.py")
 FAULTY = "tests.integration.fault_workloads:Faulty"
 _STEPS = 6
+# Of the script; each is an axis.
+_ARGUMENTS = ("number", "fault", "faulty-rank")
 
 
 def write_job(
@@ -40,18 +43,25 @@ def write_job(
     """
     if isinstance(world_sizes, int):
         world_sizes = [world_sizes] * len(faults)
-    axis = {
+    axis: dict[str, list[Any]] = {
         "number": list(range(len(faults))),
         "world_size": list(world_sizes),
         "fault": [fault for fault, _ in faults],
         "faulty_rank": [rank for _, rank in faults],
-        "pause_s": [0.0 if fault != "none" else rest_s / _STEPS for fault, _ in faults],
     }
+    batches = "{batch_size: 1}"
+    if kind == "script":
+        arguments = " ".join(f"--{name} {{{name.replace('-', '_')}}}" for name in _ARGUMENTS)
+        own = f"path: '{FAULTY_SCRIPT}', args: '--folder {folder} {arguments}'"
+        batches = "{}"
+    else:
+        own = f"folder: '{folder}'"
+        axis["pause_s"] = [0.0 if fault != "none" else rest_s / _STEPS for fault, _ in faults]
     job = folder / "job.yaml"
     job.write_text(
         "version: 1\nname: faults\n"
-        f"workload: {{kind: '{kind}', folder: '{folder}'}}\n"
-        f"matrix: {{batch_size: 1}}\nzip: [{json.dumps(axis)}]\n"
+        f"workload: {{kind: '{kind}', {own}}}\n"
+        f"matrix: {batches}\nzip: [{json.dumps(axis)}]\n"
         f"measure: {{warmup: 2, iterations: {_STEPS - 2}, max_seconds: {5.0 + rest_s}, "
         f"timeout_s: {timeout_s}, breakdown: false}}\n{more}"
     )
@@ -148,13 +158,18 @@ class Outcome:
     kept: tuple[int, int] | None
 
 
-def outcomes(folder: Path, cases: Mapping[int, Case], timeout_s: float) -> list[Outcome]:
-    """Of all attempts at the points with these numbers."""
+def outcomes(
+    folder: Path, cases: Mapping[int, Case], timeout_s: float, *, worker: str = "pid"
+) -> list[Outcome]:
+    """Of all attempts at the points with these numbers.
+
+    worker: which process of a mark is the worker; of a script it is the parent.
+    """
     told, written = rows(folder), marks(folder)
     ran = [row for row in told if row["status"] != "skipped"]
     nexts = dict(zip(map(_key, ran), [*ran[1:], None], strict=True))
     return [
-        _outcome(row, nexts[_key(row)], cases[row["number"]], written, timeout_s)
+        _outcome(row, nexts[_key(row)], cases[row["number"]], written, timeout_s, worker)
         for row in ran
         if row["number"] in cases
     ]
@@ -170,6 +185,7 @@ def _outcome(
     case: Case,
     written: Sequence[Mapping[str, Any]],
     timeout_s: float,
+    worker: str,
 ) -> Outcome:
     here = list(_of(row, written, later))
     there = list(_of(later, written, None)) if later else []
@@ -178,7 +194,7 @@ def _outcome(
     from_ns = row["start_ns"] + int(timeout_s * 1e9) if after_deadline else struck_ns
     steps_ns = [each["time_ns"] for each in there if each["event"] == "step"]
     first, second = (
-        {e["rank"]: e["pid"] for e in s if e["event"] == "built"} for s in (here, there)
+        {e["rank"]: e[worker] for e in s if e["event"] == "built"} for s in (here, there)
     )
     others = [rank for rank in first if case.rank not in (rank, -1)]
     return Outcome(
@@ -220,7 +236,7 @@ def rank_right(case: Case, outcome: Outcome) -> bool | None:
         return None
     told = re.match(r"rank (\d+)", outcome.message or "")
     rank = outcome.error_rank if outcome.error_rank is not None else told and int(told[1])
-    return rank == case.rank
+    return bool(rank == case.rank)
 
 
 def descendants(process_id: int) -> dict[int, str]:

@@ -1,0 +1,49 @@
+"""A training script that fails as the workload Faulty does, as a user would start it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+
+from raybench.workloads.base import Context
+from tests.integration.fault_workloads import Faulty
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--folder", required=True)
+    options.add_argument("--number", type=int, default=0)
+    options.add_argument("--fault", default="none")
+    options.add_argument("--faulty-rank", type=int, default=1)
+    given = options.parse_args()
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    context = Context(
+        device=device,
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        local_rank=local_rank,
+        batch_size=1,
+    )
+    faulty = Faulty(
+        context,
+        folder=given.folder,
+        number=given.number,
+        fault=given.fault,
+        faulty_rank=given.faulty_rank,
+    )
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1, device=device))], lr=0.1)
+    while True:
+        faulty.step()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
