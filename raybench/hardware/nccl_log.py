@@ -1,7 +1,8 @@
 """What NCCL's own log lines say of the way that bytes go between ranks. Pure: text in, values out.
 
-The lines are those of the subsystems INIT, NET, P2P and SHM, as NCCL 2.18 to 2.30 write them. A
-plug-in is a network by its own name: that for EFA calls itself AWS Libfabric, later Libfabric.
+The lines are those of the subsystems INIT, NET, P2P, SHM and TUNING, as NCCL 2.18 to 2.30 write
+them. A plug-in is a network by its own name: that for EFA calls itself AWS Libfabric, later
+Libfabric.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ _NETWORK = re.compile(r"NET/(?P<name>[^/]+)/(?P<device>\d+)(?:\((?P<proxy>\d+)\)
 # `[0]eth0:10.0.0.1<0>` of sockets, `[1]mlx5_1:1/RoCE` of adapters.
 _INTERFACE = re.compile(r"\[(\d+)\]([^\s:]+):(\S+?)<")
 _ADAPTER = re.compile(r"\[\d+\]([^\s:]+):\d+/(\w+)")
+# `AllReduce: 67108864 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}`, by rank 0.
+_CHOICE = re.compile(
+    r"NCCL INFO (?P<operation>\w+): (?P<size>\d+) Bytes -> Algo (?P<algorithm>\w+) "
+    r"proto (?P<protocol>\w+) channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\}"
+)
 _NVLS = re.compile(r"NVLS multicast support is (not )?available")
 _NVLS_CHANNELS = re.compile(r"(\d+) nvls channels")
 _VERSION = re.compile(r"NCCL version ([\w.+-]+)")
@@ -70,6 +76,16 @@ def parse(lines: Iterable[str]) -> NcclLog:
         has_nvls=_has_nvls(text),
         warnings=tuple(dict.fromkeys(found[1] for found in map(_WARNING.search, kept) if found)),
     )
+
+
+def choices(lines: Iterable[str]) -> Iterator[str]:
+    """Yield what NCCL ran for each collective: `AllReduce 4096 B: RING LL, 2 channels`."""
+    for found in filter(None, map(_CHOICE.search, lines)):
+        channels = int(found["high"]) - int(found["low"]) + 1
+        yield (
+            f"{found['operation']} {found['size']} B: {found['algorithm']} {found['protocol']}, "
+            f"{channels} channel{'s' * (channels > 1)}"
+        )
 
 
 def describe(route: Route, log: NcclLog) -> str:

@@ -67,6 +67,9 @@ from raybench.workloads.base import Context, Workload
 from raybench.workloads.replicas import count_compiled_frames
 from raybench.workloads.running_script import RunningScript
 
+# Runs a step, and describes what NCCL ran for its collectives.
+NcclChoices = Callable[[Step], tuple[str, ...]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Session:
@@ -78,6 +81,7 @@ class _Session:
     counters: Counters
     memory: PeakMemory | ScriptTimer
     allocator: AllocatorCalls
+    nccl_choices: NcclChoices
     repetitions: list[Repetition] = field(default_factory=list)
     energies_j: list[float | None] = field(default_factory=list)
     throttle_reasons: dict[str, None] = field(default_factory=dict)
@@ -93,6 +97,7 @@ def measure(
     began_s: float | None = None,
     profile: bool = False,
     rested: Reading | None = None,
+    nccl_choices: NcclChoices = lambda _: (),
 ) -> Measurement:
     """Build, warm up and time the workload `settings.repeats` times.
 
@@ -110,6 +115,7 @@ def measure(
         counters=open_counters(context.device),
         memory=PeakMemory(context.device),
         allocator=AllocatorCalls(context.device),
+        nccl_choices=nccl_choices,
     )
     found: dict[str, Any] = {}
     setup_s = 0.0
@@ -362,6 +368,9 @@ def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[
         times_collectives=profile,
     )
     found: dict[str, Any] = {}
+    if settings.breakdown and context.world_size > 1 and not isinstance(workload, RunningScript):
+        # Before gradients go other ways than in a timed step.
+        found["nccl_choices"] = session.nccl_choices(workload.step)
     if settings.breakdown:
         found |= _explain(
             "breakdown",

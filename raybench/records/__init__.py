@@ -313,6 +313,7 @@ class Measurement:
     workload_metrics: the values of the metrics that the workload declares itself.
     share: where the step is uneven.
     transports: ways of the bytes from this rank and to it, as NCCL names them.
+    nccl_choices: what NCCL ran for each collective of a step, where this rank tells it.
     warnings: what this rank knows to make the number doubtful, one sentence each.
     worker_reusable: the process is as fit for the next point as a fresh one.
     output: what the process wrote to stdout and stderr meanwhile, as far as it is kept.
@@ -340,6 +341,7 @@ class Measurement:
     workload_metrics: Mapping[Metric, float] = field(default_factory=dict)
     share: RankShare | None = None
     transports: tuple[str, ...] = ()
+    nccl_choices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     worker_reusable: bool = True
     output: str = ""

@@ -69,7 +69,8 @@ def _check(answer: Answer) -> Answer:
         return replace(answer, message=shorten(answer.message, MESSAGE_CHARACTERS))
     try:
         texts: dict[str, Any] = {
-            name: _limit(getattr(answer, name)) for name in ("warnings", "transports")
+            name: _limit(getattr(answer, name))
+            for name in ("warnings", "transports", "nccl_choices")
         }
         plain = replace(answer, **_plain_numbers(answer), **texts)
     except UsageError as error:

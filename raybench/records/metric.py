@@ -12,8 +12,8 @@ from raybench.errors import UsageError
 OverRanks = Literal["max", "min", "mean", "median", "sum"]
 OverStep = Literal["ms_each", "per_second", "seconds"]
 # How a report writes the value: `share` of 1 and `percent` of 100 as 12.3%, `part` and `time` of a
-# step in the unit of the table.
-Format = Literal["number", "ratio", "share", "percent", "gib", "part", "time"]
+# step in the unit of the table, `choices` what NCCL ran for its collectives.
+Format = Literal["number", "ratio", "share", "percent", "gib", "part", "time", "choices"]
 
 _COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {
     "max": max,

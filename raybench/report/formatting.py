@@ -182,8 +182,15 @@ def gib(value: float) -> str:
     return f"{value / _GIB:.2f}" if has_value(value) else ""
 
 
+def choices(texts: Sequence[str]) -> str:
+    """Write what NCCL ran, without the collectives and their sizes: RING LL, 8 channels."""
+    return plain("; ".join(dict.fromkeys(text.partition(": ")[2] for text in texts)))
+
+
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
     """Write the value of a metric as its format says; `unit` is that of the times in its table."""
+    if shown.format == "choices":
+        return choices(value) if several(value) else ""
     if not has_value(value):
         return ""
     if shown.format in ("part", "time"):

@@ -170,6 +170,15 @@ METRICS: tuple[Metric, ...] = (
         kind="list<string>",
         since=7,
     ),
+    Metric(
+        name="nccl_choices",
+        description="what NCCL ran for collectives, by its log",
+        kind="list<string>",
+        heading="NCCL ran",
+        meaning="algorithm and protocol of the collectives of a step, by NCCL's own log",
+        format="choices",
+        since=8,
+    ),
     *_plain("double", "ms", local_step_ms="step without communication"),
     _part(
         "compute_ms",
@@ -374,8 +383,8 @@ SCALING = _show(
 )
 RATES = _show(
     "algbw_gb_s busbw_gb_s memory_gb_s achieved_tflops_per_device burst_tflops_per_device mfu_pct "
-    "gemm_share_pct",
-    optional="gemm_share_pct algbw_gb_s burst_tflops_per_device mfu_pct",
+    "gemm_share_pct nccl_choices",
+    optional="gemm_share_pct algbw_gb_s burst_tflops_per_device mfu_pct nccl_choices",
 )
 PARTS = _show(
     "compute_ms optimizer_ms data_ms host_gap_ms comm_exposed_ms straggler_ms mfu_pct "

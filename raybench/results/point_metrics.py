@@ -254,6 +254,8 @@ def _state(measurements: Sequence[Measurement], trend: str) -> Numbers:
         "throttled": any(any(r.timed.throttled) for r in repetitions) if is_known else None,
         "throttle_reasons": list(reasons) if is_known else None,
         "transports": sorted({way for m in measurements for way in m.transports}) or None,
+        "nccl_choices": list(dict.fromkeys(c for m in measurements for c in m.nccl_choices))
+        or None,
         "sm_clock_mhz_p50": _clock_mhz(measurements),
     }
 

@@ -2,28 +2,38 @@
 
 NCCL reads its variables once, when the first communicator is made. From then on it writes lines of
 INIT and NET where communicators are made and connected, before anything is timed; a collective
-that is connected writes none.
+that is connected writes none. For one step that is not timed it can be made to read them again,
+and then says which algorithm each collective runs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from raybench.hardware.nccl_log import describe, parse
+from raybench.hardware.nccl_log import choices, describe, parse
 
 _SWITCH = "NCCL_DEBUG"
 # What a communicator of a thousand ranks may write, and more than that is not read.
 _MOST_BYTES = 4 * 2**20
 
 
-class NcclFile:
-    """A file in memory that NCCL writes to, unless the user has switched its log on."""
+_CONNECTIONS, _CHOICES = "INIT,NET", "TUNING"
 
-    def __init__(self) -> None:
+
+class NcclFile:
+    """A file in memory that NCCL writes to, unless the user has switched its log on.
+
+    read_again: has NCCL read its variables again; None: this NCCL cannot.
+    """
+
+    def __init__(self, read_again: Callable[[], Callable[[], object] | None] | None = None) -> None:
         self._file: int | None = None
         self._begin = 0
+        self._known: frozenset[str] = frozenset()
+        self._find_read_again = read_again or _find_read_again
 
     @contextmanager
     def record(self) -> Iterator[None]:
@@ -31,6 +41,7 @@ class NcclFile:
 
         The variables are gone behind it: they are not for processes that a workload starts.
         """
+        self._known = frozenset()
         if self._file is not None:
             self._begin = os.fstat(self._file).st_size
         if self._file is not None or os.environ.get(_SWITCH):
@@ -38,25 +49,79 @@ class NcclFile:
             return
         # In memory: nothing is left behind, however the process ends.
         self._file = os.memfd_create("raybench-nccl")
-        variables = {
-            _SWITCH: "INFO",
-            "NCCL_DEBUG_SUBSYS": "INIT,NET",
-            "NCCL_DEBUG_FILE": f"/proc/self/fd/{self._file}",
-        }
-        users = {name: os.environ.get(name) for name in variables}
-        os.environ |= variables
-        try:
+        with _variables(self._file, _CONNECTIONS):
             yield
-        finally:
-            for name, value in users.items():
-                os.environ.pop(name)
-                os.environ |= {} if value is None else {name: value}
 
     def routes(self) -> tuple[str, ...]:
         """Describe the ways that the last group has taken; empty where nothing is known of them."""
         if self._file is None:
             return ()
-        size = os.fstat(self._file).st_size - self._begin
-        text = os.pread(self._file, min(size, _MOST_BYTES), self._begin).decode(errors="replace")
-        log = parse(text.splitlines())
-        return tuple(sorted({describe(route, log) for route in log.routes}))
+        log = parse(_read(self._file, self._begin))
+        return tuple(sorted(self._known.union(describe(route, log) for route in log.routes)))
+
+    def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
+        """Run a step, and describe what NCCL runs for its collectives, as its log says.
+
+        Empty where the log is the user's, where this NCCL cannot change it any more, and on ranks
+        that do not write such lines. The step runs in any case: others may take part in it.
+        """
+        read_again = self._find_read_again() if self._file is not None else None
+        if self._file is None or read_again is None:
+            step()
+            return ()
+        # NCCL empties the file of its routes when it opens it again.
+        self._known, self._begin = frozenset(self.routes()), 0
+        file = os.memfd_create("raybench-nccl-choices")
+        try:
+            with _variables(file, _CHOICES):
+                read_again()
+            try:
+                step()
+            finally:
+                with _variables(self._file, _CONNECTIONS):
+                    read_again()
+            return tuple(dict.fromkeys(choices(_read(file, 0))))
+        finally:
+            os.close(file)
+
+
+def _read(file: int, begin: int) -> list[str]:
+    size = os.fstat(file).st_size - begin
+    return os.pread(file, min(size, _MOST_BYTES), begin).decode(errors="replace").splitlines()
+
+
+@contextmanager
+def _variables(file: int, subsystems: str) -> Iterator[None]:
+    """Set the variables of a log inside the `with` block."""
+    variables = {
+        _SWITCH: "INFO",
+        "NCCL_DEBUG_SUBSYS": subsystems,
+        "NCCL_DEBUG_FILE": f"/proc/self/fd/{file}",
+    }
+    users = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        for name, value in users.items():
+            os.environ.pop(name)
+            os.environ |= {} if value is None else {name: value}
+
+
+def _find_read_again() -> Callable[[], object] | None:
+    """Find how to have the NCCL of this process read the variables of its log again, at once.
+
+    NCCL has a function for its own tests, which later versions may lack. It takes effect with the
+    next line of the log: a call without a communicator writes one.
+    """
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        forget, count = library.ncclResetDebugInit, library.ncclCommCount
+    except (OSError, AttributeError):
+        return None
+
+    def read_again() -> None:
+        forget()
+        count(None, ctypes.byref(ctypes.c_int()))
+
+    return read_again

@@ -92,6 +92,10 @@ class ProcessGroup:
         """Describe the ways of the group's bytes, as NCCL tells them; empty where it does not."""
         return self._nccl_file.routes() if self._group is not None else ()
 
+    def nccl_choices(self, step: Callable[[], object]) -> tuple[str, ...]:
+        """Run a step, and describe what NCCL runs for its collectives, as far as it tells."""
+        return self._nccl_file.choices(step)
+
     def is_broken(self, group: Group | None) -> bool:
         """Whether another rank, or the driver, has ended it."""
         return group is not None and group == self._broken

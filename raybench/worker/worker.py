@@ -196,6 +196,7 @@ class Worker:
             began_s=began_s,
             profile=task.profile,
             rested=self._rested,
+            nccl_choices=self._group.nccl_choices,
         )
         self._rest()
         warnings = (*done.warnings, *self._precision_warnings(point.precision))

@@ -316,6 +316,18 @@ def test_the_line_of_the_machine_says_which_way_the_bytes_went() -> None:
     assert machine == f"4 x NVIDIA H200 on 1 node; {ways[0]}"
 
 
+def test_the_table_of_a_collective_says_what_nccl_ran() -> None:
+    told = ("AllReduce 4096 B: RING LL, 2 channels",)
+    record = make_record(make_point(world_size=2))
+    ranks = tuple(
+        replace(one, nccl_choices=told, message_bytes=4096, busbw_factor=1.0, items_per_step=None)
+        for one in record.measurements
+    )
+    text = terminal.format_report(report([replace(record, measurements=ranks)]), width=200)
+    assert "NCCL ran" in text
+    assert "  RING LL, 2 channels" in text
+
+
 def test_a_run_without_points_is_reported() -> None:
     summary = report([], device_count=0)
     assert "No point has been finished yet." in terminal.format_report(summary)

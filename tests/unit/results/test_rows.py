@@ -103,6 +103,17 @@ def test_memory_and_setup_are_the_maximum_over_ranks() -> None:
     assert row["setup_s"] == 1.5
 
 
+def test_what_nccl_ran_is_what_the_ranks_that_know_tell() -> None:
+    told = ("AllReduce 4096 B: RING LL, 2 channels", "AllGather 64 B: RING LL, 1 channel")
+    point = make_point(world_size=2)
+    ranks = [
+        make_measurement(rank, [[8_000_000] * 6], nccl_choices=told if rank == 0 else ())
+        for rank in range(2)
+    ]
+    assert row_of(make_record(point, measurements=tuple(ranks)))["nccl_choices"] == list(told)
+    assert row_of(make_record())["nccl_choices"] is None
+
+
 def test_the_ways_of_the_bytes_are_those_of_all_ranks() -> None:
     ways = (("P2P/CUMEM",), ("NET/Socket on eth0 (10.0.0.1)", "P2P/CUMEM"))
     point = make_point(world_size=2)

@@ -20,7 +20,7 @@ crowded sm_clock_mhz_p50 energy_j_error burst_tflops_per_device local_step_ms_by
 device_ms_by_rank straggler_ms straggler_error_ms straggler_device_ms late_in_turn_ms
 hooked_step_ms local_step_drift_ms
 round is_control control_of
-first_step_ms compiled_step_ms alloc_retries device_allocs transports
+first_step_ms compiled_step_ms alloc_retries device_allocs transports nccl_choices
 """
 SUFFIXES = {
     "_ms": "ms",
