@@ -40,12 +40,12 @@ from raybench.stats.equivalence import agreement, ratio
 from raybench.stats.summary import step_series
 
 TRAIN = Path(__file__).with_name("self_timed_train.py")
-WARMUP = 40
+WARMUP = 20
 # By name: the arguments of the script, its timed steps, and the margin of the ratio.
 STEPS = {
     "cuda": {
-        "gpu_bound": ("--hidden 4096 --layers 8 --batch-size 1024", 60, 0.01),
-        "python_bound": ("--hidden 64 --layers 24 --batch-size 64", 400, 0.05),
+        "gpu_bound": ("--hidden 4096 --layers 8 --batch-size 1024", 40, 0.01),
+        "python_bound": ("--hidden 64 --layers 24 --batch-size 64", 250, 0.05),
     },
     "cpu": {
         "compute_bound": ("--hidden 256 --layers 4 --batch-size 64", 50, 0.01),
