@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
+from multiprocessing.context import BaseContext
 
 import torch
 from torch import Tensor
@@ -56,9 +58,7 @@ class LoaderBatches:
             num_workers=num_workers,
             pin_memory=self._pinned,
             persistent_workers=num_workers > 0,
-            # A process with the threads of CUDA, NCCL and Ray must not be forked: a lock that
-            # one of them holds stays locked in the child.
-            multiprocessing_context="forkserver" if num_workers else None,
+            multiprocessing_context=_server_of_forks() if num_workers else None,
         )
         self._epoch = 0
         # Here and not at the first step: the worker processes start during the set-up.
@@ -88,6 +88,17 @@ class LoaderBatches:
             batch = next(self._iterator)
         rows: list[Tensor] = batch
         return rows
+
+
+def _server_of_forks() -> BaseContext:
+    """Make what the loader's processes are forked from, which has imported torch.
+
+    A process with the threads of CUDA, NCCL and Ray must not be forked: a lock that one of them
+    holds stays locked in the child. And to import torch takes each process seconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.utils.data"])
+    return context
 
 
 def loader_batches(
