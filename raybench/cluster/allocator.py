@@ -37,16 +37,19 @@ def choose_workers(
     """
     if world_size > len(devices):
         raise ValueError(f"{world_size} devices asked, {len(devices)} there")
+    return tuple(sorted(_in_order_of_choice(devices, strategy)[:world_size]))
+
+
+def _in_order_of_choice(devices: Sequence[Device], strategy: Strategy) -> list[int]:
+    """All workers, those first that a point of few devices gets."""
     by_node: dict[str, list[int]] = {}
     for worker_id, device in enumerate(devices):
         by_node.setdefault(device.node_id, []).append(worker_id)
     if strategy == "spread":
         rounds = zip_longest(*by_node.values())
-        order = [worker_id for taken in rounds for worker_id in taken if worker_id is not None]
-    else:
-        fullest_first = sorted(by_node.values(), key=len, reverse=True)
-        order = [worker_id for worker_ids in fullest_first for worker_id in worker_ids]
-    return tuple(sorted(order[:world_size]))
+        return [worker_id for taken in rounds for worker_id in taken if worker_id is not None]
+    fullest_first = sorted(by_node.values(), key=len, reverse=True)
+    return [worker_id for worker_ids in fullest_first for worker_id in worker_ids]
 
 
 def shares(free: Mapping[str, int], count: int, strategy: Strategy) -> dict[str, int]:
@@ -74,7 +77,7 @@ def shares(free: Mapping[str, int], count: int, strategy: Strategy) -> dict[str,
 def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
     """Give each device of a group, which are in rank order, its ranks."""
     sizes = Counter(device.node_id for device in devices)
-    nodes = list(dict.fromkeys(device.node_id for device in devices))
+    nodes = {node: place for place, node in enumerate(sizes)}
     taken: Counter[str] = Counter()
     result = []
     for rank, device in enumerate(devices):
@@ -84,7 +87,7 @@ def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
                 world_size=len(devices),
                 local_rank=taken[device.node_id],
                 local_world_size=sizes[device.node_id],
-                node_rank=nodes.index(device.node_id),
+                node_rank=nodes[device.node_id],
             )
         )
         taken[device.node_id] += 1
@@ -113,7 +116,7 @@ class DeviceAllocator:
         strategy: Strategy,
         isolation: Isolation,
     ) -> None:
-        self._strategy, self._isolation = strategy, isolation
+        self._isolation = isolation
         self._worker_ids = [
             worker_id for worker_id in in_device_order(devices) if worker_id not in lost
         ]
@@ -127,6 +130,9 @@ class DeviceAllocator:
             self._of_node.setdefault(device.node_id, []).append(worker_id)
         self._order = {worker_id: position for position, worker_id in enumerate(self._worker_ids)}
         self._largest = max(map(len, self._of_node.values()), default=0)
+        self._order_of_choice = [
+            self._worker_ids[position] for position in _in_order_of_choice(self._devices, strategy)
+        ]
         self._taken: set[int] = set()
         self._on_idle_cluster: dict[int, tuple[int, ...]] = {}
         # (model, workers that a point can have of the node) -> nodes; a dict keeps their order.
@@ -163,6 +169,9 @@ class DeviceAllocator:
 
     def take(self, worker_ids: Sequence[int]) -> None:
         """Give these workers to a point; those that are lost stay out."""
+        if self._isolation == "cluster":
+            self._taken.update(worker_ids)  # nothing else runs: no node is chosen beside others
+            return
         self._change(worker_ids, self._taken.update)
         for worker_id in worker_ids:
             before = self._last_used.get(worker_id, ())
@@ -171,14 +180,17 @@ class DeviceAllocator:
 
     def free(self, worker_ids: Sequence[int]) -> None:
         """Take these workers back; those that are lost meanwhile stay out."""
+        if self._isolation == "cluster":
+            self._taken.difference_update(worker_ids)
+            return
         self._change(worker_ids, self._taken.difference_update)
         if len(worker_ids) > 1 and self._node.keys() >= set(worker_ids):
             self._kept.setdefault(len(worker_ids), {})[tuple(worker_ids)] = None
 
     def _alone(self, world_size: int) -> tuple[int, ...]:
         if world_size not in self._on_idle_cluster:
-            positions = choose_workers(self._devices, world_size, self._strategy)
-            self._on_idle_cluster[world_size] = tuple(self._worker_ids[p] for p in positions)
+            chosen = self._order_of_choice[:world_size]
+            self._on_idle_cluster[world_size] = tuple(sorted(chosen, key=self._order.__getitem__))
         return self._on_idle_cluster[world_size]
 
     def _find(self, world_size: int) -> list[int] | None:

@@ -33,6 +33,8 @@ _SIGNALS = {
 # Where ranks fail in different ways: the peers of a dead one report broken connections, and those
 # of a slow one nothing at all.
 _LIKELY_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
+# So many consecutive ranks are named by the first and the last of them.
+_MANY_RANKS = 4
 _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
 
@@ -135,7 +137,8 @@ def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ..
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
     blamed = hanging(point) or late
-    waiting = [rank for rank in late if rank not in blamed]
+    guilty = frozenset(blamed)
+    waiting = [rank for rank in late if rank not in guilty]
     facts = []
     if len(blamed) > 1:
         facts.append(f"{_ranks(blamed)} gave none")
@@ -147,7 +150,7 @@ def after_timeout(point: PointObservation, timeout_s: float) -> tuple[Answer, ..
     message = f"no answer within measure.timeout_s = {timeout_s:g} s"
     answers: list[Answer] = []
     for rank in range(point.world_size):
-        if rank in blamed:
+        if rank in guilty:
             text = "; ".join([message + _at(rank, point), *facts])
             answers.append(_make_failed(rank, Cause.TIMEOUT, text, point))
         else:
@@ -282,6 +285,18 @@ def _is_of_workload(path: str) -> bool:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """`rank 1`, `ranks 1, 2 and 5`."""
-    *others, last = map(str, ranks)
-    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+    """`rank 1`, `ranks 1, 2 and 5`, `ranks 0 to 1022 and 1024`; they are in ascending order."""
+    rows: list[list[int]] = []
+    for rank in ranks:
+        if rows and rank == rows[-1][-1] + 1:
+            rows[-1].append(rank)
+        else:
+            rows.append([rank])
+    texts = [text for row in rows for text in _row(row)]
+    *others, last = texts
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(others)}{' and ' * bool(others)}{last}"
+
+
+def _row(row: Sequence[int]) -> Sequence[str]:
+    """Consecutive ranks, of many only the first and the last."""
+    return [f"{row[0]} to {row[-1]}"] if len(row) >= _MANY_RANKS else list(map(str, row))

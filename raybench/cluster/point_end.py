@@ -134,19 +134,20 @@ class _Collected:
 
     def __init__(self, ranks: RunningRanks) -> None:
         self.answers: dict[int, Answer] = {}
+        self._failures: list[Failure] = []
         self._ranks = ranks
         self._missing = set(range(len(ranks.devices)))
         self._log_tails: dict[int, str] = {}
 
     def has_failed(self) -> bool:
-        return any(isinstance(answer, Failure) for answer in self.answers.values())
+        return bool(self._failures)
 
     def is_waiting(self) -> bool:
         """Whether answers are missing, and none is a failure."""
         return bool(self._missing) and not self.has_failed()
 
     def has_cause(self) -> bool:
-        return failures.own_failure(self.answers.values()) is not None
+        return failures.own_failure(self._failures) is not None
 
     def has_succeeded(self) -> bool:
         """Whether all have answered and can go on as they are, with their process group.
@@ -170,6 +171,7 @@ class _Collected:
                 if rank in self._missing:
                     self._missing.remove(rank)
                     self.answers[rank] = answer
+                    self._failures += [answer] if isinstance(answer, Failure) else []
 
     def observe(self, finished: frozenset[int]) -> PointObservation:
         """Sum up what is seen of all ranks. finished: as of a PointObservation."""

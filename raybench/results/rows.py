@@ -233,11 +233,16 @@ def region_rows(run_id: str, record: Record) -> Iterator[Row]:
             }
 
 
-def telemetry_row(run_id: str, sample: DeviceSample) -> Row:
-    """Make a row of `telemetry`."""
-    names = DeviceSample.__dataclass_fields__
-    row = {"run_id": run_id, **{name: getattr(sample, name) for name in names}}
-    return row | {"throttle_reasons": list(sample.throttle_reasons)}
+def telemetry_columns(run_id: str, samples: Sequence[DeviceSample]) -> Columns:
+    """Make the rows of `telemetry`, by column: of thousands of devices they are many."""
+    columns: Columns = {
+        name: [getattr(sample, name) for sample in samples]
+        for name in DeviceSample.__dataclass_fields__
+    }
+    for name in ("node_id", "uuid", "throttle_reasons"):  # few different ones, many times
+        kept = {value: storable(value) for value in set(columns[name])}
+        columns[name] = [kept[value] for value in columns[name]]
+    return {"run_id": [run_id] * len(samples), **columns}
 
 
 def finding_row(run_id: str, finding: Finding) -> Row:

@@ -177,9 +177,12 @@ class RunStore:
 
         Samples from between two points are in the part of the second.
         """
+        import pyarrow as pa
+
         if samples:
-            content = [rows.telemetry_row(self.run_id, sample) for sample in samples]
-            self._write_rows("telemetry", _part_name(batch), content)
+            columns = rows.telemetry_columns(self.run_id, samples)
+            whole = pa.table(columns, schema("telemetry"))
+            self._write("telemetry", _part_name(batch), whole)
 
     def write_health(self, findings: Sequence[Finding], links: Sequence[Link]) -> None:
         """Write what a health check says, in place of what was there."""

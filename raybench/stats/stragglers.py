@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import NormalDist, fmean, median, stdev, variance
+from statistics import NormalDist, median, stdev
 
 from raybench.stats.summary import student_t
 
@@ -144,11 +144,14 @@ def _wandering(by_part: Sequence[Sequence[float]]) -> float:
     larger for their number by Student's t: three such errors are exceeded by chance as seldom as
     three of a normal distribution.
     """
+    import numpy as np  # statistics.variance takes 0.1 ms a rank, and `import raybench` no numpy
+
     parts = len(by_part[0])
     if parts < 2:
         return 0.0
     few = student_t(len(by_part) * (parts - 1), _CONFIDENCE) / MARK_ERRORS
-    return few * math.sqrt(2 * fmean(map(variance, by_part)) / parts)
+    pooled = float(np.var(by_part, axis=1, ddof=1).mean())
+    return few * math.sqrt(2 * pooled / parts)
 
 
 def _least_favourable(slow: Sequence[float], other: Sequence[float], excess_ms: float) -> float:

@@ -62,9 +62,10 @@ class _RunningActors(RunningRanks):
 
     def answers(self, timeout_s: float) -> Mapping[int, Answer]:
         # One by one: `ray.get` of all of them would show one failure and hide the others.
-        ready, _ = ray.wait(
-            list(self._waiting), num_returns=1, timeout=min(timeout_s, _LOOK_AT_NODES_S)
-        )
+        refs = list(self._waiting)
+        ready, _ = ray.wait(refs, num_returns=1, timeout=min(timeout_s, _LOOK_AT_NODES_S))
+        if ready:  # thousands may have come meanwhile, and each wait looks at all
+            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         self._check_open()
         ranks = {self._waiting.pop(ref): ref for ref in ready}
         came: dict[int, Answer] = {

@@ -42,8 +42,9 @@ _CONNECT_TIMEOUT_S = 0.1
 # stopped itself, or had no reason to look.
 _LONGEST_LOOK_S = 1.5
 _POLL_S = 0.1
-# Hundreds of points may be looked after at once.
-_LOOK_EVERY_S = 0.25
+# Hundreds of points may be looked after at once. A thousand nodes are looked at once a second: a
+# ping and its answer take the driver 0.25 ms.
+_LOOK_EVERY_S, _LOOK_AT_A_NODE_S = 0.25, 0.001
 # Less than any CUDA context has, more than the driver keeps for itself.
 _FREE_WITHIN_BYTES = 256 * 1024**2
 
@@ -94,7 +95,9 @@ class NodeAgents:
         Raises ClusterError when the head of the cluster is gone, or this host's Ray.
         """
         with self._lock:
-            new = [_start_node(node_id) for node_id in set(node_ids) - self._nodes.keys()]
+            unknown = set(node_ids) - self._nodes.keys()
+            raylets = {node["NodeID"]: node for node in nodes()} if unknown else {}
+            new = [_start_node(raylets[node_id]) for node_id in unknown]
             self._nodes |= {node.node_id: node for node in new}
         pings, deadline_s = [node.ping for node in new], time.monotonic() + _START_TIMEOUT_S
         while pings and time.monotonic() < deadline_s:
@@ -125,13 +128,16 @@ class NodeAgents:
         self._monitor.check()
         with self._lock:
             now_s = time.monotonic()
-            if now_s > self._looked_s + _LOOK_EVERY_S:
+            if now_s > self._looked_s + self._look_every_s():
                 self._looked_s = now_s
                 known = self._nodes.items()
                 self._silent = frozenset(
                     one for one, node in known if _is_silent(node, now_s, self._holder)
                 )
             return self._silent
+
+    def _look_every_s(self) -> float:
+        return min(_LONGEST_LOOK_S, max(_LOOK_EVERY_S, _LOOK_AT_A_NODE_S * len(self._nodes)))
 
     def check_head(self, node_id: str) -> None:
         """Raise ClusterError when the head of the cluster is gone, or this host's Ray.
@@ -322,11 +328,10 @@ class NodeAgents:
 
     def _by_agent(self, devices: Sequence[Device]) -> list[tuple[Any, list[Device]]]:
         agents = self._agents()
-        node_ids = {device.node_id for device in devices} & agents.keys()
-        return [
-            (agents[node_id], [device for device in devices if device.node_id == node_id])
-            for node_id in sorted(node_ids)
-        ]
+        by_node: dict[str, list[Device]] = {}
+        for device in devices:
+            by_node.setdefault(device.node_id, []).append(device)
+        return [(agents[node_id], by_node[node_id]) for node_id in sorted(by_node.keys() & agents)]
 
     def _memory_leaks(self, devices: Sequence[Device]) -> list[tuple[Device, int]]:
         """Find the GPUs that have more in use than before the first worker, and how much more."""
@@ -344,9 +349,9 @@ class NodeAgents:
         return [(device, size) for device, size in found if size > _FREE_WITHIN_BYTES]
 
 
-def _start_node(node_id: str) -> _Node:
+def _start_node(raylet: Mapping[str, Any]) -> _Node:
+    node_id = raylet["NodeID"]
     agent = start_agent(node_id)
-    (raylet,) = (node for node in nodes() if node["NodeID"] == node_id)
     return _Node(
         node_id=node_id,
         raylet=(raylet["NodeManagerAddress"], raylet["NodeManagerPort"]),
@@ -418,7 +423,7 @@ def _answers(refs: Sequence[Any], timeout_s: float = _ANSWER_TIMEOUT_S) -> list[
     """Wait for all agents as long as for one; None from those that are gone or slow."""
     if not refs:
         return []
-    done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
+    done = set(ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0])
     return [_ask(ref) if ref in done else None for ref in refs]
 
 

@@ -172,12 +172,14 @@ class WorkerGroup:
 
     def lose(self, node_ids: Collection[str]) -> None:
         """Give up what is on these nodes."""
+        if not node_ids:  # as at nearly every look
+            return
         self._standbys.lose(node_ids)
         with self._lock:
             gone = [worker for worker in self._workers if worker.slot.node_id in node_ids]
             gone = [worker for worker in gone if not worker.lost_because]
             late = [start for start in self._starting if start.slot.node_id in node_ids]
-            self._starting = [start for start in self._starting if start not in late]
+            self._starting = [s for s in self._starting if s.slot.node_id not in node_ids]
             for worker in gone:
                 worker.lost_because = f"node {worker.device.host} does not answer"
             _let_go([*gone, *late])
@@ -283,9 +285,8 @@ class WorkerGroup:
         came: list[WorkerHandle] = []
         while self._starting and time.monotonic() < deadline_s:
             refs = [start.identity for start in self._starting]
-            done, _ = ray.wait(refs, num_returns=len(refs), timeout=_LOOK_S)
-            for start in [start for start in self._starting if start.identity in done]:
-                self._starting.remove(start)
+            done = set(ray.wait(refs, num_returns=len(refs), timeout=_LOOK_S)[0])
+            for start in self._take_done(done):
                 try:
                     if worker := _handle_of(start):
                         came.append(worker)
@@ -314,11 +315,16 @@ class WorkerGroup:
             self._start_missing()  # it may wait for a node, and points must not wait with it
         with self._lock:
             refs = [start.identity for start in self._starting]
-            done = ray.wait(refs, num_returns=len(refs), timeout=0)[0] if refs else []
-            came = [start for start in self._starting if start.identity in done]
-            self._starting = [start for start in self._starting if start not in came]
+            done = set(ray.wait(refs, num_returns=len(refs), timeout=0)[0] if refs else [])
+            came = self._take_done(done)
             self._drop_late(now_s)
             return any([self._take_in(start) for start in came])
+
+    def _take_done(self, identities: Collection[Any]) -> list[_Start]:
+        """Take those out of the starting workers that have said which device they have."""
+        came = [start for start in self._starting if start.identity in identities]
+        self._starting = [start for start in self._starting if start.identity not in identities]
+        return came
 
     def _drop_late(self, now_s: float) -> None:
         """Refuse what never comes up: it must not be waited for till the end of the run."""
