@@ -27,7 +27,7 @@ version: 1
 name: ddp_by_network
 workload: {kind: mlp, hidden: 4096, layers: 8}
 matrix: {world_size: [1, 2], precision: [bf16], batch_size: [1024]}
-measure: {max_seconds: 2}
+measure: {warmup: 3, iterations: 10}
 """
 SUMS = """\
 version: 1
@@ -35,7 +35,7 @@ name: sums_by_network
 workload: {kind: collective, operation: all_reduce, dtype: float32}
 matrix: {world_size: 2, size_bytes: [32768, 16777216, 268435456]}
 baseline: {}
-measure: {max_seconds: 2}
+measure: {warmup: 5, iterations: 20}
 """
 
 pytestmark = [

@@ -43,7 +43,7 @@ _CONNECT_TIMEOUT_S = 0.1
 _LONGEST_LOOK_S = 1.5
 _POLL_S = 0.1
 # Hundreds of points may be looked after at once. A thousand nodes are looked at once a second: a
-# ping and its answer take the driver 0.25 ms.
+# ping and its answer take the driver 0.3 ms.
 _LOOK_EVERY_S, _LOOK_AT_A_NODE_S = 0.25, 0.001
 # Less than any CUDA context has, more than the driver keeps for itself.
 _FREE_WITHIN_BYTES = 256 * 1024**2
