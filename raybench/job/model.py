@@ -130,6 +130,10 @@ class Job(Section):
         """Whether the ranks of a point finish the same items together."""
         return registry.shares_work(self._workload_class)
 
+    def ranks_per_item(self, settings: Mapping[str, Scalar]) -> int:
+        """How many ranks finish the same items together, at a point with these settings."""
+        return registry.ranks_per_item(self._workload_class, settings)
+
     @property
     def folder(self) -> Path:
         """Of the job file."""

@@ -235,7 +235,7 @@ class _Batch:
 
 def _make_point(job: Job, candidate: _Candidate) -> Point | Problem:
     values = candidate.values
-    batch = _batch(candidate, shares_work=job.shares_work)
+    batch = _batch(candidate, job)
     if isinstance(batch, Problem):
         return batch
     not_params = {*RUN_SETTINGS, *job.env}
@@ -270,30 +270,36 @@ def _check_items(point: Point) -> Point | Problem:
     return point
 
 
-def _batch(candidate: _Candidate, *, shares_work: bool) -> _Batch | Problem:
-    """Work out the batch sizes. shares_work: all ranks work on the same items."""
-    values = candidate.values
+def _batch(candidate: _Candidate, job: Job) -> _Batch | Problem:
+    """Work out the batch sizes."""
+    values, shares_work = candidate.values, job.shares_work
     if not any(name in values for name in BATCH_SIZES):
         return _Batch(scaling="strong" if shares_work else None)
     world_size, accumulation = int(values["world_size"]), int(values.get("grad_accumulation", 1))
-    share = accumulation if shares_work else world_size * accumulation
+    # Each has a batch of its own.
+    groups = max(1, world_size // job.ranks_per_item(values))
+    share = groups * accumulation
     is_strong = "global_batch_size" in values
     global_batch_size = int(values["global_batch_size" if is_strong else "batch_size"])
     if not is_strong:
         global_batch_size *= share
     if global_batch_size % share:
-        by = [] if shares_work else [f"world_size {world_size}"]
+        by = [f"world_size {world_size}"] if groups == world_size else _name_groups(groups)
         by += [f"grad_accumulation {accumulation}"] if accumulation > 1 else []
         message = f"{global_batch_size} cannot be divided by {' x '.join(by)}"
         return Problem(path=candidate.size_path, message=message)
     if global_batch_size > _INT64_MAX:
-        message = f"batch_size x world_size {world_size} x grad_accumulation {accumulation}"
+        message = f"batch_size x {groups} x grad_accumulation {accumulation}"
         return Problem(path=candidate.size_path, message=f"{message} does not fit into 64 bits")
     return _Batch(
         batch_size=global_batch_size // share,
         global_batch_size=global_batch_size,
         scaling="strong" if is_strong or shares_work else "weak",
     )
+
+
+def _name_groups(groups: int) -> list[str]:
+    return [f"{groups} groups of ranks that share their items"] if groups > 1 else []
 
 
 def _duplicate_remarks(duplicates: Mapping[KeyPath, int]) -> list[Problem]:

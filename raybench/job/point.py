@@ -153,7 +153,16 @@ OPTIONAL = tuple(name for name in EXECUTION if name != "precision")
 UNEVEN = ("shares", "slow_ratio", "slow_count", "slow_by")
 # Parameters that came to built-in workloads later, with the value that all points had before:
 # with it they are left out of ids, too.
-_LATER_PARAMETERS = {"mode": "train", "cast_weights": False}
+_LATER_PARAMETERS: Mapping[str, Scalar] = {"mode": "train", "cast_weights": False}
+_LATER_OF_TRANSFORMER: Mapping[str, Scalar] = {
+    **_LATER_PARAMETERS,
+    "attention": "auto",
+    "dp_shard": 1,
+    "tp": 1,
+    "reshard_after_forward": True,
+    "optimizer_dtype": "fp32",
+    "fused_optimizer": False,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,8 +221,10 @@ class Point(Execution):
 
     def _meant_params(self) -> dict[str, Scalar]:
         """Return the parameters that the id is made of: all, of a user's own workload."""
-        is_built_in = ":" not in self.workload
-        later = _LATER_PARAMETERS.items() if is_built_in else ()
+        if ":" in self.workload:
+            return dict(self.params)
+        is_transformer = self.workload == "transformer"
+        later = (_LATER_OF_TRANSFORMER if is_transformer else _LATER_PARAMETERS).items()
         return {name: value for name, value in self.params.items() if (name, value) not in later}
 
     @property

@@ -261,6 +261,20 @@ def shares_work(workload_class: type) -> bool:
     return bool(getattr(workload_class, "shares_work", False))
 
 
+def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
+    """How many ranks of a point with these settings finish the same items together.
+
+    Raises UsageError, in one line, when the class cannot be asked.
+    """
+    if shares_work(workload_class):
+        return int(settings["world_size"])
+    ask = getattr(workload_class, "ranks_per_item", None)
+    if ask is None:
+        return 1
+    with _one_line("ranks_per_item() of the workload"):
+        return int(ask(settings))
+
+
 def lacks_items(workload_class: type) -> bool:
     """Whether a class that takes a batch size sets no `items_per_step`, as far as its code tells.
 

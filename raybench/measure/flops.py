@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision, Scalar
-from raybench.job.registry import shares_work
+from raybench.job.registry import ranks_per_item
 from raybench.records.failure_text import brief, mentions, message_of
 from raybench.workloads import precision as modes
 from raybench.workloads.base import Context, PartTimes, Regions
@@ -83,7 +83,7 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
         return Counted(flops=None, method=f"not counted: {_why_not(error)}; {_REMEDY}")
     if not flops:
         return Counted(flops=None, method="not counted: the step has none that the counter knows")
-    ranks = context.world_size if shares_work(workload_class) else 1
+    ranks = ranks_per_item(workload_class, {**params, "world_size": context.world_size})
     return Counted(flops=flops / ranks, method=_METHOD)
 
 

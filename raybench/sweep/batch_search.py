@@ -215,9 +215,9 @@ def _batch(point: Point) -> int:
 
 
 def _share(point: Point) -> int:
-    """Batches per optimizer step. Where ranks share their work, all have the same one."""
-    ranks = 1 if point.scaling == "strong" else point.world_size
-    return ranks * point.grad_accumulation
+    """Batches per optimizer step: ranks that share their items have the same one."""
+    assert point.global_batch_size is not None
+    return point.global_batch_size // _batch(point)
 
 
 def _most(search: BatchSearch, first: Point) -> int:

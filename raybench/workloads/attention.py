@@ -37,9 +37,32 @@ def choose_kernel(asked: KernelOrAuto, tokens: Tensor) -> Kernel:
     """
     if asked == "auto":
         return _CHOICES[torch._fused_sdp_choice(tokens, tokens, tokens)]
-    if tokens.device.type == "cpu" and asked in ("efficient", "cudnn"):
-        raise UsageError(f"attention {asked} is for CUDA devices; on a CPU take flash or math")
+    _check_device(asked, tokens.device)
     return asked
+
+
+def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
+    """Let torch's attention take this kernel from now on, in this process; auto: as it is.
+
+    Compiled code and what is computed again keep to it. Raises UsageError where the device has no
+    such kernel.
+    """
+    if asked == "auto" or device.type == "meta":
+        return
+    _check_device(asked, device)
+    switches = {
+        "flash": torch.backends.cuda.enable_flash_sdp,
+        "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
+        "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+        "math": torch.backends.cuda.enable_math_sdp,
+    }
+    for name, switch in switches.items():
+        switch(name == asked)
+
+
+def _check_device(asked: Kernel, device: torch.device) -> None:
+    if device.type == "cpu" and asked in ("efficient", "cudnn"):
+        raise UsageError(f"attention {asked} is for CUDA devices; on a CPU take flash or math")
 
 
 def attend(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

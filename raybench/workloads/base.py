@@ -231,6 +231,9 @@ class Workload(ABC):
     shares_work: class attribute; True where all ranks finish the same items together, as when one
     sequence is divided over them. items_per_step is then what they finish together, batch_size is
     that of all, and more ranks are strong scaling without an axis of batch sizes.
+    ranks_per_item(settings): class method, for a class whose ranks share their items at some points
+    only; how many ranks finish the same items together, of a point with these settings. batch_size
+    is then that of each group of so many ranks, and items_per_step a rank's part of it.
     close(): called after the last step, to end processes and threads.
     check(): called between blocks of steps, outside what is timed; raises WrongResultError when a
     step computed something wrong.
@@ -251,7 +254,7 @@ class Workload(ABC):
     shares_work: ClassVar[bool] = False
     weighs_loss: ClassVar[bool] = False
     metrics: ClassVar[tuple[Metric, ...]] = ()
-    items_per_step: int
+    items_per_step: float
 
     @abstractmethod
     def step(self) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
-from raybench.workloads.model_sizes import DECODER_PRESETS, DecoderShape
+from raybench.workloads.model_sizes import DECODER_PRESETS, DecoderShape, LanguageShape
+from raybench.workloads.recompute import Checkpointing, run_block
 
 __all__ = [
     "DECODER_PRESETS",
@@ -32,17 +32,19 @@ Region = Callable[[str], AbstractContextManager[None]]
 class KeyValueCache:
     """Keys and values of the tokens before, of all layers: of static size, made once.
 
-    memory: (layers, 2, batch, heads, room, head width). position: of the next token, the same in
-    all sequences; whoever owns the cache moves it.
+    memory: (layers, 2, batch, heads of keys, room, head width). position: of the next token, the
+    same in all sequences; whoever owns the cache moves it.
     """
 
     memory: Tensor
     position: int = 0
 
     @classmethod
-    def make(cls, shape: DecoderShape, *, batch_size: int, room: int, **like: Any) -> KeyValueCache:
+    def make(
+        cls, shape: LanguageShape, *, batch_size: int, room: int, **like: Any
+    ) -> KeyValueCache:
         """Make one with room for so many tokens of each sequence; like: as torch.empty."""
-        heads = (shape.heads, room, shape.width // shape.heads)
+        heads = (shape.kv_heads, room, shape.head)
         return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
 
     def of_sequence(self, index: int) -> KeyValueCache:
@@ -79,20 +81,24 @@ class Decoder(nn.Module):
     Pre-norm blocks, learned positions, the output layer tied to the token embedding, no dropout.
     """
 
+    # Of these, a token reads one row.
+    looked_up = ("positions",)
+
     def __init__(
         self,
         shape: DecoderShape,
         *,
         seq_len: int,
-        checkpointing: bool = False,
+        checkpointing: Checkpointing = "none",
         region: Region = lambda name: nullcontext(),
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.positions = nn.Parameter(torch.empty(seq_len, shape.width))
-        self.blocks = nn.ModuleList(Block(shape, region) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(
+            Block(shape, checkpointing, region) for _ in range(shape.layers)
+        )
         self.norm = nn.LayerNorm(shape.width)
-        self._checkpointing = checkpointing
         self._region = region
         self._initialise(shape.layers)
 
@@ -104,11 +110,7 @@ class Decoder(nn.Module):
         with self._region("embedding"):
             x = self.tokens(tokens) + self._positions(tokens.shape[1], cache)
         for layer, block in enumerate(self.blocks):
-            if self._checkpointing:
-                # Nothing random runs in a block, so there is no random state to keep.
-                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x = block(x, None if cache is None else cache.of_layer(layer))
+            x = block(x, None if cache is None else cache.of_layer(layer))
         if cache is not None:
             x = x[:, -1:]
         with self._region("logits"):
@@ -147,9 +149,10 @@ class _Linear(nn.Linear):
 class Block(nn.Module):
     """Causal self-attention and an MLP of four times the width, each with a residual."""
 
-    def __init__(self, shape: DecoderShape, region: Region) -> None:
+    def __init__(self, shape: DecoderShape, checkpointing: Checkpointing, region: Region) -> None:
         super().__init__()
         self._heads = shape.heads
+        self._checkpointing: Checkpointing = checkpointing
         self._region = region
         self.attention_norm = nn.LayerNorm(shape.width)
         self.attention_in = _Linear(shape.width, 3 * shape.width)
@@ -160,6 +163,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
         """Hidden tokens (batch, length, width) to the same; cache: of this layer."""
+        return run_block(self._run, self._checkpointing, x, cache)
+
+    def _run(self, x: Tensor, cache: LayerCache | None) -> Tensor:
         with self._region("attention"):
             x = x + self._attend(self.attention_norm(x), cache)
         with self._region("mlp"):
@@ -181,5 +187,6 @@ class Block(nn.Module):
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy over all positions of the batch."""
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    """Mean cross entropy over all positions of the batch, in fp32 at least, as under autocast."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return functional.cross_entropy(wide.flatten(0, 1), targets.flatten())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +15,16 @@ class DecoderShape:
     heads: int
     width: int
     vocabulary: int = 50_304
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values: as many as of queries."""
+        return self.heads
+
+    @property
+    def head(self) -> int:
+        """Numbers of a head."""
+        return self.width // self.heads
 
 
 # The shapes of Brown et al. 2020, table 2.1 (GPT-3 small, medium, XL, 6.7B, 175B; XL with 16 heads
@@ -27,6 +38,43 @@ DECODER_PRESETS = {
     "175b": DecoderShape(layers=96, heads=96, width=12_288),
 }
 LINEAR_FEATURES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaShape:
+    """Sizes of a Llama: heads of width / heads numbers, of which several share keys and values.
+
+    hidden: numbers between the two layers of the MLP. is_tied: the output layer is the table of
+    tokens.
+    """
+
+    layers: int
+    heads: int
+    kv_heads: int
+    width: int
+    hidden: int
+    vocabulary: int = 128_256
+    is_tied: bool = False
+    theta: float = 500_000.0
+
+    @property
+    def head(self) -> int:
+        """Numbers of a head."""
+        return self.width // self.heads
+
+
+# The shapes of Llama 3.2 1B and 3B and of Llama 3.1 8B (config.json of meta-llama). Positions are
+# not scaled as those of 3.2 are beyond 8192: it is the same work.
+LLAMA_PRESETS = {
+    "llama-tiny": LlamaShape(
+        layers=2, heads=4, kv_heads=2, width=64, hidden=128, vocabulary=512, theta=10_000.0
+    ),
+    "llama-1b": LlamaShape(layers=16, heads=32, kv_heads=8, width=2048, hidden=8192, is_tied=True),
+    "llama-3b": LlamaShape(layers=28, heads=24, kv_heads=8, width=3072, hidden=8192, is_tied=True),
+    "llama-8b": LlamaShape(layers=32, heads=32, kv_heads=8, width=4096, hidden=14_336),
+}
+LanguageShape: TypeAlias = DecoderShape | LlamaShape
+LANGUAGE_PRESETS: Mapping[str, LanguageShape] = {**DECODER_PRESETS, **LLAMA_PRESETS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +136,53 @@ def parameter_count(workload: str, params: Mapping[str, str]) -> int | None:
     if workload == "mlp" and {"hidden", "layers"} <= params.keys():
         hidden = int(params["hidden"])
         return int(params["layers"]) * (hidden * hidden + hidden)
-    if workload == "transformer" and params.get("preset") in DECODER_PRESETS:
+    if workload == "transformer" and params.get("preset") in LANGUAGE_PRESETS:
         # While decoding, the table of positions ends with the new token.
         positions = int(params["seq_len"]) + (params.get("phase") == "decode")
-        shape = DECODER_PRESETS[params["preset"]]
-        return _decoder(replace(shape, layers=int(params.get("layers", shape.layers))), positions)
+        shape = LANGUAGE_PRESETS[params["preset"]]
+        return language_parameters(
+            replace(shape, layers=int(params.get("layers", shape.layers))), positions
+        )
     if workload == "dit" and params.get("preset") in DIT_PRESETS:
         return _dit(DIT_PRESETS[params["preset"]], params)
     return None
+
+
+def language_parameters(shape: LanguageShape, positions: int) -> int:
+    """Count the parameters of a language model; positions: those of its table, if it has one."""
+    return _llama(shape) if isinstance(shape, LlamaShape) else _decoder(shape, positions)
+
+
+def _llama(shape: LlamaShape) -> int:
+    """Tables of tokens and of the output, unless they are one; blocks; a last norm."""
+    tables = shape.vocabulary * shape.width * (1 if shape.is_tied else 2)
+    return tables + shape.layers * (_llama_products(shape) + 2 * shape.width) + shape.width
+
+
+def _llama_products(shape: LlamaShape) -> int:
+    """Weights of a block that tokens are multiplied by: of queries, keys, values, output, MLP."""
+    queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
+    return shape.width * (2 * queries + 2 * keys + 3 * shape.hidden)
+
+
+def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
+    """Count the operations of training on so many tokens as papers on MFU do: 6 N + 12 L d S.
+
+    Of each token, 6 for each of all N parameters, embeddings too, and attention to the whole
+    sequence. What is recomputed does not count (Chowdhery et al. 2022, appendix B).
+    """
+    attention = 12.0 * shape.layers * shape.heads * shape.head * seq_len
+    return tokens * (6.0 * language_parameters(shape, seq_len) + attention)
+
+
+def llama_flops(shape: LlamaShape, *, tokens: float, seq_len: int) -> float:
+    """Count the operations of matrix products and attention in training on so many tokens.
+
+    As torch executes them, without the table of tokens, of which a row is read.
+    """
+    products = shape.layers * _llama_products(shape) + shape.vocabulary * shape.width
+    attention = 12.0 * shape.layers * shape.heads * shape.head * seq_len
+    return tokens * (6.0 * products + attention)
 
 
 def _decoder(shape: DecoderShape, positions: int) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -66,6 +66,9 @@ class Replicas:
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """As Context.no_sync."""
+        # By its method: to import FSDP's class takes half a second, and most points have none.
+        if hasattr(model, "set_requires_gradient_sync"):
+            return _no_reduction(model)
         if not isinstance(model, DistributedDataParallel):
             return nullcontext()
         wrapped = self._wrapped.get(model)
@@ -101,6 +104,16 @@ class Replicas:
         """Forget what was wrapped: what follows is another workload's."""
         self._wrapped.clear()
         self._compiled_before = count_compiled_frames()
+
+
+@contextmanager
+def _no_reduction(model: Any) -> Iterator[None]:
+    """Let FSDP2 add up gradients as they are, until those of a later pass are reduced."""
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
 
 
 def _wrap_anew(ddp: DistributedDataParallel, options: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypedDict, get_type_hints
 
 from pydantic import Field
@@ -83,13 +84,20 @@ LEARNING_RATE = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a model is trained. ddp: as Context.ddp takes them."""
+    """How a model is trained.
+
+    ddp: as Context.ddp takes them. divide: what divides the model over the ranks, instead of DDP.
+    is_cast: the weights are in the type of the precision where they are used: there is no autocast.
+    """
 
     loss: Callable[[Tensor, Tensor], Tensor]
     optimizer: OptimizerName
     grad_accumulation: int
     compile: bool
     ddp: DdpOptions = field(default_factory=DdpOptions)
+    divide: Callable[[nn.Module], nn.Module] | None = None
+    is_fused: bool = False
+    is_cast: bool = False
 
 
 def slices(inputs: Tensor, targets: Tensor, batch_size: int) -> Iterator[Batch]:
@@ -130,7 +138,8 @@ class Trained(Workload):
         torch.manual_seed(context.seed)
         with context.device:
             self.model = make_model()
-        self.replica = context.ddp(self.model, **recipe.ddp)
+        divide = recipe.divide or partial(context.ddp, **recipe.ddp)
+        self.replica = divide(self.model)
         # On the meta device only the operations of a step are counted: compiled they are hidden.
         compiles = recipe.compile and context.device.type != "meta"
         self._forward: Forward = torch.compile(self.replica) if compiles else self.replica
@@ -186,7 +195,7 @@ class Trained(Workload):
         return loss / divisor if divisor != 1 else loss
 
     def _mean_loss(self, forward: Forward, inputs: Tensor, targets: Tensor) -> Tensor:
-        with self._context.autocast():
+        with nullcontext() if self._recipe.is_cast else self._context.autocast():
             return self._recipe.loss(forward(inputs), targets)
 
     def _do_extra_work(self) -> None:
@@ -246,8 +255,10 @@ def _optimizer(model: nn.Module, recipe: Recipe, context: Context) -> torch.opti
 
     # Not capturable, Adam counts its steps on the host: a graph would replay one and the same.
     captured = context.cuda_graph and context.device.type == "cuda"
+    # On the meta device torch fuses nothing.
+    is_fused = True if recipe.is_fused and context.device.type != "meta" else None
     parameters, rate = model.parameters(), LEARNING_RATE
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=rate)
+        return torch.optim.SGD(parameters, lr=rate, fused=is_fused)
     adam = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
-    return adam(parameters, lr=rate, capturable=captured)
+    return adam(parameters, lr=rate, capturable=captured, fused=is_fused)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
@@ -12,31 +12,59 @@ from raybench.job.point import Scalar
 from raybench.records.metric import Metric
 from raybench.workloads.bandwidth import memory_gb_s
 from raybench.workloads.base import Context
-from raybench.workloads.compilation import compile_blocks
+from raybench.workloads.compilation import compile_blocks, compile_model
 from raybench.workloads.inference import CastWeights, Mode, Model, compute_dtype
-from raybench.workloads.trained import (
-    Compile,
-    DdpOptions,
-    GradAccumulation,
-    Optimizer,
-    Recipe,
-    slices,
-)
+from raybench.workloads.layout import Layout, LayoutOptions, layout_defaults, layout_refusals
+from raybench.workloads.model_sizes import LANGUAGE_PRESETS, LanguageShape
+from raybench.workloads.trained import GradAccumulation, Optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
     from raybench.workloads.layers import KeyValueCache
-    from raybench.workloads.model_sizes import DecoderShape
-    from raybench.workloads.trained import Batch
 
 Phase = Literal["prefill", "decode"]
+Checkpointing = Literal["none", "selective", "full"]
+Preset = Annotated[
+    Literal[
+        "tiny", "124m", "350m", "1.3b", "6.7b", "175b",
+        "llama-tiny", "llama-1b", "llama-3b", "llama-8b",
+    ],
+    Field(description="Model, by its number of parameters: GPT-2's shapes or Llama 3's."),
+]  # fmt: skip
+Layers = Annotated[
+    int | None, Field(gt=0, description="Layers of the model; none: those of the preset.")
+]
+SeqLen = Annotated[
+    int, Field(gt=0, description="Tokens per sequence; decode: in the cache before the step.")
+]
+Recomputation = Annotated[
+    bool | Checkpointing,
+    Field(
+        description="Compute the activations of each block again in the backward pass: full (or "
+        "true) all, selective all but attention and every second matrix product, none (or false) "
+        "none."
+    ),
+]
+PhaseOrNone = Annotated[
+    Phase | None,
+    Field(description="Inference: with a cache of keys and values; none: all positions."),
+]
+Attention = Annotated[
+    Literal["auto", "flash", "efficient", "cudnn", "math"],
+    Field(description="Kernel of torch's attention; auto: the one that torch takes."),
+]
+Compile = Annotated[
+    bool,
+    Field(
+        description="Compile in the warm-up: Llama's blocks one by one, and the loss; the GPT-2 "
+        "shapes as a whole, with DDP around them, unless they are divided."
+    ),
+]
 
 
 class Transformer(Model):
-    """Trains or runs a GPT-2 shaped language model on random tokens; one item is one sequence.
+    """Trains or runs a language model on random tokens, GPT-2 or Llama; one item is one sequence.
 
     phase: prefill. A step reads whole prompts of seq_len tokens, fills the cache of keys and
     values, and computes the logits of the next token. phase: decode. A step computes one token of
@@ -68,6 +96,14 @@ class Transformer(Model):
             over_step="per_second",
         ),
         Metric(
+            name="tokens_per_s_per_device",
+            heading="tokens/s/device",
+            unit="tokens/s",
+            description="tokens trained on, per device",
+            over_ranks="mean",
+            over_step="per_second",
+        ),
+        Metric(
             name="bandwidth_share_pct",
             heading="%memory",
             unit="%",
@@ -88,71 +124,89 @@ class Transformer(Model):
         self,
         context: Context,
         *,
-        preset: Annotated[
-            Literal["tiny", "124m", "350m", "1.3b", "6.7b", "175b"],
-            Field(description="Size of the model, by its number of parameters."),
-        ] = "124m",
-        layers: Annotated[
-            int | None, Field(gt=0, description="Layers of the model; none: those of the preset.")
-        ] = None,
-        seq_len: Annotated[
-            int,
-            Field(gt=0, description="Tokens per sequence; decode: in the cache before the step."),
-        ] = 1024,
-        activation_checkpointing: Annotated[
-            bool, Field(description="Recompute the activations of each block in the backward pass.")
-        ] = False,
+        preset: Preset = "124m",
+        layers: Layers = None,
+        seq_len: SeqLen = 1024,
+        activation_checkpointing: Recomputation = False,
         optimizer: Optimizer = "adamw",
         grad_accumulation: GradAccumulation = 1,
         compile: Compile = False,
         mode: Mode = "train",
-        phase: Annotated[
-            Phase | None,
-            Field(description="Inference: with a cache of keys and values; none: all positions."),
-        ] = None,
+        phase: PhaseOrNone = None,
         cast_weights: CastWeights = False,
-        **ddp: Unpack[DdpOptions],
+        attention: Attention = "auto",
+        **options: Unpack[LayoutOptions],
     ) -> None:
         # `raybench plan` reads this signature and must not pay for importing torch.
-        from raybench.workloads.layers import DECODER_PRESETS, Decoder, next_token_loss
+        from raybench.workloads.attention import use_kernel
+        from raybench.workloads.language_training import LanguageTraining
 
-        shape = DECODER_PRESETS[preset]
+        shape = LANGUAGE_PRESETS[preset]
         shape = replace(shape, layers=layers or shape.layers)
+        use_kernel(attention, context.device)
         if phase is not None:
             self._serve(context, shape, phase, seq_len, compile, cast_weights)
             return
-        # On the meta device operations are counted, and what is recomputed does not train.
-        checkpointing = activation_checkpointing and context.device.type != "meta"
-        recipe = Recipe(
-            loss=next_token_loss,
+        if mode == "inference":
+            self._read(context, shape, seq_len, compile, cast_weights)
+            return
+        training = LanguageTraining(
+            context=context,
+            shape=shape,
+            seq_len=seq_len,
+            checkpointing=_as_word(activation_checkpointing),
             optimizer=optimizer,
             grad_accumulation=grad_accumulation,
             compile=compile,
-            ddp=ddp,
+            options=options,
         )
-        regions = {"region": context.region} if mode == "inference" else {}
-        self.build(
-            mode,
-            context,
-            recipe,
-            lambda: Decoder(shape, seq_len=seq_len, checkpointing=checkpointing, **regions),
-            _token_batches(context, shape.vocabulary, seq_len, grad_accumulation),
-            cast_weights=cast_weights,
-        )
-        if mode == "inference":
-            self.tokens_per_s = context.batch_size * seq_len
+        self.train(context, training.recipe(), training.make_model, training.batches())
+        self.items_per_step /= training.layout.ranks_per_batch
+        self.tokens_per_s_per_device = training.tokens_per_step
+        self.model_flops_per_step = training.model_flops
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
         """Why a point with these settings cannot be run, in a sentence; None where it can."""
         if (phase := settings.get("phase")) and settings["mode"] == "train":
             return f"phase: {phase} needs mode: inference"
+        if settings["mode"] == "train":
+            return super().why_not(settings) or next(layout_refusals(settings), None)
+        for name, usual in layout_defaults().items():
+            if settings.get(name, usual) != usual:
+                return f"mode: inference trains nothing, so {name} must be left out"
         return super().why_not(settings)
+
+    @classmethod
+    def ranks_per_item(cls, settings: Mapping[str, Scalar]) -> int:
+        """Return how many ranks work on the same sequences."""
+        return Layout.make(int(settings["world_size"]), settings).ranks_per_batch
+
+    def _read(
+        self,
+        context: Context,
+        shape: LanguageShape,
+        length: int,
+        compile: bool,
+        cast_weights: bool,
+    ) -> None:
+        """Make the model alone; a step gives the logits of all positions."""
+        from raybench.workloads.language_training import make_model, token_batches
+
+        self.load(
+            context,
+            lambda: make_model(shape, length, region=context.region),
+            cast_weights=cast_weights,
+        )
+        batches = token_batches(context, shape.vocabulary, length, 1)
+        forward = compile_model(self.model, context, wanted=compile)
+        self.answer_by(lambda: forward(next(batches)[0]))
+        self.tokens_per_s = context.batch_size * length
 
     def _serve(
         self,
         context: Context,
-        shape: DecoderShape,
+        shape: LanguageShape,
         phase: Phase,
         length: int,
         compile: bool,
@@ -163,7 +217,8 @@ class Transformer(Model):
         Every step computes the same: decoding goes on at one position, so that no step has more
         before it than another one.
         """
-        from raybench.workloads.layers import Block, Decoder, KeyValueCache
+        from raybench.workloads.language_training import BLOCKS, make_model, random_tokens
+        from raybench.workloads.layers import KeyValueCache
 
         batch_size, device = context.batch_size, context.device
         is_decode = phase == "decode"
@@ -171,13 +226,13 @@ class Transformer(Model):
         room = length + is_decode
         self.load(
             context,
-            lambda: Decoder(shape, seq_len=room, region=context.region),
+            lambda: make_model(shape, room, region=context.region),
             cast_weights=cast_weights,
         )
         cache = KeyValueCache.make(
             shape, batch_size=batch_size, room=room, dtype=compute_dtype(context), device=device
         )
-        tokens = _random_tokens(context, shape.vocabulary, (batch_size, room))
+        tokens = random_tokens(context, shape.vocabulary, (batch_size, room))
         if is_decode:
             self._fill(cache, tokens[:, :length])
             self._count_bytes(cache)
@@ -185,7 +240,7 @@ class Transformer(Model):
         if compile and device.type != "meta":
             # Without it Inductor leaves products with one row to cuBLAS.
             options = {"coordinate_descent_tuning": True} if is_decode else None
-            compile_blocks(self.model, Block, options=options)
+            compile_blocks(self.model, *BLOCKS, options=options)
         self.answer_by(lambda: self.model(tokens, cache))
         self.tokens_per_s = tokens.numel()
         setattr(self, "decode_ms_per_token" if is_decode else "prefill_ms", 1)
@@ -200,29 +255,20 @@ class Transformer(Model):
         cache.position = prompts.shape[1]
 
     def _count_bytes(self, cache: KeyValueCache) -> None:
-        """Count what a step must read: weights, all but the table of positions, and the cache.
+        """Count what a step must read: weights, all but tables of one row a token, and the cache.
 
-        The output layer reads the whole table of tokens.
+        An output layer that is the table of tokens reads the whole of it.
         """
-        weights = (p.nbytes for name, p in self.model.named_parameters() if name != "positions")
-        self.memory_bytes = sum(weights) + cache.memory.nbytes
+        looked_up: Any = self.model.looked_up
+        parameters = self.model.named_parameters()
+        weights = sum(p.nbytes for name, p in parameters if name not in looked_up)
+        self.memory_bytes = weights + cache.memory.nbytes
         if self.triad_gb_s is not None:
             # The share is the time that the bytes would take over that of the step.
             self.bandwidth_share_pct = 100 * self.memory_bytes / (self.triad_gb_s * 1e9)
 
 
-def _token_batches(
-    context: Context, vocabulary: int, seq_len: int, grad_accumulation: int
-) -> Iterator[Batch]:
-    text = _random_tokens(
-        context, vocabulary, (context.batch_size * grad_accumulation, seq_len + 1)
-    )
-    # The target of each token is the one after it. Both contiguous, as a loader's would be.
-    inputs, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-    return slices(inputs, targets, context.batch_size)
-
-
-def _random_tokens(context: Context, vocabulary: int, shape: tuple[int, int]) -> Tensor:
-    import torch
-
-    return torch.randint(vocabulary, shape, generator=context.generator(), device=context.device)
+def _as_word(checkpointing: bool | Checkpointing) -> Checkpointing:
+    if isinstance(checkpointing, bool):
+        return "full" if checkpointing else "none"
+    return checkpointing

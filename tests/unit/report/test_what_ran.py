@@ -12,9 +12,10 @@ from raybench.cli.results import load_summary
 from raybench.report.charts.figures import rows_of
 from raybench.report.key_figures import key_figures
 from raybench.report.what_ran import what_ran
+from raybench.workloads.language_training import make_model
 from raybench.workloads.layers import DECODER_PRESETS, Decoder
 from raybench.workloads.mlp import linear_stack
-from raybench.workloads.model_sizes import LINEAR_FEATURES, parameter_count
+from raybench.workloads.model_sizes import LANGUAGE_PRESETS, LINEAR_FEATURES, parameter_count
 
 RESULTS = Path(__file__).parents[3] / "results" / "examples"
 RUNS = {path.name.partition("-")[0]: path.name for path in sorted((RESULTS / "points").iterdir())}
@@ -70,9 +71,9 @@ def test_a_model_that_only_runs_has_no_optimizer() -> None:
 
 def test_the_parameters_that_are_told_are_those_of_the_models_that_are_built() -> None:
     with torch.device("meta"):
-        for preset, shape in DECODER_PRESETS.items():
+        for preset, shape in LANGUAGE_PRESETS.items():
             for layers, seq_len in ((1, 8), (2, 1024)):
-                model = Decoder(replace(shape, layers=layers), seq_len=seq_len)
+                model = make_model(replace(shape, layers=layers), seq_len)
                 params = {"preset": preset, "seq_len": str(seq_len), "layers": str(layers)}
                 assert parameter_count("transformer", params) == parameters(model)
         whole = parameters(Decoder(DECODER_PRESETS["124m"], seq_len=1024))

@@ -14,10 +14,17 @@ from raybench.job.point import Precision
 from raybench.workloads import bandwidth, transformer
 from raybench.workloads.base import Context
 from raybench.workloads.inference import Model
+from raybench.workloads.language_training import make_model
 from raybench.workloads.layers import Decoder, KeyValueCache
 from raybench.workloads.linear import Linear
+from raybench.workloads.llama import Llama
 from raybench.workloads.mlp import Mlp
-from raybench.workloads.model_sizes import DECODER_PRESETS, parameter_count
+from raybench.workloads.model_sizes import (
+    DECODER_PRESETS,
+    LANGUAGE_PRESETS,
+    language_parameters,
+    parameter_count,
+)
 from raybench.workloads.transformer import Transformer
 
 TINY = DECODER_PRESETS["tiny"]
@@ -77,10 +84,11 @@ def answer_of(workload: Model) -> Tensor:
     return answer
 
 
-def decode(model: Decoder, tokens: Tensor, *, prompt: int, shift: int = 0) -> Tensor:
+def decode(model: Decoder | Llama, tokens: Tensor, *, prompt: int, shift: int = 0) -> Tensor:
     """Logits after the prompt and after each token that follows; shift: of their positions."""
     batch_size, length = tokens.shape
-    cache = KeyValueCache.make(TINY, batch_size=batch_size, room=length, dtype=torch.float64)
+    shape = LANGUAGE_PRESETS["llama-tiny" if isinstance(model, Llama) else "tiny"]
+    cache = KeyValueCache.make(shape, batch_size=batch_size, room=length, dtype=torch.float64)
     logits = [model(tokens[:, :prompt], cache)]
     for position in range(prompt, length):
         cache.position = position + shift
@@ -88,10 +96,11 @@ def decode(model: Decoder, tokens: Tensor, *, prompt: int, shift: int = 0) -> Te
     return torch.cat(logits, dim=1)
 
 
-@pytest.fixture
-def model() -> Decoder:
+@pytest.fixture(params=["tiny", "llama-tiny"])
+def model(request: pytest.FixtureRequest) -> Decoder | Llama:
     torch.manual_seed(0)
-    return Decoder(TINY, seq_len=10).double().requires_grad_(False)
+    made = make_model(LANGUAGE_PRESETS[request.param], 10)
+    return made.double().requires_grad_(False)
 
 
 @pytest.fixture
@@ -101,14 +110,14 @@ def tokens() -> Tensor:
 
 @pytest.mark.parametrize("prompt", [1, 6])
 def test_prompt_and_tokens_one_by_one_give_the_logits_of_the_whole_sequence(
-    model: Decoder, tokens: Tensor, prompt: int
+    model: Decoder | Llama, tokens: Tensor, prompt: int
 ) -> None:
     whole = model(tokens)[:, prompt - 1 :]
     assert (decode(model, tokens, prompt=prompt) - whole).abs().max() < 1e-12 * whole.abs().max()
 
 
 def test_a_token_at_a_wrong_position_of_the_cache_gives_other_logits(
-    model: Decoder, tokens: Tensor
+    model: Decoder | Llama, tokens: Tensor
 ) -> None:
     whole = model(tokens)[:, 5:]
     wrong = decode(model, tokens, prompt=6, shift=-1)
@@ -236,6 +245,16 @@ def test_each_phase_says_what_its_step_does() -> None:
     assert whole.tokens_per_s == 3 * 12
     assert not hasattr(prefill, "decode_ms_per_token")
     assert not hasattr(whole, "prefill_ms")
+
+
+def test_decoding_reads_all_weights_of_llama_but_its_table_of_tokens() -> None:
+    shape = LANGUAGE_PRESETS["llama-tiny"]
+    workload = Transformer(
+        make_context(), preset="llama-tiny", seq_len=12, mode="inference", phase="decode"
+    )
+    read = language_parameters(shape, 13) - shape.vocabulary * shape.width
+    cache = shape.layers * 2 * 3 * shape.kv_heads * 13 * shape.head
+    assert workload.memory_bytes == 4 * (read + cache)
 
 
 @pytest.mark.parametrize("phase", [None, "prefill", "decode"])

@@ -22,6 +22,7 @@ from raybench.workloads.base import Context
 from raybench.workloads.layers import DECODER_PRESETS, Decoder
 from raybench.workloads.linear import Linear
 from raybench.workloads.mlp import Mlp
+from raybench.workloads.model_sizes import LANGUAGE_PRESETS
 from raybench.workloads.trained import Trained, ddp_defaults
 from raybench.workloads.transformer import Transformer
 
@@ -37,6 +38,10 @@ BUILDS: dict[str, Build] = {
     "transformer with checkpointing": partial(
         Transformer, preset="tiny", seq_len=16, activation_checkpointing=True
     ),
+    "transformer with selective checkpointing": partial(
+        Transformer, preset="tiny", seq_len=16, activation_checkpointing="selective"
+    ),
+    "llama": partial(Transformer, preset="llama-tiny", seq_len=16),
 }
 
 
@@ -271,7 +276,7 @@ def test_a_preset_has_about_as_many_parameters_as_its_name_says(
     preset: str, millions: float
 ) -> None:
     with torch.device("meta"):
-        model = Decoder(DECODER_PRESETS[preset], seq_len=1024, checkpointing=False)
+        model = Decoder(DECODER_PRESETS[preset], seq_len=1024)
     count = sum(parameter.numel() for parameter in model.parameters())
     assert count / 1e6 == pytest.approx(millions, rel=0.5 if preset == "tiny" else 0.01)
 
@@ -279,11 +284,11 @@ def test_a_preset_has_about_as_many_parameters_as_its_name_says(
 def test_the_presets_of_the_parameter_are_those_of_the_model() -> None:
     hints = get_type_hints(Transformer.__init__, include_extras=True)
     literal = get_args(hints["preset"])[0]
-    assert set(get_args(literal)) == set(DECODER_PRESETS)
+    assert set(get_args(literal)) == set(LANGUAGE_PRESETS)
 
 
 def test_the_transformer_is_causal() -> None:
-    model = Decoder(DECODER_PRESETS["tiny"], seq_len=8, checkpointing=False)
+    model = Decoder(DECODER_PRESETS["tiny"], seq_len=8)
     tokens = torch.arange(8).unsqueeze(0)
     changed = tokens.clone()
     changed[0, 5] = 99
@@ -309,12 +314,13 @@ def test_the_target_of_a_token_is_the_one_after_it(monkeypatch: pytest.MonkeyPat
 
 
 def test_checkpointing_gives_the_same_gradients() -> None:
-    plain, checkpointed = (
-        gradients_of_one_step(BUILDS[name](make_context()))
-        for name in ("transformer", "transformer with checkpointing")
+    plain, *others = (
+        gradients_of_one_step(BUILDS[f"transformer{how}"](make_context()))
+        for how in ("", " with checkpointing", " with selective checkpointing")
     )
-    for one, other in zip(plain, checkpointed, strict=True):
-        torch.testing.assert_close(one, other)
+    for checkpointed in others:
+        for one, other in zip(plain, checkpointed, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def test_checkpointing_runs_each_block_again_in_the_backward_pass() -> None:
@@ -323,7 +329,8 @@ def test_checkpointing_runs_each_block_again_in_the_backward_pass() -> None:
         blocks = workload.model.blocks
         assert isinstance(blocks, nn.ModuleList)
         for block in blocks:
-            block.register_forward_pre_hook(lambda module, _inputs: runs.append(module))
+            first = block.get_submodule("attention_norm")
+            first.register_forward_pre_hook(lambda module, _inputs: runs.append(module))
         workload.step()
         return len(runs) / len(blocks)
 

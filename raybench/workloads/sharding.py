@@ -1,0 +1,151 @@
+"""Divide a language model over ranks: by torch's tensor parallelism and its FSDP2.
+
+A model has `tokens`, `blocks`, `norm` and, unless it is the table of tokens, `output`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from raybench.workloads.compilation import compile_blocks
+from raybench.workloads.layout import Layout
+
+# Torch keeps what it found out of a mesh in caches by its ranks and names, with its groups. Those
+# of another point have been taken down: each mesh has names of its own.
+_MESHES = count()
+_SEQUENCE = Shard(1)
+
+
+def divide(
+    model: nn.Module,
+    layout: Layout,
+    device: torch.device,
+    *,
+    compute_dtype: torch.dtype | None,
+    reshard_after_forward: bool,
+    compiled: Sequence[type[nn.Module]] = (),
+) -> nn.Module:
+    """Divide the model over all ranks, which all call it at the same place; in place.
+
+    compute_dtype: what weights are cast to where they are gathered; gradients are then reduced in
+    fp32. None: both are as weights are stored. compiled: kinds of modules to compile, by one code.
+    """
+    mesh = _make_mesh(layout, device)
+    replicate, shard, tensor = cast("tuple[str, ...]", mesh.mesh_dim_names)
+    if layout.tp > 1:
+        _divide_products(model, mesh[tensor])
+    # Before they are sharded: gathering is not part of the compiled code.
+    compile_blocks(model, *compiled)
+    if layout.dp_replicate * layout.dp_shard == 1 and compute_dtype is None:
+        return model
+    data = mesh[replicate, shard] if layout.dp_replicate > 1 else mesh[shard]
+    _shard(model, data, compute_dtype, reshard_after_forward)
+    return model
+
+
+def sequence_part(layout: Layout, rank: int) -> Callable[[Tensor], Tensor]:
+    """Return what takes from (batch, seq_len) the tokens whose logits are on this rank."""
+    place = rank % layout.tp
+    return lambda tokens: tokens.chunk(layout.tp, dim=1)[place]
+
+
+def _make_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
+    # The default group knows no device, so groups are made anew; they are not split off, which
+    # crashes after a second init_process_group (pytorch#192109).
+    number = next(_MESHES)
+    degrees = {"replicate": layout.dp_replicate, "shard": layout.dp_shard, "tensor": layout.tp}
+    return init_device_mesh(
+        device.type,
+        tuple(degrees.values()),
+        mesh_dim_names=tuple(f"{name}_{number}" for name in degrees),
+    )
+
+
+def _shard(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    compute_dtype: torch.dtype | None,
+    reshard_after_forward: bool,
+) -> None:
+    """Shard each block by itself, and what stands before and behind them."""
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute_dtype,
+        reduce_dtype=None if compute_dtype is None else torch.float32,
+        # A model's inputs are tokens; positions stay in fp32.
+        cast_forward_inputs=False,
+    )
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
+    for block in cast("nn.ModuleList", model.blocks):
+        fully_shard(block, reshard_after_forward=reshard_after_forward, **options)
+    output = getattr(model, "output", None)
+    if output is not None and output.weight is not cast("Any", model.tokens).weight:
+        fully_shard(
+            cast("Any", model.tokens), reshard_after_forward=reshard_after_forward, **options
+        )
+        # The backward pass begins with these, so they stay.
+        fully_shard([cast("Any", model.norm), output], reshard_after_forward=False, **options)
+    fully_shard(model, reshard_after_forward=False, **options)
+
+
+def _divide_products(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Divide each matrix product over the ranks, and between products the sequence.
+
+    As torchtitan and torch's tutorial on tensor parallelism divide Llama. The logits come by
+    sequence, whole ones of each token, and are local tensors.
+    """
+    is_tied = cast("Any", model.output).weight is cast("Any", model.tokens).weight
+    parallelize_module(
+        model,
+        mesh,
+        {
+            "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=_SEQUENCE),
+            "norm": SequenceParallel(),
+            "output": ColwiseParallel(input_layouts=_SEQUENCE, output_layouts=_SEQUENCE),
+        },
+    )
+    if is_tied:
+        # Both are divided by the vocabulary.
+        cast("Any", model.output).weight = cast("Any", model.tokens).weight
+    for block in cast("nn.ModuleList", model.blocks):
+        parallelize_module(block, mesh, _block_plan())
+
+
+def _block_plan() -> dict[str, ParallelStyle]:
+    return {
+        "attention_norm": SequenceParallel(),
+        # Rotation and cache are as they are.
+        "attention": _gather_sequence(others=2),
+        "attention.query": ColwiseParallel(),
+        "attention.key": ColwiseParallel(),
+        "attention.value": ColwiseParallel(),
+        "attention.output": RowwiseParallel(output_layouts=_SEQUENCE),
+        "mlp_norm": SequenceParallel(),
+        "mlp": _gather_sequence(),
+        "mlp.gate": ColwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(output_layouts=_SEQUENCE),
+    }
+
+
+def _gather_sequence(others: int = 0) -> ParallelStyle:
+    """Gather the first input along the sequence; `others` are what follow it."""
+    return PrepareModuleInput(
+        input_layouts=(_SEQUENCE, *(None,) * others),
+        desired_input_layouts=(Replicate(), *(None,) * others),
+    )

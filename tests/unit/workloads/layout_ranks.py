@@ -1,0 +1,142 @@
+"""What ranks of a layout compute together, beside one device, in fp64 on gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from raybench.job.point import Precision
+from raybench.workloads import language_training
+from raybench.workloads.base import Context
+from raybench.workloads.layout import Layout
+from raybench.workloads.transformer import Transformer
+
+BATCH = 2
+SIZES: dict[str, Any] = {"preset": "llama-tiny", "seq_len": 16}
+# By world size and name.
+LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "DDP": {},
+        "FSDP": {"dp_shard": 2},
+        "FSDP, kept after the forward pass": {"dp_shard": 2, "reshard_after_forward": False},
+        "FSDP of GPT-2": {"dp_shard": 2, "preset": "tiny"},
+        "FSDP, two passes": {"dp_shard": 2, "grad_accumulation": 2},
+        "FSDP, full checkpointing": {"dp_shard": 2, "activation_checkpointing": "full"},
+        "TP": {"tp": 2},
+        "TP, selective checkpointing": {"tp": 2, "activation_checkpointing": "selective"},
+    },
+    4: {
+        "FSDP": {"dp_shard": -1},
+        "HSDP": {"dp_shard": 2},
+        "FSDP x TP": {"dp_shard": 2, "tp": 2, "activation_checkpointing": "full"},
+        "DDP x TP": {"dp_replicate": 2, "tp": 2},
+    },
+}
+
+
+def make(rank: int, world_size: int, **options: Any) -> Transformer:
+    context = Context(
+        device=torch.device("cpu"), rank=rank, world_size=world_size, local_rank=rank,
+        batch_size=BATCH, precision=Precision.FP32, seed=3,
+    )  # fmt: skip
+    return Transformer(context, **{**SIZES, **options})
+
+
+@contextmanager
+def _losses() -> Iterator[list[Tensor]]:
+    """Note the losses of the logits that are here."""
+    noted: list[Tensor] = []
+    real = language_training.next_token_loss
+
+    def note(logits: Tensor, targets: Tensor) -> Tensor:
+        noted.append(real(logits, targets))
+        return noted[-1]
+
+    with mock.patch.object(language_training, "next_token_loss", note):
+        yield noted
+
+
+def step(rank: int, world_size: int, **options: Any) -> tuple[Tensor, list[Tensor]]:
+    """Return the mean loss of a step here, and its gradients as wholes."""
+    gradients: list[Tensor] = []
+
+    def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for parameter in optimizer.param_groups[0]["params"]:
+            one = parameter.grad
+            gradients.append(one.full_tensor() if isinstance(one, DTensor) else one.clone())
+
+    with _losses() as losses:
+        workload = make(rank, world_size, **options)
+        workload.optimizer.register_step_pre_hook(look)
+        workload.step()
+    return torch.stack(losses).mean().detach(), gradients
+
+
+def difference(rank: int, world_size: int, options: dict[str, Any]) -> float:
+    """Largest difference of the loss and of a gradient to those of one device, as a share."""
+    degrees = ("dp_replicate", "dp_shard", "tp", "reshard_after_forward")
+    alone = {name: value for name, value in options.items() if name not in degrees}
+    groups = world_size // Layout.make(world_size, options).ranks_per_batch
+    # The batches of all groups, one after the other, on one device.
+    wholes = [step(group, 1, **alone) for group in range(groups)]
+    loss, gradients = step(rank, world_size, **options)
+    dist.all_reduce(loss)
+    wanted_loss = torch.stack([one for one, _ in wholes]).mean()
+    shares = [float((loss / world_size - wanted_loss).abs() / wanted_loss)]
+    for found, *parts in zip(gradients, *(of_group for _, of_group in wholes), strict=True):
+        wanted = torch.stack(parts).mean(0)
+        shares.append(float((found - wanted).norm() / wanted.norm()))
+    return max(shares)
+
+
+def _faults() -> dict[str, tuple[dict[str, Any], AbstractContextManager[object]]]:
+    def first_part(layout: Layout, rank: int) -> Any:
+        return lambda tokens: tokens.chunk(layout.tp, dim=1)[0]
+
+    return {
+        "targets of another part": (
+            {"tp": 2},
+            mock.patch.object(language_training, "sequence_part", first_part),
+        ),
+        "each rank of a group with a batch of its own": (
+            {"tp": 2},
+            mock.patch.object(Layout, "batch_of", lambda self, rank: rank),
+        ),
+        "nothing": ({"tp": 2}, nullcontext()),
+    }
+
+
+def _differences(rank: int, world_size: int) -> dict[str, float]:
+    found = {
+        name: difference(rank, world_size, options) for name, options in LAYOUTS[world_size].items()
+    }
+    if world_size == 2:
+        for name, (options, fault) in _faults().items():
+            with fault:
+                found[f"fault: {name}"] = difference(rank, world_size, options)
+    return found
+
+
+def run_rank(rank: int, world_size: int, store: str) -> dict[str, float]:
+    """Be that rank of a group; how far each of its layouts is from one device."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=200),
+    )
+    try:
+        return _differences(rank, world_size)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,143 @@
+"""Layouts: what ranks compute together is what one device does, and what cannot be divided."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forked import run_ranks
+from layout_ranks import LAYOUTS, run_rank
+
+from raybench.errors import JobError
+from raybench.job.model import load_job
+from raybench.job.plan import make_plan
+from raybench.job.point import Precision
+from raybench.measure.flops import step_flops
+from raybench.workloads.base import Context
+from raybench.workloads.layout import Layout
+from raybench.workloads.model_sizes import LLAMA_PRESETS, llama_flops, model_flops
+from raybench.workloads.transformer import Transformer
+
+EXACT = 1e-12
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    return run_ranks(run_rank, 2, 2, str(tmp_path_factory.mktemp("layouts") / "store"))
+
+
+@pytest.mark.parametrize("name", LAYOUTS[2])
+def test_loss_and_gradients_of_a_layout_of_two_ranks_are_those_of_one_device(
+    of_two: list[dict[str, float]], name: str
+) -> None:
+    assert max(found[name] for found in of_two) < EXACT
+
+
+def test_a_fault_in_what_ranks_share_shows(of_two: list[dict[str, float]]) -> None:
+    faults = {name: max(found[name] for found in of_two) for name in of_two[0] if "fault" in name}
+    assert faults.pop("fault: nothing") < EXACT
+    assert len(faults) == 2
+    assert min(faults.values()) > 0.1
+
+
+@pytest.mark.long
+def test_loss_and_gradients_of_layouts_of_four_ranks_are_those_of_one_device(
+    tmp_path: Path,
+) -> None:
+    for found in run_ranks(run_rank, 4, 4, str(tmp_path / "store")):
+        assert found.keys() == LAYOUTS[4].keys()
+        assert max(found.values()) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("world_size", "options", "degrees"),
+    [
+        (4, {}, (4, 1, 1)),
+        (8, {"dp_shard": 2}, (4, 2, 1)),
+        (8, {"dp_shard": -1}, (1, 8, 1)),
+        (8, {"dp_shard": -1, "tp": 2}, (1, 4, 2)),
+        (8, {"dp_shard": -1, "dp_replicate": 2, "tp": 2}, (2, 2, 2)),
+    ],
+)
+def test_a_degree_that_is_not_given_is_what_the_others_leave(
+    world_size: int, options: dict[str, Any], degrees: tuple[int, ...]
+) -> None:
+    layout = Layout.make(world_size, options)
+    assert (layout.dp_replicate, layout.dp_shard, layout.tp) == degrees
+    assert layout.ranks == world_size
+
+
+def plan(tmp_path: Path, world_size: int = 4, precision: str = "bf16", **workload: Any) -> Any:
+    path = tmp_path / "job.yaml"
+    settings = {"preset": "llama-tiny", "seq_len": 32, **workload}
+    text = ", ".join(f"{name}: {str(value).lower()}" for name, value in settings.items())
+    path.write_text(
+        "version: 1\nname: one\nbaseline: {}\n"
+        f"workload: {{kind: transformer, {text}}}\n"
+        f"matrix: {{world_size: {world_size}, precision: {precision}, batch_size: 6}}\n"
+    )
+    return make_plan(load_job(path))
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        ({"dp_shard": 3}, "dp_replicate 1 x dp_shard 3 x tp 1 is 3, and must be world_size 4"),
+        ({"dp_shard": 2, "tp": 4}, "is 8, and must be world_size 4"),
+        ({"tp": 4}, "tp 4 does not divide 4 heads and 2 heads of keys.* largest that does is 2"),
+        ({"preset": "llama-3b", "tp": 4, "seq_len": 30}, "seq_len 30; the next that it does is 32"),
+        ({"preset": "124m", "tp": 2}, "preset 124m has no tensor parallelism"),
+        ({"dp_shard": 4, "precision": "fp16"}, "is not trained in fp16"),
+        ({"optimizer_dtype": "bf16", "precision": "fp32"}, "bf16 needs precision bf16, given fp32"),
+        ({"dp_shard": 2, "mode": "inference"}, "trains nothing, so dp_shard must be left out"),
+        ({"dp_shard": 0}, "dp_shard must be at least 1"),
+    ],
+)  # fmt: skip
+def test_plan_refuses_what_cannot_be_divided_and_says_what_can(
+    tmp_path: Path, workload: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(JobError, match=message):
+        plan(tmp_path, **workload)
+
+
+def test_plan_names_the_next_degree_that_divides_the_heads(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"tp 3 does not divide 32 heads .* next that does is 4"):
+        plan(tmp_path, world_size=3, preset="llama-8b", tp=3)
+
+
+def test_ranks_of_a_tp_group_share_a_batch(tmp_path: Path) -> None:
+    batches = {
+        tp: [(one.batch_size, one.global_batch_size) for one in plan(tmp_path, tp=tp).points]
+        for tp in (1, 2)
+    }
+    assert batches == {1: [(6, 24)], 2: [(6, 12)]}
+
+
+def make_context(world_size: int = 1) -> Context:
+    return Context(
+        device=torch.device("meta"), rank=0, world_size=world_size, local_rank=0,
+        batch_size=2, precision=Precision.FP32,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", LLAMA_PRESETS)
+def test_the_operations_of_llama_are_those_of_its_formula(preset: str) -> None:
+    parameters = {"preset": preset, "seq_len": 128, "activation_checkpointing": "full"}
+    wanted = llama_flops(LLAMA_PRESETS[preset], tokens=256, seq_len=128)
+    assert step_flops(Transformer, parameters, make_context()).flops == wanted
+
+
+def test_ranks_of_a_tp_group_do_their_part_of_the_operations() -> None:
+    parameters = {"preset": "llama-tiny", "seq_len": 32}
+    whole = step_flops(Transformer, parameters, make_context()).flops
+    part = step_flops(Transformer, {**parameters, "tp": 2}, make_context(world_size=2)).flops
+    assert whole is not None
+    assert part == whole / 2
+
+
+def test_mfu_counts_6_n_and_attention_as_published_tables_do() -> None:
+    # KempnerForge: 10,471 tokens/s on an H200 of 989.5 TFLOP/s are 57.8 %.
+    flops = model_flops(LLAMA_PRESETS["llama-8b"], tokens=10_471, seq_len=4096)
+    assert flops / 989.5e12 == pytest.approx(0.578, abs=0.0005)
