@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,9 +14,12 @@ from raybench.analysis.rounds import records
 from raybench.stats.summary import step_series
 
 _NS_PER_MS = 1e6
+_NS_PER_S = 1e9
 
 # What `step_times` and `rank_by_iteration` need of the table `samples`.
 SAMPLE_COLUMNS = ("repeat", "rank", "iteration", "is_warmup", "step_ns")
+# What `busy_pct` needs of it.
+BUSY_COLUMNS = ("is_warmup", "start_ns", "step_ns")
 
 
 def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -114,9 +117,7 @@ def device_states(telemetry: pd.DataFrame, start: datetime, duration_s: float) -
     clocks, power, temperature and utilisation, and throttle_reasons (a list of all that occurred).
     Devices that did not work on the point are among them: the table does not tell which did.
     """
-    # Nobody knows how long: then nothing was sampled meanwhile.
-    until = start if pd.isna(duration_s) else start + timedelta(seconds=duration_s)
-    during = telemetry[(telemetry["time"] >= start) & (telemetry["time"] <= until)]
+    during = _meanwhile(telemetry, start, duration_s)
     return pd.DataFrame(
         [
             {
@@ -130,6 +131,32 @@ def device_states(telemetry: pd.DataFrame, start: datetime, duration_s: float) -
             for (node_id, index), mine in during.groupby(["node_id", "index"])
         ]
     )
+
+
+def busy_pct(
+    telemetry: pd.DataFrame, samples: pd.DataFrame, point: Mapping[str, Any]
+) -> float | None:
+    """Find how busy the devices of a point were while it was timed: the least busy one's median.
+
+    In percent of the time, a kernel was running; None where nothing was sampled meanwhile.
+    telemetry: rows of the table of one run. samples: of the point, BUSY_COLUMNS of the table.
+    point: its row of `points`. The table does not tell which devices worked: the busiest of all.
+    """
+    timed = samples[~samples["is_warmup"].astype(bool)]
+    if timed.empty:
+        return None
+    begin_s = timed["start_ns"].min() / _NS_PER_S
+    lasted_s = (timed["start_ns"] + timed["step_ns"]).max() / _NS_PER_S - begin_s
+    during = _meanwhile(telemetry, point["started_at"] + timedelta(seconds=begin_s), lasted_s)
+    medians = during.groupby(["node_id", "index"])["gpu_utilization_pct"].median().dropna()
+    count = int(point["world_size"])
+    return float(medians.nlargest(count).min()) if len(medians) >= count else None
+
+
+def _meanwhile(telemetry: pd.DataFrame, start: datetime, duration_s: float) -> pd.DataFrame:
+    # Nobody knows how long: then nothing was sampled meanwhile.
+    until = start if pd.isna(duration_s) else start + timedelta(seconds=duration_s)
+    return telemetry[(telemetry["time"] >= start) & (telemetry["time"] <= until)]
 
 
 def _reasons(column: pd.Series) -> list[str]:

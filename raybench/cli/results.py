@@ -18,6 +18,8 @@ from raybench.report import formatting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
+
     from raybench.report.summary import Summary
     from raybench.report.text.points import PointDetails
     from raybench.results.run import Run
@@ -276,9 +278,23 @@ def _show_points(results: Path, run_id: str, _: str, as_json: bool) -> str:
     from raybench.results import reader
 
     points = latest_trials(reader.load(results, "points", run_id))
+    points["busy_pct"] = _busy(results, run_id, points)
     if as_json:
         return json_report.format_object(run_id=run_id, points=json_report.records(points))
     return format_points(points, width=width(), color=color())
+
+
+def _busy(results: Path, run_id: str, points: pd.DataFrame) -> list[float | None]:
+    """Find how busy the devices were, point by point: all samples may not fit into memory."""
+    from raybench.analysis.rounds import records
+    from raybench.analysis.step_times import BUSY_COLUMNS, busy_pct
+    from raybench.results import reader
+
+    rows = records(points)
+    attempts = [(str(row["point_id"]), int(row["attempt"])) for row in rows]
+    telemetry = reader.load(results, "telemetry", run_id)
+    samples = reader.each_attempt(results, "samples", run_id, attempts, BUSY_COLUMNS)
+    return [busy_pct(telemetry, of_point, row) for of_point, row in zip(samples, rows, strict=True)]
 
 
 def _show_point(results: Path, run_id: str, prefix: str, as_json: bool) -> str:

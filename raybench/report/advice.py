@@ -21,6 +21,9 @@ from raybench.stats.shares import fast_devices
 
 # Less is not worth a change.
 _WORTHWHILE = 0.02
+# Base rate x global batch / 256, after a warm-up of some epochs, for SGD with momentum.
+_BASE_BATCH = 256
+_GOYAL = "Goyal et al. 2017, arXiv:1706.02677, of SGD after a warm-up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,12 @@ class Advice:
 def advise_run(summary: Summary) -> list[Advice]:
     """Advise from the points of a run; empty where nothing follows from them."""
     rows = records(summary.scaling)
-    return [*_from_fleets(summary), *_from_slow_ranks(rows, summary.ranks), *_from_best(summary)]
+    return [
+        *_from_fleets(summary),
+        *_from_slow_ranks(rows, summary.ranks),
+        *_from_best(summary),
+        *_from_global_batches(rows, summary.ranks),
+    ]
 
 
 def advise_health(report: HealthReport) -> list[Advice]:
@@ -126,6 +134,25 @@ def _from_best(summary: Summary) -> Iterator[Advice]:
             text=f"{criterion}: {choice}",
             rows=(f"all {measured} points that are ok",),
         )
+
+
+def _from_global_batches(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator[Advice]:
+    """Say what the learning rate would be for the fastest point on each number of ranks."""
+    best: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        trains = row["params"].get("mode", "train") == "train" and "optimizer" in row["params"]
+        if row["status"] == "ok" and trains and formatting.has_value(row["throughput"]):
+            most = best.setdefault(int(row["world_size"]), row)
+            if row["throughput"] > most["throughput"]:
+                best[int(row["world_size"])] = row
+    for world_size, row in sorted(best.items()):
+        batch = int(row["global_batch_size"])
+        about = formatting.ranks_words(world_size, ranks)
+        text = (
+            f"{about}: a global batch of {batch:,} takes {batch / _BASE_BATCH:g} times the rate "
+            f"for {_BASE_BATCH}, if it is scaled linearly; not measured ({_GOYAL})"
+        )
+        yield Advice(about="learning rate", text=text, rows=(str(row["point_id"]),))
 
 
 def _about_device(name: str, findings: Sequence[Finding], count: int) -> str:

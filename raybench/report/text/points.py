@@ -65,7 +65,10 @@ class PointDetails:
 
 
 def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = False) -> str:
-    """List the points of one run: the settings that vary among them, and what was measured."""
+    """List the points of one run: the settings that vary among them, and what was measured.
+
+    points: rows of the table, with `busy_pct` as `raybench.analysis.step_times` finds it.
+    """
     if points.empty:
         return render([line("No point has been finished yet.")], width, color)
     rows = records(points)
@@ -91,6 +94,7 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
         _metric_column(metric, unit): [_metric_cell(metric, row, unit) for row in rows]
         for metric in (*rates[1:], p99, memory)
     }
+    extras[Column("busy", side="right")] = [_busy(row) for row in rows]
     known = {column: cells for column, cells in extras.items() if any(cells)}
     reasons = [_reason(row) for row in rows]
     return render([_fitting(columns, known, reasons, width)], width, color)
@@ -112,6 +116,12 @@ def _metric_column(metric: Metric, unit: formatting.Unit = formatting.MILLISECON
 
 def _metric_cell(metric: Metric, row: Row, unit: formatting.Unit = formatting.MILLISECONDS) -> str:
     return formatting.metric(metric, value_of(row, metric), unit)
+
+
+def _busy(row: Row) -> str:
+    """How much of the time the least busy device of the point ran a kernel."""
+    share = row["busy_pct"]
+    return formatting.percent(share / 100) if formatting.has_value(share) else ""
 
 
 def _reason(row: Row) -> str:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from datetime import timedelta
+
 import numpy as np
 import pandas as pd
-from builders import make_measurement, make_point, make_record
+from builders import START, make_measurement, make_point, make_record
 
-from raybench.analysis.step_times import repeat_step_times, step_times
+from raybench.analysis.step_times import busy_pct, repeat_step_times, step_times
 from raybench.results import rows
 from raybench.stats.summary import step_time_ns
 
@@ -45,3 +47,33 @@ def test_attempts_are_told_apart_and_what_a_rank_lacks_is_left_out() -> None:
         (1, [7.0, 7.0, 7.0]),
         (2, [8.0, 8.0]),
     ]
+
+
+def test_devices_are_as_busy_as_the_least_of_those_that_worked_was_while_it_was_timed() -> None:
+    # Device 2 did not work; 10 s of set-up and warm-up, in which nobody did, are before 5 s timed.
+    used = {0: 80.0, 1: 60.0, 2: 0.0}
+    telemetry = pd.DataFrame(
+        [
+            {
+                "node_id": "node",
+                "index": index,
+                "time": START + timedelta(seconds=second),
+                "gpu_utilization_pct": pct if second >= 10 else 0.0,
+            }
+            for second in range(16)
+            for index, pct in used.items()
+        ]
+    )
+    second = 1000 * MS
+    samples = pd.DataFrame(
+        {
+            "is_warmup": [True] * 5 + [False] * 5,
+            "start_ns": [(5 + place) * second for place in range(10)],
+            "step_ns": [second] * 10,
+        }
+    )
+    point = {"started_at": START, "duration_s": 20.0, "world_size": 2}
+    assert busy_pct(telemetry, samples, point) == 60.0
+    assert busy_pct(telemetry, samples, point | {"world_size": 4}) is None
+    assert busy_pct(telemetry[:0], samples, point) is None
+    assert busy_pct(telemetry, samples[:0], point) is None

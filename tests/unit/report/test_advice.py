@@ -95,3 +95,33 @@ def test_a_committed_run_is_advised_on_with_the_rows_that_the_advice_is_from(
     told = json.loads(result.stdout)["advice"] if options else result.stdout
     assert "bf16, batch 1,024" in str(told)
     assert "all 36 points that are ok" in str(told)
+
+
+def test_the_learning_rate_of_a_global_batch_is_said_with_its_source_for_models_that_train() -> (
+    None
+):
+    found = CliRunner().invoke(raybench, ["advise", "ddp_scaling", "--results", str(EXAMPLES)])
+    lines = [line for line in found.stdout.splitlines() if line.startswith("learning rate")]
+    assert len(lines) == 3
+    assert lines[-1] == (
+        "learning rate: 4 GPUs: a global batch of 4,096 takes 16 times the rate for 256, if it is "
+        "scaled linearly; not measured (Goyal et al. 2017, arXiv:1706.02677, of SGD after a "
+        "warm-up)"
+    )
+    # A decoder that answers has none, nor has a matrix product.
+    for job in ("raw_latency", "gemm"):
+        found = CliRunner().invoke(raybench, ["advise", job, "--results", str(EXAMPLES)])
+        assert "learning rate" not in found.stdout
+
+
+def test_show_has_a_column_of_how_busy_the_devices_were() -> None:
+    words = ["show", "ddp_scaling", "--results", str(EXAMPLES)]
+    found = CliRunner().invoke(raybench, words, env={"COLUMNS": "200"})
+    head, first, second, *_ = found.stdout.splitlines()
+    assert head.split()[-1] == "busy"
+    # Too short for a sample a second.
+    assert second.split()[-1] == "94.0%"
+    points = json.loads(CliRunner().invoke(raybench, [*words, "--json"]).stdout)["points"]
+    assert points[1]["busy_pct"] == 94.0
+    assert points[0]["busy_pct"] is None
+    assert "%" not in first.split()[-1]
