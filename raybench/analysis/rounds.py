@@ -24,7 +24,7 @@ _KINDS = {column.name: column.kind for column in TABLES["points"]}
 # How the rounds of a point become one row, where it is not by their mean, the largest or any of
 # them. The times of an attempt are those of the last one.
 _SUMS = ("iterations", "warmup_iterations", "energy_j")
-_OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank")
+_OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank", "models_by_rank")
 _ENDS = ("step_ms_ci_low", "step_ms_ci_high")
 _WORST_FIRST = tuple(Status)
 # A control that moved by more than this is a drift of the machine, and no noise of the step time.
@@ -94,13 +94,15 @@ def _worst_first(status: str) -> int:
 def _as_one(name: str, values: Sequence[Any]) -> Any:
     """Combine the values of a column in several rounds."""
     kind = _KINDS.get(name, "")
+    if name in _OF_LAST:
+        return values[-1]
     if kind in _OF_CONTAINERS:
         return _OF_CONTAINERS[kind](values)
     if name == "slowest_rank":
         # None stands out in most of the rounds: then none does.
         return Counter(v if _is_known(v) else None for v in values).most_common(1)[0][0]
     known = [value for value in values if _is_known(value)]
-    if not known or name in _OF_LAST:
+    if not known:
         return values[-1]
     if name in _SUMS:
         return sum(known) if len(known) == len(values) else None

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis.losses import LOSSES, shares_of_loss
+from raybench.analysis.own_speeds import OwnSpeeds, differ, models_of
 from raybench.analysis.rounds import Trials, mean_of_rounds, records
 from raybench.analysis.settings import OPTIONAL, SETTINGS, batch_column, number_of, setting
 from raybench.analysis.start_noise import StartIntervals, StartNoise
@@ -81,7 +82,8 @@ def scaling(
     * speed_up: throughput / that of the baseline point; of several rounds the geometric mean of
       the ratios within each.
     * efficiency: speed_up / (world_size / that of the baseline point), where the baseline names
-      world_size.
+      world_size. Where devices differ: over what each of them does alone, added up, see
+      `raybench.analysis.own_speeds`; losses and serial fraction are not known then.
     * clock_ratio: SM clocks over those of the baseline point, where a power cap makes them differ
       by more than 1 %: at most so much of the speed-up is the clocks'.
     * *_low, *_high: their 95 % intervals over starts, see `raybench.analysis.start_noise`.
@@ -109,8 +111,9 @@ def scaling(
             _same(setting(row, name), value) for name, value in baseline.items()
         )
         series.setdefault(_series_key(row, baseline), []).append(row)
+    own = OwnSpeeds(rows)
     for number, members in enumerate(series.values()):
-        _compare(number, members, baseline, trials)
+        _compare(number, members, baseline, trials, own)
     _add_step_times(rows, intervals)
     _add_intervals(series.values(), intervals)
     return _frame(rows, [*latest.columns, *_DERIVED])
@@ -136,13 +139,17 @@ def _series_key(row: Row, baseline: Mapping[str, Scalar]) -> tuple[Any, ...]:
 
 
 def _compare(
-    number: int, members: Sequence[dict[str, Any]], baseline: Mapping[str, Scalar], trials: Trials
+    number: int,
+    members: Sequence[dict[str, Any]],
+    baseline: Mapping[str, Scalar],
+    trials: Trials,
+    own: OwnSpeeds,
 ) -> None:
     """Fill in the derived columns of one series, but for the intervals."""
     base = _base(members)
     tied = list(dict.fromkeys(row["point_id"] for row in members if row["is_baseline"]))
     for row in members:
-        why = _why_not(row, base, baseline)
+        why = _why_not(row, base, baseline, own)
         if why is None and len(tied) > 1 and _has_throughput(row):
             why = f"{len(tied)} points match the baseline of this series: {' and '.join(tied)}"
         row |= {"series": number, "why": why, "is_base_unsteady": False}
@@ -157,7 +164,13 @@ def _compare(
         row["clock_ratio"] = _clock_ratio(row, base)
         row["is_base_unsteady"] = not pd.isna(base["stable"]) and not base["stable"]
         if "world_size" in baseline:
-            row |= _scale(row, base)
+            row |= _scale_differing(row, base, own) if differ(row, base) else _scale(row, base)
+
+
+def _scale_differing(row: Row, base: Row, own: OwnSpeeds) -> dict[str, Any]:
+    """Compute the efficiency of devices that are not alike; where one's speed is unknown, none."""
+    ideal, of_base = own.together(row), own.together(base)
+    return {"efficiency": row["speed_up"] * of_base / ideal if ideal and of_base else None}
 
 
 def _scale(row: Row, base: Row) -> dict[str, Any]:
@@ -248,7 +261,9 @@ def _samples_per_joule(row: Row) -> float | None:
 _CLAUSES = {status.value: status.clause for status in Status}
 
 
-def _why_not(row: Row, base: Row | None, baseline: Mapping[str, Scalar]) -> str | None:
+def _why_not(
+    row: Row, base: Row | None, baseline: Mapping[str, Scalar], own: OwnSpeeds
+) -> str | None:
     """Why an ok point cannot be compared; None when it can, or when there is nothing to compare."""
     if not _has_throughput(row):
         return NO_ITEMS if baseline and _is_warned_of(row, NO_ITEMS) else None
@@ -261,10 +276,22 @@ def _why_not(row: Row, base: Row | None, baseline: Mapping[str, Scalar]) -> str 
         status = base["status"]
         return f"baseline point {_CLAUSES.get(status, f'ended {status}')}"
     if base["device_name"] != row["device_name"]:
-        return f"baseline point ran on another device: {base['device_name']}"
+        can_be_weighed = "world_size" in baseline and _has_throughput(base)
+        if not can_be_weighed or own.together(row) is None:
+            return _why_other_device(row, base, own)
     if not _has_throughput(base):
         return "baseline point has no throughput"
     return why_not_comparable(row, base) or _why_no_base(base)
+
+
+def _why_other_device(row: Row, base: Row, own: OwnSpeeds) -> str:
+    if len(set(models_of(row))) < 2:
+        return f"baseline point ran on another device: {base['device_name']}"
+    missing = " and ".join(own.missing(row)) or str(base["device_name"])
+    return (
+        f"its devices differ, and what {missing} does alone was not measured: "
+        "add points of world_size 1 with each of the devices"
+    )
 
 
 def _why_no_base(base: Row) -> str | None:
@@ -327,7 +354,9 @@ def why_not_comparable(row: Row, base: Row) -> str | None:
 
 
 def _clock_ratio(row: Row, base: Row) -> float | None:
-    """None where they are not known, or the same but for 1 %."""
+    """None where they are not known, or the same but for 1 %, or those of different models."""
+    if row["device_name"] != base["device_name"]:
+        return None
     mhz, base_mhz = (_mhz(one) for one in (row, base))
     if not mhz or not base_mhz or abs(math.log(mhz / base_mhz)) <= _LARGEST_DIFFERENCE:
         return None

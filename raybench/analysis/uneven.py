@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from raybench.analysis.own_speeds import models_of, probe_speeds
 from raybench.analysis.settings import EXECUTION, batch_column, setting
 from raybench.job.point import BY_ACCUMULATION, BY_SPEED, EQUAL, FAST
-from raybench.stats.shares import DeviceSpeed, fast_devices
+from raybench.stats.shares import fast_devices
 
 Row = Mapping[str, Any]
 
@@ -25,9 +26,11 @@ class RankOfStep:
 
     own_ms: its step without communication. wait_ms: for the last rank. None where not known.
     slow_ratio: measured speed of an emulated device, as a share of its own; None: not emulated.
+    model: of its device.
     """
 
     rank: int
+    model: str
     items: int
     own_ms: float | None
     wait_ms: float | None
@@ -66,10 +69,11 @@ class Scenario:
         measured = zip(working, _list(self.row["local_step_ms_by_rank"]), strict=False)
         own = {rank: ms for rank, ms in measured if ms is not None}
         last_ms = max(own.values(), default=None)
-        are_fast = self._are_fast
+        are_fast, models = self._are_fast, models_of(self.row)
         return tuple(
             RankOfStep(
                 rank=rank,
+                model=models[rank],
                 items=int(share or 0),
                 own_ms=own.get(rank),
                 wait_ms=None if rank not in own or last_ms is None else last_ms - own[rank],
@@ -86,18 +90,15 @@ class Scenario:
             return [ratio is None for ratio in ratios]
         return fast_devices(self.speeds) if self.speeds else ()
 
-    @property
+    @cached_property
     def speeds(self) -> Sequence[float]:
-        """Steps of an equal share a second, of each device alone, by the probe; empty without."""
-        equal = float(self.row["global_batch_size"]) / int(self.row["world_size"])
-        lines = zip(
-            _list(self.row["fixed_ms_by_rank"]), _list(self.row["speed_by_rank"]), strict=True
-        )
-        return [
-            1 / DeviceSpeed(fixed_s=(fixed or 0.0) / 1000, items_per_s=speed).step_s(round(equal))
-            for fixed, speed in lines
-            if speed
-        ]
+        """Samples/s of each device alone with an equal share, by the probe; empty without."""
+        return probe_speeds(self.row)
+
+    @property
+    def efficiency(self) -> float | None:
+        """Samples/s over what all devices, idle ones included, do alone; None where not known."""
+        return self.throughput / sum(self.speeds) if self.speeds else None
 
     @property
     def devices_used(self) -> int:

@@ -11,6 +11,7 @@ import click
 
 from raybench.cli.options import DeviceCount, overrides_option
 from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
+from raybench.job.device_choice import devices_needed
 from raybench.report.plain_text import counted, printable
 
 if TYPE_CHECKING:
@@ -195,7 +196,9 @@ def _more_rounds_s(job: Job, plan: Plan) -> float:
 
 
 def _devices_needed(plan: Plan) -> int:
-    return max((point.world_size for point in plan.points), default=0)
+    return max(
+        (devices_needed(point.devices, point.world_size) for point in plan.points), default=0
+    )
 
 
 def _point_at_most_s(job: Job) -> float:

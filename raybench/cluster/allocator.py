@@ -107,6 +107,9 @@ class DeviceAllocator:
     A point gets as many devices of as many nodes of the same models as it would get on the idle
     cluster: what runs beside it changes which ones, never how many it has on one node. A node's
     model is the name of its first device.
+
+    chosen: the workers that points may have, None for all; of the others it is only known whether
+    they are taken.
     """
 
     def __init__(
@@ -115,11 +118,13 @@ class DeviceAllocator:
         lost: Collection[int],
         strategy: Strategy,
         isolation: Isolation,
+        chosen: Collection[int] | None = None,
     ) -> None:
         self._isolation = isolation
-        self._worker_ids = [
-            worker_id for worker_id in in_device_order(devices) if worker_id not in lost
-        ]
+        alive = [worker_id for worker_id in in_device_order(devices) if worker_id not in lost]
+        self._worker_ids = [one for one in alive if chosen is None or one in chosen]
+        self._elsewhere = {one: devices[one].node_id for one in {*alive} - {*self._worker_ids}}
+        self._strangers: Counter[str] = Counter()
         self._devices = [devices[worker_id] for worker_id in self._worker_ids]
         self._node: dict[int, str] = {}
         self._of_node: dict[str, list[int]] = {}
@@ -142,11 +147,13 @@ class DeviceAllocator:
         # world_size -> idle workers that ran a point together and none since: their process group
         # may still be there.
         self._kept: dict[int, dict[tuple[int, ...], None]] = {}
+        # What other allocators chose is no place for points of this one.
+        self._own: set[tuple[int, ...]] = set()
         self._last_used: dict[int, tuple[int, ...]] = {}
 
     @property
     def alive(self) -> int:
-        """How many workers there are, taken or not."""
+        """How many workers there are that points may have, taken or not."""
         return len(self._worker_ids)
 
     @property
@@ -156,6 +163,12 @@ class DeviceAllocator:
 
     def choose(self, world_size: int) -> tuple[int, ...] | None:
         """Choose the workers of one more point, in rank order; None where it has to wait."""
+        worker_ids = self._choose(world_size)
+        if worker_ids is not None:
+            self._own.add(worker_ids)
+        return worker_ids
+
+    def _choose(self, world_size: int) -> tuple[int, ...] | None:
         if world_size > self.alive - len(self._taken):
             return None
         if self._isolation == "cluster":
@@ -172,7 +185,7 @@ class DeviceAllocator:
         if self._isolation == "cluster":
             self._taken.update(worker_ids)  # nothing else runs: no node is chosen beside others
             return
-        self._change(worker_ids, self._taken.update)
+        self._change(worker_ids, self._taken.update, strangers=1)
         for worker_id in worker_ids:
             before = self._last_used.get(worker_id, ())
             self._kept.get(len(before), {}).pop(before, None)
@@ -183,8 +196,9 @@ class DeviceAllocator:
         if self._isolation == "cluster":
             self._taken.difference_update(worker_ids)
             return
-        self._change(worker_ids, self._taken.difference_update)
-        if len(worker_ids) > 1 and self._node.keys() >= set(worker_ids):
+        self._change(worker_ids, self._taken.difference_update, strangers=-1)
+        is_own = tuple(worker_ids) in self._own and self._node.keys() >= set(worker_ids)
+        if len(worker_ids) > 1 and is_own:
             self._kept.setdefault(len(worker_ids), {})[tuple(worker_ids)] = None
 
     def _alone(self, world_size: int) -> tuple[int, ...]:
@@ -244,15 +258,23 @@ class DeviceAllocator:
         """Return the model of the node, and how many workers of it a point can have."""
         worker_ids = self._of_node[node]
         idle = sum(worker_id not in self._taken for worker_id in worker_ids)
-        if self._isolation == "node" and idle < len(worker_ids):
+        is_used = idle < len(worker_ids) or self._strangers[node] > 0
+        if self._isolation == "node" and is_used:
             idle = 0
         return self._model[node], idle
 
-    def _change(self, worker_ids: Sequence[int], change: Callable[[Iterable[int]], None]) -> None:
+    def _change(
+        self, worker_ids: Sequence[int], change: Callable[[Iterable[int]], None], *, strangers: int
+    ) -> None:
+        """Change who is taken; strangers: what each worker adds that points may not have."""
         alive = [worker_id for worker_id in worker_ids if worker_id in self._node]
-        nodes = {self._node[worker_id]: None for worker_id in alive}
+        others = [self._elsewhere[one] for one in worker_ids if one in self._elsewhere]
+        changed = dict.fromkeys([*(self._node[worker_id] for worker_id in alive), *others])
+        nodes = [node for node in changed if node in self._of_node]
         for node in nodes:
             del self._nodes[self._offer(node)][node]
         change(alive)
+        for node in others:
+            self._strangers[node] += strangers
         for node in nodes:
             self._nodes.setdefault(self._offer(node), {})[node] = None

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from raybench.errors import JobError, UsageError
 from raybench.job import registry, rules, template_rules
+from raybench.job.device_choice import ANY, why_too_few
 from raybench.job.plan import plan_problems
 from raybench.job.point import RUN_SETTINGS, SCRIPT, Point, Scalar
 from raybench.job.problems import KeyPath, Problem, key_text, rule_of, say_unknown
@@ -146,7 +147,12 @@ class Job(Section):
 
     def why_not(self, point: Point) -> str | None:
         """Why the point cannot be run by its workload; None where it can. Raises UsageError."""
-        return why_not_uneven(point) or registry.why_not(self._workload_class, point.settings)
+        too_few = why_too_few(point.devices, point.world_size)
+        return (
+            too_few
+            or why_not_uneven(point)
+            or registry.why_not(self._workload_class, point.settings)
+        )
 
     @property
     def remarks(self) -> Sequence[Problem]:
@@ -161,6 +167,8 @@ class Job(Section):
         """
         left_out: dict[str, Any] = dict.fromkeys(("name", "baseline", "on_error"), True)
         meaning = self.model_dump(mode="json", exclude=left_out | {"measure": {"rounds"}})
+        if self.placement.devices == ANY:
+            del meaning["placement"]["devices"]  # as before there was a choice
         if not self.env:
             del meaning["env"]  # runs of jobs before there was one keep their hashes
         text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))

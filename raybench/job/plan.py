@@ -194,6 +194,7 @@ def _common_settings(job: Job) -> dict[str, Scalar]:
         for name, setting in job.settings.items()
         if setting.default is not None
     }
+    defaults["devices"] = job.placement.devices
     fixed = job.workload.parameters.items()
     variables = {name: values[0] for name, values in job.env.items() if len(values) == 1}
     return defaults | variables | {n: job.settings[n].accept(value) for n, value in fixed}

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from annotated_types import Interval, Predicate
 
+from raybench.job.device_choice import ANY, are_devices
+
 Scalar = str | int | float | bool
 # The workload whose steps are those of a user's script.
 SCRIPT = "script"
@@ -133,6 +135,16 @@ class Execution:
             since=7,
         ),
     ] = SlowBy.COMPUTE
+    devices: Annotated[
+        str,
+        Predicate(are_devices),
+        About(
+            text="Devices that a point may use: any, those of a model, as in H200 (a part of its "
+            "name), or those with these numbers by node and index, as in 0/2.",
+            column="devices that the point may use",
+            since=8,
+        ),
+    ] = ANY
 
     @property
     def is_uneven(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -28,6 +29,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from raybench.job.device_choice import ANY, are_devices
 from raybench.job.problems import KeyPath, Problem, quote
 
 
@@ -286,11 +288,25 @@ MeasureOrQuick = Annotated[
 Isolation = Literal["cluster", "node", "device"]
 
 
+def _devices(value: str) -> str:
+    try:
+        are_devices(value)
+    except ValueError as error:
+        raise PydanticCustomError("devices", "{rule}", {"rule": str(error)}) from None
+    return value
+
+
 class Placement(Section):
     """Which devices work on a point."""
 
     strategy: Literal["pack", "spread"] = Field(
         default="pack", description="pack: as few nodes as possible. spread: as many as possible."
+    )
+    devices: Annotated[str, Field(strict=True), AfterValidator(_devices)] = Field(
+        default=ANY,
+        description="Devices that points may use where devices is no axis: any, those of a model, "
+        "as in H200 (a part of its name), or those with these numbers by node and index, as in "
+        "0/2.",
     )
     isolation: Isolation = Field(
         default="cluster",

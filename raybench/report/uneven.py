@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from raybench.analysis.settings import setting
-from raybench.analysis.uneven import RULES, Fleet, Gain, Scenario, gain_over
+from raybench.analysis.uneven import RULES, Fleet, Gain, RankOfStep, Scenario, gain_over
 from raybench.job.point import EQUAL, FAST
 from raybench.report import formatting
 from raybench.report.document import Listing, Table
@@ -115,6 +115,7 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
             if EQUAL in fleet.scenarios and scenario.shares != EQUAL
             else "",
             _percent(fleet.gain_in_theory(scenario.shares), signed=True),
+            _percent(scenario.efficiency),
             _gain_over_best_other(scenario, fleet),
             _percent(scenario.idle_share_of_fast),
             _cell(scenario.row["peak_mem_allocated_bytes"], formatting.gib),
@@ -135,6 +136,7 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
         "samples/s",
         "over equal",
         "in theory",
+        "of own speeds",
         "over best other",
         "fast idle",
         "GiB",
@@ -154,6 +156,7 @@ def _scenario_table(fleets: Sequence[Fleet]) -> Table:
             "over best other",
             "used",
             "in theory",
+            "of own speeds",
             "samples/s",
             "predicted",
         ),
@@ -175,7 +178,7 @@ def _rank_table(fleets: Sequence[Fleet]) -> Table:
         (
             f"{fleet.probe_ratio:.2f}" if not scenario_place and not rank_place else "",
             scenario.shares if not rank_place else "",
-            f"{rank.rank}{'' if rank.slow_ratio is None else ' (emulated)'}",
+            _rank_name(rank, is_mixed=len({one.model for one in scenario.ranks}) > 1),
             str(rank.items),
             _cell(rank.own_ms, formatting.number),
             _cell(rank.wait_ms, formatting.number),
@@ -193,6 +196,12 @@ def _rank_table(fleets: Sequence[Fleet]) -> Table:
         rows=tuple(rows),
         texts=frozenset({"shares", "rank"}),
     )
+
+
+def _rank_name(rank: RankOfStep, *, is_mixed: bool) -> str:
+    if rank.slow_ratio is not None:
+        return f"{rank.rank} (emulated)"
+    return f"{rank.rank} ({rank.model})" if is_mixed else str(rank.rank)
 
 
 def _decision_map(fleets: Sequence[Fleet]) -> Iterator[Table]:

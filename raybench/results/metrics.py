@@ -179,6 +179,7 @@ METRICS: tuple[Metric, ...] = (
         format="choices",
         since=8,
     ),
+    *_plain("list<string>", "", since=8, models_by_rank="models of the devices, in rank order"),
     *_plain("double", "ms", local_step_ms="step without communication"),
     _part(
         "compute_ms",
@@ -351,7 +352,7 @@ DERIVED: tuple[Metric, ...] = (
     ),
     Metric(
         name="efficiency",
-        description="speed-up over the ratio of ranks",
+        description="speed-up over the ratio of ranks, or of what their devices do alone",
         heading="efficiency",
         meaning="speed-up over the ratio of {ranks}",
         format="share",

@@ -166,6 +166,7 @@ def _identity(run_id: str, record: Record) -> Row:
         "backend": _BACKENDS[kind] if kind and point.world_size > 1 else None,
         "device_type": kind,
         "device_name": ", ".join(dict.fromkeys(device.name for device in devices)) or None,
+        "models_by_rank": [device.name for device in devices] or None,
         "node_count": len({device.node_id for device in devices}) or None,
         **{name: settings.get(name) for name in (*RUN_SETTINGS, "scaling")},
         "grad_accumulation": point.grad_accumulation,

@@ -29,7 +29,8 @@ A new column says in its declaration since which version it is there (`Metric.si
        gradient_error; env; transports; local_copy_ms, comm_calls, comm_bytes, comm_busbw_gb_s,
        mem_parameters_bytes, mem_gradients_bytes, mem_optimizer_bytes, mem_activations_bytes,
        mem_other_bytes
-    8  points: wall_unsynced_ms_by_rank, wall_synced_ms_by_rank, nccl_choices
+    8  points: wall_unsynced_ms_by_rank, wall_synced_ms_by_rank, nccl_choices, devices,
+       models_by_rank
 """
 
 from __future__ import annotations

@@ -9,9 +9,11 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import ceil
 
 from raybench.cluster.allocator import Isolation, Strategy
+from raybench.job.device_choice import ANY
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Device
@@ -29,7 +31,11 @@ def makespan_s(
 
     duration_s: of each point, which the schedule learns only when the point ends.
     """
-    attempts = [Attempt(index=i, point=point, number=1) for i, point in enumerate(plan.points)]
+    attempts = [
+        # Devices that are imagined have no models.
+        Attempt(index=i, point=replace(point, devices=ANY), number=1)
+        for i, point in enumerate(plan.points)
+    ]
     schedule = Schedule(attempts, strategy, isolation)
     schedule.see(devices, len(devices), frozenset(), 0)
     now_s = 0.0

@@ -14,6 +14,7 @@ from raybench.cluster.claims import processors_held
 from raybench.cluster.connect import connect, serves_another, starts_private
 from raybench.cluster.device_locks import Terms, this_process
 from raybench.errors import ClusterError, DevicesInUseError, ResultsError
+from raybench.job.device_choice import devices_needed
 from raybench.job.model import Job, Measure
 from raybench.job.point import Point
 from raybench.records import Record, Status, TrialKey
@@ -122,7 +123,7 @@ def helps_another(where: RunTarget) -> bool:
 def _devices_wanted(job: Job, start: RunState, where: RunTarget) -> int:
     if where.only is not None:
         return sum(where.only.cpu_workers().values()) or len(where.only.names)
-    sizes = [point.world_size for point in start.left.points]
+    sizes = [devices_needed(point.devices, point.world_size) for point in start.left.points]
     # Points that run side by side can use more devices; they are worth no waiting, and no core of
     # others.
     is_alone = job.placement.isolation != "device" or job.placement.oversubscribe

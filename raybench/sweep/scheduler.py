@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy
+from raybench.cluster.allocator import DeviceAllocator, Isolation, Strategy, in_device_order
+from raybench.job.device_choice import ANY, choose
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records import Cause, Device, Record, Status, TrialKey
@@ -87,6 +88,8 @@ def is_tried_again(record: Record, tries: int) -> bool:
 def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") -> int:
     """Workers that the plan can keep busy at a time; 0 when no point of it fits."""
     fitting = [point.world_size for point in plan.points if point.world_size <= capacity]
+    if fitting and any(point.devices != ANY for point in plan.points):
+        return capacity  # which devices are meant is not known before their workers are there
     if isolation == "cluster":
         return max(fitting, default=0)
     if isolation == "device":
@@ -130,7 +133,8 @@ class Schedule:
         self._capacity = 0
         self._lost: frozenset[int] = frozenset()
         self.pending = 0
-        self._allocator = DeviceAllocator((), self._lost, strategy, isolation)
+        # By the devices that points ask for; all of them know who is taken.
+        self._allocators: dict[str, DeviceAllocator] = {}
         self._running: dict[int, tuple[int, ...]] = {}
 
     @property
@@ -154,9 +158,7 @@ class Schedule:
             return
         self._devices, self._lost = devices, lost
         self._all_cuda = all(device.kind == "cuda" for device in devices)
-        self._allocator = DeviceAllocator(devices, lost, self._strategy, self._isolation)
-        for worker_ids in self._running.values():
-            self._allocator.take(worker_ids)
+        self._allocators = {}
 
     def add(self, attempt: Attempt) -> None:
         """Let one more attempt wait, behind those of its round and block."""
@@ -176,7 +178,9 @@ class Schedule:
 
     def free(self, attempt: Attempt) -> None:
         """Take note that the workers of this attempt are idle again."""
-        self._allocator.free(self._running.pop(attempt.index))
+        worker_ids = self._running.pop(attempt.index)
+        for allocator in self._allocators.values():
+            allocator.free(worker_ids)
 
     def note_oom(self, point: Point) -> None:
         """Try nothing that needs more than this point, which ran out of device memory."""
@@ -201,12 +205,32 @@ class Schedule:
     def _decide(self, attempt: Attempt) -> Decision | None:
         if why_not := self._why_not(attempt):
             return why_not
-        worker_ids = self._allocator.choose(attempt.point.world_size)
+        worker_ids = self._allocator(attempt.point).choose(attempt.point.world_size)
         if worker_ids is None:
             return None
-        self._allocator.take(worker_ids)
+        for allocator in self._allocators.values():
+            allocator.take(worker_ids)
         self._running[attempt.index] = worker_ids
         return Assign(attempt=attempt, worker_ids=worker_ids)
+
+    def _allocator(self, point: Point) -> DeviceAllocator:
+        """Get the one that gives the devices which the point may use."""
+        if point.devices not in self._allocators:
+            made = self._allocators[point.devices] = DeviceAllocator(
+                self._devices,
+                self._lost,
+                self._strategy,
+                self._isolation,
+                None if point.devices == ANY else self._choose_devices(point.devices),
+            )
+            for worker_ids in self._running.values():
+                made.take(worker_ids)
+        return self._allocators[point.devices]
+
+    def _choose_devices(self, choice: str) -> set[int]:
+        ordered = in_device_order(self._devices)
+        models = [self._devices[worker_id].name for worker_id in ordered]
+        return {ordered[number] for number in choose(choice, models)}
 
     def _why_not(self, attempt: Attempt) -> Skip | None:
         """Give the reason where the point cannot be run, now or later."""
@@ -214,7 +238,7 @@ class Schedule:
         if self._stopped_by is not None:
             reason = f"on_error: stop, after point {self._stopped_by} failed"
             return Skip(attempt=attempt, cause=Cause.STOPPED, reason=reason)
-        if point.world_size > self._allocator.alive + self.pending:
+        if point.world_size > self._allocator(point).alive + self.pending:
             return self._too_few_devices(attempt)
         if point.cuda_graph and not self._all_cuda:
             reason = "cuda_graph: true needs CUDA devices"
@@ -227,7 +251,9 @@ class Schedule:
 
     def _too_few_devices(self, attempt: Attempt) -> Skip:
         """Lost, not skipped, where there were enough of them: the sweep has failed then."""
-        asked, left = attempt.point.world_size, self._allocator.alive
+        asked, left = attempt.point.world_size, self._allocator(attempt.point).alive
+        if attempt.point.devices != ANY and asked <= len(self._devices) - len(self._lost):
+            return self._too_few_of_them(attempt, left)
         if self._lost and asked <= len(self._devices):
             cause, gone = self._losses()
             there_are = f"{left} {'is' if left == 1 else 'are'} left since {gone} lost"
@@ -239,6 +265,20 @@ class Schedule:
         reason = f"needs {asked} devices, {there_are}"
         if any(device.kind == "cpu" for device in self._devices):
             reason += "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
+        return Skip(attempt=attempt, cause=Cause.TOO_FEW_DEVICES, reason=reason)
+
+    def _too_few_of_them(self, attempt: Attempt, left: int) -> Skip:
+        """Say that there are enough devices, and too few of those that the point may use."""
+        models = Counter(
+            device.name
+            for worker_id, device in enumerate(self._devices)
+            if worker_id not in self._lost
+        )
+        there_are = _all(f"{count} x {model}" for model, count in models.items())
+        reason = (
+            f"needs {attempt.point.world_size} devices, {left} {'is' if left == 1 else 'are'} "
+            f"{attempt.point.devices}; the cluster has {there_are}"
+        )
         return Skip(attempt=attempt, cause=Cause.TOO_FEW_DEVICES, reason=reason)
 
     def _losses(self) -> tuple[Cause, str]:

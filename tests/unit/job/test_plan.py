@@ -214,7 +214,8 @@ def test_a_point_of_a_workload_without_batches_has_none() -> None:
     for point in made.points:
         assert (point.batch_size, point.global_batch_size, point.scaling) == (None, None, None)
         assert list(point.settings) == [
-            "world_size", "precision", "cuda_graph", *UNEVEN, "dtype", "operation", "size_bytes",
+            "world_size", "precision", "cuda_graph", *UNEVEN, "devices", "dtype", "operation",
+            "size_bytes",
         ]  # fmt: skip
     assert varying_settings(made.points) == ["world_size"]
     assert len({point.point_id for point in made.points}) == 3
