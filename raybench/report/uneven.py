@@ -101,66 +101,53 @@ def _gain(gain: Gain) -> str:
     return f"{gain.gain:+.1%} ±{gain.half_width:.1%}"
 
 
+# Of the scenarios; those that are left out first, for room.
+_COLUMNS = (
+    *("speed", "slow", "shares", "used", "samples", "step ms", "predicted", "samples/s"),
+    *("over equal", "in theory", "of own speeds", "over best other", "fast idle", "GiB"),
+    *("samples/J", "gradients"),
+)
+_OPTIONAL = (
+    *("GiB", "samples/J", "gradients", "over best other", "used", "in theory", "of own speeds"),
+    *("samples/s", "predicted"),
+)
+
+
 def _scenario_table(fleets: Sequence[Fleet]) -> Table:
     rows = [
-        (
-            *(_settings(fleet) if place == 0 else ("", "")),
-            scenario.shares,
-            str(scenario.devices_used),
-            "/".join(str(rank.items) for rank in scenario.ranks),
-            formatting.step_ms(scenario.row),
-            _percent(scenario.prediction_error, signed=True),
-            formatting.number(scenario.throughput),
-            _gain(gain_over(scenario, fleet.scenarios[EQUAL]))
-            if EQUAL in fleet.scenarios and scenario.shares != EQUAL
-            else "",
-            _percent(fleet.gain_in_theory(scenario.shares), signed=True),
-            _percent(scenario.efficiency),
-            _gain_over_best_other(scenario, fleet),
-            _percent(scenario.idle_share_of_fast),
-            _cell(scenario.row["peak_mem_allocated_bytes"], formatting.gib),
-            _cell(scenario.row["samples_per_joule"], formatting.number),
-            _cell(scenario.row["gradient_error"], lambda value: f"{value:.0e}"),
-        )
+        (*(_settings(fleet) if place == 0 else ("", "")), *_scenario_row(scenario, fleet))
         for fleet in fleets
         for place, scenario in enumerate(fleet.scenarios.values())
     ]
-    columns = (
-        "speed",
-        "slow",
-        "shares",
-        "used",
-        "samples",
-        "step ms",
-        "predicted",
-        "samples/s",
-        "over equal",
-        "in theory",
-        "of own speeds",
-        "over best other",
-        "fast idle",
-        "GiB",
-        "samples/J",
-        "gradients",
-    )
     return Table(
         workload=str(fleets[0].first["workload"]),
         kind=_SCENARIOS,
-        columns=columns,
+        columns=_COLUMNS,
         settings=3,
         rows=tuple(rows),
-        optional=(
-            "GiB",
-            "samples/J",
-            "gradients",
-            "over best other",
-            "used",
-            "in theory",
-            "of own speeds",
-            "samples/s",
-            "predicted",
-        ),
+        optional=_OPTIONAL,
         texts=frozenset({"shares", "slow", "samples"}),
+    )
+
+
+def _scenario_row(scenario: Scenario, fleet: Fleet) -> tuple[str, ...]:
+    """Write the cells of a scenario, from the column `shares` on."""
+    row, equal = scenario.row, fleet.scenarios.get(EQUAL)
+    return (
+        scenario.shares,
+        str(scenario.devices_used),
+        "/".join(str(rank.items) for rank in scenario.ranks),
+        formatting.step_ms(row),
+        _percent(scenario.prediction_error, signed=True),
+        formatting.number(scenario.throughput),
+        _gain(gain_over(scenario, equal)) if equal and scenario is not equal else "",
+        _percent(fleet.gain_in_theory(scenario.shares), signed=True),
+        _percent(scenario.efficiency),
+        _gain_over_best_other(scenario, fleet),
+        _percent(scenario.idle_share_of_fast),
+        _cell(row["peak_mem_allocated_bytes"], formatting.gib),
+        _cell(row["samples_per_joule"], formatting.number),
+        _cell(row["gradient_error"], lambda value: f"{value:.0e}"),
     )
 
 
