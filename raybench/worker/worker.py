@@ -43,6 +43,7 @@ from raybench.records.environment import Code, code_here, differing, raybench_sh
 from raybench.worker import state
 from raybench.worker.process_group import GroupGoneError, ProcessGroup, set_torchrun_variables
 from raybench.worker.state import ProcessState
+from raybench.worker.state.torch_settings import choose_attention_order
 from raybench.workloads import precision
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.running_script import RunningScript
@@ -133,6 +134,7 @@ class Worker:
         load()
         self._enter_device()
         torch.zeros(1, device=self._device)
+        choose_attention_order(self._device)
         _freeze()
 
     def _enter_device(self) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
+from torch.nn import functional
 
 from raybench.worker.state.torch_settings import device_settings
 from raybench.workloads.base import Context
@@ -68,3 +69,21 @@ def _mess_up_device(device: torch.device) -> None:
     torch.randn(512, 512, device=device) @ torch.randn(512, 512, device=device)
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     torch.backends.cudnn.conv.fp32_precision = "tf32"
+
+
+class Attention:
+    """Writes which kernel of attention torch takes."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        folder: Annotated[str, Field(description="where it writes what it saw")],
+    ) -> None:
+        self.items_per_step = 1
+        self._tokens = torch.randn(1, 24, 1024, 128, device=context.device, dtype=torch.bfloat16)
+        choice = torch._fused_sdp_choice(self._tokens, self._tokens, self._tokens)
+        Path(folder, "choice.json").write_text(json.dumps(choice))
+
+    def step(self) -> None:
+        functional.scaled_dot_product_attention(self._tokens, self._tokens, self._tokens)

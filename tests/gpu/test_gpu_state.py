@@ -75,6 +75,15 @@ def test_a_mess_is_not_seen_by_the_next_point(cluster, tmp_path):
     assert after == before
 
 
+def test_each_point_of_a_process_has_the_attention_kernel_of_the_first(cluster, tmp_path):
+    workload, params = "tests.gpu.state_workloads:Attention", {"folder": str(tmp_path)}
+    choices = []
+    for fresh_workers in (True, False, False):
+        run(cluster, workload, params, fresh_workers=fresh_workers)
+        choices.append(json.loads((tmp_path / "choice.json").read_text()))
+    assert len(set(choices)) == 1, choices
+
+
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 def test_a_point_takes_as_long_and_as_much_memory_after_a_mess_and_in_new_processes(
     cluster, tmp_path, precision, capsys

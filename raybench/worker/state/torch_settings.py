@@ -151,6 +151,17 @@ def _backends() -> Iterator[Setting]:
     yield attribute("quantized engine", backends.quantized, "engine")
 
 
+def choose_attention_order(device: torch.device) -> None:
+    """Let torch choose the order in which it tries its attention kernels, once in a process.
+
+    It does so when it first chooses a kernel: cuDNN's come first on some devices. In a point that
+    would be a change, which is put back, and torch would not choose again for the next point.
+    """
+    if device.type == "cuda":
+        query = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device=device)
+        torch._fused_sdp_choice(query, query, query)
+
+
 def _attention() -> Iterator[Setting]:
     cuda = backends.cuda
     yield Setting("flash attention", cuda.flash_sdp_enabled, cuda.enable_flash_sdp)
