@@ -80,6 +80,9 @@ def _parts(row: Row) -> _Parts:
     excess_ms = 0.0 if is_alone else value_or_none(row["straggler_ms"])
     own_ms, data_ms = local_ms - (excess_ms or 0.0), value_or_none(row["data_ms"])
     on_cpu, device_ms = row["device_type"] == "cpu", _device_ms(row)
+    if is_alone and device_ms is not None:
+        # Its timed step is its own one too: the device did not idle longer in it than that leaves.
+        own_ms = min(own_ms, max(_pace_ms(row), device_ms))
     compute_ms = own_ms - (data_ms or 0.0) if on_cpu else device_ms
     host_ms = None if on_cpu or device_ms is None else own_ms - device_ms
     return _Parts(

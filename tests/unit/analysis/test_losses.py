@@ -97,6 +97,14 @@ def test_a_baseline_that_is_not_the_sum_of_its_parts_is_unexplained() -> None:
     assert found["unexplained"] == pytest.approx(0.04)
 
 
+def test_a_baseline_does_not_idle_longer_than_its_timed_step_leaves() -> None:
+    # Taken apart, its steps were 0.6 ms longer than they were when they were timed.
+    base = row(8.0, 8.6, device_ms_by_rank=[7.9])
+    found = lost(row(10.0, 8.4, 8.4, device_ms_by_rank=[7.9, 7.9]), base)
+    assert (found["compute"], found["host"]) == pytest.approx((0.0, 0.04))
+    assert found["unexplained"] == pytest.approx(0)
+
+
 def test_stalls_that_are_too_rare_for_the_median_are_unexplained() -> None:
     found = lost(row(10.0, 8.4, 8.4, step_ms_mean=10.5), row(8.0, 8.0))
     assert (found["comm"], found["compute"]) == pytest.approx((1.6 / 10.5, 0.4 / 10.5))
