@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -240,13 +242,19 @@ class _StepAlone:
         copies = WatchedCopies(device)
         align_ranks(device)
         with replace_collectives(copies):
-            # One after the other: behind a wait the copies would wait for the host.
-            for _ in range(_WARMUP_STEPS + _half(self._session.extent.steps)):
+            began_ns = time.perf_counter_ns()
+            self()
+            copies.end_step()
+            issue_ms = (time.perf_counter_ns() - began_ns) / _NS_PER_MS
+            for _ in range(_half(self._session.extent.steps)):
+                if device.type == "cuda":
+                    # Else a copy would take as long as the host does to launch it.
+                    _hold_back(min(_HOLD_MARGIN * issue_ms, _HOLD_AT_MOST_MS))
                 self()
                 copies.end_step()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        steps = copies.take()[_WARMUP_STEPS:]
+        steps = copies.take()[1:]
         # A step that has failed has not sent all.
         traffic = () if self.error else add_up(steps[-1][0])
         return traffic, statistics.median(ms for _, ms in steps)
@@ -477,13 +485,12 @@ def time_queued_steps(
     (longest_ns,) = slowest_rank_ns([round(hold_ms * _NS_PER_MS)], device)
     if longest_ns > _HOLD_AT_MOST_MS * _NS_PER_MS:
         return None
-    hold_cycles = round(hold_ms * _cycles_per_ms()) if hold_ms else 0
     mark, spans = marker(device), []
     step_apart = optimizer.watched(step)
     with around(), optimizer.watching():
         for _ in range(steps):
-            if hold_cycles:
-                _spin(hold_cycles)
+            if hold_ms:
+                _hold_back(hold_ms)
             start = mark()
             step_apart()
             spans.append((start, mark()))
@@ -497,6 +504,12 @@ def _issue_ms(step: Step) -> float:
     return wall_clock.time_by_wall_clock(step, _ISSUED_ALONE, wait).unsynced_ms
 
 
+def _hold_back(ms: float) -> None:
+    """Keep the device's stream busy for so long; the host goes on."""
+    _spin(round(ms * _cycles_per_ms()))
+
+
+@cache
 def _cycles_per_ms() -> float:
     """How far the clock of torch's spin kernel counts in a millisecond, by running it."""
     mark = marker(torch.device("cuda"))
@@ -510,5 +523,4 @@ def _cycles_per_ms() -> float:
 
 
 def _spin(cycles: int) -> None:
-    """Keep the device's stream busy; the host goes on."""
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
