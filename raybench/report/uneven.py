@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from raybench.analysis.settings import setting
+from raybench.analysis.settings import SETTINGS, setting
 from raybench.analysis.uneven import RULES, Fleet, Gain, RankOfStep, Scenario, gain_over
 from raybench.job.point import EQUAL, FAST
 from raybench.report import formatting
@@ -195,12 +195,11 @@ def _decision_map(fleets: Sequence[Fleet]) -> Iterator[Table]:
     """Make a table of slow_ratio by slow_count for each number of devices and step."""
     groups: dict[tuple[Any, ...], list[Fleet]] = {}
     for fleet in fleets:
-        first = fleet.first
-        key = (first["world_size"], setting(first, "slow_by"), first["precision"], first["batch"])
-        groups.setdefault(key, []).append(fleet)
-    for (world_size, *_), members in groups.items():
+        groups.setdefault(_step_of(fleet), []).append(fleet)
+    for members in groups.values():
         if len(members) < 2:
             continue
+        world_size = int(members[0].first["world_size"])
         counts = sorted({fleet.slow_count for fleet in members})
         ratios = sorted({fleet.slow_ratio for fleet in members}, reverse=True)
         cells = {(fleet.slow_ratio, fleet.slow_count): _map_cell(fleet) for fleet in members}
@@ -215,6 +214,14 @@ def _decision_map(fleets: Sequence[Fleet]) -> Iterator[Table]:
             ),
             texts=frozenset(f"{count} of {world_size} slow" for count in counts),
         )
+
+
+def _step_of(fleet: Fleet) -> tuple[Any, ...]:
+    """Collect what fleets of one map have in common: all but who is slow, and how slow."""
+    first = fleet.first
+    names = (name for name in SETTINGS if name not in ("shares", "slow_ratio", "slow_count"))
+    params = sorted(first["params"].items())
+    return (*(str(setting(first, name)) for name in names), *params)
 
 
 def _map_cell(fleet: Fleet) -> str:

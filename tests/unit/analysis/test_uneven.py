@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from builders import make_measure, make_measurement, make_point, make_record
+from builders import make_device, make_measure, make_measurement, make_point, make_record
 
 from raybench.analysis.rounds import records
 from raybench.analysis.scaling import scaling
@@ -185,6 +185,50 @@ def test_the_report_has_scenarios_ranks_and_a_map_of_the_best_shares() -> None:
     assert decisions.columns == ("asked speed", "1 of 3 slow")
     assert decisions.rows == (("0.9", "by_speed +7%"), ("0.5", "by_speed +62%"))
     assert uneven_tables([]) == ()
+
+
+def test_fleets_of_other_steps_have_a_map_of_their_own() -> None:
+    both = [
+        *fleet(0.9),
+        *fleet(0.5),
+        *(
+            replace(record, point=replace(record.point, params={"layers": 2}))
+            for record in (*fleet(0.9), *fleet(0.5, own_ms=20.0))
+        ),
+    ]
+    tables = uneven_tables(fleets(rows_of(both)))
+    assert [len(table.rows) for table in tables[2:]] == [2, 2]
+
+
+def test_a_rank_is_named_by_its_model_where_models_differ() -> None:
+    mixed = []
+    for record in fleet(0.5):
+        devices = [
+            make_device(rank, name=f"NVIDIA {'A100' if rank == 2 else 'H200'}") for rank in range(3)
+        ]
+        shares = [replace(m.share, slow_ratio=None) for m in record.measurements if m.share]
+        measurements = tuple(
+            replace(m, share=share) for m, share in zip(record.measurements, shares, strict=True)
+        )
+        point = replace(record.point, slow_ratio=1.0)
+        mixed.append(
+            replace(record, point=point, measurements=measurements, devices=tuple(devices))
+        )
+    (found,) = fleets(rows_of(mixed))
+    _, ranks, *_ = uneven_tables([found])
+    assert [row[2] for row in ranks.rows[:3]] == [
+        "0 (NVIDIA H200)",
+        "1 (NVIDIA H200)",
+        "2 (NVIDIA A100)",
+    ]
+
+
+def test_scenarios_are_held_against_what_all_devices_do_alone(one: Fleet) -> None:
+    # 64 samples alone take two fast ones 2 ms each, and the slow one 3 ms.
+    together = 2 * 64 / 0.002 + 64 / 0.003
+    equal = one.scenarios["equal"]
+    assert equal.efficiency == pytest.approx(equal.throughput / together)
+    assert one.scenarios["fast"].efficiency == pytest.approx(12_000 / together)
 
 
 def test_devices_that_differ_by_themselves_are_found_by_their_probes() -> None:
