@@ -198,6 +198,12 @@ class Fleet:
         """The one with the most samples/s."""
         return max(self.scenarios.values(), key=lambda scenario: scenario.throughput)
 
+    @property
+    def predicted_best(self) -> Scenario | None:
+        """The one whose step was predicted to be the shortest; None without predictions."""
+        known = [s for s in self.scenarios.values() if s.prediction_error is not None]
+        return min(known, key=lambda s: float(s.row["predicted_step_ms"]), default=None)
+
     def as_good(self) -> list[str]:
         """List shares that may be as good as the best ones, by their intervals."""
         others = [s for s in self.scenarios.values() if s is not self.best]

@@ -84,8 +84,12 @@ def verdict(fleet: Fleet) -> str:
         if name in fleet.scenarios and name != best.shares
     ]
     text = f"{best.shares}: {', '.join(gains)}" if gains else best.shares
-    if rivals := fleet.as_good():
+    rivals = fleet.as_good()
+    if rivals:
         text += f"; {' and '.join(rivals)} may be as good"
+    called = fleet.predicted_best
+    if called and called is not best and called.shares not in rivals:
+        text += f"; {called.shares} was predicted to be"
     batch = fleet.crossover_batch
     if batch is not None and best.shares not in (EQUAL, FAST):
         is_ever = batch >= 1

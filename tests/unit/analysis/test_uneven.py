@@ -121,6 +121,15 @@ def test_the_best_shares_are_named_with_their_gains_and_the_batch_below_which_th
     assert words.endswith("below a global batch of 40 fast should be faster")
 
 
+def test_the_verdict_says_where_other_shares_were_predicted_to_be_best(one: Fleet) -> None:
+    assert one.predicted_best is one.best
+    assert "predicted" not in verdict(one)
+    rows = rows_of(fleet())
+    next(row for row in rows if row["shares"] == "fast")["predicted_step_ms"] = 1.0
+    (other,) = fleets(rows)
+    assert "; fast was predicted to be" in verdict(other)
+
+
 def test_scenarios_within_the_interval_may_be_as_good() -> None:
     near = [
         ran("equal", (64, 64), (10.0, 10.02), 0.99),
