@@ -304,7 +304,8 @@ class Measurement:
     gave back what it had kept, and how often it asked the driver for memory.
     message_bytes, busbw_factor: of a collective, as nccl-tests counts them.
     memory_bytes: what one step reads from and writes to memory.
-    flops_per_step: floating-point operations of this rank's step.
+    flops_per_step: floating-point operations of this rank's step. model_flops_per_step: the same as
+    papers on MFU count them, 6 for each parameter and token.
     gemm_tflops: what this device reaches in large matrix products of the point's precision.
     energy_j: of the device during the timed phase; None where it was too short to tell.
     throttle_reasons: why the clocks were limited in the timed phase.
@@ -331,6 +332,7 @@ class Measurement:
     busbw_factor: float | None = None
     memory_bytes: int | None = None
     flops_per_step: float | None = None
+    model_flops_per_step: float | None = None
     gemm_tflops: float | None = None
     energy_j: float | None = None
     throttle_reasons: tuple[str, ...] = ()

@@ -20,7 +20,14 @@ from raybench.records.failure_text import MESSAGE_CHARACTERS, shorten
 from raybench.records.metric import Metric
 
 # What a workload may declare, of one step on one rank.
-DECLARED = ("items_per_step", "message_bytes", "busbw_factor", "memory_bytes", "flops_per_step")
+DECLARED = (
+    "items_per_step",
+    "message_bytes",
+    "busbw_factor",
+    "memory_bytes",
+    "flops_per_step",
+    "model_flops_per_step",
+)
 # Beyond what any step does; over the shortest step it is still a double.
 MOST = 1e30
 _WHOLE = ("items_per_step", "message_bytes", "memory_bytes")

@@ -282,6 +282,15 @@ METRICS: tuple[Metric, ...] = (
         format="percent",
     ),
     Metric(
+        name="mfu_6n_pct",
+        unit="%",
+        description="of the peak, by 6 N and attention a token",
+        heading="MFU 6N",
+        meaning="as MFU, by 6 operations for each of all parameters and by attention, per token",
+        format="percent",
+        since=8,
+    ),
+    Metric(
         name="gemm_share_pct",
         unit="%",
         description="achieved over gemm",
@@ -389,8 +398,9 @@ RATES = _show(
 )
 PARTS = _show(
     "compute_ms optimizer_ms data_ms host_gap_ms comm_exposed_ms straggler_ms mfu_pct "
-    "gemm_share_pct achieved_tflops_per_device",
-    optional="achieved_tflops_per_device gemm_share_pct mfu_pct host_gap_ms straggler_ms",
+    "mfu_6n_pct gemm_share_pct achieved_tflops_per_device",
+    optional="achieved_tflops_per_device gemm_share_pct mfu_6n_pct mfu_pct host_gap_ms "
+    "straggler_ms",
 )
 # What the memory is made of when it is largest.
 MEMORY = _show(

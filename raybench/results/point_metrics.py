@@ -207,6 +207,7 @@ def _sizes(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
 
 def _arithmetic(measurements: Sequence[Measurement], record: Record, step_ms: float) -> Numbers:
     flops = combine_ranks("max", [m.flops_per_step for m in measurements])
+    by_model = combine_ranks("max", [m.model_flops_per_step for m in measurements])
     achieved = _rate(flops, step_ms / _MS_PER_S, _FLOP_PER_TFLOP)
     product = combine_ranks("min", [m.gemm_tflops for m in measurements])
     burst_ms = _burst_ms(measurements) if record.point.batch_size is None else None
@@ -217,6 +218,9 @@ def _arithmetic(measurements: Sequence[Measurement], record: Record, step_ms: fl
             _rate(flops, burst_ms / _MS_PER_S, _FLOP_PER_TFLOP) if burst_ms else None
         ),
         "mfu_pct": _percent(achieved, _peak_tflops(record)),
+        "mfu_6n_pct": _percent(
+            _rate(by_model, step_ms / _MS_PER_S, _FLOP_PER_TFLOP), _peak_tflops(record)
+        ),
         "gemm_share_pct": _percent(achieved, product),
     }
 

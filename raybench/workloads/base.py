@@ -244,6 +244,8 @@ class Workload(ABC):
     model: the nn.Module that is trained, for times by layer.
     flops_per_step: floating-point operations of one step on this rank, where counting those of
     torch's operators would not find them.
+    model_flops_per_step: of a model that trains, the same as papers on MFU count them: per token 6
+    for each of its parameters, and attention.
     message_bytes, busbw_factor: of a collective, as nccl-tests counts them.
     memory_bytes: what one step reads from and writes to memory.
     metrics: class attribute; numbers of its own that the tables and reports are to have. Each is

@@ -202,14 +202,15 @@ def test_mfu_is_against_the_datasheet_and_the_share_against_the_measured_product
 ) -> None:
     monkeypatch.setattr(module, "dense_peak_tflops", lambda name, precision: 1000.0)
     ranks = (
-        rank(0, 10.0, flops_per_step=4e12, gemm_tflops=800.0),
-        rank(1, 10.0, flops_per_step=4e12, gemm_tflops=750.0),
+        rank(0, 10.0, flops_per_step=4e12, model_flops_per_step=5e12, gemm_tflops=800.0),
+        rank(1, 10.0, flops_per_step=4e12, model_flops_per_step=5e12, gemm_tflops=750.0),
     )
     found = of(*ranks)
     assert found["flops_per_step"] == 4e12
     assert found["achieved_tflops_per_device"] == pytest.approx(400.0)
     assert found["gemm_tflops_per_device"] == 750.0
     assert found["mfu_pct"] == pytest.approx(40.0)
+    assert found["mfu_6n_pct"] == pytest.approx(50.0)
     assert found["gemm_share_pct"] == pytest.approx(400 / 7.5)
 
 
@@ -230,8 +231,8 @@ def test_an_unknown_device_or_a_cpu_has_no_mfu(monkeypatch: pytest.MonkeyPatch) 
 
 def test_unknown_operations_make_no_rate() -> None:
     found = of(rank(gemm_tflops=800.0))
-    names = ("flops_per_step", "achieved_tflops_per_device", "mfu_pct", "gemm_share_pct")
-    assert [found[name] for name in names] == [None] * 4
+    names = ("flops_per_step", "achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct")
+    assert [found[name] for name in (*names, "gemm_share_pct")] == [None] * 5
 
 
 def test_energy_is_that_of_all_devices_or_unknown() -> None:
