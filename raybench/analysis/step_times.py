@@ -91,8 +91,9 @@ def _farthest(times_ms: NDArray[np.float64], middle: float) -> NDArray[np.float6
 
 
 def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
-    """Describe timed samples by rank: rank, iterations, median_ms, min_ms, max_ms.
+    """Describe timed samples by rank: rank, iterations, median_ms, min_ms, max_ms, data_ms.
 
+    data_ms: median wait for the next batch; NaN where steps take none.
     samples: rows of the table `samples` of one attempt at one point.
     """
     timed = samples[~samples["is_warmup"].astype(bool)]
@@ -103,6 +104,7 @@ def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
             "median_ms": by_rank.median() / _NS_PER_MS,
             "min_ms": by_rank.min() / _NS_PER_MS,
             "max_ms": by_rank.max() / _NS_PER_MS,
+            "data_ms": timed.groupby("rank")["data_ns"].median().astype("float64") / _NS_PER_MS,
         }
     ).reset_index()
 

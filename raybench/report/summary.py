@@ -34,8 +34,9 @@ from raybench.report.findings import (
     more_rounds,
 )
 from raybench.report.headline import headline
+from raybench.report.rank_steps import WALL_TITLE, wall_clock_lines
 from raybench.report.scopes import TITLE, scope_findings, scope_tables
-from raybench.report.tables import Layout, explain, make_tables, region_tables
+from raybench.report.tables import Layout, explain, make_tables, rank_tables, region_tables
 from raybench.report.uneven import uneven_lead, uneven_listings, uneven_tables
 from raybench.results.run import Run
 
@@ -61,6 +62,8 @@ class Summary:
     scopes, scope_tables: where points differ in scope, what a module and the whole gain.
     fleets: scenarios of devices of different speed, where the run has any; uneven_tables: the same
     to be read.
+    rank_tables: what each rank does, where one slows the others. wall_clock: what time.time() says
+    of a step, by how it is used.
     regions: of the step of each point, by its id; region_tables: the same to be read.
     plus_minus: a sentence, what ± holds over. by_mean: whether rates follow the mean step.
     more_rounds: what further rounds would cost and give; None where the run has enough.
@@ -85,6 +88,8 @@ class Summary:
     scope_tables: tuple[Table, ...]
     fleets: Sequence[Fleet]
     uneven_tables: tuple[Table, ...]
+    rank_tables: tuple[Table, ...]
+    wall_clock: tuple[tuple[str, str], ...]
     regions: Mapping[str, Sequence[Row]]
     region_tables: tuple[Table, ...]
     failures: tuple[MessageGroup, ...]
@@ -104,6 +109,7 @@ class Summary:
             (formatting.over(baseline), self.findings),
             (formatting.loss_title(baseline), self.losses),
             (f"{TITLE}, gains over {formatting.settings(baseline)}", self.scopes),
+            (WALL_TITLE, self.wall_clock),
             (BEST_TITLE, self.best),
             (formatting.over(_OVER_FP32), self.precision),
         )
@@ -139,6 +145,7 @@ class Summary:
             tables=(
                 *self.uneven_tables,
                 *self.tables,
+                *self.rank_tables,
                 *self.scope_tables,
                 *self.region_tables,
             ),
@@ -178,11 +185,8 @@ def summarize(
     )
     tables = make_tables(rows, layout)
     of_points = {} if regions is None or regions.empty else regions_by_point(regions)
-    regions_shown = region_tables(rows, of_points, layout)
     uneven = fleets(rows)
-    by_mean = any(row["status"] == "ok" and is_by_mean(row) for row in rows)
     largest = largest_batches(rows)
-    plus_minus = meaning_of_plus_minus(rows)
     return Summary(
         run=run,
         machine=_machine(run, devices, rows),
@@ -202,13 +206,16 @@ def summarize(
         scope_tables=scope_tables(rows, layout),
         fleets=uneven,
         uneven_tables=uneven_tables(uneven),
+        # Tables of uneven shares have their own.
+        rank_tables=() if uneven else rank_tables(rows, layout),
+        wall_clock=wall_clock_lines(rows, ranks),
         regions=of_points,
-        region_tables=regions_shown,
+        region_tables=region_tables(rows, of_points, layout),
         failures=failures(attempts),
         without_speed_up=group_messages(_whys(rows)),
         warnings=group_messages([*drift_warnings(trials, ranks), *_warnings(rows)]),
-        plus_minus=plus_minus,
-        by_mean=by_mean,
+        plus_minus=meaning_of_plus_minus(rows),
+        by_mean=any(row["status"] == "ok" and is_by_mean(row) for row in rows),
         more_rounds=more_rounds(rows, trials),
         scaling=frame,
     )

@@ -25,6 +25,9 @@ from raybench.analysis.settings import (
 from raybench.records.metric import Metric
 from raybench.report import formatting, plain_text
 from raybench.report.document import MARK_COLUMN, WHERE_IT_GOES, Table
+from raybench.report.rank_steps import COLUMNS as RANK_COLUMNS
+from raybench.report.rank_steps import MEANING as RANKS_MEAN
+from raybench.report.rank_steps import rank_lines
 from raybench.results import metrics
 from raybench.results.metrics import BY_NAME, PARTS, RATES, SCALING, workload_metrics
 from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
@@ -39,6 +42,8 @@ REGION_SHARE = "of step"
 COLD = "cold"
 COLLECTIVE_COLUMN = "collective"
 _BUSBW = "busbw GB/s"
+# Of a line of a table of ranks: its cells.
+_RANK = "rank"
 _TEXTS = (MARK_COLUMN, POINT_COLUMN, REGION_COLUMN, COLLECTIVE_COLUMN)
 
 
@@ -138,6 +143,28 @@ def region_tables(
             columns = _regions(layout.unit)
             tables.append(_table(lines, names, layout, columns, kind=kind, shows=metrics.PARTS))
     return tuple(tables)
+
+
+def rank_tables(rows: Sequence[Row], layout: Layout) -> tuple[Table, ...]:
+    """Make the tables of what each rank does, of the points in which one rank slows the others."""
+    apart = [row for row in rows if row["status"] == "ok" and is_slowed_by_one_rank(row)]
+    tables = []
+    for group in _groups(apart, layout):
+        names = layout.columns(group)
+        lines = [
+            row | {_RANK: cells}
+            for row in _in_order(group, names)
+            for cells in rank_lines(row, layout.unit)
+        ]
+        if lines:
+            kind = f"where ranks differ, {layout.unit.name} of each"
+            columns = [_rank_column(place) for place in range(len(RANK_COLUMNS))]
+            tables.append(_table(lines, names, layout, columns, kind=kind, shows=metrics.PARTS))
+    return tuple(tables)
+
+
+def _rank_column(place: int) -> _Column:
+    return RANK_COLUMNS[place], lambda row: str(row[_RANK][place])
 
 
 def _groups(rows: Sequence[Row], layout: Layout) -> list[list[Row]]:
@@ -404,6 +431,8 @@ def explain(
         paragraphs.append([_SENT_IN_A_STEP])
     if REGION_SHARE in shown:
         paragraphs.append([_REGIONS])
+    if RANK_COLUMNS[-1] in shown:
+        paragraphs.append([RANKS_MEAN])
     if COLD in shown:
         paragraphs.append([_SCOPES])
     return tuple(filter(None, [*map(" ".join, paragraphs), _marks(tables)]))

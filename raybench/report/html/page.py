@@ -88,6 +88,7 @@ def format_page(data: PageData) -> str:
         points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
         uneven=plain_tables(summary.uneven_tables),
         scopes=plain_tables(summary.scope_tables),
+        ranks=plain_tables(summary.rank_tables),
         regions=plain_tables(summary.region_tables),
         facts=[(name, text) for name, text in facts(summary) if text],
         devices=device_table(data.devices),

@@ -17,6 +17,7 @@ from raybench.analysis.rounds import records
 from raybench.records.metric import Metric
 from raybench.report import formatting, plain_text
 from raybench.report.point_settings import setting_columns
+from raybench.report.rank_steps import ranks_of_point
 from raybench.report.text.terminal import (
     SETTING_CHARS,
     WIDTH,
@@ -120,7 +121,7 @@ def _metric_cell(metric: Metric, row: Row, unit: formatting.Unit = formatting.MI
 
 def _busy(row: Row) -> str:
     """How much of the time the least busy device of the point ran a kernel."""
-    share = row["busy_pct"]
+    share = row.get("busy_pct")
     return formatting.percent(share / 100) if formatting.has_value(share) else ""
 
 
@@ -187,6 +188,7 @@ def format_point(
     tables = (
         spread,
         _ranks(point.ranks),
+        _rank_parts(point.row),
         _regions(point.regions),
         _states(point.states),
         _modules(point.modules),
@@ -265,12 +267,25 @@ def _value(value: Any, unit: str) -> str:
 def _ranks(ranks: pd.DataFrame) -> list[RenderableType]:
     if ranks.empty:
         return []
-    names = ("rank", "iterations", "median ms", "min ms", "max ms")
+    names = ["rank", "iterations", "median ms", "min ms", "max ms", "data ms"]
+    if ranks["data_ms"].isna().all():
+        ranks, names = ranks.drop(columns="data_ms"), names[:-1]
     rows = [
         [str(rank), str(iterations), *(formatting.number(ms) for ms in times_ms)]
         for rank, iterations, *times_ms in ranks.itertuples(index=False)
     ]
     return [grid([Column(name, side="right") for name in names], rows)]
+
+
+def _rank_parts(row: Row) -> list[RenderableType]:
+    """Show what each rank does in a step, and what a clock of its host says of it."""
+    unit = formatting.unit_of([row])
+    heads, rows, legend = ranks_of_point(row, unit)
+    if not rows:
+        return []
+    columns = [Column(head, side="right") for head in heads]
+    title = f"Each rank's step, {unit.name}, from steps after the timed ones"
+    return [line(title, "bold"), grid(columns, rows), *map(line, legend)]
 
 
 def _regions(regions: pd.DataFrame) -> list[RenderableType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -477,11 +478,14 @@ def test_a_point_shows_all_it_has_and_no_nulls() -> None:
     [row] = as_json.records(points_of([make_record(warnings=("noisy", "hot"))]))
     ranks = pd.DataFrame(
         {"rank": [0], "iterations": [6], "median_ms": [8.0], "min_ms": [7.5], "max_ms": [9.0]}
-    )
+    ).assign(data_ms=math.nan)
     details = PointDetails(
         row=row, ranks=ranks, modules=pd.DataFrame(), states=pd.DataFrame(), traces=()
     )
     text = format_point(details, units("points"))
+    assert "data ms" not in text
+    waiting = format_point(replace(details, ranks=ranks.assign(data_ms=0.25)), units("points"))
+    assert re.search(r"^ +0 +6 +8\.000 +7\.500 +9\.000 +0\.2500$", waiting, re.MULTILINE)
     assert re.search(r"^warnings +noisy; hot$", text, re.MULTILINE)
     assert re.search(r"^iterations +6$", text, re.MULTILINE)
     assert re.search(r"^peak_mem_allocated_bytes +1 GiB$", text, re.MULTILINE)

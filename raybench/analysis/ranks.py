@@ -1,0 +1,94 @@
+"""What each rank does in a step: its own work, the wait for the slowest rank, the exchange. Pure.
+
+On each rank the parts add up to the step: computes + idle + waits + exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raybench.results.quality import value_or_none, why_no_breakdown
+
+Row = Mapping[str, Any]
+
+# Of more ranks those that tell most are shown: rank 0, the quickest and the slowest.
+MOST_RANKS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStep:
+    """One rank's part of a step, in ms.
+
+    computes: its device, or its process on a CPU. idle: its device waits for its host; None on a
+    CPU and where nobody knows. waits: for the slowest rank. exchange: the step beyond the slowest
+    rank's own, the same on all ranks; less than 0 where the instrumented steps were slower.
+    """
+
+    rank: int
+    computes_ms: float
+    idle_ms: float | None
+    waits_ms: float
+    exchange_ms: float
+
+    @property
+    def own_ms(self) -> float:
+        """Of the step without its peers."""
+        return self.computes_ms + (self.idle_ms or 0.0)
+
+
+def ranks_of_step(row: Row) -> tuple[RankStep, ...]:
+    """Read the ranks of a point, in their order; empty where it has one, or nobody knows.
+
+    row: of the table `points`. Ranks that have no share of the step are left out.
+    """
+    own, device = (_numbers(row[f"{name}_ms_by_rank"]) for name in ("local_step", "device"))
+    if len(own) < 2 or why_no_breakdown(row):
+        return ()
+    shares = _numbers(row.get("share_by_rank")) or own
+    working = [rank for rank, share in enumerate(shares) if share]
+    exchange_ms = float(row["step_ms_p50"]) - max(own)
+    return tuple(
+        RankStep(
+            rank=rank,
+            # Queued beforehand, the device's work may come out longer than the whole step.
+            computes_ms=min(device[place], own_ms) if device else own_ms,
+            idle_ms=max(0.0, own_ms - device[place]) if device else None,
+            waits_ms=max(own) - own_ms,
+            exchange_ms=exchange_ms,
+        )
+        for place, (rank, own_ms) in enumerate(zip(working, own, strict=True))
+    )
+
+
+def telling_ranks(ranks: Sequence[RankStep]) -> list[RankStep]:
+    """Choose the ranks to be shown: all of few, else rank 0, the quickest and the slowest."""
+    if len(ranks) <= MOST_RANKS:
+        return list(ranks)
+    quickest, slowest = (pick(ranks, key=lambda one: one.own_ms) for pick in (min, max))
+    chosen = {one.rank: one for one in (ranks[0], quickest, slowest)}
+    return [chosen[rank] for rank in sorted(chosen)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WallClock:
+    """The step by a clock of rank 0's host, in ms: not waited for, waited for; and as measured."""
+
+    unsynced_ms: float
+    synced_ms: float
+    step_ms: float
+
+
+def wall_clock(row: Row) -> WallClock | None:
+    """Read what time.time() on rank 0 says of a point; None where that was not asked."""
+    unsynced, synced = (_numbers(row[f"wall_{name}_ms_by_rank"]) for name in ("unsynced", "synced"))
+    step_ms = value_or_none(row["step_ms_p50"])
+    if not unsynced or not synced or not step_ms:
+        return None
+    return WallClock(unsynced_ms=unsynced[0], synced_ms=synced[0], step_ms=step_ms)
+
+
+def _numbers(cell: Any) -> list[float]:
+    """Read a cell of numbers; empty for null."""
+    return [float(one or 0.0) for one in cell] if hasattr(cell, "__len__") else []

@@ -1,0 +1,76 @@
+"""What each rank does in a step adds up to the step on each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raybench.analysis.ranks import MOST_RANKS, ranks_of_step, telling_ranks, wall_clock
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    """A step of 25 ms: rank 0 computes 9.5 ms, rank 1 19; 5 ms are exchanged."""
+    parts = (
+        *("compute_ms", "optimizer_ms", "host_gap_ms", "comm_exposed_ms", "wait_ms", "data_ms"),
+        *("local_step_ms", "device_type"),
+    )
+    return {
+        "step_ms_p50": 25.0,
+        "local_step_ms_by_rank": [10.0, 20.0],
+        "device_ms_by_rank": [9.5, 19.0],
+        "share_by_rank": None,
+        "wall_unsynced_ms_by_rank": None,
+        "wall_synced_ms_by_rank": None,
+        **dict.fromkeys(parts),
+        **changes,
+    }
+
+
+def test_a_fast_rank_computes_waits_and_exchanges_and_a_slow_one_does_not_wait():
+    fast, slow = ranks_of_step(row())
+    assert (fast.computes_ms, fast.idle_ms, fast.waits_ms, fast.exchange_ms) == (9.5, 0.5, 10, 5)
+    assert (slow.computes_ms, slow.idle_ms, slow.waits_ms, slow.exchange_ms) == (19, 1, 0, 5)
+
+
+@pytest.mark.parametrize("device", [[9.5, 19.0], [11.0, 19.0], None])
+def test_the_parts_add_up_to_the_step_on_each_rank(device):
+    for one in ranks_of_step(row(device_ms_by_rank=device)):
+        assert one.own_ms + one.waits_ms + one.exchange_ms == pytest.approx(25)
+
+
+def test_without_the_devices_time_nobody_knows_of_idle_devices():
+    assert [one.idle_ms for one in ranks_of_step(row(device_ms_by_rank=None))] == [None, None]
+
+
+def test_ranks_without_a_share_of_the_step_are_left_out_and_the_others_keep_their_numbers():
+    found = ranks_of_step(row(share_by_rank=[64, 0, 64]))
+    assert [one.rank for one in found] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"local_step_ms_by_rank": None},
+        {"local_step_ms_by_rank": [10.0], "device_ms_by_rank": [9.0]},
+        {"compute_ms": 90.0, "optimizer_ms": 9.0},
+    ],
+    ids=["not taken apart", "one rank", "parts that exceed the step"],
+)
+def test_nothing_is_said_of_ranks_that_nobody_can_tell_apart(changes):
+    assert ranks_of_step(row(**changes)) == ()
+
+
+def test_of_many_ranks_the_first_the_quickest_and_the_slowest_are_shown():
+    own = [10.0, *[11.0] * 20, 9.0, 20.0]
+    ranks = ranks_of_step(row(local_step_ms_by_rank=own, device_ms_by_rank=None))
+    assert [one.rank for one in telling_ranks(ranks)] == [0, 21, 22]
+    assert len(telling_ranks(ranks[:MOST_RANKS])) == MOST_RANKS
+
+
+def test_a_wall_clock_is_that_of_rank_0():
+    clocks = {"wall_unsynced_ms_by_rank": [2.0, 3.0], "wall_synced_ms_by_rank": [26.0, 27.0]}
+    found = wall_clock(row(**clocks))
+    assert found is not None
+    assert (found.unsynced_ms, found.synced_ms, found.step_ms) == (2, 26, 25)
+    assert wall_clock(row()) is None
