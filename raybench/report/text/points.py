@@ -121,7 +121,7 @@ def _metric_cell(metric: Metric, row: Row, unit: formatting.Unit = formatting.MI
 
 def _busy(row: Row) -> str:
     """How much of the time the least busy device of the point ran a kernel."""
-    share = row.get("busy_pct")
+    share = row.get("busy_pct", math.nan)
     return formatting.percent(share / 100) if formatting.has_value(share) else ""
 
 
