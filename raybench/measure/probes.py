@@ -30,7 +30,7 @@ Make = Callable[[Context, Parameters], Workload]
 # Sizes of the probe's steps, over an equal share.
 _SIZES = (0.5, 1.0, 1.5, 2.0)
 _TRIAL_STEPS = 2
-_WARMUP_NS, _TIMED_NS = 150_000_000, 250_000_000
+_WARMUP_NS, _TIMED_NS = 100_000_000, 150_000_000
 _FEWEST_STEPS, _MOST_STEPS = 3, 200
 # Batches are multiples of a power of two, up to this share of an equal batch: on an H200 a step of
 # 1025 rows takes 19 % longer than one of 1024 (tf32, mlp).

@@ -59,14 +59,15 @@ def measured(
     return row
 
 
-@pytest.mark.parametrize("shares", ["by_speed", "by_speed_accumulation"])
+# Shares as given, of no powers of two: weights are rounded then.
+@pytest.mark.parametrize("shares", ["22000/10768", "by_speed_accumulation"])
 def test_gradients_are_those_of_one_process_over_all_samples(
     cluster: RayCluster, shares: str
 ) -> None:
     row = measured(cluster, DOUBLE, batch_size=2048, passes=PASSES, shares=shares, slow_ratio=0.33)
     first, second = row["share_by_rank"]
     assert first + second == 2 * 2048 * PASSES
-    assert first > second
+    assert first > second > 0
     assert row["gradient_error"] <= 1e-12
 
 
