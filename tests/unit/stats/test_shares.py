@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raybench.stats.shares import (
@@ -81,17 +82,40 @@ def test_no_other_shares_in_units_are_done_earlier(
     assert longest_step_s(speeds, shares_by_speed(speeds, batch)) == pytest.approx(least)
 
 
-def test_a_thousand_devices_of_five_models_are_shared_out_in_a_tenth_of_a_second() -> None:
-    speeds = [
-        DeviceSpeed(fixed_s=0.001 * (1 + place % 5), items_per_s=100.0 * (1 + place % 5), most=600)
-        for place in range(1000)
-    ]
+models_drawn = st.lists(
+    st.builds(
+        DeviceSpeed,
+        fixed_s=st.floats(0, 0.01),
+        items_per_s=st.floats(100, 10_000),
+        most=st.none() | st.integers(400, 2_000),
+        steps=st.just(()) | st.just(((128, 0.02), (256, 0.021), (384, 0.06))),
+    ),
+    min_size=5,
+    max_size=5,
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(models_drawn, st.sampled_from([1, 4, 8]), st.integers(50, 300))
+def test_a_thousand_devices_of_five_models_are_shared_out_in_a_tenth_of_a_second(
+    models: list[DeviceSpeed], unit: int, each: int
+) -> None:
+    speeds, batch = [models[place % 5] for place in range(1000)], 1000 * each * unit // 8 * 8
     start_s = time.process_time()
-    shares = shares_by_speed(speeds, 256_000, 4)
+    shares = shares_by_speed(speeds, batch, unit) if _room_of(speeds, unit) >= batch else None
     assert time.process_time() - start_s < 0.1
-    assert sum(shares) == 256_000
-    assert max(shares) <= 600
-    assert longest_step_s(speeds, shares) <= longest_step_s(speeds, equal_shares(1000, 256_000, 4))
+    if shares is None:
+        return
+    assert sum(shares) == batch
+    assert _fits(speeds, shares)
+    for others in (equal_shares(1000, batch, unit), fast_shares(_fast(speeds), batch, unit)):
+        if _fits(speeds, others):
+            best_s = longest_step_s(speeds, shares)
+            assert best_s <= longest_step_s(speeds, others) * (1 + 1e-12)
+
+
+def _room_of(speeds: list[DeviceSpeed], unit: int) -> float:
+    return sum(math.inf if s.most is None else s.most // unit * unit for s in speeds)
 
 
 def test_a_device_that_would_not_have_begun_when_the_others_are_done_gets_nothing() -> None:
