@@ -20,7 +20,6 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
 from raybench.measure import wall_clock
-from raybench.measure.collective_times import COALESCED, CallTimes, time_collectives
 from raybench.measure.collectives import LocalCopies, WatchedCopies, replace_collectives
 from raybench.measure.marks import (
     BucketMarks,
@@ -89,7 +88,6 @@ _SENT = {
     "local_copy_ms": "around the copies in steps of their own, maximum over ranks",
     **dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies"),
 }
-_RECORDED = "each call on the device by NCCL's flight recorder, minimum over ranks"
 _ALONE = {
     "comm_ms": "unknown: told for gradients that DistributedDataParallel reduces",
     "comm_exposed_ms": "step less the slowest rank's step with local copies for collectives",
@@ -112,13 +110,11 @@ class Extent:
 
     steps: timed steps of each kind. most_local_steps: those without communication, which are run
     until the ranks can be told apart. inner: steps in each of them, as in the timed samples.
-    times_collectives: also each collective, after which the process is fit for no other point.
     """
 
     steps: int
     most_local_steps: int = 0
     inner: int = 1
-    times_collectives: bool = False
 
 
 def break_down(workload: Workload, timer: Timer, context: Context, extent: Extent) -> Breakdown:
@@ -178,7 +174,6 @@ def _parts_of_many(session: _Session) -> Breakdown:
     set_hook = hook_setter(session.workload, context)
     if not isinstance(set_hook, str):
         communication = _communication(session, set_hook)
-    times = _call_times(session)
     alone = _StepAlone(session)
     traffic, copies_ms = alone.watch()
     if not on_any_rank(bool(traffic or alone.error), context.device):
@@ -191,24 +186,8 @@ def _parts_of_many(session: _Session) -> Breakdown:
         found = Breakdown(methods=dict.fromkeys(ALL_COLUMNS, reason))
     else:
         session.workload.step()
-    methods = {**found.methods, **_SENT, **({"comm_busbw_gb_s": _RECORDED} if times else {})}
-    traffic = tuple(_with_times(one, times) for one in traffic)
+    methods = {**found.methods, **_SENT}
     return replace(found, copies_ms=copies_ms, traffic=traffic, methods=methods)
-
-
-def _call_times(session: _Session) -> CallTimes:
-    """Time each collective, if that is wanted, in steps that are as the timed ones else."""
-    device = session.context.device
-    if not session.extent.times_collectives or device.type != "cuda":
-        return {}
-    align_ranks(device)
-    return time_collectives(session.workload.step, _half(session.extent.steps))
-
-
-def _with_times(one: Traffic, times: CallTimes) -> Traffic:
-    """Add the times of its calls, or of the groups of calls in which they were issued."""
-    own = times.get((one.kind, one.ranks)) or times.get((COALESCED, one.ranks), ())
-    return replace(one, call_ms=own)
 
 
 class _StepAlone:

@@ -31,6 +31,7 @@ from raybench.job.model import Measure
 from raybench.job.registry import shares_work
 from raybench.measure import profiling, timing
 from raybench.measure.breakdown import Extent, break_down
+from raybench.measure.collective_times import with_call_times
 from raybench.measure.script_breakdown import break_down_script
 from raybench.measure.script_timing import ScriptTimer, StepsEndedError
 from raybench.measure.stopping import (
@@ -364,8 +365,6 @@ def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[
         steps=steps,
         most_local_steps=most_local,
         inner=session.repetitions[-1].inner_iterations,
-        # The process is replaced after a profile.
-        times_collectives=profile,
     )
     found: dict[str, Any] = {}
     if settings.breakdown and context.world_size > 1 and not isinstance(workload, RunningScript):
@@ -387,6 +386,10 @@ def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[
             context,
             without="no --profile",
         )
+        if "breakdown" in found and "profile" in again:
+            found["breakdown"] = with_call_times(
+                found["breakdown"], again["profile"].trace, steps, context.world_size
+            )
         found |= again | {"warnings": (*found.get("warnings", ()), *again.get("warnings", ()))}
     return found
 

@@ -133,7 +133,7 @@ class Decoder(nn.Module):
                 nn.init.zeros_(module.bias)
 
 
-class _Linear(nn.Linear):
+class Linear(nn.Linear):
     """A linear layer whose bias is added apart where code is compiled for a single row.
 
     Inductor makes a reduction of the product of a matrix with one row, fused with what follows; but
@@ -155,11 +155,11 @@ class Block(nn.Module):
         self._checkpointing: Checkpointing = checkpointing
         self._region = region
         self.attention_norm = nn.LayerNorm(shape.width)
-        self.attention_in = _Linear(shape.width, 3 * shape.width)
-        self.attention_out = _Linear(shape.width, shape.width)
+        self.attention_in = Linear(shape.width, 3 * shape.width)
+        self.attention_out = Linear(shape.width, shape.width)
         self.mlp_norm = nn.LayerNorm(shape.width)
-        self.mlp_in = _Linear(shape.width, 4 * shape.width)
-        self.mlp_out = _Linear(4 * shape.width, shape.width)
+        self.mlp_in = Linear(shape.width, 4 * shape.width)
+        self.mlp_out = Linear(4 * shape.width, shape.width)
 
     def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
         """Hidden tokens (batch, length, width) to the same; cache: of this layer."""

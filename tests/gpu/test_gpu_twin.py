@@ -145,4 +145,4 @@ def test_the_bus_bandwidth_in_the_step_of_a_profiled_point_is_told_by_kind(
     assert set(row["comm_busbw_gb_s"]) == kinds
     # Below the links of an H200, 450 GB/s a way, and above a host's memory.
     assert all(20 < rate < 450 for rate in row["comm_busbw_gb_s"].values())
-    assert "flight recorder" in row["methods"]["comm_busbw_gb_s"]
+    assert "kernel" in row["methods"]["comm_busbw_gb_s"]
