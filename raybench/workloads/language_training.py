@@ -18,7 +18,7 @@ from raybench.workloads.inference import compute_dtype
 from raybench.workloads.layers import Block, Decoder, next_token_loss
 from raybench.workloads.layout import Layout, LayoutOptions, layout_defaults
 from raybench.workloads.llama import Llama, LlamaBlock
-from raybench.workloads.model_sizes import LanguageShape, LlamaShape, model_flops
+from raybench.workloads.model_sizes import LanguageShape, LlamaShape, llama_flops, model_flops
 from raybench.workloads.recompute import Checkpointing
 from raybench.workloads.sharding import divide, sequence_part
 from raybench.workloads.trained import Batch, DdpOptions, OptimizerName, Recipe, slices
@@ -64,6 +64,13 @@ class LanguageTraining:
     def model_flops(self) -> float:
         """Operations of this rank's part of a step, as papers on MFU count them."""
         return model_flops(self.shape, tokens=self.tokens_per_step, seq_len=self.seq_len)
+
+    @property
+    def flops(self) -> float | None:
+        """Operations of this rank's part of a step as counted; None where no formula has them."""
+        if not isinstance(self.shape, LlamaShape):
+            return None
+        return llama_flops(self.shape, tokens=self.tokens_per_step, seq_len=self.seq_len)
 
     def recipe(self) -> Recipe:
         """Return how the model is trained."""

@@ -164,6 +164,7 @@ class Transformer(Model):
         self.items_per_step /= training.layout.ranks_per_batch
         self.tokens_per_s_per_device = training.tokens_per_step
         self.model_flops_per_step = training.model_flops
+        self.flops_per_step = training.flops
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:

@@ -129,6 +129,15 @@ def test_the_operations_of_llama_are_those_of_its_formula(preset: str) -> None:
     assert step_flops(Transformer, parameters, make_context()).flops == wanted
 
 
+@pytest.mark.parametrize(("preset", "declares"), [("llama-tiny", True), ("tiny", False)])
+def test_a_training_of_llama_declares_its_operations(preset: str, declares: bool) -> None:
+    # Counting them would build the model once more at each point.
+    parameters = {"preset": preset, "seq_len": 32, "grad_accumulation": 3}
+    built = Transformer(make_context(), **parameters)
+    counted = step_flops(Transformer, parameters, make_context()).flops
+    assert built.flops_per_step == (counted if declares else None)
+
+
 def test_ranks_of_a_tp_group_do_their_part_of_the_operations() -> None:
     parameters = {"preset": "llama-tiny", "seq_len": 32}
     whole = step_flops(Transformer, parameters, make_context()).flops
