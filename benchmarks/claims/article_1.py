@@ -16,6 +16,7 @@ from benchmarks.claims.measured import (
     spread,
     step,
     table,
+    wall_clock,
 )
 from benchmarks.claims.model import Article, Case, Claim, Figure, Within, at_least, near
 
@@ -44,9 +45,28 @@ def _spread_of_ranks() -> list[Case]:
 def _unawaited() -> list[Case]:
     off = Within(most=0.9)
     return [
+        *(
+            Case(
+                name=f"one step alone, training, batch {batch}",
+                figure=wall_clock(runs.TIMING, "unsynced", world_size=1, batch_size=batch),
+                rule=off,
+            )
+            for batch in (1, 32)
+        ),
         Case(name="prefill of 175B layers", figure=host_time(runs.LATENCY, **_WIDE), rule=off),
         Case(name="DDP, 4 GPUs", figure=host_time(runs.DDP, **_LARGE), rule=off),
         Case(name="image on 2 GPUs", figure=host_time(runs.DIT, **_LOOP), rule=off),
+    ]
+
+
+def _awaited() -> list[Case]:
+    return [
+        Case(
+            name=f"one step alone, batch {batch}, {gpus} GPU{'s' * (gpus > 1)}",
+            figure=wall_clock(runs.TIMING, "synced", world_size=gpus, batch_size=batch),
+            rule=near(1),
+        )
+        for batch, gpus in ((1, 1), (1, 2), (32, 1))
     ]
 
 
@@ -140,10 +160,10 @@ ARTICLE = Article(
             id="1.2",
             text="time.time() without waiting is not the time of the step",
             published="wrong",
-            ask="`samples.host_ns` beside `step_ns`",
+            ask="jobs/timing_ways.yaml; `wall_unsynced_ms_by_rank`, `samples.host_ns`",
             measure=_unawaited,
-            says="the host's time over the step, back to back; where the queue of launches is "
-            "full the driver makes the host wait",
+            says="over the step; of one step alone, then of steps back to back, where the driver "
+            "makes the host wait once the queue of launches is full",
         ),
         Claim(
             id="1.3",
@@ -157,8 +177,10 @@ ARTICLE = Article(
             id="1.4",
             text="for a quick look, time.time() with synchronize is right",
             published="right",
-            ask="nothing yet",
-            missing="the host's time of a step that is waited for is in no table yet",
+            ask="jobs/timing_ways.yaml; `wall_synced_ms_by_rank`",
+            measure=_awaited,
+            says="over the step; with a small batch the wait for the launches is in it, and the "
+            "host is what is measured",
         ),
         Claim(
             id="1.5",

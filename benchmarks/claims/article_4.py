@@ -242,7 +242,7 @@ ARTICLE = Article(
             id="4.9",
             text="events, not the host's time",
             published="no figure",
-            ask="`samples.host_ns` beside `step_ns`",
+            ask="`samples.host_ns` beside `step_ns`; jobs/timing_ways.yaml",
             measure=_host,
             says="prefill with layers of 175B",
         ),

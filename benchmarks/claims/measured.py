@@ -109,12 +109,13 @@ def scale(figure: Figure, change: Callable[[float], float], unit: str) -> Figure
 
 
 def ratio(one: Figure, other: Figure, unit: str = "x") -> Figure:
-    """One over the other, their intervals independent of each other."""
+    """Divide two figures whose intervals, as far as they are known, do not depend on each other."""
     value = one.value / other.value
     runs = tuple(dict.fromkeys((*one.runs, *other.runs)))
-    if None in (one.low, other.low):
+    known = [figure for figure in (one, other) if figure.low is not None]
+    if not known:
         return Figure(value=value, unit=unit, runs=runs)
-    half = value * math.hypot(*((f.ends[1] - f.ends[0]) / 2 / f.value for f in (one, other)))
+    half = value * math.hypot(*((f.ends[1] - f.ends[0]) / 2 / f.value for f in known))
     return Figure(value=value, low=value - half, high=value + half, unit=unit, runs=runs)
 
 
@@ -199,6 +200,13 @@ def host_time(run: str, **settings: Any) -> Figure:
     timed = found[~found.is_warmup & (found["rank"] == 0)]
     share = timed.host_ns.median() / timed.step_ns.median()
     return Figure(value=float(share), unit="x", runs=(run,))
+
+
+def wall_clock(run: str, name: str, **settings: Any) -> Figure:
+    """Divide what rank 0's time.time() says of a step, unsynced or synced, by the step."""
+    one, timed = row(run, **settings), step(run, **settings)
+    said_ms = Figure(value=float(one[f"wall_{name}_ms_by_rank"][0]), unit="ms", runs=(run,))
+    return ratio(said_ms, timed)
 
 
 def first_steps(run: str, steps: int, *, is_warm: bool, **settings: Any) -> Figure:

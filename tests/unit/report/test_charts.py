@@ -37,6 +37,7 @@ TITLES = {
     "raw_latency": "What is gained over cuda_graph=false",
     "resnet50_amp": "What is gained over precision=fp32 channels_last=false",
     "script_smoke": "Speed-up over the number of GPUs",
+    "timing_ways": "Throughput over the batch size",
     "transformer_scaling": "Speed-up over the number of GPUs",
     "uneven_gpus": "What is gained over shares=equal",
 }

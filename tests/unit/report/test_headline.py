@@ -86,6 +86,8 @@ LEADS = {
     "memory; 1 of 2 settings is left out, known worse than",
     "script_smoke-20261122-200803-b6ab": "2 GPUs do 1.94 times the samples/s of 1 GPU, 97.2% "
     "efficiency (fp32, batch 2,048); what the rest is lost to was not measured",
+    "timing_ways-20261122-232059-af91": "no speed-up: baseline point is known to only, "
+    "worse than; at most 323.8 samples/s (bf16, batch 32, 1 GPU, unsteady, throttled)",
     "transformer_scaling-20261120-194601-5550": "4 GPUs do 3.76 times the samples/s of 1 GPU at "
     "best, 94.1% efficiency (batch 32, preset=350m), and 3.61 times at worst, 90.3% efficiency "
     "(batch 8, preset=350m); what the rest is lost to was not measured; "
