@@ -239,9 +239,10 @@ class Transformer(Model):
             self._count_bytes(cache)
             tokens = tokens[:, length:].contiguous()
         if compile and device.type != "meta":
-            # Without it Inductor leaves products with one row to cuBLAS.
-            options = {"coordinate_descent_tuning": True} if is_decode else None
-            compile_blocks(self.model, *BLOCKS, options=options)
+            # Else Inductor leaves products with one row to cuBLAS, and makes several kernels of the
+            # norm of one row.
+            options = {"coordinate_descent_tuning": True, "split_reductions": False}
+            compile_blocks(self.model, *BLOCKS, options=options if is_decode else None)
         self.answer_by(lambda: self.model(tokens, cache))
         self.tokens_per_s = tokens.numel()
         setattr(self, "decode_ms_per_token" if is_decode else "prefill_ms", 1)
