@@ -69,7 +69,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class GroupProbe:
     """What the ranks of a group know of each other's devices, in rank order.
 
     exchange_s, fast_exchange_s: what the exchange of gradients adds to a step, of all and of the
@@ -169,14 +169,14 @@ class StepMaker:
         """Time a step of this rank alone, without communication, in seconds; 0 without items."""
         return self._time_alone(items, self.context).seconds if items else 0.0
 
-    def probe_fleet(self) -> Fleet:
+    def probe_group(self) -> GroupProbe:
         """Probe all devices, and the exchange; on all ranks together."""
         probes = gather(self._probe())
         everybody = (True,) * len(probes)
         are_fast = self._are_fast(probes)
         equal_s = [probe.equal_s for probe in probes]
         exchange_s = self._time_exchange(everybody, equal_s)
-        return Fleet(
+        return GroupProbe(
             probes=tuple(probes),
             are_fast=are_fast,
             exchange_s=exchange_s,

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
 from raybench.errors import UsageError
 from raybench.job.point import BY_ACCUMULATION, BY_SPEED, EQUAL, FAST, Point, Precision, SlowBy
-from raybench.measure.probes import Fleet, Idle, Make, Parameters, StepMaker, gather
+from raybench.measure.probes import GroupProbe, Idle, Make, Parameters, StepMaker, gather
 from raybench.records import RankShare
 from raybench.stats.shares import (
     DeviceSpeed,
@@ -59,7 +59,7 @@ class Sharing:
     """
 
     def __init__(self) -> None:
-        self._fleets: dict[object, Fleet] = {}
+        self._group_probes: dict[object, GroupProbe] = {}
 
     def share_out(self, make: Make, context: Context, point: Point, group: object) -> UnevenStep:
         """Probe the devices, where that was not done, and find this rank's part of the step.
@@ -69,9 +69,9 @@ class Sharing:
         """
         maker = StepMaker(make=make, context=_slow(context), point=point)
         key = (group, *_what_probes_depend_on(point))
-        if key not in self._fleets:
-            self._fleets[key] = maker.probe_fleet()
-        return _share_out(maker, self._fleets[key])
+        if key not in self._group_probes:
+            self._group_probes[key] = maker.probe_group()
+        return _share_out(maker, self._group_probes[key])
 
 
 def _slow(context: Context) -> Context:
@@ -92,15 +92,15 @@ def _what_probes_depend_on(point: Point) -> tuple[object, ...]:
     return (point.workload, *point.params.items(), point.batch_size, *execution.values())
 
 
-def _share_out(maker: StepMaker, fleet: Fleet) -> UnevenStep:
+def _share_out(maker: StepMaker, group_probe: GroupProbe) -> UnevenStep:
     rank = maker.context.rank
-    shares, own_s = _choose(maker, fleet)
+    shares, own_s = _choose(maker, group_probe)
     context, params = maker.context_among(shares), maker.size(shares[rank])[1]
     with maker.build(context, params, shares[rank]) as workload:
         error = gather(_gradient_error(workload))[shares.index(max(shares))]
         has_batch_norm = _has_batch_norm(workload)
-    exchange_s = fleet.exchange_s if all(shares) else fleet.fast_exchange_s
-    probe = fleet.probes[rank]
+    exchange_s = group_probe.exchange_s if all(shares) else group_probe.fast_exchange_s
+    probe = group_probe.probes[rank]
     share = RankShare(
         items=shares[rank],
         own_ms=own_s[rank] * _MS_PER_S if shares[rank] else None,
@@ -112,10 +112,10 @@ def _share_out(maker: StepMaker, fleet: Fleet) -> UnevenStep:
         exchange_ms=exchange_s * _MS_PER_S,
         predicted_step_ms=(max(own_s) + exchange_s) * _MS_PER_S,
         crossover_batch=crossover_batch(
-            fleet.speeds,
-            fleet.are_fast,
-            exchange_s=fleet.exchange_s,
-            fast_exchange_s=fleet.fast_exchange_s,
+            group_probe.speeds,
+            group_probe.are_fast,
+            exchange_s=group_probe.exchange_s,
+            fast_exchange_s=group_probe.fast_exchange_s,
         ),
         gradient_error=error,
     )
@@ -123,28 +123,28 @@ def _share_out(maker: StepMaker, fleet: Fleet) -> UnevenStep:
     return UnevenStep(context=context, params=params, shares=shares, share=share, warnings=warnings)
 
 
-def _choose(maker: StepMaker, fleet: Fleet) -> tuple[Shares, tuple[float, ...]]:
+def _choose(maker: StepMaker, group_probe: GroupProbe) -> tuple[Shares, tuple[float, ...]]:
     """Choose the samples of each rank; beside them each rank's own step in seconds, measured."""
-    kind, batch = maker.point.shares, maker.equal_items * len(fleet.probes)
+    kind, batch = maker.point.shares, maker.equal_items * len(group_probe.probes)
     if kind in (BY_SPEED, BY_ACCUMULATION):
-        return _choose_by_speed(maker, fleet, batch)
+        return _choose_by_speed(maker, group_probe, batch)
     if kind == EQUAL:
-        shares = equal_shares(len(fleet.probes), batch, maker.unit)
+        shares = equal_shares(len(group_probe.probes), batch, maker.unit)
     elif kind == FAST:
-        shares = fast_shares(fleet.are_fast, batch, maker.unit)
+        shares = fast_shares(group_probe.are_fast, batch, maker.unit)
     else:
         shares = tuple(map(int, kind.split("/")))
     return shares, _time_each_alone(maker, shares)
 
 
 def _choose_by_speed(
-    maker: StepMaker, fleet: Fleet, batch: int
+    maker: StepMaker, group_probe: GroupProbe, batch: int
 ) -> tuple[Shares, tuple[float, ...]]:
     """Share out by what the probes say; correct it by what the ranks' own steps really take.
 
     Equal shares are among those to choose from: the probe has timed them.
     """
-    speeds = fleet.speeds
+    speeds = group_probe.speeds
     equal = equal_shares(len(speeds), batch, maker.unit)
     found = {equal: tuple(map(DeviceSpeed.step_s, speeds, equal))}
     for _ in range(1 + _CORRECTIONS):

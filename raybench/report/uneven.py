@@ -6,7 +6,7 @@ Pure, over the fleets of `raybench.analysis.uneven`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from raybench.analysis.settings import SETTINGS, setting
@@ -259,5 +259,5 @@ def _percent(share: float | None, *, signed: bool = False) -> str:
     return f"{share:+.1%}" if signed else f"{share:.1%}"
 
 
-def _cell(value: Any, write: Any) -> str:
-    return str(write(float(value))) if formatting.has_value(value) else ""
+def _cell(value: Any, write: Callable[[float], str]) -> str:
+    return write(float(value)) if formatting.has_value(value) else ""
