@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from raybench.analysis.own_speeds import OwnSpeeds, probe_speeds
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.job.model import Measure
 from raybench.job.point import Point
@@ -44,6 +45,11 @@ def test_all_samples_of_a_step_are_done_with_the_gradients_of_one_process(
     assert row["throughput"] * step_s == pytest.approx(96)
     assert row["slow_ratio_by_rank"][:2] == [None, None]
     assert [text for text in row["warnings"] if text.startswith("rank 2 emulates a slower")]
+    # What the slow worker does alone is less; efficiency is held against the sum.
+    assert len(set(row["models_by_rank"])) == 1
+    speeds = probe_speeds(row)
+    assert speeds[2] < 0.8 * max(speeds[:2])
+    assert OwnSpeeds([row]).together(row) == pytest.approx(sum(speeds))
 
 
 def test_the_fast_ranks_train_alone_and_the_slow_one_is_no_part_of_the_figures(
