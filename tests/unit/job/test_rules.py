@@ -53,6 +53,7 @@ def test_a_workload_without_batches_needs_no_axis_at_all() -> None:
         "world_size",
         "precision",
         "cuda_graph",
+        "devices",
         "m",
         "n",
         "k",
