@@ -100,6 +100,7 @@ def test_a_run_that_lost_its_last_points_finds_the_same_batches_when_it_goes_on(
     assert len(again) == len(whole)
 
 
+@pytest.mark.long
 def test_cpu_workers_are_not_filled_for_want_of_a_maximum(searched):
     _, folder = searched
     done = sweep(folder, "-o", "other", "--set", "matrix.batch_size=auto")

@@ -70,21 +70,25 @@ def test_of_equal_ranks_none_is_slow(cluster: RayCluster) -> None:
     assert row["compute_ms"] > 0
 
 
-def test_the_example_of_the_documents_is_taken_apart_compiled_too(
-    cluster: RayCluster,
-) -> None:
-    small = {"channels": 4, "image_size": 8}
-    parts = ("compute_ms", "comm_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms")
-    row = measured(cluster, EXAMPLE, **small)
-    assert all(row[name] is not None for name in parts), row
+SMALL = {"channels": 4, "image_size": 8}
+PARTS = ("compute_ms", "comm_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms")
+
+
+def test_the_example_of_the_documents_is_taken_apart(cluster: RayCluster) -> None:
+    row = measured(cluster, EXAMPLE, **SMALL)
+    assert all(row[name] is not None for name in PARTS), row
     assert row["throughput"] > 0
-    compiled = measured(cluster, EXAMPLE, **small, compile=True)
-    assert all(compiled[name] is not None for name in parts if name != "comm_ms"), compiled
+
+
+@pytest.mark.long
+def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster: RayCluster) -> None:
+    compiled = measured(cluster, EXAMPLE, **SMALL, compile=True)
+    assert all(compiled[name] is not None for name in PARTS if name != "comm_ms"), compiled
     # For its gradients DDP's hook would compile another model.
     assert "local copies" in compiled["methods"]["comm_exposed_ms"]
     assert compiled["throughput"] > 0
     # The next point is not taken for compiled, too.
-    assert "noop_hook" in measured(cluster, EXAMPLE, **small)["methods"]["comm_exposed_ms"]
+    assert "noop_hook" in measured(cluster, EXAMPLE, **SMALL)["methods"]["comm_exposed_ms"]
 
 
 def test_a_profiled_process_is_replaced(cluster: RayCluster) -> None:

@@ -22,6 +22,7 @@ PYTHON = Path(sys.executable)
 HEAD = ["--head", "--port=6379", "--include-dashboard=false"]
 SWEEP = [PYTHON.with_name("raybench"), "sweep"]
 
+long = pytest.mark.long
 pytestmark = pytest.mark.skipif(
     why_not() is not None, reason=f"needs hosts of its own: {why_not()}"
 )
@@ -88,16 +89,18 @@ def test_a_sweep_spans_hosts_whose_own_names_are_loopback_addresses(
     assert {one["sum"] for one in told} == {6}
 
 
-def test_a_host_that_is_no_node_of_the_cluster_is_told_at_once(nodes, tmp_path):
+@pytest.mark.parametrize("given", ["--address ", pytest.param("RAY_ADDRESS=", marks=long)])
+def test_a_host_that_is_no_node_of_the_cluster_is_told_at_once(nodes, tmp_path, given):
     command = [*SWEEP, write_job(tmp_path), "-o", tmp_path / "out"]
     address = "10.99.0.10:6379"
-    for given, done in [
-        ("--address ", nodes[3].run([*command, "--address", address], timeout_s=20)),
-        ("RAY_ADDRESS=", nodes[3].run(command, timeout_s=20, RAY_ADDRESS=address)),
-    ]:
-        assert done.returncode == 3
-        (line,) = done.stderr.splitlines()
-        assert line.startswith(f"{given}{address}: no node of that cluster runs on this host")
+    is_option = given.startswith("--")
+    options, variables = (
+        (["--address", address], {}) if is_option else ([], {"RAY_ADDRESS": address})
+    )
+    done = nodes[3].run([*command, *options], timeout_s=20, **variables)
+    assert done.returncode == 3
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{given}{address}: no node of that cluster runs on this host")
 
 
 @pytest.mark.long
@@ -224,7 +227,16 @@ def test_a_private_ray_is_this_hosts_own_and_takes_the_place_of_a_dead_cluster(l
     assert gone in told["other"]
 
 
-def test_a_cluster_with_a_token_and_other_versions_is_told_in_one_line(lone, tmp_path):
+# Without a token, with a wrong one, and with one that cannot be read.
+NO_TOKENS = [
+    {},
+    {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "b" * 64},
+    {"RAY_AUTH_TOKEN_PATH": "/nowhere"},
+]
+
+
+@pytest.mark.parametrize("wrong", [NO_TOKENS[1:2], pytest.param(NO_TOKENS, marks=long)])
+def test_a_cluster_with_a_token_and_other_versions_is_told_in_one_line(lone, tmp_path, wrong):
     """`ray start` asks for the token of ~/.ray/auth_token wherever there is one."""
     (tmp_path / "numpy-9.9.9.dist-info").mkdir()
     metadata = "Metadata-Version: 2.1\nName: numpy\nVersion: 9.9.9\n"
@@ -234,13 +246,9 @@ def test_a_cluster_with_a_token_and_other_versions_is_told_in_one_line(lone, tmp
     token.write_text("a" * 64)
     lone.start_ray(*HEAD, PYTHONPATH=str(tmp_path))
     command = [*SWEEP, write_job(tmp_path, world_sizes="[1]"), "-o", tmp_path / "results"]
-    explicit = [*command, "--address", "10.99.0.10:6379"]
-    for words, variables in [
-        (explicit, {}),
-        (explicit, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "b" * 64}),
-        (command, {"RAY_AUTH_TOKEN_PATH": "/nowhere"}),
-    ]:
-        done = lone.run(words, **variables)
+    for variables in wrong:
+        address = () if "RAY_AUTH_TOKEN_PATH" in variables else ("--address", "10.99.0.10:6379")
+        done = lone.run([*command, *address], **variables)
         assert done.returncode == 3
         (line,) = done.stderr.splitlines()
         assert "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN" in line

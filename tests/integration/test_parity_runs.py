@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.doctor import parity
 from tests.cluster_contract import run
@@ -26,6 +28,7 @@ def test_the_same_step_is_timed_by_torchrun_and_by_fresh_workers(three_workers: 
     assert before.isdisjoint({device.process_id for device in three_workers.devices[:2]})
 
 
+@pytest.mark.long
 def test_a_step_that_cannot_be_built_is_told_with_its_exception(three_workers: RayCluster) -> None:
     step = parity.Step(name="none", params={"hiddenn": 1}, batch_size=1, iterations=1, margin=0.05)
     done = parity.compare(three_workers, (0, 1), step, 2, lambda _: None)

@@ -130,7 +130,12 @@ def make_writable(results: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "undo", "reason"),
     [
-        (fill, make_room, "No space left on device; make room there|File too large; .*"),
+        pytest.param(
+            fill,
+            make_room,
+            "No space left on device; make room there|File too large; .*",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             make_read_only,
             make_writable,

@@ -296,10 +296,16 @@ measure: {warmup: 2, iterations: 5}
 """
 
 
-def test_only_the_devices_of_a_list_are_used_and_counted_also_when_the_run_goes_on(tmp_path):
-    job, results, listed = write_job(tmp_path, DEVICES_JOB), tmp_path / "r", tmp_path / "list"
+def list_second_worker(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """A list with one of this host's workers, and the options of a sweep that keeps to it."""
+    listed = folder / "list"
     listed.write_text(f"{socket.gethostname()}:1  # the second worker\n")
-    options = ("--address", "local", "--devices", str(listed))
+    return listed, ("--address", "local", "--devices", str(listed))
+
+
+def test_only_the_devices_of_a_list_are_used_and_counted(tmp_path):
+    job, results = write_job(tmp_path, DEVICES_JOB), tmp_path / "r"
+    listed, options = list_second_worker(tmp_path)
     done = sweep(job, results, *options)
     assert done.returncode == 0, done.stderr
     assert f"up to 1 CPU worker of --devices {listed}; run" in done.stderr
@@ -309,6 +315,14 @@ def test_only_the_devices_of_a_list_are_used_and_counted_also_when_the_run_goes_
     [run] = pd.read_parquet(results / "runs").itertuples()
     assert list(run.only_devices) == [f"{socket.gethostname()}:1"]
     assert list(pd.read_parquet(results / "devices")["index"]) == [1]
+
+
+@pytest.mark.long
+def test_a_run_that_goes_on_keeps_to_the_devices_of_its_list_and_others_must_be_there(tmp_path):
+    job, results = write_job(tmp_path, DEVICES_JOB), tmp_path / "r"
+    listed, options = list_second_worker(tmp_path)
+    assert sweep(job, results, *options).returncode == 0
+    [run] = pd.read_parquet(results / "runs").itertuples()
     again = sweep(job, results, "--address", "local", "--resume", "latest")
     assert f"up to 1 CPU worker of --devices of {run.run_id}; run" in again.stderr
     listed.write_text("no-such-host:0\n")
