@@ -38,6 +38,9 @@ LEADS = {
     "86.7% efficiency (fp32, batch 1,024), and 2.29 times at worst, 57.2% efficiency "
     "(tf32, batch 64); exposed communication is 73% to 78% of the loss; "
     "at most 587,718 samples/s (bf16, batch 1,024, 4 GPUs)",
+    "ddp_linear-20261122-231903-de3c": "2 GPUs do 1.47 times the samples/s of 1 GPU, "
+    "73.7% efficiency (fp32, batch 64, unsteady, host-bound); "
+    "waiting for the host is 41% of the loss; 5 of 6 points are not compared",
     "ddp_linear-20261120-194439-364b": "4 GPUs do 3.26 times the samples/s of 1 GPU at best, "
     "81.5% efficiency (data=dataloader, num_workers=2, pin_memory=true), and 2.44 times at worst, "
     "61.1% efficiency (data=device, num_workers=0, pin_memory=false); "

@@ -25,7 +25,8 @@ WHAT = {
     "transformer_scaling": "GPT-2 shaped transformer, 1,024 tokens a sequence; "
     "124 M to 355 M parameters; AdamW; batch 8 to 32 per device; bf16; 1, 2, 4 GPUs",
     "ddp_linear": "Linear layer; 1,025 parameters; batch 64 per device; fp32; 1, 2, 4 GPUs; "
-    "data=dataloader, device; num_workers=0 to 2; pin_memory=false, true",
+    "data=dataloader, device; distributed_sampler=false, true; num_workers=0 to 8; "
+    "pin_memory=false, true",
     "collectives": "Collectives; all_gather, all_reduce, all_to_all, broadcast, reduce_scatter, "
     "sendrecv; 4 KiB to 1 GiB; float32; 2, 4 GPUs",
     "gemm": "Matrix products; fp32, tf32, fp16, bf16; 1 GPU; k=2048 to 8192; m=64 to 8192; "
