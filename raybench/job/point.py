@@ -170,6 +170,7 @@ _LATER_OF_TRANSFORMER: Mapping[str, Scalar] = {
     **_LATER_PARAMETERS,
     "attention": "auto",
     "dp_shard": 1,
+    "cp": 1,
     "tp": 1,
     "reshard_after_forward": True,
     "optimizer_dtype": "fp32",

@@ -125,8 +125,9 @@ class LanguageTraining:
     def _loss(self, compiles: bool) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the loss of the logits that are here; those of a tp group add up to their mean."""
         loss = torch.compile(next_token_loss) if compiles else next_token_loss
-        if self.layout.tp == 1:
+        if self.layout.ranks_per_batch == 1:
             return loss
+        # FSDP takes the mean over cp.
         own, degree = sequence_part(self.layout, self.context.rank), self.layout.tp
         return lambda logits, targets: loss(logits, own(targets)) / degree
 

@@ -51,6 +51,15 @@ class LayoutOptions(DdpOptions, total=False):
             "its sequence between (sequence parallel).",
         ),
     ]
+    cp: Annotated[
+        int,
+        Field(
+            default=1,
+            gt=0,
+            description="Ranks that divide the tokens of each sequence (context parallel), and "
+            "share parameters as dp_shard does.",
+        ),
+    ]
     reshard_after_forward: Annotated[
         bool,
         Field(
@@ -82,47 +91,60 @@ def layout_defaults() -> dict[str, Scalar | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Degrees; their product is the number of ranks. Ranks of one tp group follow each other."""
+    """Degrees; their product is the number of ranks.
+
+    Ranks of one tp group follow each other, then those of one cp group, and of one dp_shard group.
+    """
 
     dp_replicate: int = 1
     dp_shard: int = 1
+    cp: int = 1
     tp: int = 1
 
     @classmethod
     def make(cls, world_size: int, options: Mapping[str, Any]) -> Layout:
         """Fill in the degree that is not given."""
-        tp, shard = options.get("tp", 1), options.get("dp_shard", 1)
+        tp, cp, shard = options.get("tp", 1), options.get("cp", 1), options.get("dp_shard", 1)
         replicate = options.get("dp_replicate")
         if shard == REST:
             replicate = replicate or 1
-            shard = world_size // (replicate * tp)
+            shard = world_size // (replicate * cp * tp)
         # A degree of 0 is refused elsewhere.
         shard = max(1, shard)
-        return cls(
-            dp_replicate=replicate or max(1, world_size // (shard * tp)), dp_shard=shard, tp=tp
-        )
+        rest = max(1, world_size // (shard * cp * tp))
+        return cls(dp_replicate=replicate or rest, dp_shard=shard, cp=cp, tp=tp)
 
     @property
     def ranks(self) -> int:
         """Ranks that it is for."""
-        return self.dp_replicate * self.dp_shard * self.tp
+        return self.dp_replicate * self.dp_shard * self.cp * self.tp
 
     @property
     def ranks_per_batch(self) -> int:
         """Ranks that work on the same items."""
-        return self.tp
+        return self.cp * self.tp
+
+    @property
+    def ranks_per_copy(self) -> int:
+        """Ranks over which FSDP shares out a copy of the parameters, of those of a tp rank."""
+        return self.dp_shard * self.cp
 
     @property
     def is_divided(self) -> bool:
         """Whether a rank holds less than the whole model."""
-        return self.dp_shard * self.tp > 1
+        return self.dp_shard * self.cp * self.tp > 1
 
     def batch_of(self, rank: int) -> int:
         """Return which of the batches of a step is that of a rank."""
         return rank // self.ranks_per_batch
 
+    def cp_place(self, rank: int) -> int:
+        """Return the place of a rank in its cp group."""
+        return rank // self.tp % self.cp
+
     def __str__(self) -> str:
-        return f"dp_replicate {self.dp_replicate} x dp_shard {self.dp_shard} x tp {self.tp}"
+        degrees = ("dp_replicate", "dp_shard", "cp", "tp")
+        return " x ".join(f"{name} {getattr(self, name)}" for name in degrees)
 
 
 def layout_refusals(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -139,12 +161,12 @@ def layout_refusals(settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"optimizer_dtype: bf16 needs precision bf16, given {settings['precision']}"
     if layout.is_divided:
         yield from _refusals_of_divided(settings)
-    if layout.tp > 1:
-        yield from _refusals_of_tensor_parallel(settings, layout.tp)
+    if layout.ranks_per_batch > 1:
+        yield from _refusals_of_shared_batches(settings, layout)
 
 
 def _refusals_of_divided(settings: Mapping[str, Any]) -> Iterator[str]:
-    divided = "a model that dp_shard or tp divides"
+    divided = "a model that dp_shard, cp or tp divides"
     if settings["precision"] == Precision.FP16:
         yield f"{divided} is not trained in fp16, whose gradients are scaled; take bf16"
     if settings.get("cuda_graph"):
@@ -153,11 +175,11 @@ def _refusals_of_divided(settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"{divided} is divided evenly; leave out shares and slow_ratio"
 
 
-def _refusals_of_tensor_parallel(settings: Mapping[str, Any], degree: int) -> Iterator[str]:
-    preset, length = settings["preset"], settings["seq_len"]
+def _refusals_of_shared_batches(settings: Mapping[str, Any], layout: Layout) -> Iterator[str]:
+    preset, length, degree = settings["preset"], settings["seq_len"], layout.tp
     shape = LANGUAGE_PRESETS[preset]
     if not isinstance(shape, LlamaShape):
-        yield f"preset {preset} has no tensor parallelism; take one of Llama's, or tp: 1"
+        yield f"preset {preset} is divided by dp_shard alone; take one of Llama's, or tp: 1, cp: 1"
         return
     if shape.heads % degree or shape.kv_heads % degree:
         able = [
@@ -169,6 +191,11 @@ def _refusals_of_tensor_parallel(settings: Mapping[str, Any], degree: int) -> It
             f"tp {degree} does not divide {shape.heads} heads and {shape.kv_heads} heads of keys "
             f"of {preset}; the {which} is {following}"
         )
-    if length % degree:
-        able = next(number for number in count(length) if number % degree == 0)
-        yield f"tp {degree} does not divide seq_len {length}; the next that it does is {able}"
+    # With cp, each rank has two parts of a sequence.
+    parts = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
+    if length % parts:
+        able = next(number for number in count(length) if number % parts == 0)
+        yield (
+            f"cp {layout.cp} and tp {layout.tp} divide a sequence into {parts} parts, which does "
+            f"not go with seq_len {length}; the next that does is {able}"
+        )

@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from raybench.workloads.compilation import compile_blocks
+from raybench.workloads.context_parallel import ContextParallel, take_part
 from raybench.workloads.layout import Layout
 
 # Torch keeps what it found out of a mesh in caches by its ranks and names, with its groups. Those
@@ -46,13 +47,16 @@ def divide(
     compute_dtype: what weights are cast to where they are gathered; gradients are then reduced in
     fp32. None: both are as weights are stored. compiled: kinds of modules to compile, by one code.
     """
-    mesh = _make_mesh(layout, device)
+    degrees = (layout.dp_replicate, layout.ranks_per_copy, layout.tp)
+    mesh = _make_mesh(device, replicate=degrees[0], shard=degrees[1], tensor=degrees[2])
     replicate, shard, tensor = cast("tuple[str, ...]", mesh.mesh_dim_names)
     if layout.tp > 1:
         _divide_products(model, mesh[tensor])
+    if layout.cp > 1:
+        _divide_sequences(model, layout, device)
     # Before they are sharded: gathering is not part of the compiled code.
     compile_blocks(model, *compiled)
-    if layout.dp_replicate * layout.dp_shard == 1 and compute_dtype is None:
+    if layout.dp_replicate * layout.ranks_per_copy == 1 and compute_dtype is None:
         return model
     data = mesh[replicate, shard] if layout.dp_replicate > 1 else mesh[shard]
     _shard(model, data, compute_dtype, reshard_after_forward)
@@ -61,15 +65,38 @@ def divide(
 
 def sequence_part(layout: Layout, rank: int) -> Callable[[Tensor], Tensor]:
     """Return what takes from (batch, seq_len) the tokens whose logits are on this rank."""
-    place = rank % layout.tp
-    return lambda tokens: tokens.chunk(layout.tp, dim=1)[place]
+    cp_place, tp_place = layout.cp_place(rank), rank % layout.tp
+
+    def part(tokens: Tensor) -> Tensor:
+        own = take_part(tokens, 1, layout.cp, cp_place)
+        return own.chunk(layout.tp, dim=1)[tp_place]
+
+    return part
 
 
-def _make_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
+def _divide_sequences(model: nn.Module, layout: Layout, device: torch.device) -> None:
+    """Give each rank of a cp group its tokens, their positions, and the keys of all tokens."""
+    mesh = _make_mesh(
+        device,
+        batch=layout.dp_replicate * layout.dp_shard,
+        context=layout.cp,
+        tensor=layout.tp,
+    )
+    own = mesh[cast("tuple[str, ...]", mesh.mesh_dim_names)[1]]
+    part = ContextParallel(
+        degree=layout.cp, place=layout.cp_place(mesh.get_rank()), group=own.get_group()
+    )
+    for name in ("cosines", "sines"):
+        model.register_buffer(name, part.part(model.get_buffer(name), 0), persistent=False)
+    model.register_forward_pre_hook(lambda _, inputs: (part.part(inputs[0], 1), *inputs[1:]))
+    for block in cast("nn.ModuleList", model.blocks):
+        cast("Any", block).attention.attend = part.attend
+
+
+def _make_mesh(device: torch.device, **degrees: int) -> DeviceMesh:
     # The default group knows no device, so groups are made anew; they are not split off, which
     # crashes after a second init_process_group (pytorch#192109).
     number = next(_MESHES)
-    degrees = {"replicate": layout.dp_replicate, "shard": layout.dp_shard, "tensor": layout.tp}
     return init_device_mesh(
         device.type,
         tuple(degrees.values()),

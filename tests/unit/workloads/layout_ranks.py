@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from raybench.job.point import Precision
-from raybench.workloads import language_training
+from raybench.workloads import context_parallel, language_training
 from raybench.workloads.base import Context
 from raybench.workloads.layout import Layout
 from raybench.workloads.transformer import Transformer
@@ -32,12 +32,17 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "FSDP, full checkpointing": {"dp_shard": 2, "activation_checkpointing": "full"},
         "TP": {"tp": 2},
         "TP, selective checkpointing": {"tp": 2, "activation_checkpointing": "selective"},
+        "CP": {"cp": 2},
+        "CP, full checkpointing": {"cp": 2, "activation_checkpointing": "full"},
     },
     4: {
         "FSDP": {"dp_shard": -1},
         "HSDP": {"dp_shard": 2},
         "FSDP x TP": {"dp_shard": 2, "tp": 2, "activation_checkpointing": "full"},
         "DDP x TP": {"dp_replicate": 2, "tp": 2},
+        "CP": {"cp": 4},
+        "FSDP x CP": {"dp_shard": 2, "cp": 2},
+        "CP x TP": {"cp": 2, "tp": 2, "activation_checkpointing": "full"},
     },
 }
 
@@ -82,7 +87,7 @@ def step(rank: int, world_size: int, **options: Any) -> tuple[Tensor, list[Tenso
 
 def difference(rank: int, world_size: int, options: dict[str, Any]) -> float:
     """Largest difference of the loss and of a gradient to those of one device, as a share."""
-    degrees = ("dp_replicate", "dp_shard", "tp", "reshard_after_forward")
+    degrees = ("dp_replicate", "dp_shard", "cp", "tp", "reshard_after_forward")
     alone = {name: value for name, value in options.items() if name not in degrees}
     groups = world_size // Layout.make(world_size, options).ranks_per_batch
     # The batches of all groups, one after the other, on one device.
@@ -109,6 +114,14 @@ def _faults() -> dict[str, tuple[dict[str, Any], AbstractContextManager[object]]
         "each rank of a group with a batch of its own": (
             {"tp": 2},
             mock.patch.object(Layout, "batch_of", lambda self, rank: rank),
+        ),
+        "keys of this rank alone": (
+            {"cp": 2},
+            mock.patch.object(
+                context_parallel.collectives,
+                "all_gather_tensor_autograd",
+                lambda own, gather_dim, group: own.repeat(1, 1, 2, 1),
+            ),
         ),
         "nothing": ({"tp": 2}, nullcontext()),
     }

@@ -38,7 +38,7 @@ def test_loss_and_gradients_of_a_layout_of_two_ranks_are_those_of_one_device(
 def test_a_fault_in_what_ranks_share_shows(of_two: list[dict[str, float]]) -> None:
     faults = {name: max(found[name] for found in of_two) for name in of_two[0] if "fault" in name}
     assert faults.pop("fault: nothing") < EXACT
-    assert len(faults) == 2
+    assert len(faults) == 3
     assert min(faults.values()) > 0.1
 
 
@@ -84,14 +84,15 @@ def plan(tmp_path: Path, world_size: int = 4, precision: str = "bf16", **workloa
 @pytest.mark.parametrize(
     ("workload", "message"),
     [
-        ({"dp_shard": 3}, "dp_replicate 1 x dp_shard 3 x tp 1 is 3, and must be world_size 4"),
+        ({"dp_shard": 3}, "1 x dp_shard 3 x cp 1 x tp 1 is 3, and must be world_size 4"),
         ({"dp_shard": 2, "tp": 4}, "is 8, and must be world_size 4"),
         ({"tp": 4}, "tp 4 does not divide 4 heads and 2 heads of keys.* largest that does is 2"),
-        ({"preset": "llama-3b", "tp": 4, "seq_len": 30}, "seq_len 30; the next that it does is 32"),
-        ({"preset": "124m", "tp": 2}, "preset 124m has no tensor parallelism"),
+        ({"preset": "llama-3b", "tp": 4, "seq_len": 30}, "seq_len 30; the next that does is 32"),
+        ({"preset": "124m", "tp": 2}, "preset 124m is divided by dp_shard alone"),
         ({"dp_shard": 4, "precision": "fp16"}, "is not trained in fp16"),
         ({"optimizer_dtype": "bf16", "precision": "fp32"}, "bf16 needs precision bf16, given fp32"),
         ({"dp_shard": 2, "mode": "inference"}, "trains nothing, so dp_shard must be left out"),
+        ({"cp": 4, "seq_len": 20}, "into 8 parts, .* seq_len 20; the next that does is 24"),
         ({"dp_shard": 0}, "dp_shard must be at least 1"),
     ],
 )  # fmt: skip

@@ -1,0 +1,75 @@
+"""Causal attention over sequences whose tokens are divided over ranks (context parallel).
+
+Each rank gathers the keys and values of all, as Llama 3 was trained (Grattafiori et al. 2024,
+3.3.2), by torch's functional collectives. Torch's own `context_parallel` takes the place of
+attention for kernels of CUDA alone (torch 2.11, 2.13), so what it computes could not be held on
+CPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed import _functional_collectives as collectives
+from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
+
+
+def take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
+    """Take a rank's tokens of all, which are that dimension: of 2 x degree chunks an early one.
+
+    And the one as far from the end, so that all ranks have the same work: causally, the tokens of
+    a late chunk see more.
+    """
+    if degree == 1:
+        return whole
+    chunks = whole.chunk(2 * degree, dim=dim)
+    return torch.cat([chunks[place], chunks[-1 - place]], dim=dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextParallel:
+    """The rank at that place of a group in which each has its part of a sequence."""
+
+    degree: int
+    place: int
+    group: ProcessGroup
+
+    def part(self, whole: Tensor, dim: int) -> Tensor:
+        """Take this rank's tokens of all, which are that dimension."""
+        return take_part(whole, dim, self.degree, self.place)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Let each token here see itself and those before, of all ranks.
+
+        query (batch, heads, tokens here, head), keys and values of fewer heads.
+        """
+        keys, values = self._gather(key), self._gather(value)
+        shared = query.shape[1] // key.shape[1]
+        early, late = query.chunk(2, dim=2)
+        parts = []
+        for chunk, number in ((early, self.place), (late, 2 * self.degree - 1 - self.place)):
+            seen = (number + 1) * chunk.shape[2]
+            parts.append(
+                functional.scaled_dot_product_attention(
+                    chunk,
+                    keys[:, :, :seen].repeat_interleave(shared, dim=1),
+                    values[:, :, :seen].repeat_interleave(shared, dim=1),
+                    # The last query sees all of these keys, the one before it all but one.
+                    attn_mask=causal_lower_right(chunk.shape[2], seen),
+                )
+            )
+        return torch.cat(parts, dim=2)
+
+    def _gather(self, own: Tensor) -> Tensor:
+        """Gather (batch, heads, tokens here, head) of all ranks, in the order of the sequence."""
+        gathered: Any = collectives.all_gather_tensor_autograd(
+            own.contiguous(), gather_dim=2, group=self.group
+        )
+        chunks = gathered.chunk(2 * self.degree, dim=2)
+        # Of each rank an early one and a late one.
+        return torch.cat([*chunks[::2], *chunks[::-2]], dim=2)
