@@ -20,7 +20,7 @@ from tests.integration.fault_runs import (
     write_job,
 )
 from tests.integration.harm import Ended, Waiting, harmed_sweep
-from tests.integration.namespaces import Host, hosts, why_not
+from tests.integration.namespaces import hosts, pull_cable, why_not
 
 # Far off: a lost node must be told without it.
 _TIMEOUT_S = 90.0
@@ -156,15 +156,10 @@ def network_cut() -> dict[str, Any]:
 
         def harm(_: subprocess.Popen[str], waiting: Waiting) -> None:
             on_victim.extend(rank for rank, each in waiting.items() if each["host"] == other.name)
-            pull_cable(head)
+            pull_cable(head, other)
 
         address = f"{head.address}:6379"
         return node_entry("network cut", Path(name), address, harm, on_victim, head.command)
-
-
-def pull_cable(head: Host) -> None:
-    enter = ["nsenter", "--target", str(head.process_id), "--net"]
-    subprocess.run([*enter, "ip", "link", "set", "port0", "down"], check=True)
 
 
 def entry(case: Case, folder: Path, ended: Ended, on_victim: Sequence[int]) -> dict[str, Any]:

@@ -72,6 +72,39 @@ def slow_path(host: Host, other: Host, rate: str) -> None:
         _enter(sender, f"tc filter add dev net0 protocol ip parent 1:0 prio 1 {to_it}")
 
 
+def slow_link(host: Host, rate: str) -> None:
+    """Limit what this host sends, to whomever; rate: as tc takes it."""
+    _enter(host, f"tc qdisc replace dev net0 root tbf rate {rate} burst 64kb latency 50ms")
+
+
+def lossy_link(host: Host) -> None:
+    """Let a switch port of short queues be this host's: it drops what comes at once.
+
+    Not every kernel has netem, which would drop a share of the packets.
+    """
+    _enter(host, "tc qdisc replace dev net0 root tbf rate 8gbit burst 64kb limit 64kb")
+
+
+def dropped_packets(host: Host) -> int:
+    """Of all that this host has sent since its link is lossy."""
+    told = host.run(["tc", "-s", "qdisc", "show", "dev", "net0"]).stdout
+    return int(told.partition("(dropped ")[2].partition(",")[0])
+
+
+def pull_cable(switch: Host, host: Host) -> None:
+    """Cut the host off, without a word to it. switch: the first host, which has the bridge."""
+    _ip(switch, f"link set {_port(host)} down")
+
+
+def plug_cable(switch: Host, host: Host) -> None:
+    """Connect the host again."""
+    _ip(switch, f"link set {_port(host)} up")
+
+
+def _port(host: Host) -> str:
+    return f"port-{host.name}"
+
+
 @contextmanager
 def hosts(count: int) -> Iterator[list[Host]]:
     """`count` hosts on one network 10.99.0.0/24; the bridge is part of the first."""
@@ -83,8 +116,8 @@ def hosts(count: int) -> Iterator[list[Host]]:
         _ip(first, "link add name net0 type bridge")
         _ip(first, f"address add {first.address}/24 dev net0")
         _ip(first, "link set net0 up")
-        for number, host in enumerate(others):
-            port = f"port{number}"
+        for host in others:
+            port = _port(host)
             _ip(first, f"link add {port} type veth peer name net0 netns {host.process_id}")
             _ip(first, f"link set {port} master net0 up")
             _ip(host, f"address add {host.address}/24 dev net0")
