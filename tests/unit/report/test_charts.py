@@ -24,6 +24,7 @@ CHECKS = {path.name for path in (RESULTS / "health").iterdir()}
 RUNS = sorted({path.name for path in (RESULTS / "points").iterdir()} - CHECKS)
 TITLES = {
     "collectives": "Bus bandwidth and time over the size",
+    "ddp_by_network": "Speed-up over the number of GPUs",
     "ddp_linear": "Speed-up over the number of GPUs",
     "ddp_scaling": "Speed-up over the number of GPUs",
     "decode_variants": "Step time",
@@ -38,6 +39,7 @@ TITLES = {
     "resnet50_amp": "What is gained over precision=fp32 channels_last=false",
     "script_smoke": "Speed-up over the number of GPUs",
     "timing_ways": "Throughput over the batch size",
+    "sums_by_network": "Bus bandwidth and time over the size",
     "transformer_scaling": "Speed-up over the number of GPUs",
     "uneven_gpus": "What is gained over shares=equal",
 }

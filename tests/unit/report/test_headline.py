@@ -41,6 +41,8 @@ LEADS = {
     "ddp_linear-20261122-231903-de3c": "2 GPUs do 1.47 times the samples/s of 1 GPU, "
     "73.7% efficiency (fp32, batch 64, unsteady, host-bound); "
     "waiting for the host is 41% of the loss; 5 of 6 points are not compared",
+    "ddp_by_network-20261122-231944-f1ae": "2 GPUs do 0.067 times the samples/s of 1 GPU, "
+    "3.3% efficiency (bf16, batch 1,024); exposed communication is 99% of the loss",
     "ddp_linear-20261120-194439-364b": "4 GPUs do 3.26 times the samples/s of 1 GPU at best, "
     "81.5% efficiency (data=dataloader, num_workers=2, pin_memory=true), and 2.44 times at worst, "
     "61.1% efficiency (data=device, num_workers=0, pin_memory=false); "
@@ -91,6 +93,10 @@ LEADS = {
     "efficiency (fp32, batch 2,048); what the rest is lost to was not measured",
     "timing_ways-20261122-232059-af91": "no speed-up: baseline point is known to only, "
     "worse than; at most 323.8 samples/s (bf16, batch 32, 1 GPU, unsteady, throttled)",
+    "sums_by_network-20261122-232000-088b": "bus bandwidth with 256 MiB on 2 GPUs: 4.015 GB/s; "
+    "32 KiB takes 79.02 µs",
+    "sums_by_network-20261122-232011-3db1": "bus bandwidth with 256 MiB on 2 GPUs: 298.8 GB/s; "
+    "32 KiB takes 25.06 µs",
     "transformer_scaling-20261120-194601-5550": "4 GPUs do 3.76 times the samples/s of 1 GPU at "
     "best, 94.1% efficiency (batch 32, preset=350m), and 3.61 times at worst, 90.3% efficiency "
     "(batch 8, preset=350m); what the rest is lost to was not measured; "
