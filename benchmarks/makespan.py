@@ -70,7 +70,7 @@ def ratio(plan: Plan, duration_s: Callable[[Point], float], way: Way) -> float:
 
 
 def counted_s(plan: Plan, duration_s: Callable[[Point], float]) -> float:
-    return makespan_s(plan, duration_s, DEVICES, "device", "pack")
+    return makespan_s(plan, duration_s, DEVICES, "device")
 
 
 def slept_s(plan: Plan, duration_s: Callable[[Point], float]) -> float:

@@ -92,7 +92,7 @@ def decisions_ms(plan: Plan, devices: tuple[Device, ...], isolation: Isolation) 
 
     began_s = time.perf_counter()
     attempts = [Attempt(index=i, point=point, number=1) for i, point in enumerate(plan.points)]
-    schedule = Schedule(attempts, "pack", isolation)
+    schedule = Schedule(attempts, isolation)
     schedule.see(devices, len(devices), frozenset(), 0)
     start_ms = 1e3 * (time.perf_counter() - began_s)
     running: list[tuple[float, int, Attempt]] = []

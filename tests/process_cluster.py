@@ -65,7 +65,12 @@ def start_forks(count: int, logs: Path) -> ProcessCluster:
     meeting = Meeting(Door(address=str(folder / "door"), secret=b"test"), folder)
     host = socket.gethostname()
     facts = HostFacts(
-        rank=0, node_id=host, host=host, cpus={n: f"{host}:{n}" for n in range(count)}, gpus={}
+        rank=0,
+        node_id=host,
+        host=host,
+        rack="",
+        cpus={n: f"{host}:{n}" for n in range(count)},
+        gpus={},
     )
 
     def look_after() -> None:

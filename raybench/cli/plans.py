@@ -135,15 +135,14 @@ def _makespans(job: Job, plan: Plan, devices: int | None, nodes: int) -> _Makesp
         )
     if plan.batch_search or not plan.points:
         return None
-    point_s, strategy = _point_at_most_s(job), job.placement.strategy
+    point_s = _point_at_most_s(job)
     there = imagine_devices(devices, nodes)
     isolations: tuple[Isolation, ...] = ("cluster", "node", "device")
     return _Makespans(
         devices=devices,
         nodes=nodes,
         at_most_s={
-            isolation: job.measure.rounds
-            * makespan_s(plan, lambda _: point_s, there, isolation, strategy)
+            isolation: job.measure.rounds * makespan_s(plan, lambda _: point_s, there, isolation)
             for isolation in isolations
         },
     )

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import cycle, zip_longest
-from typing import Literal
+from itertools import zip_longest
+from typing import Literal, NamedTuple
 
 from raybench.records import Device, RankInfo
 
-Strategy = Literal["pack", "spread"]
+Strategy = Literal["pack", "spread", "rail"]
 Isolation = Literal["cluster", "node", "device"]
 
 
 def in_device_order(devices: Sequence[Device]) -> list[int]:
-    """Positions of `devices` sorted by node (its address, then its id), then by device index.
+    """Positions of `devices` by rack, node (its address, then its id), and device index.
 
     Placement groups and GPU ids follow no order of their own, so ranks would change from run
     to run. Nodes that share a machine share an address: the node id tells them apart.
     """
 
-    def key(position: int) -> tuple[str, str, int, str]:
+    def key(position: int) -> tuple[str, str, str, int, str]:
         device = devices[position]
-        return (device.address, device.node_id, device.index, device.uuid)
+        return (device.rack, device.address, device.node_id, device.index, device.uuid)
 
     return sorted(range(len(devices)), key=key)
 
@@ -30,10 +30,12 @@ def in_device_order(devices: Sequence[Device]) -> list[int]:
 def choose_workers(
     devices: Sequence[Device], world_size: int, strategy: Strategy
 ) -> tuple[int, ...]:
-    """Choose the workers of a point, in rank order.
+    """Choose the workers of a point, in the order of `devices`.
 
-    pack fills one node after the other; spread takes from all nodes in turn. Both give ranks by
-    node, then by device, as torchrun does. Raises ValueError when there are too few devices.
+    pack fills one node after the other, rack by rack; spread takes from all racks, and in these
+    from all nodes, in turn. rail takes devices of the same index on all nodes of a rack, then of
+    the next index, then the next rack. All give ranks by node, then by device, as torchrun does.
+    Raises ValueError when there are too few devices.
     """
     if world_size > len(devices):
         raise ValueError(f"{world_size} devices asked, {len(devices)} there")
@@ -42,36 +44,60 @@ def choose_workers(
 
 def _in_order_of_choice(devices: Sequence[Device], strategy: Strategy) -> list[int]:
     """All workers, those first that a point of few devices gets."""
-    by_node: dict[str, list[int]] = {}
+    racks: dict[str, dict[str, list[_Place]]] = {}
     for worker_id, device in enumerate(devices):
-        by_node.setdefault(device.node_id, []).append(worker_id)
-    if strategy == "spread":
-        rounds = zip_longest(*by_node.values())
-        return [worker_id for taken in rounds for worker_id in taken if worker_id is not None]
-    fullest_first = sorted(by_node.values(), key=len, reverse=True)
-    return [worker_id for worker_ids in fullest_first for worker_id in worker_ids]
+        node = racks.setdefault(device.rack, {}).setdefault(device.node_id, [])
+        node.append(_Place(device.node_id, device.index, worker_id))
+    return [place.number for place in _ordered(racks, strategy)]
 
 
-def shares(free: Mapping[str, int], count: int, strategy: Strategy) -> dict[str, int]:
-    """How many of `count` devices each node gives, by node id; fewer where fewer are free. Pure.
+def shares(
+    free: Mapping[str, int], count: int, strategy: Strategy, racks: Mapping[str, str] | None = None
+) -> dict[str, int]:
+    """How many of `count` devices each node gives, by node id; fewer where fewer are free.
 
-    pack takes from the fullest nodes, spread from all in turn.
+    As `choose_workers`, of nodes of which only the number of free devices is known. racks: of the
+    nodes that have one.
     """
-    fullest_first = sorted(free, key=lambda node: (-free[node], node))
-    taken = dict.fromkeys(fullest_first, 0)
-    left = min(count, sum(free.values()))
-    if strategy == "pack":
-        for node in fullest_first:
-            taken[node] = min(free[node], left)
-            left -= taken[node]
-    else:
-        for node in cycle(fullest_first):
-            if not left:
-                break
-            more = int(taken[node] < free[node])
-            taken[node] += more
-            left -= more
-    return {node: number for node, number in taken.items() if number}
+    there: dict[str, dict[str, list[_Place]]] = {}
+    for node, number in sorted(free.items()):
+        rack = (racks or {}).get(node, "")
+        there.setdefault(rack, {})[node] = [_Place(node, index, index) for index in range(number)]
+    chosen = _ordered(there, strategy)[:count]
+    return dict(Counter(place.node_id for place in chosen))
+
+
+class _Place(NamedTuple):
+    """A device to be chosen. rail: its index on the node. number: what who chooses calls it."""
+
+    node_id: str
+    rail: int
+    number: int
+
+
+def _ordered(
+    racks: Mapping[str, Mapping[str, Sequence[_Place]]], strategy: Strategy
+) -> list[_Place]:
+    """Put all devices into the order in which a point gets them. racks: rack -> node -> its own."""
+
+    def size(nodes: Mapping[str, Sequence[_Place]]) -> int:
+        return sum(map(len, nodes.values()))
+
+    fullest_first = [
+        sorted(nodes.values(), key=len, reverse=True)
+        for nodes in sorted(racks.values(), key=size, reverse=True)
+    ]
+    if strategy == "spread":
+        return _in_turn([_in_turn(nodes) for nodes in fullest_first])
+    by_rack = [[place for node in nodes for place in node] for nodes in fullest_first]
+    if strategy == "rail":
+        by_rack = [sorted(places, key=lambda place: place.rail) for places in by_rack]
+    return [place for places in by_rack for place in places]
+
+
+def _in_turn(groups: Iterable[Sequence[_Place]]) -> list[_Place]:
+    rounds = zip_longest(*groups)
+    return [place for taken in rounds for place in taken if place is not None]
 
 
 def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
@@ -101,12 +127,16 @@ def devices_shared(devices: Sequence[Device]) -> list[str]:
     ]
 
 
+# How many nodes give so many devices, by that number and the nodes' model.
+_Form = Counter[tuple[int, str]]
+
+
 class DeviceAllocator:
     """The alive workers of a cluster, which of them are taken, and the place for one more point.
 
     A point gets as many devices of as many nodes of the same models as it would get on the idle
-    cluster: what runs beside it changes which ones, never how many it has on one node. A node's
-    model is the name of its first device.
+    cluster: what runs beside it changes which ones, never how many it has on one node, or how many
+    nodes of one rack. A node's model is the name of its first device.
 
     chosen: the workers that points may have, None for all; of the others it is only known whether
     they are taken.
@@ -120,7 +150,7 @@ class DeviceAllocator:
         isolation: Isolation,
         chosen: Collection[int] | None = None,
     ) -> None:
-        self._isolation = isolation
+        self._strategy, self._isolation = strategy, isolation
         alive = [worker_id for worker_id in in_device_order(devices) if worker_id not in lost]
         self._worker_ids = [one for one in alive if chosen is None or one in chosen]
         self._elsewhere = {one: devices[one].node_id for one in {*alive} - {*self._worker_ids}}
@@ -128,10 +158,11 @@ class DeviceAllocator:
         self._devices = [devices[worker_id] for worker_id in self._worker_ids]
         self._node: dict[int, str] = {}
         self._of_node: dict[str, list[int]] = {}
-        self._model: dict[str, str] = {}
+        self._model: dict[str, tuple[str, str]] = {}
+        self._index: dict[int, int] = {}
         for worker_id, device in zip(self._worker_ids, self._devices, strict=True):
-            self._node[worker_id] = device.node_id
-            self._model.setdefault(device.node_id, device.name)
+            self._node[worker_id], self._index[worker_id] = device.node_id, device.index
+            self._model.setdefault(device.node_id, (device.rack, device.name))
             self._of_node.setdefault(device.node_id, []).append(worker_id)
         self._order = {worker_id: position for position, worker_id in enumerate(self._worker_ids)}
         self._largest = max(map(len, self._of_node.values()), default=0)
@@ -140,8 +171,10 @@ class DeviceAllocator:
         ]
         self._taken: set[int] = set()
         self._on_idle_cluster: dict[int, tuple[int, ...]] = {}
-        # (model, workers that a point can have of the node) -> nodes; a dict keeps their order.
-        self._nodes: dict[tuple[str, int], dict[str, None]] = {}
+        self._racks = list(dict.fromkeys(device.rack for device in self._devices))
+        # (its rack and model, workers that a point can have of the node) -> nodes; a dict keeps
+        # their order.
+        self._nodes: dict[tuple[tuple[str, str], int], dict[str, None]] = {}
         for node in self._of_node:
             self._nodes.setdefault(self._offer(node), {})[node] = None
         # world_size -> idle workers that ran a point together and none since: their process group
@@ -207,23 +240,89 @@ class DeviceAllocator:
             self._on_idle_cluster[world_size] = tuple(sorted(chosen, key=self._order.__getitem__))
         return self._on_idle_cluster[world_size]
 
-    def _find(self, world_size: int) -> list[int] | None:
-        """Workers on the nodes that have the least to offer beyond them: full nodes stay whole."""
-        per_node = Counter(self._node[worker_id] for worker_id in self._alone(world_size))
-        wanted = Counter((count, self._model[node]) for node, count in per_node.items())
-        found: dict[str, list[int]] = {}
-        for (count, model), nodes in sorted(wanted.items(), reverse=True):
-            for node in self._nodes_with(count, model, nodes, found):
-                idle = [
-                    worker_id for worker_id in self._of_node[node] if worker_id not in self._taken
-                ]
-                found[node] = self._side_by_side(idle, count)
-                nodes -= 1
-            if nodes:
+    def _find(self, world_size: int) -> Sequence[int] | None:
+        """Workers in the form that they have on the idle cluster, rack by rack."""
+        alone, on_rails = self._alone(world_size), self._strategy == "rail"
+        if self.is_idle and on_rails:
+            return alone
+        forms: dict[str, _Form] = {}
+        for node, count in Counter(self._node[worker_id] for worker_id in alone).items():
+            rack, model = self._model[node]
+            forms.setdefault(rack, Counter())[count, model] += 1
+        found: list[int] = []
+        used: set[str] = set()
+        for form in sorted(forms.values(), key=Counter.total, reverse=True):
+            racks = [rack for rack in self._racks if rack not in used]
+            fit = self._fit_rails(racks, form) if on_rails else self._fit(racks, form)
+            if fit is None:
                 return None
-        return [worker_id for worker_ids in found.values() for worker_id in worker_ids]
+            rack, worker_ids = fit
+            used.add(rack)
+            found += worker_ids
+        return found
 
-    def _nodes_with(self, count: int, model: str, wanted: int, used: Collection[str]) -> list[str]:
+    def _fit(self, racks: Sequence[str], form: _Form) -> tuple[str, list[int]] | None:
+        """Find the rack whose nodes have the least to offer beyond the form: full ones stay whole.
+
+        None where none has room.
+        """
+        best: tuple[int, str, dict[str, int]] | None = None
+        for rack in racks:
+            nodes: dict[str, int] = {}
+            for (count, model), wanted in sorted(form.items(), reverse=True):
+                chosen = self._nodes_with(count, (rack, model), wanted, nodes)
+                nodes |= dict.fromkeys(chosen, count)
+            if len(nodes) == form.total():
+                left = sum(self._offer(node)[1] - count for node, count in nodes.items())
+                if best is None or left < best[0]:
+                    best = left, rack, nodes
+        if best is None:
+            return None
+        _, rack, nodes = best
+        return rack, [
+            worker_id
+            for node, count in nodes.items()
+            for worker_id in self._side_by_side(self._idle(node), count)
+        ]
+
+    def _fit_rails(self, racks: Sequence[str], form: _Form) -> tuple[str, list[int]] | None:
+        """Find the first rack where nodes have the same indices idle; None where they have not."""
+        for rack in racks:
+            idle = {
+                node: {self._index[worker_id]: worker_id for worker_id in self._idle(node)}
+                for node, (its_rack, _) in self._model.items()
+                if its_rack == rack and self._offer(node)[1]
+            }
+            rails = sorted({index for there in idle.values() for index in there})
+            for start in range(len(rails)):
+                if worker_ids := self._on_rails(idle, rails[start:] + rails[:start], form):
+                    return rack, worker_ids
+        return None
+
+    def _on_rails(
+        self, idle: Mapping[str, Mapping[int, int]], rails: Sequence[int], form: _Form
+    ) -> list[int]:
+        """Take workers of the first of these indices on each node; none where nodes lack them."""
+        nodes: dict[str, int] = {}
+        for (count, model), wanted in sorted(form.items(), reverse=True):
+            fitting = [
+                node
+                for node, there in idle.items()
+                if node not in nodes
+                and self._model[node][1] == model
+                and there.keys() >= set(rails[:count])
+            ]
+            nodes |= dict.fromkeys(fitting[:wanted], count)
+        if len(nodes) < form.total():
+            return []
+        return [idle[node][rail] for node, count in nodes.items() for rail in rails[:count]]
+
+    def _idle(self, node: str) -> list[int]:
+        return [worker_id for worker_id in self._of_node[node] if worker_id not in self._taken]
+
+    def _nodes_with(
+        self, count: int, model: tuple[str, str], wanted: int, used: Collection[str]
+    ) -> list[str]:
         """At most `wanted` nodes of the model that can give so many workers, but for those used."""
         nodes: list[str] = []
         for offered in range(count, self._largest + 1):
@@ -254,8 +353,8 @@ class DeviceAllocator:
         start = next((start for start in starts if local[row[start]] % count == 0), 0)
         return row[start : start + count]
 
-    def _offer(self, node: str) -> tuple[str, int]:
-        """Return the model of the node, and how many workers of it a point can have."""
+    def _offer(self, node: str) -> tuple[tuple[str, str], int]:
+        """Return rack and model of the node, and how many workers of it a point can have."""
         worker_ids = self._of_node[node]
         idle = sum(worker_id not in self._taken for worker_id in worker_ids)
         is_used = idle < len(worker_ids) or self._strangers[node] > 0

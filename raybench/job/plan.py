@@ -195,6 +195,7 @@ def _common_settings(job: Job) -> dict[str, Scalar]:
         if setting.default is not None
     }
     defaults["devices"] = job.placement.devices
+    defaults["strategy"] = job.placement.strategy
     fixed = job.workload.parameters.items()
     variables = {name: values[0] for name, values in job.env.items() if len(values) == 1}
     return defaults | variables | {n: job.settings[n].accept(value) for n, value in fixed}

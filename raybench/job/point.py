@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from annotated_types import Interval, Predicate
 
@@ -47,6 +47,8 @@ class SlowBy(StrEnum):
     SMS = "sms"
 
 
+# Which devices of which nodes a point gets.
+Strategy = Literal["pack", "spread", "rail"]
 # How a step's samples are shared out; or samples of each rank, as in 96/32.
 EQUAL, FAST, BY_SPEED, BY_ACCUMULATION = "equal", "fast", "by_speed", "by_speed_accumulation"
 _NAMED_SHARES = (EQUAL, FAST, BY_SPEED, BY_ACCUMULATION)
@@ -145,6 +147,16 @@ class Execution:
             since=8,
         ),
     ] = ANY
+
+    strategy: Annotated[
+        Strategy,
+        About(
+            text="Which devices: pack (as few nodes and racks as possible), spread (as many), rail "
+            "(of the same index on the nodes of a rack).",
+            column="how devices are chosen",
+            since=8,
+        ),
+    ] = "pack"
 
     @property
     def is_uneven(self) -> bool:
@@ -298,6 +310,9 @@ def _read_settings() -> dict[str, RunSetting]:
 
 def _read_setting(name: str, hint: Any, default: Any) -> RunSetting:
     declared, *notes = get_args(hint)
+    about = next(note for note in notes if isinstance(note, About))
+    if get_origin(declared) is Literal:
+        return RunSetting(name=name, kind=str, annotation=hint, default=default, about=about)
     (given,) = (each for each in get_args(declared) or (declared,) if each is not NoneType)
     kind, *bounds = get_args(given) or (given,)
     # A job gives the text of a member.
@@ -307,7 +322,7 @@ def _read_setting(name: str, hint: Any, default: Any) -> RunSetting:
         kind=kind,
         annotation=Annotated[(allowed, *bounds, *notes)],
         default=None if default is MISSING else _plain(default),
-        about=next(note for note in notes if isinstance(note, About)),
+        about=about,
     )
 
 

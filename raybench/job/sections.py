@@ -30,6 +30,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from raybench.job.device_choice import ANY, are_devices
+from raybench.job.point import Strategy
 from raybench.job.problems import KeyPath, Problem, quote
 
 
@@ -299,8 +300,11 @@ def _devices(value: str) -> str:
 class Placement(Section):
     """Which devices work on a point."""
 
-    strategy: Literal["pack", "spread"] = Field(
-        default="pack", description="pack: as few nodes as possible. spread: as many as possible."
+    strategy: Strategy = Field(
+        default="pack",
+        description="Of all points, unless it is an axis. pack: as few nodes as possible, of as "
+        "few racks as possible. spread: as many as possible. rail: devices of the same index on "
+        "the nodes of a rack.",
     )
     devices: Annotated[str, Field(strict=True), AfterValidator(_devices)] = Field(
         default=ANY,

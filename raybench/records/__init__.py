@@ -383,7 +383,8 @@ class Device:
     CPU worker its number there.
     uuid: proves that two workers do not share a device; on a CPU "node/process id".
     ecc_errors: uncorrected ones since the driver was loaded.
-    pcie_link, pcie_link_max: as in "gen5 x16".
+    pcie_link, pcie_link_max: as in "gen5 x16". rack: of its node, as the cluster labels it; empty
+    where it does not.
     other_processes: with memory on this device, before any worker of this run.
     disk_free_bytes: where the worker keeps temporary files. shm_free_bytes: of /dev/shm.
     """
@@ -395,6 +396,7 @@ class Device:
     index: int
     uuid: str
     name: str
+    rack: str = ""
     memory_bytes: int | None = None
     pci_bus_id: str | None = None
     driver_version: str | None = None

@@ -30,7 +30,7 @@ A new column says in its declaration since which version it is there (`Metric.si
        mem_parameters_bytes, mem_gradients_bytes, mem_optimizer_bytes, mem_activations_bytes,
        mem_other_bytes
     8  points: wall_unsynced_ms_by_rank, wall_synced_ms_by_rank, nccl_choices, devices,
-       models_by_rank, mfu_6n_pct
+       models_by_rank, mfu_6n_pct, strategy; runs: launcher; devices: rack
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ _RUNS = (
     *_columns("list<string>", "", only_devices="those that --devices named; empty: all"),
     *_columns("int64", "", seed="of the order in rounds"),
     *_columns("string", "", cluster="where the workers ran", host="where the driver ran"),
+    *_columns("string", "", launcher="what started the workers: ray or processes"),
     *_columns("map<string,string>", "", versions="software versions"),
     *_columns(
         "string",
@@ -223,6 +224,7 @@ _DEVICES = (
         node_id="node",
         host="host name",
         address="IP address",
+        rack="of the node, by its label; empty: none",
     ),
     *_columns("int64", "", index="on its node, in PCI order"),
     *_columns(

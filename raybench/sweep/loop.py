@@ -163,7 +163,7 @@ def sweep(
     ClusterError as lost; both go on to the caller. Events and writes come on the caller's thread;
     each point runs on a thread of its own, so that an interrupt does not wait for a stuck cluster.
     """
-    schedule = Schedule((), settings.strategy, settings.isolation, ran_out)
+    schedule = Schedule((), settings.isolation, ran_out)
     ask = _Asked(stopping=stopping, follow=follow, further=further)
     loop = _Loop(rounds, before or Before(), settings, cluster, write, ask, schedule)
     try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
 
-from raybench.cluster.allocator import Isolation, Strategy
+from raybench.cluster.allocator import Isolation
 from raybench.job.device_choice import ANY
 from raybench.job.plan import Plan
 from raybench.job.point import Point
@@ -25,7 +25,6 @@ def makespan_s(
     duration_s: Callable[[Point], float],
     devices: Sequence[Device],
     isolation: Isolation,
-    strategy: Strategy,
 ) -> float:
     """From the first start to the last end, in seconds; points that do not fit take no time.
 
@@ -36,7 +35,7 @@ def makespan_s(
         Attempt(index=i, point=replace(point, devices=ANY), number=1)
         for i, point in enumerate(plan.points)
     ]
-    schedule = Schedule(attempts, strategy, isolation)
+    schedule = Schedule(attempts, isolation)
     schedule.see(devices, len(devices), frozenset(), 0)
     now_s = 0.0
     tie = itertools.count()

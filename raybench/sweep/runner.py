@@ -104,7 +104,12 @@ def run_sweep(
         listener.tell(f"{cluster.description}; run {start.run.run_id} in {where.output}")
         workers = cluster.capacity if source else _workers_wanted(job, start, cluster)
         only = where.only.names if where.only else ()
-        run = replace(start.run, cluster=cluster.description, only_devices=only)
+        run = replace(
+            start.run,
+            cluster=cluster.description,
+            launcher=where.launcher,
+            only_devices=only,
+        )
         start = replace(start, run=run)
         store = at_the_end.enter_context(_open_store(job, start, where.output))
         settings = _settings(job, start, where, source)

@@ -90,6 +90,9 @@ def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") 
     fitting = [point.world_size for point in plan.points if point.world_size <= capacity]
     if fitting and any(point.devices != ANY for point in plan.points):
         return capacity  # which devices are meant is not known before their workers are there
+    strategies = {point.strategy for point in plan.points}
+    if fitting and (len(strategies) > 1 or "rail" in strategies):
+        return capacity  # nor is which node has which devices
     if isolation == "cluster":
         return max(fitting, default=0)
     if isolation == "device":
@@ -113,17 +116,16 @@ class Schedule:
     def __init__(
         self,
         attempts: Sequence[Attempt],
-        strategy: Strategy,
         isolation: Isolation,
         ran_out: Iterable[Point] = (),
     ) -> None:
-        self._strategy, self._isolation = strategy, isolation
+        self._isolation = isolation
         self._stopped_by: str | None = None
         self._smallest_oom: dict[_Series, int] = {}
         for point in ran_out:
             self.note_oom(point)
-        # By world_size, because those of one world_size wait for the same workers; heaps.
-        self._waiting: dict[int, list[tuple[_Rank, Attempt]]] = {}
+        # By what they wait for, which is the same workers; heaps.
+        self._waiting: dict[tuple[int, Strategy], list[tuple[_Rank, Attempt]]] = {}
         self._ranks: dict[tuple[int, int], _Rank] = {}
         self._blocks: dict[tuple[int, int], int] = {}
         for attempt in smaller_batches_first(attempts):
@@ -133,8 +135,8 @@ class Schedule:
         self._capacity = 0
         self._lost: frozenset[int] = frozenset()
         self.pending = 0
-        # By the devices that points ask for; all of them know who is taken.
-        self._allocators: dict[str, DeviceAllocator] = {}
+        # By the devices that points ask for, and how; all of them know who is taken.
+        self._allocators: dict[tuple[str, Strategy], DeviceAllocator] = {}
         self._running: dict[int, tuple[int, ...]] = {}
 
     @property
@@ -162,7 +164,8 @@ class Schedule:
 
     def add(self, attempt: Attempt) -> None:
         """Let one more attempt wait, behind those of its round and block."""
-        waiting = self._waiting.setdefault(attempt.point.world_size, [])
+        asked = attempt.point.world_size, attempt.point.strategy
+        waiting = self._waiting.setdefault(asked, [])
         heapq.heappush(waiting, (self._rank(attempt), attempt))
 
     def next(self) -> Decision | None:
@@ -215,17 +218,18 @@ class Schedule:
 
     def _allocator(self, point: Point) -> DeviceAllocator:
         """Get the one that gives the devices which the point may use."""
-        if point.devices not in self._allocators:
-            made = self._allocators[point.devices] = DeviceAllocator(
+        asked = point.devices, point.strategy
+        if asked not in self._allocators:
+            made = self._allocators[asked] = DeviceAllocator(
                 self._devices,
                 self._lost,
-                self._strategy,
+                point.strategy,
                 self._isolation,
                 None if point.devices == ANY else self._choose_devices(point.devices),
             )
             for worker_ids in self._running.values():
                 made.take(worker_ids)
-        return self._allocators[point.devices]
+        return self._allocators[asked]
 
     def _choose_devices(self, choice: str) -> set[int]:
         ordered = in_device_order(self._devices)

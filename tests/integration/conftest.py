@@ -71,15 +71,20 @@ def _fixtures(item: pytest.Item) -> list[str]:
 
 @pytest.fixture(scope="session")
 def three_nodes(_workers: _Workers) -> Iterator[str]:
-    """The address of a Ray cluster of three nodes with two CPU slots each."""
+    """The address of a Ray cluster of three nodes, of two racks, with two CPU slots each."""
     from ray.cluster_utils import Cluster
 
     # A process for each slot, which Ray would start for each driver, takes a second of a core.
     settings = {"prestart_worker_first_driver": False}
-    head = {"num_cpus": 2, "num_gpus": 0, "_system_config": settings}
+    head = {
+        "num_cpus": 2,
+        "num_gpus": 0,
+        "labels": {"rack": "left"},
+        "_system_config": settings,
+    }
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    for _ in range(2):
-        cluster.add_node(num_cpus=2, num_gpus=0)
+    for rack in ("left", "right"):
+        cluster.add_node(num_cpus=2, num_gpus=0, labels={"rack": rack})
     cluster.wait_for_nodes()
     yield cluster.address
     _workers.close()

@@ -125,13 +125,16 @@ def srun_variables(job_id: int, task: int, nodes: int) -> dict[str, str]:
     }
 
 
-def srun(job: Path, results: Path, job_id: int, nodes: int) -> list[subprocess.Popen[str]]:
+def srun(
+    job: Path, results: Path, job_id: int, nodes: int, *options: str
+) -> list[subprocess.Popen[str]]:
     return [
         begin(
             job,
             results,
             "--launcher",
             "processes",
+            *options,
             environment={
                 **srun_variables(job_id, task, nodes),
                 "RAYBENCH_SECRET": "known to both",
@@ -160,7 +163,7 @@ def test_of_two_tasks_of_an_srun_the_first_sweeps_and_the_other_has_a_rank(
     tmp_path: Path, nodes: int
 ) -> None:
     job, results = write_job(tmp_path, "[kill, none]"), tmp_path / "results"
-    tasks = srun(job, results, os.getpid(), nodes)
+    tasks = srun(job, results, os.getpid(), nodes, "--set", "placement.strategy=spread")
     told = outputs(tasks)
     assert [task.returncode for task in tasks] == [1, 0], told
     assert told[1] == ""
@@ -168,7 +171,6 @@ def test_of_two_tasks_of_an_srun_the_first_sweeps_and_the_other_has_a_rank(
     assert sorted(points["status"]) == ["lost", "lost", "ok"], told
     devices = pd.read_parquet(results / "devices")
     assert devices["node_id"].nunique() == nodes
-    # Those of two nodes have each the task's next cores for themselves.
     assert f"{2 if nodes == 1 else 2 * (os.cpu_count() or 1)} CPU workers" in told[0]
 
 
@@ -218,6 +220,9 @@ class TestProcesses(GroupContract):
             yield joined
         devices = joined.devices
         joined.close()
+        deadline_s = time.monotonic() + PATIENCE_S
+        while any(map(is_alive, devices)) and time.monotonic() < deadline_s:
+            time.sleep(0.1)
         assert not any(map(is_alive, devices))
 
     def test_a_host_whose_agent_dies_is_lost_and_its_rank_says_so(self, cluster: Cluster) -> None:

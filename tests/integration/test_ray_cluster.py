@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raybench.cluster.allocator import choose_workers
+from raybench.cluster.allocator import Strategy, choose_workers
 from raybench.cluster.claims import Claims
 from raybench.cluster.ray_cluster import cluster as ray_cluster
 from raybench.cluster.ray_cluster import workers
@@ -37,6 +37,17 @@ def cluster(three_nodes: str) -> Iterator[ray_cluster.RayCluster]:
     joined.start(6, "pack")
     yield joined
     joined.close()
+
+
+def test_racks_are_the_labels_of_nodes_and_rails_the_indices_of_workers(cluster) -> None:
+    def places(world_size: int, strategy: Strategy) -> list[tuple[str, int]]:
+        chosen = choose_workers(cluster.devices, world_size, strategy)
+        return [(cluster.devices[one].rack, cluster.devices[one].index) for one in chosen]
+
+    assert places(4, "pack") == [("left", 0), ("left", 1)] * 2
+    assert places(2, "rail") == [("left", 0), ("left", 0)]
+    assert places(2, "spread") == [("left", 0), ("right", 0)]
+    assert places(6, "rail")[4:] == [("right", 0), ("right", 1)]
 
 
 def make_point(workload: str, world_size: int, **params: str | int) -> Point:
@@ -70,7 +81,7 @@ def facts(folder: Path, world_size: int) -> list[dict]:
 def test_every_worker_has_its_own_device_and_they_stand_in_node_order(cluster):
     assert cluster.capacity == 6
     assert len({device.uuid for device in cluster.devices}) == 6
-    nodes = [device.node_id for device in cluster.devices]
+    nodes = [(device.rack, device.node_id) for device in cluster.devices]
     assert nodes == sorted(nodes)
     assert len(set(nodes)) == 3
     assert {device.niceness for device in cluster.devices} == {0}

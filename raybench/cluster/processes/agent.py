@@ -25,6 +25,7 @@ from typing import Any, Protocol
 from raybench.cluster import proc, reaper
 from raybench.cluster.node_agent import NodeAgent
 from raybench.cluster.processes.channel import BROKEN, Door
+from raybench.cluster.processes.started import StartedProcess
 from raybench.cluster.processes.worker_process import WorkerOrder
 from raybench.cluster.worker_environment import worker_environment
 from raybench.hardware import nvml
@@ -44,24 +45,24 @@ _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_R
 class HostFacts:
     """What an agent says of its host. rank: of its process among those of an srun or a torchrun.
 
+    rack: of the host; empty where nobody tells.
     cpus, gpus: numbers of the devices that it may use -> their lasting names.
     """
 
     rank: int
     node_id: str
     host: str
+    rack: str
     cpus: Mapping[int, str]
     gpus: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOrder:
-    """What the driver's own agent is to be."""
+    """What the driver's own agent is to be. started: who has started the driver."""
 
     door: Door
-    node: int
-    local_rank: int
-    local_world_size: int
+    started: StartedProcess | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,16 +177,18 @@ def _kills_for_memory() -> int:
     return sum(int(value) for name, value in lines if name == "oom_kill")
 
 
-def describe_host(rank: int, node: int, local_rank: int, local_world_size: int) -> HostFacts:
+def describe_host(started: StartedProcess | None) -> HostFacts:
     """Say what this process may use of its host: its share, where others are beside it."""
-    gpus, host = visible_gpus(), socket.gethostname()
-    if len(gpus) > 1:
-        gpus = dict(list(gpus.items())[local_rank::local_world_size])
-    cpus = range(usable_cores()) if local_world_size == 1 else [local_rank]
+    gpus, host, cpus = visible_gpus(), socket.gethostname(), [*range(usable_cores())]
+    if started is not None and started.local_world_size > 1:
+        cpus = [started.local_rank]
+        if len(gpus) > 1:
+            gpus = dict(list(gpus.items())[started.local_rank :: started.local_world_size])
     return HostFacts(
-        rank=rank,
-        node_id=f"{host}/{node}",
+        rank=started.rank if started else 0,
+        node_id=f"{host}/{started.node}" if started else host,
         host=host,
+        rack=started.rack if started else "",
         cpus={number: f"{host}:{number}" for number in cpus},
         gpus=gpus,
     )
@@ -247,5 +250,4 @@ def serve_from(door: Door, facts: HostFacts, timeout_s: float) -> None:
 def main() -> None:
     """Be the driver's own agent. Its AgentOrder comes by stdin, a pickle."""
     order: AgentOrder = pickle.load(sys.stdin.buffer)
-    facts = describe_host(0, order.node, order.local_rank, order.local_world_size)
-    serve_from(order.door, facts, timeout_s=10.0)
+    serve_from(order.door, describe_host(order.started), timeout_s=10.0)

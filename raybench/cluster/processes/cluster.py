@@ -150,7 +150,8 @@ class ProcessCluster:
         if count > 1:
             self._groups.start()
         free = Counter(slot.host.facts.node_id for slot in self._slots)
-        left = allocator.shares(free, count, strategy)
+        racks = {slot.host.facts.node_id: slot.host.facts.rack for slot in self._slots}
+        left = allocator.shares(free, count, strategy, racks)
         chosen = []
         for slot in self._slots:
             if left.get(slot.host.facts.node_id):

@@ -30,6 +30,7 @@ _LOOPBACK = "127.0.0.1"
 # All of an srun begin at once, but some find the files of Python in no cache.
 _MEET_S = 120.0
 _LOOK_S = 0.5
+_END_S = 5.0
 _SECRET = "RAYBENCH_SECRET"
 
 
@@ -90,20 +91,55 @@ class Meeting:
             self._came.notify_all()
 
 
+class OwnAgent:
+    """The agent of this host, which ends when the driver lets it go, or is gone."""
+
+    def __init__(self, order: AgentOrder) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _RUN_AGENT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            # An interrupt by Ctrl-C is for the driver.
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        with self._process.stdin as stdin:
+            stdin.write(pickle.dumps(order))
+
+    def check(self) -> None:
+        """Raise ClusterError when it has ended."""
+        if self._process.poll() is not None:
+            raise ClusterError(f"the agent of this host ended, code {self._process.returncode}")
+
+    def wait(self) -> None:
+        """Wait until it has ended its workers, and itself."""
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """The hosts of a sweep, and the devices that they offer. where: for the user."""
+    """The hosts of a sweep, and the devices that they offer. where: for the user.
+
+    agent: that of this host, where it is a process of its own.
+    """
 
     where: str
     kind: DeviceKind
     meeting: Meeting
     hosts: Hosts
     slots: tuple[Slot, ...]
+    agent: OwnAgent | None = None
 
     def close(self) -> None:
         """Let all processes go."""
         self.hosts.close()
         self.meeting.close()
+        if self.agent is not None:
+            self.agent.wait()
 
 
 def connect(
@@ -118,26 +154,21 @@ def connect(
         folder = Path(tempfile.mkdtemp(prefix="raybench-"))
         door = Door(address=str(folder / "door"), secret=new_secret())
         meeting, count = Meeting(door, folder), 1
-        order = AgentOrder(door=door, node=0, local_rank=0, local_world_size=1)
         where = "processes of this host"
     else:
         door = _door(started)
         meeting, count = Meeting(door), started.world_size
-        order = AgentOrder(
-            door=door,
-            node=started.node,
-            local_rank=started.local_rank,
-            local_world_size=started.local_world_size,
-        )
         where = f"{count} processes of {started.by}"
+    agent = OwnAgent(AgentOrder(door=door, started=started))
     try:
-        hosts = meeting.wait_for(count, _MEET_S, _start_agent(order))
+        hosts = meeting.wait_for(count, _MEET_S, agent.check)
         kind = _kind(device, hosts)
         slots = _slots(hosts, kind, wanted, oversubscribe=oversubscribe)
     except BaseException:
         meeting.close()
+        agent.wait()
         raise
-    return Joined(where=where, kind=kind, meeting=meeting, hosts=hosts, slots=slots)
+    return Joined(where=where, kind=kind, meeting=meeting, hosts=hosts, slots=slots, agent=agent)
 
 
 def serves_another() -> bool:
@@ -148,8 +179,7 @@ def serves_another() -> bool:
     started = read_started(os.environ)
     if started is None or started.rank == 0:
         return False
-    facts = describe_host(started.rank, started.node, started.local_rank, started.local_world_size)
-    serve_from(_door(started), facts, _MEET_S)
+    serve_from(_door(started), describe_host(started), _MEET_S)
     return True
 
 
@@ -175,29 +205,6 @@ def _make_private(folder: Path) -> None:
     facts = folder.lstat()
     if facts.st_uid != os.getuid() or facts.st_mode & 0o77 or folder.is_symlink():
         raise ClusterError(f"{folder}: others can enter it; remove it, or set TMPDIR")
-
-
-def _start_agent(order: AgentOrder) -> Callable[[], None]:
-    """Start the agent of this host, which ends when this process does.
-
-    The call raises ClusterError when it has ended before.
-    """
-    agent = subprocess.Popen(
-        [sys.executable, "-c", _RUN_AGENT],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        # An interrupt by Ctrl-C is for the driver.
-        start_new_session=True,
-    )
-    assert agent.stdin is not None
-    with agent.stdin as stdin:
-        stdin.write(pickle.dumps(order))
-
-    def check() -> None:
-        if agent.poll() is not None:
-            raise ClusterError(f"the agent of this host ended with code {agent.returncode}")
-
-    return check
 
 
 def _kind(device: Literal["auto", "cuda", "cpu"], hosts: Hosts) -> DeviceKind:

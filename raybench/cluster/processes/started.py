@@ -18,7 +18,8 @@ class StartedProcess:
     """One of the processes of an srun or a torchrun; the first drives the others.
 
     by: who started them. id: of the step or run, the same for all. node: number of its node.
-    address, port: where the first one can be reached from other hosts.
+    address, port: where the first one can be reached from other hosts. rack: of its node; empty
+    where nobody tells.
     """
 
     by: str
@@ -30,6 +31,7 @@ class StartedProcess:
     node: int
     address: str
     port: int
+    rack: str = ""
 
     @property
     def is_on_one_host(self) -> bool:
@@ -67,6 +69,7 @@ def _of_srun(given: Mapping[str, str]) -> StartedProcess:
         node=node,
         address=given.get("MASTER_ADDR") or first_host(given["SLURM_STEP_NODELIST"]),
         port=int(port),
+        rack=leaf_switch(given.get("SLURM_TOPOLOGY_ADDR", "")),
     )
 
 
@@ -92,6 +95,11 @@ def tasks_per_node(text: str) -> list[int]:
         number, _, times = part.partition("(x")
         counts += [int(number)] * int(times.rstrip(")") or 1)
     return counts
+
+
+def leaf_switch(path: str) -> str:
+    """Read the switch next to a node, the last but the node itself: of `s0.s4.gpu3` it is s4."""
+    return path.rpartition(".")[0].rpartition(".")[2]
 
 
 def first_host(nodes: str) -> str:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -174,6 +174,7 @@ class Workers:
         begun = [(slot, self._begin(slot, {})) for slot in slots]
         for slot, wait in begun:
             device, channel = wait()
+            device = replace(device, rack=slot.host.facts.rack)
             self._hosts.adopt({device.uuid: slot.host})
             self._workers.append(WorkerHandle(slot=slot, device=device, channel=channel))
         return [worker.device for worker in self._workers]
@@ -242,11 +243,13 @@ class Workers:
             self._lose(worker, _loss(worker.device, f"it is {device.uuid} now"))
             return
         self._hosts.adopt({device.uuid: worker.slot.host})
-        worker.device, worker.channel, worker.is_used = device, channel, False
+        worker.device = replace(device, rack=worker.device.rack)
+        worker.channel, worker.is_used = channel, False
 
     def _lose(self, worker: WorkerHandle, reason: str) -> None:
         if not worker.lost_because:
             worker.lost_because = reason
+            worker.channel.close()  # it ends by itself, where it is idle
             self._tell(reason)
 
 

@@ -22,6 +22,7 @@ from raybench.cluster.worker_state import WorkerState
 # A bundle on devices that were free a moment ago is there in milliseconds, or not at all.
 _PLACE_TIMEOUT_S = 2.0
 _NODE_ID = "ray.io/node-id"
+_RACK = "rack"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,12 @@ def free_devices(kind: DeviceKind) -> dict[str, int]:
     alive = [node["NodeID"] for node in nodes() if node["Alive"]]
     free = {node: int(available.get(node, {}).get(resource(kind), 0)) for node in alive}
     return {node: count for node, count in free.items() if count}
+
+
+def racks() -> dict[str, str]:
+    """Racks by node id, as `ray start --labels rack=NAME` names them."""
+    labels = {node["NodeID"]: node.get("Labels") or {} for node in nodes()}
+    return {node: its[_RACK] for node, its in labels.items() if _RACK in its}
 
 
 def reserve(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -250,7 +250,7 @@ class Replacement:
         if device.kind == "cuda" and device.uuid != worker.device.uuid:
             self._try_next(pending, f"cuda:{device.index} is {device.uuid} now")
         else:
-            worker.device = device
+            worker.device = replace(device, rack=worker.device.rack)
 
     def _drop_late(self) -> None:
         """Those whose time is up, and those that were lost meanwhile."""

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -23,6 +23,7 @@ from raybench.cluster.ray_cluster.placement import (
     WorkerHandle,
     ask_autoscaler,
     free_devices,
+    racks,
     reserve,
     resource,
 )
@@ -217,7 +218,7 @@ class WorkerGroup:
         free = {node: n for node, n in free_devices(kind).items() if node not in barred}
         if kind == "cpu" and self._only:
             free = self._listed_of(free, self._only)
-        slots = reserve(kind, allocator.shares(free, self._missing, self._strategy))
+        slots = reserve(kind, allocator.shares(free, self._missing, self._strategy, racks()))
         # They load beside the agents, and touch no device before these have looked at it.
         actors = [start_worker(kind, slot.placement, slot.bundle) for slot in slots]
         self._agents.start(slot.node_id for slot in slots)
@@ -404,6 +405,7 @@ def _let_go(held: Sequence[WorkerHandle | _Start]) -> None:
 def _handle_of(start: _Start) -> WorkerHandle | None:
     """Return the worker that has come up; None where its device is not to be used."""
     device = ray.get(start.identity)
-    return (
-        None if device is None else WorkerHandle(slot=start.slot, actor=start.actor, device=device)
-    )
+    if device is None:
+        return None
+    device = replace(device, rack=racks().get(device.node_id, ""))
+    return WorkerHandle(slot=start.slot, actor=start.actor, device=device)

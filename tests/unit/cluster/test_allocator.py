@@ -1,6 +1,7 @@
 """The idle workers, and the place of one more point among them."""
 
 import random
+from collections import Counter
 
 import pytest
 from fakes import make_device, make_devices
@@ -13,7 +14,9 @@ from raybench.cluster.allocator import (
     choose_workers,
     devices_shared,
     in_device_order,
+    shares,
 )
+from raybench.records import Device
 
 
 def test_workers_are_ordered_by_node_then_device_whatever_order_they_came_in():
@@ -212,3 +215,72 @@ def test_whatever_comes_and_goes_places_are_disjoint_and_of_the_same_shape(
 def shape(devices, worker_ids):
     nodes = [devices[worker_id].node_id for worker_id in worker_ids]
     return sorted(nodes.count(node) for node in set(nodes))
+
+
+def racks(**nodes: dict[str, int]) -> list[Device]:
+    """Devices of the nodes of each rack."""
+    return [
+        make_device(node, index, rack=rack)
+        for rack, its in nodes.items()
+        for node, count in its.items()
+        for index in range(count)
+    ]
+
+
+# Eight devices on four nodes of two racks: 0 to 3 are of the first.
+TWO_RACKS = racks(left={"a": 2, "b": 2}, right={"c": 2, "d": 2})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "expected"),
+    [
+        ("pack", 2, (0, 1)),
+        ("pack", 4, (0, 1, 2, 3)),
+        ("spread", 2, (0, 4)),
+        ("spread", 4, (0, 2, 4, 6)),
+        ("rail", 2, (0, 2)),
+        ("rail", 3, (0, 1, 2)),
+        ("rail", 4, (0, 1, 2, 3)),
+        ("rail", 6, (0, 1, 2, 3, 4, 6)),
+    ],
+)
+def test_racks_are_filled_spread_over_or_crossed_on_rails(strategy, world_size, expected):
+    assert choose_workers(TWO_RACKS, world_size, strategy) == expected
+
+
+def test_pack_takes_the_rack_that_has_most_and_stays_in_it():
+    devices = racks(small={"a": 2}, big={"b": 2, "c": 2})
+    assert choose_workers(devices, 4, "pack") == (2, 3, 4, 5)
+
+
+def test_nodes_of_a_rack_have_neighbouring_ranks():
+    devices = racks(left={"a": 1}, right={"b": 1}) + racks(left={"c": 1})
+    assert in_device_order(devices) == [0, 2, 1]
+
+
+@pytest.mark.parametrize("strategy", ["pack", "spread", "rail"])
+def test_workers_are_started_where_a_point_would_have_them(strategy):
+    free, of_node = {"a": 2, "b": 2, "c": 2, "d": 2}, {"a": "l", "b": "l", "c": "r", "d": "r"}
+    for world_size in range(1, 9):
+        chosen = choose_workers(TWO_RACKS, world_size, strategy)
+        nodes = Counter(TWO_RACKS[worker_id].node_id for worker_id in chosen)
+        assert shares(free, world_size, strategy, of_node) == nodes
+
+
+def test_beside_others_a_point_of_a_rack_stays_in_one_rack():
+    allocator = DeviceAllocator(TWO_RACKS, (), "pack", "device")
+    allocator.take((1,))
+    assert allocator.choose(4) == (4, 5, 6, 7)
+    allocator.take((4,))
+    assert allocator.choose(4) is None
+
+
+def test_beside_others_a_rail_is_of_one_index_or_waits():
+    allocator = DeviceAllocator(TWO_RACKS, (), "rail", "device")
+    allocator.take((0,))
+    # Index 0 of node a is taken: both have index 1.
+    assert allocator.choose(2) == (1, 3)
+    allocator.take((3, 4, 7))
+    assert allocator.choose(2) is None
+    allocator.free((4, 7))
+    assert allocator.choose(2) == (4, 6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raybench.cluster.processes.started import first_host, read_started, tasks_per_node
+from raybench.cluster.processes.started import first_host, leaf_switch, read_started, tasks_per_node
 from raybench.errors import UsageError
 
 SRUN = {
@@ -83,6 +83,13 @@ def test_what_a_launcher_left_out_is_a_mistake_in_one_line() -> None:
 )
 def test_slurms_short_form_of_tasks_is_read(text: str, counts: list[int]) -> None:
     assert tasks_per_node(text) == counts
+
+
+def test_the_switch_next_to_a_node_is_its_rack() -> None:
+    found = read_started({**SRUN, "SLURM_TOPOLOGY_ADDR": "s0.s4.gpu09"})
+    assert found is not None
+    assert found.rack == "s4"
+    assert leaf_switch("gpu09") == leaf_switch("") == ""
 
 
 @pytest.mark.parametrize(

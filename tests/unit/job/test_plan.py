@@ -41,6 +41,19 @@ def test_the_first_key_of_the_matrix_varies_slowest() -> None:
     )
 
 
+def test_a_strategy_is_of_all_points_or_an_axis_and_part_of_what_is_timed() -> None:
+    job = MLP + "matrix: {batch_size: 1, world_size: 2}\nplacement: {strategy: rail}\n"
+    rail = plan(job).points
+    assert [point.strategy for point in rail] == ["rail"]
+    axis = plan(job, "matrix.strategy=pack,spread").points
+    assert [point.strategy for point in axis] == ["pack", "spread"]
+    assert len({point.point_id for point in (*rail, *axis)}) == 3
+    # The usual one has the id that it had before there was a choice.
+    assert axis[0].point_id == plan(job, "placement.strategy=pack").points[0].point_id
+    with pytest.raises(JobError, match="rail"):
+        plan(job, "matrix.strategy=tree")
+
+
 def test_a_baseline_that_the_job_gives_must_be_of_a_point() -> None:
     text = MLP + "matrix: {world_size: [1, 2], precision: [fp32, bf16], batch_size: 1}\n"
     text += "exclude: [{world_size: 1, precision: bf16}]\n"
@@ -214,8 +227,8 @@ def test_a_point_of_a_workload_without_batches_has_none() -> None:
     for point in made.points:
         assert (point.batch_size, point.global_batch_size, point.scaling) == (None, None, None)
         assert list(point.settings) == [
-            "world_size", "precision", "cuda_graph", *UNEVEN, "devices", "dtype", "operation",
-            "size_bytes",
+            "world_size", "precision", "cuda_graph", *UNEVEN, "devices", "strategy", "dtype",
+            "operation", "size_bytes",
         ]  # fmt: skip
     assert varying_settings(made.points) == ["world_size"]
     assert len({point.point_id for point in made.points}) == 3

@@ -21,7 +21,8 @@ OTHER_VALUE: dict[str, Any] = {
     "slow_ratio": 0.5,
     "slow_count": 2,
     "slow_by": SlowBy.SMS,
-    "devices": "0/2",
+    "devices": "H200",
+    "strategy": "rail",
 }
 
 

@@ -54,6 +54,7 @@ def test_a_workload_without_batches_needs_no_axis_at_all() -> None:
         "precision",
         "cuda_graph",
         "devices",
+        "strategy",
         "m",
         "n",
         "k",

@@ -62,7 +62,7 @@ def test_each_mistake_is_a_line_with_its_place_and_what_to_do(load) -> None:
         "jobs/job.yaml:3:84: workload.args: a text names a setting as in {batch_size}; write {{ "
         "and }} for braces themselves, given '{bacth_size} {hiden} {'",
         "jobs/job.yaml:4:25: matrix.hidden: unknown axis 'hidden'; known: world_size, precision, "
-        "cuda_graph, devices, batch_size, global_batch_size, path, args, items_per_step, "
+        "cuda_graph, devices, strategy, batch_size, global_batch_size, path, args, items_per_step, "
         "step_of; or name {hidden} in args or env",
     ]
     lines = problems(load, text.replace(' {"', '"'))

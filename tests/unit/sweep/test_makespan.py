@@ -39,12 +39,12 @@ def test_what_shares_no_device_runs_at_once(isolation, nodes, expected_s):
     sizes = (8, 4, 4, 4, 2, 2)
     points = tuple(make_point(world_size=n, batch_size=i + 1) for i, n in enumerate(sizes))
     plan, devices = Plan(points=points), imagine_devices(8, nodes)
-    assert makespan_s(plan, one_second, devices, isolation, "pack") == expected_s
+    assert makespan_s(plan, one_second, devices, isolation) == expected_s
 
 
 def test_what_does_not_fit_takes_no_time():
     plan = Plan(points=(make_point(world_size=16), make_point()))
-    assert makespan_s(plan, one_second, EIGHT, "device", "pack") == 1.0
+    assert makespan_s(plan, one_second, EIGHT, "device") == 1.0
     assert at_least_s(plan, one_second, 8, 1, "device") == 1.0
 
 
@@ -52,27 +52,27 @@ def test_what_does_not_fit_takes_no_time():
 def test_a_mixed_plan_on_eight_devices_is_within_15_percent_of_the_lower_bound(seed):
     plan, duration_s = mixed(80, seed)
     lower_s = at_least_s(plan, duration_s, 8, 1, "device")
-    assert makespan_s(plan, duration_s, EIGHT, "device", "pack") < 1.15 * lower_s
+    assert makespan_s(plan, duration_s, EIGHT, "device") < 1.15 * lower_s
 
 
 @given(
     sizes=st.lists(st.integers(1, 10), min_size=1, max_size=20),
     nodes=st.sampled_from([1, 2, 4]),
     isolation=st.sampled_from(["cluster", "node", "device"]),
-    strategy=st.sampled_from(["pack", "spread"]),
+    strategy=st.sampled_from(["pack", "spread", "rail"]),
     seed=st.integers(0, 99),
 )
 def test_no_order_beats_the_lower_bound(sizes, nodes, isolation, strategy, seed):
     rng = random.Random(seed)
-    points = tuple(make_point(world_size=n, batch_size=i + 1) for i, n in enumerate(sizes))
+    points = tuple(
+        make_point(world_size=n, batch_size=i + 1, strategy=strategy) for i, n in enumerate(sizes)
+    )
     durations_s = {point.point_id: rng.uniform(0.1, 3) for point in points}
 
     def duration_s(point):
         return durations_s[point.point_id]
 
-    taken_s = makespan_s(
-        Plan(points=points), duration_s, imagine_devices(8, nodes), isolation, strategy
-    )
+    taken_s = makespan_s(Plan(points=points), duration_s, imagine_devices(8, nodes), isolation)
     least_s = at_least_s(Plan(points=points), duration_s, 8, nodes, isolation)
     assert taken_s >= least_s - 1e-9
 
@@ -93,7 +93,7 @@ def test_a_real_sweep_of_sleeping_points_takes_what_the_simulation_says():
     began_s = time.perf_counter()
     list(sweep(Rounds(plan=plan), settings, cluster, lambda *_: None))
     taken_s = 20 * (time.perf_counter() - began_s)
-    simulated_s = makespan_s(plan, duration_s, EIGHT, "device", "pack")
+    simulated_s = makespan_s(plan, duration_s, EIGHT, "device")
     # One after the other they would take 1.77 times as long.
     assert simulated_s * 0.9 < taken_s < simulated_s * 1.6
 
@@ -103,5 +103,5 @@ def test_a_decision_over_eight_thousand_devices_takes_less_than_a_millisecond(is
     plan, _ = mixed(2000, 0)
     devices = imagine_devices(8000, 1000)
     began_s = time.process_time()
-    makespan_s(plan, one_second, devices, isolation, "pack")
+    makespan_s(plan, one_second, devices, isolation)
     assert (time.process_time() - began_s) / len(plan.points) < 0.001

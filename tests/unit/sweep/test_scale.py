@@ -41,7 +41,7 @@ def decide(isolation: Isolation, workers: int) -> int:
     sizes = [1, 8, 64, 256, workers]
     points = [make_point(world_size=size, batch_size=8) for size in sizes]
     attempts = [Attempt(index=i, point=point, number=1) for i, point in enumerate(points)]
-    schedule = Schedule(attempts, "pack", isolation)
+    schedule = Schedule(attempts, isolation)
     schedule.see(devices(workers), workers, frozenset(), 0)
     begun = 0
     while not schedule.is_done:

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import pytest
 from fakes import make_devices, make_point
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ def attempts(points):
 
 
 def schedule(points, devices, isolation="cluster", *, capacity=None, **changes):
-    made = Schedule(attempts(points), changes.pop("strategy", "pack"), isolation, **changes)
+    made = Schedule(attempts(points), isolation, **changes)
     made.see(devices, len(devices) if capacity is None else capacity, frozenset(), 0)
     return made
 
@@ -85,9 +86,7 @@ def test_a_lost_worker_is_given_to_nobody_also_when_its_point_ends_later():
 
 def test_a_point_waits_for_workers_that_are_coming_while_smaller_ones_run():
     devices = make_devices(a=2, b=2)
-    made = Schedule(
-        attempts([make_point(world_size=4), make_point(world_size=2)]), "pack", "cluster"
-    )
+    made = Schedule(attempts([make_point(world_size=4), make_point(world_size=2)]), "cluster")
     made.see(devices[:2], 4, frozenset(), pending=2)
     assert started(made) == [(1, (0, 1))]
     made.free(Attempt(index=1, point=make_point(world_size=2), number=1))
@@ -99,7 +98,7 @@ def test_a_point_waits_for_workers_that_are_coming_while_smaller_ones_run():
 
 
 def test_a_point_is_skipped_when_the_workers_that_were_coming_did_not_come():
-    made = Schedule(attempts([make_point(world_size=4)]), "pack", "cluster")
+    made = Schedule(attempts([make_point(world_size=4)]), "cluster")
     made.see(make_devices(a=2), 2, frozenset(), pending=2)
     assert made.next() is None
     made.see(make_devices(a=2), 2, frozenset(), pending=0)
@@ -165,11 +164,27 @@ def test_the_order_never_changes_the_process_group_more_often_than_the_plan_does
     def changes(used):
         return sum(one != other for one, other in itertools.pairwise(used))
 
-    points = [make_point(world_size=n, batch_size=i + 1) for i, n in enumerate(sizes)]
-    made = schedule(points, make_devices(a=2, b=4), strategy=strategy)
+    points = [
+        make_point(world_size=n, batch_size=i + 1, strategy=strategy) for i, n in enumerate(sizes)
+    ]
+    made = schedule(points, make_devices(a=2, b=4))
     ordered = [decision.worker_ids for decision in run_sweep(made)]
     assert len(ordered) == len(sizes)
     assert changes(ordered) <= changes(sizes)
+
+
+def test_each_point_has_devices_by_its_own_strategy():
+    points = [make_point(world_size=2, strategy=one) for one in ("pack", "spread")]
+    decisions = run_sweep(schedule(points, make_devices(a=2, b=2)))
+    assert [decision.worker_ids for decision in decisions] == [(0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("strategies", "workers"), [(["spread"], 2), (["rail"], 8), (["pack", "spread"], 8)]
+)
+def test_rails_and_strategies_that_vary_need_a_worker_on_each_device(strategies, workers):
+    points = tuple(make_point(world_size=2, strategy=one) for one in strategies)
+    assert workers_needed(Plan(points=points), 8) == workers
 
 
 def test_one_point_at_a_time_has_the_cluster():
