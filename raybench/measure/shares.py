@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
@@ -17,17 +18,14 @@ from raybench.job.point import BY_ACCUMULATION, BY_SPEED, EQUAL, FAST, Point, Pr
 from raybench.measure.probes import GroupProbe, Idle, Make, Parameters, StepMaker, gather
 from raybench.records import RankShare
 from raybench.stats.shares import (
-    DeviceSpeed,
     Shares,
+    balance,
     crossover_batch,
     equal_shares,
     fast_shares,
-    shares_by_speed,
 )
 from raybench.workloads.base import Context, Workload
 
-# Shares are corrected until the ranks' own steps differ by less, or so many times.
-_NEAR, _CORRECTIONS = 0.01, 3
 _MS_PER_S = 1e3
 # Beyond these the gradients are other ones; loss weights are rounded to the format of the losses.
 _GRADIENT_TOLERANCE = {Precision.FP32: 1e-4}
@@ -127,7 +125,10 @@ def _choose(maker: StepMaker, group_probe: GroupProbe) -> tuple[Shares, tuple[fl
     """Choose the samples of each rank; beside them each rank's own step in seconds, measured."""
     kind, batch = maker.point.shares, maker.equal_items * len(group_probe.probes)
     if kind in (BY_SPEED, BY_ACCUMULATION):
-        return _choose_by_speed(maker, group_probe, batch)
+        try:
+            return balance(group_probe.speeds, batch, maker.unit, partial(_time_each_alone, maker))
+        except ValueError as error:
+            raise UsageError(f"shares: {kind}: {error}") from error
     if kind == EQUAL:
         shares = equal_shares(len(group_probe.probes), batch, maker.unit)
     elif kind == FAST:
@@ -135,35 +136,6 @@ def _choose(maker: StepMaker, group_probe: GroupProbe) -> tuple[Shares, tuple[fl
     else:
         shares = tuple(map(int, kind.split("/")))
     return shares, _time_each_alone(maker, shares)
-
-
-def _choose_by_speed(
-    maker: StepMaker, group_probe: GroupProbe, batch: int
-) -> tuple[Shares, tuple[float, ...]]:
-    """Share out by what the probes say; correct it by what the ranks' own steps really take.
-
-    Equal shares are among those to choose from: the probe has timed them.
-    """
-    speeds = group_probe.speeds
-    equal = equal_shares(len(speeds), batch, maker.unit)
-    found = {equal: tuple(map(DeviceSpeed.step_s, speeds, equal))}
-    for _ in range(1 + _CORRECTIONS):
-        try:
-            shares = shares_by_speed(speeds, batch, maker.unit)
-        except ValueError as error:
-            raise UsageError(f"shares: {maker.point.shares}: {error}") from error
-        if shares in found:
-            break
-        own_s = found[shares] = _time_each_alone(maker, shares)
-        busy_s = [s for s in own_s if s]
-        if max(busy_s) - min(busy_s) <= _NEAR * max(busy_s):
-            break
-        speeds = tuple(map(_take_in, speeds, shares, own_s))
-    return min(found.items(), key=lambda one: max(one[1]))
-
-
-def _take_in(speed: DeviceSpeed, items: int, own_s: float) -> DeviceSpeed:
-    return speed.with_step(items, own_s) if items else speed
 
 
 def _time_each_alone(maker: StepMaker, shares: Shares) -> tuple[float, ...]:

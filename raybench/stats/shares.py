@@ -11,13 +11,15 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 # Of a step that was measured to be no longer than one of fewer items: it takes so much more.
 _LONGER = 1e-9
+# Shares are corrected until the devices' own steps differ by less, or so many times.
+_NEAR, _CORRECTIONS = 0.01, 3
 # Devices whose speeds lie nearer together than this are alike: none of them is left out.
 _ALIKE = 0.03
 
@@ -140,6 +142,40 @@ def shares_by_speed(speeds: Sequence[DeviceSpeed], batch: int, unit: int = 1) ->
     ]
     _settle(shares, speeds, rooms, units, unit)
     return tuple(unit * share for share in shares)
+
+
+def balance(
+    speeds: Sequence[DeviceSpeed],
+    batch: int,
+    unit: int,
+    time_steps: Callable[[Shares], Sequence[float]],
+) -> tuple[Shares, tuple[float, ...]]:
+    """Share out the batch by speed, time the steps, and correct the shares by what they take.
+
+    time_steps: measures the seconds of each device's own step, 0 where it has no share. Equal
+    shares, of which the speeds tell already, are among those to choose from.
+    Returns the shares with the shortest longest step, and the steps. Raises as `shares_by_speed`.
+    """
+    equal = equal_shares(len(speeds), batch, unit)
+    found = {equal: tuple(map(DeviceSpeed.step_s, speeds, equal))} if _fit(speeds, equal) else {}
+    for _ in range(1 + _CORRECTIONS):
+        shares = shares_by_speed(speeds, batch, unit)
+        if shares in found:
+            break
+        own_s = found[shares] = tuple(time_steps(shares))
+        busy_s = [s for s in own_s if s]
+        if max(busy_s) - min(busy_s) <= _NEAR * max(busy_s):
+            break
+        speeds = [
+            speed.with_step(items, s) if items else speed
+            for speed, items, s in zip(speeds, shares, own_s, strict=True)
+        ]
+    return min(found.items(), key=lambda one: max(one[1]))
+
+
+def _fit(speeds: Sequence[DeviceSpeed], shares: Shares) -> bool:
+    limits = (speed.most for speed in speeds)
+    return all(most is None or items <= most for items, most in zip(shares, limits, strict=True))
 
 
 def crossover_batch(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raybench.stats.lines import fit_line
 from raybench.stats.shares import (
     DeviceSpeed,
+    balance,
     crossover_batch,
     equal_shares,
     fast_devices,
@@ -148,6 +151,50 @@ def test_a_longer_step_that_was_measured_to_be_shorter_takes_as_long_as_the_one_
     noisy = DeviceSpeed(fixed_s=0.02, items_per_s=1000, steps=((10, 0.02), (20, 0.019)))
     assert noisy.step_s(20) == pytest.approx(0.02)
     assert [noisy.items_by(s) for s in (0.018, 0.03)] == [0.0, pytest.approx(30)]
+
+
+def _of_stairs(ratio: float, *, stair: int = 1024) -> Callable[[int], float]:
+    """Seconds of a step whose products go by tiles of 128 rows and stairs of `stair`."""
+
+    def step_s(items: int) -> float:
+        tiles, stairs = (math.ceil(items / of) * of for of in (128, stair))
+        return (0.002 + 1e-5 * (0.6 * items + 0.2 * tiles + 0.2 * stairs)) / ratio
+
+    return step_s
+
+
+def _probe(step_s: Callable[[int], float], equal: int) -> DeviceSpeed:
+    steps = [(size, step_s(size)) for size in (equal // 2, equal, equal * 3 // 2, 2 * equal)]
+    line = fit_line(steps)
+    return DeviceSpeed(fixed_s=line.intercept, items_per_s=1 / line.slope, steps=tuple(steps))
+
+
+@pytest.mark.parametrize("ratio", [0.9, 0.8, 0.7, 0.5, 0.33])
+@pytest.mark.parametrize("equal", [1024, 8192])
+def test_on_stairs_measured_shares_are_as_good_as_the_best_to_1_percent(
+    ratio: float, equal: int
+) -> None:
+    steps, unit = [_of_stairs(1.0), _of_stairs(ratio)], equal // 64
+    shares, own_s = balance(
+        [_probe(step_s, equal) for step_s in steps],
+        2 * equal,
+        unit,
+        lambda shares: [step_s(items) for step_s, items in zip(steps, shares, strict=True)],
+    )
+    assert sum(shares) == 2 * equal
+    best_s = min(
+        max(steps[0](one), steps[1](2 * equal - one)) for one in range(unit, 2 * equal, unit)
+    )
+    assert max(own_s) == pytest.approx(best_s, rel=0.012)
+
+
+def test_shares_by_speed_are_no_others_where_equal_ones_were_measured_to_be_better() -> None:
+    speeds = [
+        DeviceSpeed(fixed_s=0.0, items_per_s=rate, steps=((100, 100 / rate),)) for rate in (100, 80)
+    ]
+    # Anything but 100 takes twice as long.
+    shares, own_s = balance(speeds, 200, 1, lambda shares: [2.5 if one else 0.0 for one in shares])
+    assert (shares, own_s) == ((100, 100), (1.0, 1.25))
 
 
 def test_the_fast_devices_are_those_above_the_largest_gap() -> None:
