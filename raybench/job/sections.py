@@ -238,6 +238,11 @@ class Measure(Section):
         default=True,
         description="Run instrumented steps after the timed ones to show where the time goes.",
     )
+    check_gradients: Annotated[bool, Field(strict=True)] = Field(
+        default=False,
+        description="After the timed steps compare the gradients of one step with those of one "
+        "process over the samples of all ranks, of workloads that can.",
+    )
     fresh_workers: Annotated[bool, Field(strict=True)] = Field(
         default=False, description="Run each point in new processes; adds seconds to each point."
     )

@@ -34,6 +34,7 @@ from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.collective_times import with_call_times
 from raybench.measure.script_breakdown import break_down_script
 from raybench.measure.script_timing import ScriptTimer, StepsEndedError
+from raybench.measure.shares import is_other_gradient
 from raybench.measure.stopping import (
     AGAIN,
     Course,
@@ -134,6 +135,8 @@ def measure(
             _repetition(workload, session)
             found["workload_metrics"] = _own_metrics(workload)
             if repeat == settings.repeats - 1:
+                # Before the breakdown, after which gradients are not reduced any more.
+                found |= _compare_gradients(workload, session)
                 with no_garbage_collection():
                     found |= _explanations(workload, session, profile)
         del workload
@@ -352,6 +355,26 @@ def _check(workload: Workload, session: _Session) -> None:
         return  # nobody here can look
     with session.memory.paused():
         getattr(workload, "check", lambda: None)()
+
+
+def _compare_gradients(workload: Workload, session: _Session) -> dict[str, Any]:
+    """Compare a step's gradients with those of one process, where that is asked for."""
+    context = session.context
+    if not session.settings.check_gradients:
+        return {}
+    compare = getattr(workload, "gradient_error", None)
+    if compare is None:
+        name = type(workload).__name__
+        session.warnings.append(f"check_gradients: workload {name} cannot compare its gradients")
+        return {}
+    found = _explain("gradient_error", compare, context, without="measure.check_gradients: false")
+    session.warnings.extend(found.pop("warnings", ()))
+    if is_other_gradient(found.get("gradient_error"), context.precision):
+        session.warnings.append(
+            "the gradients differ from those of one process over the samples of all ranks by "
+            f"{found['gradient_error']:.1%}"
+        )
+    return found
 
 
 def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[str, Any]:

@@ -142,6 +142,12 @@ def _time_each_alone(maker: StepMaker, shares: Shares) -> tuple[float, ...]:
     return tuple(gather(maker.time_alone(shares[maker.context.rank])))
 
 
+def is_other_gradient(error: float | None, precision: Precision) -> bool:
+    """Whether gradients differ from those of one process by more than rounding does."""
+    most = _GRADIENT_TOLERANCE.get(precision, _LOOSE_GRADIENT_TOLERANCE)
+    return error is not None and error > most
+
+
 def _gradient_error(workload: Workload) -> float | None:
     check = getattr(workload, "gradient_error", None)
     return None if check is None else float(check())
@@ -166,8 +172,7 @@ def _warnings(maker: StepMaker, share: RankShare, *, has_batch_norm: bool) -> It
             "BatchNorm's statistics are those of each rank's own samples: with shares of different "
             "size the gradients are not those of one process; take SyncBatchNorm or GroupNorm"
         )
-    most = _GRADIENT_TOLERANCE.get(point.precision, _LOOSE_GRADIENT_TOLERANCE)
-    if share.gradient_error is not None and share.gradient_error > most and not has_batch_norm:
+    if is_other_gradient(share.gradient_error, point.precision) and not has_batch_norm:
         yield (
             f"the gradients differ from those of one process by {share.gradient_error:.1%}: is the "
             "loss multiplied by context.loss_weight?"

@@ -313,6 +313,7 @@ class Measurement:
     sm_clocks_mhz: of the device, read meanwhile by another process; empty where it is not known.
     workload_metrics: the values of the metrics that the workload declares itself.
     share: where the step is uneven.
+    gradient_error: as of a RankShare, after the timed steps; None where it was not asked for.
     transports: ways of the bytes from this rank and to it, as NCCL names them.
     nccl_choices: what NCCL ran for each collective of a step, where this rank tells it.
     warnings: what this rank knows to make the number doubtful, one sentence each.
@@ -342,6 +343,7 @@ class Measurement:
     profile: Profile | None = None
     workload_metrics: Mapping[Metric, float] = field(default_factory=dict)
     share: RankShare | None = None
+    gradient_error: float | None = None
     transports: tuple[str, ...] = ()
     nccl_choices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

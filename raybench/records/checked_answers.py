@@ -124,6 +124,7 @@ def _problems(measurement: Measurement) -> Iterator[str]:
         peak_mem_reserved_bytes=measurement.peak_mem_reserved_bytes,
         alloc_retries=measurement.alloc_retries,
         device_allocs=measurement.device_allocs,
+        gradient_error=measurement.gradient_error,
     )
     yield from _breakdown_problems(measurement.breakdown)
     yield from _profile_problems(measurement.profile)

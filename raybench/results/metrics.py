@@ -348,7 +348,12 @@ METRICS: tuple[Metric, ...] = (
         predicted_step_ms="longest own step and the exchange",
     ),
     *_plain("double", "samples", since=7, crossover_batch="global; above it by_speed beats fast"),
-    *_plain("double", "", since=7, gradient_error="to one process over all samples, relative"),
+    Metric(
+        name="gradient_error",
+        description="to one process over all samples, relative",
+        over_ranks="max",
+        since=7,
+    ),
 )
 # What the reports compute against the baseline point; no columns of `points`.
 DERIVED: tuple[Metric, ...] = (

@@ -61,6 +61,7 @@ def test_a_short_job_has_the_documented_defaults() -> None:
         "repeats": 1,
         "timeout_s": 300.0,
         "breakdown": True,
+        "check_gradients": False,
         "fresh_workers": False,
     }
     assert (job.placement.strategy, job.placement.isolation) == ("pack", "cluster")

@@ -18,6 +18,7 @@ from raybench.job.point import Precision
 from raybench.measure import phases, profiling
 from raybench.records import Breakdown, Profile
 from raybench.workloads.base import Context
+from raybench.workloads.mlp import Mlp
 
 
 class Paced:
@@ -455,3 +456,46 @@ def test_a_cuda_graph_is_refused_on_a_cpu():
     context = replace(lone_context(), cuda_graph=True)
     with pytest.raises(UsageError, match="cuda_graph: needs a CUDA device, given cpu"):
         phases.measure(lambda: Sized([]), context, Measure())
+
+
+class Comparing(Paced):
+    """Its gradients are off by half; it notes after how many steps it was asked."""
+
+    asked_after = 0
+
+    def __init__(self, clock: list[int]) -> None:
+        super().__init__(clock, 0.01, 0.01)
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        super().step()
+
+    def gradient_error(self) -> float:
+        Comparing.asked_after = self.steps
+        return 0.5
+
+
+ASKED = Measure(warmup=2, iterations=5, check_gradients=True, breakdown=False)
+
+
+def test_gradients_are_compared_after_the_timed_steps_where_that_is_asked_for(clock):
+    found = phases.measure(lambda: Comparing(clock), lone_context(), ASKED)
+    assert found.gradient_error == 0.5
+    assert Comparing.asked_after >= 7
+    assert any("differ from those of one process" in text for text in found.warnings)
+    silent = ASKED.model_copy(update={"check_gradients": False})
+    assert phases.measure(lambda: Comparing(clock), lone_context(), silent).gradient_error is None
+
+
+def test_a_workload_that_cannot_compare_its_gradients_says_so(clock):
+    found = phases.measure(lambda: Paced(clock, 0.01, 0.01), lone_context(), ASKED)
+    assert found.gradient_error is None
+    assert "check_gradients: workload Paced cannot compare its gradients" in found.warnings
+
+
+def test_a_model_alone_has_the_gradients_of_one_process():
+    found = phases.measure(lambda: Mlp(lone_context(), hidden=8, layers=2), lone_context(), ASKED)
+    assert found.gradient_error is not None
+    assert found.gradient_error < 1e-6
+    assert not [text for text in found.warnings if "gradient" in text]
