@@ -127,29 +127,28 @@ def _faults() -> dict[str, tuple[dict[str, Any], AbstractContextManager[object]]
     }
 
 
-def _differences(rank: int, world_size: int) -> dict[str, float]:
-    found = {
-        name: difference(rank, world_size, options) for name, options in LAYOUTS[world_size].items()
-    }
-    if world_size == 2:
-        for name, (options, fault) in _faults().items():
-            with fault:
-                found[f"fault: {name}"] = difference(rank, world_size, options)
-    return found
-
-
 def run_rank(rank: int, world_size: int, store: str) -> dict[str, float]:
-    """Be that rank of a group; how far each of its layouts is from one device."""
+    """Be that rank of a group; how far each of its layouts is from one device.
+
+    Each layout in a group of its own, as in the worker of a sweep: nothing may be left of the last.
+    """
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=200),
-    )
-    try:
-        return _differences(rank, world_size)
-    finally:
+    cases: dict[str, tuple[dict[str, Any], AbstractContextManager[object]]] = {
+        name: (options, nullcontext()) for name, options in LAYOUTS[world_size].items()
+    }
+    if world_size == 2:
+        cases |= {f"fault: {name}": case for name, case in _faults().items()}
+    found = {}
+    for number, (name, (options, fault)) in enumerate(cases.items()):
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}-{number}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=200),
+        )
+        with fault:
+            found[name] = difference(rank, world_size, options)
         dist.destroy_process_group()
+    return found
