@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
     from raybench.analysis.frames import load, units
+    from raybench.job.memory import MemoryParts
     from raybench.records.metric import Metric
     from raybench.results.older_parts import upgrade
     from raybench.workloads.base import Context, Workload, WrongResultError
@@ -28,6 +29,7 @@ __all__ = [
     "Context",
     "DdpOptions",
     "Field",
+    "MemoryParts",
     "Metric",
     "NonNegativeInt",
     "PositiveFloat",
@@ -42,6 +44,7 @@ __all__ = [
 
 _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
+    "raybench.job.memory": ("MemoryParts",),
     "raybench.records.metric": ("Metric",),
     "raybench.results.older_parts": ("upgrade",),
     "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),

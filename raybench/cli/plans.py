@@ -17,6 +17,7 @@ from raybench.report.plain_text import counted, printable
 if TYPE_CHECKING:
     from raybench.job.model import Job
     from raybench.job.plan import Plan
+    from raybench.job.point import Point
     from raybench.job.sections import BatchSearch, Isolation
 
 SCHEMA_VERSION = 1  # of the JSON object that `plan` prints
@@ -57,11 +58,16 @@ def select_ids(plan: Plan, expression: str | None, option: str = "--filter") -> 
 
 
 def print_plan(
-    job: Job, plan: Plan, as_json: bool, devices: int | None = None, nodes: int = 1
+    job: Job,
+    plan: Plan,
+    as_json: bool,
+    devices: int | None = None,
+    nodes: int = 1,
+    device_gib: float | None = None,
 ) -> None:
     """Print the plan on stdout and its warnings on stderr.
 
-    devices, nodes: for the estimate of the time.
+    devices, nodes: for the estimate of the time. device_gib: memory of a device.
     """
     for warning in plan.warnings:
         click.echo(printable(f"{warning} (warning)"), err=True)
@@ -69,7 +75,7 @@ def print_plan(
     if as_json:
         write_result(json_text(plan_as_json(job, plan, makespans)))
     else:
-        write_result(plan_as_text(job, plan, makespans))
+        write_result(plan_as_text(job, plan, makespans, device_gib))
 
 
 @click.command("plan")
@@ -91,6 +97,13 @@ def print_plan(
     show_default=True,
     help="Nodes over which these devices are spread evenly.",
 )
+@click.option(
+    "--device-memory",
+    "device_gib",
+    metavar="GIB",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Tell which points are estimated not to fit into so much memory of a device.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan_command(
     job_file: Path,
@@ -98,6 +111,7 @@ def plan_command(
     expression: str | None,
     devices: int | None,
     nodes: int,
+    device_gib: float | None,
     as_json: bool,
 ) -> None:
     """Check JOB and print its points, the devices they need and the time they may take.
@@ -107,7 +121,7 @@ def plan_command(
     raybench plan jobs/ddp_scaling.yaml --filter "precision == 'bf16'"
     """
     job, plan = load_plan(job_file, overrides, expression)
-    print_plan(job, plan, as_json, devices, nodes)
+    print_plan(job, plan, as_json, devices, nodes, device_gib)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +168,7 @@ def plan_as_json(job: Job, plan: Plan, makespans: _Makespans | None) -> dict[str
         "schema_version": SCHEMA_VERSION,
         "job": job.name,
         "workload": job.workload.kind,
-        "points": [{"point_id": point.point_id, **point.settings} for point in plan.points],
+        "points": [_point_as_json(point) for point in plan.points],
         "batch_search": plan.batch_search and plan.batch_search.model_dump(),
         "devices_needed": _devices_needed(plan),
         "time_at_least_s": time_at_least_s(job, plan),
@@ -163,6 +177,14 @@ def plan_as_json(job: Job, plan: Plan, makespans: _Makespans | None) -> dict[str
         and {"devices": makespans.devices, "nodes": makespans.nodes, **makespans.at_most_s},
         "warnings": list(plan.warnings),
     }
+
+
+def _point_as_json(point: Point) -> dict[str, Any]:
+    from raybench.job.memory import estimate
+
+    found = estimate(point)
+    needed = {"mem_estimate_bytes": found.total_bytes} if found else {}
+    return {"point_id": point.point_id, **point.settings, **needed}
 
 
 def time_at_most_s(job: Job, plan: Plan) -> float | None:
@@ -204,8 +226,12 @@ def _point_at_most_s(job: Job) -> float:
     return min(job.measure.repeats * job.measure.max_seconds, job.measure.timeout_s)
 
 
-def plan_as_text(job: Job, plan: Plan, makespans: _Makespans | None) -> str:
+def plan_as_text(
+    job: Job, plan: Plan, makespans: _Makespans | None, device_gib: float | None = None
+) -> str:
     """Show the plan as a table of what varies, below what does not, above what it needs."""
+    from raybench.cli.plan_memory import memory_column, memory_lines
+    from raybench.job.memory import estimate
     from raybench.job.plan import varying_settings
     from raybench.job.point import RUN_SETTINGS, UNEVEN
 
@@ -215,8 +241,15 @@ def plan_as_text(job: Job, plan: Plan, makespans: _Makespans | None) -> str:
     usual = {name for name in UNEVEN if told.get(name) == RUN_SETTINGS[name].default}
     left_out = {*varying, *searched, *usual}
     same = " ".join(f"{n}={scalar_text(value)}" for n, value in told.items() if n not in left_out)
+    estimates = [estimate(point) for point in plan.points]
+    needs = memory_column(estimates) if any(estimates) else []
     rows = [
-        [str(number), point.point_id, *(scalar_text(point.settings[name]) for name in varying)]
+        [
+            str(number),
+            point.point_id,
+            *(scalar_text(point.settings[name]) for name in varying),
+            *needs[number - 1 : number],
+        ]
         for number, point in enumerate(plan.points, start=1)
     ]
     paragraphs = [
@@ -224,8 +257,9 @@ def plan_as_text(job: Job, plan: Plan, makespans: _Makespans | None) -> str:
         _wrap(f"in all points: {same}"),
         *([_search_text(plan.batch_search)] if plan.batch_search else []),
         "",
-        table_text(["#", "point_id", *varying], rows),
+        table_text(["#", "point_id", *varying, *(["est. GiB"] if needs else [])], rows),
         _needs(job, plan),
+        *map(_wrap, memory_lines(plan.points, estimates, device_gib)),
         *([_makespans_as_text(plan, makespans)] if makespans else []),
     ]
     return "\n".join(paragraphs) + "\n"

@@ -13,6 +13,7 @@ from raybench.errors import UsageError
 
 if TYPE_CHECKING:
     from raybench.job.model import Job
+    from raybench.job.problems import KeyPath
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 
@@ -36,7 +37,14 @@ def load_script_job(given: ScriptGiven, overrides: Sequence[str]) -> Job:
     """Write the job of a script and load it. Raises JobError and UsageError."""
     from raybench.job.model import job_from_text
 
-    return job_from_text(f"--script {given.path}", job_text(given), overrides)
+    name = f"--script {given.path}"
+    options: dict[KeyPath, str] = {
+        ("workload", "path"): name,
+        ("workload", "args"): f"{name} -- {shlex.join(given.arguments)}",
+        ("workload", "items_per_step"): f"--items-per-step {given.items_per_step}",
+        ("matrix", "world_size"): f"--world-size {given.world_sizes}",
+    }
+    return job_from_text(name, job_text(given), overrides, options)
 
 
 def job_text(given: ScriptGiven) -> str:

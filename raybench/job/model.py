@@ -207,9 +207,17 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     return _load(read_source(path, overrides))
 
 
-def job_from_text(name: str, text: str, overrides: Sequence[str] = ()) -> Job:
-    """Check a job that is in no file, as `load_job`. name: of what it is from, in messages."""
-    return _load(parse_source(name, text, overrides))
+def job_from_text(
+    name: str,
+    text: str,
+    overrides: Sequence[str] = (),
+    options: Mapping[KeyPath, str] | None = None,
+) -> Job:
+    """Check a job that is in no file, as `load_job`. name: of what it is from, in messages.
+
+    options: of a command that the text was made from, by the paths of what they gave.
+    """
+    return _load(parse_source(name, text, overrides, options))
 
 
 def _load(source: YamlSource) -> Job:

@@ -300,6 +300,18 @@ def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
         return ask(settings) or None
 
 
+def estimate_memory(workload_class: type, settings: Mapping[str, Scalar]) -> object:
+    """Return what the class estimates of the memory of a point; None where it does not.
+
+    Raises UsageError, in one line, when it cannot be asked.
+    """
+    ask = getattr(workload_class, "estimate_memory", None)
+    if ask is None:
+        return None
+    with _one_line("estimate_memory() of the workload"):
+        return ask(settings)
+
+
 def _names_items(value: object) -> bool:
     """Whether code has it among its names or its texts, in the functions inside of it too."""
     code = value if isinstance(value, CodeType) else getattr(value, "__code__", None)

@@ -7,7 +7,7 @@ keys, so that a text means what it looks like and cannot explode. What is wrong 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -70,6 +70,7 @@ class YamlSource:
     """A file and its overrides as one mapping, which turns problems into located lines.
 
     problems: what is wrong with the YAML itself. overrides: the `--set` text for each path.
+    options: where the text was made from options of a command, the one behind each path.
     """
 
     name: str
@@ -78,13 +79,20 @@ class YamlSource:
     tree: Tree
     problems: list[Problem]
     overrides: dict[KeyPath, str] = field(default_factory=dict)
+    options: Mapping[KeyPath, str] = field(default_factory=dict)
 
     def explain(self, problem: Problem) -> str:
-        """`file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override."""
+        """`file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override.
+
+        Of a text that nobody wrote, the option that it is from: `--script train.py: ...`.
+        """
         subject = f"{key_text(problem.path)}: " if problem.path else ""
         override = self._override_of(problem)
         if override is not None:
             return f"{_label(override)}: {subject}{problem.message}"
+        if self.options:
+            option = self.options.get(problem.path)
+            return f"{option or self.name}: {'' if option else subject}{problem.message}"
         line, column = self._position(problem)
         return f"{self.name}:{line}:{column}: {subject}{problem.message}"
 
@@ -129,14 +137,21 @@ def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
     return parse_source(str(path), _read_text(path), overrides)
 
 
-def parse_source(name: str, text: str, overrides: Sequence[str] = ()) -> YamlSource:
+def parse_source(
+    name: str,
+    text: str,
+    overrides: Sequence[str] = (),
+    options: Mapping[KeyPath, str] | None = None,
+) -> YamlSource:
     """Parse a text and put each `KEY=VALUE` of `overrides` in place, in their order.
 
+    options: as of a YamlSource.
     Raises JobError when it is no mapping, or an override has no sense.
     What else is wrong with the YAML is in `problems`, and the data goes as far as it can.
     """
     tree = parse_tree(text)
     source = YamlSource(name=name, text=text, data={}, tree=tree, problems=tree.problems)
+    source.options = options or {}
     if tree.is_complete and isinstance(tree.data, dict):
         source.data = tree.data
     elif tree.is_complete:

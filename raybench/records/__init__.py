@@ -456,6 +456,7 @@ class Record:
     neighbours: point_ids that ran on a node of this one at the same time; and in words who else
     used its devices, other sweeps and other processes.
     warnings: those of the ranks and those the driver knows, without repeats.
+    mem_estimate_bytes: what a rank was estimated to need at most; None where nobody knows.
     """
 
     point: Point
@@ -474,6 +475,7 @@ class Record:
     outputs: tuple[str, ...] = ()
     neighbours: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    mem_estimate_bytes: int | None = None
 
     @property
     def key(self) -> TrialKey:

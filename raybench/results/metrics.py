@@ -251,6 +251,16 @@ METRICS: tuple[Metric, ...] = (
     _memory_part(
         "other", "other", "at the start of the step", "what else was there before: data, buckets"
     ),
+    Metric(
+        name="mem_estimate_bytes",
+        unit="bytes",
+        description="of the peak, from the settings, before it ran",
+        kind="int64",
+        heading="estimate",
+        meaning="what was estimated of the peak before the point ran, from its settings alone",
+        format="gib",
+        since=8,
+    ),
     *_plain("map<string,string>", "", methods="column -> how it was measured"),
     Metric(
         name="flops_per_step",
@@ -410,7 +420,7 @@ PARTS = _show(
 # What the memory is made of when it is largest.
 MEMORY = _show(
     "mem_parameters_bytes mem_gradients_bytes mem_optimizer_bytes mem_activations_bytes "
-    "mem_other_bytes",
+    "mem_other_bytes peak_mem_allocated_bytes mem_estimate_bytes",
     optional="",
 )
 # What a step comes to: the progress line shows the first that a point has.

@@ -171,6 +171,7 @@ def _identity(run_id: str, record: Record) -> Row:
         **{name: settings.get(name) for name in (*RUN_SETTINGS, "scaling")},
         "grad_accumulation": point.grad_accumulation,
         "neighbours": list(record.neighbours),
+        "mem_estimate_bytes": record.mem_estimate_bytes,
         "crowded": any(crowding(devices)) if kind == "cpu" else None,
     }
 

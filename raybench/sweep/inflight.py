@@ -13,7 +13,8 @@ from queue import Empty, SimpleQueue
 
 from raybench.cluster import Cluster
 from raybench.cluster.failures import cause_of
-from raybench.job.point import Precision
+from raybench.job import memory
+from raybench.job.point import Point, Precision
 from raybench.records import Answer, Cause, Device, Failure, Measurement, Record, Status, Task
 from raybench.records.checked_answers import check_answers
 from raybench.records.failure_text import DETAIL_CHARACTERS, shorten_start
@@ -175,6 +176,9 @@ def make_record_of(
     answers = check_answers(answers)
     failure = cause_of(answers)
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
+    # The formulas are those of CUDA devices.
+    is_cuda = all(device.kind == "cuda" for device in devices)
+    estimated = memory.estimate(attempt.point) if is_cuda else None
     return Record(
         point=attempt.point,
         attempt=attempt.number,
@@ -186,18 +190,28 @@ def make_record_of(
         devices=devices,
         measurements=() if failure else tuple(measurements),
         error_type=failure.error_type if failure else None,
-        error_message=_explain(failure, devices) if failure else None,
+        error_message=_explain(failure, devices, attempt.point, estimated) if failure else None,
         error_rank=failure.rank if failure else None,
         error_detail=_detail(failure, outputs[failure.rank]) if failure else None,
         outputs=outputs if any(outputs) else (),
         neighbours=(*neighbours, *others),
         warnings=() if failure else _warnings(measurements, devices, others),
+        mem_estimate_bytes=estimated.total_bytes if estimated else None,
     )
 
 
-def _explain(failure: Failure, devices: Sequence[Device]) -> str:
+def _explain(
+    failure: Failure,
+    devices: Sequence[Device],
+    point: Point,
+    estimated: memory.MemoryParts | None,
+) -> str:
+    """Say on which device what went wrong; where memory ran out, what would fit."""
     device = devices[failure.rank]
-    return f"rank {failure.rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
+    text = f"rank {failure.rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
+    if failure.status is Status.OOM and estimated and device.memory_bytes:
+        return f"{text}; {memory.explain_oom(point, estimated, device.memory_bytes)}"
+    return text
 
 
 def _detail(failure: Failure, output: str) -> str | None:

@@ -234,6 +234,9 @@ class Workload(ABC):
     ranks_per_item(settings): class method, for a class whose ranks share their items at some points
     only; how many ranks finish the same items together, of a point with these settings. batch_size
     is then that of each group of so many ranks, and items_per_step a rank's part of it.
+    estimate_memory(settings): class method; what the memory of a rank of a point with these
+    settings is made of when it is largest, as raybench.MemoryParts; None where nobody knows. `plan`
+    asks it, so it must do without torch.
     close(): called after the last step, to end processes and threads.
     check(): called between blocks of steps, outside what is timed; raises WrongResultError when a
     step computed something wrong.

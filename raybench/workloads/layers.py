@@ -187,8 +187,13 @@ class Block(nn.Module):
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy over all positions of the batch, in fp32 at least, as under autocast."""
-    # In one kernel, and backward too: fp32 logits would be two more, and 4 bytes of each.
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    log_shares = functional.log_softmax(logits.flatten(0, 1), dim=-1, dtype=wide)
-    return functional.nll_loss(log_shares, targets.flatten())
+    """Mean cross entropy over all positions of the batch.
+
+    Under autocast as torch has it, whose softmax is in the type of the logits; else in fp32 at
+    least, as torchtitan has it.
+    """
+    flat, device = logits.flatten(0, 1), logits.device.type
+    # The meta device has no autocast.
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
+    return functional.cross_entropy(flat, targets.flatten())

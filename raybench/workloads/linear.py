@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.job.memory import MemoryParts
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context
 from raybench.workloads.inference import Mode, Model
+from raybench.workloads.memory_estimate import estimate_rows
 from raybench.workloads.model_sizes import LINEAR_FEATURES
 from raybench.workloads.trained import Compile, GradAccumulation, Recipe, slices
 
@@ -91,6 +94,11 @@ class Linear(Model):
         if self._loader is not None:
             # Rows on the device are each rank's own, no data set that they go through together.
             self.epoch_s = self._loader.rows / self.items_per_step
+
+    @classmethod
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
+        """Estimate the memory of a rank with these settings; None where nothing is trained."""
+        return estimate_rows(settings, LINEAR_FEATURES)
 
     def close(self) -> None:
         """Free the model and the data, and end the loader's processes."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Unpack
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from pydantic import Field
 
+from raybench.job.memory import MemoryParts
 from raybench.workloads.base import Context
 from raybench.workloads.inference import CastWeights, Mode, Model, compute_dtype
+from raybench.workloads.memory_estimate import estimate_stack
 from raybench.workloads.trained import (
     Compile,
     DdpOptions,
@@ -62,6 +65,11 @@ class Mlp(Model):
             slices(inputs, targets, context.batch_size),
             cast_weights=cast_weights,
         )
+
+    @classmethod
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
+        """Estimate the memory of a rank with these settings; None where nothing is trained."""
+        return estimate_stack(settings, settings["hidden"], settings["layers"])
 
 
 def linear_stack(hidden: int, layers: int) -> nn.Module:

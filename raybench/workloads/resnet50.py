@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, cast
 
 from pydantic import Field
 
 from raybench.errors import UsageError
+from raybench.job.memory import MemoryParts
 from raybench.job.point import Precision
 from raybench.records.failure_text import brief
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context
 from raybench.workloads.inference import CastWeights, Mode, Model, compute_dtype
+from raybench.workloads.memory_estimate import estimate_resnet
 from raybench.workloads.trained import (
     Compile,
     DdpOptions,
@@ -90,6 +93,11 @@ class ResNet(Model):
         )
         if device.type != "meta":
             self.output_error = self._compare(inputs[: context.batch_size])
+
+    @classmethod
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
+        """Estimate the memory of a rank with these settings; None where nothing is trained."""
+        return estimate_resnet(settings)
 
     def _make_model(
         self, preset: str, layout: torch.memory_format, images: Tensor, context: Context

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from pydantic import Field
 
+from raybench.job.memory import MemoryParts
 from raybench.job.point import Scalar
 from raybench.records.metric import Metric
 from raybench.workloads.bandwidth import memory_gb_s
 from raybench.workloads.base import Context
 from raybench.workloads.compilation import compile_blocks, compile_model
 from raybench.workloads.inference import CastWeights, Mode, Model, compute_dtype
+from raybench.workloads.language_memory import estimate_language_model
 from raybench.workloads.layout import Layout, LayoutOptions, layout_defaults, layout_refusals
 from raybench.workloads.model_sizes import LANGUAGE_PRESETS, LanguageShape
 from raybench.workloads.trained import GradAccumulation, Optimizer
@@ -177,6 +179,11 @@ class Transformer(Model):
             if settings.get(name, usual) != usual:
                 return f"mode: inference trains nothing, so {name} must be left out"
         return super().why_not(settings)
+
+    @classmethod
+    def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
+        """Estimate the memory of a rank with these settings; None where nothing is trained."""
+        return estimate_language_model(settings)
 
     @classmethod
     def ranks_per_item(cls, settings: Mapping[str, Scalar]) -> int:

@@ -50,9 +50,10 @@ def test_plan_shows_what_varies_as_a_table_and_the_rest_once() -> None:
     assert lines[0] == "test: workload mlp"
     assert "hidden=64" in " ".join(lines[1:4])
     table = lines.index("")
-    assert lines[table + 1].split() == ["#", "point_id", "world_size", "batch_size"]
-    assert lines[table + 2].split()[2:] == ["1", "8"]
-    assert lines[table + 5].split()[2:] == ["2", "16"]
+    headings = ["#", "point_id", "world_size", "batch_size", "est.", "GiB"]
+    assert lines[table + 1].split() == headings
+    assert lines[table + 2].split()[2:4] == ["1", "8"]
+    assert lines[table + 5].split()[2:4] == ["2", "16"]
     assert "4 points; the largest needs 2 devices" in lines
     assert "iterations: 12 s to 80 s (4 points x 1 repeat of 3 to 20 s); " in "\n".join(lines)
     assert max(map(len, lines)) <= 80
@@ -131,6 +132,18 @@ def test_more_devices_than_can_be_imagined_are_refused() -> None:
 def test_plan_takes_overrides_and_a_filter() -> None:
     text = run("plan", "job.yaml", "--set", "matrix.world_size=4", "--filter", "batch_size > 8")
     assert "1 point; the largest needs 4 devices" in text
+
+
+def test_plan_estimates_the_memory_of_each_point_and_says_what_would_fit() -> None:
+    wide = ("--set", "workload.hidden=16384", "--set", "matrix.world_size=1")
+    text = run("plan", "job.yaml", *wide)
+    assert "est. GiB" in text
+    assert "GiB a device; --device-memory GIB tells which" in " ".join(text.split())
+    told = " ".join(run("plan", "job.yaml", *wide, "--device-memory", "4").split())
+    assert "do not fit into 4 GiB, and run all the same: #1, #2 #1: estimated " in told
+    assert "all fit into 100 GiB" in run("plan", "job.yaml", *wide, "--device-memory", "100")
+    points = json.loads(run("plan", "job.yaml", *wide, "--json"))["points"]
+    assert all(point["mem_estimate_bytes"] > 4 * 2**30 for point in points)
 
 
 def test_plan_as_json_has_every_setting_of_every_point() -> None:

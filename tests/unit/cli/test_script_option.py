@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -44,12 +45,14 @@ def test_axes_come_by_set_and_stand_in_the_arguments() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--script", "trian.py"], "workload.path: no such file, given 'trian.py'"),
+        (["--script", "trian.py"], "--script trian.py: no such file, given 'trian.py'"),
+        (["--script", "train.py", "--items-per-step", "{q"], "--items-per-step {q: a text names"),
+        (["--script", "train.py", "--world-size", "0"], "--script train.py: matrix.world_size"),
         (["--script", "train.py", "--world-size", "x"], "must be counts of ranks, as in 1,2,4"),
         (["--script", "train.py", "--again", "latest"], "do not go with --script"),
         (["job.yaml", "--world-size", "2"], "go with --script; a job has them"),
         (["job.yaml", "other.yaml"], "one JOB only, given also other.yaml"),
-        (["--script", "train.py", "--", "{lr}"], "unknown setting 'lr'"),
+        (["--script", "train.py", "--", "{lr}"], "--script train.py -- '{lr}': unknown setting"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], message: str) -> None:
@@ -57,6 +60,8 @@ def test_a_mistake_is_one_line(arguments: list[str], message: str) -> None:
         plan(*arguments)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+    # There is no file whose lines could be named.
+    assert not re.search(r":\d+:\d+:", str(caught.value))
 
 
 def test_the_job_has_a_name_that_runs_can_have() -> None:

@@ -114,6 +114,11 @@ def test_what_nccl_ran_is_what_the_ranks_that_know_tell() -> None:
     assert row_of(make_record())["nccl_choices"] is None
 
 
+def test_a_row_has_what_was_estimated_of_its_memory() -> None:
+    assert row_of(make_record(mem_estimate_bytes=2**30))["mem_estimate_bytes"] == 2**30
+    assert row_of(make_record())["mem_estimate_bytes"] is None
+
+
 def test_the_ways_of_the_bytes_are_those_of_all_ranks() -> None:
     ways = (("P2P/CUMEM",), ("NET/Socket on eth0 (10.0.0.1)", "P2P/CUMEM"))
     point = make_point(world_size=2)

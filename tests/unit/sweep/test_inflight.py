@@ -91,3 +91,21 @@ def test_a_detail_is_no_longer_than_what_readers_take(output):
     assert found.error_detail is not None
     assert len(found.error_detail) == DETAIL_CHARACTERS
     assert found.error_detail.startswith("[cut: ")
+
+
+def test_a_point_that_ran_out_of_memory_names_the_estimate_and_what_fits() -> None:
+    failure = Failure(rank=0, status=Status.OOM, error_type="OutOfMemoryError", message="no room")
+    params = {"grad_accumulation": 1, "hidden": 65_536, "layers": 1, "mode": "train"}
+    point = make_point(params=params, batch_size=4_194_304)
+    record = make_record_of(
+        Attempt(index=0, point=point, number=1),
+        (failure,),
+        (make_device(),),
+        started_at=datetime.now(UTC),
+        duration_s=1.0,
+        neighbours=(),
+    )
+    assert record.mem_estimate_bytes is not None
+    assert record.error_message is not None
+    assert "no room; estimated " in record.error_message
+    assert " of 140 GiB; what fits by the estimate: batch_size " in record.error_message
