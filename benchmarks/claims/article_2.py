@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from benchmarks.claims import runs
 from benchmarks.claims.measured import (
     cell,
@@ -15,6 +18,7 @@ from benchmarks.claims.measured import (
 )
 from benchmarks.claims.model import Article, Case, Claim, at_most, near
 
+_POINT_COST = Path(__file__).parents[2] / "docs" / "benchmarks" / "point-cost-2cores.json"
 _SIZES = ("1.3b", "6.7b", "175b")
 
 
@@ -87,6 +91,16 @@ def _fits() -> list[Case]:
     ]
 
 
+def _small() -> list[Case]:
+    """Read what a point costs on two cores beyond its own iterations."""
+    found = json.loads(_POINT_COST.read_text())["result"]
+    seconds = {"raybench": "sweep_s_per_point", "torchrun": "torchrun_s_per_point"}
+    return [
+        Case(name=name, figure=count(found[key], _POINT_COST.name, unit="s"))
+        for name, key in seconds.items()
+    ]
+
+
 ARTICLE = Article(
     number=2,
     title="raw latency on one GPU",
@@ -143,7 +157,8 @@ ARTICLE = Article(
             text="debug on small machines",
             published="no figure",
             ask="any job with `--address local` on CPU workers, by gloo",
-            missing="no run of CPUs is committed",
+            measure=_small,
+            says="a point on two cores, beside a fresh torchrun of it",
         ),
     ),
 )

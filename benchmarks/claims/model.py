@@ -40,6 +40,9 @@ class Figure:
     is_exact: bool = False
     text: str = ""
 
+    def __post_init__(self) -> None:
+        assert self.value == self.value, f"a figure of {', '.join(self.runs)} is unknown"
+
     def __str__(self) -> str:
         """With its unit and half of its interval: `1.91x ±4.7%`."""
         if self.text:

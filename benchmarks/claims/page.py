@@ -110,7 +110,7 @@ def _runs(numbers: dict[str, int]) -> str:
 
 def _origin(run: str) -> tuple[str, str, str, str]:
     if run.endswith(".json"):
-        return f"[{run}](benchmarks/{run})", "2 x NVIDIA H200", "", "docs/reliability.md"
+        return f"[{run}](benchmarks/{run})", "as it says", "", "docs/README.md"
     devices, row = table("devices", run), table("runs", run).iloc[0]
     found = versions(run)
     machine = formatting.machine(devices.to_dict("records"))
