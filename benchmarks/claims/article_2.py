@@ -148,9 +148,9 @@ ARTICLE = Article(
             id="2.6",
             text="does the model fit into the memory?",
             published="no figure",
-            ask="`peak_mem_allocated_bytes`; `raybench doctor`",
+            ask="`raybench plan --device-memory GIB`; `peak_mem_allocated_bytes`",
             measure=_fits,
-            says="told after the run, not before",
+            says="after the run; before it, `plan` estimates models that train",
         ),
         Claim(
             id="2.7",

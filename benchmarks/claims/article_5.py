@@ -402,7 +402,7 @@ TRAINING = Article(
             id="5.13",
             text="learning rate = base x effective batch / 256",
             published="the formula",
-            ask="`global_batch_size`",
+            ask="`raybench advise` says what the formula gives",
             untested="steps are timed with a learning rate of next to nothing; nothing converges",
         ),
         Claim(
@@ -430,9 +430,9 @@ TRAINING = Article(
             id="5.17",
             text="training is unstable: are gradients the same on all ranks?",
             published="no figure",
-            ask="`gradient_error`",
+            ask="`measure: {check_gradients: true}`",
             measure=_gradients,
-            says="looked at where shares are uneven or probed",
+            says="of a run that probed its devices, which looks at it too",
         ),
         Claim(
             id="5.34a",
