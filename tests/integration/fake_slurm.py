@@ -27,8 +27,10 @@ while words[0].startswith("-"):
 asked = pathlib.Path("{folder}") / f"request-{{os.getpid()}}-{{time.time_ns()}}"
 asked.with_suffix(".new").write_text(json.dumps([words, dict(os.environ)]))
 asked.with_suffix(".new").rename(asked)
-while True:
-    time.sleep(1)
+ended = asked.with_suffix(".ended")
+while not ended.exists():
+    time.sleep(0.2)
+sys.exit(int(ended.read_text()))
 """
 _SCONTROL = """\
 #!/bin/bash
@@ -76,12 +78,20 @@ def _serve(
     started: list[subprocess.Popen[bytes]],
     has_ended: threading.Event,
 ) -> None:
-    """Run what `srun` asks for on all hosts."""
+    """Run what `srun` asks for on all hosts, and tell it when all have ended."""
+    running: dict[Path, list[subprocess.Popen[bytes]]] = {}
     while not has_ended.is_set():
         for request in sorted(folder.glob("request-*[0-9]")):
             words, variables = json.loads(request.read_text())
             request.unlink()
-            started += [_start(host, number, words, variables) for number, host in enumerate(hosts)]
+            running[request] = [
+                _start(host, number, words, variables) for number, host in enumerate(hosts)
+            ]
+            started += running[request]
+        for request, processes in list(running.items()):
+            if None not in (codes := [process.poll() for process in processes]):
+                request.with_suffix(".ended").write_text(str(max(map(abs, codes))))
+                del running[request]
         time.sleep(0.1)
 
 

@@ -34,13 +34,15 @@ pytestmark = [
 
 
 @contextmanager
-def batch_job(folder: Path, job: Path, results: Path) -> Iterator[subprocess.Popen[str]]:
+def batch_job(
+    folder: Path, job: Path, results: Path, script: str = "slurm.sbatch"
+) -> Iterator[subprocess.Popen[str]]:
     """Start the batch script on the first of two new hosts."""
     with hosts(2) as nodes, slurm(folder, nodes) as variables:
         first = nodes[0]
         own = {"RAYBENCH_OUTPUT": str(results), "RAYBENCH_TMPDIR": first.environment["RAY_TMPDIR"]}
         with subprocess.Popen(
-            first.command(["bash", LAUNCHERS / "slurm.sbatch", job]),
+            first.command(["bash", LAUNCHERS / script, job]),
             env={**first.environment, **variables, **own},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -80,3 +82,14 @@ def test_a_slurm_job_whose_time_is_up_is_queued_again_and_its_next_start_goes_on
     assert len(ok) == ok["point_id"].nunique() == 4
     assert points["run_id"].nunique() == 1
     assert set(ok["node_count"]) == {2}
+
+
+def test_a_slurm_job_by_symmetric_run_spans_both_hosts(tmp_path: Path) -> None:
+    job, results = tmp_path / "job.yaml", tmp_path / "results"
+    job.write_text(JOB.replace("[8, 16, 32, 64]", "[8]") + "placement: {strategy: spread}\n")
+    with batch_job(tmp_path / "slurm", job, results, "slurm-symmetric.sbatch") as batch:
+        said, _ = batch.communicate(timeout=PATIENCE_S)
+        assert batch.returncode == 0, said
+    points = pd.read_parquet(results / "points")
+    assert list(points["status"]) == ["ok"], said
+    assert list(points["node_count"]) == [2]

@@ -33,8 +33,9 @@ _FACTS_TIMEOUT_S = 20.0
 _START_TIMEOUT_S = 30.0
 # Without an answer for so long, a node is frozen or cut off. Ray takes up to a minute to say so.
 _SILENCE_S = 8.0
-# A new agent's process has to start first, on a node that may be starting its workers.
-_STARTING_S = 60.0
+# A new agent's process has to start first, on a node that may be starting its workers: 64 of them
+# on two busy cores have kept it from its first answer for more than a minute.
+_STARTING_S = 180.0
 # A node whose raylet has ended refuses connections; one that is frozen or cut off does not.
 _REFUSAL_AFTER_S = 2.0
 _CONNECT_TIMEOUT_S = 0.1

@@ -41,6 +41,8 @@ from raybench.records.device_list import DeviceList
 
 # How long the others are waited for when the first worker is there.
 _SLOW_START_S = 20.0
+# Workers of one node share its cores while they load torch.
+_START_EACH_S = 5.0
 # Devices that the last sweep has let go of are free a moment later.
 _FREE_SOON_S = 5.0
 # Without any device for so long, a sweep that was told no limit gives up.
@@ -93,6 +95,7 @@ class WorkerGroup:
         self._unlisted: list[_Start] = []
         self._begun: Counter[str] = Counter()
         self._count = 0
+        self._start_limit_s = START_TIMEOUT_S
         self._strategy: Strategy = "pack"
         self._wait_until_s = self._looked_s = 0.0
         self._lock = threading.RLock()
@@ -219,6 +222,8 @@ class WorkerGroup:
         if kind == "cpu" and self._only:
             free = self._listed_of(free, self._only)
         slots = reserve(kind, allocator.shares(free, self._missing, self._strategy, racks()))
+        most = max(Counter(slot.node_id for slot in slots).values(), default=0)
+        self._start_limit_s = max(self._start_limit_s, START_TIMEOUT_S + most * _START_EACH_S)
         # They load beside the agents, and touch no device before these have looked at it.
         actors = [start_worker(kind, slot.placement, slot.bundle) for slot in slots]
         self._agents.start(slot.node_id for slot in slots)
@@ -282,7 +287,7 @@ class WorkerGroup:
 
     def _first_answers(self) -> list[WorkerHandle]:
         """Wait for the workers that come in time. Raises ClusterError when one cannot start."""
-        deadline_s = time.monotonic() + START_TIMEOUT_S
+        deadline_s = time.monotonic() + self._start_limit_s
         came: list[WorkerHandle] = []
         while self._starting and time.monotonic() < deadline_s:
             refs = [start.identity for start in self._starting]
@@ -303,7 +308,9 @@ class WorkerGroup:
             raise ClusterError(_why_not(self._only, self._names_left))
         if not came:
             why = (
-                f"within {START_TIMEOUT_S:.0f} s" if self._starting else "before its node was lost"
+                f"within {self._start_limit_s:.0f} s"
+                if self._starting
+                else "before its node was lost"
             )
             raise ClusterError(f"no worker started {why}")
         return came
@@ -329,10 +336,11 @@ class WorkerGroup:
 
     def _drop_late(self, now_s: float) -> None:
         """Refuse what never comes up: it must not be waited for till the end of the run."""
-        late = [start for start in self._starting if now_s > start.since_s + START_TIMEOUT_S]
+        late = [start for start in self._starting if now_s > start.since_s + self._start_limit_s]
         self._starting = [start for start in self._starting if start not in late]
         for start in late:
-            self._refuse(start, f"its process did not start within {START_TIMEOUT_S:.0f} s")
+            limit_s = self._start_limit_s
+            self._refuse(start, f"its process did not start within {limit_s:.0f} s")
 
     def _try_again(self, start: _Start, error: Exception) -> bool:
         """Start it anew where its process was killed. What failed by itself would fail again."""
