@@ -242,7 +242,21 @@ def plan_as_text(
     left_out = {*varying, *searched, *usual}
     same = " ".join(f"{n}={scalar_text(value)}" for n, value in told.items() if n not in left_out)
     estimates = [estimate(point) for point in plan.points]
-    needs = memory_column(estimates) if any(estimates) else []
+    paragraphs = [
+        f"{job.name}: workload {job.workload.kind}",
+        _wrap(f"in all points: {same}"),
+        *([_search_text(plan.batch_search)] if plan.batch_search else []),
+        "",
+        _point_table(plan, varying, memory_column(estimates) if any(estimates) else []),
+        _needs(job, plan),
+        *map(_wrap, memory_lines(plan.points, estimates, device_gib)),
+        *([_makespans_as_text(plan, makespans)] if makespans else []),
+    ]
+    return "\n".join(paragraphs) + "\n"
+
+
+def _point_table(plan: Plan, varying: Sequence[str], needs: Sequence[str]) -> str:
+    """Lay out the points, with the estimates of their memory where there is room."""
     rows = [
         [
             str(number),
@@ -252,17 +266,9 @@ def plan_as_text(
         ]
         for number, point in enumerate(plan.points, start=1)
     ]
-    paragraphs = [
-        f"{job.name}: workload {job.workload.kind}",
-        _wrap(f"in all points: {same}"),
-        *([_search_text(plan.batch_search)] if plan.batch_search else []),
-        "",
-        table_text(["#", "point_id", *varying, *(["est. GiB"] if needs else [])], rows),
-        _needs(job, plan),
-        *map(_wrap, memory_lines(plan.points, estimates, device_gib)),
-        *([_makespans_as_text(plan, makespans)] if makespans else []),
-    ]
-    return "\n".join(paragraphs) + "\n"
+    table = table_text(["#", "point_id", *varying, *(["est. GiB"] if needs else [])], rows)
+    is_too_wide = needs and max(map(len, table.splitlines())) > text_width()
+    return _point_table(plan, varying, []) if is_too_wide else table
 
 
 def _wrap(text: str) -> str:

@@ -79,7 +79,7 @@ class _Model:
     def weights(self) -> Weights:
         """Say what this rank has of the weights."""
         stored = 2 if self.settings.get("optimizer_dtype") == "bf16" else _FP32
-        parts = self.layout.dp_shard * self.layout.tp
+        parts = self.layout.ranks_per_copy * self.layout.tp
         return Weights(
             bytes=stored * self.parameters / parts,
             has_buckets=self.settings["world_size"] > 1 and not self.layout.is_divided,
@@ -104,8 +104,8 @@ class _Model:
 
     @property
     def _tokens(self) -> float:
-        """Tokens of a pass of the ranks that work on the same ones."""
-        return float(self.settings["batch_size"] * self.settings["seq_len"])
+        """Tokens of a pass of this rank and those that divide its products."""
+        return float(self.settings["batch_size"] * self.settings["seq_len"]) / self.layout.cp
 
     @property
     def _is_autocast(self) -> bool:
@@ -130,7 +130,9 @@ class _Model:
         if not isinstance(shape, LlamaShape):
             # Query, key and value, attention's output, both sides of GELU; inputs of products.
             return norms + 14 * number * shape.width
-        attention = 2 * shape.heads * shape.head + 2 * shape.kv_heads * shape.head
+        queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
+        # In context parallelism each rank has keys and values of all, for each head of queries.
+        attention = 2 * queries + 2 * (queries * self.layout.cp if self.layout.cp > 1 else keys)
         if self.settings.get("compile"):
             # What is cheap is computed again: norms, the product of gate and up.
             return norms + number * (attention + 2 * shape.hidden) / tp
@@ -205,5 +207,5 @@ class _Model:
     @property
     def _is_gathered(self) -> bool:
         """Whether FSDP gathers weights: not for tensor parallelism alone, of weights as used."""
-        sharded = self.layout.dp_shard * self.layout.dp_replicate > 1
+        sharded = self.layout.ranks_per_copy * self.layout.dp_replicate > 1
         return self.layout.is_divided and (sharded or not self._is_stored_as_used)

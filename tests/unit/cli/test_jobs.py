@@ -183,7 +183,7 @@ def test_plan_of_a_workload_without_batches_names_none() -> None:
     assert table[1].split()[2:] == ["2", "true"]
     points = json.loads(run("plan", "job.yaml", "--json"))["points"]
     assert points[0].keys() == {
-        "point_id", "world_size", "precision", "cuda_graph", *UNEVEN, "devices",
+        "point_id", "world_size", "precision", "cuda_graph", *UNEVEN, "devices", "strategy",
         "dtype", "operation", "size_bytes",
     }  # fmt: skip
 

@@ -943,11 +943,14 @@ def test_memory_and_what_a_step_sends_are_tables_where_they_are_known() -> None:
         replace(m, breakdown=replace(m.breakdown, peak=peak, traffic=sent))
         for m in plain.measurements
     )
-    summary = report([replace(plain, measurements=measurements)])
+    estimated = replace(plain, measurements=measurements, mem_estimate_bytes=3 * 2**29)
+    summary = report([estimated])
     kinds = [table.kind for table in summary.tables]
     assert kinds[-2:] == ["memory at its peak, GiB", "communication in a step"]
     memory, traffic = summary.tables[-2:]
-    assert memory.rows[0][memory.settings :] == ("1.00", "0.50", "2.00", "4.00", "0.00")
+    assert memory.columns[-2:] == ("GiB", "estimate")
+    parts_peak_estimate = ("1.00", "0.50", "2.00", "4.00", "0.00", "1.00", "1.50")
+    assert memory.rows[0][memory.settings :] == parts_peak_estimate
     assert [row[traffic.settings :] for row in traffic.rows] == [
         ("all_gather", "4", "1 MiB"),
         ("reduce_scatter", "2", "1 MiB"),
