@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from raybench.cli.output import color, make_console, say, width, write_file, write_result
-from raybench.errors import ClusterError
+from raybench.errors import NothingFitsError
 from raybench.job.catalog import Template, template
 from raybench.results.run import Run, RunStatus
 from raybench.sweep.commands import command
@@ -54,7 +54,8 @@ STOPS = (
 def run_tour(where: RunTarget, stops: Sequence[Stop] = STOPS) -> int:
     """Run the jobs one after the other, print what they found, and write the page; the exit code.
 
-    Raises ClusterError where no job found a cluster that fits.
+    A job none of whose points fits the cluster is left out. Raises ClusterError where there is no
+    cluster, where others use it, and where no job fits.
     """
     console = make_console()
     answers: list[Answer] = []
@@ -64,7 +65,7 @@ def run_tour(where: RunTarget, stops: Sequence[Stop] = STOPS) -> int:
         say(console, f"{number} of {len(stops)}: {job.question}")
         try:
             run = _run(job, stop.overrides(job, is_on_cpus=where.is_on_cpus), where, console)
-        except ClusterError as error:
+        except NothingFitsError as error:
             if number == len(stops) and not runs:
                 raise
             # One device has nobody to exchange data with.

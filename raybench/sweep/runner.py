@@ -13,7 +13,7 @@ from raybench.cluster import Cluster
 from raybench.cluster.claims import processors_held
 from raybench.cluster.connect import connect, serves_another, starts_private
 from raybench.cluster.device_locks import Terms, this_process
-from raybench.errors import ClusterError, DevicesInUseError, ResultsError
+from raybench.errors import DevicesInUseError, NothingFitsError, ResultsError
 from raybench.job.device_choice import devices_needed
 from raybench.job.model import Job, Measure
 from raybench.job.point import Point
@@ -168,7 +168,7 @@ def _closing(cluster: Cluster, interrupts: Interrupts) -> Iterator[None]:
 
 
 def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
-    """How many workers to start. Raises ClusterError when no point of a new run fits."""
+    """How many workers to start. Raises NothingFitsError when no point of a new run fits."""
     plan = start.left
     if workers := workers_needed(plan, cluster.capacity, job.placement.isolation):
         return workers
@@ -176,7 +176,7 @@ def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
         # Others were run: what still does not fit is a row again, and no error.
         return 1
     smallest = min(point.world_size for point in plan.points)
-    raise ClusterError(
+    raise NothingFitsError(
         f"no point fits: the smallest needs {smallest} devices, the cluster has "
         f"{cluster.capacity}; set matrix.world_size with --set, or use a bigger cluster"
     )

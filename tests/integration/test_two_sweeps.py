@@ -50,6 +50,18 @@ def test_a_second_sweep_is_refused_before_anything_starts_and_leaves_no_run(job:
     locks.close()
 
 
+def test_a_tour_is_refused_at_once_and_not_job_by_job(job: Path) -> None:
+    locks = DeviceLocks()
+    locks.claim([CPU], this_process("run first-1"), shared=False)
+    _, *options = sweep(job)[len(SWEEP) :]
+    tour = subprocess.run([*SWEEP, "--demo", *options], capture_output=True, text=True, timeout=60)
+    assert (tour.returncode, tour.stdout) == (3, "")
+    question, line = tour.stderr.splitlines()
+    assert question.startswith("1 of ")
+    assert line.startswith("the processors of this host are used by run first-1 of ")
+    locks.close()
+
+
 def test_a_shared_sweep_is_seen_by_others_and_its_rows_say_who_was_there(job: Path) -> None:
     locks = DeviceLocks()
     locks.claim([CPU], this_process("run first-1"), shared=False)
