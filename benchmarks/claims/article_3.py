@@ -185,7 +185,7 @@ ARTICLE = Article(
             published="28.5, 15.2, 8.7 s",
             ask="jobs/ddp_linear.yaml",
             measure=_seconds,
-            says="rows of the epochs over samples/s; starting processes is not in it",
+            says="on H200s, the published ones on other machines; starting processes is not in it",
         ),
         Claim(
             id="3.2",

@@ -198,7 +198,7 @@ ARTICLE = Article(
             published="36.3 to 38.5 GB, 1.06x",
             ask="jobs/dit_module_vs_pipeline.yaml",
             measure=_more_memory,
-            says="2 GPUs, torch's allocator only: what NCCL takes is not in it",
+            untested=f"{_FOUR}, and what NCCL takes outside of torch's allocator is not in it",
         ),
         Claim(
             id="4.4",
