@@ -126,12 +126,12 @@ def what_fits(point: Point, room_bytes: float) -> Iterator[Fit]:
 def _estimate_if_allowed(
     workload_class: type, settings: Mapping[str, Scalar]
 ) -> MemoryParts | None:
+    """Estimate a point that the class does not refuse; None where it cannot be asked."""
     try:
-        if registry.why_not(workload_class, settings) is None:
-            return _estimate(workload_class, settings)
+        is_allowed = registry.why_not(workload_class, settings) is None
+        return _estimate(workload_class, settings) if is_allowed else None
     except UsageError:
-        pass  # the class cannot be asked: it proposes nothing
-    return None
+        return None
 
 
 def _halves(batch: int) -> Iterator[int]:
