@@ -33,7 +33,7 @@ class Stop:
     on_gpus: tuple[str, ...] = ()
 
     def overrides(self, job: Template, *, is_on_cpus: bool) -> tuple[str, ...]:
-        """List what is set of the job, to take a minute at most."""
+        """List what is set of the job."""
         cut = job.cut if is_on_cpus else self.on_gpus
         return (*cut, *_SHORT, *self.shorter)
 
@@ -46,7 +46,11 @@ STOPS = (
         shorter=("matrix.precision=fp32", "matrix.batch_size=64,256"),
     ),
     Stop(name="ddp_linear", shorter=("matrix.world_size=1",)),
-    Stop(name="grad_accumulation", shorter=("matrix.grad_accumulation=1,8",)),
+    Stop(
+        name="grad_accumulation",
+        shorter=("matrix.grad_accumulation=1,8",),
+        on_gpus=("matrix.world_size=1,2,4",),
+    ),
     Stop(name="collectives", shorter=("matrix.operation=all_reduce", "exclude=[]")),
 )
 
