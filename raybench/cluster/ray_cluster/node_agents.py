@@ -372,7 +372,9 @@ def _is_silent(node: _Node, now_s: float, holder: Holder | None) -> bool:
     node.looked_s = now_s
     done, _ = ray.wait([node.ping], timeout=0)
     if done and _is_answered(node.ping):
-        node.silence_s, node.patience_s = 0.0, _SILENCE_S
+        # Before its first workers are there its cores are busy with them.
+        node.silence_s = 0.0
+        node.patience_s = _SILENCE_S if node.devices else _STARTING_S
         node.ping = node.agent.answer.remote()
     elif node.silence_s <= node.patience_s:
         if (done or node.silence_s > _REFUSAL_AFTER_S) and _has_ended(node, asks_ray=bool(done)):
