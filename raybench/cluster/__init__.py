@@ -94,5 +94,11 @@ class Cluster(Protocol):
         One whose node does not answer is `unread`; never raises.
         """
 
+    def give_back(self, count: int, strategy: Strategy) -> None:
+        """Let nodes go that a point of so many devices would not have; no point may run meanwhile.
+
+        None that comes needs more. What a sweep has not asked others for stays as it is.
+        """
+
     def close(self) -> None:
         """Let all workers go."""

@@ -120,6 +120,13 @@ def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
     return tuple(result)
 
 
+def idle_nodes(devices: Sequence[Device], count: int, strategy: Strategy) -> frozenset[str]:
+    """Nodes of which a point of so many of these devices has none."""
+    ordered = [devices[position] for position in in_device_order(devices)]
+    used = choose_workers(ordered, min(count, len(ordered)), strategy)
+    return frozenset(one.node_id for one in devices) - {ordered[one].node_id for one in used}
+
+
 def devices_shared(devices: Sequence[Device]) -> list[str]:
     """UUIDs that more than one worker has: such workers would measure each other."""
     return [

@@ -111,6 +111,9 @@ class LocalCluster:
             self._workers[devices[rank].uuid] = self._make_worker(devices[rank])
         return outcome.answers
 
+    def give_back(self, count: int, strategy: Strategy) -> None:
+        """Nobody else could have them."""
+
     def bystanders(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
         """Nobody: this process is no place to look from."""
         return tuple

@@ -33,6 +33,7 @@ class SweepSettings:
     profiled: point_ids of those that are profiled too. code: what every worker must have loaded.
     precisions: those that workers live to see, None where nothing is to be found out of them, see
     Task. measure_of: a point's own settings in every round, None where it has those of all.
+    gives_back: whether nodes that no point needs any more are let go before the end.
     """
 
     measure: Measure
@@ -43,6 +44,7 @@ class SweepSettings:
     code: Code | None = None
     precisions: tuple[Precision, ...] | None = ()
     measure_of: Callable[[Point], Measure | None] = _as_usual
+    gives_back: bool = False
 
     def measure_attempt(self, attempt: Attempt) -> Measure:
         """Return how an attempt is measured."""
@@ -222,6 +224,7 @@ class _Loop:
             if self._running.is_empty and self._schedule.is_done:
                 yield from self._next_round()
                 continue
+            self._give_back()
             self._look_around(0.0)
             yield from self._decide()
             if not self._running.is_empty:
@@ -284,6 +287,14 @@ class _Loop:
         if self._schedule.is_stopped:
             return []
         return self._before.left(self._rounds.attempts(number, self._ended_so))
+
+    def _give_back(self) -> None:
+        """Let nodes go that nothing needs any more, where that is known: in the last round."""
+        is_last = self._round == self._rounds.count and not self._is_search
+        if not (self._settings.gives_back and is_last and self._running.is_empty):
+            return
+        if wanted := self._schedule.most_wanted:
+            self._cluster.give_back(*wanted)
 
     def _look_around(self, timeout_s: float) -> None:
         cluster = self._cluster

@@ -150,7 +150,7 @@ def _settings(
         precisions=of_plan,
     )
     if source is None:
-        return settings
+        return replace(settings, gives_back=where.wait_s > 0)
     return replace(settings, precisions=None, measure_of=source.measure_of)
 
 

@@ -162,6 +162,14 @@ class Schedule:
         self._all_cuda = all(device.kind == "cuda" for device in devices)
         self._allocators = {}
 
+    @property
+    def most_wanted(self) -> tuple[int, Strategy] | None:
+        """What the biggest point that waits asks for; None where they ask in several ways."""
+        sizes = [asked for asked, waiting in self._waiting.items() if waiting]
+        if len({strategy for _, strategy in sizes}) != 1 or sizes[0][1] == "rail":
+            return None
+        return max(sizes)
+
     def add(self, attempt: Attempt) -> None:
         """Let one more attempt wait, behind those of its round and block."""
         asked = attempt.point.world_size, attempt.point.strategy
@@ -263,7 +271,7 @@ class Schedule:
             there_are = f"{left} {'is' if left == 1 else 'are'} left since {gone} lost"
             reason = f"needs {asked} devices, {there_are}"
             return Skip(attempt=attempt, cause=cause, reason=reason)
-        there_are = f"{left} {'has' if left == 1 else 'have'} a worker"
+        there_are = f"{left} {'has' if left == 1 else 'have'} a worker: the others did not come"
         if asked > self._capacity:
             there_are = f"the cluster has {self._capacity}"
         reason = f"needs {asked} devices, {there_are}"

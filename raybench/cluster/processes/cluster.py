@@ -204,6 +204,9 @@ class ProcessCluster:
         numbers = range(len(self.devices))
         self._replace([number for number in numbers if self._workers[number].is_used])
 
+    def give_back(self, count: int, strategy: Strategy) -> None:
+        """Nobody else could have them before all of these processes end."""
+
     def bystanders(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
         """As Cluster.bystanders."""
         return self._hosts.bystanders([self._workers[one].device for one in worker_ids])

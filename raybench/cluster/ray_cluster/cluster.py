@@ -191,6 +191,11 @@ class RayCluster:
         """As Cluster.refresh."""
         self._workers.refresh(timeout_s)
 
+    def give_back(self, count: int, strategy: Strategy) -> None:
+        """As Cluster.give_back: of a cluster whose nodes were waited for, which may be scaled."""
+        if given := self._workers.give_back(count, strategy):
+            self._groups.forget(given)
+
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
         """As Cluster.run. Raises ClusterError where the cluster is closed meanwhile."""
         with self._point_counted():

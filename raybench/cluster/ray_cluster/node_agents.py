@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -318,9 +318,13 @@ class NodeAgents:
 
     def stop(self) -> None:
         """Let the agents go."""
+        self.dismiss(list(self._nodes))
+
+    def dismiss(self, node_ids: Collection[str]) -> None:
+        """Let the agents of these nodes go."""
         with self._lock:
-            nodes, self._nodes = self._nodes, {}
-        for node in nodes.values():
+            nodes = [self._nodes.pop(node_id) for node_id in node_ids if node_id in self._nodes]
+        for node in nodes:
             ray.kill(node.agent, no_restart=True)
 
     def _agents(self) -> dict[str, Any]:

@@ -98,6 +98,7 @@ class WorkerGroup:
         self._start_limit_s = START_TIMEOUT_S
         self._strategy: Strategy = "pack"
         self._wait_until_s = self._looked_s = 0.0
+        self._has_told_end = False
         self._lock = threading.RLock()
 
     def __getitem__(self, number: int) -> WorkerHandle:
@@ -127,7 +128,7 @@ class WorkerGroup:
         if self._only and not self._names_left:
             return 0
         held = len(self._workers) + len(self._starting) + len(self._unlisted)
-        return self._count - held + len(self.lost)
+        return max(0, self._count - held + len(self.lost))
 
     @property
     def _names_left(self) -> list[str]:
@@ -160,11 +161,33 @@ class WorkerGroup:
 
     def refresh(self, timeout_s: float) -> None:
         """As Cluster.refresh."""
+        self._tell_end_of_wait()
         deadline_s = time.monotonic() + timeout_s
         self.lose(self._agents.silent_nodes())
         while not self._took_in() and self.pending and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
             self.lose(self._agents.silent_nodes())
+
+    def give_back(self, count: int, strategy: Strategy) -> tuple[int, ...]:
+        """Let go of the nodes that so many devices leave idle; the numbers of their workers."""
+        if not self._connection.wait_s or self._only or count >= self._count:
+            return ()
+        self._count, self._strategy = count, strategy
+        ask_autoscaler(self._connection.kind, count)
+        alive = [n for n, worker in enumerate(self._workers) if not worker.lost_because]
+        devices = [self._workers[number].device for number in alive]
+        nodes = allocator.idle_nodes(devices, count, strategy)
+        given = tuple(n for n in alive if self._workers[n].device.node_id in nodes)
+        with self._lock:
+            for number in given:
+                self._workers[number].lost_because = "it was given back"
+            _let_go([self._workers[number] for number in given])
+        self._standbys.lose(nodes)
+        self._agents.dismiss(nodes)
+        if nodes:
+            hosts = dict.fromkeys(self._workers[number].device.host for number in given)
+            self._tell(f"no point needs {', '.join(hosts)} any more: given back")
+        return given
 
     def replace(self, numbers: Collection[int]) -> None:
         """Start new processes on the same devices; a worker that cannot have one is lost."""
@@ -198,6 +221,17 @@ class WorkerGroup:
             self._workers, self._starting, self._unlisted = [], [], []
         if self._connection.wait_s:
             ask_autoscaler(self._connection.kind, 0)
+
+    def _tell_end_of_wait(self) -> None:
+        """Say once who has not come in the time that the user gave."""
+        is_over = self._connection.wait_s and time.monotonic() > self._wait_until_s
+        if is_over and self._missing and not self._has_told_end:
+            self._has_told_end = True
+            there = len(self._workers) - len(self.lost)
+            self._tell(
+                f"{there} of {self._count} workers are there after --wait "
+                f"{self._connection.wait_s:g}: no more are waited for"
+            )
 
     def _hold_devices(self) -> None:
         """Start workers on the devices that can be had now, on one at least."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from fakes import (
     ChangingCluster,
+    ScriptedWorker,
     make_cluster,
     make_device,
     make_devices,
@@ -476,6 +477,26 @@ def test_after_a_node_is_lost_its_point_is_tried_on_what_is_left_and_bigger_ones
     ]
     assert {device.node_id for device in records[1].devices} == {"b"}
     assert records[3].error_message == "needs 4 devices, 2 are left since node host-a was lost"
+
+
+class Elastic(LocalCluster):
+    """Notes what it is told to be enough."""
+
+    enough: list[int]
+
+    def give_back(self, count, strategy):
+        self.enough.append(count)
+
+
+@pytest.mark.parametrize(("gives_back", "enough"), [(True, [4, 4, 2]), (False, [])])
+def test_what_the_biggest_waiting_point_does_not_need_is_given_back(gives_back, enough):
+    worker = ScriptedWorker(lambda _, rank: make_measurement(rank))
+    cluster = Elastic(make_devices(a=2, b=2), lambda _: worker)
+    cluster.enough = []
+    cluster.start(4, "pack")
+    settings = replace(settings_of(), gives_back=gives_back)
+    list(sweep(Rounds(plan=plan_of(1, 4, 2)), settings, cluster, lambda _: None))
+    assert cluster.enough == enough
 
 
 def test_a_breakpoint_in_a_workload_of_the_in_process_cluster_works():

@@ -54,7 +54,8 @@ def test_a_point_that_does_not_fit_is_skipped_with_both_numbers():
 
 def test_a_point_that_the_cluster_could_hold_but_has_no_workers_for_says_so():
     made = schedule([make_point(world_size=4)], make_devices(a=3), capacity=4)
-    assert skipped(made) == {0: ("TooFewDevices", "needs 4 devices, 3 have a worker")}
+    reason = "needs 4 devices, 3 have a worker: the others did not come"
+    assert skipped(made) == {0: ("TooFewDevices", reason)}
 
 
 def test_a_point_that_fitted_before_a_node_was_lost_names_the_node():

@@ -1,0 +1,174 @@
+"""Sweeps on a cluster that Ray's own autoscaler makes bigger and smaller, with its fake nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.cluster.ray_cluster.connection import connect
+from tests.cluster_contract import failures, run
+
+PATIENCE_S = 280
+# As `AutoscalingCluster` of ray.cluster_utils makes it, which begins by ending every Ray of the
+# host, and whose example is not in the package.
+CONFIG = {
+    "cluster_name": "fake",
+    "max_workers": 2,
+    "upscaling_speed": 10.0,
+    "idle_timeout_minutes": 0.1,
+    "head_node_type": "ray.head.default",
+    "auth": {"ssh_user": "nobody"},
+    "file_mounts": {},
+    "cluster_synced_files": [],
+    "file_mounts_sync_continuously": False,
+    "initialization_commands": [],
+    "setup_commands": [],
+    "head_setup_commands": [],
+    "worker_setup_commands": [],
+    "head_start_ray_commands": [],
+    "worker_start_ray_commands": [],
+    "available_node_types": {
+        "ray.head.default": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
+        "worker": {"resources": {"CPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": 2},
+    },
+}
+
+# All nodes have one address, and are started by no commands.
+PROVIDER = {
+    "type": "fake_multinode",
+    "use_node_id_as_ip": True,
+    "disable_node_updaters": True,
+    "disable_launch_config_check": True,
+}
+# Whatever lies in the user's folder.
+NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * PATIENCE_S)]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        number: int = free.getsockname()[1]
+        return number
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A head with one CPU slot, to which the autoscaler adds two nodes of one at most."""
+    with tempfile.TemporaryDirectory(prefix="as-", dir="/tmp") as folder:
+        import ray.util
+
+        port = free_port()
+        address = f"{ray.util.get_node_ip_address()}:{port}"
+        provider = {**PROVIDER, "gcs_address": address}
+        config = Path(folder, "config.json")
+        config.write_text(json.dumps({**CONFIG, "provider": provider}))
+        program = Path(sys.executable).with_name("ray")
+        options = [f"--port={port}", f"--temp-dir={folder}/r", "--num-cpus=1", "--num-gpus=0"]
+        settings = {"AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"}
+        head = subprocess.Popen(
+            [program, "start", "--head", "--block", f"--autoscaling-config={config}", *options],
+            env={**os.environ, **NO_TOKEN, **settings},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        wait_until(lambda: can_connect(port), head)
+        yield address
+        ours = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
+        for process in ours:
+            process.kill()
+        psutil.wait_procs(ours, timeout=20)
+        head.wait()
+
+
+def can_connect(port: int) -> bool:
+    import ray.util
+
+    try:
+        socket.create_connection((ray.util.get_node_ip_address(), port), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def wait_until(is_so, head: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert head.poll() is None, "the head has ended"
+        assert time.monotonic() < deadline_s
+        time.sleep(0.2)
+
+
+def sweep(
+    folder: Path, address: str, world_sizes: str, wait_s: int
+) -> tuple[subprocess.CompletedProcess[str], pd.DataFrame]:
+    job = folder / "job.yaml"
+    job.write_text(
+        "version: 1\nname: elastic\nworkload: {kind: mlp, hidden: 32, layers: 1}\n"
+        f"matrix: {{world_size: {world_sizes}, batch_size: 4}}\n"
+        "measure: {warmup: 2, iterations: 5, breakdown: false}\n"
+    )
+    command = [sys.executable, "-m", "raybench", "sweep", str(job), "--address", address]
+    done = subprocess.run(
+        [*command, "-o", str(folder / "results"), "--device", "cpu", "--wait", str(wait_s)],
+        env={**os.environ, **NO_TOKEN},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert (folder / "results" / "points").is_dir(), done.stderr
+    return done, pd.read_parquet(folder / "results" / "points").set_index("world_size")
+
+
+def test_nodes_come_for_the_biggest_point_and_go_when_no_point_needs_them(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    def nodes() -> int:
+        return sum(node["Alive"] for node in ray.nodes())
+
+    for name, value in NO_TOKEN.items():
+        monkeypatch.setenv(name, value)
+    told: list[str] = []
+    cluster = RayCluster(connect(address, "cpu", wanted=3, wait_s=PATIENCE_S), told.append)
+    try:
+        cluster.start(3, "pack")
+        deadline_s = time.monotonic() + PATIENCE_S
+        while len(cluster.devices) < 3 and time.monotonic() < deadline_s:
+            cluster.refresh(1.0)
+        assert nodes() == 3
+        assert failures(run(cluster, 0, 1, 2)) == []
+        cluster.give_back(1, "pack")
+        assert len(cluster.lost) == 2
+        assert told[-1].endswith("any more: given back")
+        while nodes() > 1 and time.monotonic() < deadline_s:
+            time.sleep(0.5)
+        assert nodes() == 1
+        (left,) = {0, 1, 2} - cluster.lost
+        assert failures(run(cluster, left)) == []
+    finally:
+        cluster.close()
+
+
+def test_a_point_whose_nodes_never_come_is_skipped_and_says_why(
+    address: str, tmp_path: Path
+) -> None:
+    done, points = sweep(tmp_path, address, "[1, 4]", wait_s=20)
+    assert done.returncode == 0, done.stderr
+    assert points["status"].to_dict() == {1: "ok", 4: "skipped"}
+    assert points.loc[4, "error_message"].startswith("needs 4 devices, ")
+    assert "of 4 workers are there after --wait 20: no more are waited for" in done.stderr
