@@ -101,6 +101,8 @@ LEADS = {
     "best, 94.1% efficiency (batch 32, preset=350m), and 3.61 times at worst, 90.3% efficiency "
     "(batch 8, preset=350m); what the rest is lost to was not measured; "
     "at most 1,375 samples/s (bf16, batch 32, 4 GPUs, preset=124m)",
+    "uneven_gpus-20261123-000526-0147": "shares=by_speed is best in 5 of 5 cases, by up to +44.4% "
+    "over the best of the others (1 of 2 GPUs at 0.50 of the speed)",
     "uneven_gpus-20261122-204457-30a8": "shares=by_speed is best in 1 of 4 cases, by up to +13.3% "
     "over the best of the others (1 of 2 GPUs at 0.54 of the speed); 3 cannot be told apart",
     "memory_bandwidth-20261121-113219-de97": "memory bandwidth with 4 GiB on 1 GPU: "
