@@ -35,6 +35,7 @@ TITLES = {
     "largest_batch": "Memory over the batch size",
     "memory_bandwidth": "Memory bandwidth and time over the size",
     "mixed_precision": "What is gained over fp32",
+    "nccl_algorithms": "Bus bandwidth and time over the size",
     "raw_latency": "What is gained over cuda_graph=false",
     "resnet50_amp": "What is gained over precision=fp32 channels_last=false",
     "script_smoke": "Speed-up over the number of GPUs",

@@ -83,6 +83,9 @@ LEADS = {
     "1 GPU, activation_checkpointing=false) to 192 (bf16, 1 GPU, activation_checkpointing=true)",
     "mixed_precision-20261120-194746-9b7e": "bf16 is 4.19 to 6.83 times as fast as fp32, "
     "with 71.8% to 83.6% of the memory",
+    "nccl_algorithms-20261123-000702-fa7f": "bus bandwidth with 64 MiB on 2 GPUs: 112.1 GB/s "
+    "(allreduce:tree, LL) to 268.1 GB/s (allreduce:ring, Simple); 32 KiB takes 6.744 µs "
+    "(allreduce:ring, LL) to 19.65 µs (allreduce:ring, Simple)",
     "raw_latency-20261122-204652-49c3": "cuda_graph=true is 1.01 times as fast as "
     "cuda_graph=false (bf16, batch 1, throttled), with 100.0% of the memory; 2 of 3 points are "
     "not compared",
