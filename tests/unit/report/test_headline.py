@@ -56,21 +56,26 @@ LEADS = {
     "1.50 times at worst, of which clocks 1.08, 75.2% efficiency (scope=loop, unsteady, "
     "throttled); 1 of 4 settings is left out, known worse than; what the rest is lost to was not "
     "measured; at most 482.6 samples/s (bf16, 2 GPUs, scope=single_block, unsteady, throttled)",
-    "dit_module_vs_pipeline-20261122-204226-3c6d": "2 GPUs do 1.70 times the samples/s of 1 GPU at "
-    "best, of which clocks 1.07, 84.9% efficiency (scope=forward, unsteady, throttled), and 1.53 "
-    "times at worst, of which clocks 1.10, 76.4% efficiency (scope=loop, unsteady, throttled, "
-    "slowed by one rank); waiting for the slowest rank is the largest loss in 1 of 2 settings; at "
-    "most 284.5 samples/s (bf16, 1 GPU, scope=single_block, unsteady, throttled)",
-    "dit_sequence_parallel-20261122-200401-b89c": "2 GPUs do 1.63 times the samples/s of 1 GPU at "
-    "best, of which clocks 1.05, 81.7% efficiency (compile=true, throttled, against an unsteady "
-    "point), and 1.50 times at worst, of which clocks 1.08, 75.2% efficiency (compile=false, "
-    "unsteady, throttled); what the rest is lost to was not measured; at most 10.62 samples/s "
-    "(bf16, 2 GPUs, compile=true, ring=2, ulysses=1, throttled, against an unsteady point)",
-    "dit_sequence_parallel-20261122-204327-d588": "2 GPUs do 1.54 times the samples/s of 1 GPU at "
-    "best, of which clocks 1.11, 76.8% efficiency (bf16, unsteady, throttled), and 1.53 times at "
-    "worst, of which clocks 1.11, 76.6% efficiency (bf16, unsteady, throttled, slowed by one "
-    "rank); waiting for the slowest rank is the largest loss in 1 of 2 settings; at most 8.265 "
-    "samples/s (bf16, 2 GPUs, compile=false, ring=2, ulysses=1, unsteady, throttled)",
+    "dit_module_vs_pipeline-20261123-000434-7bbc": (
+        "2 GPUs do 1.66 times the samples/s of 1 GPU at best, of which clocks 1.07, 82.8% "
+        "efficiency (scope=forward, unsteady, throttled), and 1.63 times at worst, of which "
+        "clocks 1.05, 81.4% efficiency (scope=loop, unsteady, throttled); slower compute is "
+        "49% to 54% of the loss; at most 318.2 samples/s (bf16, 1 GPU, scope=single_block, "
+        "unsteady, throttled)"
+    ),
+    "dit_sequence_parallel-20261123-000216-f4cc": (
+        "2 GPUs do 1.65 times the samples/s of 1 GPU at best, of which clocks 1.07, 82.6% "
+        "efficiency (compile=false, unsteady, throttled, slowed by one rank), and 1.59 times "
+        "at worst, of which clocks 1.10, 79.5% efficiency (compile=true, throttled, against "
+        "an unsteady point); slower compute is the largest loss in 3 of 4 settings; at most "
+        "12.13 samples/s (bf16, 2 GPUs, compile=true, ring=2, ulysses=1, throttled, against "
+        "an unsteady point)"
+    ),
+    "raw_latency-20261123-000340-2ec6": (
+        "cuda_graph=true, compile=true is 1.08 times as fast as cuda_graph=false "
+        "compile=false (bf16, batch 1, unsteady, throttled, not alone), with 100.0% of the "
+        "memory; 4 of 6 points are not compared"
+    ),
     "gemm-20261121-113145-0e78": "at most 793.8 TFLOP/s, 80.2% of the datasheet's peak "
     "(bf16, k=4096, m=4096, n=4096)",
     "gemm-20261122-143010-684e": "at most 671.5 TFLOP/s, 67.9% of the datasheet's peak "
