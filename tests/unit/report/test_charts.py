@@ -23,6 +23,7 @@ CHECKS = {path.name for path in (RESULTS / "health").iterdir()}
 # Without health checks, which have a report of their own.
 RUNS = sorted({path.name for path in (RESULTS / "points").iterdir()} - CHECKS)
 TITLES = {
+    "accumulation_or_batch": "What is gained over batch_size=8 grad_accumulation=1",
     "collectives": "Bus bandwidth and time over the size",
     "ddp_by_network": "Speed-up over the number of GPUs",
     "ddp_linear": "Speed-up over the number of GPUs",
@@ -34,6 +35,7 @@ TITLES = {
     "grad_accumulation": "Speed-up over the number of GPUs",
     "largest_batch": "Memory over the batch size",
     "memory_bandwidth": "Memory bandwidth and time over the size",
+    "memory_of_a_step": "What is gained over tf32",
     "mixed_precision": "What is gained over fp32",
     "nccl_algorithms": "Bus bandwidth and time over the size",
     "raw_latency": "What is gained over cuda_graph=false",
