@@ -134,8 +134,10 @@ class _Model:
         # In context parallelism each rank has keys and values of all, for each head of queries.
         attention = 2 * queries + 2 * (queries * self.layout.cp if self.layout.cp > 1 else keys)
         if self.settings.get("compile"):
-            # What is cheap is computed again: norms, the product of gate and up.
-            return norms + number * (attention + 2 * shape.hidden) / tp
+            # What is cheap is computed again: norms, the product of gate and up. Not where a block
+            # ends its forward pass before the backward pass begins: what both read is kept.
+            kept = 3 * shape.width + shape.hidden if self._checkpointing == "none" else 0
+            return norms + number * (attention + 2 * shape.hidden + kept) / tp
         # Autocast casts the input of each product by itself: three of attention, two of the MLP.
         inputs = (5 if self._is_autocast else 2) * shape.width
         return norms + number * (inputs + (attention + 4 * shape.hidden) / tp)

@@ -92,6 +92,13 @@ LEADS = {
     "at most 2,684,785 samples/s (bf16, batch 4,096, 4 GPUs, grad_accumulation=8)",
     "largest_batch-20261121-140535-ca3a": "the largest batch per device that fits is 139 (bf16, "
     "1 GPU, activation_checkpointing=false) to 192 (bf16, 1 GPU, activation_checkpointing=true)",
+    "layouts-20261122-235950-1b52": "2 GPUs do 1.91 times the samples/s of 1 GPU at "
+    "best, of which clocks 0.98, 95.4% efficiency (activation_checkpointing=none, "
+    "throttled, quick), and 1.68 times at"
+    " worst, of which clocks 1.04, 84.0% efficiency (activation_checkpointing=full, "
+    "throttled, quick); what the rest is lost to was not measured; at most 5.621 "
+    "samples/s (bf16, batch 4, 2 GPUs, activation_checkpointing=none, dp_shard=2, "
+    "optimizer_dtype=bf16, tp=1, throttled, quick)",
     "mixed_precision-20261120-194746-9b7e": "bf16 is 4.19 to 6.83 times as fast as fp32, "
     "with 71.8% to 83.6% of the memory",
     "nccl_algorithms-20261123-000702-fa7f": "bus bandwidth with 64 MiB on 2 GPUs: 112.1 GB/s "

@@ -75,7 +75,7 @@ def test_an_estimate_is_within_ten_percent_of_what_was_measured(workload: str, l
     assert {name: ratio for name, ratio in found.items() if abs(ratio - 1) > WITHIN} == {}
 
 
-def test_alone_and_in_fp32_or_bf16_a_language_model_is_estimated_within_one_percent() -> None:
+def test_alone_and_in_fp32_or_bf16_a_language_model_is_estimated_within_two_percent() -> None:
     alone = {
         f"{row['run_id']} {row['point_id']}": row
         for row in measured()
@@ -83,7 +83,7 @@ def test_alone_and_in_fp32_or_bf16_a_language_model_is_estimated_within_one_perc
     }
     found = {name: ratio for name, ratio in ratios("transformer").items() if name in alone}
     assert len(found) > 20
-    assert max(abs(ratio - 1) for ratio in found.values()) < 0.01
+    assert max(abs(ratio - 1) for ratio in found.values()) < 0.02
 
 
 def estimate(**settings: Any) -> raybench.MemoryParts:
