@@ -425,7 +425,8 @@ def explain(
     if POINT_COLUMN in shown:
         points.append("Point: its id, for `raybench show RUN POINT`.")
     paragraphs = [points, [*parts, *rates, _PARTS_FROM]] if parts else [[*points, *rates]]
-    if held := _meanings(metrics.MEMORY.metrics, shown, words):
+    own_memory = [one for one in metrics.MEMORY.metrics if one not in SCALING.metrics]
+    if held := _meanings(own_memory, shown, words):
         paragraphs.append([_HELD, *held])
     if COLLECTIVE_COLUMN in shown:
         paragraphs.append([_SENT_IN_A_STEP])
