@@ -98,7 +98,7 @@ class _Model:
         return Held(
             saved=saved,
             loss=tokens / tp * self.shape.vocabulary * self._bytes_of_logit(),
-            last=tokens * self._whole() + self._weights_at_end(),
+            last=max(tokens * self._whole() + self._weights_at_end(), self._sum_of_tied()),
             data=16.0 * tokens * self.settings.get("grad_accumulation", 1),
         )
 
@@ -201,6 +201,17 @@ class _Model:
         both = self.number + (self.number if self._is_stored_as_used else _FP32)
         tied = self.number * 2 * self._table if self._is_tied else 0.0
         return self._blocks_here() + both * _GATHERED * self._block + tied
+
+    def _sum_of_tied(self) -> float:
+        """Count what autograd adds a table's gradient as the output to that as the embedding in.
+
+        Both are there at once. The first is a view where nothing was cast, and then the sum is a
+        third one.
+        """
+        if not self._is_tied:
+            return 0.0
+        stored = 2 if self.settings.get("optimizer_dtype") == "bf16" else _FP32
+        return (1 if self._is_autocast else 2) * stored * self._table
 
     @property
     def _is_stored_as_used(self) -> bool:
