@@ -104,9 +104,6 @@ LEADS = {
     "nccl_algorithms-20261123-000702-fa7f": "bus bandwidth with 64 MiB on 2 GPUs: 112.1 GB/s "
     "(allreduce:tree, LL) to 268.1 GB/s (allreduce:ring, Simple); 32 KiB takes 6.744 µs "
     "(allreduce:ring, LL) to 19.65 µs (allreduce:ring, Simple)",
-    "raw_latency-20261122-204652-49c3": "cuda_graph=true is 1.01 times as fast as "
-    "cuda_graph=false (bf16, batch 1, throttled), with 100.0% of the memory; 2 of 3 points are "
-    "not compared",
     "resnet50_amp-20261122-204651-f6b6": "tf32, channels_last=false is 1.48 times as fast as "
     "precision=fp32 channels_last=false (batch 32, unsteady, host-bound), with 95.2% of the "
     "memory; 1 of 2 settings is left out, known worse than",
