@@ -299,6 +299,7 @@ class Measurement:
     items_per_step: samples (rows, sequences) that this rank finished in one iteration; None where
     a step finishes none.
     setup_s: forming the process group and building the workload, outside the samples.
+    is_of_new_process: the process had run no point before; None where the steps are another's.
     peak_mem_*_bytes: torch's device allocator over warm-up and samples; None on a CPU.
     alloc_retries, device_allocs: of that allocator in the timed blocks: how often it ran out and
     gave back what it had kept, and how often it asked the driver for memory.
@@ -325,6 +326,7 @@ class Measurement:
     repetitions: tuple[Repetition, ...]
     items_per_step: int | None
     setup_s: float
+    is_of_new_process: bool | None = None
     peak_mem_allocated_bytes: int | None = None
     peak_mem_reserved_bytes: int | None = None
     alloc_retries: int | None = None

@@ -105,11 +105,16 @@ def _order(row: Row, name: str, scopes: Sequence[str]) -> tuple[int, float, str]
 
 
 def _cold_gain(row: Row, bases: Mapping[int, Row]) -> float:
-    """Divide the first step of the baseline by that of the point; nan where one is not known."""
+    """Divide the first step of the baseline by that of the point; nan where one is not cold."""
     base = bases.get(row["series"])
-    if base is None or not all(formatting.has_value(r["first_step_ms"]) for r in (row, base)):
+    if base is None or not all(map(_is_cold, (row, base))):
         return math.nan
     return float(base["first_step_ms"] / row["first_step_ms"])
+
+
+def _is_cold(row: Row) -> bool:
+    """Whether there is a first step that found nothing of an earlier point in its processes."""
+    return formatting.has_value(row["first_step_ms"]) and formatting.is_set(row["new_processes"])
 
 
 def _time(time_ms: float) -> str:

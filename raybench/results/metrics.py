@@ -151,6 +151,12 @@ METRICS: tuple[Metric, ...] = (
         since=7,
     ),
     Metric(
+        name="new_processes",
+        description="they had run no point before: a first step is cold",
+        kind="bool",
+        since=8,
+    ),
+    Metric(
         name="alloc_retries",
         description="allocator ran out in the timed steps, largest rank",
         kind="int64",

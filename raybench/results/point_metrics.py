@@ -141,7 +141,7 @@ def _step_times(record: Record, matters: float) -> Numbers:
 def _cold_steps(measurements: Sequence[Measurement]) -> Numbers:
     """Find the first step after the first build, and the first one that compiled nothing more.
 
-    Of the rank where it took longest; None where there is none.
+    Of the rank where it took longest; None where there is none. And whether all processes were new.
     """
     repetitions = [measurement.repetitions[0] for measurement in measurements]
     first_ns = [ns for r in repetitions for ns in r.warmup.step_ns[:1]]
@@ -151,7 +151,9 @@ def _cold_steps(measurements: Sequence[Measurement]) -> Numbers:
         if r.compiling_steps
         for ns in r.warmup.step_ns[r.compiling_steps :][:1]
     ]
+    news = [measurement.is_of_new_process for measurement in measurements]
     return {
+        "new_processes": None if None in news else all(news),
         "first_step_ms": max(first_ns) / _NS_PER_MS if first_ns else None,
         "compiled_step_ms": max(compiled_ns) / _NS_PER_MS if compiled_ns else None,
     }

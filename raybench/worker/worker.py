@@ -69,6 +69,7 @@ class Worker:
         self._rested: Reading | None = None
         self._code: dict[str, Code | None] = {}
         self._address = "127.0.0.1"
+        self._is_new = True
         self._prepare()
         self._counters = open_counters(self._device)
         self._state = ProcessState(self._device)
@@ -91,6 +92,7 @@ class Worker:
             return self._run(task, rank_info, group)
         finally:
             faulthandler.cancel_dump_traceback_later()
+            self._is_new = False
 
     def leave(self) -> None:
         """Take down the process group. All its members must be alive and idle."""
@@ -215,6 +217,8 @@ class Worker:
             done,
             # Among those that have a share of the step it has another one.
             rank=rank_info.rank,
+            # A script has its own, and its first step is part of its set-up.
+            is_of_new_process=None if point.workload == SCRIPT else self._is_new,
             **self._flops_fields(done, point, part, context, group),
             warnings=warnings,
             transports=self._group.transports(),

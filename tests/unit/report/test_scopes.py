@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pandas as pd
+import pytest
 from builders import make_device, make_failed, make_measure, make_point, make_record, make_run
 
 from raybench.records import Breakdown, Record
@@ -22,14 +23,17 @@ LOCAL = {"block": (8.0, 4.0), "loop": (40.0, 30.0)}
 DEVICE = {"block": (8.0, 4.0), "loop": (40.0, 20.0)}
 
 
-def point(scope: str, world_size: int, **params: Any) -> Record:
+def point(scope: str, world_size: int, *, is_new: bool = True, **params: Any) -> Record:
     made = make_point(
         workload="mine:Pipeline", params={"scope": scope, **params}, world_size=world_size,
         batch_size=None, global_batch_size=None, scaling="strong",
     )  # fmt: skip
     step_ms = STEPS[scope][world_size - 1]
     record = make_record(made, step_ms=step_ms, count=40)
-    measurements = [replace(one, items_per_step=1 / world_size) for one in record.measurements]
+    measurements = [
+        replace(one, items_per_step=1 / world_size, is_of_new_process=is_new)
+        for one in record.measurements
+    ]
     return replace(record, measurements=tuple(measurements))
 
 
@@ -78,6 +82,19 @@ def test_a_sentence_says_what_is_gained_and_how_cold_the_whole_begins() -> None:
         "block 1.82x, loop 1.25x; cold, loop gains 1.00x: its first step takes 1.56 times a later "
         "one; 1.00 GiB a device, 1.00 at the baseline"
     )
+
+
+@pytest.mark.parametrize("used", [1, 2])
+def test_a_first_step_in_used_processes_is_no_cold_one_to_be_compared(used: int) -> None:
+    loop = [point("loop", ranks, is_new=ranks != used) for ranks in (1, 2)]
+    found = report([*loop, *pipeline()[2:]])
+    [table] = found.scope_tables
+    cells = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [row["cold"] for row in cells] == ["50.00"] * 4
+    assert cells[-1]["cold gain"] == ""
+    assert [row["cold gain"] for row in cells[:2]] == ["1.00", "1.00"]
+    [(_, text)] = found.scopes
+    assert "cold" not in text
 
 
 def test_what_the_whole_loses_and_the_module_does_not_is_said_by_cause() -> None:

@@ -136,6 +136,19 @@ def test_the_first_step_is_that_of_the_slowest_rank_and_of_the_first_build() -> 
     assert (row["alloc_retries"], row["device_allocs"]) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("news", "all_new"),
+    [((True, True), True), ((True, False), False), ((None, None), None)],
+)
+def test_processes_are_new_where_all_are(news: tuple[bool | None, ...], all_new: object) -> None:
+    ranks = [
+        make_measurement(rank, [[MS] * 6], is_of_new_process=is_new)
+        for rank, is_new in enumerate(news)
+    ]
+    row = row_of(make_record(make_point(world_size=2), measurements=tuple(ranks)))
+    assert row["new_processes"] is all_new
+
+
 def test_the_first_step_after_compiling_is_told_where_something_was_compiled() -> None:
     row = row_of(make_record(measurements=(cold(0, 90, 20, compiling=1), cold(1, 70, 30))))
     assert row["compiled_step_ms"] == 20.0

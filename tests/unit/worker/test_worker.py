@@ -280,6 +280,23 @@ def test_a_workload_that_makes_a_mess_does_not_change_the_next_point(workload):
     assert views[0] == views[1]
 
 
+def test_a_process_is_new_at_its_first_point_alone(workload):
+    class Plain:
+        items_per_step = flops_per_step = 1
+
+        def __init__(self, context) -> None: ...
+
+        def step(self) -> None: ...
+
+    worker = Worker("cpu", 0)
+    task = Task(
+        point=make_point(workload=workload(Plain), params={}),
+        settings=Measure(warmup=1, iterations=1, breakdown=False),
+    )
+    answers = [worker.run(task, ALONE, None) for _ in range(3)]
+    assert [answer.is_of_new_process for answer in answers] == [True, False, False]
+
+
 def test_what_the_module_of_a_workload_sets_is_there_at_every_point(tmp_path, monkeypatch):
     (tmp_path / "setting_module.py").write_text(
         "import torch\n"
