@@ -1,14 +1,14 @@
 """What each fault costs a sweep: the row it leaves, and the time to the next point.
 
     python -m benchmarks.faults [--device cpu|cuda] [--world-size 3]
-        [--only processes imports scripts nodes driver] [--faults kill exit ...]
+        [--only processes imports scripts nodes driver] [--faults kill exit ...] [--shared]
         [-o FILE.json] [--markdown FILE.md]
 
 Every fault is a real one, through a real `raybench sweep`: a point that works, the faulty point, a
 point that works. The workload writes down when it strikes. "Next point" is from there to the start
 of the next attempt, "next step" to the end of its first step on the last rank; where the deadline
 of the point (measure.timeout_s) ends it, both are from that deadline. "Kept" are the processes of
-the other ranks that went on with the next attempt.
+the other ranks that went on with the next attempt. The files are written anew while a sweep runs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,10 @@ _REST_S = {"cpu": 0.0, "cuda": 8.0}
 _MESSAGE_CHARACTERS = 90
 # Of a script, whose start is longer.
 SCRIPT_TIMEOUT_S = 20.0
+# How often the rows of a sweep that runs are read.
+_LOOK_S = 5.0
 _PARTS = ("processes", "imports", "scripts", "nodes", "driver")
+Found = list[dict[str, Any]]
 # What a script can do to itself; the rest is the workload's, or the same to its process.
 _OF_SCRIPTS = ("raise", "oom", "exit", "sys_exit", "kill", "segfault", "stop", "loop", "sleep")
 
@@ -64,25 +68,36 @@ def main() -> None:
     options.add_argument("--only", nargs="+", choices=_PARTS, default=_PARTS)
     names = sorted({case.fault for case in (*CASES, *CUDA_CASES)})
     options.add_argument("--faults", nargs="+", choices=names, help="of `processes` and `scripts`")
+    options.add_argument("--shared", action="store_true", help="beside other sweeps")
     options.add_argument("-o", "--output", type=Path)
     options.add_argument("--markdown", type=Path)
     chosen = options.parse_args()
+    sweep_options = ["--device", chosen.device, *(["--shared"] if chosen.shared else [])]
     parts = {
-        "processes": lambda: processes(chosen.device, chosen.world_size, chosen.faults),
-        "imports": lambda: imports(chosen.device, chosen.world_size),
-        "scripts": lambda: scripts(chosen.device, chosen.world_size, chosen.faults),
-        "nodes": cluster_faults.measured,
-        "driver": driver_faults.measured,
+        "processes": lambda: processes(
+            chosen.device, chosen.world_size, chosen.faults, sweep_options
+        ),
+        "imports": lambda: imports(chosen.world_size, sweep_options),
+        "scripts": lambda: scripts(chosen.device, chosen.world_size, chosen.faults, sweep_options),
+        "nodes": lambda: [cluster_faults.measured()],
+        "driver": lambda: [driver_faults.measured()],
     }
-    found: list[dict[str, Any]] = []
+    found: Found = []
     for name in chosen.only:
-        found += parts[name]()
-        text = json.dumps({"machine": machine(chosen.device), "faults": found}, indent=2)
-        if chosen.output:
-            chosen.output.write_text(text + "\n")
-        print(table(found), flush=True)
-        if chosen.markdown:
-            chosen.markdown.write_text(table(found))
+        part: Found = []
+        for part in parts[name]():
+            keep(chosen, found + part)
+        found += part
+    print(table(found), flush=True)
+
+
+def keep(chosen: argparse.Namespace, found: Found) -> None:
+    """Write what is known so far."""
+    text = json.dumps({"machine": machine(chosen.device), "faults": found}, indent=2)
+    if chosen.output:
+        chosen.output.write_text(text + "\n")
+    if chosen.markdown:
+        chosen.markdown.write_text(table(found))
 
 
 def machine(device: str) -> dict[str, object]:
@@ -100,56 +115,69 @@ def machine(device: str) -> dict[str, object]:
     }
 
 
-def processes(device: str, world_size: int, names: list[str] | None) -> list[dict[str, Any]]:
+def processes(
+    device: str, world_size: int, names: list[str] | None, options: Sequence[str]
+) -> Iterator[Found]:
     """All faults of ranks in one sweep, or those named."""
     cases = [case for case in possible(device) if not names or case.fault in names]
+    numbered = {2 * place + 1: case for place, case in enumerate(cases)}
     with tempfile.TemporaryDirectory(prefix="faults") as name:
         folder = Path(name)
         points = between_good_points(cases)
         write_job(folder, points, world_size, timeout_s=TIMEOUT_S, rest_s=_REST_S[device])
-        swept(folder, device)
-        numbered = {2 * place + 1: case for place, case in enumerate(cases)}
+        for _ in sweep(folder, options):
+            yield told(folder, numbered)
         remove_cgroups()
-        return told(folder, numbered)
 
 
-def scripts(device: str, world_size: int, names: list[str] | None) -> list[dict[str, Any]]:
+def scripts(
+    device: str, world_size: int, names: list[str] | None, options: Sequence[str]
+) -> Iterator[Found]:
     """Faults of the ranks of a script, one point after the other, and a good one at the end."""
     cases = [case for case in possible(device) if case.fault in (names or _OF_SCRIPTS)]
     with tempfile.TemporaryDirectory(prefix="faults") as name:
         folder = Path(name)
         points = [*((case.fault, case.rank) for case in cases), ("none", 0)]
         write_job(folder, points, world_size, kind="script", timeout_s=SCRIPT_TIMEOUT_S)
-        swept(folder, device)
-        return told(folder, dict(enumerate(cases)), SCRIPT_TIMEOUT_S, worker="ppid")
+        for _ in sweep(folder, options):
+            yield told(folder, dict(enumerate(cases)), SCRIPT_TIMEOUT_S, worker="ppid")
 
 
-def imports(device: str, world_size: int) -> list[dict[str, Any]]:
+def imports(world_size: int, options: Sequence[str]) -> Iterator[Found]:
     """Let imports fail once, so that the next point of the same sweep can show what is left."""
-    found = []
+    found: Found = []
     for case in (IMPORT_ERROR, IMPORT_HANG):
         with tempfile.TemporaryDirectory(prefix="faults") as name:
             folder = Path(name)
             kind = write_failing_import(folder, case)
             points = [("none", 0), ("none", 0)]
             write_job(folder, points, world_size, kind=kind, timeout_s=TIMEOUT_S)
-            swept(folder, device)
+            for _ in sweep(folder, options):
+                yield found + told(folder, {0: case})
             found += told(folder, {0: case})
-    return found
 
 
-def swept(folder: Path, device: str) -> None:
-    process = start_sweep(sweep_command(folder, "--device", device), folder)
-    _, said = process.communicate()
+def sweep(folder: Path, options: Sequence[str]) -> Iterator[None]:
+    """Run the sweep; pauses now and then while it has rows, and once at its end."""
+    process = start_sweep(sweep_command(folder, *options), folder)
+    while True:
+        try:
+            _, said = process.communicate(timeout=_LOOK_S)
+        except subprocess.TimeoutExpired:
+            if any((folder / "results" / "points").rglob("*.parquet")):
+                yield
+            continue
+        break
     print(said, flush=True)
     if process.returncode != 1:
         print(f"THE SWEEP ENDED WITH {process.returncode}, NOT 1", flush=True)
+    yield
 
 
 def told(
     folder: Path, cases: dict[int, Case], timeout_s: float = TIMEOUT_S, worker: str = "pid"
-) -> list[dict[str, Any]]:
-    """One entry per faulty point: its first attempt, and the worst time of all attempts."""
+) -> Found:
+    """One entry per faulty point so far: its first attempt, and the worst time of all attempts."""
     written = rows(folder)
     good = [row for row in written if row["number"] not in cases]
     wrong = sum(row["status"] != "ok" for row in good)
@@ -159,7 +187,8 @@ def told(
     ended = outcomes(folder, cases, timeout_s, worker=worker)
     for number, case in cases.items():
         attempts = [each for each in ended if each.number == number]
-        found.append(entry(case, attempts) | {"other_points_wrong": wrong, "left": left})
+        if attempts:
+            found.append(entry(case, attempts) | {"other_points_wrong": wrong, "left": left})
     return found
 
 

@@ -1,13 +1,15 @@
 """Is a script as fast below raybench as by bare torchrun, where it times itself?
 
-    python benchmarks/script_parity.py [--device cpu|cuda] [--world-size 2] [--starts 5]
-        [--only gpu_bound|python_bound] [-o FILE.json]
+    python -m benchmarks.script_parity [--device cpu|cuda] [--world-size 2] [--starts 12]
+        [--at-once 6] [--only gpu_bound|python_bound] [-o FILE.json]
 
-benchmarks/self_timed_train.py in fresh processes each time, by torchrun and by raybench; of both
-the step over its ranks, and their ratio with its 95 % interval over the starts. A start of each
-loads its libraries beside the other; then one steps, alone, and when its processes have ended the
-other, in turn. The script records an event of its own in each step on both sides. FILE is written
-after each start.
+benchmarks/self_timed_train.py by `torchrun` and by `raybench sweep`, as a user types them, each
+start in fresh processes. So many starts of each side load their libraries together. Then they step
+in turns, one start alone at a time, a slice of its steps in each round, in an order that is drawn
+anew each round: what slows the host down for a second slows all of them. The time of a start is the
+median of its steps, by the script itself and by raybench's row; the ratio of the two sides has a
+95 % interval over the starts. The script records an event of its own in each step on both sides.
+FILE is written after each wave of starts.
 """
 
 from __future__ import annotations
@@ -16,179 +18,294 @@ import argparse
 import json
 import os
 import platform
+import random
+import select
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from raybench.cluster import Cluster
-from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
-from raybench.doctor.parity import order
-from raybench.job.model import Measure
-from raybench.job.point import SCRIPT, Point
-from raybench.records import Measurement, Task
+import raybench
 from raybench.stats.equivalence import agreement, ratio
 from raybench.stats.summary import step_series
 
 TRAIN = Path(__file__).with_name("self_timed_train.py")
 WARMUP = 20
-# By name: the arguments of the script, its timed steps, and the margin of the ratio.
+# Steps after the last turn, when all run: so no start ends while another steps.
+TAIL = 10
+ENDLESS = 10_000_000
+READY_WITHIN_S, ENDED_WITHIN_S = 150.0, 60.0
+_LOOK_S = 0.2
+
+
+class Step(NamedTuple):
+    """What a start does. margin: of the ratio of both sides."""
+
+    arguments: str
+    slice_steps: int
+    rounds: int
+    margin: float
+
+    @property
+    def timed(self) -> int:
+        return self.slice_steps * self.rounds - WARMUP + TAIL
+
+
 STEPS = {
     "cuda": {
-        "gpu_bound": ("--hidden 4096 --layers 8 --batch-size 1024", 40, 0.01),
-        "python_bound": ("--hidden 64 --layers 24 --batch-size 64", 250, 0.05),
+        "gpu_bound": Step("--hidden 4096 --layers 8 --batch-size 1024", 12, 5, 0.01),
+        "python_bound": Step("--hidden 64 --layers 24 --batch-size 64", 40, 8, 0.05),
     },
     "cpu": {
-        "compute_bound": ("--hidden 256 --layers 4 --batch-size 64", 50, 0.01),
-        "python_bound": ("--hidden 16 --layers 8 --batch-size 4", 100, 0.05),
+        "compute_bound": Step("--hidden 256 --layers 4 --batch-size 64", 20, 4, 0.01),
+        "python_bound": Step("--hidden 16 --layers 8 --batch-size 4", 40, 6, 0.05),
     },
 }
-ENDLESS = 10_000_000
-READY_WITHIN_S = 120.0
 
-Gates = dict[str, Path]
-Runs = dict[str, "Future[list[list[int]]]"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What is compared, where, and how many starts of each side load together in how many waves."""
+
+    step: Step
+    device: str
+    world_size: int
+    at_once: int
+    waves: int
+    folder: Path
+
+    def arguments(self, side: str, lane: int, wave: object) -> str:
+        """Return what the script is given in a start, but for the number of its steps."""
+        turns = f"--turns {self.folder}/turns --slice {self.step.slice_steps}"
+        return f"{self.step.arguments} {turns} --name {side}-{lane}-{wave} --warmup {WARMUP}"
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options.add_argument("--world-size", type=int, default=2)
-    options.add_argument("--starts", type=int, default=5, help="at least 2")
+    options.add_argument("--starts", type=int, default=12, help="of each side")
+    options.add_argument("--at-once", type=int, default=6, help="of each side")
     options.add_argument("--only", help="one of the steps")
     options.add_argument("-o", "--output", type=Path)
     chosen = options.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    cluster = RayCluster(connect("local", chosen.device, chosen.world_size))
-    try:
-        cluster.start(chosen.world_size, "pack")
-        found: dict[str, Any] = {"machine": machine(cluster), "world_size": chosen.world_size}
-        for name, (arguments, steps, margin) in STEPS[chosen.device].items():
-            if chosen.only not in (None, name):
-                continue
-            found[name] = {"arguments": arguments, "timed_steps": steps, "step_ms": {}}
-            compare(cluster, found[name], margin, chosen.starts, lambda: keep(found, chosen.output))
-            print(name, json.dumps(found[name]), flush=True)
-    finally:
-        cluster.close()
+    found: dict[str, Any] = {"machine": machine(chosen.device, chosen.world_size)}
+    for name, step in STEPS[chosen.device].items():
+        if chosen.only not in (None, name):
+            continue
+        with tempfile.TemporaryDirectory(prefix="parity") as folder:
+            trial = Trial(
+                step=step,
+                device=chosen.device,
+                world_size=chosen.world_size,
+                at_once=chosen.at_once,
+                waves=-(-chosen.starts // chosen.at_once),
+                folder=Path(folder),
+            )
+            for times_ms in compare(trial):
+                found[name] = told(trial, times_ms)
+                if chosen.output:
+                    chosen.output.write_text(json.dumps(found, indent=2) + "\n")
+        print(name, json.dumps(found[name]), flush=True)
 
 
-def machine(cluster: Cluster) -> dict[str, object]:
+def machine(device: str, world_size: int) -> dict[str, object]:
     import torch
 
-    name = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
+    is_cuda = device == "cuda"
+    name = torch.cuda.get_device_name(0) if is_cuda else platform.machine()
     return {
-        "devices": [device.name for device in cluster.devices],
+        "devices": f"{world_size} x {name}",
+        "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "nccl": name,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if is_cuda else None,
         "ray": version("ray"),
     }
 
 
-def keep(found: dict[str, Any], output: Path | None) -> None:
-    if output:
-        output.write_text(json.dumps(found, indent=2) + "\n")
+def told(trial: Trial, times_ms: dict[str, list[float]]) -> dict[str, Any]:
+    """Return the times of the starts so far and, from two on, their ratio."""
+    step = trial.step
+    facts = {
+        "arguments": step.arguments,
+        "world_size": trial.world_size,
+        "timed_steps": step.timed,
+        "slice_steps": step.slice_steps,
+        "at_once": trial.at_once,
+        "step_ms": times_ms,
+    }
+    if len(times_ms["torchrun"]) < 2:
+        return facts
+    of_torchrun = ratio(times_ms["raybench"], times_ms["torchrun"])
+    verdict = agreement(of_torchrun, step.margin)
+    return facts | {"ratio": asdict(of_torchrun), "margin": step.margin, "is": verdict}
 
 
-def compare(
-    cluster: Cluster,
-    found: dict[str, Any],
-    margin: float,
-    starts: int,
-    after_start: Callable[[], None],
-) -> None:
-    """Fill in `step_ms` and, from two starts of each side on, their ratio."""
+def compare(trial: Trial) -> Iterator[dict[str, list[float]]]:
+    """Run all waves; after each, the step times of all starts so far, in ms, by side."""
     times_ms: dict[str, list[float]] = {"torchrun": [], "raybench": []}
-    sides = order(starts)
-    for _ in range(starts):
-        began_s = time.perf_counter()
-        for side, ranks_ns in start_both(cluster, found, list(islice(sides, 2))).items():
-            times_ms[side].append(round(float(statistics.median(step_series(ranks_ns))) / 1e6, 4))
-        took_s = time.perf_counter() - began_s
-        last = {side: times[-1] for side, times in times_ms.items()}
-        print(f"{last} ms ({took_s:.1f} s)", file=sys.stderr, flush=True)
-        found["step_ms"] = times_ms
-        if len(times_ms["torchrun"]) > 1:
-            of_torchrun = ratio(times_ms["raybench"], times_ms["torchrun"])
-            verdict = agreement(of_torchrun, margin)
-            found |= {"ratio": asdict(of_torchrun), "margin": margin, "is": verdict}
-        after_start()
+    lanes = range(trial.at_once)
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.socket(socket.AF_UNIX))
+        server.bind(str(trial.folder / "turns"))
+        server.listen(4 * trial.at_once * trial.world_size)
+        sweeps = [stack.enter_context(raybench_sweep(trial, lane)) for lane in lanes]
+        for wave in range(trial.waves):
+            began_s = time.perf_counter()
+            torchruns = [stack.enter_context(torchrun(trial, lane, wave)) for lane in lanes]
+            starts = gather(server, trial, [*sweeps, *torchruns])
+            ready_s = time.perf_counter()
+            take_turns(starts, trial.step.rounds)
+            stepped_s = time.perf_counter()
+            for process in torchruns:
+                process.wait(ENDED_WITHIN_S)
+            times_ms["torchrun"] += [by_itself(trial, lane, wave) for lane in lanes]
+            times_ms["raybench"] += [by_row(trial, lane, wave) for lane in lanes]
+            took = f"loading {ready_s - began_s:.1f} s, turns {stepped_s - ready_s:.1f} s"
+            print(f"wave {wave}: {took}; {times_ms} ms", file=sys.stderr, flush=True)
+            yield times_ms
 
 
-def start_both(
-    cluster: Cluster, found: dict[str, Any], sides: list[str]
-) -> dict[str, list[list[int]]]:
-    """Start both sides together, and let them step one after the other."""
-    run = {"torchrun": by_torchrun, "raybench": by_raybench}
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
-        gates = {side: Path(folder, f"{side}.gate") for side in sides}
-        runs: Runs = {
-            side: pool.submit(run[side], cluster, f"{found['arguments']} --gate {gate}", found)
-            for side, gate in gates.items()
-        }
-        try:
-            wait_until_ready(gates, runs, len(cluster.devices))
-            samples = {}
-            for side in sides:
-                gates[side].touch()
-                samples[side] = runs[side].result()
-            return samples
-        finally:
-            for gate in gates.values():
-                gate.touch()  # nobody waits for ever
+@contextmanager
+def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process whose output goes to a file; end it if it has not."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(ENDED_WITHIN_S)
 
 
-def wait_until_ready(gates: Gates, runs: Runs, ranks: int) -> None:
+@contextmanager
+def torchrun(trial: Trial, lane: int, wave: int) -> Iterator[subprocess.Popen[bytes]]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    times = trial.folder / f"times-{lane}-{wave}.json"
+    own = f"{trial.arguments('torchrun', lane, wave)} --steps {trial.step.timed} --times {times}"
+    command = [*launcher, f"--nproc-per-node={trial.world_size}", str(TRAIN), *own.split()]
+    with running(command, trial.folder / f"torchrun-{lane}-{wave}.log") as process:
+        yield process
+
+
+@contextmanager
+def raybench_sweep(trial: Trial, lane: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a sweep of a point for each wave."""
+    args = f"{trial.arguments('raybench', lane, '{wave}')} --steps {ENDLESS}"
+    job = {
+        "version": 1,
+        "name": f"lane-{lane}",
+        "workload": {"kind": "script", "path": str(TRAIN), "args": args},
+        "matrix": {"world_size": [trial.world_size], "wave": list(range(trial.waves))},
+        "placement": {"oversubscribe": trial.device == "cpu"},
+        "measure": {
+            "warmup": WARMUP,
+            "iterations": trial.step.timed,
+            "breakdown": False,
+            # Those of the others' turns are in it.
+            "max_seconds": 1000,
+            "timeout_s": 1000,
+        },
+    }
+    path = trial.folder / f"lane-{lane}.yaml"
+    path.write_text(json.dumps(job))
+    where = ["--address", "local", "--device", trial.device, "--shared"]
+    sweep = [sys.executable, "-m", "raybench", "sweep", str(path), *where]
+    command = [*sweep, "-o", str(trial.folder / f"results-{lane}")]
+    with running(command, trial.folder / f"raybench-{lane}.log") as process:
+        yield process
+
+
+class Rank:
+    """The end of a rank's turns that is here."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._file = connection.makefile("rb")
+        self.start = self._file.readline().decode().rpartition(" ")[0]
+
+    def go(self) -> None:
+        self._connection.sendall(b".")
+
+    def wait(self) -> None:
+        """Until its turn has ended, or its process."""
+        self._file.read(1)
+
+    def release(self) -> None:
+        """Let it go on for good."""
+        self._file.close()
+        self._connection.close()
+
+
+def gather(
+    server: socket.socket, trial: Trial, processes: Sequence[subprocess.Popen[bytes]]
+) -> list[list[Rank]]:
+    """Wait until the ranks of all starts are at their first step; ranks by start."""
     deadline_s = time.monotonic() + READY_WITHIN_S
-    at_gates = [gate.with_suffix(f".{rank}") for gate in gates.values() for rank in range(ranks)]
-    while not all(place.exists() for place in at_gates):
-        if time.monotonic() > deadline_s or any(run.done() for run in runs.values()):
-            raise SystemExit(f"a side never came to its first step: {runs}")
-        time.sleep(0.05)
+    starts: dict[str, list[Rank]] = {}
+    for _ in range(2 * trial.at_once * trial.world_size):
+        while not select.select([server], [], [], _LOOK_S)[0]:
+            if time.monotonic() > deadline_s or any(process.poll() for process in processes):
+                raise SystemExit(f"a start never came to its first step:\n{logs(trial)}")
+        connection, _ = server.accept()
+        connection.settimeout(READY_WITHIN_S)
+        rank = Rank(connection)
+        rank.wait()
+        starts.setdefault(rank.start, []).append(rank)
+    return list(starts.values())
 
 
-def by_torchrun(cluster: Cluster, arguments: str, found: dict[str, Any]) -> list[list[int]]:
-    world_size = len(cluster.devices)
-    with tempfile.TemporaryDirectory() as folder:
-        times = Path(folder) / "times.json"
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        own = f"{arguments} --warmup {WARMUP} --steps {found['timed_steps']} --times {times}"
-        command = [*launcher, f"--nproc-per-node={world_size}", str(TRAIN), *own.split()]
-        subprocess.run(command, check=True, timeout=120)
-        return [json.loads(times.with_suffix(f".{rank}").read_text()) for rank in range(world_size)]
+def take_turns(starts: list[list[Rank]], rounds: int) -> None:
+    for _ in range(rounds):
+        for ranks in random.sample(starts, len(starts)):
+            for rank in ranks:
+                rank.go()
+            for rank in ranks:
+                rank.wait()
+    for ranks in starts:
+        for rank in ranks:
+            rank.release()
 
 
-def by_raybench(cluster: Cluster, arguments: str, found: dict[str, Any]) -> list[list[int]]:
-    world_size = len(cluster.devices)
-    args = f"{arguments} --steps {ENDLESS} --times unused"
-    params = {"path": str(TRAIN), "args": args, "items_per_step": "", "step_of": ""}
-    point = Point(
-        workload=SCRIPT,
-        params=params,
-        world_size=world_size,
-        batch_size=None,
-        global_batch_size=None,
-        scaling=None,
-    )
-    settings = Measure.model_validate(
-        {"warmup": WARMUP, "iterations": found["timed_steps"], "breakdown": False, "timeout_s": 120}
-    )
-    task = Task(point=point, settings=settings, precisions=None)
-    answers = cluster.run(task, range(world_size))
-    failures = [answer for answer in answers if not isinstance(answer, Measurement)]
-    if failures:
-        raise SystemExit("\n".join(f"{one.message}\n{one.detail}" for one in failures))
-    return [list(answer.repetitions[0].timed.step_ns) for answer in answers]
+def by_itself(trial: Trial, lane: int, wave: int) -> float:
+    """Return the median step in ms that the script found; the last words of all where it failed."""
+    times = [trial.folder / f"times-{lane}-{wave}.{rank}" for rank in range(trial.world_size)]
+    if not all(path.exists() for path in times):
+        raise SystemExit(logs(trial))
+    ranks_ns = [json.loads(path.read_text()) for path in times]
+    return round(float(statistics.median(step_series(ranks_ns))) / 1e6, 4)
+
+
+def by_row(trial: Trial, lane: int, wave: int) -> float:
+    """Return the median step in ms of raybench's row, when there is one."""
+    deadline_s = time.monotonic() + ENDED_WITHIN_S
+    results = trial.folder / f"results-{lane}"
+    while time.monotonic() < deadline_s:
+        if any(results.glob("points/**/*.parquet")):
+            points = raybench.load(results, "points")
+            row = points[[params["wave"] == str(wave) for params in points["params"]]]
+            if len(row) and row["status"].iloc[-1] != "ok":
+                raise SystemExit(f"{row['error_message'].iloc[-1]}\n{row['error_detail'].iloc[-1]}")
+            if len(row):
+                return round(float(row["step_ms_p50"].iloc[-1]), 4)
+        time.sleep(_LOOK_S)
+    raise SystemExit(logs(trial))
+
+
+def logs(trial: Trial) -> str:
+    """Return the end of what each process said."""
+    ends = [f"{log.name}: {log.read_text()[-1500:]}" for log in sorted(trial.folder.glob("*.log"))]
+    return "\n".join(ends)
 
 
 if __name__ == "__main__":

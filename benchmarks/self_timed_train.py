@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import socket
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +21,10 @@ def main() -> None:
     options.add_argument("--batch-size", type=int, default=64)
     options.add_argument("--warmup", type=int, default=20)
     options.add_argument("--steps", type=int, default=100)
-    options.add_argument("--times", type=Path, required=True)
-    options.add_argument("--gate", type=Path, help="a file that lets the first step begin")
+    options.add_argument("--times", type=Path, help="where to write the steps of each rank")
+    options.add_argument("--turns", help="a socket by which the script is told to go on")
+    options.add_argument("--slice", type=int, default=50, help="steps of a turn")
+    options.add_argument("--name", default="")
     chosen = options.parse_args()
     on_gpu = torch.cuda.is_available()
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
@@ -35,12 +38,13 @@ def main() -> None:
     model = DistributedDataParallel(model, device_ids=[local_rank] if on_gpu else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     inputs = torch.randn(chosen.batch_size, hidden, device=device)
-    if chosen.gate:
-        _wait_at(chosen.gate, rank)
+    turns = _Turns(chosen.turns, f"{chosen.name} {rank}") if chosen.turns else None
     marks = []
     for step in range(chosen.warmup + chosen.steps + 1):
-        if step == chosen.warmup and on_gpu:
-            dist.barrier()
+        if turns and step % chosen.slice == 0:
+            if on_gpu:
+                torch.cuda.synchronize()
+            turns.wait()
         optimizer.zero_grad(set_to_none=True)
         model(inputs).square().mean().backward()
         optimizer.step()
@@ -51,14 +55,24 @@ def main() -> None:
         step_ns = [round(a.elapsed_time(b) * 1e6) for a, b in pairwise(marks)]
     else:
         step_ns = [b - a for a, b in pairwise(marks)]
-    chosen.times.with_suffix(f".{rank}").write_text(json.dumps(step_ns))
+    if chosen.times:
+        chosen.times.with_suffix(f".{rank}").write_text(json.dumps(step_ns))
     dist.destroy_process_group()
 
 
-def _wait_at(gate: Path, rank: int) -> None:
-    gate.with_suffix(f".{rank}").touch()
-    while not gate.exists():
-        time.sleep(0.05)
+class _Turns:
+    """Says that its last turn has ended, and waits for the next; for good when nobody is there."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+        self._socket.sendall(f"{name}\n".encode())
+        self._are_over = False
+
+    def wait(self) -> None:
+        if not self._are_over:
+            self._socket.sendall(b".")
+            self._are_over = not self._socket.recv(1)
 
 
 def _mark(on_gpu: bool):
