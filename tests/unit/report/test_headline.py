@@ -27,12 +27,12 @@ CHECKS = {path.name for path in (RESULTS / "health").iterdir()}
 RUNS = sorted({path.name for path in (RESULTS / "points").iterdir()} - CHECKS)
 # Each was compared with the tables of its report; without what is said of how sure it is.
 LEADS = {
-    "accumulation_or_batch-20261123-000746-c41e": ""
-    "batch_size=4, grad_accumulation=2 is 0.79 times as fast as batch_size=8 "
-    "grad_accumulation=1 (bf16, batch 4, unsteady, known badly, without a breakdown), with"
-    " 66.3% of the memory",
-    "memory_of_a_step-20261123-000746-accd": ""
-    "bf16 is 1.71 to 2.26 times as fast as tf32, with 77.2% to 91.8% of the memory",
+    "accumulation_or_batch-20261123-021553-485e": ""
+    "batch_size=4, grad_accumulation=2 is 0.75 times as fast as batch_size=8 "
+    "grad_accumulation=1 (bf16, batch 4, host-bound), with 66.3% of the memory",
+    "memory_of_a_step-20261123-021554-0e4c": ""
+    "bf16 is 1.40 to 2.21 times as fast as tf32, with 77.2% to 100.0% of the memory; "
+    "1 of 4 settings is left out, known worse than",
     "collectives-20261121-113112-4db3": "bus bandwidth with 1 GiB on 4 GPUs: "
     "324.9 GB/s (all_gather) to 359.5 GB/s (broadcast); "
     "4 KiB takes 5.572 µs (broadcast) to 13.40 µs (sendrecv)",
