@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -34,25 +33,26 @@ def run_block(run: Callable[..., Tensor], how: Checkpointing, *inputs: Any) -> T
         return run(*inputs)
     chosen: dict[str, Any] = {}
     if how == "selective":
-        chosen = {"context_fn": partial(create_selective_checkpoint_contexts, _Policy())}
+        # A plain function: with an object in it, torch.compile would leave the block as it is.
+        chosen = {"context_fn": _keep_costly_parts}
     # Nothing random runs in a block, so there is no random state to keep.
     out: Tensor = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False, **chosen)
     return out
 
 
-class _Policy:
-    """Of selective checkpointing: attention is kept, and every second matrix product.
+def _keep_costly_parts() -> Any:
+    """Keep attention's output and that of every second matrix product.
 
     As torchtitan has it: attention costs most for what its output takes, and half of the products
     are worth half of the memory.
     """
+    # Of the forward pass, and of what is computed again in the same order.
+    seen = {False: 0, True: 0}
 
-    def __init__(self) -> None:
-        self._seen = {False: 0, True: 0}
-
-    def __call__(self, context: Any, operator: Any, *_: object, **__: object) -> CheckpointPolicy:
-        """Decide for one operator; those computed again come in the same order."""
+    def policy(context: Any, operator: Any, *_: object, **__: object) -> CheckpointPolicy:
         is_product = operator in _PRODUCTS
-        self._seen[context.is_recompute] += is_product
-        is_kept = operator in _ATTENTION or (is_product and self._seen[context.is_recompute] % 2)
+        seen[context.is_recompute] += is_product
+        is_kept = operator in _ATTENTION or (is_product and seen[context.is_recompute] % 2)
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
