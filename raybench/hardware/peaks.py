@@ -15,7 +15,7 @@ class _Peaks:
     """TFLOP/s of devices that share a row of a datasheet.
 
     None: the device has no such mode, or its maker has published more than one figure.
-    fp32: outside the tensor cores. fp16, bf16: accumulated in fp32, as torch does.
+    fp32: outside the tensor cores. fp16, bf16, float8: accumulated in fp32, as torch does.
     """
 
     names: tuple[str, ...]
@@ -24,6 +24,7 @@ class _Peaks:
     fp16: float | None
     bf16: float | None
     source: str
+    float8: float | None = None
 
 
 _TABLE = (
@@ -124,6 +125,7 @@ _TABLE = (
         fp16=121.0,
         bf16=121.0,
         source="NVIDIA L4 datasheet, halved",
+        float8=242.5,
     ),
     _Peaks(
         names=("L40",),
@@ -132,6 +134,7 @@ _TABLE = (
         fp16=181.05,
         bf16=181.05,
         source="NVIDIA L40 datasheet",
+        float8=362.0,
     ),
     _Peaks(
         names=("L40S",),
@@ -140,6 +143,7 @@ _TABLE = (
         fp16=362.05,
         bf16=362.05,
         source="NVIDIA L40S datasheet",
+        float8=733.0,
     ),
     _Peaks(
         names=("RTX 6000 Ada Generation",),
@@ -184,6 +188,7 @@ _TABLE = (
         fp16=989.4,
         bf16=989.4,
         source="NVIDIA H100 whitepaper, SXM5; H800 datasheet, SXM",
+        float8=1978.9,
     ),
     _Peaks(
         names=("H100 PCIe", "H800 PCIe"),
@@ -192,6 +197,7 @@ _TABLE = (
         fp16=756.0,
         bf16=756.0,
         source="NVIDIA H100 whitepaper, PCIe; H800 datasheet, PCIe",
+        float8=1513.0,
     ),
     _Peaks(
         names=("H20",),
@@ -200,6 +206,7 @@ _TABLE = (
         fp16=148.0,
         bf16=148.0,
         source="NVIDIA H20 datasheet, dense",
+        float8=296.0,
     ),
     _Peaks(
         names=("H100 NVL", "H200 NVL"),
@@ -208,6 +215,7 @@ _TABLE = (
         fp16=835.5,
         bf16=835.5,
         source="NVIDIA H100 and H200 datasheets, NVL, halved",
+        float8=1670.5,
     ),
     _Peaks(
         names=("H200",),
@@ -216,6 +224,7 @@ _TABLE = (
         fp16=989.5,
         bf16=989.5,
         source="NVIDIA H200 datasheet, SXM, halved",
+        float8=1979.0,
     ),
     _Peaks(
         names=("GH200 480GB", "GH200 120GB", "GH200 144G HBM3e"),
@@ -224,6 +233,7 @@ _TABLE = (
         fp16=990.0,
         bf16=990.0,
         source="NVIDIA GH200 Grace Hopper datasheet",
+        float8=1979.0,
     ),
     # fp32 of the B200: 80 in the first datasheet, 75 in the later ones for HGX boards.
     _Peaks(
@@ -233,6 +243,7 @@ _TABLE = (
         fp16=2250.0,
         bf16=2250.0,
         source="NVIDIA Blackwell datasheet, HGX B200, halved",
+        float8=4500.0,
     ),
     _Peaks(
         names=("B300", "B300 SXM6 AC"),
@@ -249,6 +260,7 @@ _TABLE = (
         fp16=2500.0,
         bf16=2500.0,
         source="NVIDIA GB200 NVL72 datasheet, halved",
+        float8=5000.0,
     ),
     _Peaks(
         names=("AMD Instinct MI300X", "AMD Instinct MI325X"),
@@ -272,7 +284,7 @@ _BY_NAME = {name: peaks for peaks in _TABLE for name in peaks.names}
 
 
 # The rates of `_Peaks`, by names of precisions.
-_MODES = ("fp32", "tf32", "fp16", "bf16")
+_MODES = ("fp32", "tf32", "fp16", "bf16", "float8")
 
 
 def dense_peak_tflops(device_name: str, precision: str) -> float | None:

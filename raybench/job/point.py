@@ -27,13 +27,21 @@ class Precision(StrEnum):
     """The number format that the heavy arithmetic uses.
 
     fp32: IEEE single precision, TF32 off everywhere. tf32: TF32 in matmul and convolution.
-    fp16: autocast to half with gradient scaling. bf16: autocast to bfloat16.
+    fp16: autocast to half with gradient scaling. bf16: autocast to bfloat16. float8: as bf16, with
+    the products of linear layers in 8 bits, for workloads that say so (`takes_float8`).
     """
 
     FP32 = "fp32"
     TF32 = "tf32"
     FP16 = "fp16"
     BF16 = "bf16"
+    FLOAT8 = "float8"
+
+
+# Those that mean something to every workload.
+USUAL_PRECISIONS: tuple[Precision, ...] = tuple(
+    one for one in Precision if one is not Precision.FLOAT8
+)
 
 
 class SlowBy(StrEnum):
@@ -87,7 +95,7 @@ class Execution:
         Precision,
         About(
             text="Number format: fp32 (TF32 off), tf32, fp16 (autocast, GradScaler), "
-            "bf16 (autocast).",
+            "bf16 (autocast), float8 (bf16, linear layers by torchao).",
             column="arithmetic",
         ),
     ] = Precision.FP32

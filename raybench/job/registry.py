@@ -26,7 +26,15 @@ from pydantic_core import PydanticUndefined
 from typing_extensions import Doc
 
 from raybench.errors import UsageError
-from raybench.job.point import BATCH_SIZES, MAX_SIZE, RUN_SETTINGS, UNEVEN, Scalar, Size
+from raybench.job.point import (
+    BATCH_SIZES,
+    MAX_SIZE,
+    RUN_SETTINGS,
+    UNEVEN,
+    Precision,
+    Scalar,
+    Size,
+)
 from raybench.job.problems import rule_of, say_unknown
 
 BUILTIN: Mapping[str, str] = {
@@ -293,6 +301,9 @@ def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
 
     Raises UsageError, in one line, when it cannot be asked.
     """
+    is_float8 = settings.get("precision") == Precision.FLOAT8
+    if is_float8 and not getattr(workload_class, "takes_float8", False):
+        return f"precision float8 is not for {workload_class.__name__}; transformer takes it"
     ask = getattr(workload_class, "why_not", None)
     if ask is None:
         return None

@@ -224,6 +224,7 @@ class Workload(ABC):
     why_not(settings): class method; why a point with these settings cannot be run, in one sentence
     that says what to do; None where it can. Settings by their names in the job file, those of every
     point included. `plan` asks it, so it must do without torch.
+    takes_float8: class attribute; True where precision float8 means something to it.
     weighs_loss: class attribute; True where it multiplies its mean loss by `context.loss_weight`.
     The ranks can then have batches of different size.
     items_per_step: samples (rows, sequences) that this rank finishes in one `step()`. Without it

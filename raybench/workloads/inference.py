@@ -34,7 +34,11 @@ CastWeights = Annotated[
 
 # Parameters that mean nothing where nothing is trained.
 _OF_TRAINING = ("optimizer", "grad_accumulation", "activation_checkpointing", *ddp_defaults())
-_HALVES = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+_HALVES = {
+    Precision.FP16: "float16",
+    Precision.BF16: "bfloat16",
+    Precision.FLOAT8: "bfloat16",
+}
 
 
 class Model(Trained):

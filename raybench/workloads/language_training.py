@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from raybench.job.point import Precision
 from raybench.workloads.base import Context
 from raybench.workloads.compilation import compile_blocks
+from raybench.workloads.float8 import convert_linear_layers
 from raybench.workloads.inference import compute_dtype
 from raybench.workloads.layers import Block, Decoder, next_token_loss
 from raybench.workloads.layout import Layout, LayoutOptions, layout_defaults
@@ -93,7 +94,10 @@ class LanguageTraining:
         # On the meta device operations are counted, and what is recomputed does not train.
         checkpointing: Checkpointing = "none" if self._is_counted else self.checkpointing
         with _default_dtype(torch.bfloat16 if self._is_stored else torch.get_default_dtype()):
-            return make_model(self.shape, self.seq_len, checkpointing=checkpointing)
+            model = make_model(self.shape, self.seq_len, checkpointing=checkpointing)
+        if self.context.precision is Precision.FLOAT8:
+            convert_linear_layers(model.blocks, self.context.device)
+        return model
 
     def batches(self) -> Iterator[Batch]:
         """Return the batches of a step, over and over: the same on ranks that share a batch."""
@@ -103,7 +107,7 @@ class LanguageTraining:
     def _division(self, ddp: DdpOptions, by_block: bool) -> Callable[[nn.Module], nn.Module]:
         context, compiles = self.context, by_block and not self._is_counted
         if self.layout.is_divided:
-            is_autocast = context.precision in (Precision.BF16, Precision.FP16)
+            is_autocast = context.precision not in (Precision.FP32, Precision.TF32)
             return partial(
                 divide,
                 layout=self.layout,

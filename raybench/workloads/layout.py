@@ -13,12 +13,14 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import Field
 
 from raybench.job.point import EQUAL, Precision, Scalar
+from raybench.workloads.float8 import float8_refusals
 from raybench.workloads.model_sizes import LANGUAGE_PRESETS, LlamaShape
 from raybench.workloads.trained import DdpOptions
 
 StateType = Literal["fp32", "bf16"]
 # As torchtitan has it: what the other degrees leave.
 REST = -1
+_OF_BF16 = (Precision.BF16, Precision.FLOAT8)
 
 
 class LayoutOptions(DdpOptions, total=False):
@@ -157,8 +159,10 @@ def layout_refusals(settings: Mapping[str, Any]) -> Iterator[str]:
             f"{layout} is {layout.ranks}, and must be world_size {settings['world_size']}; "
             "give degrees that divide it, and leave out dp_replicate to have what is left"
         )
-    if settings.get("optimizer_dtype") == "bf16" and settings["precision"] != Precision.BF16:
+    if settings.get("optimizer_dtype") == "bf16" and settings["precision"] not in _OF_BF16:
         yield f"optimizer_dtype: bf16 needs precision bf16, given {settings['precision']}"
+    if settings["precision"] == Precision.FLOAT8:
+        yield from float8_refusals(layout.tp)
     if layout.is_divided:
         yield from _refusals_of_divided(settings)
     if layout.ranks_per_batch > 1:

@@ -16,7 +16,8 @@ from raybench.job.point import EQUAL
 
 # cuBLAS and cuBLASLt take 32 MiB each on Hopper.
 _WORKSPACES = 64 * 2**20
-_HALVES = ("fp16", "bf16")
+# What is kept for the backward pass of a product in float8 is in bf16, too.
+_HALVES = ("fp16", "bf16", "float8")
 # Beside the weights: Adam's two moments, and what its update of all weights at once adds.
 _MOMENTS = {"sgd": 0, "adam": 2, "adamw": 2}
 _TEMPORARIES = {"sgd": 0, "adam": 1, "adamw": 1}

@@ -6,8 +6,10 @@
 | tf32 | TF32 | none |
 | fp16 | IEEE single precision | float16 |
 | bf16 | IEEE single precision | bfloat16 |
+| float8 | IEEE single precision | bfloat16 |
 
-So each mode differs from fp32 in one thing only. (Torch's own default has TF32 on in cuDNN.)
+So each mode differs from fp32 in one thing only; float8 also in the layers that the workload
+converts (`float8`). (Torch's own default has TF32 on in cuDNN.)
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ from torch import backends
 from raybench.job.point import Precision
 from raybench.workloads.base import Context
 
-_AUTOCAST_DTYPES = {Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
+_AUTOCAST_DTYPES = {
+    Precision.FP16: torch.float16,
+    Precision.BF16: torch.bfloat16,
+    Precision.FLOAT8: torch.bfloat16,
+}
 
 
 def apply(precision: Precision) -> None:

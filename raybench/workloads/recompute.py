@@ -24,7 +24,7 @@ _ATTENTION = frozenset(
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
     }
 )
-_PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default})
+_PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.default})
 
 
 def run_block(run: Callable[..., Tensor], how: Checkpointing, *inputs: Any) -> Tensor:

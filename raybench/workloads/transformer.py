@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from pydantic import Field
 
 from raybench.job.memory import MemoryParts
-from raybench.job.point import Scalar
+from raybench.job.point import Precision, Scalar
 from raybench.records.metric import Metric
 from raybench.workloads.bandwidth import memory_gb_s
 from raybench.workloads.base import Context
@@ -73,6 +73,7 @@ class Transformer(Model):
     each sequence, at the end of seq_len tokens that are in the cache, the same in every step.
     """
 
+    takes_float8 = True
     metrics = (
         Metric(
             name="prefill_ms",
@@ -175,6 +176,8 @@ class Transformer(Model):
             return f"phase: {phase} needs mode: inference"
         if settings["mode"] == "train":
             return super().why_not(settings) or next(layout_refusals(settings), None)
+        if settings["precision"] == Precision.FLOAT8:
+            return "precision float8 is for mode: train; take bf16"
         for name, usual in layout_defaults().items():
             if settings.get(name, usual) != usual:
                 return f"mode: inference trains nothing, so {name} must be left out"

@@ -11,7 +11,7 @@ import torch
 from raybench.cluster.ray_cluster import cluster as ray_cluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure, Span
-from raybench.job.point import Point, Precision
+from raybench.job.point import USUAL_PRECISIONS, Point, Precision
 from raybench.records import Task
 from raybench.results.point_metrics import compute_metrics
 from tests.measured_points import measure_record
@@ -118,7 +118,7 @@ def test_a_small_all_reduce_from_a_graph_is_not_slower_than_from_python(
     assert graph < 0.05
 
 
-@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("precision", USUAL_PRECISIONS)
 def test_large_products_reach_the_rate_of_their_format(
     cluster: ray_cluster.RayCluster, precision: Precision
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raybench.job.model import Measure
-from raybench.job.point import Precision
+from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.measure.phases import measure
 from raybench.workloads import precision
 from raybench.workloads.bandwidth import memory_gb_s
@@ -118,7 +118,7 @@ def test_the_triad_is_of_the_device_memory_and_leaves_none_behind() -> None:
     assert torch.cuda.memory_allocated() == before
 
 
-@pytest.mark.parametrize("mode", Precision)
+@pytest.mark.parametrize("mode", USUAL_PRECISIONS)
 def test_a_residual_network_runs_in_every_precision(mode: Precision) -> None:
     pytest.importorskip("torchvision")
     from raybench.workloads.resnet50 import ResNet

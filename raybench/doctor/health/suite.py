@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from raybench.doctor.health.subjects import device_subjects
 from raybench.job import registry
-from raybench.job.point import RUN_SETTINGS, Point, Precision, Scalar
+from raybench.job.point import RUN_SETTINGS, USUAL_PRECISIONS, Point, Precision, Scalar
 from raybench.records import Device
 from raybench.records.health import COMPUTE_TEST, HealthTest, Stage, Subject, SubjectKind
 from raybench.workloads.pairings import Pair, groups_text, pairs_of_turn, pairs_text, turns
@@ -58,7 +58,7 @@ _HOST_BAD_RATIO = 3.0
 # Products on tensor cores from this size on draw all the power that a GPU may have: healthy H200s
 # of one host differ by 6 % then (tf32 2048: 336 and 356 TFLOP/s in health-20261122-193240-9d20).
 _LEAST_CAPPED = 2048
-_PRECISIONS = {"cuda": tuple(Precision), "cpu": (Precision.FP32,)}
+_PRECISIONS = {"cuda": USUAL_PRECISIONS, "cpu": (Precision.FP32,)}
 # Of each of three arrays: 100, 500 and 1000 MB; on CPUs above most caches and soon done.
 _ARRAY_BYTES = {"cuda": (10**8, 5 * 10**8, 10**9), "cpu": (16 * 10**6,)}
 _SAME_BITS = {

@@ -72,6 +72,14 @@ def test_a_device_without_units_for_a_precision_has_no_peak_in_it():
     assert dense_peak_tflops("Tesla T4", Precision.BF16) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "float8"),
+    [("NVIDIA H200", 1979.0), ("NVIDIA H100 PCIe", 1513.0), ("NVIDIA A100-SXM4-80GB", None)],
+)
+def test_products_in_8_bits_have_a_peak_where_there_are_units_for_them(name, float8):
+    assert dense_peak_tflops(name, Precision.FLOAT8) == float8
+
+
 def test_every_row_names_its_source_and_no_device_has_two():
     assert all(row.source and row.names for row in peaks._TABLE)
     names = [name for row in peaks._TABLE for name in row.names]
