@@ -277,8 +277,8 @@ MALFORMED: list[tuple[str, str, str]] = [
     (
         "unknown precision",
         HEAD + MATRIX + "  precision: [fp23]\n",
-        "6:15: matrix.precision[0]: must be 'fp32', 'tf32', 'fp16' or 'bf16', given 'fp23'; "
-        "did you mean 'fp32'?",
+        "6:15: matrix.precision[0]: must be 'fp32', 'tf32', 'fp16', 'bf16' or 'float8', given "
+        "'fp23'; did you mean 'fp32'?",
     ),
     (
         "fixed and swept",

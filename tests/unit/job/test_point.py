@@ -37,7 +37,7 @@ def test_run_settings_are_checked_by_what_is_declared_at_the_fields_of_a_point()
     for name, declared in RUN_SETTINGS.items():
         assert settings[name].description == declared.about.text
         assert settings[name].default == declared.default
-    assert settings["precision"].type == "'fp32' | 'tf32' | 'fp16' | 'bf16'"
+    assert settings["precision"].type == "'fp32' | 'tf32' | 'fp16' | 'bf16' | 'float8'"
     assert settings["cuda_graph"].type == "boolean"
     assert settings["batch_size"].type == "integer >= 1"
 
