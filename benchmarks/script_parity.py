@@ -8,8 +8,9 @@ start in fresh processes. So many starts of each side load their libraries toget
 in turns, one start alone at a time, a slice of its steps in each round, in an order that is drawn
 anew each round: what slows the host down for a second slows all of them. The time of a start is the
 median of its steps, by the script itself and by raybench's row; the ratio of the two sides has a
-95 % interval over the starts. The script records an event of its own in each step on both sides.
-FILE is written after each wave of starts.
+95 % interval over the starts, each over the mean of its wave, which has as many of each side. The
+script records an event of its own in each step on both sides. Ray is beside both; a last wave by
+torchrun alone has no Ray beside. FILE is written after each wave.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ TRAIN = Path(__file__).with_name("self_timed_train.py")
 WARMUP = 20
 # Steps after the last turn, when all run: so no start ends while another steps.
 TAIL = 10
+# Starts by torchrun when the sweeps have ended, and their Ray with them.
+ALONE = "torchrun_alone"
 ENDLESS = 10_000_000
-READY_WITHIN_S, ENDED_WITHIN_S = 150.0, 60.0
+READY_WITHIN_S, ENDED_WITHIN_S = 90.0, 60.0
 _LOOK_S = 0.2
 
 
@@ -146,34 +149,66 @@ def told(trial: Trial, times_ms: dict[str, list[float]]) -> dict[str, Any]:
     }
     if len(times_ms["torchrun"]) < 2:
         return facts
-    of_torchrun = ratio(times_ms["raybench"], times_ms["torchrun"])
+    by_torchrun, by_raybench = over_waves(times_ms["torchrun"], times_ms["raybench"], trial.at_once)
+    of_torchrun = ratio(by_raybench, by_torchrun)
     verdict = agreement(of_torchrun, step.margin)
-    return facts | {"ratio": asdict(of_torchrun), "margin": step.margin, "is": verdict}
+    facts |= {"ratio": asdict(of_torchrun), "margin": step.margin, "is": verdict}
+    if len(times_ms[ALONE]) < 2:
+        return facts
+    return facts | {f"ratio_to_{ALONE}": asdict(ratio(times_ms["raybench"], times_ms[ALONE]))}
+
+
+def over_waves(
+    torchrun: Sequence[float], raybench: Sequence[float], at_once: int
+) -> tuple[list[float], list[float]]:
+    """Divide each time by the geometric mean of its wave, of both sides together."""
+    means = [
+        statistics.geometric_mean([*torchrun[at:][:at_once], *raybench[at:][:at_once]])
+        for at in range(0, len(torchrun), at_once)
+    ]
+    first, second = (
+        [time / means[place // at_once] for place, time in enumerate(times)]
+        for times in (torchrun, raybench)
+    )
+    return first, second
 
 
 def compare(trial: Trial) -> Iterator[dict[str, list[float]]]:
     """Run all waves; after each, the step times of all starts so far, in ms, by side."""
-    times_ms: dict[str, list[float]] = {"torchrun": [], "raybench": []}
+    times_ms: dict[str, list[float]] = {"torchrun": [], "raybench": [], ALONE: []}
     lanes = range(trial.at_once)
-    with ExitStack() as stack:
-        server = stack.enter_context(socket.socket(socket.AF_UNIX))
+    with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(trial.folder / "turns"))
         server.listen(4 * trial.at_once * trial.world_size)
-        sweeps = [stack.enter_context(raybench_sweep(trial, lane)) for lane in lanes]
-        for wave in range(trial.waves):
-            began_s = time.perf_counter()
-            torchruns = [stack.enter_context(torchrun(trial, lane, wave)) for lane in lanes]
-            starts = gather(server, trial, [*sweeps, *torchruns])
-            ready_s = time.perf_counter()
-            take_turns(starts, trial.step.rounds)
-            stepped_s = time.perf_counter()
-            for process in torchruns:
-                process.wait(ENDED_WITHIN_S)
-            times_ms["torchrun"] += [by_itself(trial, lane, wave) for lane in lanes]
-            times_ms["raybench"] += [by_row(trial, lane, wave) for lane in lanes]
-            took = f"loading {ready_s - began_s:.1f} s, turns {stepped_s - ready_s:.1f} s"
-            print(f"wave {wave}: {took}; {times_ms} ms", file=sys.stderr, flush=True)
-            yield times_ms
+        with ExitStack() as stack:
+            sweeps = [stack.enter_context(raybench_sweep(trial, lane)) for lane in lanes]
+            for wave in range(trial.waves):
+                times_ms["torchrun"] += run_wave(server, trial, str(wave), beside=sweeps)
+                times_ms["raybench"] += [by_row(trial, lane, wave) for lane in lanes]
+                yield times_ms
+            for sweep in sweeps:
+                sweep.wait(ENDED_WITHIN_S)
+        times_ms[ALONE] += run_wave(server, trial, ALONE, beside=())
+        yield times_ms
+
+
+def run_wave(
+    server: socket.socket, trial: Trial, wave: str, *, beside: Sequence[subprocess.Popen[bytes]]
+) -> list[float]:
+    """Let starts by torchrun, and as many of the sweeps beside, step in turns; torchrun's times."""
+    began_s = time.perf_counter()
+    lanes = range(trial.at_once)
+    with ExitStack() as stack:
+        torchruns = [stack.enter_context(torchrun(trial, lane, wave)) for lane in lanes]
+        starts = gather(server, trial, [*beside, *torchruns])
+        ready_s = time.perf_counter()
+        take_turns(starts, trial.step.rounds)
+        stepped_s = time.perf_counter()
+        for process in torchruns:
+            process.wait(ENDED_WITHIN_S)
+    took = f"loading {ready_s - began_s:.1f} s, turns {stepped_s - ready_s:.1f} s"
+    print(f"wave {wave}: {took}", file=sys.stderr, flush=True)
+    return [by_itself(trial, lane, wave) for lane in lanes]
 
 
 @contextmanager
@@ -189,7 +224,7 @@ def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[byte
 
 
 @contextmanager
-def torchrun(trial: Trial, lane: int, wave: int) -> Iterator[subprocess.Popen[bytes]]:
+def torchrun(trial: Trial, lane: int, wave: str) -> Iterator[subprocess.Popen[bytes]]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     times = trial.folder / f"times-{lane}-{wave}.json"
     own = f"{trial.arguments('torchrun', lane, wave)} --steps {trial.step.timed} --times {times}"
@@ -250,10 +285,10 @@ class Rank:
 def gather(
     server: socket.socket, trial: Trial, processes: Sequence[subprocess.Popen[bytes]]
 ) -> list[list[Rank]]:
-    """Wait until the ranks of all starts are at their first step; ranks by start."""
+    """Wait until the ranks of a start of each process are at their first step; ranks by start."""
     deadline_s = time.monotonic() + READY_WITHIN_S
     starts: dict[str, list[Rank]] = {}
-    for _ in range(2 * trial.at_once * trial.world_size):
+    for _ in range(len(processes) * trial.world_size):
         while not select.select([server], [], [], _LOOK_S)[0]:
             if time.monotonic() > deadline_s or any(process.poll() for process in processes):
                 raise SystemExit(f"a start never came to its first step:\n{logs(trial)}")
@@ -277,7 +312,7 @@ def take_turns(starts: list[list[Rank]], rounds: int) -> None:
             rank.release()
 
 
-def by_itself(trial: Trial, lane: int, wave: int) -> float:
+def by_itself(trial: Trial, lane: int, wave: str) -> float:
     """Return the median step in ms that the script found; the last words of all where it failed."""
     times = [trial.folder / f"times-{lane}-{wave}.{rank}" for rank in range(trial.world_size)]
     if not all(path.exists() for path in times):
