@@ -13,6 +13,7 @@ from raybench.measure.script_timing import ScriptTimer, StepsEndedError
 from raybench.records import Breakdown
 from raybench.workloads.base import Context, PartTimes
 from raybench.workloads.running_script import RunningScript
+from raybench.workloads.script_process import ScriptEndedError
 
 # Loaded in the script's process alone.
 _MARKS = "raybench.measure.script_marks"
@@ -42,7 +43,7 @@ def _break_down(
     script: RunningScript, timer: ScriptTimer, context: Context, extent: Extent
 ) -> Breakdown:
     is_alone = context.world_size == 1
-    reason = script.process.mark_parts(_MARKS, has_peers=not is_alone)
+    reason = _mark_parts(script, has_peers=not is_alone)
     if shared := _first_reason(reason, context.world_size):
         return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, shared))
     hooked_ms: tuple[float, ...] = ()
@@ -63,6 +64,14 @@ def _break_down(
         tail_ms=tuple(hooked.get("tail_ms", ())),
         methods=_methods(context),
     )
+
+
+def _mark_parts(script: RunningScript, *, has_peers: bool) -> str:
+    """Have the script note the parts of its steps; why it cannot, else ""."""
+    try:
+        return script.process.mark_parts(_MARKS, has_peers=has_peers)
+    except ScriptEndedError:
+        return _ENDED
 
 
 def _first_reason(reason: str, world_size: int) -> str:

@@ -17,13 +17,15 @@ from raybench.job import memory
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Cause, Device, Failure, Measurement, Record, Status, Task
 from raybench.records.checked_answers import check_answers
-from raybench.records.failure_text import DETAIL_CHARACTERS, shorten_start
+from raybench.records.failure_text import DETAIL_CHARACTERS, shorten, shorten_start
 from raybench.results.quality import crowding
 from raybench.sweep.scheduler import Attempt
 
 # More of them in one part would make readers wait for the first, and take memory together.
 _MOST_AT_ONCE = 64
 _LAST_LINES = 10
+# Of a line in a message.
+_LINE_CHARACTERS = 500
 
 
 @dataclass(slots=True, kw_only=True)
@@ -190,7 +192,11 @@ def make_record_of(
         devices=devices,
         measurements=() if failure else tuple(measurements),
         error_type=failure.error_type if failure else None,
-        error_message=_explain(failure, devices, attempt.point, estimated) if failure else None,
+        error_message=(
+            _explain(failure, outputs[failure.rank], devices, attempt.point, estimated)
+            if failure
+            else None
+        ),
         error_rank=failure.rank if failure else None,
         error_detail=_detail(failure, outputs[failure.rank]) if failure else None,
         outputs=outputs if any(outputs) else (),
@@ -202,13 +208,19 @@ def make_record_of(
 
 def _explain(
     failure: Failure,
+    output: str,
     devices: Sequence[Device],
     point: Point,
     estimated: memory.MemoryParts | None,
 ) -> str:
-    """Say on which device what went wrong; where memory ran out, what would fit."""
+    """Say on which device what went wrong; where memory ran out, what would fit.
+
+    A script that ends itself, as for wrong arguments, says why in its last line.
+    """
     device = devices[failure.rank]
     text = f"rank {failure.rank} ({device.host}, {device.kind}:{device.index}): {failure.message}"
+    if failure.error_type == Cause.SCRIPT_EXIT and output:
+        return f"{text}; its last line: {shorten(output.splitlines()[-1], _LINE_CHARACTERS)}"
     if failure.status is Status.OOM and estimated and device.memory_bytes:
         return f"{text}; {memory.explain_oom(point, estimated, device.memory_bytes)}"
     return text

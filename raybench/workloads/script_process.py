@@ -137,8 +137,10 @@ class ScriptProcess:
         """Note the parts of steps from now on; why they cannot be told, else "".
 
         They are in `parts` after each block. module: whose `ScriptMarks` notes them there.
-        has_peers: whether gradients are to be told too.
+        has_peers: whether gradients are to be told too. Raises as `run_steps`.
         """
+        if self._has_ended:
+            raise ScriptEndedError
         self._send(do="mark_parts", how={"module": module, "has_peers": has_peers})
         return str(self._receive()["why_not"])
 
@@ -153,8 +155,7 @@ class ScriptProcess:
     def end(self) -> None:
         """End the script where it is, and all that it has started."""
         started = self._descendants()  # while they have not lost their parent
-        with suppress(OSError):
-            self._send(do="end")
+        self._send(do="end")
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S if self._is_held else 0.0)
         with suppress(ProcessLookupError):
@@ -173,7 +174,9 @@ class ScriptProcess:
             return []
 
     def _send(self, **message: Any) -> None:
-        self._socket.sendall(json.dumps(message).encode() + b"\n")
+        # Where the process has ended, that is the next message.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def _receive(self) -> dict[str, Any]:
         """Wait for the next message. Raises as `wait_for_first_step`, and ScriptEndedError."""

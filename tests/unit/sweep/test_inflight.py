@@ -57,12 +57,12 @@ def test_attempts_that_ended_before_the_cluster_was_lost_are_kept(cluster) -> No
     assert [attempt.attempt.index for attempt in running.now] == [2]
 
 
-def record_of(detail: str, output: str) -> Record:
+def record_of(detail: str, output: str, error_type: str = "ValueError") -> Record:
     """The record of a lone rank that failed with this traceback and had written this."""
     failure = Failure(
         rank=0,
         status=Status.ERROR,
-        error_type="ValueError",
+        error_type=error_type,
         message="no",
         detail=detail,
         output=output,
@@ -83,6 +83,14 @@ def test_the_last_lines_of_a_rank_stand_below_its_traceback():
     assert found.error_detail == "\n".join(
         ["Traceback", "ValueError: no", "", "the last lines that rank 0 wrote:", *lines[-10:]]
     )
+
+
+def test_a_script_that_ended_itself_says_why_in_its_last_line():
+    output = "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x"
+    message = record_of("", output, "ScriptExit").error_message
+    assert message is not None
+    assert message.endswith("no; its last line: train.py: error: unrecognized arguments: --x")
+    assert "last line" not in str(record_of("", output).error_message)
 
 
 @pytest.mark.parametrize("output", ["", "o" * DETAIL_CHARACTERS])

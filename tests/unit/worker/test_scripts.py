@@ -136,12 +136,14 @@ def test_a_script_that_fails_is_a_row_that_says_so(tmp_path, text, status, error
 @pytest.mark.parametrize("end", ["", "sys.exit(0)", "os._exit(0)"])
 @pytest.mark.usefixtures("_here")
 def test_a_script_that_ends_before_gives_what_it_had(tmp_path, end):
-    answer = run(tmp_path, f"steps(9)\n{end}", measure={"warmup": 4, "iterations": 100})
+    measure = {"warmup": 4, "iterations": 100, "breakdown": True}
+    answer = run(tmp_path, f"steps(9)\n{end}", measure=measure)
     assert isinstance(answer, Measurement), answer
     # What a process had that ended at once is what it had answered.
     assert counts(answer) == ((2, 2) if end == "os._exit(0)" else (3, 3))
     (warning,) = answer.warnings
     assert warning.startswith("the script ended by itself before enough was measured")
+    assert answer.breakdown.methods["local_step_ms"] == "unknown: the script ended by itself before"
 
 
 @pytest.mark.usefixtures("_here")
@@ -255,9 +257,9 @@ class TestTwoRanks:
         after = [device.process_id for device in cluster.devices]
         assert (after[0] == before[0], after[1] == before[1]) == (True, False)
 
-    @pytest.mark.long
     def test_ranks_end_after_the_same_iteration(self, cluster, tmp_path):
         text = "steps(9 - 2 * rank)"
-        answers = self.run(cluster, tmp_path, text, warmup=4, iterations=100)
+        answers = self.run(cluster, tmp_path, text, warmup=4, iterations=100, breakdown=True)
         assert [counts(answer) for answer in answers] == [(2, 2), (2, 2)]
+        assert {answer.breakdown.hooked_ms for answer in answers} == {()}
         assert NO_GROUP in answers[0].warnings
