@@ -384,18 +384,17 @@ _SOUGHT = ("throughput", "samples_per_joule")
 def best_settings(scaled: pd.DataFrame) -> pd.DataFrame:
     """Per workload, its parameters and number of devices, the best precision and batch size.
 
-    scaled: what `raybench.analysis.scaling.scaling` gives. Only steady points that are known well
-    enough are looked at, and only where there are two to choose from.
+    scaled: what `raybench.analysis.scaling.scaling` gives. None is best where there are not two to
+    choose from, or where the one that seems best is known badly.
 
     Columns: run_id, workload, scaling, cuda_graph, world_size, params, by (throughput in
     samples/s, or samples_per_joule, where energy is known of two points), then of the best point:
-    point_id, precision, batch (of the scaling kind), value; and rival_point_id: the next best,
-    where the intervals of the two step times leave open which is better (throughput only).
+    point_id, precision, batch (of the scaling kind), value; and rival_point_id: the next best of
+    those whose step time's interval leaves open which is better (throughput only).
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in records(scaled):
-        is_steady = bool(pd.isna(row["stable"]) or row["stable"])
-        if row["status"] == "ok" and is_steady and not is_imprecise(row):
+        if row["status"] == "ok":
             key = (*(str(row[name]) for name in _GROUP), *sorted(row["params"].items()))
             groups.setdefault(key, []).append(row)
     found = [_best(rows, by) for rows in groups.values() for by in _SOUGHT]
@@ -404,15 +403,16 @@ def best_settings(scaled: pd.DataFrame) -> pd.DataFrame:
 
 def _best(rows: Sequence[Row], by: str) -> dict[str, Any] | None:
     known = sorted((r for r in rows if not pd.isna(r[by])), key=lambda r: r[by], reverse=True)
-    if len(known) < 2:
+    if len(known) < 2 or is_imprecise(known[0]):
         return None
-    first, second = known[:2]
-    is_open = by == "throughput" and _slowest(first) < _fastest(second)
+    first, *others = known
+    rivals = (other for other in others if _slowest(first) < _fastest(other))
+    rival = next(rivals, None) if by == "throughput" else None
     return {
         **{name: first[name] for name in (*_GROUP, "params", "point_id", "precision", "batch")},
         "by": by,
         "value": first[by],
-        "rival_point_id": second["point_id"] if is_open else None,
+        "rival_point_id": None if rival is None else rival["point_id"],
     }
 
 

@@ -10,7 +10,7 @@ import click
 from raybench.cli.completion import complete_run
 from raybench.cli.health_results import load_health
 from raybench.cli.options import results_option
-from raybench.cli.output import write_result
+from raybench.cli.output import text_width, write_result
 from raybench.cli.results import load_summary
 
 
@@ -34,4 +34,4 @@ def advise_command(run: str, results: Path, as_json: bool) -> None:
     if as_json:
         write_result(json.dumps({"run_id": run_id, "advice": as_rows(advice)}, indent=2) + "\n")
     else:
-        write_result(format_advice(advice, run_id))
+        write_result(format_advice(advice, run_id, text_width()))

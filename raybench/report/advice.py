@@ -5,6 +5,7 @@ Each advice names the rows that it is from. Pure.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -60,12 +61,26 @@ def advise_health(report: HealthReport) -> list[Advice]:
     ]
 
 
-def format_advice(advice: Sequence[Advice], run_id: str) -> str:
-    """Write each advice as a line, with its rows below."""
+def format_advice(advice: Sequence[Advice], run_id: str, width: int) -> str:
+    """Write each advice as a paragraph of lines of `width` characters, with its rows below."""
     if not advice:
-        return f"{run_id}: nothing to advise: no choice was measured, and no device stands out\n"
-    lines = [f"{one.about}: {one.text}\n    from {', '.join(one.rows)}" for one in advice]
-    return "\n".join([run_id, *lines]) + "\n"
+        text = f"{run_id}: nothing to advise: no choice was measured, and no device stands out"
+        return textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+    lines = [run_id]
+    for one in advice:
+        for text, indent in (
+            (f"{one.about}: {one.text}", ""),
+            (f"from {', '.join(one.rows)}", "    "),
+        ):
+            lines += textwrap.wrap(
+                text,
+                width,
+                initial_indent=indent,
+                subsequent_indent=indent or "  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines) + "\n"
 
 
 def as_rows(advice: Sequence[Advice]) -> list[dict[str, Any]]:

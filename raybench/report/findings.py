@@ -186,9 +186,10 @@ def _criterion(one: Row, by_id: Mapping[str, Row], apart: Sequence[str], ranks: 
 
 def _choice(one: Row, by_id: Mapping[str, Row]) -> str:
     unit = {"throughput": "samples/s", "samples_per_joule": "samples/s per watt"}[one["by"]]
-    text = (
-        f"{_precision_and_batch(by_id[one['point_id']])}: {formatting.number(one['value'])} {unit}"
-    )
+    best = by_id[one["point_id"]]
+    text = f"{_precision_and_batch(best)}: {formatting.number(one['value'])} {unit}"
+    if formatting.has_value(best["stable"]) and not best["stable"]:
+        text += " (unsteady)"
     if not formatting.has_value(one["rival_point_id"]):
         return text
     rival = by_id[one["rival_point_id"]]

@@ -243,6 +243,9 @@ def test_the_best_settings_name_a_rival_that_cannot_be_told_apart() -> None:
     [best] = best_settings(close).to_dict("records")
     told = bests([best], close.to_dict("records"), "GPUs")  # type: ignore[arg-type]
     assert told == (("1 GPU", "bf16, batch 64: 16,000 samples/s; fp32, batch 64 may be as good"),)
+    [best] = best_settings(close.assign(stable=False)).to_dict("records")
+    told = bests([best], close.assign(stable=False).to_dict("records"), "GPUs")  # type: ignore[arg-type]
+    assert told[0][1].startswith("bf16, batch 64: 16,000 samples/s (unsteady); fp32")
 
 
 def known_to(share: float, record: Record) -> dict[str, object]:
