@@ -148,7 +148,7 @@ ARTICLE = Article(
             id="2.6",
             text="does the model fit into the memory?",
             published="no figure",
-            ask="`raybench plan --device-memory GIB`; `peak_mem_allocated_bytes`",
+            ask="`raybench plan --device-memory SIZE`; `peak_mem_allocated_bytes`",
             measure=_fits,
             says="after the run; before it, `plan` estimates models that train",
         ),

@@ -133,6 +133,22 @@ class DeviceCount(click.ParamType[int]):
         return len(read_device_list(Path(value)).names)
 
 
+class Size(click.ParamType[int]):
+    """A number of bytes with its unit."""
+
+    name = "SIZE"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read the bytes. Raises BadParameter for a text that is no size."""
+        from raybench.job.sizes import read_bytes
+
+        count = None if value.replace(".", "").isdecimal() else read_bytes(value)
+        if count is None:
+            rule = "must be a size with its unit, as in 141GB or 80GiB"
+            raise click.BadParameter(f"{rule}, given {value!r}", ctx, param)
+        return round(count)
+
+
 def format_asked(kind: str | None, as_json: bool) -> str | None:
     """Return the format that --format or --json asks for."""
     if as_json and kind not in (None, "json"):

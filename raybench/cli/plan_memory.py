@@ -8,7 +8,6 @@ from raybench.job.memory import USABLE, MemoryParts, explain_oom, gib
 from raybench.job.point import Point
 
 _MOST_EXPLAINED = 3
-_GIB = 2**30
 
 Estimates = Sequence[MemoryParts | None]
 
@@ -19,7 +18,7 @@ def memory_column(estimates: Estimates) -> list[str]:
 
 
 def memory_lines(
-    points: Sequence[Point], estimates: Estimates, device_gib: float | None
+    points: Sequence[Point], estimates: Estimates, device_bytes: int | None
 ) -> Iterator[str]:
     """Say in a sentence how much points need, and of those that do not fit what would."""
     known = [found.total_bytes for found in estimates if found]
@@ -28,17 +27,17 @@ def memory_lines(
     least, most = gib(min(known)), gib(max(known))
     span = most if least == most else f"{least} to {most}"
     text = f"memory: estimated {span} GiB a device"
-    if device_gib is None:
-        yield f"{text}; --device-memory GIB tells which points do not fit"
+    if device_bytes is None:
+        yield f"{text}; --device-memory SIZE tells which points do not fit"
         return
-    room = USABLE * device_gib * _GIB
+    room = USABLE * device_bytes
     too_big = [
         (number, point, found)
         for number, (point, found) in enumerate(zip(points, estimates, strict=True), start=1)
         if found and found.total_bytes > room
     ]
     numbers = ", ".join(f"#{number}" for number, *_ in too_big)
-    fits = f"do not fit into {device_gib:g} GiB, and run all the same: {numbers}"
-    yield f"{text}; {fits if too_big else f'all fit into {device_gib:g} GiB'}"
+    fits = f"do not fit into {gib(device_bytes)} GiB, and run all the same: {numbers}"
+    yield f"{text}; {fits if too_big else f'all fit into {gib(device_bytes)} GiB'}"
     for number, point, found in too_big[:_MOST_EXPLAINED]:
-        yield f"#{number}: {explain_oom(point, found, round(device_gib * _GIB))}"
+        yield f"#{number}: {explain_oom(point, found, device_bytes)}"

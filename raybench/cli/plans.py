@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from raybench.cli.options import DeviceCount, overrides_option
+from raybench.cli.options import DeviceCount, Size, overrides_option
 from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
 from raybench.job.device_choice import devices_needed
 from raybench.report.plain_text import counted, printable
@@ -63,11 +63,11 @@ def print_plan(
     as_json: bool,
     devices: int | None = None,
     nodes: int = 1,
-    device_gib: float | None = None,
+    device_bytes: int | None = None,
 ) -> None:
     """Print the plan on stdout and its warnings on stderr.
 
-    devices, nodes: for the estimate of the time. device_gib: memory of a device.
+    devices, nodes: for the estimate of the time. device_bytes: memory of a device.
     """
     for warning in plan.warnings:
         click.echo(printable(f"{warning} (warning)"), err=True)
@@ -75,7 +75,7 @@ def print_plan(
     if as_json:
         write_result(json_text(plan_as_json(job, plan, makespans)))
     else:
-        write_result(plan_as_text(job, plan, makespans, device_gib))
+        write_result(plan_as_text(job, plan, makespans, device_bytes))
 
 
 @click.command("plan")
@@ -99,9 +99,8 @@ def print_plan(
 )
 @click.option(
     "--device-memory",
-    "device_gib",
-    metavar="GIB",
-    type=click.FloatRange(min=0, min_open=True),
+    "device_bytes",
+    type=Size(),
     help="Tell which points are estimated not to fit into so much memory of a device.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -111,7 +110,7 @@ def plan_command(
     expression: str | None,
     devices: int | None,
     nodes: int,
-    device_gib: float | None,
+    device_bytes: int | None,
     as_json: bool,
 ) -> None:
     """Check JOB and print its points, the devices they need and the time they may take.
@@ -121,7 +120,7 @@ def plan_command(
     raybench plan jobs/ddp_scaling.yaml --filter "precision == 'bf16'"
     """
     job, plan = load_plan(job_file, overrides, expression)
-    print_plan(job, plan, as_json, devices, nodes, device_gib)
+    print_plan(job, plan, as_json, devices, nodes, device_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +226,7 @@ def _point_at_most_s(job: Job) -> float:
 
 
 def plan_as_text(
-    job: Job, plan: Plan, makespans: _Makespans | None, device_gib: float | None = None
+    job: Job, plan: Plan, makespans: _Makespans | None, device_bytes: int | None = None
 ) -> str:
     """Show the plan as a table of what varies, below what does not, above what it needs."""
     from raybench.cli.plan_memory import memory_column, memory_lines
@@ -249,7 +248,7 @@ def plan_as_text(
         "",
         _point_table(plan, varying, memory_column(estimates) if any(estimates) else []),
         _needs(job, plan),
-        *map(_wrap, memory_lines(plan.points, estimates, device_gib)),
+        *map(_wrap, memory_lines(plan.points, estimates, device_bytes)),
         *([_makespans_as_text(plan, makespans)] if makespans else []),
     ]
     return "\n".join(paragraphs) + "\n"

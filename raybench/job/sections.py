@@ -32,6 +32,7 @@ from pydantic_core import PydanticCustomError
 from raybench.job.device_choice import ANY, are_devices
 from raybench.job.point import Strategy
 from raybench.job.problems import KeyPath, Problem, quote
+from raybench.job.sizes import read_bytes
 
 
 def _one_value(value: object) -> object:
@@ -329,9 +330,6 @@ class Placement(Section):
     )
 
 
-_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB|B|)")
-_MAX_BYTES = 2**63 - 1
 _SIZE_RULE = "must be bytes, as in 4096 or 4KiB, or a range FIRST:LAST:xFACTOR, as in 8:1GiB:x2"
 # Where a range stands for several points; elsewhere a size is one.
 _AXES = ("matrix", "zip", "exclude")
@@ -418,10 +416,5 @@ def _range_of_sizes(first: str, rest: list[str]) -> tuple[list[int], str]:
 
 def _read_bytes(text: str) -> int | None:
     """Read a whole number of bytes above 0; None where the text is none."""
-    found = _SIZE.fullmatch(text)
-    if found is None:
-        return None
-    count = (
-        float(found[1]) * _UNITS[found[2]] if "." in found[1] else int(found[1]) * _UNITS[found[2]]
-    )
-    return int(count) if 0 < count <= _MAX_BYTES and count == int(count) else None
+    count = read_bytes(text)
+    return None if count is None or count != int(count) else int(count)

@@ -138,12 +138,18 @@ def test_plan_estimates_the_memory_of_each_point_and_says_what_would_fit() -> No
     wide = ("--set", "workload.hidden=16384", "--set", "matrix.world_size=1")
     text = run("plan", "job.yaml", *wide)
     assert "est. GiB" in text
-    assert "GiB a device; --device-memory GIB tells which" in " ".join(text.split())
-    told = " ".join(run("plan", "job.yaml", *wide, "--device-memory", "4").split())
+    assert "GiB a device; --device-memory SIZE tells which" in " ".join(text.split())
+    told = " ".join(run("plan", "job.yaml", *wide, "--device-memory", "4GiB").split())
     assert "do not fit into 4 GiB, and run all the same: #1, #2 #1: estimated " in told
-    assert "all fit into 100 GiB" in run("plan", "job.yaml", *wide, "--device-memory", "100")
+    assert "all fit into 93.1 GiB" in run("plan", "job.yaml", *wide, "--device-memory", "100GB")
     points = json.loads(run("plan", "job.yaml", *wide, "--json"))["points"]
     assert all(point["mem_estimate_bytes"] > 4 * 2**30 for point in points)
+
+
+@pytest.mark.parametrize("given", ["80", "1.5", "much", "-1GB", "0GiB", "80 GiBs"])
+def test_memory_of_a_device_without_a_unit_is_refused(given: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"^must be a size with its unit, as in 141GB or"):
+        run("plan", "job.yaml", "--device-memory", given)
 
 
 def test_plan_as_json_has_every_setting_of_every_point() -> None:

@@ -24,6 +24,7 @@ def load(text: str, tmp_path: Path, *overrides: str) -> Job:
         ("8:1GiB:x2", [8 * 2**power for power in range(28)]),
         ("1KiB:100KiB:x10", [1024, 10240, 102400]),
         ("4KiB", [4096]),
+        ("4kB", [4000]),
         ("1.5MiB", [3 * 2**19]),
         ("8:8:x2", [8]),
         ("[4KiB, 8:64:x4, 100]", [4096, 8, 32, 100]),
@@ -65,7 +66,7 @@ def test_a_range_means_the_same_job_as_its_sizes(tmp_path: Path) -> None:
     ("given", "message"),
     [
         ("8:1GiB", "must be bytes, as in 4096 or 4KiB, or a range FIRST:LAST:xFACTOR"),
-        ("16GB", "must be bytes, as in 4096 or 4KiB, or a range FIRST:LAST:xFACTOR"),
+        ("16Gb", "must be bytes, as in 4096 or 4KiB, or a range FIRST:LAST:xFACTOR"),
         ("0:64:x2", "must be bytes"),
         ("0.3KiB", "must be bytes"),
         ("8:64:x1", "the factor of a range must be at least 2, given '8:64:x1'"),
