@@ -52,6 +52,11 @@ def divide(
     replicate, shard, tensor = cast("tuple[str, ...]", mesh.mesh_dim_names)
     if layout.tp > 1:
         _divide_products(model, mesh[tensor])
+        if compiled:
+            # In torch 2.13 compiled code fails in its backward pass where its input is a collective
+            # that nobody has waited for: a copy is none.
+            embedding = cast("nn.Module", model.tokens)
+            embedding.register_forward_hook(lambda _module, _inputs, output: output.clone())
     if layout.cp > 1:
         _divide_sequences(model, layout, device)
     # Before they are sharded: gathering is not part of the compiled code.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -44,6 +45,18 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "FSDP x CP": {"dp_shard": 2, "cp": 2},
         "CP x TP": {"cp": 2, "tp": 2, "activation_checkpointing": "full"},
     },
+}
+
+
+# Of two ranks, with blocks and loss compiled; no code is generated, which takes minutes on CPUs.
+COMPILED: dict[str, dict[str, Any]] = {
+    f"{name}, compiled": {**options, "compile": True, "layers": 1}
+    for name, options in {
+        "FSDP": {"dp_shard": 2, "activation_checkpointing": "full"},
+        # Torch 2.13 fails with full checkpointing; 2.11 does not.
+        "TP": {"tp": 2, "activation_checkpointing": "selective"},
+        "CP": {"cp": 2, "activation_checkpointing": "full"},
+    }.items()
 }
 
 
@@ -87,7 +100,7 @@ def step(rank: int, world_size: int, **options: Any) -> tuple[Tensor, list[Tenso
 
 def difference(rank: int, world_size: int, options: dict[str, Any]) -> float:
     """Largest difference of the loss and of a gradient to those of one device, as a share."""
-    degrees = ("dp_replicate", "dp_shard", "cp", "tp", "reshard_after_forward")
+    degrees = ("dp_replicate", "dp_shard", "cp", "tp", "reshard_after_forward", "compile")
     alone = {name: value for name, value in options.items() if name not in degrees}
     groups = world_size // Layout.make(world_size, options).ranks_per_batch
     # The batches of all groups, one after the other, on one device.
@@ -139,6 +152,27 @@ def run_rank(rank: int, world_size: int, store: str) -> dict[str, float]:
     }
     if world_size == 2:
         cases |= {f"fault: {name}": case for name, case in _faults().items()}
+    return _differences(rank, world_size, store, cases)
+
+
+def run_rank_compiled(rank: int, world_size: int, store: str) -> dict[str, float]:
+    """As `run_rank`, of the layouts that are compiled."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    without_code = partial(torch.compile, backend="aot_eager")
+    cases = {
+        name: (options, mock.patch.object(torch, "compile", without_code))
+        for name, options in COMPILED.items()
+    }
+    return _differences(rank, world_size, store, cases)
+
+
+def _differences(
+    rank: int,
+    world_size: int,
+    store: str,
+    cases: Mapping[str, tuple[dict[str, Any], AbstractContextManager[object]]],
+) -> dict[str, float]:
     found = {}
     for number, (name, (options, fault)) in enumerate(cases.items()):
         dist.init_process_group(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from forked import run_ranks
-from layout_ranks import LAYOUTS, run_rank
+from layout_ranks import COMPILED, LAYOUTS, run_rank, run_rank_compiled
 
 from raybench.errors import JobError
 from raybench.job.model import load_job
@@ -48,6 +48,12 @@ def test_loss_and_gradients_of_layouts_of_four_ranks_are_those_of_one_device(
 ) -> None:
     for found in run_ranks(run_rank, 4, 4, str(tmp_path / "store")):
         assert found.keys() == LAYOUTS[4].keys()
+        assert max(found.values()) < EXACT
+
+
+def test_compiled_layouts_of_two_ranks_compute_what_one_device_does(tmp_path: Path) -> None:
+    for found in run_ranks(run_rank_compiled, 2, 2, str(tmp_path / "store")):
+        assert found.keys() == COMPILED.keys()
         assert max(found.values()) < EXACT
 
 
