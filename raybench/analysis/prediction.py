@@ -19,7 +19,13 @@ from raybench.analysis.rounds import Trials, mean_of_rounds, records
 from raybench.analysis.settings import EXECUTION, batch_column
 from raybench.analysis.start_noise import StartIntervals, StartNoise
 from raybench.errors import ResultsError
-from raybench.results.quality import value_or_none, why_no_breakdown
+from raybench.results.quality import (
+    WIDEST_INTERVAL,
+    half_interval,
+    is_imprecise,
+    value_or_none,
+    why_no_breakdown,
+)
 from raybench.stats.communication import Exposure, Link, ReduceTimes, fit_growth, wire_factor
 from raybench.workloads.model_sizes import parameter_count
 
@@ -147,17 +153,21 @@ def _series(points: pd.DataFrame) -> Iterator[list[Row]]:
         yield sorted(rows, key=lambda row: row["world_size"])
 
 
+def _usable(rows: Iterable[Row]) -> list[Row]:
+    """Keep the points that a prediction may stand on: ok, and known well enough to compare."""
+    return [row for row in rows if row["status"] == "ok" and not is_imprecise(row)]
+
+
 def _why_not(rows: Sequence[Row]) -> str | None:
     """Why nothing can be said of a series; None where it can."""
-    ok = [row for row in rows if row["status"] == "ok"]
+    ok = _usable(rows)
     if not any(map(_is_data_parallel, rows)):
         return (
             f"no step of DistributedDataParallel: {rows[0]['workload']} has no gradients that are "
             "known to be reduced"
         )
     if len({row["world_size"] for row in ok}) < 2:
-        worlds = ", ".join(str(row["world_size"]) for row in ok) or "none"
-        return f"needs ok points of two world sizes, has {worlds}; sweep world_size: [1, 2]"
+        return _why_not_two(rows, ok)
     if rows[0]["scaling"] == "strong":
         return (
             "scales strongly: with global_batch_size fixed a device has another batch at every "
@@ -166,6 +176,19 @@ def _why_not(rows: Sequence[Row]) -> str | None:
     if any(row["crowded"] is True for row in ok):
         return "its workers shared cores, which more devices would not"
     return None
+
+
+def _why_not_two(rows: Sequence[Row], usable: Sequence[Row]) -> str:
+    """Say which world sizes a series has, and what is the matter with the others."""
+    wide = [row for row in rows if row["status"] == "ok" and is_imprecise(row)]
+    if wide:
+        known = ", ".join(f"{row['world_size']} ±{half_interval(row):.1%}" for row in wide)
+        return (
+            f"needs two world sizes with steps known to ±{WIDEST_INTERVAL:.0%}, but has {known}; "
+            "measure for longer, on devices that nothing else uses"
+        )
+    worlds = ", ".join(str(row["world_size"]) for row in usable) or "none"
+    return f"needs ok points of two world sizes, has {worlds}; sweep world_size: [1, 2]"
 
 
 def _is_data_parallel(row: Row) -> bool:
@@ -191,7 +214,7 @@ class _Model:
 
     @classmethod
     def of(cls, rows: Sequence[Row], network: Network) -> _Model:
-        ok = [row for row in rows if row["status"] == "ok"]
+        ok = _usable(rows)
         first, last = ok[0], ok[-1]
         several = [row for row in ok if row["world_size"] > 1]
         exposed = [_exposure_ms(row, first) for row in several]
@@ -220,16 +243,16 @@ class _Model:
         return min(mib * _MIB, self.gradient_bytes or math.inf)
 
     def predict(self, world_size: int, noise: float) -> Prediction:
-        """noise: half the interval of a start of the step, relative."""
-        added_ms, least_ms, most_ms = self.increase_ms(world_size)
+        """noise: half the interval of a start of the step, as a logarithm."""
         measured_ms = float(self.last["step_ms_p50"])
-        step_ms = measured_ms + added_ms
+        added_ms, least_ms, most_ms = self.increase_ms(world_size)
+        step_ms, least, most = (measured_ms + ms for ms in (added_ms, least_ms, most_ms))
         return Prediction(
             measured=self.last,
             world_size=world_size,
             step_ms=step_ms,
-            step_ms_low=step_ms - math.hypot(added_ms - least_ms, noise * step_ms),
-            step_ms_high=step_ms + math.hypot(most_ms - added_ms, noise * step_ms),
+            step_ms_low=step_ms * math.exp(-math.hypot(math.log(step_ms / least), noise)),
+            step_ms_high=step_ms * math.exp(math.hypot(math.log(most / step_ms), noise)),
             comm_exposed_ms=max(0.0, self.exposure.exposed_ms) + added_ms,
             base_world=int(self.first["world_size"]),
             base_ms=float(self.first["step_ms_p50"]),
@@ -303,7 +326,7 @@ def _gradient_bytes(row: Row) -> float | None:
 
 
 def _noise(row: Row, trials: Trials, intervals: StartIntervals) -> float:
-    """Half the 95 % interval of another start's step, relative, as seen from this point's."""
+    """Half the 95 % interval of another start's step, as a logarithm, seen from this point's."""
     noise, rounds = intervals.time_noise(row), max(1, len(trials.rounds(row)))
     found = intervals.step_time(row)
     own = 0.0 if found is None else math.log(found[1] / row["step_ms_p50"])

@@ -72,7 +72,7 @@ class Forecast:
     def table(self) -> Table:
         """Make the table: a line for each point and number of devices."""
         rows = [{**one.measured, "world_size": one.world_size} for one in self.predictions]
-        names = varying(rows, always=("world_size",), params_first=True)
+        names = varying(rows, always=("precision", "world_size"), params_first=True)
         headings = tuple(formatting.heading(name) for name in names)
         return Table(
             columns=(*headings, *_MEASURED),

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from raybench.analysis.prediction import Network, omissions, predict, reduce_times
+from raybench.analysis.start_noise import StartNoise, kind_of
 from raybench.errors import ResultsError
 from raybench.job.point import EXECUTION, RUN_SETTINGS
 from raybench.stats.communication import Link, ReduceTimes
@@ -60,6 +61,22 @@ def test_the_interval_reaches_from_all_hidden_to_nothing_hidden_and_holds_noise_
     assert one.step_ms_high < 11.5
 
 
+def test_a_point_that_is_known_badly_is_no_ground_where_others_are_there() -> None:
+    wide = row(4, 30.0, step_ms_ci_low=5.0)
+    good = row(1, 8.0), row(2, 9.0)
+    assert predict(table(*good, wide), [8], Network(times=TIMES)) == predict(
+        table(*good), [8], Network(times=TIMES)
+    )
+
+
+def test_no_step_is_predicted_to_take_less_than_nothing_however_noisy_starts_are() -> None:
+    cpu = {"device_type": "cpu", "device_name": "Xeon"}
+    noisy = [row(1, 1.0, comm_exposed_ms=None, **cpu), row(2, 9.0, comm_exposed_ms=8.0, **cpu)]
+    starts = {kind_of(noisy): StartNoise(sd=0.5, degrees=30, source="points")}
+    (one,) = predict(table(*noisy), [512], Network(), starts)
+    assert 0 < one.step_ms_low < one.step_ms < one.step_ms_high
+
+
 def test_without_measured_all_reduces_exposed_communication_grows_as_the_bytes_on_the_wire() -> (
     None
 ):
@@ -94,6 +111,7 @@ def test_a_link_is_not_used_inside_a_node() -> None:
         ([row(n, 8.0, workload="gemm", params={}) for n in (1, 2)], "no step of Distributed"),
         ([row(n, 8.0, scaling="strong", global_batch_size=64) for n in (1, 2)], "scales strongly"),
         ([row(n, 8.0, crowded=True) for n in (1, 2)], "shared cores"),
+        ([row(1, 8.0), row(2, 9.0, step_ms_ci_high=12.0)], "but has 2 ±17.2%; measure for"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused_with_the_reason(
