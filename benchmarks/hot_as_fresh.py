@@ -26,7 +26,7 @@ from raybench.job.model import Measure
 from raybench.job.point import Point, Precision, Scalar
 from raybench.records import Measurement, Task
 from raybench.stats.equivalence import ratio
-from raybench.stats.summary import step_time_ns
+from raybench.stats.summary import step_time
 
 OTHERS, PAIRS = 50, 2
 STEPS: dict[str, dict[str, dict[str, Scalar]]] = {
@@ -126,7 +126,7 @@ def step_ms(cluster: RayCluster, wanted: Point, **settings: object) -> float:
         raise SystemExit(f"{wanted}: {[a for a in answers if not isinstance(a, Measurement)]}")
     for warning in dict.fromkeys(text for answer in measured for text in answer.warnings):
         print(f"{wanted.point_id}: {warning}", file=sys.stderr, flush=True)
-    return step_time_ns(measured) / 1e6
+    return step_time([answer.step_ns for answer in measured]) / 1e6
 
 
 def compared(rounds: list[dict[str, list[float]]]) -> dict[str, object]:

@@ -28,7 +28,7 @@ from raybench.cluster.rendezvous import StoreHost
 from raybench.doctor import parity
 from raybench.records import Answer, Group, Measurement, RankInfo, Task
 from raybench.stats.equivalence import ratio
-from raybench.stats.summary import step_time_ns
+from raybench.stats.summary import step_time
 
 
 def main() -> None:
@@ -113,7 +113,7 @@ def step_ms(answers: Sequence[Answer]) -> float:
     measured = [answer for answer in answers if isinstance(answer, Measurement)]
     if len(measured) < len(answers):
         raise SystemExit(str([one for one in answers if not isinstance(one, Measurement)]))
-    return step_time_ns(measured) / 1e6
+    return step_time([answer.step_ns for answer in measured]) / 1e6
 
 
 if __name__ == "__main__":

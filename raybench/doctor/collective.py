@@ -95,7 +95,7 @@ def _bandwidth(measurements: Sequence[Measurement]) -> Check:
     size_bytes, factor = measurements[0].message_bytes, measurements[0].busbw_factor
     assert size_bytes is not None
     assert factor is not None
-    step_s = summary.step_time_ns(measurements) / _NS_PER_S
+    step_s = summary.step_time([m.step_ns for m in measurements]) / _NS_PER_S
     algbw = size_bytes / step_s / 1e9
     return Check(
         name="all_reduce",

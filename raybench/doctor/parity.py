@@ -178,8 +178,8 @@ def time_by_raybench(
     answers = cluster.run(task_of(step, len(worker_ids), fresh=fresh), worker_ids)
     if cause := cause_of(answers):
         raise SideError(f"raybench: rank {cause.rank}: {cause.error_type}: {cause.message}")
-    measured = [answer for answer in answers if isinstance(answer, Measurement)]
-    return summary.step_time_ns(measured) / _NS_PER_MS
+    ranks_ns = [answer.step_ns for answer in answers if isinstance(answer, Measurement)]
+    return summary.step_time(ranks_ns) / _NS_PER_MS
 
 
 def _settings(step: Step, *, fresh: bool) -> Measure:

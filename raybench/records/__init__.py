@@ -352,6 +352,11 @@ class Measurement:
     worker_reusable: bool = True
     output: str = ""
 
+    @property
+    def step_ns(self) -> tuple[int, ...]:
+        """The timed samples, repeat after repeat."""
+        return tuple(ns for repetition in self.repetitions for ns in repetition.timed.step_ns)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:

@@ -203,7 +203,7 @@ def _why_not_together(measurements: Sequence[Measurement]) -> str | None:
         return "the ranks have not run the same steps: " + _list(
             {rank: " + ".join(map(str, shape)) for rank, shape in shapes.items()}
         )
-    step_ns = zip(*(_steps_ns(measurement) for measurement in measurements), strict=True)
+    step_ns = zip(*(measurement.step_ns for measurement in measurements), strict=True)
     if statistics.median(map(max, step_ns)) == 0:
         return "the clock stood still: the timed steps took 0 ns"
     return None
@@ -211,10 +211,6 @@ def _why_not_together(measurements: Sequence[Measurement]) -> str | None:
 
 def _shape(measurement: Measurement) -> tuple[int, ...]:
     return tuple(len(repetition.timed.step_ns) for repetition in measurement.repetitions)
-
-
-def _steps_ns(measurement: Measurement) -> list[int]:
-    return [ns for repetition in measurement.repetitions for ns in repetition.timed.step_ns]
 
 
 def _list(by_rank: Mapping[int, str]) -> str:

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import accumulate, chain
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from raybench.hardware.peaks import dense_peak_tflops
@@ -17,7 +17,7 @@ from raybench.job.point import SCRIPT
 from raybench.records import Breakdown, Measurement, Record, Traffic
 from raybench.records.metric import combine_ranks
 from raybench.results.metrics import combine_measurements
-from raybench.stats import steady, summary
+from raybench.stats import steady
 from raybench.stats import summary as stats
 from raybench.stats.stragglers import (
     NEARLY_ALL,
@@ -95,12 +95,15 @@ def _shares(measurements: Sequence[Measurement]) -> Numbers:
 
 def typical_step_ms(record: Record) -> float:
     """Return the step time of a point that was measured, in ms."""
-    return stats.step_time_ns(record.measurements) / _NS_PER_MS
+    return stats.step_time([m.step_ns for m in record.measurements]) / _NS_PER_MS
 
 
 def mean_step_ms(record: Record) -> float:
-    """Return the mean step of a point that was measured, in ms: its throughput is of that."""
-    return stats.mean_step_ns(record.measurements) / _NS_PER_MS
+    """Divide the time of the timed phase by its steps, on the rank that took longest.
+
+    In ms; the throughput is of that.
+    """
+    return max(fmean(m.step_ns) for m in record.measurements) / _NS_PER_MS
 
 
 def rates(record: Record, step_ms: float) -> Numbers:
@@ -116,7 +119,7 @@ def _step_times(record: Record, matters: float) -> Numbers:
     repeats = [_repeat_ms(measurements, index) for index in _repeats(measurements)]
     ranks = [_steps_ms(measurement) for measurement in measurements]
     steps_ms = [ms for repeat in repeats for ms in repeat]
-    summary = replace(stats.summarize(steps_ms), mean=stats.mean_step_ns(measurements) / _NS_PER_MS)
+    summary = replace(stats.summarize(steps_ms), mean=mean_step_ms(record))
     interval = _interval(record, repeats)
     return {
         "repeats": len(repeats),
@@ -190,7 +193,7 @@ def _repeat_ms(measurements: Sequence[Measurement], index: int) -> list[float]:
 
 
 def _steps_ms(measurement: Measurement) -> list[float]:
-    return [ns / _NS_PER_MS for ns in stats.step_ns_in_order(measurement)]
+    return [ns / _NS_PER_MS for ns in measurement.step_ns]
 
 
 def _sizes(measurements: Sequence[Measurement], step_ms: float) -> Numbers:
@@ -349,11 +352,7 @@ def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
         if (timed := [repetition.timed for repetition in measurement.repetitions])
         and any("data" in samples.part_ns for samples in timed)
     ]
-    return (
-        summary.summarize(summary.per_iteration_max(waits_ns)).p50 / _NS_PER_MS
-        if waits_ns
-        else None
-    )
+    return stats.summarize(stats.per_iteration_max(waits_ns)).p50 / _NS_PER_MS if waits_ns else None
 
 
 def _breakdowns(measurements: Sequence[Measurement]) -> list[Breakdown]:
@@ -420,7 +419,7 @@ def _pace_scatter_ms(measurements: Sequence[Measurement]) -> float:
     repeats = range(len(measurements[0].repetitions))
     return max(
         pace_scatter(
-            summary.step_series([m.repetitions[index].timed.step_ns for m in measurements]).tolist()
+            stats.step_series([m.repetitions[index].timed.step_ns for m in measurements]).tolist()
         )
         / _NS_PER_MS
         for index in repeats
@@ -471,7 +470,7 @@ def _communication(broken_down: Sequence[Breakdown], step_ms: float) -> Numbers:
     local_ms, comm_ms = _local_ms(broken_down), [b.comm_ms for b in broken_down]
     has_peers = len(broken_down) > 1
     return {
-        "comm_ms": summary.median_of_smallest(comm_ms) if comm_ms else None,
+        "comm_ms": stats.median_of_smallest(comm_ms) if comm_ms else None,
         "comm_exposed_ms": step_ms - max(local_ms) if has_peers and local_ms else None,
         "hooked_step_ms": _hook_ms(broken_down),
         "wait_ms": _wait_ms(broken_down, step_ms),
@@ -517,7 +516,7 @@ def _busbw_by_kind(broken_down: Sequence[Breakdown]) -> dict[str, float]:
 
 def _busbw_of_gradients(broken_down: Sequence[Breakdown]) -> dict[str, float] | None:
     """Compute the bus bandwidth of gradients, where all that is sent is what was timed."""
-    comm_ms = summary.median_of_smallest([b.comm_ms for b in broken_down]) if broken_down else None
+    comm_ms = stats.median_of_smallest([b.comm_ms for b in broken_down]) if broken_down else None
     sent = broken_down[0].traffic if broken_down else ()
     if not comm_ms or [one.kind for one in sent] != ["all_reduce"]:
         return None
@@ -552,8 +551,8 @@ def _wait_ms(broken_down: Sequence[Breakdown], step_ms: float) -> float | None:
         return None
     if not _is_same_step(_hook_ms(broken_down), step_ms):
         return None
-    shortest_ms = summary.median_of_smallest(tails) or 0.0
-    waits_ms = zip(summary.median_above_smallest(tails), local_ms, strict=True)
+    shortest_ms = stats.median_of_smallest(tails) or 0.0
+    waits_ms = zip(stats.median_above_smallest(tails), local_ms, strict=True)
     return max(max(0.0, min(wait, step_ms - own - shortest_ms)) for wait, own in waits_ms)
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
-    from raybench.records import Measurement
-
 # Below this an interval would say more about the method than about the samples.
 MIN_SAMPLES = 5
 # Sokal's constant: so many autocorrelation times are summed up.
@@ -220,23 +218,11 @@ def median_above_smallest(ranks: Sequence[Sequence[float]]) -> list[float]:
     return [float(median) for median in np.median(values - values.min(axis=0), axis=1)]
 
 
-def step_ns_in_order(measurement: Measurement) -> list[int]:
-    """List the timed samples of one rank, repeat after repeat, in nanoseconds."""
-    return [ns for repetition in measurement.repetitions for ns in repetition.timed.step_ns]
-
-
-def step_time_ns(measurements: Sequence[Measurement]) -> float:
-    """Compute a point's step time in nanoseconds: the median of `step_series`."""
+def step_time(ranks: Sequence[ArrayLike]) -> float:
+    """Compute a point's step time, in the unit of the samples: the median of `step_series`."""
     import numpy as np
 
-    return float(np.median(step_series([step_ns_in_order(m) for m in measurements])))
-
-
-def mean_step_ns(measurements: Sequence[Measurement]) -> float:
-    """Divide the time of the timed phase by its steps, on the rank that took longest."""
-    import numpy as np
-
-    return max(float(np.mean(step_ns_in_order(measurement))) for measurement in measurements)
+    return float(np.median(step_series(ranks)))
 
 
 def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:

@@ -56,8 +56,7 @@ def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ..
 
 def median_step_ns(measured: Measurement) -> float:
     """Return the median over the timed samples of a rank."""
-    step_ns = [ns for repetition in measured.repetitions for ns in repetition.timed.step_ns]
-    return statistics.median(step_ns)
+    return statistics.median(measured.step_ns)
 
 
 def _reading(

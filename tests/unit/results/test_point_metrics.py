@@ -11,7 +11,7 @@ from builders import make_device, make_measurement, make_point, make_record, mak
 from raybench.job.point import Precision
 from raybench.records import Breakdown, Measurement, Record, Repetition, WallTimes
 from raybench.results import point_metrics as module
-from raybench.results.point_metrics import compute_metrics
+from raybench.results.point_metrics import compute_metrics, mean_step_ms
 
 MS = 1_000_000
 
@@ -321,6 +321,13 @@ def test_the_steps_in_a_sample_are_told() -> None:
     [repetition] = measured.repetitions
     loops = replace(measured, repetitions=(replace(repetition, inner_iterations=20),))
     assert of(loops)["inner_iterations"] == 20
+
+
+def test_the_mean_step_is_the_whole_time_over_the_steps_of_the_rank_that_took_longest() -> None:
+    repeats = ([[10, 10], [10]], [[10, 40], [10]])
+    measurements = tuple(make_measurement(rank, steps) for rank, steps in enumerate(repeats))
+    assert measurements[1].step_ns == (10, 40, 10)
+    assert mean_step_ms(make_record(measurements=measurements)) == 20 / MS
 
 
 def test_items_that_some_ranks_do_not_finish_count_for_those_that_do() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import make_measurement
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from series import autocorrelated, with_outliers
@@ -192,24 +191,13 @@ def test_the_step_of_ranks_that_differ_is_that_of_the_slowest() -> None:
     ranks = [[100, 900, 100], [102, 102, 102], [99, 99, 99]]
     assert stats.step_series(ranks).tolist() == [102, 102, 102]
     assert stats.step_series(ranks[:1]).tolist() == [100, 900, 100]
-    measurements = [make_measurement(rank, [ns]) for rank, ns in enumerate(ranks)]
-    assert stats.step_time_ns(measurements) == 102
-
-
-def test_the_mean_step_is_the_whole_time_over_the_steps_of_the_rank_that_took_longest() -> None:
-    measurements = [make_measurement(0, [[10, 10], [10]]), make_measurement(1, [[10, 40], [10]])]
-    assert stats.mean_step_ns(measurements) == 20
-    assert stats.step_time_ns(measurements) == 10
+    assert stats.step_time(ranks) == 102
 
 
 def test_ranks_are_told_apart_by_their_medians_and_spread() -> None:
     ranks = [[1, 9, 1, 9, 1], [9, 1, 9, 1, 8]]
     assert stats.per_iteration_max(ranks).tolist() == [9, 9, 9, 9, 8]
     assert stats.median_skew(ranks) == 8
-
-
-def test_the_timed_samples_of_all_repeats_count_and_no_warm_up() -> None:
-    assert stats.step_ns_in_order(make_measurement(0, [[1, 2], [3]])) == [1, 2, 3]
 
 
 def test_ranks_with_different_counts_are_refused() -> None:
