@@ -24,11 +24,11 @@ from queue import Queue
 
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
-from raybench.cluster.rendezvous import StoreHost
 from raybench.doctor import parity
 from raybench.records import Answer, Group, Measurement, RankInfo, Task
 from raybench.stats.equivalence import ratio
 from raybench.stats.summary import step_time
+from raybench.worker.rendezvous import StoreHost
 
 
 def main() -> None:

@@ -60,7 +60,7 @@ class StoreProcess:
 
 def main() -> None:
     """Serve a store and say at which port; each line that comes is the name of a broken group."""
-    from raybench.cluster.rendezvous import StoreHost
+    from raybench.worker.rendezvous import StoreHost
 
     host = StoreHost(sys.argv[1])
     address, port = host.endpoint()

@@ -40,7 +40,7 @@ def serve(order: WorkerOrder) -> None:
     if order.search_path not in sys.path:
         sys.path.insert(0, order.search_path)
     connection = order.door.enter(order.token)
-    from raybench.cluster.rendezvous import choose_interface
+    from raybench.worker.rendezvous import choose_interface
     from raybench.worker.worker import Worker
 
     choose_interface(order.address)

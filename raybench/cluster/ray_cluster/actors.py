@@ -36,7 +36,7 @@ class _Worker:
             sys.path.insert(0, search_path)
         reaper.reap_orphans_of_worker()
         gc.disable()  # the collections in between are a sixth of the time of these imports
-        from raybench.cluster.rendezvous import choose_interface
+        from raybench.worker.rendezvous import choose_interface
         from raybench.worker.worker import load
 
         choose_interface(_address())
@@ -81,7 +81,7 @@ class _Store:
     """Holds the rendezvous, on the driver's node."""
 
     def __init__(self) -> None:
-        from raybench.cluster.rendezvous import StoreHost
+        from raybench.worker.rendezvous import StoreHost
 
         self._host = StoreHost(_address())
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from raybench.cluster.rendezvous import StoreHost
 from raybench.job.model import Measure
 from raybench.records import Group, RankInfo, Task
 from raybench.worker.process_group import GroupGoneError, ProcessGroup
+from raybench.worker.rendezvous import StoreHost
 from tests.unit.fakes import make_point
 
 ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)

@@ -18,7 +18,6 @@ from fakes import make_point
 from messes import MESSES, seen
 
 from raybench.cluster.local import this_process
-from raybench.cluster.rendezvous import StoreHost
 from raybench.hardware.counters import Reading
 from raybench.job import registry
 from raybench.job.model import Measure
@@ -26,6 +25,7 @@ from raybench.job.point import Precision
 from raybench.measure import phases
 from raybench.records import Failure, Group, Measurement, RankInfo, Status, Task
 from raybench.records.environment import code_of
+from raybench.worker.rendezvous import StoreHost
 from raybench.worker.worker import Worker
 
 ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from raybench.cluster.rendezvous import StoreHost, choose_interface
+from raybench.worker.rendezvous import StoreHost, choose_interface
 
 
 def test_gloo_gets_the_interface_of_the_nodes_address(monkeypatch):
