@@ -61,8 +61,8 @@ def doctor_command(
     """
     if starts is not None and not wants_parity:
         raise UsageError(f"--starts {starts}: is for --parity; add it, or leave --starts out")
+    from raybench.cli.doctor_results import format_json, format_text
     from raybench.doctor.diagnosis import diagnose, open_cluster
-    from raybench.doctor.text import format_json, format_text
 
     console = make_console()
     phase = partial(show_phase, console)

@@ -14,8 +14,9 @@ from fakes import make_cluster, make_device
 from rich.console import Console
 
 from raybench.cli import raybench as command_line
+from raybench.cli.doctor_results import format_json, format_text
 from raybench.cli.output import say, show_phase
-from raybench.doctor import diagnosis, text
+from raybench.doctor import diagnosis
 from raybench.doctor.facts import Check, Diagnosis, Facts, Verdict
 from raybench.errors import ClusterError, UsageError
 from raybench.job.point import Point
@@ -151,7 +152,7 @@ GOOD = Check(name="ECC", verdict=Verdict.OK, found="[red]0[/red]\x1b[31m errors"
 
 
 def test_the_text_is_80_columns_of_plain_lines_with_the_advice_below() -> None:
-    lines = text.format_text(diagnosis_of(GOOD, BAD)).splitlines()
+    lines = format_text(diagnosis_of(GOOD, BAD)).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[1] == "ok    ECC               [red]0[/red]\N{REPLACEMENT CHARACTER}[31m errors"
     assert lines[2].startswith("fail  NCCL_P2P_DISABLE  1: slow")
@@ -160,12 +161,12 @@ def test_the_text_is_80_columns_of_plain_lines_with_the_advice_below() -> None:
 
 
 def test_colours_come_only_when_asked_for() -> None:
-    assert "\x1b" not in text.format_text(diagnosis_of(GOOD, BAD))
-    assert "\x1b[1;31mfail" in text.format_text(diagnosis_of(GOOD, BAD), color=True)
+    assert "\x1b" not in format_text(diagnosis_of(GOOD, BAD))
+    assert "\x1b[1;31mfail" in format_text(diagnosis_of(GOOD, BAD), color=True)
 
 
 def test_the_json_object_has_all_of_it() -> None:
-    content = json.loads(text.format_json(diagnosis_of(GOOD, BAD)))
+    content = json.loads(format_json(diagnosis_of(GOOD, BAD)))
     assert content["schema_version"] == 1
     assert [check["verdict"] for check in content["checks"]] == ["ok", "fail"]
     assert content["devices"][0]["uuid"] == "GPU-a0"
