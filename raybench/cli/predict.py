@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from raybench.cli.completion import complete_run
-from raybench.cli.networks import find_network
 from raybench.cli.options import (
     format_asked,
     json_format_option,
@@ -79,6 +78,7 @@ def load_forecast(
     results: Path, run: str, world_sizes: tuple[int, ...], asked: str | None
 ) -> Forecast:
     """Read the run and predict. Raises ResultsError where nothing can be predicted."""
+    from raybench.analysis.networks import find_network
     from raybench.analysis.prediction import omissions, predict
     from raybench.analysis.start_noise import known_starts
     from raybench.report.prediction import Forecast

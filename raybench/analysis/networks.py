@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from raybench.analysis.prediction import Network, reduce_times
 from raybench.errors import ResultsError, UsageError
-
-if TYPE_CHECKING:
-    from raybench.analysis.prediction import Network
-    from raybench.stats.communication import Link, ReduceTimes
+from raybench.results import reader
+from raybench.results.run import run_ids
+from raybench.stats.communication import Link, ReduceTimes
 
 _LINK = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:GB/s)?\s*@\s*(\d+(?:\.\d+)?)\s*(?:us|µs|μs)?\s*")
 # Runs near in name that are looked at for all_reduces on the same devices.
@@ -34,9 +34,9 @@ def find_network(
     """Find what communication costs, and a sentence on where that is from.
 
     largest: world that the run measured; all_reduces of fewer devices do not tell of more.
+    asked: `--network`, as 45@30 or a run; None to look beside the run.
+    Raises UsageError, and ResultsError where the run that was asked for has no such all_reduces.
     """
-    from raybench.analysis.prediction import Network
-
     if asked is not None and "@" not in asked:
         times, name = _read_times(results, root, run_id, asked)
         if times.largest_world <= largest:
@@ -60,8 +60,6 @@ def find_network(
 
 def read_link(text: str) -> Link:
     """Read a network as `45@30` or `45GB/s@30µs`. Raises UsageError."""
-    from raybench.stats.communication import Link
-
     found = _LINK.fullmatch(text)
     gb_s, us = (float(number) for number in found.groups()) if found else (0.0, 0.0)
     if gb_s <= 0:
@@ -79,9 +77,6 @@ def _source_of(name: str, times: ReduceTimes) -> str:
 
 def _read_times(results: Path, root: Path, run_id: str, asked: str) -> tuple[ReduceTimes, str]:
     """Read the all_reduces of the run that --network names. Raises ResultsError without any."""
-    from raybench.analysis.prediction import reduce_times
-    from raybench.results import reader
-
     home, name = reader.find_run(results, asked)
     rows = _rows(home, name)
     times = reduce_times(rows)
@@ -102,9 +97,6 @@ def _read_times(results: Path, root: Path, run_id: str, asked: str) -> tuple[Red
 
 def _times_beside(root: Path, run_id: str) -> Iterator[tuple[ReduceTimes, str]]:
     """Find all_reduces that other runs measured on the same devices, the newest first."""
-    from raybench.analysis.prediction import reduce_times
-    from raybench.results.run import run_ids
-
     own = _uuids(root, run_id)
     others = (one for one in reversed(run_ids(root)) if one != run_id)
     for other in islice(others, _MOST_READ):
@@ -114,8 +106,6 @@ def _times_beside(root: Path, run_id: str) -> Iterator[tuple[ReduceTimes, str]]:
 
 def _uuids(root: Path, run_id: str) -> set[str]:
     """Read which devices a run had; none of a damaged one."""
-    from raybench.results import reader
-
     try:
         rows = reader.read_table(root, "devices", run_id, ("uuid",)).to_pylist()
     except ResultsError:
@@ -124,14 +114,10 @@ def _uuids(root: Path, run_id: str) -> set[str]:
 
 
 def _rows(root: Path, run_id: str) -> list[dict[str, Any]]:
-    from raybench.results import reader
-
     table = reader.read_table(root, "points", run_id, _COLUMNS)
     return list(table.to_pylist(maps_as_pydicts="strict"))
 
 
 def _devices_per_node(root: Path, run_id: str) -> int:
-    from raybench.results import reader
-
     rows = reader.read_table(root, "devices", run_id, ("node_id",)).to_pylist()
     return max(Counter(row["node_id"] for row in rows).values(), default=1)
