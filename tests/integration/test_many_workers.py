@@ -10,7 +10,7 @@ import pytest
 import raybench
 from tests.integration.fault_runs import sweep_command
 
-WORKERS = 16
+WORKERS = 64
 JOB = f"""\
 version: 1
 name: many_workers
@@ -20,13 +20,13 @@ baseline: {{}}
 placement: {{oversubscribe: true}}
 measure: {{warmup: 2, iterations: 5, max_seconds: 10, timeout_s: 240, breakdown: false}}
 """
-# Each loads torch, which takes seconds of a core.
+# Each loads torch, which takes seconds of a core: 200 s on two idle ones.
 _LIMIT_S = 900
 
 
 @pytest.mark.long
 @pytest.mark.timeout(_LIMIT_S)
-def test_16_workers_of_one_host_do_a_point_together(tmp_path: Path) -> None:
+def test_64_workers_of_one_host_do_a_point_together(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     command = sweep_command(tmp_path, "--device", "cpu")
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S - 20)
