@@ -20,6 +20,7 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ TIMEOUT_S = 10.0
 _REST_S = {"cpu": 0.0, "cuda": 8.0}
 _MESSAGE_CHARACTERS = 90
 # Of a script, whose start is longer.
-SCRIPT_TIMEOUT_S = 20.0
+SCRIPT_TIMEOUT_S = 12.0
 # How often the rows of a sweep that runs are read.
 _LOOK_S = 5.0
 _PARTS = ("processes", "imports", "scripts", "nodes", "driver")
@@ -134,13 +135,20 @@ def scripts(
     device: str, world_size: int, names: list[str] | None, options: Sequence[str]
 ) -> Iterator[Found]:
     """Faults of the ranks of a script, one point after the other, and a good one at the end."""
-    cases = [case for case in possible(device) if case.fault in (names or _OF_SCRIPTS)]
+    cases = [
+        as_of_script(case) for case in possible(device) if case.fault in (names or _OF_SCRIPTS)
+    ]
     with tempfile.TemporaryDirectory(prefix="faults") as name:
         folder = Path(name)
         points = [*((case.fault, case.rank) for case in cases), ("none", 0)]
         write_job(folder, points, world_size, kind="script", timeout_s=SCRIPT_TIMEOUT_S)
         for _ in sweep(folder, options):
             yield told(folder, dict(enumerate(cases)), SCRIPT_TIMEOUT_S, worker="ppid")
+
+
+def as_of_script(case: Case) -> Case:
+    """Of a script the worker sees an exit code, where a workload takes its worker along."""
+    return replace(case, wanted=frozenset({"error"})) if case.fault == "exit" else case
 
 
 def imports(world_size: int, options: Sequence[str]) -> Iterator[Found]:

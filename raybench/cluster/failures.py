@@ -89,7 +89,8 @@ def explain_death(answer: Answer, log_tail: str) -> Answer:
     if answer.error_type == Cause.WORKER_DIED and (fatal := _FATAL.search(log_tail)):
         python, signal = fatal.groups()
         by = signal or _SIGNALS.get(python, python)
-        return replace(explained, message=f"the worker process died by {by}")
+        if by not in answer.message:  # its parent has seen by which, as of a script
+            return replace(explained, message=f"the worker process died by {by}")
     return explained
 
 

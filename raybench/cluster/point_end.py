@@ -94,7 +94,7 @@ def finish_point(ranks: RunningRanks, task: Task) -> Outcome:
         return Outcome(
             answers=point.in_order(), unfit=frozenset(), group_is_gone=False, was_late=was_late
         )
-    answers = _end_all(point, ranks, task.settings.timeout_s)
+    answers = _end_all(point, ranks, task)
     unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)
     answers = point.kill_unfit(answers, unfit)
     return Outcome(answers=answers, unfit=unfit, group_is_gone=True, was_late=was_late)
@@ -110,7 +110,7 @@ def when_late_s(task: Task) -> float:
     return min(settings.timeout_s, max(budget_s, settings.timeout_s - _START_S))
 
 
-def _end_all(point: _Collected, ranks: RunningRanks, timeout_s: float) -> tuple[Answer, ...]:
+def _end_all(point: _Collected, ranks: RunningRanks, task: Task) -> tuple[Answer, ...]:
     """Make all ranks end a point that failed, or whose time is up, and say whose fault it is."""
     is_timeout = point.is_waiting()
     if not is_timeout:
@@ -119,13 +119,14 @@ def _end_all(point: _Collected, ranks: RunningRanks, timeout_s: float) -> tuple[
     ranks.abort()
     # NCCL's abort lets go of all that wait for each other. What ends the wait of a gloo collective
     # is the end of the process that it waits for, and a rank whose time is up writes where it is.
-    by_killing = is_timeout and ranks.devices[0].kind == "cpu"
+    # So does that of a script, whose collectives nobody else can abort.
+    by_killing = is_timeout and (task.is_script or ranks.devices[0].kind == "cpu")
     point.collect(_WRITE_S if by_killing else GRACE_S)
     if by_killing:
         point.kill(failures.hanging(point.observe(finished)))
         point.collect(GRACE_S)
     if is_timeout:
-        return failures.after_timeout(point.observe(finished), timeout_s)
+        return failures.after_timeout(point.observe(finished), task.settings.timeout_s)
     return failures.after_failure(point.observe(finished))
 
 

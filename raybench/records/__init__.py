@@ -556,9 +556,14 @@ class Task:
     precisions: tuple[Precision, ...] | None = ()
 
     @property
+    def is_script(self) -> bool:
+        """Whether the steps of each rank run in a process below its worker."""
+        return self.point.workload == SCRIPT
+
+    @property
     def worker_environment(self) -> Mapping[str, str]:
         """Variables with which the workers must have been started; a script has its processes."""
-        return {} if self.point.workload == SCRIPT else self.point.env
+        return {} if self.is_script else self.point.env
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

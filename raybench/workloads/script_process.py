@@ -23,6 +23,9 @@ from raybench.records.failure_text import DETAIL_CHARACTERS, shorten_start
 
 _CHILD = Path(__file__).with_name("script_child.py")
 _LOOK_S = 0.05
+# For so long after its time is up a script is left alone: the driver looks which rank hangs, and
+# ends that one first.
+_NAME_S = 1.0
 _END_S = 2.0
 _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 _OUT_OF_MEMORY_WORDS = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
@@ -192,8 +195,9 @@ class ScriptProcess:
                 return self._check({"ended": {"code": self._process.wait(), "samples": None}})
 
     def _give_up(self) -> bool:
-        """Whether another rank has failed; when the time is up the driver sees who hangs."""
-        return time.monotonic() < self._deadline_s and self._limits.is_aborted()
+        """Whether another rank has failed; just after the time is up the driver sees who hangs."""
+        over_s = time.monotonic() - self._deadline_s
+        return not 0 <= over_s < _NAME_S and self._limits.is_aborted()
 
     def _next_message(self) -> dict[str, Any] | None:
         """Read on; None while there is no whole line. A process that ends is seen by its handle."""

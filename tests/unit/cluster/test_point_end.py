@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -64,9 +65,9 @@ def _little_grace(monkeypatch):
     monkeypatch.setattr(point_end, "GRACE_S", 0.05)
 
 
-def finish(*answers, **facts) -> tuple[Outcome, list[str]]:
+def finish(*answers, task=TASK, **facts) -> tuple[Outcome, list[str]]:
     ranks = ScriptedRanks(*answers, **facts)
-    return finish_point(ranks, TASK), ranks.calls
+    return finish_point(ranks, task), ranks.calls
 
 
 def failure(rank, error_type="ValueError", *, status=Status.ERROR, reusable=True, detail=""):
@@ -122,9 +123,15 @@ def test_a_rank_that_does_not_stop_beside_one_that_failed_is_killed():
     assert outcome.answers[1].message == "rank 0 failed, and this rank did not stop"
 
 
-def test_on_cpus_the_ranks_that_hang_are_killed_first_so_that_those_who_wait_come_back():
+# The collectives of a script are aborted by nobody else.
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [("cpu", TASK), ("cuda", replace(TASK, point=make_point(workload="script")))],
+    ids=["gloo", "script"],
+)
+def test_the_ranks_that_hang_are_killed_first_so_that_those_who_wait_come_back(kind, task):
     tail = 'Thread 0x1 (most recent call first):\n  File "/torch/distributed/x.py", line 3 in wait'
-    outcome, calls = finish(None, None, kind="cpu", tails=[tail])
+    outcome, calls = finish(None, None, task=task, kind=kind, tails=[tail])
     assert calls == ["prepare", "abort", "kill [1]", "kill [0, 1]"]
     assert [answer.error_type for answer in outcome.answers] == ["PeerFailed", "Timeout"]
 
@@ -135,6 +142,9 @@ def test_a_dead_process_is_explained_by_the_end_of_its_log():
     assert outcome.answers[0].message == "the worker process died by SIGSEGV"
     assert outcome.answers[0].detail.startswith("words\n")
     assert calls == ["abort", "kill [0]"]
+    seen = replace(died, message="the process of the script died by SIGSEGV")
+    outcome, _ = finish(seen, tails=["Fatal Python error: Segmentation fault"])
+    assert outcome.answers[0].message == seen.message
     (unexplained,) = finish(died)[0].answers
     assert (unexplained.message, unexplained.detail) == (died.message, died.detail)
 

@@ -245,6 +245,25 @@ class TestTwoRanks:
         script = int((tmp_path / "pid").read_text(encoding="utf-8"))
         assert not is_running(script)
 
+    @pytest.mark.long
+    def test_a_rank_whose_script_waits_for_one_that_hangs_keeps_its_worker(self, cluster, tmp_path):
+        before = [device.process_id for device in cluster.devices]
+        waits = tmp_path / "torch" / "distributed"
+        waits.mkdir(parents=True)
+        (waits / "__init__.py").write_text("import time\ndef wait(): time.sleep(1000)\n")
+        text = """
+            steps(8)
+            if rank == 1:
+                time.sleep(1000)
+            import torch.distributed
+            torch.distributed.wait()
+        """
+        first, second = self.run(cluster, tmp_path, text, timeout_s=5.0, max_seconds=1.0)
+        assert (first.error_type, second.error_type) == ("PeerFailed", "Timeout")
+        assert "waited in a collective" in second.message
+        after = [device.process_id for device in cluster.devices]
+        assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+
     def test_a_rank_that_hangs_is_named_with_its_line(self, cluster, tmp_path):
         before = [device.process_id for device in cluster.devices]
         text = "steps(8)\nif rank == 1: time.sleep(1000)\nsteps(10**9)"
