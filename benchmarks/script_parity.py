@@ -65,7 +65,7 @@ class Step(NamedTuple):
 STEPS = {
     "cuda": {
         "gpu_bound": Step("--hidden 4096 --layers 8 --batch-size 1024", 12, 5, 0.01),
-        "python_bound": Step("--hidden 64 --layers 24 --batch-size 64", 40, 8, 0.05),
+        "python_bound": Step("--hidden 64 --layers 24 --batch-size 64", 32, 5, 0.05),
     },
     "cpu": {
         "compute_bound": Step("--hidden 256 --layers 4 --batch-size 64", 20, 4, 0.01),
