@@ -1,4 +1,4 @@
-"""What ranks of a layout compute together, beside one device, in fp64 on gloo."""
+"""What ranks of a layout compute together, beside one device, in fp64."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ COMPILED: dict[str, dict[str, Any]] = {
 }
 
 
-def make(rank: int, world_size: int, **options: Any) -> Transformer:
+def make(rank: int, world_size: int, device: str = "cpu", **options: Any) -> Transformer:
     context = Context(
-        device=torch.device("cpu"), rank=rank, world_size=world_size, local_rank=rank,
+        device=torch.device(device), rank=rank, world_size=world_size, local_rank=rank,
         batch_size=BATCH, precision=Precision.FP32, seed=3,
     )  # fmt: skip
     return Transformer(context, **{**SIZES, **options})
