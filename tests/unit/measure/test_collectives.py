@@ -267,6 +267,16 @@ def test_what_only_a_peer_has_is_random_and_integers_are_0(
     assert is_random or not first.any()
 
 
+def test_what_others_would_add_is_not_zero_where_a_rank_has_nothing() -> None:
+    output, source = torch.ones(64), torch.zeros(64)
+    handler, copies = LocalCopies(), [(output, source)]
+    handler(Collective(kind="reduce_scatter", ranks=2, message_bytes=64, copies=copies))
+    assert output.count_nonzero() == 64
+    assert output.abs().max() < 0.1
+    handler(Collective(kind="all_gather", ranks=2, message_bytes=64, copies=copies))
+    assert not output.any()
+
+
 def test_ranks_that_send_each_other_nothing_have_a_reason() -> None:
     class Silent:
         def step(self) -> None: ...
