@@ -135,8 +135,10 @@ class _Model:
         attention = 2 * queries + 2 * (queries * self.layout.cp if self.layout.cp > 1 else keys)
         if self.settings.get("compile"):
             # What is cheap is computed again: norms, the product of gate and up. Not where a block
-            # ends its forward pass before the backward pass begins: what both read is kept.
-            kept = 3 * shape.width + shape.hidden if self._checkpointing == "none" else 0
+            # ends its forward pass before the backward pass begins: what both read is kept, unless
+            # it is in float8.
+            is_kept = self._checkpointing == "none" and self.settings["precision"] != "float8"
+            kept = 3 * shape.width + shape.hidden if is_kept else 0
             return norms + number * (attention + 2 * shape.hidden + kept) / tp
         # Autocast casts the input of each product by itself: three of attention, two of the MLP.
         inputs = (5 if self._is_autocast else 2) * shape.width
@@ -160,7 +162,8 @@ class _Model:
     def _bytes_of_logit(self) -> int:
         """Count what the loss has of a logit at most."""
         if self.settings.get("compile"):
-            return 2 * self.number  # itself and its gradient
+            # Itself and its gradient; where tokens divide what the vocabulary did, both of it too.
+            return (2 if self.layout.tp == 1 else 4) * self.number
         # Softmax, its gradient, and that of the logit; under autocast the first and last in half,
         # and the input of the loss besides.
         return 8 + self.number if self._is_autocast else 3 * _FP32

@@ -102,6 +102,9 @@ def test_weights_gradients_and_moments_of_eight_billion_parameters_take_128_gb()
     assert parts.other > parts.parameters  # the buckets of DistributedDataParallel
 
 
+HALF: dict[str, Any] = {"optimizer_dtype": "bf16"}
+
+
 @pytest.mark.parametrize(
     ("settings", "measured_gib"),
     [
@@ -111,6 +114,13 @@ def test_weights_gradients_and_moments_of_eight_billion_parameters_take_128_gb()
         ({"optimizer_dtype": "bf16", "batch_size": 4, "world_size": 2, "dp_shard": 2}, 35.6),
         ({"optimizer_dtype": "bf16", "batch_size": 4, "world_size": 2, "tp": 2}, 32.6),
         ({"batch_size": 4, "world_size": 2, "dp_shard": 2}, 64.4),
+        ({**HALF, "batch_size": 4, "world_size": 2, "tp": 2, "layers": 16}, 21.8),
+        ({**HALF, "batch_size": 4, "activation_checkpointing": "selective"}, 80.1),
+        ({**HALF, "batch_size": 4, "precision": "float8"}, 61.9),
+        (
+            {**HALF, "batch_size": 3, "precision": "float8", "activation_checkpointing": "none"},
+            85.6,
+        ),
     ],
     ids=str,
 )
