@@ -22,12 +22,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 
 from fakes import make_cluster, make_measurement, make_point
+from lower_bound import at_least_s
 
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.sweep.loop import SweepSettings, sweep
-from raybench.sweep.makespan import at_least_s, imagine_devices, makespan_s
+from raybench.sweep.makespan import imagine_devices, makespan_s
 from raybench.sweep.rounds import Rounds
 
 DEVICES = imagine_devices(8, 1)

@@ -51,7 +51,7 @@ def _steps(
     trials, columns = Trials(reader.load(root, "points", run_id)), columns_of_a_map(by_rank)
     rounds = [[*trials.rounds(row).values()] for row in rows]
     attempts = [(str(one["point_id"]), int(one["attempt"])) for made in rounds for one in made]
-    read = reader.each_attempt(root, "samples", run_id, attempts, SAMPLE_COLUMNS)
+    read = reader.samples_of_each(root, run_id, attempts, SAMPLE_COLUMNS)
     return [
         PointSteps.of_rounds(
             row, [next(read) for _ in made], columns if row["point_id"] in mapped else None

@@ -293,7 +293,7 @@ def _busy(results: Path, run_id: str, points: pd.DataFrame) -> list[float | None
     rows = records(points)
     attempts = [(str(row["point_id"]), int(row["attempt"])) for row in rows]
     telemetry = reader.load(results, "telemetry", run_id)
-    samples = reader.each_attempt(results, "samples", run_id, attempts, BUSY_COLUMNS)
+    samples = reader.samples_of_each(results, run_id, attempts, BUSY_COLUMNS)
     return [busy_pct(telemetry, of_point, row) for of_point, row in zip(samples, rows, strict=True)]
 
 

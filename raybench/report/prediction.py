@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from raybench.analysis.prediction import Network, Prediction
 from raybench.analysis.settings import setting, varying
@@ -13,8 +12,6 @@ from raybench.report import formatting
 from raybench.report.document import Block, Line, Listing, Table
 from raybench.report.plain_text import counted, plain, span
 from raybench.results.run import Run
-
-Row = Mapping[str, Any]
 
 _MEASURED = "step ms", "from", "to", "comm ms", "efficiency"
 _COLUMNS = (

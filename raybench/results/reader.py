@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 __all__ = [
     "baselines",
     "count_points",
-    "each_attempt",
     "find_run",
     "latest",
     "load",
@@ -57,6 +56,7 @@ __all__ = [
     "read_run",
     "read_runs",
     "read_table",
+    "samples_of_each",
     "traces",
     "units",
 ]
@@ -118,29 +118,28 @@ def load_attempt(root: Path, table: str, run_id: str, point_id: str, attempt: in
     return frame[(frame["point_id"] == point_id) & (frame["attempt"] == attempt)]
 
 
-def each_attempt(
+def samples_of_each(
     root: Path,
-    table: str,
     run_id: str,
     attempts: Iterable[tuple[str, int]],
     columns: Sequence[str],
 ) -> Iterator[pd.DataFrame]:
-    """Read the rows of each of these attempts (point_id, attempt), in turn; of some columns.
+    """Read the samples of each of these attempts (point_id, attempt), in turn; of some columns.
 
     One part at a time is in memory, but for attempts that somebody has put elsewhere.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    whole = schema(table)
+    whole = schema("samples")
     wanted = pa.schema([whole.field(name) for name in dict.fromkeys((*_ATTEMPT, *columns))])
     attempts = list(attempts)
-    homes = _homes(root, table, run_id, attempts)
+    homes = _homes(root, "samples", run_id, attempts)
 
     @lru_cache(maxsize=1)
     def rows_of(home: Path | None) -> pa.Table:
-        paths = _parts(root, table, run_id) if home is None else [home]
-        return read_parts(paths, table, wanted)
+        paths = _parts(root, "samples", run_id) if home is None else [home]
+        return read_parts(paths, "samples", wanted)
 
     for point_id, attempt in attempts:
         found = rows_of(homes.get((point_id, attempt)))

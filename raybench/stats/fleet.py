@@ -95,11 +95,11 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
     )
 
 
-def find_slow(tests: Sequence[Peers], level: float = FALSE_ALARMS) -> list[Bools]:
+def find_slow(tests: Sequence[Peers]) -> list[Bools]:
     """Find who is slow in each test: beyond its limit, and not by chance among so many.
 
     Over all tests and subjects together by the rates of Benjamini and Hochberg (1995): where none
-    is slow, one is called so in at most `level` of the fleets.
+    is slow, one is called so in at most FALSE_ALARMS of the fleets.
     """
     from scipy.stats import false_discovery_control
 
@@ -112,7 +112,7 @@ def find_slow(tests: Sequence[Peers], level: float = FALSE_ALARMS) -> list[Bools
         rates[is_known] = false_discovery_control(p_values[is_known])
     ends = np.cumsum([len(one.p_values) for one in tests])[:-1]
     return [
-        one.is_beyond & (own <= level)
+        one.is_beyond & (own <= FALSE_ALARMS)
         for one, own in zip(tests, np.split(rates, ends), strict=True)
     ]
 

@@ -93,11 +93,6 @@ def _items_at(knot: tuple[float, int]) -> int:
     return knot[1]
 
 
-def longest_step_s(speeds: Sequence[DeviceSpeed], shares: Sequence[int]) -> float:
-    """Return the seconds until the last device has done its share, exchange apart."""
-    return max(speed.step_s(items) for speed, items in zip(speeds, shares, strict=True))
-
-
 def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
     """Share out the batch in units, equally as far as these allow; the first ones get the rest.
 

@@ -1,4 +1,4 @@
-"""How long a plan takes on an idle cluster, and how long at least. Pure: a clock that is counted.
+"""How long a plan takes on an idle cluster. Pure: a clock that is counted.
 
 The decisions are those of `raybench.sweep.scheduler`; only the durations are given instead of
 measured.
@@ -10,7 +10,6 @@ import heapq
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import ceil
 
 from raybench.cluster.allocator import Isolation
 from raybench.job.device_choice import ANY
@@ -49,36 +48,6 @@ def makespan_s(
             return now_s
         now_s, _, attempt = heapq.heappop(running)
         schedule.free(attempt)
-
-
-def at_least_s(
-    plan: Plan,
-    duration_s: Callable[[Point], float],
-    devices: int,
-    nodes: int,
-    isolation: Isolation,
-) -> float:
-    """Compute what no order can beat, on `nodes` equal nodes of so many devices, in seconds.
-
-    The largest of: the work of all points over what the cluster has; the longest point; the sum of
-    the points of which no two have room beside each other. Work is counted in devices, with
-    isolation `node` in whole nodes. Graham 1969, doi:10.1137/0117039, for one machine a job.
-    """
-    units = {"cluster": 1, "node": nodes, "device": devices}[isolation]
-    work = []
-    for point in plan.points:
-        if point.world_size <= devices:
-            needed = {
-                "cluster": 1,
-                "node": ceil(point.world_size * nodes / devices),
-                "device": point.world_size,
-            }[isolation]
-            work.append((needed, duration_s(point)))
-    return max(
-        sum(needed * seconds for needed, seconds in work) / units,
-        max((seconds for _, seconds in work), default=0.0),
-        sum(seconds for needed, seconds in work if 2 * needed > units),
-    )
 
 
 def imagine_devices(devices: int, nodes: int) -> tuple[Device, ...]:

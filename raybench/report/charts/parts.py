@@ -48,7 +48,7 @@ def parts_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
         + first_of(len(shown), len(known)),
         legend=[Entry(label=_PARTS[name], color=_COLORS[name]) for name in used],
         panels=bar_panels(shown, summary.ranks, _values, lambda y, _: [_layer(used, highest, y)]),
-        table=_table(known, used, summary.ranks),
+        table=_table(known, summary.ranks),
     )
 
 
@@ -63,7 +63,7 @@ def _omission(rows: Sequence[Row]) -> str:
     )
 
 
-def _table(rows: Sequence[Row], used: Sequence[str], ranks: str) -> Table:
+def _table(rows: Sequence[Row], ranks: str) -> Table:
     """List the parts in milliseconds, and what the step loses against perfect scaling."""
     names = telling_settings(rows)
     measured: list[tuple[str, Callable[[Row], str]]] = [

@@ -88,11 +88,9 @@ class _Sheet:
     def __init__(self, width: int) -> None:
         self._width, self._y, self._parts = width, float(_MARGIN), [""]
 
-    def write(
-        self, text: str, *, size: int = 12, weight: int = 400, color: str = "--text", x: int = 0
-    ) -> None:
+    def write(self, text: str, *, size: int = 12, weight: int = 400, color: str = "--text") -> None:
         """Write a paragraph, as wide as the sheet."""
-        self._y = self._lines(text, self._y, self._width, size, weight, color, x) + 6
+        self._y = self._lines(text, self._y, self._width, size, weight, color, 0) + 6
 
     def legend(self, entries: Sequence[Entry]) -> None:
         """Keys and labels, as many beside each other as fit."""

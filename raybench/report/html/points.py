@@ -46,7 +46,6 @@ class Column:
     """is_setting: it can be chosen by its values."""
 
     title: str
-    is_number: bool
     is_setting: bool = False
     hint: str = ""
 
@@ -82,12 +81,9 @@ def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Poi
     titles = [title for title, _ in kept]
     return PointTable(
         columns=[
-            Column(title="point", is_number=False, hint="For `raybench show RUN POINT`."),
-            *(_setting_column(name, own, summary.ranks) for name, _ in settings),
-            *(
-                Column(title=title, is_number=title != MARK_COLUMN, hint=meanings[title])
-                for title in titles
-            ),
+            Column(title="point", hint="For `raybench show RUN POINT`."),
+            *(_setting_column(name, summary.ranks) for name, _ in settings),
+            *(Column(title=title, hint=meanings[title]) for title in titles),
         ],
         rows=[
             [Cell(text=str(row["point_id"])), *line] for row, line in zip(own, cells, strict=True)
@@ -113,9 +109,9 @@ def _heading(metric: Metric) -> str:
     return formatting.metric_heading(metric, formatting.MILLISECONDS)
 
 
-def _setting_column(name: str, rows: Sequence[Row], ranks: str) -> Column:
+def _setting_column(name: str, ranks: str) -> Column:
     title = ranks if name == "world_size" else formatting.heading(name)
-    return Column(title=title, is_number=is_numeric(rows, name), is_setting=True)
+    return Column(title=title, is_setting=True)
 
 
 def _setting(row: Row, name: str) -> Cell:

@@ -179,7 +179,7 @@ def test_attempts_that_ended_together_share_their_parts_and_are_found_there(resu
         part = pq.read_table(results / table / "run-old" / name)
         assert len(set(part["point_id"].to_pylist())) == attempts
     asked = [(record.point.point_id, 1) for record in reversed(records)]
-    each = list(reader.each_attempt(results, "samples", "run-old", asked, ["rank", "point_id"]))
+    each = list(reader.samples_of_each(results, "run-old", asked, ["rank", "point_id"]))
     for (point_id, attempt), size, found in zip(asked, reversed(sizes), each, strict=True):
         assert set(found["point_id"]) == {point_id}
         assert sorted(found["rank"].unique()) == list(range(size))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
@@ -19,7 +19,6 @@ from raybench.stats.shares import (
     equal_shares,
     fast_devices,
     fast_shares,
-    longest_step_s,
     shares_by_speed,
 )
 
@@ -37,6 +36,11 @@ speeds_drawn = st.lists(
     min_size=1,
     max_size=12,
 )
+
+
+def longest_step_s(speeds: Sequence[DeviceSpeed], shares: Sequence[int]) -> float:
+    """Return the seconds until the last device has done its share, exchange apart."""
+    return max(speed.step_s(items) for speed, items in zip(speeds, shares, strict=True))
 
 
 def _fast(speeds: list[DeviceSpeed]) -> tuple[bool, ...]:

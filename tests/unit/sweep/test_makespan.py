@@ -7,11 +7,12 @@ import pytest
 from fakes import make_cluster, make_measurement, make_point
 from hypothesis import given
 from hypothesis import strategies as st
+from lower_bound import at_least_s
 
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.sweep.loop import SweepSettings, sweep
-from raybench.sweep.makespan import at_least_s, imagine_devices, makespan_s
+from raybench.sweep.makespan import imagine_devices, makespan_s
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.scheduler import workers_needed
 
