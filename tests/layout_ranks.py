@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from forked import gloo
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -145,7 +145,6 @@ def run_rank(rank: int, world_size: int, store: str) -> dict[str, float]:
 
     Each layout in a group of its own, as in the worker of a sweep: nothing may be left of the last.
     """
-    torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     cases: dict[str, tuple[dict[str, Any], AbstractContextManager[object]]] = {
         name: (options, nullcontext()) for name, options in LAYOUTS[world_size].items()
@@ -157,7 +156,6 @@ def run_rank(rank: int, world_size: int, store: str) -> dict[str, float]:
 
 def run_rank_compiled(rank: int, world_size: int, store: str) -> dict[str, float]:
     """As `run_rank`, of the layouts that are compiled."""
-    torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     without_code = partial(torch.compile, backend="aot_eager")
     cases = {
@@ -175,14 +173,6 @@ def _differences(
 ) -> dict[str, float]:
     found = {}
     for number, (name, (options, fault)) in enumerate(cases.items()):
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{store}-{number}",
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=200),
-        )
-        with fault:
+        with gloo(rank, world_size, f"{store}-{number}"), fault:
             found[name] = difference(rank, world_size, options)
-        dist.destroy_process_group()
     return found

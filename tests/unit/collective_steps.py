@@ -1,4 +1,4 @@
-"""Workloads that communicate in ways of their own, and a process group to run them in."""
+"""Workloads that communicate in ways of their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,22 +19,6 @@ CPU = torch.device("cpu")
 # Torch 2.13 gave both another name and warns of the older ones.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-@contextmanager
-def gloo(rank: int, store: str, world_size: int = 2) -> Iterator[None]:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
-    )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def context_of(rank: int, world_size: int = 2) -> Context:

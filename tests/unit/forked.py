@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -23,6 +24,26 @@ def run_ranks(run_rank: Callable[..., T], world_size: int, *arguments: object) -
     with ProcessPoolExecutor(world_size, mp_context=SERVER) as pool:
         answers = [pool.submit(run_rank, rank, *arguments) for rank in range(world_size)]
         return [answer.result(timeout=240) for answer in answers]
+
+
+@contextlib.contextmanager
+def gloo(rank: int, world_size: int, store: str) -> Iterator[None]:
+    """Be this rank of a group of gloo, in one thread. store: a file that is not there yet."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=200),
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def run_script(script: str) -> str:

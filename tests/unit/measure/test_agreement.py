@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
-from forked import run_ranks
+from forked import gloo, run_ranks
 
 from raybench.job.model import Measure
 from raybench.job.point import Precision
@@ -34,13 +32,6 @@ class Lagging:
 
 
 def run_rank(rank: int, folder: str) -> tuple[list[int], int, Measurement]:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=60),
-    )
     context = Context(
         device=CPU,
         rank=rank,
@@ -49,12 +40,12 @@ def run_rank(rank: int, folder: str) -> tuple[list[int], int, Measurement]:
         batch_size=1,
         precision=Precision.FP32,
     )
-    slowest = slowest_rank_ns([5, 9] if rank == 0 else [7, 3], CPU)
-    assert all_ranks_ns([5, rank], CPU) == [[5, 0], [5, 1]]
-    decision = as_rank_0_says(lambda: 40 + rank, CPU)
-    settings = Measure(target_ci=0.5, min_seconds=0.4, breakdown=False)
-    done = measure(lambda: Lagging(rank), context, settings)
-    dist.destroy_process_group()
+    with gloo(rank, 2, f"{folder}/store"):
+        slowest = slowest_rank_ns([5, 9] if rank == 0 else [7, 3], CPU)
+        assert all_ranks_ns([5, rank], CPU) == [[5, 0], [5, 1]]
+        decision = as_rank_0_says(lambda: 40 + rank, CPU)
+        settings = Measure(target_ci=0.5, min_seconds=0.4, breakdown=False)
+        done = measure(lambda: Lagging(rank), context, settings)
     return slowest, decision, done
 
 

@@ -14,11 +14,10 @@ from collective_steps import (
     SleepThenReduce,
     SumOfRanks,
     context_of,
-    gloo,
     gradient_through_a_reused_buffer,
     slow_all_reduce,
 )
-from forked import run_ranks
+from forked import gloo, run_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -146,7 +145,7 @@ def sum_when_closed(rank: int) -> float:
 
 
 def run_rank(rank: int, store: str) -> Answers:
-    with gloo(rank, store):
+    with gloo(rank, 2, store):
         before = [vars(dist.ProcessGroup)[name] for name in GROUPS]
         return Answers(
             ways={way: watch(way) for way in WAYS},

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
 from builders import make_point
-from forked import run_ranks
+from forked import gloo, run_ranks
 
 from raybench.errors import UsageError
 from raybench.job.point import Point, Scalar, SlowBy
@@ -85,15 +83,7 @@ def plain(step: UnevenStep) -> Found:
 
 
 def run_rank(rank: int, store: str) -> dict[str, Found]:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=200),
-    )
-    try:
+    with gloo(rank, 2, store):
         sharing = Sharing()
         found = {}
         for shares in CASES:
@@ -101,8 +91,6 @@ def run_rank(rank: int, store: str) -> dict[str, Found]:
             context = context_of(rank, point, seed=int(shares == WITH_BATCH_NORM))
             found[shares] = plain(sharing.share_out(make, context, point, "group"))
         return found
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

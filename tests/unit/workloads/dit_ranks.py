@@ -6,12 +6,12 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from forked import gloo
 from torch import Tensor
 
 from raybench.job.point import Precision
@@ -170,7 +170,6 @@ def outcome(built: Dit, patch: Any) -> str:
 
 def run_rank(rank: int, store: str) -> dict[int, dict[str, Any]]:
     """Be that rank of a group of each size that has one; what was found, by size."""
-    torch.set_num_threads(1)
     sizes = [world_size for world_size in DEGREES if rank < world_size]
     return {
         world_size: _in_group(rank, world_size, f"{store}-{world_size}") for world_size in sizes
@@ -178,18 +177,9 @@ def run_rank(rank: int, store: str) -> dict[int, dict[str, Any]]:
 
 
 def _in_group(rank: int, world_size: int, store: str) -> dict[str, Any]:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=200),
-    )
-    try:
+    with gloo(rank, world_size, store):
         found = {
             "differences": differences(rank, world_size),
             "bytes": bytes_of_blocks(rank, world_size),
         }
         return {**found, "faults": faults(rank, world_size)} if world_size == 2 else found
-    finally:
-        dist.destroy_process_group()

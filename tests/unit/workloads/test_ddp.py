@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from statistics import median
 from unittest.mock import patch
@@ -15,7 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from forked import run_ranks
+from forked import gloo, run_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -238,15 +237,7 @@ class Answers:
 
 
 def run_rank(rank: int, store: str) -> Answers:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=200),
-    )
-    try:
+    with gloo(rank, 2, store):
         return Answers(
             seen={case: observe(case, rank) for case in CASES},
             rehooked={case: rehook(case, rank) for case in REHOOKED},
@@ -254,8 +245,6 @@ def run_rank(rank: int, store: str) -> Answers:
             breakdown=broken_down(rank),
             own_class=own_class(rank),
         )
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from builders import make_context, outcome_of_check
-from forked import run_ranks
+from forked import gloo, run_ranks
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
@@ -66,18 +65,8 @@ def observe(rank: int, world_size: int) -> dict[str, Any]:
 
 
 def run_rank(rank: int, world_size: int, store: str) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=200),
-    )
-    try:
+    with gloo(rank, world_size, store):
         return observe(rank, world_size)
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from forked import run_ranks
+from forked import gloo, run_ranks
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
@@ -89,18 +88,8 @@ def observe(case: str, rank: int) -> Outcome:
 
 
 def run_rank(rank: int, store: str) -> dict[str, Outcome]:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=3,
-        timeout=timedelta(seconds=200),
-    )
-    try:
+    with gloo(rank, 3, store):
         return {case: observe(case, rank) for case in (*CASES, CONTROL)}
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
