@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
@@ -21,6 +21,9 @@ from raybench.cli.options import (
 from raybench.cli.output import ConsoleListener, make_console
 from raybench.errors import UsageError
 from raybench.records.health import Stage
+
+if TYPE_CHECKING:
+    from raybench.doctor.health.check import Examination
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -101,11 +104,7 @@ def health_command(
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.doctor.health.check import examine
     from raybench.doctor.health.suite import STAGES, title
-    from raybench.records.device_list import (
-        check_list_writable,
-        read_device_list,
-        write_device_list,
-    )
+    from raybench.records.device_list import check_list_writable, read_device_list
     from raybench.results.run import RunStatus
     from raybench.results.writer import check_writable
     from raybench.sweep.run_state import RunTarget
@@ -131,6 +130,11 @@ def health_command(
     if found.run.status is RunStatus.INTERRUPTED:
         ctx.exit(130)
     if healthy_file is not None:
-        comment = f"healthy by run {found.run.run_id}"
-        write_device_list(healthy_file, found.healthy_devices, comment)
+        _write_healthy(healthy_file, found)
     ctx.exit(print_health(output, found.run.run_id, as_json=as_json))
+
+
+def _write_healthy(path: Path, found: Examination) -> None:
+    from raybench.records.device_list import write_device_list
+
+    write_device_list(path, found.healthy_devices, f"healthy by run {found.run.run_id}")

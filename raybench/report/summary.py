@@ -175,15 +175,7 @@ def summarize(
     rows, trials = records(frame), Trials(points)
     attempts = records(without_controls(latest_trials(points)))
     ranks = ranks_word(rows if devices.empty else [{"device_type": devices["kind"].iloc[0]}])
-    shared = _common_settings(rows)
-    layout = Layout(
-        shared=shared,
-        compared=tuple(run.baseline),
-        ranks=ranks,
-        has_throughput=_has_throughput(rows),
-        unit=formatting.unit_of(rows),
-    )
-    tables = make_tables(rows, layout)
+    layout = _layout(run, rows, ranks)
     of_points = {} if regions is None or regions.empty else regions_by_point(regions)
     uneven = fleets(rows)
     largest = largest_batches(rows)
@@ -192,7 +184,7 @@ def summarize(
         machine=_machine(run, devices, rows),
         versions=_versions(run, devices),
         lost_nodes=lost_nodes(zip(points["error_type"], points["error_host"], strict=True)),
-        shared=shared,
+        shared=layout.shared,
         counts=formatting.counts(run, _statuses(attempts)) + _rounds(rows),
         lead=uneven_lead(uneven, ranks) or headline(rows, run.baseline, ranks, largest),
         findings=findings(rows, run.baseline, ranks),
@@ -201,7 +193,7 @@ def summarize(
         precision=_precision(run, points, ranks),
         largest_batches=largest,
         ranks=ranks,
-        tables=tables,
+        tables=make_tables(rows, layout),
         scopes=scope_findings(rows, ranks),
         scope_tables=scope_tables(rows, layout),
         fleets=uneven,
@@ -218,6 +210,16 @@ def summarize(
         by_mean=any(row["status"] == "ok" and is_by_mean(row) for row in rows),
         more_rounds=more_rounds(rows, trials),
         scaling=frame,
+    )
+
+
+def _layout(run: Run, rows: Sequence[Row], ranks: str) -> Layout:
+    return Layout(
+        shared=_common_settings(rows),
+        compared=tuple(run.baseline),
+        ranks=ranks,
+        has_throughput=_has_throughput(rows),
+        unit=formatting.unit_of(rows),
     )
 
 

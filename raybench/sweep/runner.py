@@ -70,10 +70,7 @@ def run_sweep(
 
     source: makes the points, of which `start` has none then, and takes all devices there are.
     """
-    if source is None or where.only is not None:
-        wanted = _devices_wanted(job, start, where)
-    else:
-        wanted = source.devices_wanted
+    wanted = _devices_wanted(job, start, where, source)
     with ExitStack() as at_the_end:
         interrupts = at_the_end.enter_context(Interrupts(listener))
         terms = Terms(
@@ -86,29 +83,17 @@ def run_sweep(
         # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
         what = "connecting to Ray" if where.launcher == "ray" else "starting an agent"
         with listener.waiting(what), interrupts.held_back(math.inf):
-            cluster = connect(
-                where.launcher,
-                where.address,
-                where.device,
-                wanted,
-                end=interrupts.end,
-                wait_s=where.wait_s,
-                oversubscribe=job.placement.oversubscribe,
-                tell=listener.tell,
-                terms=terms,
-                only=where.only,
-            )
+            cluster = _connect(job, where, wanted, terms, interrupts, listener)
             at_the_end.enter_context(_closing(cluster, interrupts))
             interrupts.take_signals()
         check_bounded(start.plan, cluster.kind)
         listener.tell(f"{cluster.description}; run {start.run.run_id} in {where.output}")
         workers = cluster.capacity if source else _workers_wanted(job, start, cluster)
-        only = where.only.names if where.only else ()
         run = replace(
             start.run,
             cluster=cluster.description,
             launcher=where.launcher,
-            only_devices=only,
+            only_devices=where.only.names if where.only else (),
         )
         start = replace(start, run=run)
         store = at_the_end.enter_context(_open_store(job, start, where.output))
@@ -125,14 +110,38 @@ def helps_another(where: RunTarget) -> bool:
     return serves_another(where.launcher)
 
 
-def _devices_wanted(job: Job, start: RunState, where: RunTarget) -> int:
+def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSource | None) -> int:
     if where.only is not None:
         return sum(where.only.cpu_workers().values()) or len(where.only.names)
+    if source is not None:
+        return source.devices_wanted
     sizes = [devices_needed(point.devices, point.world_size) for point in start.left.points]
     # Points that run side by side can use more devices; they are worth no waiting, and no core of
     # others.
     is_alone = job.placement.isolation != "device" or job.placement.oversubscribe
     return max(sizes) if is_alone or where.wait_s else sum(sizes)
+
+
+def _connect(
+    job: Job,
+    where: RunTarget,
+    wanted: int,
+    terms: Terms,
+    interrupts: Interrupts,
+    listener: Listener,
+) -> Cluster:
+    return connect(
+        where.launcher,
+        where.address,
+        where.device,
+        wanted,
+        end=interrupts.end,
+        wait_s=where.wait_s,
+        oversubscribe=job.placement.oversubscribe,
+        tell=listener.tell,
+        terms=terms,
+        only=where.only,
+    )
 
 
 def _settings(
