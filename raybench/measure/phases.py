@@ -30,6 +30,7 @@ from raybench.hardware.counters import (
 from raybench.job.model import Measure
 from raybench.job.registry import shares_work
 from raybench.measure import profiling, timing
+from raybench.measure.attention_kernels import attention_kernels
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.collective_times import with_call_times
 from raybench.measure.script_breakdown import break_down_script
@@ -390,9 +391,11 @@ def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[
         inner=session.repetitions[-1].inner_iterations,
     )
     found: dict[str, Any] = {}
-    if settings.breakdown and context.world_size > 1 and not isinstance(workload, RunningScript):
+    if settings.breakdown and not isinstance(workload, RunningScript):
         # Before gradients go other ways than in a timed step.
-        found["nccl_choices"] = session.nccl_choices(workload.step)
+        if context.world_size > 1:
+            found["nccl_choices"] = session.nccl_choices(workload.step)
+        found["attention_kernels"] = attention_kernels(workload.step)
     if settings.breakdown:
         found |= _explain(
             "breakdown",

@@ -317,6 +317,7 @@ class Measurement:
     gradient_error: as of a RankShare, after the timed steps; None where it was not asked for.
     transports: ways of the bytes from this rank and to it, as NCCL names them.
     nccl_choices: what NCCL ran for each collective of a step, where this rank tells it.
+    attention_kernels: of torch's, those that a step ran; empty where none was seen.
     warnings: what this rank knows to make the number doubtful, one sentence each.
     worker_reusable: the process is as fit for the next point as a fresh one.
     output: what the process wrote to stdout and stderr meanwhile, as far as it is kept.
@@ -348,6 +349,7 @@ class Measurement:
     gradient_error: float | None = None
     transports: tuple[str, ...] = ()
     nccl_choices: tuple[str, ...] = ()
+    attention_kernels: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     worker_reusable: bool = True
     output: str = ""

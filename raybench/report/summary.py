@@ -38,6 +38,7 @@ from raybench.report.rank_steps import WALL_TITLE, wall_clock_lines
 from raybench.report.scopes import TITLE, scope_findings, scope_tables
 from raybench.report.tables import Layout, explain, make_tables, rank_tables, region_tables
 from raybench.report.uneven import uneven_lead, uneven_listings, uneven_tables
+from raybench.report.what_ran import kernels_of
 from raybench.results.run import Run
 
 Row = dict[str, Any]
@@ -310,6 +311,7 @@ def _whys(rows: Sequence[Row]) -> list[str]:
 
 def _warnings(rows: Sequence[Row]) -> Iterator[str]:
     """Find the warnings of points, but for those that say why there is no speed-up."""
+    bases = {row["series"]: row for row in rows if row["is_baseline"]}
     for row in rows:
         yield from (text for text in _texts(row["warnings"]) if text != row["why"])
         if formatting.has_value(ratio := row["clock_ratio"]):
@@ -317,6 +319,18 @@ def _warnings(rows: Sequence[Row]) -> Iterator[str]:
                 f"SM clocks are {formatting.ratio(ratio)} times those of the baseline point, by "
                 "the power cap; at most so much of the speed-up is due to them"
             )
+        yield from _other_attention(row, bases.get(row["series"], row))
+
+
+def _other_attention(row: Row, base: Row) -> Iterator[str]:
+    """Say which kernel a point ran that its baseline point did not, asked for the same."""
+    own, others = kernels_of(row), kernels_of(base)
+    is_asked = row["params"].get("attention") != base["params"].get("attention")
+    if own and others and own != others and not is_asked:
+        yield (
+            f"attention by {plain_text.plain(', '.join(own))}, at the baseline point by "
+            f"{plain_text.plain(', '.join(others))}: speed-ups are of the kernels too"
+        )
 
 
 def _texts(warnings: Any) -> Sequence[str]:

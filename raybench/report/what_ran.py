@@ -60,8 +60,15 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
         yield _list("", _values(rows, "dtype"))
     else:
         yield _list("", _values(rows, "precision"))
+    yield _list("attention by ", sorted({kernel for row in rows for kernel in kernels_of(row)}))
     yield _counts(rows, ranks)
     yield from _others(rows)
+
+
+def kernels_of(row: Row) -> tuple[str, ...]:
+    """List the kernels of attention that a point ran; none where none was seen."""
+    kernels = row["attention_kernels"]
+    return tuple(kernels) if formatting.several(kernels) else ()
 
 
 def _only_runs(row: Row) -> bool:

@@ -185,6 +185,7 @@ METRICS: tuple[Metric, ...] = (
         format="choices",
         since=8,
     ),
+    *_plain("list<string>", "", since=8, attention_kernels="of torch's, those that a step ran"),
     *_plain("list<string>", "", since=8, models_by_rank="models of the devices, in rank order"),
     *_plain("double", "ms", local_step_ms="step without communication"),
     _part(

@@ -265,6 +265,7 @@ def _state(measurements: Sequence[Measurement], trend: str) -> Numbers:
         "transports": sorted({way for m in measurements for way in m.transports}) or None,
         "nccl_choices": list(dict.fromkeys(c for m in measurements for c in m.nccl_choices))
         or None,
+        "attention_kernels": sorted({k for m in measurements for k in m.attention_kernels}) or None,
         "sm_clock_mhz_p50": _clock_mhz(measurements),
     }
 

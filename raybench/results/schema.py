@@ -30,8 +30,8 @@ A new column says in its declaration since which version it is there (`Metric.si
        mem_parameters_bytes, mem_gradients_bytes, mem_optimizer_bytes, mem_activations_bytes,
        mem_other_bytes
     8  points: wall_unsynced_ms_by_rank, wall_synced_ms_by_rank, nccl_choices, devices,
-       models_by_rank, mfu_6n_pct, strategy, mem_estimate_bytes, new_processes; runs: launcher;
-       devices: rack
+       models_by_rank, mfu_6n_pct, strategy, mem_estimate_bytes, new_processes,
+       attention_kernels; runs: launcher; devices: rack
 """
 
 from __future__ import annotations

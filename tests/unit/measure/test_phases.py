@@ -336,7 +336,7 @@ def test_breakdown_and_profile_come_last_and_once(monkeypatch: pytest.MonkeyPatc
         profile=True,
     )
     once = ["step", "check", "step", "check"]
-    assert calls == [*once, "close", *once, "breakdown of 10", "profile of 10", "close"]
+    assert calls == [*once, "close", *once, "step", "breakdown of 10", "profile of 10", "close"]
     assert (done.breakdown, done.profile) == (breakdown, profile)
 
 

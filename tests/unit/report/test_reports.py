@@ -25,11 +25,13 @@ from builders import (
 from raybench.job.point import Point, Precision
 from raybench.records import Breakdown, PeakParts, Record, Status, Traffic
 from raybench.report import formatting
+from raybench.report.charts.figures import rows_of
 from raybench.report.document import Table
 from raybench.report.export import as_json
 from raybench.report.summary import Summary, group_messages, summarize
 from raybench.report.text import markdown, runs, terminal
 from raybench.report.text.points import PointDetails, format_point, format_points
+from raybench.report.what_ran import what_ran
 from raybench.results import rows
 from raybench.results.run import Run, RunStatus
 from raybench.results.schema import SCHEMA_VERSION, TABLES, units
@@ -315,6 +317,27 @@ def test_the_line_of_the_machine_says_which_way_the_bytes_went() -> None:
     ranks = tuple(replace(one, transports=ways) for one in record.measurements)
     machine = report([make_record(), replace(record, measurements=ranks)]).machine
     assert machine == f"4 x NVIDIA H200 on 1 node; {ways[0]}"
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "is_told"),
+    [("flash", "auto", True), ("cudnn", "auto", False), ("flash", "flash", False)],
+)
+def test_a_point_with_another_attention_kernel_than_its_baseline_is_told(
+    own: str, asked: str, is_told: bool
+) -> None:
+    ran = []
+    for batch_size, kernel, attention in ((32, "cudnn", "auto"), (64, own, asked)):
+        params = {"attention": attention, "hidden": 8, "layers": 1}
+        record = make_record(make_point(batch_size=batch_size, params=params))
+        ranks = tuple(replace(one, attention_kernels=(kernel,)) for one in record.measurements)
+        ran.append(replace(record, measurements=ranks))
+    found = report(ran, make_run("run-a", baseline={"batch_size": 32, "attention": "auto"}))
+    text = "attention by flash, at the baseline point by cudnn: speed-ups are of the kernels too"
+    assert text in {one.text for one in found.warnings} or not is_told
+    assert is_told or not any("attention by" in one.text for one in found.warnings)
+    said = what_ran(rows_of(found), found.ranks)
+    assert ("attention by cudnn" if own == "cudnn" else "attention by cudnn, flash") in said
 
 
 def test_the_table_of_a_collective_says_what_nccl_ran() -> None:

@@ -1,0 +1,57 @@
+"""Which of torch's attention kernels a step runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from raybench.measure.attention_kernels import attention_kernels
+
+TOKENS = torch.ones(1, 2, 8, 16, requires_grad=True)
+
+
+def attend(query: torch.Tensor = TOKENS) -> torch.Tensor:
+    return functional.scaled_dot_product_attention(query, TOKENS, TOKENS)
+
+
+@torch.library.custom_op("raybench_tests::attend", mutates_args=())
+def attend_by_own_operator(query: torch.Tensor) -> torch.Tensor:
+    return attend(query)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kernel"), [(SDPBackend.MATH, "math"), (SDPBackend.FLASH_ATTENTION, "flash")]
+)
+def test_the_kernel_that_torch_takes_is_named_forward_and_backward(
+    backend: SDPBackend, kernel: str
+) -> None:
+    with sdpa_kernel(backend):
+        assert attention_kernels(attend) == (kernel,)
+        assert attention_kernels(lambda: attend().sum().backward()) == (kernel,)
+
+
+def test_an_operator_of_ones_own_is_looked_into() -> None:
+    query = TOKENS.detach()
+    assert attention_kernels(lambda: attend_by_own_operator(query)) == ("flash",)
+
+
+def test_all_kernels_of_a_step_are_named() -> None:
+    def step() -> None:
+        attend()
+        with sdpa_kernel(SDPBackend.MATH):
+            attend()
+
+    assert attention_kernels(step) == ("flash", "math")
+
+
+def test_nothing_is_named_of_a_step_without_attention() -> None:
+    assert attention_kernels(lambda: TOKENS + 1) == ()
+
+
+def test_a_step_that_fails_leaves_no_profiler_behind() -> None:
+    with pytest.raises(ZeroDivisionError):
+        attention_kernels(lambda: 1 / 0)
+    assert not torch._C._autograd._profiler_enabled()
+    assert attention_kernels(attend) == ("flash",)
