@@ -31,10 +31,10 @@ def _blocks() -> list[Case]:
 
 
 def _cold(scope: str, gpus: int) -> Figure:
-    """Take the first step after the build, on the slowest rank."""
-    found = samples(runs.DIT, scope=scope, world_size=gpus)
-    first = found[found.is_warmup & (found.iteration == 0)].step_ns.max()
-    return Figure(value=first / 1e6, unit="ms", runs=(runs.DIT,))
+    """Take the first step after the build in new processes, on the slowest rank."""
+    found = row(runs.DIT_COLD, scope=scope, world_size=gpus)
+    assert found["new_processes"], "elsewhere something is loaded already"
+    return Figure(value=found["first_step_ms"], unit="ms", runs=(runs.DIT_COLD,))
 
 
 def _pipeline() -> list[Case]:
@@ -63,7 +63,7 @@ def _cold_start() -> list[Case]:
     return [
         Case(
             name=f"first loop over later ones, {gpus} GPU{'s' * (gpus > 1)}",
-            figure=ratio(_cold("loop", gpus), step(runs.DIT, scope="loop", world_size=gpus)),
+            figure=ratio(_cold("loop", gpus), step(runs.DIT_COLD, scope="loop", world_size=gpus)),
             rule=at_least(1.1),
         )
         for gpus in (1, 2)
@@ -193,7 +193,8 @@ ARTICLE = Article(
             published="2.57 to 6.30 s, 0.41x",
             ask="jobs/dit_module_vs_pipeline.yaml",
             measure=_pipeline,
-            says="gain of 2 GPUs over 1; the first loop was one observation on each",
+            says="gain of 2 GPUs over 1; the first loop was one observation on each, and on 1 GPU "
+            "the first of its host",
         ),
         Claim(
             id="4.3",

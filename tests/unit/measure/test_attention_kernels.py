@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import library
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -16,7 +17,7 @@ def attend(query: torch.Tensor = TOKENS) -> torch.Tensor:
     return functional.scaled_dot_product_attention(query, TOKENS, TOKENS)
 
 
-@torch.library.custom_op("raybench_tests::attend", mutates_args=())
+@library.custom_op("raybench_tests::attend", mutates_args=())
 def attend_by_own_operator(query: torch.Tensor) -> torch.Tensor:
     return attend(query)
 

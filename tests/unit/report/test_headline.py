@@ -57,17 +57,19 @@ LEADS = {
     "pin_memory=false)",
     "decode_variants-20261122-200928-a11a": "at most 2,154 samples/s (bf16, batch 1, 1 GPU, "
     "cast_weights=true, compile=true, preset=124m)",
-    "dit_module_vs_pipeline-20261122-200523-07f0": "2 GPUs do 1.67 times the samples/s of 1 GPU at "
-    "best, of which clocks 1.02, 83.7% efficiency (scope=single_block, unsteady, throttled), and "
-    "1.50 times at worst, of which clocks 1.08, 75.2% efficiency (scope=loop, unsteady, "
-    "throttled); 1 of 4 settings is left out, known worse than; what the rest is lost to was not "
-    "measured; at most 482.6 samples/s (bf16, 2 GPUs, scope=single_block, unsteady, throttled)",
-    "dit_module_vs_pipeline-20261123-000434-7bbc": (
-        "2 GPUs do 1.66 times the samples/s of 1 GPU at best, of which clocks 1.07, 82.8% "
-        "efficiency (scope=forward, unsteady, throttled), and 1.63 times at worst, of which "
-        "clocks 1.05, 81.4% efficiency (scope=loop, unsteady, throttled); slower compute is "
-        "49% to 54% of the loss; at most 318.2 samples/s (bf16, 1 GPU, scope=single_block, "
-        "unsteady, throttled)"
+    "dit_module_vs_pipeline-20261123-021029-9d5b": (
+        "2 GPUs do 1.66 times the samples/s of 1 GPU at best, of which clocks 1.06, 82.8% "
+        "efficiency (scope=forward, unsteady, throttled), and 1.61 times at worst, of which "
+        "clocks 1.04, 80.7% efficiency (scope=double_block, unsteady, throttled); slower compute "
+        "is 56% to 63% of the loss; at most 534.9 samples/s (bf16, 2 GPUs, scope=single_block, "
+        "throttled, against an unsteady point)"
+    ),
+    "dit_module_vs_pipeline-20261123-030311-6770": (
+        "2 GPUs do 1.65 times the samples/s of 1 GPU at best, of which clocks 1.07, 82.6% "
+        "efficiency (scope=single_block, throttled, against an unsteady point), and 1.64 times at "
+        "worst, of which clocks 1.03, 82.1% efficiency (scope=loop, unsteady, throttled); what "
+        "the rest is lost to was not measured; at most 537.9 samples/s (bf16, 2 GPUs, "
+        "scope=single_block, throttled, against an unsteady point)"
     ),
     "dit_sequence_parallel-20261123-000216-f4cc": (
         "2 GPUs do 1.65 times the samples/s of 1 GPU at best, of which clocks 1.07, 82.6% "
