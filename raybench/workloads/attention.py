@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
 
 import torch
+import torch.compiler.config
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -47,7 +48,11 @@ def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
     Compiled code and what is computed again keep to it. Raises UsageError where the device has no
     such kernel.
     """
-    if asked == "auto" or device.type == "meta":
+    if device.type == "meta":
+        return
+    # Else torch.compile takes code from its cache on disk that was compiled for another kernel.
+    torch.compiler.config.cache_key_tag = f"{asked} of {torch._C._get_sdp_priority_order()}"
+    if asked == "auto":
         return
     _check_device(asked, device)
     switches = {

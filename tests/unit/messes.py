@@ -174,6 +174,7 @@ MESSES: dict[str, Callable[[], object]] = {
     "torch.compile stance": lambda: torch.compiler.set_stance("force_eager"),
     "torch._dynamo.config": lambda: setattr(torch._dynamo.config, "recompile_limit", 3),
     "torch._functorch.config": lambda: setattr(torch._functorch.config, "debug_partitioner", True),
+    "torch.compiler.config": lambda: setattr(torch.compiler.config, "cache_key_tag", "mine"),
     "torch._inductor.config": lambda: setattr(torch._inductor.config, "max_autotune", True),
     # Last: these two break what is called under them.
     "default device and function modes": lambda: (

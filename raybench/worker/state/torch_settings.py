@@ -26,7 +26,12 @@ _autograd: Any = torch._C._autograd
 _overrides: Any = overrides
 _GLOBAL_HOOKS = "_global_"
 # torch._dynamo has loaded them all.
-_CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
+_CONFIGS = (
+    "torch._dynamo.config",
+    "torch._functorch.config",
+    "torch._inductor.config",
+    "torch.compiler.config",
+)
 # torch's allocator takes memory for small blocks from the device in segments of 2 MiB.
 _SMALL_SEGMENT_BYTES = 2 * 2**20
 _MIB = 2**20

@@ -1,0 +1,56 @@
+"""Which kernel of attention torch takes, also in compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.compiler.config
+from torch.nn import functional
+
+from raybench.measure.attention_kernels import attention_kernels
+from raybench.worker.state.torch_settings import torch_settings
+from raybench.workloads.attention import KernelOrAuto, use_kernel
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    settings = [setting for setting in torch_settings() if setting.write]
+    before = [setting.read() for setting in settings]
+    yield
+    for setting, value in zip(settings, before, strict=True):
+        setting.write(value)
+
+
+def test_code_compiled_for_one_kernel_has_another_key_than_that_for_others() -> None:
+    keys = set()
+    asked: tuple[KernelOrAuto, ...] = ("auto", "flash", "math")
+    for one in asked:
+        use_kernel(one, CPU)
+        keys.add(torch.compiler.config.cache_key_tag)
+    assert len(keys) == len(asked)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.jit")
+def test_a_compiled_step_runs_the_kernel_that_is_asked_for_and_not_that_of_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    tokens = torch.ones(1, 2, 16, 8)
+    found = []
+    for asked in ("flash", "math", "flash"):
+        torch._dynamo.reset()
+        use_kernel(asked, CPU)
+        compiled = torch.compile(
+            lambda: functional.scaled_dot_product_attention(2 * tokens, tokens, tokens)
+        )
+        with torch.no_grad():
+            compiled()
+            found.append(attention_kernels(compiled))
+    # What Inductor makes of math are other operators.
+    assert found == [("flash",), (), ("flash",)]
