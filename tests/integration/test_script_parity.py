@@ -16,7 +16,7 @@ pytestmark = pytest.mark.long
 
 def test_starts_of_both_sides_are_timed_and_compared(tmp_path: Path) -> None:
     output = tmp_path / "parity.json"
-    asked = "--starts 2 --at-once 1 --only python_bound -o".split()
+    asked = ["--starts", "2", "--at-once", "1", "--only", "python_bound", "-o"]
     program = [sys.executable, "-m", "benchmarks.script_parity", *asked, str(output)]
     done = subprocess.run(program, cwd=REPOSITORY, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
