@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from raybench.job.point import Precision, Scalar
+from raybench.records.metric import Metric
 from raybench.workloads.base import Context
 from raybench.workloads.compilation import compile_model
 from raybench.workloads.trained import Batch, Recipe, Trained, ddp_defaults
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 ModeName = Literal["train", "inference"]
 
@@ -31,6 +32,13 @@ CastWeights = Annotated[
     bool,
     Field(description="Inference: weights are stored in fp16 or bf16, and there is no autocast."),
 ]
+
+OUTPUT_ERROR = Metric(
+    name="output_error",
+    heading="output error",
+    description="largest difference from fp32 over its largest output",
+    over_ranks="max",
+)
 
 # Parameters that mean nothing where nothing is trained.
 _OF_TRAINING = ("optimizer", "grad_accumulation", "activation_checkpointing", *ddp_defaults())
@@ -136,3 +144,8 @@ def compute_dtype(context: Context) -> torch.dtype:
     name = "float32" if context.device.type == "meta" else _HALVES.get(context.precision, "float32")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def output_error(found: Tensor, exact: Tensor) -> float:
+    """Return how far an output is from that of fp32, over the largest there."""
+    return float((found - exact).abs().max() / exact.abs().max())

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from raybench.job.point import Precision
+from raybench.workloads import precision
 from raybench.workloads.base import Context
 from raybench.workloads.compilation import compile_blocks
 from raybench.workloads.float8 import convert_linear_layers
-from raybench.workloads.inference import compute_dtype
+from raybench.workloads.inference import compute_dtype, output_error
 from raybench.workloads.layers import Block, Decoder, next_token_loss
 from raybench.workloads.layout import Layout, LayoutOptions, layout_defaults
 from raybench.workloads.llama import Llama, LlamaBlock
@@ -24,6 +25,8 @@ from raybench.workloads.recompute import Checkpointing
 from raybench.workloads.sharding import divide, sequence_part
 from raybench.workloads.trained import Batch, DdpOptions, OptimizerName, Recipe, slices
 
+# Tokens whose logits are compared: their memory is a small part of what a step has left free.
+_COMPARED = 256
 # What models consist of, layer by layer.
 BLOCKS: tuple[type[nn.Module], ...] = (Block, LlamaBlock)
 
@@ -56,6 +59,12 @@ class LanguageTraining:
         return Layout() if self._is_counted else Layout.make(self.context.world_size, self.options)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the model can also run eagerly in fp32, as a whole, on this rank."""
+        is_float8 = self.context.precision is Precision.FLOAT8
+        return not (self._is_by_block or self.layout.is_divided or self._is_stored or is_float8)
+
+    @property
     def tokens_per_step(self) -> float:
         """Tokens of a step that are this rank's part."""
         tokens = self.context.batch_size * self.grad_accumulation * self.seq_len
@@ -75,8 +84,7 @@ class LanguageTraining:
 
     def recipe(self) -> Recipe:
         """Return how the model is trained."""
-        layout = self.layout
-        by_block = self.compile and (layout.is_divided or isinstance(self.shape, LlamaShape))
+        layout, by_block = self.layout, self._is_by_block
         ddp: Any = {n: v for n, v in self.options.items() if n not in layout_defaults()}
         return Recipe(
             loss=self._loss(by_block and not self._is_counted),
@@ -103,6 +111,18 @@ class LanguageTraining:
         """Return the batches of a step, over and over: the same on ranks that share a batch."""
         mine = replace(self.context, rank=self.layout.batch_of(self.context.rank))
         return token_batches(mine, self.shape.vocabulary, self.seq_len, self.grad_accumulation)
+
+    def output_error(self, model: nn.Module) -> float:
+        """Compare its logits in the precision with those in fp32, over the first of its tokens."""
+        tokens = random_tokens(self.context, self.shape.vocabulary, (1, self.seq_len))
+        with torch.no_grad():
+            with self.context.autocast():
+                found = model(tokens[:, :_COMPARED]).float()
+            precision.apply(Precision.FP32)
+            try:
+                return output_error(found, model(tokens[:, :_COMPARED]))
+            finally:
+                precision.apply(self.context.precision)
 
     def _division(self, ddp: DdpOptions, by_block: bool) -> Callable[[nn.Module], nn.Module]:
         context, compiles = self.context, by_block and not self._is_counted
@@ -137,6 +157,11 @@ class LanguageTraining:
 
     def _option(self, name: str) -> Any:
         return self.options.get(name, layout_defaults()[name])
+
+    @property
+    def _is_by_block(self) -> bool:
+        """Whether blocks are compiled one by one, in place."""
+        return self.compile and (self.layout.is_divided or isinstance(self.shape, LlamaShape))
 
     @property
     def _is_stored(self) -> bool:

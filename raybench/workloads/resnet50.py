@@ -11,9 +11,15 @@ from raybench.errors import UsageError
 from raybench.job.memory import MemoryParts
 from raybench.job.point import Precision
 from raybench.records.failure_text import brief
-from raybench.records.metric import Metric
 from raybench.workloads.base import Context
-from raybench.workloads.inference import CastWeights, Mode, Model, compute_dtype
+from raybench.workloads.inference import (
+    OUTPUT_ERROR,
+    CastWeights,
+    Mode,
+    Model,
+    compute_dtype,
+    output_error,
+)
 from raybench.workloads.memory_estimate import estimate_resnet
 from raybench.workloads.trained import (
     Compile,
@@ -38,14 +44,7 @@ class ResNet(Model):
     of the first batch, as after training: else the outputs of so many layers would explode.
     """
 
-    metrics = (
-        Metric(
-            name="output_error",
-            heading="output error",
-            description="largest difference from fp32 over its largest output",
-            over_ranks="max",
-        ),
-    )
+    metrics = (OUTPUT_ERROR,)
 
     def __init__(
         self,
@@ -117,8 +116,7 @@ class ResNet(Model):
         """Return how far the answer is from that of fp32, relative to the largest there."""
         with self.answering():
             found = _answer(self.model, images)
-        exact = self.__dict__.pop("_exact")
-        return float((found - exact).abs().max() / exact.abs().max())
+        return output_error(found, self.__dict__.pop("_exact"))
 
 
 def _import_models() -> Any:

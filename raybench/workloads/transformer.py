@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
@@ -14,14 +14,14 @@ from raybench.records.metric import Metric
 from raybench.workloads.bandwidth import memory_gb_s
 from raybench.workloads.base import Context
 from raybench.workloads.compilation import compile_blocks, compile_model
-from raybench.workloads.inference import CastWeights, Mode, Model, compute_dtype
+from raybench.workloads.inference import OUTPUT_ERROR, CastWeights, Mode, Model, compute_dtype
 from raybench.workloads.language_memory import estimate_language_model
 from raybench.workloads.layout import Layout, LayoutOptions, layout_defaults, layout_refusals
 from raybench.workloads.model_sizes import LANGUAGE_PRESETS, LanguageShape
 from raybench.workloads.trained import GradAccumulation, Optimizer
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from raybench.workloads.layers import KeyValueCache
 
@@ -121,7 +121,9 @@ class Transformer(Model):
             description="what the workload memory reaches on the device",
             over_ranks="min",
         ),
+        OUTPUT_ERROR,
     )
+    _output_error: Callable[[nn.Module], float] | None = None
 
     def __init__(
         self,
@@ -165,9 +167,15 @@ class Transformer(Model):
         )
         self.train(context, training.recipe(), training.make_model, training.batches())
         self.items_per_step /= training.layout.ranks_per_batch
+        self._output_error = training.output_error if training.is_plain else None
         self.tokens_per_s_per_device = training.tokens_per_step
         self.model_flops_per_step = training.model_flops
         self.flops_per_step = training.flops
+
+    def check(self) -> None:
+        """Compare the logits of training with those in fp32, of the same weights and tokens."""
+        if self._output_error is not None:
+            self.output_error = self._output_error(self.model)
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:

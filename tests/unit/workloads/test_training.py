@@ -433,3 +433,18 @@ def test_an_option_of_ddp_reaches_torch_only_where_it_is_not_the_default(
         context.ddp(nn.Linear(2, 2), **options)
     always: dict[str, object] = {"device_ids": None, "process_group": None}
     assert seen == [always, always, always | {"bucket_cap_mb": 50, "static_graph": True}]
+
+
+@pytest.mark.parametrize("preset", ["tiny", "llama-tiny"])
+def test_the_error_of_the_logits_in_training_is_none_in_fp32_and_some_in_bf16(preset) -> None:
+    def error(precision: Precision, **settings) -> float | None:
+        context = make_context(precision=precision)
+        trained = Transformer(context, preset=preset, seq_len=16, **settings)
+        trained.step()
+        trained.check()
+        return getattr(trained, "output_error", None)
+
+    assert error(Precision.FP32) == 0
+    assert 1e-4 < error(Precision.BF16) < 0.1
+    # Weights that are stored in bf16 have no answer in fp32.
+    assert error(Precision.BF16, optimizer_dtype="bf16") is None
