@@ -16,7 +16,7 @@ from raybench.analysis.own_speeds import OwnSpeeds, differ, models_of
 from raybench.analysis.rounds import Trials, mean_of_rounds, records
 from raybench.analysis.settings import OPTIONAL, SETTINGS, batch_column, number_of, setting
 from raybench.analysis.start_noise import StartIntervals, StartNoise
-from raybench.job.point import Scalar
+from raybench.job.point import Scalar, setting_text
 from raybench.records import Status
 from raybench.results.metrics import DERIVED
 from raybench.results.quality import (
@@ -27,7 +27,6 @@ from raybench.results.quality import (
     is_imprecise,
     why_no_breakdown,
 )
-from raybench.results.rows import text
 
 Row = Mapping[str, Any]
 
@@ -270,7 +269,7 @@ def _why_not(
     if not baseline:
         return "the job names no baseline"
     if base is None:
-        settings = " ".join(f"{name}={text(value)}" for name, value in baseline.items())
+        settings = " ".join(f"{name}={setting_text(value)}" for name, value in baseline.items())
         return f"no ok point with {settings} in this series"
     if base["status"] != "ok":
         status = base["status"]
@@ -317,7 +316,7 @@ def _same(found: Any, wanted: Scalar) -> bool:
     """Equal as text or as numbers: the tables hold parameters as text."""
     if found is None or found != found:
         return False
-    if text(found) == text(wanted):
+    if setting_text(found) == setting_text(wanted):
         return True
     number = number_of(found)
     return number is not None and number == number_of(wanted)

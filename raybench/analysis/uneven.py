@@ -15,6 +15,7 @@ from typing import Any
 from raybench.analysis.own_speeds import models_of, probe_speeds
 from raybench.analysis.settings import EXECUTION, batch_column, setting
 from raybench.job.point import BY_ACCUMULATION, BY_SPEED, EQUAL, FAST
+from raybench.results.quality import value_or_none
 from raybench.stats.shares import fast_devices
 
 Row = Mapping[str, Any]
@@ -58,7 +59,9 @@ class Scenario:
     def half_width(self) -> float:
         """Of the interval of its step time over starts, as a share of it; 0 where not known."""
         low, high = self.row["step_ms_low"], self.row["step_ms_high"]
-        return 0.0 if _number(low) is None else float((high - low) / 2 / self.row["step_ms_p50"])
+        if value_or_none(low) is None:
+            return 0.0
+        return float((high - low) / 2 / self.row["step_ms_p50"])
 
     @cached_property
     def ranks(self) -> tuple[RankOfStep, ...]:
@@ -120,7 +123,7 @@ class Scenario:
     @property
     def prediction_error(self) -> float | None:
         """Predicted step over the measured one, less 1."""
-        predicted = _number(self.row["predicted_step_ms"])
+        predicted = value_or_none(self.row["predicted_step_ms"])
         return None if predicted is None else predicted / float(self.row["step_ms_p50"]) - 1
 
 
@@ -212,7 +215,7 @@ class Fleet:
     @property
     def crossover_batch(self) -> float | None:
         """Global batch above which shares by speed beat the fast devices alone; None: unknown."""
-        found = (_number(s.row["crossover_batch"]) for s in self.scenarios.values())
+        found = (value_or_none(s.row["crossover_batch"]) for s in self.scenarios.values())
         return next((batch for batch in found if batch is not None), None)
 
 
@@ -220,7 +223,7 @@ def fleets(rows: Sequence[Row]) -> list[Fleet]:
     """Find the fleets that were measured with at least two kinds of shares."""
     groups: dict[tuple[Any, ...], dict[str, Scenario]] = {}
     for row in rows:
-        if row["status"] != "ok" or _number(row["throughput"]) is None:
+        if row["status"] != "ok" or value_or_none(row["throughput"]) is None:
             continue
         names = ("workload", "world_size", "scaling", *EXECUTION, batch_column(row) or "status")
         alike = tuple(str(setting(row, name)) for name in names if name != "shares")
@@ -268,10 +271,6 @@ RULES = (
 )
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None or value != value else float(value)
-
-
 def _list(cell: Any) -> list[float | None]:
     """Read a cell of numbers; empty for null."""
-    return [_number(one) for one in cell] if hasattr(cell, "__len__") else []
+    return [value_or_none(one) for one in cell] if hasattr(cell, "__len__") else []

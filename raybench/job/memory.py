@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from raybench.errors import UsageError
 from raybench.job import registry
-from raybench.job.point import Point, Scalar
+from raybench.job.point import Point, Scalar, setting_text
 from raybench.job.registry import Setting
 
 # Of the device's memory; the rest is the driver's, NCCL's and lost between blocks.
@@ -80,7 +80,7 @@ def explain_oom(point: Point, estimated: MemoryParts, device_bytes: int) -> str:
     needed = estimated.total_bytes
     text = f"estimated {gib(needed)} of {gib(device_bytes)} GiB"
     fits = [
-        f"{fit.name} {_text(fit.value)} ({gib(fit.estimate_bytes)} GiB)"
+        f"{fit.name} {setting_text(fit.value)} ({gib(fit.estimate_bytes)} GiB)"
         for fit in what_fits(point, usable_bytes(device_bytes, needed))
     ]
     if not fits:
@@ -91,10 +91,6 @@ def explain_oom(point: Point, estimated: MemoryParts, device_bytes: int) -> str:
 def gib(count: float) -> str:
     """Write bytes in GiB, three digits."""
     return f"{count / 2**30:.3g}"
-
-
-def _text(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def usable_bytes(device_bytes: int, estimate_bytes: int) -> float:

@@ -23,6 +23,11 @@ MAX_SIZE = 2**31 - 1
 Size = Annotated[int, Interval(ge=1, le=MAX_SIZE)]
 
 
+def setting_text(value: Scalar) -> str:
+    """Write a setting as the tables hold it: `true` for True, otherwise as Python writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 class Precision(StrEnum):
     """The number format that the heavy arithmetic uses.
 

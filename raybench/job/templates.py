@@ -8,7 +8,7 @@ import shlex
 import string
 from collections.abc import Mapping
 
-from raybench.job.point import Scalar
+from raybench.job.point import Scalar, setting_text
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces themselves"
@@ -28,7 +28,7 @@ def names_in(text: str) -> list[str]:
 
 def render(text: str, settings: Mapping[str, Scalar]) -> str:
     """Put the settings in their places, as a command line has them: `true` for True."""
-    return text.format_map({name: _plain(value) for name, value in settings.items()})
+    return text.format_map({name: setting_text(value) for name, value in settings.items()})
 
 
 def split_arguments(text: str) -> list[str]:
@@ -47,7 +47,3 @@ def product_of(text: str) -> int | None:
     if not all(factor.isdecimal() for factor in factors):
         raise ValueError("must be a whole number, or a product of them, as in 64 * 8")
     return math.prod(map(int, factors))
-
-
-def _plain(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

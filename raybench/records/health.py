@@ -184,3 +184,8 @@ class FigureTrend:
 
     values: tuple[float, ...]
     last: FigureChange
+
+
+def figure(value: float) -> str:
+    """Write a figure with as many digits as it is good for."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".removesuffix(".")

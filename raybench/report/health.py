@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 
-from raybench.records.health import Action, Finding, Link, Subject, Verdict
+from raybench.records.health import Action, Finding, Link, Subject, Verdict, figure
 from raybench.report import formatting
 from raybench.results.run import Run, RunStatus
 
@@ -98,11 +98,6 @@ def _much(finding: Finding) -> str:
     if finding.ratio is not None:
         return f"{finding.ratio:.2f}x the time"
     return "not tested" if finding.verdict is Verdict.UNTESTED else finding.reason
-
-
-def figure(value: float) -> str:
-    """Write a figure with as many digits as it is good for."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".removesuffix(".")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 from raybench.analysis.compare import FASTER, SAME, SLOWER
 from raybench.analysis.environment_changes import Change
-from raybench.records.health import FigureChange, Finding, Verdict
+from raybench.records.health import FigureChange, Finding, Verdict, figure
 from raybench.report import formatting
 from raybench.report.comparison import before_and_now, percent
 from raybench.report.document import Block, Line, Listing, Table
-from raybench.report.health import UNHEALTHY, HealthReport, figure, what_of
+from raybench.report.health import UNHEALTHY, HealthReport, what_of
 from raybench.report.plain_text import plain
 
 _MOST_CHARS = 60

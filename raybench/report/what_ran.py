@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raybench.analysis.settings import setting, setting_order
+from raybench.job.point import setting_text
 from raybench.report import formatting, plain_text
-from raybench.results.rows import text
 from raybench.workloads.model_sizes import parameter_count
 from raybench.workloads.trained import ddp_defaults
 
@@ -25,7 +25,7 @@ _MODELS = {
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 # Said with words of their own, or of no interest where they are as torch has them.
 _OWN_WORDS = ("hidden", "layers", "preset", "optimizer", "seq_len", "operation", "size_bytes")
-_USUAL = {name: text(default) for name, default in ddp_defaults().items()} | {
+_USUAL = {name: setting_text(default) for name, default in ddp_defaults().items()} | {
     "compile": "false",
     "grad_accumulation": "1",
     "activation_checkpointing": "false",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from raybench.job.point import RUN_SETTINGS
+from raybench.job.point import RUN_SETTINGS, setting_text
 from raybench.records import Device, DeviceSample, Record, Samples, Status
 from raybench.records.failure_text import brief, traceback_of, type_of
 from raybench.results.point_metrics import compute_metrics
@@ -25,11 +25,6 @@ Columns = dict[str, list[Any]]
 # Of a run.
 _MAPS = ("baseline", "versions", "environment", "tags", "workload_files")
 _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
-
-
-def text(value: Scalar) -> str:
-    """Write a setting as the tables hold it: `true` for True, otherwise as Python writes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def run_row(run: Run) -> Row:
@@ -273,4 +268,4 @@ def link_row(run_id: str, link: Link) -> Row:
 
 
 def _texts(settings: Mapping[str, Scalar]) -> dict[str, str]:
-    return {name: text(value) for name, value in settings.items()}
+    return {name: setting_text(value) for name, value in settings.items()}

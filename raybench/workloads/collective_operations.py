@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 ALWAYS_IN_PLACE = frozenset({"all_reduce", "broadcast"})
 # Nor in nccl-tests, which times them in place but does not check what arrives.
 NEVER_IN_PLACE = frozenset({"all_to_all", "sendrecv"})
-_IN_SHARES = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+# Of n ranks one has 1 / n of the message already. gather and scatter are not timed alone.
+_IN_SHARES = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
 _SUMS = frozenset({"all_reduce", "reduce_scatter"})
 
 # Torch 2.13 gave both another name and warns of the older ones.
@@ -40,12 +41,15 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def busbw_factor(operation: Operation, world_size: int) -> float:
-    """Compute busbw / algbw, which makes bandwidths of all rank counts comparable with hardware."""
-    if operation in ("broadcast", "sendrecv"):
-        return 1.0
+def busbw_factor(kind: str, world_size: int) -> float:
+    """Compute busbw / algbw, which makes bandwidths of all rank counts comparable with hardware.
+
+    kind: an operation of the table, or another collective as torch names it.
+    """
     share = (world_size - 1) / world_size
-    return 2 * share if operation == "all_reduce" else share
+    if kind == "all_reduce":
+        return 2 * share
+    return share if kind in _IN_SHARES else 1.0
 
 
 def shares(operation: Operation, world_size: int) -> int:
@@ -141,9 +145,10 @@ def issuer(
             following, preceding = (rank + 1) % world_size, (rank - 1) % world_size
             send = dist.P2POp(dist.isend, buffers.input, group=group, group_peer=following)
             receive = dist.P2POp(dist.irecv, buffers.output, group=group, group_peer=preceding)
-            return partial(_exchange, [send, receive])
+            return partial(exchange, [send, receive])
 
 
-def _exchange(operations: list[dist.P2POp]) -> None:
+def exchange(operations: list[dist.P2POp]) -> None:
+    """Send and receive all of these at once, and wait for them."""
     for work in dist.batch_isend_irecv(operations):
         work.wait()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from raybench.errors import UsageError
 from raybench.workloads.base import Context
+from raybench.workloads.collective_operations import exchange
 from raybench.workloads.pairings import Pair
 
 if TYPE_CHECKING:
@@ -85,23 +86,18 @@ def _sending(context: Context, pair: Pair, direction: Direction, size_bytes: int
         sender=peer, receiver=rank, found=incoming, expected=_message(peer, size_bytes, device)
     )
     if direction == "both":
-        return Path(issue=partial(_exchange, [send, receive]), arrivals=[arrival])
+        return Path(issue=partial(exchange, [send, receive]), arrivals=[arrival])
     if direction == "round_trip":
         order = (send, receive) if is_first else (receive, send)
         return Path(issue=partial(_one_by_one, *order), arrivals=[arrival])
     if is_first == (direction == "forward"):
-        return Path(issue=partial(_exchange, [send]))
-    return Path(issue=partial(_exchange, [receive]), arrivals=[arrival])
-
-
-def _exchange(operations: list[dist.P2POp]) -> None:
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
+        return Path(issue=partial(exchange, [send]))
+    return Path(issue=partial(exchange, [receive]), arrivals=[arrival])
 
 
 def _one_by_one(*operations: dist.P2POp) -> None:
     for operation in operations:
-        _exchange([operation])
+        exchange([operation])
 
 
 def _copying(

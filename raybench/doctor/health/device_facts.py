@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
+from raybench.doctor.facts import count_noun
 from raybench.doctor.health.subjects import device_subject
 from raybench.records.device_facts import DeviceFacts, NvLink
 from raybench.records.health import Action, HealthTest, Reading
@@ -127,7 +128,7 @@ def _ecc_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
     if not now.ecc_errors:
         return None
     grown = _growth(before.ecc_errors, now.ecc_errors)
-    return f"{_count(now.ecc_errors, 'uncorrected memory error')}{_of_them(grown)}"
+    return f"{count_noun(now.ecc_errors, 'uncorrected memory error')}{_of_them(grown)}"
 
 
 def _remap_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
@@ -137,14 +138,14 @@ def _remap_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
     )
     if now.is_remap_pending:
         return "a row of memory is to be remapped at the next reset"
-    return f"{_count(grown, 'row')} of memory went bad during the check" if grown else None
+    return f"{count_noun(grown, 'row')} of memory went bad during the check" if grown else None
 
 
 def _retirement_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
     grown = _growth(before.retired_pages, now.retired_pages)
     if now.is_retirement_pending:
         return "a page of memory is to be retired at the next reset"
-    return f"{_count(grown, 'page')} of memory went bad during the check" if grown else None
+    return f"{count_noun(grown, 'page')} of memory went bad during the check" if grown else None
 
 
 def _xid_count(now: DeviceFacts) -> int | None:
@@ -216,7 +217,7 @@ def _link_errors_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
     earlier = {link.link: link for link in before.nvlinks or ()}
     least = {"crc": _CRC_ERRORS_PER_S * max(1.0, _elapsed_s(before, now))}
     grown = [
-        f"NVLink {link.link}: {_count(more, f'{kind} error')}"
+        f"NVLink {link.link}: {count_noun(more, f'{kind} error')}"
         for link in now.nvlinks or ()
         for kind, errors in link.errors.items()
         if (more := errors - _errors(earlier.get(link.link), kind, errors)) > least.get(kind, 0.0)
@@ -263,10 +264,6 @@ def _total(*counts: int | None) -> int | None:
 
 def _gib(count: int | None) -> float | None:
     return None if count is None else count / _BYTES_PER_GIB
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _numbers(numbers: Sequence[int]) -> str:

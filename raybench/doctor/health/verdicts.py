@@ -30,6 +30,7 @@ from raybench.records.health import (
     Reading,
     Subject,
     Verdict,
+    figure,
 )
 from raybench.stats.fleet import (
     LEAST_ALIKE,
@@ -401,11 +402,6 @@ def _past_range(past: Sequence[PastValue], source: str) -> _Range | None:
         return None
     middle = median(one.value for one in past)
     return _Range(low=middle, high=middle, source=f"{source}, {checks} of them")
-
-
-def figure(value: float) -> str:
-    """Write a figure with as many digits as it is good for."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".removesuffix(".")
 
 
 def times(ratio: float) -> str:

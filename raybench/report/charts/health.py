@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from raybench.records.health import Finding, Link, Verdict
+from raybench.records.health import Finding, Link, Verdict, figure
 from raybench.report import formatting, plain_text
 from raybench.report.charts.figure import (
     TIP,
@@ -17,7 +17,7 @@ from raybench.report.charts.figure import (
     Value,
     specification,
 )
-from raybench.report.health import UNHEALTHY, HealthReport, figure
+from raybench.report.health import UNHEALTHY, HealthReport
 from raybench.report.health_tables import ends_of, link_sets, marks_of_links, short_names
 from raybench.stats.fleet import BAD_RATIO
 

@@ -7,11 +7,11 @@ from dataclasses import asdict
 
 from rich.console import RenderableType
 
-from raybench.records.health import FigureTrend
+from raybench.records.health import FigureTrend, figure
 from raybench.report import formatting
 from raybench.report.comparison import percent
 from raybench.report.export.as_json import format_object
-from raybench.report.health import HealthReport, figure
+from raybench.report.health import HealthReport
 from raybench.report.health_comparison import (
     HealthComparison,
     relative_change,

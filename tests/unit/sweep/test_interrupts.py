@@ -9,20 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
 
 from raybench.cli.output import ConsoleListener
 from raybench.sweep.interrupts import Interrupts
-
-
-@pytest.fixture(autouse=True)
-def _usual_signals() -> Iterator[None]:
-    usual = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, usual)
 
 
 def tell(number: int = signal.SIGINT) -> None:

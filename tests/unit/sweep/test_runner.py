@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -65,13 +65,6 @@ class SlowToClose:
     def close(self) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(30)
-
-
-@pytest.fixture(autouse=True)
-def _usual_signals() -> Iterator[None]:
-    usual = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, usual)
 
 
 @pytest.fixture
