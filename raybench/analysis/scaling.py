@@ -107,7 +107,7 @@ def scaling(
         row |= _UNKNOWN | {"batch": _batch(row), "samples_per_joule": _samples_per_joule(row)}
         row |= _check_breakdown(row)
         row["is_baseline"] = bool(baseline) and all(
-            _same(setting(row, name), value) for name, value in baseline.items()
+            _is_same(setting(row, name), value) for name, value in baseline.items()
         )
         series.setdefault(_series_key(row, baseline), []).append(row)
     own = OwnSpeeds(rows)
@@ -312,7 +312,7 @@ def _has_throughput(row: Row) -> bool:
     return bool(row["status"] == "ok" and not pd.isna(row["throughput"]) and row["throughput"] > 0)
 
 
-def _same(found: Any, wanted: Scalar) -> bool:
+def _is_same(found: Any, wanted: Scalar) -> bool:
     """Equal as text or as numbers: the tables hold parameters as text."""
     if found is None or found != found:
         return False

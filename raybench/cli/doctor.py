@@ -78,4 +78,4 @@ def doctor_command(
         write_result(format_json(diagnosis))
     else:
         write_result(format_text(diagnosis, width=width(), color=color()))
-    ctx.exit(1 if diagnosis.failed else 0)
+    ctx.exit(1 if diagnosis.has_failed else 0)

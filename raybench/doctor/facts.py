@@ -76,7 +76,7 @@ class Diagnosis:
     environment: Mapping[str, str]
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether a check failed."""
         return any(check.verdict is Verdict.FAIL for check in self.checks)
 

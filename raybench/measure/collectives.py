@@ -177,7 +177,7 @@ class WatchedCopies(LocalCopies):
         return work
 
     def end_step(self) -> None:
-        """Begin the next step."""
+        """Count what follows to the next step."""
         self._steps.append([])
 
     def take(self) -> list[tuple[list[Collective], float]]:

@@ -90,7 +90,7 @@ class BucketMarks:
         return future
 
     def end_step(self) -> None:
-        """Begin the next step."""
+        """Count what follows to the next step."""
         self._steps.append([])
 
     def take(self) -> tuple[tuple[Interval, ...], ...]:
@@ -204,7 +204,7 @@ class RegionMarks:
         span.end = self._mark()
 
     def end_step(self) -> None:
-        """Begin the next step."""
+        """Count what follows to the next step."""
         self._steps.append([])
 
     def take(self) -> list[Spans]:

@@ -103,7 +103,7 @@ def _from_slow_ranks(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator[Adv
     """
     slowed: dict[int, dict[str, Any]] = {}
     for row in rows:
-        is_equal = not formatting.several(row["share_by_rank"])
+        is_equal = not formatting.has_entries(row["share_by_rank"])
         if row["status"] == "ok" and is_equal and is_slowed_by_one_rank(row):
             best = slowed.setdefault(int(row["world_size"]), row)
             if (row["global_batch_size"] or 0) > (best["global_batch_size"] or 0):

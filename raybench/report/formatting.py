@@ -80,7 +80,7 @@ def is_set(value: Any) -> bool:
     return has_value(value) and bool(value)
 
 
-def several(value: Any) -> bool:
+def has_entries(value: Any) -> bool:
     """Whether a cell of lists holds anything: null is as good as empty."""
     return not isinstance(value, str) and hasattr(value, "__len__") and len(value) > 0
 
@@ -190,7 +190,7 @@ def choices(texts: Sequence[str]) -> str:
 def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
     """Write the value of a metric as its format says; `unit` is that of the times in its table."""
     if shown.format == "choices":
-        return choices(value) if several(value) else ""
+        return choices(value) if has_entries(value) else ""
     if not has_value(value):
         return ""
     if shown.format in ("part", "time"):

@@ -71,7 +71,7 @@ def ranks_of_point(row: Row, unit: formatting.Unit) -> tuple[list[str], list[lis
 def _clock_cells(row: Row, unit: formatting.Unit) -> dict[int, list[str]]:
     """Write the cells of WALL_COLUMNS by rank; empty where the host's clocks are not known."""
     known = [row[f"wall_{name}_ms_by_rank"] for name in ("unsynced", "synced")]
-    if not all(formatting.several(times) for times in known):
+    if not all(formatting.has_entries(times) for times in known):
         return {}
     return {
         rank: [formatting.part(ms, unit) for ms in times]

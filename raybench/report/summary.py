@@ -270,7 +270,7 @@ def _machine(run: Run, devices: pd.DataFrame, rows: Sequence[Row]) -> str:
         text += f", at most {plain_text.counted(most, 'node')} in a point"
     if run.only_devices:
         text += ", only those that --devices named"
-    told = [row["transports"] for row in rows if formatting.several(row["transports"])]
+    told = [row["transports"] for row in rows if formatting.has_entries(row["transports"])]
     ways = {plain_text.plain(way) for of_point in told for way in of_point}
     return f"{text}; {some(sorted(ways))}" if ways else text
 

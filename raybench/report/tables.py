@@ -56,7 +56,7 @@ def marks(row: Row) -> str:
         "t": formatting.is_set(row["throttled"]),
         "s": is_slowed_by_one_rank(row),
         "c": row["status"] == "ok" and formatting.is_set(row["crowded"]),
-        "n": row["status"] == "ok" and formatting.several(row["neighbours"]),
+        "n": row["status"] == "ok" and formatting.has_entries(row["neighbours"]),
         "q": row["status"] == "ok" and formatting.is_set(row["quick"]),
         "b": has_no_breakdown(row),
     }

@@ -49,7 +49,7 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
     yield ", ".join(
         _OPTIMIZERS.get(name, plain_text.plain(name))
         # Where nothing is trained, no optimizer is at work.
-        for name in _values([row for row in rows if not _only_runs(row)], "optimizer")
+        for name in _values([row for row in rows if not _is_inference(row)], "optimizer")
         if name is not None
     )
     if any(formatting.has_value(row["throughput"]) for row in rows) or _values(rows, "batch"):
@@ -68,10 +68,10 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
 def kernels_of(row: Row) -> tuple[str, ...]:
     """List the kernels of attention that a point ran; none where none was seen."""
     kernels = row["attention_kernels"]
-    return tuple(kernels) if formatting.several(kernels) else ()
+    return tuple(kernels) if formatting.has_entries(kernels) else ()
 
 
-def _only_runs(row: Row) -> bool:
+def _is_inference(row: Row) -> bool:
     return bool(row["params"].get("mode") == "inference")
 
 

@@ -152,7 +152,7 @@ def balance(
     Returns the shares with the shortest longest step, and the steps. Raises as `shares_by_speed`.
     """
     equal = equal_shares(len(speeds), batch, unit)
-    found = {equal: tuple(map(DeviceSpeed.step_s, speeds, equal))} if _fit(speeds, equal) else {}
+    found = {equal: tuple(map(DeviceSpeed.step_s, speeds, equal))} if _fits(speeds, equal) else {}
     for _ in range(1 + _CORRECTIONS):
         shares = shares_by_speed(speeds, batch, unit)
         if shares in found:
@@ -168,7 +168,7 @@ def balance(
     return min(found.items(), key=lambda one: max(one[1]))
 
 
-def _fit(speeds: Sequence[DeviceSpeed], shares: Shares) -> bool:
+def _fits(speeds: Sequence[DeviceSpeed], shares: Shares) -> bool:
     limits = (speed.most for speed in speeds)
     return all(most is None or items <= most for items, most in zip(shares, limits, strict=True))
 

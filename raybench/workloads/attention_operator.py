@@ -28,7 +28,7 @@ class AttentionOperator:
         _KNOWN[self._number] = self
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Call the function."""
+        """Attend; all three as the function takes them, the output as it gives it."""
         out: Tensor = torch.ops.raybench.attend_over_ranks(query, key, value, self._number)
         return out
 

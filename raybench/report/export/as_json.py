@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -103,13 +104,9 @@ def _jsonable(value: Any) -> Any:
         return [_jsonable(item) for item in value]
     if hasattr(value, "tolist"):
         return _jsonable(value.tolist())
-    if value is pd.NaT or value is pd.NA or (isinstance(value, float) and not _finite(value)):
+    if value is pd.NaT or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
         return None
     return value.isoformat() if isinstance(value, datetime) else value
-
-
-def _finite(value: float) -> bool:
-    return value - value == 0
 
 
 def export_json(summary: Summary, devices: pd.DataFrame) -> str:

@@ -131,10 +131,7 @@ def _measurements(
     ]
     if against:
         columns[2:2] = [
-            (
-                "other step",
-                lambda row: _step(others[row["point_id"]]) if _in(row, others) else _NONE,
-            ),
+            ("other step", lambda row: _step_of_other(others.get(row["point_id"]))),
             ("change", lambda row: _change(others.get(row["point_id"]), row)),
         ]
     return [(title, [cell(row) for row in rows]) for title, cell in columns]
@@ -143,8 +140,8 @@ def _measurements(
 _NONE = Cell(text="")
 
 
-def _in(row: Row, others: Mapping[str, Row]) -> bool:
-    return row["point_id"] in others
+def _step_of_other(row: Row | None) -> Cell:
+    return _NONE if row is None else _step(row)
 
 
 def _step(row: Row) -> Cell:

@@ -225,7 +225,7 @@ def _direct_children() -> set[int]:
             found.update(int(pid) for pid in thread.read_text(encoding="ascii").split())
         except (FileNotFoundError, ProcessLookupError):
             continue  # the thread has ended
-    return {pid for pid in found if _lives(pid)}
+    return {pid for pid in found if _is_alive(pid)}
 
 
 def _command(pid: int) -> str:
@@ -236,7 +236,7 @@ def _command(pid: int) -> str:
         return "ended"
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     """Return False for one that has ended and that nobody has waited for."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)

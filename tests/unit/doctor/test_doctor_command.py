@@ -93,7 +93,7 @@ def test_a_failed_collective_fails_with_the_message_of_the_rank_that_caused_it()
 
     diagnosis = diagnose(make_cluster(four(), script), console())
     assert found(diagnosis, "collective").found == "rank 2: WrongResultError: off by one"
-    assert diagnosis.failed
+    assert diagnosis.has_failed
 
 
 def test_one_device_has_nobody_to_talk_to() -> None:
