@@ -30,8 +30,6 @@ CUDA = torch.device("cuda", 0)
 def _a_cuda_device(monkeypatch):
     found = SimpleNamespace(uuid=UUID.removeprefix("GPU-"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
-    yield
-    nvml._is_open.cache_clear()
 
 
 def reading(time_s: float, energy: float | None = None, **limited_s: float) -> Reading:

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from raybench.hardware import nvml
 from raybench.hardware.device_facts import FactReader, kernel_xids
 from raybench.records.device_facts import DeviceFacts, NvLink
 from tests.unit.fake_nvml import NO_PERMISSION, UUID, FakeNvml, XidEvents, fabric, fields, refusal
@@ -51,12 +50,6 @@ ALL = {
     "nvmlDeviceGetBoardPartNumber": "699-2G520",
     "nvmlDeviceGetMemoryAffinity": [0b10, 0, 0, 0],
 }
-
-
-@pytest.fixture(autouse=True)
-def _forgotten():
-    yield
-    nvml._is_open.cache_clear()
 
 
 def read(log: Path = NO_LOG) -> DeviceFacts:

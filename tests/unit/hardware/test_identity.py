@@ -9,7 +9,7 @@ import pynvml
 import pytest
 import torch
 
-from raybench.hardware import identity, nvml
+from raybench.hardware import identity
 from raybench.hardware.identity import describe_device
 from tests.unit.fake_nvml import NO_PERMISSION, UUID, FakeNvml, processes, refusal
 
@@ -46,8 +46,6 @@ def _a_cuda_device(monkeypatch):
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
-    yield
-    nvml._is_open.cache_clear()
 
 
 def described():

@@ -9,12 +9,6 @@ from raybench.hardware import nvml
 from tests.unit.fake_nvml import NO_PERMISSION, UUID, FakeNvml, fields, refusal
 
 
-@pytest.fixture(autouse=True)
-def _forgotten():
-    yield
-    nvml._is_open.cache_clear()
-
-
 def test_without_the_library_there_is_no_device_and_nothing_is_raised(monkeypatch):
     missing = refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     fake = FakeNvml(nvmlInit=lambda: missing).install(monkeypatch)

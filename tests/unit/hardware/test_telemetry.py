@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from raybench.hardware import nvml
 from raybench.hardware.telemetry import Sampler, clocks_within
 from raybench.records import DeviceSample
 from raybench.results.reader import load
@@ -31,12 +30,6 @@ ALL = {
     ),
     "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
 }
-
-
-@pytest.fixture(autouse=True)
-def _forgotten():
-    yield
-    nvml._is_open.cache_clear()
 
 
 def sampled(devices, count: int = 1):

@@ -10,14 +10,13 @@ from functools import partial
 
 import pytest
 import torch
+from builders import make_context
 
 from raybench.errors import UsageError
 from raybench.hardware.counters import Reading
 from raybench.job.model import Measure
-from raybench.job.point import Precision
 from raybench.measure import phases, profiling
 from raybench.records import Breakdown, Profile
-from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp
 
 
@@ -47,17 +46,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return now_ns
 
 
-def lone_context() -> Context:
-    return Context(
-        device=torch.device("cpu"),
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        batch_size=4,
-        precision=Precision.FP32,
-    )
-
-
 def measured(clock, settings, *, cold_s=1.0, step_s=0.01):
     workloads = []
 
@@ -66,7 +54,7 @@ def measured(clock, settings, *, cold_s=1.0, step_s=0.01):
         return workloads[-1]
 
     settings = settings.model_copy(update={"breakdown": False})
-    done = phases.measure(build, lone_context(), settings)
+    done = phases.measure(build, make_context(), settings)
     assert all(workload.closed for workload in workloads)
     return done
 
@@ -75,7 +63,7 @@ def test_a_rank_that_shares_its_work_finishes_its_part_of_the_items(clock):
     class Shared(Paced):
         shares_work = True
 
-    context = replace(lone_context(), rank=1, world_size=3)
+    context = replace(make_context(), rank=1, world_size=3)
     settings = Measure(warmup=1, iterations=2, breakdown=False)
     done = phases.measure(lambda: Shared(clock, 0.01, 0.01), context, settings)
     assert done.items_per_step == pytest.approx(4 / 3)
@@ -137,7 +125,7 @@ def test_a_repeat_is_built_when_the_one_before_is_gone_even_without_a_close():
     built: list[weakref.ref[Cyclic]] = []
     alive: list[int] = []
     settings = Measure(warmup=1, iterations=1, repeats=3, breakdown=False)
-    phases.measure(Cyclic, lone_context(), settings)
+    phases.measure(Cyclic, make_context(), settings)
     assert alive == [0, 0, 0]
 
 
@@ -152,7 +140,7 @@ def test_an_error_of_close_is_a_note_on_the_error_before_it():
             raise ValueError("nothing to close")
 
     with pytest.raises(torch.OutOfMemoryError, match="too big") as caught:
-        phases.measure(Broken, lone_context(), Measure())
+        phases.measure(Broken, make_context(), Measure())
     assert caught.value.__notes__ == ["close() then raised ValueError: nothing to close"]
 
 
@@ -168,7 +156,7 @@ def test_an_error_of_close_alone_is_raised():
     with pytest.raises(ValueError, match="cannot close"):
         phases.measure(
             Broken,
-            lone_context(),
+            make_context(),
             Measure(warmup=1, iterations=1, breakdown=False),
         )
 
@@ -217,14 +205,14 @@ def test_a_warm_up_says_for_how_long_it_compiled(
 ):
     settings = Measure(warmup=4, iterations=2, breakdown=False)
     workload = CompiledLate(clock, compiling)
-    (repetition,) = phases.measure(lambda: workload, lone_context(), settings).repetitions
+    (repetition,) = phases.measure(lambda: workload, make_context(), settings).repetitions
     assert repetition.compiling_steps == steps
 
 
 def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock):
     settings = Measure(breakdown=False)
     workload = Sinking(clock, 0.01, 0.01)
-    (repetition,) = phases.measure(lambda: workload, lone_context(), settings).repetitions
+    (repetition,) = phases.measure(lambda: workload, make_context(), settings).repetitions
     assert len(repetition.warmup.step_ns) > 250
     assert max(repetition.warmup.step_ns) > 10_400_000
     assert set(repetition.timed.step_ns) == {10_000_000}
@@ -234,7 +222,7 @@ def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock):
 def test_each_timed_block_begins_with_two_untimed_steps(clock):
     workload = Paced(clock, 0.01, 0.01)
     settings = Measure(warmup=10, iterations=50, breakdown=False)
-    (repetition,) = phases.measure(lambda: workload, lone_context(), settings).repetitions
+    (repetition,) = phases.measure(lambda: workload, make_context(), settings).repetitions
     warm_end_ns = repetition.warmup.start_ns[-1] + repetition.warmup.step_ns[-1]
     assert repetition.timed.start_ns[0] - warm_end_ns == 20_000_000
     assert clock[0] == (10 + 2 + 50) * 10_000_000
@@ -295,7 +283,7 @@ class Sized:
 
 
 def test_what_a_workload_says_of_its_step_is_handed_on():
-    done = phases.measure(lambda: Sized([]), lone_context(), Measure(warmup=1, iterations=1))
+    done = phases.measure(lambda: Sized([]), make_context(), Measure(warmup=1, iterations=1))
     for name in ("items_per_step", "message_bytes", "busbw_factor", "memory_bytes"):
         assert getattr(done, name) == getattr(Sized, name)
     assert done.flops_per_step == 2e9
@@ -306,13 +294,13 @@ def test_what_a_workload_says_of_its_step_is_handed_on():
 def test_a_workload_checks_itself_after_warm_up_and_after_the_timed_steps():
     calls: list[str] = []
     settings = Measure(warmup=1, iterations=1, repeats=2, breakdown=False)
-    phases.measure(lambda: Sized(calls), lone_context(), settings)
+    phases.measure(lambda: Sized(calls), make_context(), settings)
     assert calls == ["step", "check", "step", "check", "close"] * 2
 
 
 def test_a_wrong_result_ends_the_point():
     with pytest.raises(ValueError, match="not 3"):
-        phases.measure(lambda: Sized([], lambda: True), lone_context(), Measure(warmup=1))
+        phases.measure(lambda: Sized([], lambda: True), make_context(), Measure(warmup=1))
 
 
 def test_breakdown_and_profile_come_last_and_once(monkeypatch: pytest.MonkeyPatch):
@@ -331,7 +319,7 @@ def test_breakdown_and_profile_come_last_and_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(profiling, "profile", profiled)
     done = phases.measure(
         lambda: Sized(calls),
-        lone_context(),
+        make_context(),
         Measure(warmup=1, iterations=1, repeats=2),
         profile=True,
     )
@@ -422,7 +410,7 @@ def test_the_peak_memory_is_of_what_follows_the_warm_up(
     monkeypatch.setattr(phases, "PeakMemory", Watched)
     settings = Measure(warmup=3, iterations=2, breakdown=False)
     build = partial(Stepping, clock, 0.1, 0.1)
-    phases.measure(build, lone_context(), settings)
+    phases.measure(build, make_context(), settings)
     assert done[: done.index("forget")] == ["step"] * 3
     assert "step" in done[done.index("forget") :]
 
@@ -447,13 +435,13 @@ def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(
 
     settings = Measure(warmup=1, iterations=1, breakdown=False)
     began_s = time.perf_counter() - 100
-    found = phases.measure(build, lone_context(), settings, began_s=began_s, rested=rested)
+    found = phases.measure(build, make_context(), settings, began_s=began_s, rested=rested)
     assert done == ["built", "waited"]
     assert found.setup_s >= 100.02
 
 
 def test_a_cuda_graph_is_refused_on_a_cpu():
-    context = replace(lone_context(), cuda_graph=True)
+    context = replace(make_context(), cuda_graph=True)
     with pytest.raises(UsageError, match="cuda_graph: needs a CUDA device, given cpu"):
         phases.measure(lambda: Sized([]), context, Measure())
 
@@ -480,22 +468,22 @@ ASKED = Measure(warmup=2, iterations=5, check_gradients=True, breakdown=False)
 
 
 def test_gradients_are_compared_after_the_timed_steps_where_that_is_asked_for(clock):
-    found = phases.measure(lambda: Comparing(clock), lone_context(), ASKED)
+    found = phases.measure(lambda: Comparing(clock), make_context(), ASKED)
     assert found.gradient_error == 0.5
     assert Comparing.asked_after >= 7
     assert any("differ from those of one process" in text for text in found.warnings)
     silent = ASKED.model_copy(update={"check_gradients": False})
-    assert phases.measure(lambda: Comparing(clock), lone_context(), silent).gradient_error is None
+    assert phases.measure(lambda: Comparing(clock), make_context(), silent).gradient_error is None
 
 
 def test_a_workload_that_cannot_compare_its_gradients_says_so(clock):
-    found = phases.measure(lambda: Paced(clock, 0.01, 0.01), lone_context(), ASKED)
+    found = phases.measure(lambda: Paced(clock, 0.01, 0.01), make_context(), ASKED)
     assert found.gradient_error is None
     assert "check_gradients: workload Paced cannot compare its gradients" in found.warnings
 
 
 def test_a_model_alone_has_the_gradients_of_one_process():
-    found = phases.measure(lambda: Mlp(lone_context(), hidden=8, layers=2), lone_context(), ASKED)
+    found = phases.measure(lambda: Mlp(make_context(), hidden=8, layers=2), make_context(), ASKED)
     assert found.gradient_error is not None
     assert found.gradient_error < 1e-6
     assert not [text for text in found.warnings if "gradient" in text]

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import make_device, make_measure, make_measurement, make_point, make_record, make_run
+from builders import (
+    make_context,
+    make_device,
+    make_measure,
+    make_measurement,
+    make_point,
+    make_record,
+    make_run,
+)
 from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -17,7 +25,6 @@ from raybench.cli.plans import select_ids
 from raybench.cluster.local import LocalCluster
 from raybench.errors import UsageError
 from raybench.job.plan import Plan
-from raybench.job.point import Precision
 from raybench.measure import profiling
 from raybench.measure.profiling import module_times, profile
 from raybench.records import Answer, Group, ModuleTime, Profile, RankInfo, Record, Task
@@ -25,17 +32,10 @@ from raybench.results.reader import find_run, load
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
-from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp
 from raybench.workloads.transformer import Transformer
 
 CPU = torch.device("cpu")
-
-
-def make_context() -> Context:
-    return Context(
-        device=CPU, rank=0, world_size=1, local_rank=0, batch_size=4, precision=Precision.FP32
-    )
 
 
 class Clock:

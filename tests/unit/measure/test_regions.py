@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import region_workloads
 import torch
-from builders import make_measure, make_run
+from builders import make_context, make_measure, make_run
 from click.testing import CliRunner
 from fakes import make_point
 from region_workloads import LONG_S, SHORT_S
@@ -21,7 +21,6 @@ from raybench import cli, load
 from raybench.cluster.local import this_process
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
-from raybench.job.point import Precision
 from raybench.measure import marks as moments
 from raybench.measure import phases
 from raybench.measure.breakdown import Extent, break_down
@@ -34,12 +33,6 @@ from raybench.workloads.base import Context
 
 CPU = torch.device("cpu")
 NAMES = ["forward", "attention", "back\nward"]
-
-
-def lone_context() -> Context:
-    return Context(
-        device=CPU, rank=0, world_size=1, local_rank=0, batch_size=4, precision=Precision.FP32
-    )
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +140,7 @@ def marks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_regions_mark_nothing_in_warm_up_and_timed_steps(marks: list[int]) -> None:
     settings = Measure(warmup=2, iterations=4)
-    context = lone_context()
+    context = make_context()
     without = settings.model_copy(update={"breakdown": False})
     phases.measure(lambda: region_workloads.Parts(context), context, without)
     assert marks == []
@@ -168,7 +161,7 @@ def test_only_steps_with_regions_are_run_once_more_for_them() -> None:
 
     steps = {}
     for names in ((), ("part",)):
-        context = lone_context()
+        context = make_context()
         workload = Counted(context, names)
         workload.step()
         found = break_down(workload, make_timer(CPU), context, Extent(steps=3))  # type: ignore[arg-type]
@@ -197,7 +190,7 @@ def test_times_of_one_name_add_up_and_outer_regions_contain_inner_ones(marks: li
 
 
 def test_a_region_that_is_not_timed_is_one_and_the_same_object_and_does_nothing() -> None:
-    context = lone_context()
+    context = make_context()
     entered: set[int] = set()
     for name in ("a", "b"):
         region: AbstractContextManager[None] = context.region(name)
@@ -207,7 +200,7 @@ def test_a_region_that_is_not_timed_is_one_and_the_same_object_and_does_nothing(
 
 
 def test_steps_of_a_cuda_graph_have_no_regions_and_the_reason() -> None:
-    context = replace(lone_context(), cuda_graph=True)
+    context = replace(make_context(), cuda_graph=True)
     parts = region_workloads.Parts(context)
     parts.step()
     found = break_down(parts, make_timer(CPU), context, Extent(steps=3))
@@ -216,7 +209,7 @@ def test_steps_of_a_cuda_graph_have_no_regions_and_the_reason() -> None:
 
 
 def test_a_region_inside_compiled_code_is_left_out_and_named() -> None:
-    context = lone_context()
+    context = make_context()
     workload = region_workloads.Compiled(context)
     workload.step()
     found = break_down(workload, make_timer(CPU), context, Extent(steps=3))

@@ -36,12 +36,8 @@ SMALL: dict[type[Model], dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_a_memory_of_10_gb_s(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _a_memory_of_10_gb_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformer, "memory_gb_s", lambda context: 10.0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_context(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,14 +24,6 @@ def why_no_torchvision() -> str:
 
 
 needs_torchvision = pytest.mark.skipif(bool(why_no_torchvision()), reason=why_no_torchvision())
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make(precision: Precision = Precision.FP32, **parameters: Any) -> ResNet:

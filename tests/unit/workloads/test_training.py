@@ -4,7 +4,7 @@ import inspect
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args, get_type_hints
@@ -44,15 +44,6 @@ BUILDS: dict[str, Build] = {
     ),
     "llama": partial(Transformer, preset="llama-tiny", seq_len=16),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small are slower with several, and far slower where others use the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_context(
