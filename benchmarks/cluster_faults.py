@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.fault_cases import Case
+from tests.integration.fault_injection import Ended, Waiting, harmed_sweep
 from tests.integration.fault_runs import (
     descendants,
     outcomes,
@@ -19,7 +20,6 @@ from tests.integration.fault_runs import (
     sweep_command,
     write_job,
 )
-from tests.integration.harm import Ended, Waiting, harmed_sweep
 from tests.integration.namespaces import hosts, pull_cable, why_not
 
 # Far off: a lost node must be told without it.

@@ -16,8 +16,8 @@ from typing import Any
 import raybench
 from benchmarks.cluster_faults import Harm, ended_entry
 from raybench.results.schema import TABLES
+from tests.integration.fault_injection import Waiting, harmed_sweep
 from tests.integration.fault_runs import descendants, rows, start_sweep, sweep_command, write_job
-from tests.integration.harm import Waiting, harmed_sweep
 
 _GONE_S = 15.0
 _DISK_KIB = 256

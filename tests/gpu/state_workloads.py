@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from raybench.worker.state.torch_settings import device_settings
 from raybench.workloads.base import Context
-from tests.unit.messes import MESSES, MESSES_WITH_CUDA, seen
+from tests.unit.state_changes import STATE_CHANGES, STATE_CHANGES_WITH_CUDA, seen
 
 # Such hooks and a ban of them cannot be had together.
 _LEFT_OUT = "ban of saved-tensor hooks"
@@ -53,7 +53,7 @@ class GpuMess:
             _kept.append(torch.empty(512 * 2**20, dtype=torch.uint8, device=self._device))
         if self._mess == "settings":
             _mess_up_device(self._device)
-            for name, change in (MESSES_WITH_CUDA | MESSES).items():
+            for name, change in (STATE_CHANGES_WITH_CUDA | STATE_CHANGES).items():
                 if name != _LEFT_OUT:
                     change()
 

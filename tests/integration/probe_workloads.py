@@ -18,7 +18,7 @@ from pydantic import Field
 
 from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp
-from tests.unit.messes import MESSES, seen
+from tests.unit.state_changes import STATE_CHANGES, seen
 
 Fault = Literal["none", "raise", "kill", "hang", "oom", "exit", "unpicklable"]
 
@@ -112,7 +112,7 @@ class Mess:
 
     def close(self) -> None:
         if self._mess == "settings":
-            for name, change in MESSES.items():
+            for name, change in STATE_CHANGES.items():
                 if name != "ban of saved-tensor hooks":  # which cannot be had beside such hooks
                     change()
         if self._mess == "groups":

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 import raybench
+from tests.integration.fault_injection import harmed_sweep
 from tests.integration.fault_runs import rows, sweep_command, write_job
-from tests.integration.harm import harmed_sweep
 from tests.integration.namespaces import (
     Host,
     dropped_packets,

@@ -18,8 +18,8 @@ from tests.integration.fault_runs import wait_for
 
 JOB = """\
 version: 1
-name: brood
-workload: {{kind: "tests.integration.brood_workloads:Brood", folder: {folder}}}
+name: orphans
+workload: {{kind: "tests.integration.orphan_workloads:Orphans", folder: {folder}}}
 matrix: {{world_size: 2}}
 baseline: {{world_size: 2}}
 measure: {{timeout_s: 600}}
@@ -63,7 +63,7 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def broods(folder: Path) -> dict[int, list[int]]:
+def orphans_in(folder: Path) -> dict[int, list[int]]:
     """Rank -> its worker and the children of that."""
     return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)}
 
@@ -106,7 +106,7 @@ def environments() -> Mapping[int, list[bytes]]:
 def test_a_killed_driver_leaves_nothing_of_its_private_ray(tmp_path: Path) -> None:
     with hanging_sweep(tmp_path, "--address", "local") as driver:
         assert len(family(tmp_path)) > 8, "Ray's processes, two workers and their children"
-        first, second = broods(tmp_path).values()
+        first, second = orphans_in(tmp_path).values()
         rays = descendants(driver.pid)
         driver.kill()
         driver.wait()
@@ -133,7 +133,7 @@ def test_a_killed_worker_or_driver_leaves_nothing_on_a_cluster(
     tmp_path: Path, three_nodes: str
 ) -> None:
     with hanging_sweep(tmp_path, "--address", three_nodes) as driver:
-        first, second = broods(tmp_path).values()
+        first, second = orphans_in(tmp_path).values()
         os.kill(first[0], signal.SIGKILL)
         child_s = wait_for(lambda: not any(map(lives, first)), 10)
         assert driver.poll() is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from series import autocorrelated
+from noise import autocorrelated
 
 from raybench.analysis import resampling
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from series import autocorrelated
+from noise import autocorrelated
 
 from benchmarks import simulated_noise
 from raybench.job.model import Measure, Span

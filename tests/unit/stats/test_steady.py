@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from series import autocorrelated, with_outliers
+from noise import autocorrelated, with_outliers
 
 from raybench.stats.steady import (
     DRIFTING,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from series import autocorrelated, with_outliers
+from noise import autocorrelated, with_outliers
 
 from raybench.stats import summary as stats
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fakes import make_point
-from messes import MESSES, seen
+from state_changes import STATE_CHANGES, seen
 
 from raybench.cluster.local import this_process
 from raybench.hardware.counters import Reading
@@ -257,7 +257,7 @@ def test_a_workload_that_makes_a_mess_does_not_change_the_next_point(workload):
             torch.backends.cuda.matmul.fp32_precision = "tf32"
             torch.backends.cudnn.conv.fp32_precision = "tf32"
             torch.backends.mkldnn.conv.fp32_precision = "bf16"
-            for name, mess in MESSES.items():
+            for name, mess in STATE_CHANGES.items():
                 if name != "ban of saved-tensor hooks":
                     mess()
             messy.append(True)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from forked import run_script
-from messes import MESSES, MESSES_WITH_CUDA
+from state_changes import STATE_CHANGES, STATE_CHANGES_WITH_CUDA
 
 from raybench.worker.state import ProcessState, seed_all
 from raybench.worker.state.process_settings import python_settings, system_settings
@@ -35,14 +35,14 @@ NOT_BY_A_MESS = {
     "niceness",
     "scheduling policy",
     "monitoring tools",
-    *MESSES_WITH_CUDA,
+    *STATE_CHANGES_WITH_CUDA,
 }
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name not in NOT_BY_A_MESS])
 def test_a_changed_setting_is_put_back_without_a_word(name):
     state, before = ProcessState(CPU), SETTINGS[name].read()
-    MESSES[name]()
+    STATE_CHANGES[name]()
     changed = SETTINGS[name].read() != before
     assert state.restore() == ()
     assert changed
@@ -51,8 +51,8 @@ def test_a_changed_setting_is_put_back_without_a_word(name):
 
 def test_no_mess_is_without_its_setting():
     # cuDNN depthwise_kernel is newer than torch 2.11.
-    assert MESSES.keys() - {"cuDNN depthwise_kernel"} <= SETTINGS.keys() - NOT_BY_A_MESS
-    assert SETTINGS.keys() - NOT_BY_A_MESS <= MESSES.keys()
+    assert STATE_CHANGES.keys() - {"cuDNN depthwise_kernel"} <= SETTINGS.keys() - NOT_BY_A_MESS
+    assert SETTINGS.keys() - NOT_BY_A_MESS <= STATE_CHANGES.keys()
 
 
 def _least_cpu_s(call: Callable[[], object]) -> float:
@@ -83,7 +83,7 @@ def test_a_clean_process_is_restored_sooner_than_half_a_million_items_are_stored
 
 def test_all_at_once_is_put_back_too():
     state, before = ProcessState(CPU), {name: s.read() for name, s in SETTINGS.items()}
-    for name, mess in MESSES.items():
+    for name, mess in STATE_CHANGES.items():
         if (
             name in SETTINGS and name != "ban of saved-tensor hooks"
         ):  # which cannot be had beside such hooks

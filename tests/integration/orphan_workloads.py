@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from raybench.workloads.base import Context
 
 
-class Brood:
+class Orphans:
     """Starts children, writes their process ids to a folder, and hangs in its first step.
 
     The hang is a loop that holds on to Python's lock, with every signal ignored that can be.

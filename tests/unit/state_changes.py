@@ -55,7 +55,7 @@ def _timer() -> None:
 
 
 # By the name of the setting.
-MESSES: dict[str, Callable[[], object]] = {
+STATE_CHANGES: dict[str, Callable[[], object]] = {
     "garbage collector switch": lambda: gc.disable() if gc.isenabled() else gc.enable(),
     "garbage collector threshold": lambda: gc.set_threshold(7, 8, 9),
     "garbage collector debugging": lambda: gc.set_debug(gc.DEBUG_UNCOLLECTABLE),
@@ -186,7 +186,7 @@ MESSES: dict[str, Callable[[], object]] = {
 }
 
 # Only where torch is built with CUDA can these be changed.
-MESSES_WITH_CUDA: dict[str, Callable[[], object]] = {
+STATE_CHANGES_WITH_CUDA: dict[str, Callable[[], object]] = {
     "default tensor type": lambda: _quietly(
         lambda: torch._C._set_default_tensor_type(torch.cuda.DoubleTensor)
     ),

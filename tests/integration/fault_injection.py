@@ -1,4 +1,4 @@
-"""Harm from outside: a sweep that stands still in a point until the harm is done."""
+"""A sweep that stands still in a point until something was done to it from outside."""
 
 from __future__ import annotations
 
