@@ -228,6 +228,8 @@ def _outcome(record: Record) -> str:
 def _show_setting(point: Point, name: str) -> str:
     value = point.settings.get(name, "none")
     label = {"world_size": "ws", "batch_size": "batch", "global_batch_size": "global batch"}
+    if name in point.env:
+        return f"{name}={plain_text.plain(point.env[name])}"
     # A precision or a preset speaks for itself; a number does not.
     if isinstance(value, str):
         return plain_text.plain(value)

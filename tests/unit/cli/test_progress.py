@@ -138,3 +138,11 @@ def test_the_step_time_is_that_of_the_report() -> None:
     record = make_record(PLAN.points[0], step_ms=0.0116)
     progress.show(PointFinished(index=0, record=record))
     assert "11.60 µs" in written(console)
+
+
+def test_the_value_of_an_environment_variable_stands_beside_its_name() -> None:
+    console = console_of("pipe")
+    points = tuple(make_point(env={"NCCL_P2P_DISABLE": value}) for value in "01")
+    progress = make_progress(Plan(points=points), console)
+    progress.show(PointFinished(index=1, record=make_record(points[1])))
+    assert "NCCL_P2P_DISABLE=1" in written(console)
