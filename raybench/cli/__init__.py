@@ -102,11 +102,9 @@ def _tell(error: click.ClickException) -> None:
 def _complain(text: str) -> None:
     """Print each line on stderr. What it holds of a job or a path does not control the terminal."""
     from raybench.report.plain_text import printable
-    from raybench.sweep.commands import program
+    from raybench.sweep.commands import name_program
 
-    # What a message says in backticks is to be typed.
-    text = text.replace("`raybench ", f"`{program()} ")
-    click.echo("\n".join(map(printable, text.split("\n"))), err=True)
+    click.echo("\n".join(map(printable, name_program(text).split("\n"))), err=True)
 
 
 @contextmanager

@@ -115,7 +115,9 @@ def find_sides(results: Path, base: str, new: str) -> tuple[Side, Side]:
     """Find both runs, and their repeats. Raises ResultsError where one is not there."""
     sides = find_side(results, base), find_side(results, new)
     if len({(side.own.root.resolve(), side.own.run_id) for side in sides}) == 1:
-        raise ResultsError(f"{base} and {new} are the same run: {sides[0].own.run_id}")
+        raise ResultsError(
+            f"{base} and {new} are the same run, {sides[0].own.run_id}; `raybench list` has others"
+        )
     return sides
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -10,7 +11,14 @@ from typing import Any
 import click
 
 from raybench.cli.completion import complete_template, complete_workload
-from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
+from raybench.cli.output import (
+    json_text,
+    scalar_text,
+    table_text,
+    text_width,
+    write_file,
+    write_result,
+)
 from raybench.report.plain_text import printable
 from raybench.sweep.commands import command, program
 
@@ -69,21 +77,16 @@ def _list_of_templates() -> str:
     rows = [[one.name, ", ".join(map(str, one.device_counts)), one.question] for one in templates()]
     table = table_text(["job", "devices", "what it asks"], rows)
     take = command("init", "--template", "NAME")
-    return f"{table}\nTake one: {take}. Without GPUs, cut it down by the command in its comment.\n"
+    return f"{table}\nTake one: {take}\nWithout GPUs, cut it down by the command in its comment.\n"
 
 
 def _write_job(file: Path, text: str) -> None:
-    """Write a new file. Raises UsageError where there is one, or none can be written."""
+    """Write a new file. Raises UsageError where there is one, ResultsError where none can be."""
     from raybench.errors import UsageError
 
-    try:
-        with file.open("x", encoding="utf-8") as target:
-            target.write(text)
-    except FileExistsError as error:
-        message = f"{file}: exists already; give another name, or remove it"
-        raise UsageError(message) from error
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
+    if os.path.lexists(file):
+        raise UsageError(f"{file}: exists already; give another name, or remove it")
+    write_file(file, text.encode())
 
 
 @click.command("workloads")

@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,9 +55,14 @@ def write_result(text: str) -> None:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write the result to a file. Raises ResultsError when it cannot be written."""
+    is_new = not os.path.lexists(path)
     try:
         path.write_bytes(content)
     except OSError as error:
+        if is_new:
+            # What a full disk left of it would be taken for the whole.
+            with suppress(OSError):
+                path.unlink()
         raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
 
 

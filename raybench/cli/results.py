@@ -176,6 +176,7 @@ def list_command(
     """List the runs in the results, the newest last."""
     from raybench.results import reader
     from raybench.results.run import no_runs, run_ids
+    from raybench.sweep.commands import name_program
 
     if last and is_all:
         raise UsageError("--last and --all: give one of them")
@@ -187,7 +188,7 @@ def list_command(
         write_result(json_report.format_runs(runs))
         return
     if not runs:
-        click.echo(no_runs(results), err=True)
+        click.echo(name_program(no_runs(results)), err=True)
         return
     write_result(_list_text(results, runs, is_long=is_long))
     older = 0 if last or is_all else len(run_ids(results)) - _LISTED

@@ -18,7 +18,7 @@ from pathlib import Path
 from raybench.errors import UsageError
 from raybench.job.model import Job, job_from_text
 from raybench.job.plan import make_plan
-from raybench.job.problems import say_unknown
+from raybench.job.problems import did_you_mean, quote
 
 _SCHEMA = re.compile(r"(?<=\$schema=)\S+")
 _COMMAND = "raybench sweep "
@@ -80,5 +80,7 @@ def template(name: str) -> Template:
     """Find the job with this name. Raises UsageError."""
     known = {one.name: one for one in templates()}
     if name not in known:
-        raise UsageError(say_unknown("template", name, known))
+        guess = did_you_mean(name, known)
+        message = f"--template: no job {quote(name)}{guess}; see: `raybench init --list`"
+        raise UsageError(message.replace("?;", "? All of them:"))
     return known[name]

@@ -365,8 +365,12 @@ def _is_equal(found: object, wanted: object) -> bool:
 
 
 def _budget_remarks(job: Job) -> list[Problem]:
-    budget_s = job.measure.repeats * job.measure.max_seconds
-    if job.measure.timeout_s > budget_s:
+    measure = job.measure
+    budget_s = measure.repeats * measure.max_seconds
+    if "min_seconds" in measure.model_fields_set and measure.min_seconds > measure.max_seconds:
+        message = f"max_seconds, {measure.max_seconds:g}, ends a repeat before; raise it"
+        return [Problem(path=("measure", "min_seconds"), message=message)]
+    if measure.timeout_s > budget_s:
         return []
     message = f"a slow point is stopped before its budget of {budget_s:g} s is used"
     return [Problem(path=("measure", "timeout_s"), message=message)]

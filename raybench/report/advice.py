@@ -152,7 +152,7 @@ def _from_best(summary: Summary) -> Iterator[Advice]:
 
 
 def _from_global_batches(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator[Advice]:
-    """Say what the learning rate would be for the fastest point on each number of ranks."""
+    """Say what the learning rate would be at the fastest point of each number of ranks."""
     best: dict[int, dict[str, Any]] = {}
     for row in rows:
         trains = row["params"].get("mode", "train") == "train" and "optimizer" in row["params"]
@@ -160,14 +160,24 @@ def _from_global_batches(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator
             most = best.setdefault(int(row["world_size"]), row)
             if row["throughput"] > most["throughput"]:
                 best[int(row["world_size"])] = row
-    for world_size, row in sorted(best.items()):
-        batch = int(row["global_batch_size"])
-        about = formatting.ranks_words(world_size, ranks)
-        text = (
-            f"{about}: a global batch of {batch:,} takes {batch / _BASE_BATCH:g} times the rate "
-            f"for {_BASE_BATCH}, if it is scaled linearly; not measured ({_GOYAL})"
+    others = {
+        world_size: row
+        for world_size, row in sorted(best.items())
+        if int(row["global_batch_size"]) != _BASE_BATCH
+    }
+    if others:
+        rates = "; ".join(
+            f"{formatting.ranks_words(world_size, ranks)}, global batch {batch:,}: "
+            f"{batch / _BASE_BATCH:g} times"
+            for world_size, row in others.items()
+            if (batch := int(row["global_batch_size"]))
         )
-        yield Advice(about="learning rate", text=text, rows=(str(row["point_id"]),))
+        text = (
+            f"the rate for a global batch of {_BASE_BATCH}, scaled linearly, not measured "
+            f"({_GOYAL}): {rates}"
+        )
+        ids = tuple(str(row["point_id"]) for row in others.values())
+        yield Advice(about="learning rate", text=text, rows=ids)
 
 
 def _about_device(name: str, findings: Sequence[Finding], count: int) -> str:

@@ -27,7 +27,7 @@ STATUS_WORDS = _StatusWords({status.value: status.label for status in Status})
 # What the letters in the tables mean.
 MARKS = {
     "u": "unsteady, the warm-up did not settle or the step time drifts",
-    "w": "wide, the 95 % interval exceeds ±10 %",
+    "w": "wide, its own samples leave more than ±10 % open",
     "h": "host-bound, the device waits for the host",
     "t": "throttled, the clocks were limited by the power cap or heat",
     "s": "one rank is slower than the others",
@@ -136,13 +136,21 @@ def is_short(time_ms: float) -> bool:
     return has_value(time_ms) and time_ms < _SHORT_MS
 
 
-def _precision(row: Mapping[str, Any]) -> str:
+def step_uncertainty(row: Mapping[str, Any]) -> float | None:
+    """Half of the 95 % interval of the step time, over it; None where it is not known.
+
+    A report's holds over starts, that of a single attempt over its samples.
+    """
     value = row["step_ms_p50"]
-    # A report's holds over starts, that of a single attempt over its samples.
     low, high = (row.get(f"step_ms_{end}", row[f"step_ms_ci_{end}"]) for end in ("low", "high"))
     if not has_value(value) or not has_value(low) or not has_value(high):
-        return ""
-    return " " + half_width((high - low) / 2 / value)
+        return None
+    return float((high - low) / 2 / value)
+
+
+def _precision(row: Mapping[str, Any]) -> str:
+    share = step_uncertainty(row)
+    return "" if share is None else f" {half_width(share)}"
 
 
 def half_width(share: float) -> str:
@@ -312,16 +320,16 @@ def counts(run: Run, statuses: Sequence[str]) -> str:
     return text + "".join(f", {count} {word}" for count, word in more if count > 0)
 
 
-def machine(devices: Sequence[Mapping[str, Any]]) -> str:
+def machine(devices: Sequence[Mapping[str, Any]], node_count: int | None = None) -> str:
     """Devices and nodes: `4 x NVIDIA H200 on 1 node`, `2 workers on 1 x Intel Xeon (2 cores)`.
 
-    devices: rows of the table `devices`.
+    devices: rows of the table `devices`. node_count: where it is not that of their ids.
     """
     if all(device["kind"] == "cpu" for device in devices):
         return _processors(devices)
     names = Counter(device["name"] for device in devices)
     models = ", ".join(f"{count} x {plain(name)}" for name, count in names.items())
-    count = len({device["node_id"] for device in devices})
+    count = node_count or len({device["node_id"] for device in devices})
     return f"{models} on {counted(count, 'node')}"
 
 

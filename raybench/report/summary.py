@@ -263,16 +263,27 @@ def _machine(run: Run, devices: pd.DataFrame, rows: Sequence[Row]) -> str:
     """Name the devices of the run. After `--resume` elsewhere no point may have had them all."""
     if devices.empty:
         return plain_text.plain(run.cluster)
-    text = formatting.machine(records(devices))
-    counts = [row["node_count"] for row in rows if formatting.has_value(row["node_count"])]
-    if counts and max(counts) < devices["node_id"].nunique():
-        most = int(max(counts))
+    most = max(
+        (int(r["node_count"]) for r in rows if formatting.has_value(r["node_count"])), default=0
+    )
+    nodes = _node_count(devices, most)
+    text = formatting.machine(records(devices), nodes)
+    if 0 < most < nodes:
         text += f", at most {plain_text.counted(most, 'node')} in a point"
     if run.only_devices:
         text += ", only those that --devices named"
     told = [row["transports"] for row in rows if formatting.has_entries(row["transports"])]
     ways = {plain_text.plain(way) for of_point in told for way in of_point}
     return f"{text}; {some(sorted(ways))}" if ways else text
+
+
+def _node_count(devices: pd.DataFrame, most: int) -> int:
+    """Count nodes. A Ray that was started anew gives the same host another id.
+
+    most: nodes that a point had.
+    """
+    hosts = len(devices[["host", "address"]].drop_duplicates())
+    return hosts if 0 < most <= hosts else int(devices["node_id"].nunique())
 
 
 def _versions(run: Run, devices: pd.DataFrame) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -127,12 +127,20 @@ def results_folders(root: Path) -> list[str]:
     return [name for name in inside if (root / name / "runs").is_dir()]
 
 
-def pick(prefix: str, ids: Sequence[str], *, kind: str, where: str, way_out: str = "") -> str:
+def pick(
+    prefix: str,
+    ids: Sequence[str],
+    *,
+    kind: str,
+    where: str,
+    way_out: str = "",
+    names: Iterable[str] = (),
+) -> str:
     """Find the one id that is `prefix` or starts with it.
 
     Raises ResultsError naming the candidates.
 
-    way_out: what else to type where several start with it.
+    way_out: what else to type where several start with it. names: what else may have been meant.
     """
     if prefix in ids:
         return prefix
@@ -141,7 +149,7 @@ def pick(prefix: str, ids: Sequence[str], *, kind: str, where: str, way_out: str
         return found[0]
     if found:
         raise ResultsError(f"{where}: {kind} {prefix!r} is ambiguous: {_some(found)}{way_out}")
-    guess = did_you_mean(prefix, ids) or f"; there are: {_some(ids) or 'none'}"
+    guess = did_you_mean(prefix, [*ids, *names]) or f"; there are: {_some(ids) or 'none'}"
     raise ResultsError(f"{where}: no {kind} {prefix!r}{guess}")
 
 
@@ -210,7 +218,8 @@ def _resolve(root: Path, name: str, ids: Mapping[str, _Origin]) -> str:
     if name not in ids and name and name in run_folders(root / "points"):
         raise ResultsError(f"{root}: {no_row_of(root, name)}")
     way_out = "; give more of the id, or the name of a job for its newest run"
-    return pick(name, list(ids), kind="run", where=str(root), way_out=way_out)
+    jobs = {origin.job for origin in ids.values() if origin.job}
+    return pick(name, list(ids), kind="run", where=str(root), way_out=way_out, names=jobs)
 
 
 def _newest_readable(root: Path, ids: Sequence[str]) -> str:

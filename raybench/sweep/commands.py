@@ -14,6 +14,11 @@ def program() -> str:
     return "python -m raybench" if is_module else "raybench"
 
 
+def name_program(text: str) -> str:
+    """Write the commands of a message, which stand in backticks, as they are to be typed."""
+    return text.replace("`raybench ", f"`{program()} ")
+
+
 def command(*words: str) -> str:
     """Return a command of raybench, quoted for a shell."""
     return " ".join([program(), *map(_quote, words)])

@@ -74,6 +74,7 @@ def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Poi
     metrics = (*SCALING.metrics, *RATES.metrics, *workload_metrics(own))
     measured = _measurements(own, others, against, metrics)
     meanings = _meanings(metrics, summary) | _MEANINGS
+    meanings["±"] = f"{meanings['±']} {summary.plus_minus}".rstrip()
     kept = [(title, cells) for title, cells in measured if any(cell.text for cell in cells)]
     settings = [(name, [_setting(row, name) for row in own]) for name in (*words, *numbers)]
     cells = zip(*(cells for _, cells in [*settings, *kept]), strict=True)
@@ -160,10 +161,9 @@ def _step(row: Row) -> Cell:
 
 
 def _unsure(row: Row) -> Cell:
-    value, low, high = (row[f"step_ms_{name}"] for name in ("p50", "ci_low", "ci_high"))
-    if not all(map(formatting.has_value, (value, low, high))):
+    share = formatting.step_uncertainty(row)
+    if share is None:
         return _NONE
-    share = (high - low) / 2 / value
     return Cell(text=formatting.half_width(share), value=f"{share:.4g}")
 
 

@@ -84,10 +84,10 @@ def format_trends(
 ) -> str:
     """Write how figures went over several checks, for a terminal."""
     slower = sum(one.last.is_slower for one in trends)
-    headline = (
-        f"{counted(len(trends), 'figure')} over {counted(check_count, 'check')}: "
-        f"{slower or 'none'} slower in the last one than before, by more than days differ."
-    )
+    verdict = f"{slower or 'none'} slower in the last one than before, by more than days differ."
+    if not trends:
+        verdict = "nothing to compare; it takes two checks of the same devices."
+    headline = f"{counted(len(trends), 'figure')} over {counted(check_count, 'check')}: {verdict}"
     ordered = sorted(trends, key=lambda one: urgency(one.last))
     parts: list[RenderableType] = [line(headline, "bold")]
     if ordered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from ruamel.yaml import YAML
 import raybench
 from raybench.cli import main
 from raybench.cli import raybench as command_line
+from raybench.cli.output import write_file
 from raybench.errors import JobError, UsageError
 from raybench.job import registry
 from raybench.job.model import Job, job_schema
@@ -261,6 +263,25 @@ def test_init_writes_a_job_that_plans_and_overwrites_nothing() -> None:
         run("init", "nowhere/new.yaml")
 
 
+def test_a_full_disk_leaves_no_half_a_job_behind_and_takes_no_file_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("old.svg").write_text("mine")
+
+    def fill(path: Path, content: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(content[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    with pytest.raises(UsageError, match=r"new\.yaml: cannot be written: No space left"):
+        run("init", "new.yaml")
+    assert not Path("new.yaml").exists()
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_file(Path("old.svg"), b"another one")
+    assert Path("old.svg").exists()
+
+
 def test_init_writes_a_job_that_answers_a_question_and_lists_all_of_them() -> None:
     assert "raybench plan gemm.yaml" in run("init", "--template", "gemm")
     assert run("plan", "gemm.yaml") == run("plan", str(ROOT / "jobs" / "gemm.yaml"))
@@ -268,11 +289,14 @@ def test_init_writes_a_job_that_answers_a_question_and_lists_all_of_them() -> No
     listed = run("init", "--list")
     assert all(path.stem in listed for path in JOBS)
     assert "What share of its peak does one GPU reach" in listed
-    assert max(map(len, listed.splitlines()[:-1])) <= 80
+    assert max(map(len, listed.splitlines())) <= 80
     with pytest.raises(UsageError, match="neither FILE nor --template"):
         run("init", "--list", "--template", "gemm")
-    with pytest.raises(UsageError, match="unknown template 'gem'; did you mean 'gemm'"):
+    with pytest.raises(UsageError, match=r"no job .gem.; did you mean .gemm.\? All of them: "):
         run("init", "--template", "gem")
+    with pytest.raises(UsageError) as caught:
+        run("init", "--template", "nope")
+    assert str(caught.value) == "--template: no job 'nope'; see: `raybench init --list`"
 
 
 def test_workloads_lists_the_built_in_ones_and_the_parameters_of_one() -> None:

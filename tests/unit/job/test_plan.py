@@ -219,6 +219,18 @@ def test_a_timeout_that_cuts_the_budget_is_a_warning() -> None:
     assert plan(MLP + "matrix: {batch_size: 1}\n", "measure.repeats=14").warnings == ()
 
 
+def test_seconds_at_least_that_are_more_than_at_most_are_a_warning_where_the_job_gives_them() -> (
+    None
+):
+    text = MLP + "matrix: {batch_size: 1}\n"
+    made = plan(text, "measure.min_seconds=30", "measure.max_seconds=20")
+    assert made.warnings == (
+        "--set measure.min_seconds=30: measure.min_seconds: max_seconds, 20, ends a repeat before; "
+        "raise it",
+    )
+    assert plan(text, "measure.max_seconds=1").warnings == ()
+
+
 def test_a_point_of_a_workload_without_batches_has_none() -> None:
     text = HEAD + "workload: {kind: collective, size_bytes: 64}\nmatrix: {world_size: [2, 4]}\n"
     made = plan(text + "include: [{world_size: 8}]\nbaseline: {}\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -468,6 +469,17 @@ def test_the_history_of_checks_is_that_of_their_figures(
     assert found["checks"] == [FIRST, SECOND]
     values = {tuple(one["values"]) for one in found["figures"]}
     assert values == {(700.0, 700.0), (700.0, 520.0), (4330.0, 4331.0)}
+
+
+def test_the_history_of_one_check_says_that_it_takes_two(
+    two_checks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(two_checks / "runs" / SECOND)
+    shutil.rmtree(two_checks / "health" / SECOND)
+    text = Raybench(two_checks, monkeypatch, capsys)("history", "--health")
+    assert text == (
+        "0 figures over 1 check: nothing to compare; it takes two checks of the same\ndevices.\n"
+    )
 
 
 def test_the_history_of_sweeps_leaves_checks_out(

@@ -244,6 +244,17 @@ def test_the_points_have_ids_values_to_sort_by_and_marks_that_say_what_they_mean
     assert "t" in [name for name, _ in table.meanings]
 
 
+def test_the_page_is_as_unsure_of_a_step_as_the_report() -> None:
+    summary = report([make_record(make_point(world_size=1, batch_size=1024))])
+    (row,) = rows_of(summary)
+    table = points.point_table([row], summary)
+    titles = [column.title for column in table.columns]
+    of_starts = (row["step_ms_high"] - row["step_ms_low"]) / 2 / row["step_ms_p50"]
+    assert of_starts > (row["step_ms_ci_high"] - row["step_ms_ci_low"]) / 2 / row["step_ms_p50"]
+    assert table.rows[0][titles.index("±")].value == f"{of_starts:.4g}"
+    assert summary.plus_minus in dict(table.meanings)["±"]
+
+
 def test_a_run_is_laid_over_another_in_charts_and_table() -> None:
     summary = report(sweep())
     slower = [

@@ -376,6 +376,7 @@ def test_a_run_is_found_by_a_path_into_the_results(results: Path, path: str) -> 
     [
         ("run", "run 'run' is ambiguous: run-old, run-new"),
         ("run-odl", "no run 'run-odl'; did you mean 'run-old'?"),
+        ("ddp_scalin", "no run 'ddp_scalin'; did you mean 'ddp_scaling'?"),
         ("xyz", "no run 'xyz'; there are: run-old, run-new"),
         ("", "no run ''; there are: run-old, run-new"),
         ("../run-old", "not a run of"),
