@@ -350,8 +350,11 @@ def versions(found: Mapping[str, str]) -> str:
 
 
 def settings(values: Mapping[str, Any]) -> str:
-    """Write settings as name=value, in the order given."""
-    return " ".join(f"{plain(name)}={plain(value)}" for name, value in values.items())
+    """Write settings as name=value, in the order given; a switch as a job file has it."""
+    words = {
+        name: str(v).lower() if isinstance(v, bool) else plain(v) for name, v in values.items()
+    }
+    return " ".join(f"{plain(name)}={word}" for name, word in words.items())
 
 
 def baseline_name(baseline: Mapping[str, Any]) -> str:

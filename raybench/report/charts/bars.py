@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 
 from raybench.analysis.settings import varying
 from raybench.report import formatting
@@ -14,6 +15,8 @@ from raybench.report.summary import Summary
 MOST_BARS = 72
 _ROW_PX, _AXIS_PX = 19, 52
 _BARS_OF_A_PANEL = 12
+# What has room beside a bar.
+_NAME_PX, _NAME_CHARS = 130, 20
 # Read along the bars of one panel.
 _OF_BARS = ("batch", "world_size", "size_bytes")
 
@@ -21,7 +24,7 @@ BAR_AXIS: Spec = {
     "field": "bar",
     "type": "nominal",
     "title": None,
-    "axis": {"ticks": False, "domain": False, "labelPadding": 4, "labelLimit": 130},
+    "axis": {"ticks": False, "domain": False, "labelPadding": 4, "labelLimit": _NAME_PX},
     "scale": {"paddingInner": 0.25, "paddingOuter": 0.12},
 }
 
@@ -43,6 +46,8 @@ def bar_panels(
     """
     apart = telling_settings(rows)
     along = [one for one in apart if one in of_bars] or apart
+    if name is None:
+        along = _readable(rows, along, ranks)
     of_panels = [one for one in apart if one not in along]
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -61,6 +66,20 @@ def bar_panels(
             height = _ROW_PX * len(some) + _AXIS_PX
             panels.append(Panel(title=title, spec=specification(marks, drawn, height=height)))
     return panels
+
+
+def _readable(rows: Sequence[Row], names: Sequence[str], ranks: str) -> Sequence[str]:
+    """Take all of these settings, or of those that fit beside a bar what makes fewest panels."""
+
+    def words(some: Sequence[str]) -> set[str]:
+        return {formatting.settings_words(row, some, ranks) for row in rows}
+
+    def panel_count(some: Sequence[str]) -> int:
+        return len(words([one for one in names if one not in some]))
+
+    smaller = [some for size in (2, 1) for some in combinations(names, size)]
+    able = [some for some in (names, *smaller) if max(map(len, words(some))) <= _NAME_CHARS]
+    return min(able, key=panel_count) if able else names
 
 
 def _names(rows: Sequence[Row], name: Callable[[Row], str]) -> list[str]:

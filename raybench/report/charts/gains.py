@@ -120,7 +120,7 @@ def _layers(
         "type": "nominal",
         "title": None,
         "sort": list(order),
-        "axis": {"labelAngle": 0, "ticks": False},
+        "axis": {"labelAngle": 0, "ticks": False, "labelExpr": "split(datum.label, ', ')"},
         "scale": {"paddingInner": 0.25},
     }
     offset: Spec = {"field": "line", "type": "nominal", "sort": list(lines)}

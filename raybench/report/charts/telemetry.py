@@ -169,7 +169,8 @@ def _spec(drawn: pd.DataFrame, lines: Sequence[str], name: str, bands: Sequence[
         axis={"format": "~s"},
     )
     # Clocks differ by little, and from zero on their fall would not be seen.
-    y = linear_axis("y", _SHOWN[name][1], scale={"zero": name != "sm_clock_mhz", "padding": 6})
+    scale = {"zero": False} if name == "sm_clock_mhz" else {"domainMin": 0}
+    y = linear_axis("y", _SHOWN[name][1], scale={**scale, "padding": 6})
     return specification(
         values,
         [

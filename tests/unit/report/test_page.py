@@ -18,7 +18,7 @@ from test_reports import collective, report
 
 from raybench.analysis.step_times import rank_by_iteration, step_times
 from raybench.job.point import Precision
-from raybench.report.charts import bars, gains, rates, scaling
+from raybench.report.charts import bars, gains, rates, scaling, svg
 from raybench.report.charts import batch as html_batch
 from raybench.report.charts import parts as html_parts
 from raybench.report.charts import steps as html_steps
@@ -242,6 +242,52 @@ def test_the_points_have_ids_values_to_sort_by_and_marks_that_say_what_they_mean
     assert len(held) == 6
     assert all("clocks were limited" in cell.hint for cell in held)
     assert "t" in [name for name, _ in table.meanings]
+
+
+def test_a_switch_is_written_as_in_a_job_file_wherever_it_is_compared() -> None:
+    records = [
+        make_record(make_point(cuda_graph=is_on, params={"layers": "8", "compile": "true"}))
+        for is_on in (False, True)
+    ]
+    summary = report(records, make_run("run-a", baseline={"cuda_graph": False}))
+    assert [label for label, _ in summary.findings] == ["cuda_graph=true"]
+
+
+def test_bars_over_settings_of_many_words_have_each_setting_in_a_line_of_its_own() -> None:
+    records = [
+        make_record(make_point(cuda_graph=is_on, params={"long_parameter": value}))
+        for is_on, value in ((False, "no"), (True, "no"), (True, "yes"))
+    ]
+    baseline = {"cuda_graph": False, "long_parameter": "no"}
+    summary = report(records, make_run("run-a", baseline=baseline))
+    figure = known(gains.gains_figure(rows_of(summary), summary))
+    drawn = svg.draw(figure.panels[0].spec, "gains")
+    assert ">long_parameter=no<" in drawn
+    assert ">long_parameter=yes<" in drawn
+
+
+def test_power_over_time_is_drawn_from_zero() -> None:
+    table = telemetry().assign(power_w=np.linspace(0.0, 700.0, 100))
+    panel = known(telemetry_figure(table, START)).panels[1]
+    drawn = svg.draw(panel.spec, "power")
+    assert ">0<" in drawn
+    assert not re.search(">[-\N{MINUS SIGN}][0-9]+<", drawn)
+
+
+def test_names_of_bars_that_have_no_room_stand_over_the_panels_instead() -> None:
+    records = [
+        make_record(make_point(batch_size=64, params={"hidden": hidden, "optimizer": optimizer}))
+        for optimizer in ("adam_with_a_name", "sgd_with_another_name")
+        for hidden in (1024, 2048, 4096)
+    ]
+    summary = report(records)
+    panels = known(bars.times_figure(rows_of(summary), summary)).panels
+    assert [panel.title for panel in panels] == [
+        "optimizer=adam_with_a_name",
+        "optimizer=sgd_with_another_name",
+    ]
+    names = [panel.spec["layer"][0]["encoding"]["y"]["sort"] for panel in panels]
+    assert names == [["hidden=1024", "hidden=2048", "hidden=4096"]] * 2
 
 
 def test_the_page_is_as_unsure_of_a_step_as_the_report() -> None:
