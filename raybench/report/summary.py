@@ -280,9 +280,10 @@ def _machine(run: Run, devices: pd.DataFrame, rows: Sequence[Row]) -> str:
 def _node_count(devices: pd.DataFrame, most: int) -> int:
     """Count nodes. A Ray that was started anew gives the same host another id.
 
-    most: nodes that a point had.
+    Hosts may be called alike; one has a device of each number once. most: nodes that a point had.
     """
-    hosts = len(devices[["host", "address"]].drop_duplicates())
+    alike = devices.groupby(["host", "address", "index"]).size()
+    hosts = int(alike.groupby(level=["host", "address"]).max().sum())
     return hosts if 0 < most <= hosts else int(devices["node_id"].nunique())
 
 

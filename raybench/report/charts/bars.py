@@ -68,7 +68,7 @@ def bar_panels(
     return panels
 
 
-def _readable(rows: Sequence[Row], names: Sequence[str], ranks: str) -> Sequence[str]:
+def _readable(rows: Sequence[Row], names: list[str], ranks: str) -> list[str]:
     """Take all of these settings, or of those that fit beside a bar what makes fewest panels."""
 
     def words(some: Sequence[str]) -> set[str]:
@@ -77,7 +77,7 @@ def _readable(rows: Sequence[Row], names: Sequence[str], ranks: str) -> Sequence
     def panel_count(some: Sequence[str]) -> int:
         return len(words([one for one in names if one not in some]))
 
-    smaller = [some for size in (2, 1) for some in combinations(names, size)]
+    smaller = [list(some) for size in (2, 1) for some in combinations(names, size)]
     able = [some for some in (names, *smaller) if max(map(len, words(some))) <= _NAME_CHARS]
     return min(able, key=panel_count) if able else names
 

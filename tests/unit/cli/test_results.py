@@ -547,8 +547,7 @@ def test_a_run_that_was_resumed_took_no_pauses_and_no_point_had_all_nodes(
 ) -> None:
     run = make_run("run-a", finished_at=START + timedelta(hours=2), paused_s=7140.0)
     written = RunStore.create(tmp_path, run, make_measure())
-    elsewhere = make_device(node_id="node-b", uuid="GPU-b", host="beta", address="10.0.0.2")
-    devices = [make_device(), elsewhere]
+    devices = [make_device(), make_device(node_id="node-b", uuid="GPU-b")]
     written.write_devices(devices)
     written.write_records([(0, make_record(devices=devices[:1]))])
     ask = lambda *words: call(monkeypatch, capsys, *words, "--results", tmp_path).out  # noqa: E731
@@ -562,7 +561,7 @@ def test_a_host_on_which_ray_was_started_anew_is_one_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = RunStore.create(tmp_path, make_run("run-a"), make_measure())
-    devices = [make_device(), make_device(node_id="node-b", uuid="GPU-b")]
+    devices = [make_device(), make_device(1, node_id="node-b")]
     written.write_devices(devices)
     written.write_records([(0, make_record(devices=devices[:1]))])
     text = call(monkeypatch, capsys, "report", "--results", tmp_path).out
