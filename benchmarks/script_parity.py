@@ -8,7 +8,7 @@ start in fresh processes. So many starts of each side load their libraries toget
 in turns, one start alone at a time, a slice of its steps in each round, in an order that is drawn
 anew each round: what slows the host down for a second slows all of them. The time of a start is the
 median of its steps, by the script itself and by raybench's row; the ratio of the two sides has a
-95 % interval over the starts, each over the mean of its wave, which has as many of each side. The
+95 % interval over the starts, beside what their waves differ by. The
 script records an event of its own in each step on both sides. Ray is beside both; a last wave by
 torchrun alone has no Ray beside. FILE is written after each wave.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -27,16 +28,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import raybench
-from raybench.stats.equivalence import agreement, ratio
-from raybench.stats.summary import step_series
+from raybench.stats.equivalence import Ratio, agreement, ratio
+from raybench.stats.summary import Interval, step_series, student_t
 
 TRAIN = Path(__file__).with_name("self_timed_train.py")
 WARMUP = 20
@@ -47,6 +49,13 @@ ALONE = "torchrun_alone"
 ENDLESS = 10_000_000
 READY_WITHIN_S, ENDED_WITHIN_S = 90.0, 60.0
 _LOOK_S = 0.2
+
+
+class Wave(NamedTuple):
+    """Step times of the starts that stepped in turns, in ms; as many of each side."""
+
+    torchrun: Sequence[float]
+    raybench: Sequence[float]
 
 
 class Step(NamedTuple):
@@ -149,8 +158,7 @@ def told(trial: Trial, times_ms: dict[str, list[float]]) -> dict[str, Any]:
     }
     if len(times_ms["torchrun"]) < 2:
         return facts
-    by_torchrun, by_raybench = over_waves(times_ms["torchrun"], times_ms["raybench"], trial.at_once)
-    of_torchrun = ratio(by_raybench, by_torchrun)
+    of_torchrun = ratio_within(waves_of(times_ms, trial.at_once))
     verdict = agreement(of_torchrun, step.margin)
     facts |= {"ratio": asdict(of_torchrun), "margin": step.margin, "is": verdict}
     if len(times_ms[ALONE]) < 2:
@@ -158,19 +166,33 @@ def told(trial: Trial, times_ms: dict[str, list[float]]) -> dict[str, Any]:
     return facts | {f"ratio_to_{ALONE}": asdict(ratio(times_ms["raybench"], times_ms[ALONE]))}
 
 
-def over_waves(
-    torchrun: Sequence[float], raybench: Sequence[float], at_once: int
-) -> tuple[list[float], list[float]]:
-    """Divide each time by the geometric mean of its wave, of both sides together."""
-    means = [
-        statistics.geometric_mean([*torchrun[at:][:at_once], *raybench[at:][:at_once]])
-        for at in range(0, len(torchrun), at_once)
-    ]
-    first, second = (
-        [time / means[place // at_once] for place, time in enumerate(times)]
-        for times in (torchrun, raybench)
-    )
-    return first, second
+def waves_of(times_ms: Mapping[str, Sequence[float]], at_once: int) -> list[Wave]:
+    """Return the starts of each wave, by side."""
+    torchrun, raybench = times_ms["torchrun"], times_ms["raybench"]
+    places = range(0, len(torchrun), at_once)
+    return [Wave(torchrun[at:][:at_once], raybench[at:][:at_once]) for at in places]
+
+
+def ratio_within(waves: Sequence[Wave]) -> Ratio:
+    """Estimate raybench's step over torchrun's, with a 95 % t interval over the starts.
+
+    Of logarithms, less the mean of their wave, which has as many starts of each side. The waves and
+    the ratio take a degree of freedom each.
+    """
+    halves, counts, squares = [], [], 0.0
+    for wave in waves:
+        logs = [[math.log(time) for time in side] for side in wave]
+        means = [statistics.fmean(side) for side in logs]
+        halves.append(means[1] - means[0])
+        counts.append(len(logs[0]))
+        squares += sum((log - statistics.fmean(means)) ** 2 for side in logs for log in side)
+    starts = sum(counts)
+    difference = sum(map(mul, halves, counts)) / starts
+    freedom = 2 * starts - len(waves) - 1
+    error = math.sqrt((squares - starts * difference**2 / 2) / freedom * 2 / starts)
+    half_width = student_t(freedom) * error
+    low, high = math.exp(difference - half_width), math.exp(difference + half_width)
+    return Ratio(value=math.exp(difference), interval=Interval(low=low, high=high))
 
 
 def compare(trial: Trial) -> Iterator[dict[str, list[float]]]:
