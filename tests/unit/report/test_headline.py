@@ -64,6 +64,13 @@ LEADS = {
         "is 56% to 63% of the loss; at most 534.9 samples/s (bf16, 2 GPUs, scope=single_block, "
         "throttled, against an unsteady point)"
     ),
+    "dit_module_vs_pipeline-20261123-021133-e129": (
+        "2 GPUs do 1.57 times the samples/s of 1 GPU at best, of which clocks 1.11, 78.7% "
+        "efficiency (scope=loop, unsteady, throttled), and 1.57 times at worst, of which clocks "
+        "1.14, 78.7% efficiency (scope=single_block, unsteady, throttled); exposed communication "
+        "is 41% to 69% of the loss; at most 707.4 samples/s (bf16, 2 GPUs, scope=single_block, "
+        "unsteady, throttled)"
+    ),
     "dit_module_vs_pipeline-20261123-030311-6770": (
         "2 GPUs do 1.65 times the samples/s of 1 GPU at best, of which clocks 1.07, 82.6% "
         "efficiency (scope=single_block, throttled, against an unsteady point), and 1.64 times at "
