@@ -390,6 +390,15 @@ _PARTS_FROM = (
 )
 
 
+def step_meaning(*, by_mean: bool) -> str:
+    """Say in a sentence what the step time is. by_mean: as of `explain`."""
+    if by_mean:
+        return (
+            "Median over the iterations; of ranks in lockstep their median, else the slowest one's."
+        )
+    return "Median over the iterations of the slowest rank's time."
+
+
 def explain(
     tables: Sequence[Table],
     baseline: Mapping[str, Any],

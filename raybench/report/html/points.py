@@ -13,12 +13,11 @@ from raybench.report.charts.scaling import speed_up_words
 from raybench.report.charts.series import Row, in_order, is_other
 from raybench.report.document import MARK_COLUMN
 from raybench.report.summary import Summary
-from raybench.report.tables import marks, meaning
+from raybench.report.tables import marks, meaning, step_meaning
 from raybench.results.metrics import RATES, SCALING, value_of, workload_metrics
 
 # Of the columns that only this table has, or has with more than their value.
 _MEANINGS = {
-    "step": "Median over iterations of the slowest rank's time.",
     "±": "Half of the 95 % interval of the step time, relative to it.",
     MARK_COLUMN: "What makes the number doubtful; a letter each.",
     "other step": "Step time in the run that this one is laid over.",
@@ -75,6 +74,7 @@ def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Poi
     measured = _measurements(own, others, against, metrics)
     meanings = _meanings(metrics, summary) | _MEANINGS
     meanings["±"] = f"{meanings['±']} {summary.plus_minus}".rstrip()
+    meanings["step"] = step_meaning(by_mean=summary.by_mean)
     kept = [(title, cells) for title, cells in measured if any(cell.text for cell in cells)]
     settings = [(name, [_setting(row, name) for row in own]) for name in (*words, *numbers)]
     cells = zip(*(cells for _, cells in [*settings, *kept]), strict=True)
