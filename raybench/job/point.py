@@ -42,6 +42,14 @@ class Precision(StrEnum):
     BF16 = "bf16"
     FLOAT8 = "float8"
 
+    @property
+    def dtype(self) -> str:
+        """Name of torch's type that numbers have where they are multiplied.
+
+        Of float8 that of its autocast: the layers that are converted have their own.
+        """
+        return {"fp16": "float16", "bf16": "bfloat16", "float8": "bfloat16"}.get(self, "float32")
+
 
 # Those that mean something to every workload.
 USUAL_PRECISIONS: tuple[Precision, ...] = tuple(

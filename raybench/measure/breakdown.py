@@ -31,7 +31,7 @@ from raybench.measure.marks import (
     region_times,
     tail_ms,
 )
-from raybench.measure.peak_parts import peak_parts
+from raybench.measure.peak_parts import FROM_GRAPH, peak_parts
 from raybench.measure.timing import (
     Step,
     Timer,
@@ -76,9 +76,8 @@ ALL_COLUMNS = (
 )
 _PEAK = tuple(f"mem_{field.name}" for field in fields(PeakParts))
 _WATCHED = "torch's allocator and what modules and optimizers hold, in a step that is watched"
-_GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
 _IS_COMMUNICATION = "none: the step itself is communication"
-_NO_BUCKETS = "unknown: DistributedDataParallel reduced no gradients"
+NO_BUCKETS = "unknown: DistributedDataParallel reduced no gradients"
 _ON_CPU = "none: on a CPU the host computes"
 _TOO_SLOW = "unknown: the host needs too long to queue a whole step"
 _NO_OPTIMIZER = "none: no optimizer of torch.optim stepped"
@@ -128,7 +127,7 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     if context.cuda_graph:
         named = ("regions",) if context.regions.are_used else ()
         columns = (*ALL_COLUMNS, *wall_clock.COLUMNS, *named)
-        return Breakdown(methods=dict.fromkeys(columns, _GRAPH))
+        return Breakdown(methods=dict.fromkeys(columns, FROM_GRAPH))
     session = _Session(workload=workload, timer=timer, context=context, extent=extent)
     with no_garbage_collection():
         # First: while the step is the one that was timed.
@@ -322,7 +321,7 @@ def _communication(session: _Session, set_hook: SetHook) -> _Communication:
     hooked_ms = _block_ms(loop_step(step, session.extent.inner), session.extent.steps, session)
     timed = marks.take()[-len(hooked_ms) * session.extent.inner :]
     if not all(timed):
-        return _Communication(is_hooked=True, methods=dict.fromkeys(REDUCED, _NO_BUCKETS))
+        return _Communication(is_hooked=True, methods=dict.fromkeys(REDUCED, NO_BUCKETS))
     return _Communication(
         is_hooked=True,
         hooked_ms=hooked_ms,

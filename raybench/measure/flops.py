@@ -46,11 +46,6 @@ _FEWEST_PRODUCTS = 3
 _MS_PER_S = 1e3
 _FLOP_PER_TFLOP = 1e12
 # float8: of the result.
-_DTYPES = {
-    Precision.FP16: torch.float16,
-    Precision.BF16: torch.bfloat16,
-    Precision.FLOAT8: torch.bfloat16,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +183,7 @@ def _tflops(device: torch.device, precision: Precision) -> float | None:
 def _make_product(device: torch.device, precision: Precision) -> Callable[[], object]:
     """Zeros would be 10 to 15 % faster: flipping no bits costs no power. So, random numbers."""
     generator = torch.Generator(device).manual_seed(0)
-    dtype = _DTYPES.get(precision, torch.float32)
+    dtype: torch.dtype = getattr(torch, precision.dtype)
     left, right = (
         torch.randn(_SIZE, _SIZE, device=device, dtype=dtype, generator=generator) for _ in range(2)
     )

@@ -21,7 +21,7 @@ from raybench.records import PeakParts
 from raybench.workloads.base import Context, Workload
 
 _ON_CPU = "none: torch does not count the memory of a CPU"
-_GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
+FROM_GRAPH = "unknown: steps replayed from a CUDA graph are not taken apart"
 # A workload holds few objects; one that holds a data set is not searched to its end.
 _MOST_OBJECTS = 10_000
 # Whose objects hold no modules.
@@ -61,7 +61,7 @@ def peak_parts(workload: Workload, context: Context) -> PeakParts | str:
     if context.device.type != "cuda":
         return _ON_CPU
     if context.cuda_graph:
-        return _GRAPH
+        return FROM_GRAPH
     return compose_peak(workload, context.device, _CudaAllocator(context.device)) or _NO_MODEL
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from raybench.measure.breakdown import ALL_COLUMNS, REDUCED, Extent
+from raybench.measure.breakdown import ALL_COLUMNS, NO_BUCKETS, REDUCED, Extent
 from raybench.measure.script_timing import ScriptTimer, StepsEndedError
 from raybench.records import Breakdown
 from raybench.workloads.base import Context, PartTimes
@@ -23,7 +23,6 @@ _LEAD_IN = 3
 _ENDED = "unknown: the script ended by itself before"
 _NOT_QUEUED = "unknown: the steps of a script cannot be queued beforehand"
 _WITH_GAPS = ", with the gaps that the host leaves"
-_NO_BUCKETS = "unknown: DistributedDataParallel reduced no gradients"
 
 
 def break_down_script(
@@ -52,7 +51,7 @@ def _break_down(
         script.process.time_gradients()
         hooked_ms, hooked = _steps(script, timer, extent.steps)
         if len(hooked["comm_ms"]) < len(hooked_ms):
-            return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, _NO_BUCKETS))
+            return Breakdown(methods=dict.fromkeys(ALL_COLUMNS, NO_BUCKETS))
         script.process.keep_gradients()
     first_ms, _ = _steps(script, timer, extent.steps)
     second_ms, local = _steps(script, timer, extent.steps)

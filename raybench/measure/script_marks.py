@@ -14,12 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from raybench.measure.marks import BucketMarks, Mark, comm_ms, marker, milliseconds, tail_ms
-from raybench.workloads.replicas import count_compiled_frames
+from raybench.workloads.replicas import COMPILED, count_compiled_frames
 
 _NO_DDP = "unknown: the script has no model in DistributedDataParallel, whose gradients have a hook"
 _OWN_HOOK = "unknown: the script has a communication hook of its own"
 _OWN_GROUP = "unknown: the script's DistributedDataParallel has a process group of its own"
-_COMPILED = "unknown: a compiled model would be compiled anew for another way of reducing"
 
 
 class ScriptMarks:
@@ -46,7 +45,7 @@ class ScriptMarks:
             return _OWN_HOOK
         if any(model.process_group is not dist.group.WORLD for model in self._models):
             return _OWN_GROUP
-        return _COMPILED if count_compiled_frames() else ""
+        return COMPILED if count_compiled_frames() else ""
 
     def time_gradients(self) -> None:
         """Reduce gradients as DDP does by itself, and take the time."""

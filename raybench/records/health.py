@@ -30,6 +30,11 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
     HEALTHY = "healthy"
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether the figure is beyond the limit of its test."""
+        return self in (Verdict.SUSPECT, Verdict.BAD)
+
 
 class Action(StrEnum):
     """What a person does next about a subject that is not healthy."""

@@ -19,7 +19,7 @@ from raybench.analysis.settings import EXECUTION, setting, setting_order, varyin
 from raybench.analysis.start_noise import DOCUMENTED, POINTS, REPEATS, RUNS
 from raybench.records import FAILURES
 from raybench.report import formatting, plain_text
-from raybench.report.document import Table
+from raybench.report.document import Line, Table
 from raybench.report.point_settings import point_names, setting_columns
 from raybench.results.run import Run
 
@@ -30,6 +30,8 @@ _NAMES = (*EXECUTION, "world_size")
 # A variable may hold a long list; JSON has all of it.
 _MOST_CHARS = 60
 _MOST_ROWS = 60
+# What changed around the points, where nothing did.
+SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variables, commit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,3 +405,8 @@ def explanation(comparison: Comparison) -> list[str]:
 
 def _threshold(comparison: Comparison) -> str:
     return f"{100 * comparison.threshold:g}%"
+
+
+def hidden_line(hidden: int) -> Line:
+    """Say how many lines of what has not changed are left out."""
+    return Line(text=f"and {hidden} more that are the same; `--format json` has all")

@@ -12,7 +12,7 @@ from raybench.analysis.compare import FASTER, SAME, SLOWER
 from raybench.analysis.environment_changes import Change
 from raybench.records.health import FigureChange, Finding, Verdict, figure
 from raybench.report import formatting
-from raybench.report.comparison import before_and_now, percent
+from raybench.report.comparison import SAME_AROUND, before_and_now, hidden_line, percent
 from raybench.report.document import Block, Line, Listing, Table
 from raybench.report.health import UNHEALTHY, HealthReport, what_of
 from raybench.report.plain_text import plain
@@ -20,7 +20,6 @@ from raybench.report.plain_text import plain
 _MOST_CHARS = 60
 _MOST_SAME = 20
 _MANIFOLD = 2.0
-_SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variables, commit"
 _LEGEND = (
     "change: of the figure. slower from: the change of its time that is called slower, as against "
     "a device's own earlier checks (docs/health.md): days differ by less. The passes of a check "
@@ -81,7 +80,7 @@ class HealthComparison:
             title="What changed around them",
             lines=around,
             is_quoted=True,
-            otherwise=_SAME_AROUND,
+            otherwise=SAME_AROUND,
         )
         yield from self._table()
 
@@ -101,7 +100,7 @@ class HealthComparison:
         )
         hidden = len(same) - _MOST_SAME
         if hidden > 0:
-            yield Line(text=f"and {hidden} more that are the same; `--format json` has all")
+            yield hidden_line(hidden)
         yield Line(text=_LEGEND, tone="aside", is_apart=True)
 
     def as_dict(self) -> dict[str, Any]:

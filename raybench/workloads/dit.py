@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from raybench.job.point import Precision, Scalar
+from raybench.job.point import Scalar
 from raybench.workloads.base import Context, Workload, WrongResultError
 from raybench.workloads.model_sizes import DIT_PRESETS, DitShape, dit_flops
 
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 
     from raybench.workloads.dit_steps import Numbers
 
-_DTYPES = {
-    Precision.FP32: "float32",
-    Precision.TF32: "float32",
-    Precision.FP16: "float16",
-    Precision.BF16: "bfloat16",
-}
 # A token of the image is two by two of the eight by eight pixels that the latents stand for.
 _PIXELS_PER_TOKEN = 16
 
@@ -170,7 +164,7 @@ def _numbers(context: Context) -> Numbers:
 
     from raybench.workloads.dit_steps import Numbers
 
-    dtype: torch.dtype = getattr(torch, _DTYPES[context.precision])
+    dtype: torch.dtype = getattr(torch, context.precision.dtype)
     return Numbers(device=context.device, dtype=dtype, seed=context.seed)
 
 

@@ -9,12 +9,6 @@ from pydantic import Field
 from raybench.job.point import Precision
 from raybench.workloads.base import Context, Workload, WrongResultError
 
-_DTYPES = {
-    Precision.FP32: "float32",
-    Precision.TF32: "float32",
-    Precision.FP16: "float16",
-    Precision.BF16: "bfloat16",
-}
 _SAMPLED = 64
 # Of the largest error among the sampled elements, in units of sqrt(k), which is the standard
 # deviation of an element. Rounding the result alone gives 5 standard deviations half of the
@@ -51,7 +45,7 @@ class Gemm(Workload):
         # `raybench plan` reads this signature and must not pay for importing torch.
         import torch
 
-        dtype = getattr(torch, _DTYPES[context.precision])
+        dtype = getattr(torch, context.precision.dtype)
         # Random, not zeros: those need less power, and so leave the clocks higher.
         options = {
             "generator": context.generator(),

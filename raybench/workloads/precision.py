@@ -24,11 +24,7 @@ from torch import backends
 from raybench.job.point import Precision
 from raybench.workloads.base import Context
 
-_AUTOCAST_DTYPES = {
-    Precision.FP16: torch.float16,
-    Precision.BF16: torch.bfloat16,
-    Precision.FLOAT8: torch.bfloat16,
-}
+_WITHOUT_AUTOCAST = (Precision.FP32, Precision.TF32)
 
 
 def apply(precision: Precision) -> None:
@@ -78,10 +74,9 @@ def autocast(context: Context) -> AbstractContextManager[object]:
 
     Nothing on the meta device, for which torch has no autocast.
     """
-    dtype = _AUTOCAST_DTYPES.get(context.precision)
-    if dtype is None or context.device.type == "meta":
+    if context.precision in _WITHOUT_AUTOCAST or context.device.type == "meta":
         return nullcontext()
-    return torch.autocast(context.device.type, dtype=dtype)
+    return torch.autocast(context.device.type, dtype=getattr(torch, context.precision.dtype))
 
 
 def _switches() -> tuple[Any, ...]:

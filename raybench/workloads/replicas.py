@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CommHook = Callable[[Any, GradBucket], Future[Tensor]]
 
 _NOT_WRAPPED = "unknown: no model was wrapped by context.ddp(), and there is no set_comm_hook"
-_COMPILED = "unknown: a compiled model would be compiled anew for another way of reducing"
+COMPILED = "unknown: a compiled model would be compiled anew for another way of reducing"
 _OWN_HOOK = "unknown: the workload has a communication hook of its own"
 
 
@@ -84,7 +84,7 @@ class Replicas:
         if not self._wrapped:
             return _NOT_WRAPPED
         if count_compiled_frames() > self._compiled_before:
-            return _COMPILED
+            return COMPILED
         if any(len(ddp._comm_hooks) > wrapped.hooks for ddp, wrapped in self._wrapped.items()):
             return _OWN_HOOK
         return None

@@ -7,19 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from raybench.job.point import Precision
 from raybench.records.metric import Metric
 from raybench.workloads.base import Context, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_DTYPES = {
-    Precision.FP32: "float32",
-    Precision.TF32: "float32",
-    Precision.FP16: "float16",
-    Precision.BF16: "bfloat16",
-}
 # So that a double holds the digest, and so a table.
 _DIGEST_BYTES = 6
 
@@ -59,7 +52,7 @@ class SameBits(Workload):
         # `raybench plan` reads this signature and must not pay for importing torch.
         import torch
 
-        dtype = getattr(torch, _DTYPES[context.precision])
+        dtype = getattr(torch, context.precision.dtype)
         # Made on the host: CUDA's random numbers depend on the model of the device.
         generator = torch.Generator().manual_seed(context.seed)
         self._first, self._second = (

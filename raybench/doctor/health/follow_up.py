@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from raybench.doctor.health.suite import Fleet, Probe, reduction
-from raybench.records.health import Finding, Reading, Verdict
+from raybench.records.health import Finding, Reading
 from raybench.workloads.pairings import Pair, pairs_text
 
-_SLOW = (Verdict.SUSPECT, Verdict.BAD)
 # Of the bandwidth of its pairs a collective over devices reaches more than this share.
 _PROMISED_SHARE = 0.4
 # A half is to blame where the other is faster by more than this.
@@ -54,7 +53,7 @@ def _slow_of(
     probe: Probe, readings: Sequence[Reading], findings: Sequence[Finding], fleet: Fleet
 ) -> Iterator[Ranks]:
     rank_of = {subject.uuids[0]: rank for rank, subject in enumerate(fleet.subjects)}
-    said = {one.subject for one in findings if one.test == probe.test.name and one.verdict in _SLOW}
+    said = {one.subject for one in findings if one.test == probe.test.name and one.verdict.is_slow}
     values: dict[tuple[str, ...], list[float]] = {}
     subjects = {}
     for reading in readings:
@@ -136,7 +135,7 @@ def _to_confirm(findings: Sequence[Finding], rank_of: Mapping[str, int]) -> list
         {
             _pair(one, rank_of)
             for one in findings
-            if (one.verdict in _SLOW) == is_slow and one.value is not None
+            if (one.verdict.is_slow) == is_slow and one.value is not None
         }
         for is_slow in (True, False)
     )

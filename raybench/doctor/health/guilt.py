@@ -19,7 +19,6 @@ from raybench.records import Device
 from raybench.records.health import COMPUTE_TEST, WAIT_TEST, Finding, Subject, Verdict
 from raybench.stats.fleet import Floats
 
-_SLOW = (Verdict.SUSPECT, Verdict.BAD)
 _LEAST_PARTNERS = 2
 # A rank is late where the others wait for it for more than this share of a step, and for more than
 # so many floors of the test, in each pass.
@@ -84,7 +83,7 @@ def _blame_for_pairs(
 ) -> list[Finding]:
     """Blame nodes, then devices, then paths, for the slow pairs of one test."""
     own = [one for one in findings if one.test == test and one.subject.kind == "pair"]
-    if not any(one.verdict in _SLOW for one in own):
+    if not any(one.verdict.is_slow for one in own):
         return list(findings)
     node_of = {uuid: device.node_id for uuid, device in known.items()}
     hosts = {device.node_id: device.host for device in known.values()}
@@ -101,7 +100,7 @@ def _blame_for_pairs(
     return [
         *(
             _on_its_path(one, blame.names.get(one.subject, ""), tried)
-            if one.test == test and one.subject.kind == "pair" and one.verdict in _SLOW
+            if one.test == test and one.subject.kind == "pair" and one.verdict.is_slow
             else one
             for one in findings
         ),
@@ -126,7 +125,7 @@ class _Blame:
         """Blame devices or nodes for those of these pairs that nobody is blamed for yet."""
         left = [one for one in pairs if one.subject not in self.names]
         for name, partners in _paths(left, ends).guilty().items():
-            slow = [one for one in left if name in _ends(one, ends) and one.verdict in _SLOW]
+            slow = [one for one in left if name in _ends(one, ends) and one.verdict.is_slow]
             uuids = [uuid for uuid, owner in ends.items() if owner == name]
             good = sorted(names.get(one, one) for one in partners)
             reason = (
@@ -150,7 +149,7 @@ class _Blame:
             if one.value is not None:
                 found.setdefault(frozenset(_ends(one, ends)), []).append(one)
         for edge, own in found.items():
-            slow = [one for one in own if one.verdict in _SLOW]
+            slow = [one for one in own if one.verdict.is_slow]
             if len({frozenset(one.subject.uuids) for one in own}) < 2 or 2 * len(slow) <= len(own):
                 continue
             first, second = sorted(names.get(node, node) for node in edge)
@@ -185,7 +184,7 @@ def _paths(pairs: Sequence[Finding], ends: Mapping[str, str]) -> _Paths:
     for one in pairs:
         if one.value is not None:
             edge = frozenset(_ends(one, ends))
-            slow.setdefault(edge, []).append(one.verdict in _SLOW)
+            slow.setdefault(edge, []).append(one.verdict.is_slow)
     is_device = len(set(ends.values())) == len(ends)
     are_slow = {
         edge: any(marks) if is_device else 2 * sum(marks) > len(marks)
@@ -324,7 +323,7 @@ def _cause(culprit: Subject, findings: Sequence[Finding]) -> str:
 
 
 def _slow_stages(culprit: Subject, findings: Sequence[Finding]) -> set[str]:
-    return {one.stage for one in findings if one.subject == culprit and one.verdict in _SLOW}
+    return {one.stage for one in findings if one.subject == culprit and one.verdict.is_slow}
 
 
 def _waiting(finding: Finding, found: _Late) -> Finding:

@@ -39,12 +39,12 @@ def _blocks(comparison: Comparison) -> Iterator[Block]:
         yield from [Line(text=text)] if text else []
     yield from (Line(text=text, tone="advice") for text in words.advice(comparison))
     yield from (Line(text=_loud(why), tone="alarm") for why in comparison.obstacles)
-    yield _list("What changed around the points", words.environment(comparison), _SAME_AROUND)
+    yield _list("What changed around the points", words.environment(comparison), words.SAME_AROUND)
     if comparison.compared:
         yield words.table(comparison)
         _, hidden = words.shown(comparison)
         if hidden:
-            yield Line(text=f"and {hidden} more that are the same; `--format json` has all")
+            yield words.hidden_line(hidden)
     for listing in (
         _list("What changed beside, or is missing for a verdict", words.beside(comparison)),
         _list("Failed in one of the runs", words.unpaired(comparison)),
@@ -56,9 +56,6 @@ def _blocks(comparison: Comparison) -> Iterator[Block]:
 
 def _list(title: str, lines: Sequence[tuple[str, str]], otherwise: str = "") -> Listing:
     return Listing(title=title, lines=lines, is_quoted=True, otherwise=otherwise)
-
-
-_SAME_AROUND = "nothing that the tables tell: devices, driver, versions, variables, commit"
 
 
 def _run(run: Run) -> str:

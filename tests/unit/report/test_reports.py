@@ -29,6 +29,7 @@ from raybench.report.charts.figures import rows_of
 from raybench.report.document import Table
 from raybench.report.export import as_json
 from raybench.report.summary import Summary, group_messages, summarize
+from raybench.report.tables import step_meaning
 from raybench.report.text import markdown, runs, terminal
 from raybench.report.text.points import PointDetails, format_point, format_points
 from raybench.report.what_ran import what_ran
@@ -650,6 +651,11 @@ def test_a_report_says_of_which_step_its_rates_are_as_its_schema_had_them() -> N
     before = explanation(summarize(make_run("run-a"), pd.DataFrame([]), older))[0]
     assert "the slowest rank's time of each iteration" in before
     assert "Rates follow the mean" not in before
+
+
+def test_a_page_says_of_which_ranks_the_step_is_as_its_schema_had_it() -> None:
+    assert "of ranks in lockstep their median" in step_meaning(by_mean=True)
+    assert "of the slowest rank's time" in step_meaning(by_mean=False)
 
 
 def test_without_parts_nothing_is_said_of_instrumented_steps() -> None:
