@@ -108,6 +108,9 @@ LEADS = {
     "throttled, quick); what the rest is lost to was not measured; at most 5.621 "
     "samples/s (bf16, batch 4, 2 GPUs, activation_checkpointing=none, dp_shard=2, "
     "optimizer_dtype=bf16, tp=1, throttled, quick)",
+    "layouts_one-20261123-030647-c252": "at most 4.002 samples/s (float8, batch 3, 1 GPU, "
+    "activation_checkpointing=none, attention=auto, grad_accumulation=1, throttled, not alone, "
+    "quick)",
     "mixed_precision-20261120-194746-9b7e": "bf16 is 4.19 to 6.83 times as fast as fp32, "
     "with 71.8% to 83.6% of the memory",
     "nccl_algorithms-20261123-000702-fa7f": "bus bandwidth with 64 MiB on 2 GPUs: 112.1 GB/s "
