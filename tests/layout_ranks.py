@@ -157,7 +157,7 @@ def run_rank(rank: int, world_size: int, store: str) -> dict[str, float]:
 def run_rank_compiled(rank: int, world_size: int, store: str) -> dict[str, float]:
     """As `run_rank`, of the layouts that are compiled."""
     torch.set_default_dtype(torch.float64)
-    without_code = partial(torch.compile, backend="aot_eager")
+    without_code = partial(torch.compile, backend="aot_eager", fullgraph=True)
     cases = {
         name: (options, mock.patch.object(torch, "compile", without_code))
         for name, options in COMPILED.items()

@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
+
+# Types that FlashAttention takes.
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
@@ -33,11 +35,15 @@ def take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextParallel:
-    """The rank at that place of a group in which each has its part of a sequence."""
+    """The rank at that place of a group in which each has its part of a sequence.
+
+    takes_flash: whether FlashAttention may be taken.
+    """
 
     degree: int
     place: int
     group: ProcessGroup
+    takes_flash: bool
 
     def part(self, whole: Tensor, dim: int) -> Tensor:
         """Take this rank's tokens of all, which are that dimension."""
@@ -55,15 +61,28 @@ class ContextParallel:
         for chunk, number in ((early, self.place), (late, 2 * self.degree - 1 - self.place)):
             seen = (number + 1) * chunk.shape[2]
             parts.append(
-                functional.scaled_dot_product_attention(
+                self._attend_to_the_last(
                     chunk,
                     keys[:, :, :seen].repeat_interleave(shared, dim=1),
                     values[:, :, :seen].repeat_interleave(shared, dim=1),
-                    # The last query sees all of these keys, the one before it all but one.
-                    attn_mask=causal_lower_right(chunk.shape[2], seen),
                 )
             )
         return torch.cat(parts, dim=2)
+
+    def _attend_to_the_last(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Let the last query see all keys, the one before it all but one, and so on.
+
+        As torch's `causal_lower_right`, an object that torch.compile cannot make: it would leave
+        the block as it is.
+        """
+        if self.takes_flash and query.dtype in _HALVES:
+            flash = torch.ops.aten._scaled_dot_product_flash_attention
+            out: Tensor = flash(query, key, value, dropout_p=0.0, is_causal=True)[0]
+            return out
+        queries, keys = query.shape[2], key.shape[2]
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
+        mask = seen.tril(diagonal=keys - queries)
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
     def _gather(self, own: Tensor) -> Tensor:
         """Gather (batch, heads, tokens here, head) of all ranks, in the order of the sequence."""

@@ -89,7 +89,10 @@ def _divide_sequences(model: nn.Module, layout: Layout, device: torch.device) ->
     )
     own = mesh[cast("tuple[str, ...]", mesh.mesh_dim_names)[1]]
     part = ContextParallel(
-        degree=layout.cp, place=layout.cp_place(mesh.get_rank()), group=own.get_group()
+        degree=layout.cp,
+        place=layout.cp_place(mesh.get_rank()),
+        group=own.get_group(),
+        takes_flash=device.type == "cuda" and torch._C._get_flash_sdp_enabled(),
     )
     for name in ("cosines", "sines"):
         model.register_buffer(name, part.part(model.get_buffer(name), 0), persistent=False)
