@@ -150,7 +150,9 @@ class _Model:
         if not isinstance(shape, LlamaShape):
             return 8 * number * shape.width
         queries, keys = shape.heads * shape.head, shape.kv_heads * shape.head
-        return number * (2 * queries + keys + shape.hidden + shape.width) / tp
+        # Compiled, what no gradient needs is not kept: the last product.
+        last = 0 if self.settings.get("compile") else shape.width
+        return number * (2 * queries + keys + shape.hidden + last) / tp
 
     def _casts(self) -> float:
         """Count autocast's copies of weights, in bytes; of those computed again, the last layer."""

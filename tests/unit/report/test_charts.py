@@ -36,6 +36,7 @@ TITLES = {
     "largest_batch": "Memory over the batch size",
     "memory_bandwidth": "Memory bandwidth and time over the size",
     "memory_of_a_step": "What is gained over tf32",
+    "layout_losses": "Step time",
     "layouts_one": "Throughput over the batch size",
     "layouts": "Speed-up over the number of GPUs",
     "mixed_precision": "What is gained over fp32",

@@ -108,6 +108,14 @@ LEADS = {
     "throttled, quick); what the rest is lost to was not measured; at most 5.621 "
     "samples/s (bf16, batch 4, 2 GPUs, activation_checkpointing=none, dp_shard=2, "
     "optimizer_dtype=bf16, tp=1, throttled, quick)",
+    "layout_losses-20261123-030747-de95": "no speed-up: no ok point with world_size=1 "
+    "dp_shard=1 tp=1 cp=1 in this series; at most 8.871 samples/s (bf16, batch 4, 2 GPUs, "
+    "throttled, quick)",
+    "layout_losses-20261123-033708-1ab3": "at most 8.327 samples/s (bf16, batch 4, 1 GPU, "
+    "throttled, quick)",
+    "layout_losses-20261123-033730-7081": "no speed-up: no ok point with world_size=1 "
+    "dp_shard=1 tp=1 cp=1 in this series; at most 15.73 samples/s (bf16, batch 4, 2 GPUs, "
+    "cp=1, tp=1, throttled, quick)",
     "layouts_one-20261123-030647-c252": "at most 4.002 samples/s (float8, batch 3, 1 GPU, "
     "activation_checkpointing=none, attention=auto, grad_accumulation=1, throttled, not alone, "
     "quick)",
