@@ -25,7 +25,7 @@ _CHILD = Path(__file__).with_name("script_child.py")
 _LOOK_S = 0.05
 # For so long after its time is up a script is left alone: the driver looks which rank hangs, and
 # ends that one first.
-_NAME_S = 1.0
+_NAME_S = 1.3
 _END_S = 2.0
 _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 _OUT_OF_MEMORY_WORDS = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
