@@ -145,10 +145,10 @@ def cell(run: str, column: str, unit: str = "", **settings: Any) -> Figure:
     return Figure(value=value, unit=unit, runs=(run,))
 
 
-def own_metric(run: str, name: str, unit: str = "", **settings: Any) -> Figure:
+def own_metric(run: str, name: str, **settings: Any) -> Figure:
     """Take a metric that the workload declares."""
     value = float(row(run, **settings)["workload_metrics"][name])
-    return Figure(value=value, unit=unit, runs=(run,))
+    return Figure(value=value, unit="", runs=(run,))
 
 
 def count(value: float, *runs: str, unit: str = "", text: str = "") -> Figure:

@@ -33,11 +33,11 @@ Findings = Sequence[Mapping[str, Any]]
 
 @contextmanager
 def check_of(
-    output: Path, stages: Sequence[str], command: Sequence[str] = CHECK, **environment: str
+    output: Path, stages: Sequence[str], **environment: str
 ) -> Iterator[subprocess.Popen[str]]:
     """A check that runs, and is ended whatever becomes of the test."""
     with subprocess.Popen(
-        [*command, str(output), *stages],
+        [*CHECK, str(output), *stages],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -49,8 +49,8 @@ def check_of(
             check.terminate()
 
 
-def end_of(check: subprocess.Popen[str], timeout_s: float = 280.0) -> Mapping[str, Any]:
-    said, complaint = check.communicate(timeout=timeout_s)
+def end_of(check: subprocess.Popen[str]) -> Mapping[str, Any]:
+    said, complaint = check.communicate(timeout=280.0)
     assert check.returncode == 0, complaint
     return json.loads(said)
 

@@ -68,9 +68,9 @@ def devices():
     ]
 
 
-def collected(agents: NodeAgents, count: int, within_s: float = 30.0):
+def collected(agents: NodeAgents, count: int):
     samples = []
-    deadline_s = time.monotonic() + within_s
+    deadline_s = time.monotonic() + 30.0
     while len(samples) < count and time.monotonic() < deadline_s:
         samples.extend(agents.drain())
         time.sleep(0.1)

@@ -24,9 +24,9 @@ def row_of(series: list[float]) -> dict[str, float]:
     }
 
 
-def noisy(rng: np.random.Generator, middle: float, phi: float, count: int = 54) -> list[float]:
+def noisy(rng: np.random.Generator, middle: float, phi: float) -> list[float]:
     """AR(1) noise of 1 %."""
-    noise = rng.standard_normal(count + 50) * np.sqrt(1 - phi**2)
+    noise = rng.standard_normal(54 + 50) * np.sqrt(1 - phi**2)
     for place in range(1, len(noise)):
         noise[place] += phi * noise[place - 1]
     return [float(value) for value in middle * (1 + 0.01 * noise[50:])]

@@ -74,8 +74,8 @@ def test_named_runs_are_the_side_whatever_they_measured() -> None:
     assert (nights(found.base), nights(found.new)) == (["0", "1"], ["3"])
 
 
-def change(base: list[Start], new: list[Start], nodes: float = 0.01) -> MeanChange:
-    of_nodes = StartNoise(sd=nodes, degrees=30, source="runs")
+def change(base: list[Start], new: list[Start]) -> MeanChange:
+    of_nodes = StartNoise(sd=0.01, degrees=30, source="runs")
     return mean_change(Sides(base=base, new=new), QUIET, of_nodes, 0.0)
 
 

@@ -13,9 +13,9 @@ from raybench.report.text.points import histogram
 from raybench.report.text.terminal import render
 
 
-def bars(times_ms, width=80):
+def bars(times_ms):
     """Lower end, upper end, count and length of each bar."""
-    lines = render(histogram(np.asarray(times_ms, float)), width, color=False).splitlines()[2:]
+    lines = render(histogram(np.asarray(times_ms, float)), 80, color=False).splitlines()[2:]
     cells = [line.split() for line in lines]
     numbers = [[float(text.replace(",", "")) for text in c[:3]] for c in cells]
     return [

@@ -157,11 +157,11 @@ def test_a_longer_step_that_was_measured_to_be_shorter_takes_as_long_as_the_one_
     assert [noisy.items_by(s) for s in (0.018, 0.03)] == [0.0, pytest.approx(30)]
 
 
-def _of_stairs(ratio: float, *, stair: int = 1024) -> Callable[[int], float]:
-    """Seconds of a step whose products go by tiles of 128 rows and stairs of `stair`."""
+def _of_stairs(ratio: float) -> Callable[[int], float]:
+    """Seconds of a step whose products go by tiles of 128 rows and stairs of 1024."""
 
     def step_s(items: int) -> float:
-        tiles, stairs = (math.ceil(items / of) * of for of in (128, stair))
+        tiles, stairs = (math.ceil(items / of) * of for of in (128, 1024))
         return (0.002 + 1e-5 * (0.6 * items + 0.2 * tiles + 0.2 * stairs)) / ratio
 
     return step_s

@@ -20,12 +20,11 @@ from raybench.stats.stragglers import (
 MS = st.floats(0.01, 1e4)
 
 
-def steps_of(level_ms: float, scatter: float, seed: int, blocks: int = 2) -> Blocks:
-    """Blocks of five steps with normal noise."""
+def steps_of(level_ms: float, scatter: float, seed: int) -> Blocks:
+    """Two blocks of five steps with normal noise."""
     rng = np.random.default_rng(seed)
     return [
-        [float(ms) for ms in level_ms * (1 + scatter * rng.standard_normal(5))]
-        for _ in range(blocks)
+        [float(ms) for ms in level_ms * (1 + scatter * rng.standard_normal(5))] for _ in range(2)
     ]
 
 

@@ -324,12 +324,12 @@ def test_when_it_is_to_stop_what_is_in_flight_ends_and_nothing_else_starts():
     assert not any(isinstance(event, PointRetried) for event in events)
 
 
-def in_flight(cluster, error, *, before=lambda: None, isolation="device"):
+def in_flight(cluster, error, *, before=lambda: None):
     """The rows that are written when the sweep ends with `error`."""
     written = []
     events = sweep(
         Rounds(plan=plan_of(1, 1, 1)),
-        settings_of(isolation=isolation),
+        settings_of(isolation="device"),
         cluster,
         lambda batch: written.extend((i, r.status, r.error_message) for i, r in batch),
     )

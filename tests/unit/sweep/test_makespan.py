@@ -19,10 +19,10 @@ from raybench.sweep.scheduler import workers_needed
 EIGHT = imagine_devices(8, 1)
 
 
-def mixed(count, seed, sizes=(1, 2, 4, 8)):
+def mixed(count, seed):
     """Points of several world sizes, and durations that their schedule does not know."""
     rng = random.Random(seed)
-    sized = [rng.choice(sizes) for _ in range(count)]
+    sized = [rng.choice((1, 2, 4, 8)) for _ in range(count)]
     points = tuple(make_point(world_size=n, batch_size=i + 1) for i, n in enumerate(sized))
     durations_s = {point.point_id: rng.lognormvariate(0, 0.6) for point in points}
     return Plan(points=points), lambda point: durations_s[point.point_id]

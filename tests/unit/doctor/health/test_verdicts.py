@@ -49,14 +49,14 @@ def unhealthy(findings: Iterable[Finding]) -> dict[str, Finding]:
     }
 
 
-def pair_readings(count: int, slow: Iterable[tuple[int, int]], value: float = 100) -> list[Reading]:
+def pair_readings(count: int, slow: Iterable[tuple[int, int]]) -> list[Reading]:
     slow = set(slow)
     return [
         Reading(
             test=PAIRS,
             subject=make_pair(first, second),
             pass_number=number,
-            value=value * (0.5 if (first, second) in slow else 1),
+            value=100 * (0.5 if (first, second) in slow else 1),
         )
         for number in (1, 2, 3)
         for first, second in permutations(range(count), 2)
