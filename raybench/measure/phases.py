@@ -17,9 +17,7 @@ from typing import Any
 import torch
 
 from raybench.hardware.counters import (
-    AllocatorCalls,
     Counters,
-    PeakMemory,
     Reading,
     energy_j,
     is_held_back,
@@ -30,6 +28,7 @@ from raybench.hardware.counters import (
 from raybench.job.model import Measure
 from raybench.job.registry import shares_work
 from raybench.measure import profiling, timing
+from raybench.measure.allocator import AllocatorCalls, PeakMemory
 from raybench.measure.attention_kernels import attention_kernels
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.collective_times import with_call_times
