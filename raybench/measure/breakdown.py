@@ -20,7 +20,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
 from raybench.measure import wall_clock
-from raybench.measure.collectives import LocalCopies, WatchedCopies, replace_collectives
+from raybench.measure.collectives import LocalCopies, WatchedCopies, add_up, replace_collectives
 from raybench.measure.marks import (
     BucketMarks,
     OptimizerMarks,
@@ -41,7 +41,6 @@ from raybench.measure.timing import (
     on_any_rank,
     slowest_rank_ns,
 )
-from raybench.measure.traffic import add_up
 from raybench.records import NO_COLLECTIVES, Breakdown, PeakParts, RegionTime, Traffic, WallTimes
 from raybench.records.failure_text import brief
 from raybench.stats.stragglers import MARK_ERRORS, MARK_SHARE, median_error

@@ -22,6 +22,8 @@ from torch.distributed import ProcessGroup, Work
 from torch.futures import Future
 
 from raybench.measure.marks import Mark, marker, milliseconds
+from raybench.records import Traffic
+from raybench.workloads.collective_operations import busbw_factor
 
 _KEYS = ("CPU", "CUDA")
 # Above any usual eps of a norm, and as small as embeddings are.
@@ -44,6 +46,21 @@ class Collective:
     ranks: int
     message_bytes: int
     copies: Sequence[Copy]
+
+
+def add_up(collectives: Sequence[Collective]) -> tuple[Traffic, ...]:
+    """Add up the collectives of a step by kind and size of group, in the order of the first."""
+    keys = dict.fromkeys((one.kind, one.ranks) for one in collectives)
+    return tuple(
+        Traffic(
+            kind=kind,
+            ranks=ranks,
+            calls=len(own := [c for c in collectives if (c.kind, c.ranks) == (kind, ranks)]),
+            message_bytes=(size := sum(one.message_bytes for one in own)),
+            bus_bytes=busbw_factor(kind, ranks) * size,
+        )
+        for kind, ranks in keys
+    )
 
 
 # Makes the result of a collective on this rank alone.

@@ -24,9 +24,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from docs.examples.sharded import Sharded
 from raybench.measure.breakdown import Extent, break_down
-from raybench.measure.collectives import Collective, LocalCopies, WatchedCopies, replace_collectives
+from raybench.measure.collectives import (
+    Collective,
+    LocalCopies,
+    WatchedCopies,
+    add_up,
+    replace_collectives,
+)
 from raybench.measure.timing import make_timer
-from raybench.measure.traffic import add_up
 from raybench.records import Breakdown, Traffic
 from raybench.workloads.base import Context, Workload
 
