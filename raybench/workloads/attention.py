@@ -50,7 +50,8 @@ def use_kernel(asked: KernelOrAuto, device: torch.device) -> None:
     """
     if device.type == "meta":
         return
-    # Else torch.compile takes code from its cache on disk that was compiled for another kernel.
+    # Else torch.compile takes code from its cache on disk that was compiled for another kernel
+    # (pytorch#185449).
     torch.compiler.config.cache_key_tag = f"{asked} of {torch._C._get_sdp_priority_order()}"
     if asked == "auto":
         return
