@@ -6,10 +6,12 @@ from functools import cache
 
 from benchmarks.claims import runs
 from benchmarks.claims.measured import (
+    cell,
     count,
     health,
     rate,
     ratio,
+    row,
     rows,
     spread,
     table,
@@ -17,6 +19,7 @@ from benchmarks.claims.measured import (
 from benchmarks.claims.model import Article, Case, Claim, Figure, at_least, near
 from raybench.analysis.uneven import Fleet, fleets
 
+_SHARES = {"equal": "equal shares", "fast": "the fast GPU alone"}
 _FEW = "10 GPUs of two speeds could not be had; 1 of 2 made slow is shown"
 
 
@@ -67,6 +70,29 @@ def _predicted() -> list[Case]:
             rule=near(1),
         )
         for fleet in _fleets()
+    ]
+
+
+def _by_passes() -> list[Case]:
+    """Set shares in whole passes over equal ones and over the fast GPU alone."""
+    run = runs.UNEVEN_PASSES
+    rates = {
+        shares: rate(run, shares=shares) for shares in ("by_speed_accumulation", "equal", "fast")
+    }
+    by_passes = rates.pop("by_speed_accumulation")
+    one = row(run, shares="by_speed_accumulation")
+    passes = [int(items // one["batch_size"]) for items in one["share_by_rank"]]
+    done = " and ".join(map(str, passes))
+    return [
+        Case(name="passes of the fast and the slow GPU", figure=count(sum(passes), run, text=done)),
+        *(
+            Case(name=f"samples/s over {_SHARES[shares]}", figure=ratio(by_passes, other))
+            for shares, other in rates.items()
+        ),
+        Case(
+            name="gradients, to one process over all samples",
+            figure=cell(run, "gradient_error", shares="by_speed_accumulation"),
+        ),
     ]
 
 
@@ -227,7 +253,8 @@ FLEET = Article(
             text="other accumulation on each GPU",
             published="no figure",
             ask="`shares: by_speed_accumulation`",
-            missing="no run of it on GPUs is committed",
+            measure=_by_passes,
+            says="slow ones do fewer passes, not more as the article has it; a GPU at half speed",
         ),
         Claim(
             id="5.22",

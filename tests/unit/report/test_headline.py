@@ -27,6 +27,16 @@ CHECKS = {path.name for path in (RESULTS / "health").iterdir()}
 RUNS = sorted({path.name for path in (RESULTS / "points").iterdir()} - CHECKS)
 # Each was compared with the tables of its report; without what is said of how sure it is.
 LEADS = {
+    "environment-20261123-033443-153a": "TORCH_NCCL_BLOCKING_WAIT=1, NCCL_P2P_DISABLE=0 is 1.00 "
+    "times as fast as TORCH_NCCL_BLOCKING_WAIT=0 NCCL_P2P_DISABLE=0 (tf32, batch 64), with 100.0% "
+    "of the memory",
+    "largest_batch-20261123-033543-5585": "the largest batch per device that fits is 139 (bf16, "
+    "1 GPU, activation_checkpointing=false) to 192 (bf16, 1 GPU, activation_checkpointing=true)",
+    "timing_ways-20261123-033641-43f4": "2 GPUs do 1.90 times the samples/s of 1 GPU, of which "
+    "clocks 0.93, 95.0% efficiency (bf16, batch 32, unsteady, throttled); 1 of 2 settings is left "
+    "out, known worse than; exposed communication is 60% of the loss",
+    "uneven_gpus-20261123-033517-0d90": "shares=by_speed_accumulation is best here, by up to "
+    "+42.1% over the best of the others (1 of 2 GPUs at 0.50 of the speed)",
     "accumulation_or_batch-20261123-021553-485e": ""
     "batch_size=4, grad_accumulation=2 is 0.75 times as fast as batch_size=8 "
     "grad_accumulation=1 (bf16, batch 4, host-bound), with 66.3% of the memory",
@@ -129,8 +139,6 @@ LEADS = {
     "memory; 1 of 2 settings is left out, known worse than",
     "script_smoke-20261122-200803-b6ab": "2 GPUs do 1.94 times the samples/s of 1 GPU, 97.2% "
     "efficiency (fp32, batch 2,048); what the rest is lost to was not measured",
-    "timing_ways-20261122-232059-af91": "no speed-up: baseline point is known to only, "
-    "worse than; at most 323.8 samples/s (bf16, batch 32, 1 GPU, unsteady, throttled)",
     "sums_by_network-20261122-232000-088b": "bus bandwidth with 256 MiB on 2 GPUs: 4.015 GB/s; "
     "32 KiB takes 79.02 µs",
     "sums_by_network-20261122-232011-3db1": "bus bandwidth with 256 MiB on 2 GPUs: 298.8 GB/s; "

@@ -21,8 +21,6 @@ LEFT_OUT = {
     "layout_losses-20261123-033730-7081 84475909f03a",  # such a one
     "layouts-20261122-235950-1b52 5c0acf2a0817",  # its blocks were not compiled, as was asked
 }
-# Of code that took the softmax of bf16 logits in fp32 under autocast too, for an hour.
-WIDE_LOSS = "timing_ways-20261122-232059"
 WITHIN = 0.1
 
 
@@ -59,8 +57,6 @@ def ratios(workload: str) -> dict[str, float]:
         if row["workload"] != workload:
             continue
         if row["world_size"] > 1 and row["run_id"].startswith(KEPT_BUFFERS):
-            continue
-        if row["run_id"].startswith(WIDE_LOSS):
             continue
         workload_class = registry.load(workload)
         parts = workload_class.estimate_memory(settings_of(row, workload_class))  # type: ignore[attr-defined]
