@@ -33,11 +33,17 @@ def take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
     return torch.cat([chunks[place], chunks[-1 - place]], dim=dim)
 
 
+def takes_flash(device: torch.device) -> bool:
+    """Whether FlashAttention may be taken on the device, and can be: from Ampere on."""
+    is_allowed = device.type == "cuda" and torch._C._get_flash_sdp_enabled()
+    return is_allowed and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextParallel:
     """The rank at that place of a group in which each has its part of a sequence.
 
-    takes_flash: whether FlashAttention may be taken.
+    takes_flash: as the function.
     """
 
     degree: int

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from raybench.workloads.compilation import compile_blocks
-from raybench.workloads.context_parallel import ContextParallel, take_part
+from raybench.workloads.context_parallel import ContextParallel, take_part, takes_flash
 from raybench.workloads.layout import Layout
 
 # Torch keeps what it found out of a mesh in caches by its ranks and names, with its groups. Those
@@ -92,7 +92,7 @@ def _divide_sequences(model: nn.Module, layout: Layout, device: torch.device) ->
         degree=layout.cp,
         place=layout.cp_place(mesh.get_rank()),
         group=own.get_group(),
-        takes_flash=device.type == "cuda" and torch._C._get_flash_sdp_enabled(),
+        takes_flash=takes_flash(device),
     )
     for name in ("cosines", "sines"):
         model.register_buffer(name, part.part(model.get_buffer(name), 0), persistent=False)
