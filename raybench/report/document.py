@@ -24,11 +24,12 @@ Tone = Literal["plain", "strong", "aside", "advice", "alarm"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A sentence. is_apart: from what is said before it."""
+    """A sentence. is_apart: from what is said before it. is_whole: not folded, to be copied."""
 
     text: str
     tone: Tone = "plain"
     is_apart: bool = False
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,8 @@ _GIB = 2**30
 # The values of these speak for themselves.
 _WITHOUT_NAME = ("workload", "precision", "operation")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+# Below this six decimals show one digit, or none.
+_TINY = 1e-5
 # Below this a time reads better in microseconds.
 _SHORT_MS = 0.1
 
@@ -86,11 +88,13 @@ def has_entries(value: Any) -> bool:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Significant digits, thousands apart: 1,234 12.34 0.001234."""
+    """Significant digits, thousands apart: 1,234 12.34 0.001234 3.11e-08."""
     if not has_value(value):
         return ""
     if value == 0:
         return "0"
+    if abs(value) < _TINY:
+        return f"{value:.2e}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(decimals, 6)}f}"
 

@@ -141,6 +141,12 @@ def precise(rows: Sequence[Row]) -> Sequence[Row]:
     return [row for row in rows if not is_imprecise(row)] or rows
 
 
+def among_precise(rows: Sequence[Row], best: Row, name: str) -> str:
+    """Say that `best` is of `precise` rows, where another one shows more."""
+    others = (row[name] for row in rows if formatting.has_value(row[name]))
+    return " of what is known to ±10%" if any(value > best[name] for value in others) else ""
+
+
 def _omission(rows: Sequence[Row]) -> str:
     """How many points are known too badly to be the best or the worst."""
     count = len(rows) - len(precise(rows))
@@ -213,7 +219,9 @@ def _most_samples(measured: Sequence[Row], ranks: str) -> str:
     if (found := most_samples(measured)) is None:
         return ""
     row, names = found
-    return f"at most {formatting.number(row['throughput'])} samples/s ({_where(row, names, ranks)})"
+    most = formatting.number(row["throughput"])
+    among = among_precise(measured, row, "throughput")
+    return f"at most {most} samples/s{among} ({_where(row, names, ranks)})"
 
 
 def bandwidths(measured: Sequence[Row]) -> tuple[list[Row], str, str] | None:
@@ -311,6 +319,7 @@ def _operations(rows: Sequence[Row]) -> str:
     where = _where(best, varying(rows))
     return (
         f"at most {formatting.number(best['achieved_tflops_per_device'])} TFLOP/s{of_peak}"
+        + among_precise(rows, best, "achieved_tflops_per_device")
         + (f" ({where})" if where else "")
         + _burst(best)
     )

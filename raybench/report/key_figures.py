@@ -12,6 +12,7 @@ from raybench.report import formatting, plain_text
 from raybench.report.charts.bars import peak_tflops
 from raybench.report.findings import CAUSES, batch_label, rows_compared, with_most_ranks
 from raybench.report.headline import (
+    among_precise,
     bandwidths,
     datasheet_gb_s,
     most_samples,
@@ -130,7 +131,7 @@ def _throughput(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
     return [
         KeyFigure(
             value=formatting.number(most["throughput"]),
-            counts="samples/s at most",
+            counts=f"samples/s at most{among_precise(measured, most, 'throughput')}",
             where=formatting.settings_words(most, names, ranks),
         )
     ]

@@ -54,5 +54,5 @@ def tour_blocks(answers: Sequence[Answer]) -> Iterator[Block]:
         yield Line(text=answer.question, tone="strong", is_apart=True)
         yield Line(text=answer.lead)
         for what, typed in answer.commands:
-            yield Line(text=f"{what}: {typed}", tone="aside")
+            yield Line(text=f"{what}: {typed}", tone="aside", is_whole=True)
     yield Line(text=NOTE, tone="aside", is_apart=True)

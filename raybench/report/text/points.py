@@ -249,9 +249,9 @@ def _methods(methods: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def _value(value: Any, unit: str) -> str:
     """Write a cell and its unit; empty for null and for what is empty."""
     if isinstance(value, Mapping):
-        return formatting.settings(value)
+        return formatting.settings({name: _short(one) for name, one in value.items()})
     if isinstance(value, list | np.ndarray):
-        return "; ".join(plain_text.plain(item) for item in value)
+        return "; ".join(plain_text.plain(_short(item)) for item in value)
     if not formatting.has_value(value):
         return ""
     if isinstance(value, bool):
@@ -262,6 +262,10 @@ def _value(value: Any, unit: str) -> str:
         return formatting.size(value)
     shown = formatting.number(value) if isinstance(value, float) else plain_text.plain(value)
     return f"{shown} {unit}".rstrip()
+
+
+def _short(value: Any) -> Any:
+    return formatting.number(value) if isinstance(value, float) else value
 
 
 def _ranks(ranks: pd.DataFrame) -> list[RenderableType]:

@@ -57,9 +57,9 @@ def line(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
 
 
-def whole(text: str) -> Text:
-    """Make a line that is never folded, so that a path can be copied."""
-    return Text(printable(text), no_wrap=True)
+def whole(text: str, style: str = "") -> Text:
+    """Make a line that is never folded, so that a path or a command can be copied."""
+    return Text(printable(text), style=style, no_wrap=True)
 
 
 def grid(
@@ -241,7 +241,8 @@ def lay_out(blocks: Iterable[Block]) -> Iterator[RenderableType]:
             yield line("")
         match block:
             case Line():
-                yield line(block.text, _TONES[block.tone])
+                tone = _TONES[block.tone]
+                yield whole(block.text, tone) if block.is_whole else line(block.text, tone)
             case Listing():
                 side: Literal["left", "right"] = "left" if block.is_quoted else "right"
                 yield line(block.title, "bold")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -112,6 +113,13 @@ def test_the_learning_rate_of_a_global_batch_is_said_with_its_source_for_models_
     for job in ("raw_latency", "gemm"):
         found = CliRunner().invoke(raybench, ["advise", job, "--results", str(EXAMPLES)])
         assert "learning rate" not in found.stdout
+
+
+def test_show_writes_the_values_of_each_rank_and_of_each_name_as_it_does_others() -> None:
+    words = ["show", "uneven_gpus", "46954a71e3fa", "--results", str(EXAMPLES)]
+    found = CliRunner().invoke(raybench, words, env={"COLUMNS": "200"})
+    assert "local_step_ms_by_rank" in found.stdout
+    assert not re.findall(r"[1-9]\d*\.\d{6,}", found.stdout)
 
 
 def test_show_has_a_column_of_how_busy_the_devices_were() -> None:

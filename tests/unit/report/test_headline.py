@@ -310,6 +310,16 @@ def test_a_wide_interval_is_never_the_best_and_the_lead_says_what_it_leaves_out(
     assert best_settings(pair).empty
 
 
+def test_a_most_that_a_wide_interval_exceeds_says_of_which_points_it_is() -> None:
+    records = [ran(1, 8.0), ran(2, 4.0), ran(4, 1.0)]
+    shares = {1: 0, 2: 0, 4: 0.5}
+    found = scaling(
+        pd.DataFrame([known_to(shares[r.point.world_size], r) for r in records]), {"world_size": 8}
+    )
+    told = headline(found.to_dict("records"), {"world_size": 8}, "GPUs")  # type: ignore[arg-type]
+    assert "at most 32,000 samples/s of what is known to ±10% (fp32, batch 64, 2 GPUs)" in told
+
+
 def broken_down(world_size: int, step_ms: float, compute_ms: float) -> Record:
     """A point whose local step took `compute_ms`."""
     record = ran(world_size, step_ms)

@@ -472,7 +472,9 @@ def test_json_has_null_for_what_json_cannot_say() -> None:
         (123456.7, "123,457"),
         (12.345, "12.35"),
         (0.0123456, "0.01235"),
-        (1e-9, "0.000000"),
+        (1e-9, "1.00e-09"),
+        (-3.108e-8, "-3.11e-08"),
+        (0.000956, "0.000956"),
     ],
 )
 def test_numbers_have_four_digits(value: float, text: str) -> None:

@@ -56,4 +56,7 @@ def test_a_terminal_shows_the_answers_and_the_commands_that_fit_on_a_line(
     assert " ".join(answers[0].lead.split()) in " ".join(lines)
     assert "all of it: raybench report gemm-20261122-143010-684e" in lines
     assert "the job, to change it: raybench init --template gemm" in lines
-    assert answers[1].commands[0][1].endswith(f"--results {RESULTS}")
+    typed = answers[1].commands[0][1]
+    assert typed.endswith(f"--results {RESULTS}")
+    narrow = render(lay_out(tour_blocks(answers)), 40, False).splitlines()
+    assert f"all of it: {typed}" in narrow
