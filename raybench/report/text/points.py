@@ -249,9 +249,9 @@ def _methods(methods: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def _value(value: Any, unit: str) -> str:
     """Write a cell and its unit; empty for null and for what is empty."""
     if isinstance(value, Mapping):
-        return formatting.settings({name: _short(one) for name, one in value.items()})
+        return formatting.settings({name: _in_few_digits(one) for name, one in value.items()})
     if isinstance(value, list | np.ndarray):
-        return "; ".join(plain_text.plain(_short(item)) for item in value)
+        return "; ".join(plain_text.plain(_in_few_digits(item)) for item in value)
     if not formatting.has_value(value):
         return ""
     if isinstance(value, bool):
@@ -264,7 +264,7 @@ def _value(value: Any, unit: str) -> str:
     return f"{shown} {unit}".rstrip()
 
 
-def _short(value: Any) -> Any:
+def _in_few_digits(value: Any) -> Any:
     return formatting.number(value) if isinstance(value, float) else value
 
 
