@@ -116,7 +116,7 @@ def test_the_learning_rate_of_a_global_batch_is_said_with_its_source_for_models_
 
 
 def test_show_writes_the_values_of_each_rank_and_of_each_name_as_it_does_others() -> None:
-    words = ["show", "uneven_gpus", "46954a71e3fa", "--results", str(EXAMPLES)]
+    words = ["show", "uneven_gpus-20261123-000526-0147", "46954a71e3fa", "--results", str(EXAMPLES)]
     found = CliRunner().invoke(raybench, words, env={"COLUMNS": "200"})
     assert "local_step_ms_by_rank" in found.stdout
     assert not re.findall(r"[1-9]\d*\.\d{6,}", found.stdout)
