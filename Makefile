@@ -21,9 +21,9 @@ $(BIN)/.ready: pyproject.toml constraints.txt
 	fi
 	@touch $@
 
-# MLflow and W&B are only needed where their exporters are tested.
+# MLflow, W&B and torchao are only needed where exporters and float8 are tested.
 $(BIN)/.exporters: $(BIN)/.ready
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mlflow,wandb]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[mlflow,wandb,float8]'
 	@touch $@
 
 sweep: setup
