@@ -322,6 +322,7 @@ def _operations(rows: Sequence[Row]) -> str:
         + among_precise(rows, best, "achieved_tflops_per_device")
         + (f" ({where})" if where else "")
         + _burst(best)
+        + (f"; {left_out}" if (left_out := _omission(rows)) else "")
     )
 
 

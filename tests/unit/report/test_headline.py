@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from builders import make_failed, make_measure, make_measurement, make_point, make_record
 
+import raybench
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.scaling import best_settings, scaling
 from raybench.cli.results import load_summary
@@ -359,3 +360,14 @@ def test_samples_per_joule_are_those_of_all_timed_steps() -> None:
     # Six steps of 64 samples.
     assert found["samples_per_joule"].tolist() == pytest.approx([32.0, 32.0])
     assert set(best_settings(found)["by"]) == {"throughput", "samples_per_joule"}
+
+
+def test_a_rate_that_is_known_badly_is_left_out_of_the_most_of_products_and_said_to_be() -> None:
+    points = raybench.load(RESULTS, "points", "gemm-20261121-113145-0e78")
+    fastest = points.achieved_tflops_per_device.idxmax()
+    points.loc[fastest, "step_ms_ci_high"] = 2 * points.step_ms_p50[fastest]
+    found = scaling(points, {}).to_dict("records")
+    told = headline(found, {}, "GPUs")  # type: ignore[arg-type]
+    assert told.startswith("at most ")
+    assert not told.startswith("at most 793.8 TFLOP/s")
+    assert f"1 of {len(found)} settings is left out, known worse than ±10%" in told
