@@ -28,7 +28,6 @@ from raybench.hardware.counters import (
 from raybench.job.model import Measure
 from raybench.job.registry import shares_work
 from raybench.measure import profiling, timing
-from raybench.measure.allocator import AllocatorCalls, PeakMemory
 from raybench.measure.attention_kernels import attention_kernels
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.collective_times import with_call_times
@@ -60,6 +59,7 @@ from raybench.measure.timing import (
     per_step,
     slowest_rank_ns,
 )
+from raybench.measure.torch_allocator import AllocatorCalls, PeakMemory
 from raybench.records import Breakdown, Measurement, Repetition, Samples, SpanNs
 from raybench.records.checked_answers import DECLARED, check_declared, check_metric
 from raybench.records.failure_text import add_note, brief
@@ -390,18 +390,14 @@ def _explanations(workload: Workload, session: _Session, profile: bool) -> dict[
         inner=session.repetitions[-1].inner_iterations,
     )
     found: dict[str, Any] = {}
-    if settings.breakdown and not isinstance(workload, RunningScript):
-        # Before gradients go other ways than in a timed step.
-        if context.world_size > 1:
-            found["nccl_choices"] = session.nccl_choices(workload.step)
-        found["attention_kernels"] = attention_kernels(workload.step)
+
+    def take_apart() -> Breakdown:
+        # First, before gradients go other ways than in a timed step.
+        found.update(_choices_seen(workload, session))
+        return _take_apart(workload, session, extent)
+
     if settings.breakdown:
-        found |= _explain(
-            "breakdown",
-            lambda: _take_apart(workload, session, extent),
-            context,
-            without="measure.breakdown: false",
-        )
+        found |= _explain("breakdown", take_apart, context, without="measure.breakdown: false")
     if profile and isinstance(workload, RunningScript):
         session.warnings.append("a script is not profiled")
     elif profile:
@@ -423,6 +419,16 @@ def _take_apart(workload: Workload, session: _Session, extent: Extent) -> Breakd
     if isinstance(workload, RunningScript) and isinstance(session.timer, ScriptTimer):
         return break_down_script(workload, session.timer, session.context, extent)
     return break_down(workload, session.timer, session.context, extent)
+
+
+def _choices_seen(workload: Workload, session: _Session) -> dict[str, Any]:
+    """See what NCCL and torch choose, in one more step each; of a script's nothing is seen."""
+    if isinstance(workload, RunningScript):
+        return {}
+    found: dict[str, Any] = {}
+    if session.context.world_size > 1:
+        found["nccl_choices"] = session.nccl_choices(workload.step)
+    return found | {"attention_kernels": attention_kernels(workload.step)}
 
 
 def _explain(

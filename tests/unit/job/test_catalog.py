@@ -70,5 +70,5 @@ def test_a_name_that_ends_a_line_does_not_end_the_comment() -> None:
 
 
 def test_a_template_that_there_is_not_is_named_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="unknown template 'gem'; did you mean 'gemm'"):
+    with pytest.raises(UsageError, match="no job 'gem'; did you mean 'gemm'"):
         template("gem")
