@@ -38,11 +38,13 @@ def latest_trials(points: pd.DataFrame) -> pd.DataFrame:
     """
     keys = [name for name in (*_POINT, *_TRIAL) if name in points]
     columns = [*_POINT, *points.columns.drop(_POINT)]
-    if not points.duplicated(keys).any():
+    # Of the keys alone: pandas goes through all columns of a frame, however few are asked for.
+    is_later = points[keys].duplicated()
+    if not is_later.any():
         return points[columns].reset_index(drop=True)
     ordered = points.sort_values("attempt", kind="stable")
-    latest = ordered.drop_duplicates(keys, keep="last")
-    first = points.drop_duplicates(keys)
+    latest = ordered[~ordered[keys].duplicated(keep="last")]
+    first = points[~is_later]
     return first[keys].merge(latest, on=keys, how="left")[columns]
 
 
@@ -61,7 +63,7 @@ def mean_of_rounds(points: pd.DataFrame) -> pd.DataFrame:
     interval of the step time is that of the samples alone. points: as of `latest_trials`.
     """
     trials = without_controls(latest_trials(points))
-    if not trials.duplicated(_POINT).any():
+    if not trials[_POINT].duplicated().any():
         return trials
     by_point: dict[tuple[Any, ...], list[Row]] = {}
     for row in records(trials):
@@ -71,8 +73,9 @@ def mean_of_rounds(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def records(frame: pd.DataFrame) -> list[Row]:
-    """List the rows of a frame."""
-    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    """List the rows of a frame. By columns, which takes two thirds of "records"."""
+    columns = {str(name): values for name, values in frame.to_dict("list").items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _merge(rows: Sequence[Row]) -> Row:
