@@ -29,7 +29,7 @@ $(BIN)/.exporters: $(BIN)/.ready
 sweep: setup
 	$(BIN)/raybench sweep jobs/ddp_scaling.yaml $(if $(GPU),,$(CPU_CUT))
 
-# Side by side: the integration tests wait most of their time, and what they leave the others use.
+# Side by side, more processes than cores: each waits much of its time.
 test: setup $(BIN)/.exporters
 	+$(MAKE) -j3 --output-sync=target lint unit integration
 
@@ -41,14 +41,14 @@ lint: setup
 	$(BIN)/python .ci/structure.py
 
 unit: setup $(BIN)/.exporters
-	$(BIN)/pytest -n 2 tests/unit
+	$(BIN)/pytest -n 4 -m "not long" tests/unit
 
 integration: setup
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not long" tests/integration
 
 # Variants, and what takes most of a minute each: late nodes, standbys, killed drivers, a small soak.
 long: setup
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m long tests/integration
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m long tests/unit tests/integration
 
 # The page of a report in Chromium, which must be on this machine; not part of `test`.
 browser: setup

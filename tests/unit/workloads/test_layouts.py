@@ -51,6 +51,7 @@ def test_loss_and_gradients_of_layouts_of_four_ranks_are_those_of_one_device(
         assert max(found.values()) < EXACT
 
 
+@pytest.mark.long
 def test_compiled_layouts_of_two_ranks_compute_what_one_device_does(tmp_path: Path) -> None:
     for found in run_ranks(run_rank_compiled, 2, 2, str(tmp_path / "store")):
         assert found.keys() == COMPILED.keys()
