@@ -16,7 +16,7 @@ import re
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median
@@ -33,6 +33,8 @@ LIMITS = {
     "longest function": 60,
     "functions named by participles, %": 2,
     "identifiers of a private language": 0,
+    # pytest imports a test file by its name alone.
+    "test files with the name of another": 0,
 }
 # Words that end as participles do, and are none.
 _NO_PARTICIPLES = {"embed", "exceed", "feed", "need", "proceed", "seed", "speed"}
@@ -88,10 +90,17 @@ def count(root: Path) -> dict[str, float]:
         * sum(is_participle(node.name) for node in functions(package))
         / len(lengths),
         "identifiers of a private language": sum(map(count_private_words, trees.values())),
+        "test files with the name of another": count_namesakes(trees),
         f"lines of {PACKAGE}": sum(
             len((root / path).read_text(encoding="utf-8").splitlines()) for path in package
         ),
     }
+
+
+def count_namesakes(paths: Iterable[Path]) -> int:
+    """Count the test files that another one, in whatever folder, is called like."""
+    names = [path.name for path in paths if path.parts[0] == "tests" and path.match("test_*.py")]
+    return len(names) - len(set(names))
 
 
 def room(path: Path) -> str:

@@ -64,3 +64,13 @@ def test_names_that_tell_nothing_are_counted_and_too_many_are_an_error(package: 
     assert found["functions named by participles, %"] == 50
     assert found["identifiers of a private language"] == 2
     assert "too many: functions named by participles, %\n" in said
+
+
+def test_two_test_files_of_one_name_fail(package: Path) -> None:
+    for folder in ("unit", "integration/nodes"):
+        path = package / "tests" / folder / "test_one.py"
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+    found, complaint = counts(package)
+    assert found["test files with the name of another"] == 1
+    assert "too many: test files with the name of another" in complaint
