@@ -48,7 +48,8 @@ integration: setup
 
 # Variants, and what takes most of a minute each: late nodes, standbys, killed drivers, a small soak.
 long: setup
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m long tests/unit tests/integration
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long and not alone"
+	$(BIN)/pytest -m alone
 
 # The page of a report in Chromium, which must be on this machine; not part of `test`.
 browser: setup

@@ -181,6 +181,7 @@ def pinned(cores: Mapping[int, int]) -> Iterator[None]:
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each worker")
 def test_a_worker_with_a_busy_neighbour_on_its_core_is_named(tmp_path: Path) -> None:
     output = tmp_path / "results"

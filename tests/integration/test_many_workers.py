@@ -25,6 +25,7 @@ _LIMIT_S = 900
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.timeout(_LIMIT_S)
 def test_64_workers_of_one_host_do_a_point_together(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
