@@ -118,9 +118,11 @@ class Decoder(nn.Module):
         return logits
 
     def _positions(self, length: int, cache: KeyValueCache | None) -> Tensor:
-        if cache is None:
+        first = 0 if cache is None else cache.position
+        if (first, length) == (0, len(self.positions)):
+            # A part of the parameter would cost a kernel more, in the backward pass another.
             return self.positions
-        return self.positions[cache.position : cache.position + length]
+        return self.positions[first : first + length]
 
     def _initialise(self, layers: int) -> None:
         """GPT-2's initialisation (Radford et al. 2019): normal, narrower where residuals add up."""

@@ -426,11 +426,15 @@ def test_an_option_of_ddp_reaches_torch_only_where_it_is_not_the_default(
     assert seen == [always, always, always | {"bucket_cap_mb": 50, "static_graph": True}]
 
 
+# Of long sequences the first 256 tokens are compared.
+@pytest.mark.parametrize("seq_len", [16, 300])
 @pytest.mark.parametrize("preset", ["tiny", "llama-tiny"])
-def test_the_error_of_the_logits_in_training_is_none_in_fp32_and_some_in_bf16(preset) -> None:
+def test_the_error_of_the_logits_in_training_is_none_in_fp32_and_some_in_bf16(
+    preset, seq_len
+) -> None:
     def error(precision: Precision, **settings) -> float | None:
         context = make_context(precision=precision)
-        trained = Transformer(context, preset=preset, seq_len=16, **settings)
+        trained = Transformer(context, preset=preset, seq_len=seq_len, **settings)
         trained.step()
         trained.check()
         return getattr(trained, "output_error", None)
