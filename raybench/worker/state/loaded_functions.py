@@ -98,7 +98,9 @@ class LoadedFunctions:
         package: that of the workload. A module that was loaded since, nobody knows as it was; but
         no library has functions of the workload's by itself. It counts as seen now.
         """
-        differences = [one for space in self._find_changed() for one in space.differences()]
+        found = [one for space in self._find_changed() for one in space.differences()]
+        # Compiled code is a name in the module that it was compiled of, until it is forgotten.
+        differences = [one for one in found if not (one.now is _GONE and is_of_compiler(one.before))]
         by_compiler = [one for one in differences if is_of_compiler(one.now)]
         for one in by_compiler:
             one.restore_functions()
@@ -145,7 +147,7 @@ _GONE = object()
 
 
 class _Difference(NamedTuple):
-    """before: _GONE where it is new."""
+    """before: _GONE where it is new. now: _GONE where it is there no more."""
 
     owner: Any
     attribute: str

@@ -249,6 +249,24 @@ for _ in range(2):
     assert done == 2 * "False False\n() ()\nTrue True\n"
 
 
+def test_code_that_was_compiled_before_the_point_may_be_forgotten_in_it():
+    done = run_script("""
+import sys, types
+from raybench.worker.state import ProcessState
+mine = sys.modules["mine"] = types.ModuleType("mine")
+exec("def double(x): return x * 2", vars(mine))
+torch.compile(mine.double, backend="eager")(torch.ones(1))
+(compiled,) = (name for name in vars(mine) if name.startswith("__compiled_fn"))
+state = ProcessState(torch.device("cpu"))
+state.begin()
+torch._dynamo.reset()
+print(hasattr(mine, compiled), state.functions_replaced("own"))
+del mine.double
+print(state.functions_replaced("own"))
+""")
+    assert done == "False ()\n('1 replaced function (mine.double)',)\n"
+
+
 def test_all_functions_are_looked_at_sooner_than_half_a_million_items_are_stored():
     state = ProcessState(CPU)
     state.begin()
