@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -74,7 +74,9 @@ def module_times(
 
     From hook to hook: on a GPU by CUDA events, with the gaps that the host leaves, which the hooks
     make longer. Backward runs from the gradient of the module's output to that of its input, or
-    to its last parameter's where the input needs none. Recomputed activations count as forward.
+    to its last parameter's where the input needs none. Recomputed activations count as forward. Of
+    a model that is compiled block by block the blocks are the smallest; one that is compiled whole
+    has no modules.
     """
     watch = _Watch(model, device)
     taken = []
@@ -88,7 +90,6 @@ def module_times(
     return tuple(
         _module_time(name, module, [calls[module] for calls in by_step])
         for name, module in model.named_modules()
-        # Not a compiled one: its hooks are left out.
         if all(module in calls for calls in by_step)
     )
 
@@ -121,24 +122,33 @@ class _Watch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside the `with` block calls are noted."""
-        handles = [
-            handle
-            for module in self._model.modules()
-            for handle in (
-                module.register_forward_pre_hook(self._enter),
-                module.register_forward_hook(self._leave),
-            )
-        ]
-        handles += [
-            parameter.register_post_accumulate_grad_hook(self._accumulate)  # type: ignore[no-untyped-call]
-            for parameter in self._owners
-            if parameter.requires_grad
-        ]
+        with ExitStack() as stack:
+            for module in dict.fromkeys(_outside_compiled(self._model)):
+                if _is_compiled(module):
+                    stack.enter_context(self._watching_compiled(module))
+                    continue
+                stack.callback(module.register_forward_pre_hook(self._enter).remove)
+                stack.callback(module.register_forward_hook(self._leave).remove)
+            for parameter in self._owners:
+                if parameter.requires_grad:
+                    hook = parameter.register_post_accumulate_grad_hook(self._accumulate)  # type: ignore[no-untyped-call]
+                    stack.callback(hook.remove)
+            yield
+
+    @contextmanager
+    def _watching_compiled(self, module: nn.Module) -> Iterator[None]:
+        """Watch from outside: a hook of the module would be compiled with it."""
+        compiled: Any = module._compiled_call_impl
+
+        def call(*inputs: Any, **named: Any) -> Any:
+            entered = self._enter(module, inputs)
+            return self._leave(module, inputs, compiled(*entered, **named))
+
+        module._compiled_call_impl = call
         try:
             yield
         finally:
-            for handle in handles:
-                handle.remove()
+            module._compiled_call_impl = compiled
 
     def take(self) -> list[_Call]:
         """Take the calls since the last time."""
@@ -146,6 +156,9 @@ class _Watch:
         return [call for call in calls if call.ended is not None]
 
     def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        # Of a model that is compiled whole, with its hooks: an event in compiled code is none.
+        if torch.compiler.is_compiling():
+            return inputs
         call = _Call(module=module, started=self._mark())
         self._calls.append(call)
         self._latest[module] = call
@@ -161,6 +174,8 @@ class _Watch:
         return entered
 
     def _leave(self, module: nn.Module, _: object, outputs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return outputs
         call = self._latest[module]
         call.ended = self._mark()
 
@@ -176,6 +191,19 @@ class _Watch:
             call = self._latest.get(module)
             if call is not None and not call.ends_at_input:
                 call.backward_ended = mark
+
+
+def _outside_compiled(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield a module and those in it, of what is compiled no more than its outermost."""
+    yield module
+    if not _is_compiled(module):
+        for child in module.children():
+            yield from _outside_compiled(child)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether `Module.compile` was called."""
+    return module._compiled_call_impl is not None
 
 
 def _with_hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> Tensor:

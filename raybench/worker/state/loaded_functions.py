@@ -100,7 +100,9 @@ class LoadedFunctions:
         """
         found = [one for space in self._find_changed() for one in space.differences()]
         # Compiled code is a name in the module that it was compiled of, until it is forgotten.
-        differences = [one for one in found if not (one.now is _GONE and is_of_compiler(one.before))]
+        differences = [
+            one for one in found if not (one.now is _GONE and is_of_compiler(one.before))
+        ]
         by_compiler = [one for one in differences if is_of_compiler(one.now)]
         for one in by_compiler:
             one.restore_functions()

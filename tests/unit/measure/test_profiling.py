@@ -32,7 +32,9 @@ from raybench.results.reader import find_run, load
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
+from raybench.workloads.layers import Decoder
 from raybench.workloads.mlp import Mlp
+from raybench.workloads.model_sizes import DecoderShape
 from raybench.workloads.transformer import Transformer
 
 CPU = torch.device("cpu")
@@ -148,6 +150,34 @@ def test_recomputed_activations_count_as_forward() -> None:
     assert found["first"].calls == 1
     assert found["second.0"].calls == 2
     assert found["second.0"].backward_ms is not None
+
+
+def test_compiled_modules_are_timed_as_a_whole_and_not_compiled_anew() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), *(nn.Sequential(nn.Linear(4, 4)) for _ in range(2)))
+    for block in model[1:]:
+        block.compile(backend="eager")
+    inputs = torch.ones(2, 4)
+    model(inputs).sum().backward()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        found = times_of(model, inputs)
+        model(inputs)
+    assert list(found) == ["", "0", "1", "2"]
+    for one in found.values():
+        assert one.calls == 1
+        assert one.backward_ms is not None
+
+
+# By torch.compile, which looks at what a hook was given.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_model_that_is_compiled_whole_has_no_modules() -> None:
+    model = Decoder(DecoderShape(layers=1, heads=1, width=8, vocabulary=16), seq_len=4)
+    compiled, tokens = torch.compile(model, backend="eager"), torch.zeros(1, 4, dtype=torch.long)
+
+    def step() -> None:
+        compiled(tokens).sum().backward()
+
+    step()
+    assert module_times(model, step, CPU, 2) == ()
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
