@@ -22,7 +22,13 @@ _TRIAL = ("round", "control_of")
 ATTEMPT_COLUMNS = (*_POINT, "attempt", *_TRIAL, "status", "started_at")
 _KINDS = {column.name: column.kind for column in TABLES["points"]}
 # How the rounds of a point become one row, where it is not by their mean, the largest or any of
-# them. The times of an attempt are those of the last one.
+# them. The times of an attempt are those of the last one. What is loaded by the first process of a
+# host has no other that is alike, so of cold steps the median is taken.
+_MEDIANS = ("first_step_ms", "compiled_step_ms")
+_ENDS_OF_ALL: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "step_ms_min": min,
+    "step_ms_max": max,
+}
 _SUMS = ("iterations", "warmup_iterations", "energy_j")
 _OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank", "models_by_rank")
 _ENDS = ("step_ms_ci_low", "step_ms_ci_high")
@@ -58,9 +64,10 @@ def without_controls(trials: pd.DataFrame) -> pd.DataFrame:
 def mean_of_rounds(points: pd.DataFrame) -> pd.DataFrame:
     """One row for each point of each run: its last attempt, of several rounds their mean.
 
-    Step times, rates and parts are geometric means over the rounds that are ok, samples are counted
-    together, and a doubt in one round is a doubt. A round that failed is told as a warning. The
-    interval of the step time is that of the samples alone. points: as of `latest_trials`.
+    Step times, rates and parts are geometric means over the rounds that are ok, cold steps medians,
+    samples are counted together, and a doubt in one round is a doubt. A round that failed is told
+    as a warning. The interval of the step time is that of the samples alone. points: as of
+    `latest_trials`.
     """
     trials = without_controls(latest_trials(points))
     if not trials[_POINT].duplicated().any():
@@ -115,15 +122,17 @@ def _as_one(name: str, values: Sequence[Any]) -> Any:
     if name == "trend":
         return next((trend for trend in known if trend != "flat"), "flat")
     if kind == "double":
-        return min(known) if name == "step_ms_min" else _mean_or_largest(name, known)
+        return _one_number(name, known)
     if kind == "int64":
         return max(known) if name.endswith("_bytes") else round(float(np.median(known)))
     return known[-1]
 
 
-def _mean_or_largest(name: str, known: Sequence[float]) -> float:
-    if name == "step_ms_max":
-        return max(known)
+def _one_number(name: str, known: Sequence[float]) -> float:
+    if name in _ENDS_OF_ALL:
+        return _ENDS_OF_ALL[name](known)
+    if name in _MEDIANS:
+        return float(np.median(known))
     # Geometric, so that a rate is still what a step does over its time.
     is_positive = min(known) > 0
     return float(np.exp(np.mean(np.log(known)))) if is_positive else float(np.mean(known))

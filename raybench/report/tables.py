@@ -372,11 +372,11 @@ _REGIONS = (
     "share of the instrumented step in which they were timed."
 )
 _SCOPES = (
-    "Cold: the first step after the workload was built, on the slowest rank. Warm: the step. "
-    "Gains: how many times as fast as the baseline; cold only where the processes of both points "
-    "were new, which measure.fresh_workers makes them: in others something is loaded already. "
-    "Comm, host: exposed communication, and what the device is idle because the host is late, as "
-    "shares of the step."
+    "Cold: the first step after the workload was built, on the slowest rank; of several rounds the "
+    "median. Warm: the step. Gains: how many times as fast as the baseline; cold only where the "
+    "processes of both points were new, which measure.fresh_workers makes them: in others "
+    "something is loaded already. Comm, host: exposed communication, and what the device is idle "
+    "because the host is late, as shares of the step."
 )
 _HELD = "Memory: by torch's allocator in a step that was watched, on the device that needs most."
 _SENT_IN_A_STEP = (

@@ -193,3 +193,12 @@ def test_doubts_of_one_round_stay_and_samples_count_together() -> None:
     assert merged["iterations"].tolist() == [2 * n for n in points["iterations"][:3]]
     rate = merged["throughput"] * merged["step_ms_p50"]
     assert rate.tolist() == pytest.approx([8000.0 * n * 8 for n in (1, 2, 4)], rel=0.5)
+
+
+def test_what_the_first_process_of_a_host_loads_is_in_no_cold_step_of_several_rounds() -> None:
+    points = in_rounds(*[(10.0, 12.0, 15.0)] * 3)
+    points["first_step_ms"] = 700.0
+    is_first = (points["world_size"] == 1) & (points["round"] == 1)
+    points.loc[is_first, "first_step_ms"] = 1400.0
+    points.loc[points["round"] == 3, "first_step_ms"] = 720.0
+    assert mean_of_rounds(points)["first_step_ms"].tolist() == [720.0, 700.0, 700.0]
