@@ -8,14 +8,16 @@ from typing import Any
 from raybench.analysis.settings import setting, setting_order
 from raybench.job.point import setting_text
 from raybench.report import formatting, plain_text
-from raybench.workloads.model_sizes import parameter_count
+from raybench.workloads.layout import layout_defaults
+from raybench.workloads.model_sizes import LLAMA_PRESETS, parameter_count
 from raybench.workloads.trained import ddp_defaults
 
 Row = Mapping[str, Any]
 
 _MODELS = {
     "mlp": "MLP",
-    "transformer": "GPT-2 shaped transformer",
+    "transformer": "transformer",
+    "dit": "Diffusion transformer",
     "linear": "Linear layer",
     "resnet50": "Residual network",
     "collective": "Collectives",
@@ -25,7 +27,9 @@ _MODELS = {
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 # Said with words of their own, or of no interest where they are as torch has them.
 _OWN_WORDS = ("hidden", "layers", "preset", "optimizer", "seq_len", "operation", "size_bytes")
-_USUAL = {name: setting_text(default) for name, default in ddp_defaults().items()} | {
+_USUAL = {
+    **{name: setting_text(default) for name, default in ddp_defaults().items()},
+    **{n: setting_text(usual) for n, usual in layout_defaults().items() if usual is not None},
     "compile": "false",
     "grad_accumulation": "1",
     "activation_checkpointing": "false",
@@ -34,6 +38,7 @@ _USUAL = {name: setting_text(default) for name, default in ddp_defaults().items(
     "rows": "10000",
     "mode": "train",
     "cast_weights": "false",
+    "attention": "auto",
 }
 _MOST_VALUES = 4
 
@@ -81,7 +86,8 @@ def _model(row: Row) -> str:
     if workload == "mlp":
         return f"{name} of {params['layers']} layers, {int(params['hidden']):,} wide"
     if workload == "transformer":
-        return f"{name}, {int(params['seq_len']):,} tokens a sequence"
+        shape = "Llama" if params.get("preset") in LLAMA_PRESETS else "GPT-2"
+        return f"{shape} shaped {name}, {int(params['seq_len']):,} tokens a sequence"
     return name
 
 

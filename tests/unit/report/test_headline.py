@@ -82,12 +82,31 @@ LEADS = {
         "is 41% to 69% of the loss; at most 707.4 samples/s (bf16, 2 GPUs, scope=single_block, "
         "unsteady, throttled)"
     ),
-    "dit_module_vs_pipeline-20261123-030311-6770": (
-        "2 GPUs do 1.65 times the samples/s of 1 GPU at best, of which clocks 1.07, 82.6% "
-        "efficiency (scope=single_block, throttled, against an unsteady point), and 1.64 times at "
-        "worst, of which clocks 1.03, 82.1% efficiency (scope=loop, unsteady, throttled); what "
-        "the rest is lost to was not measured; at most 537.9 samples/s (bf16, 2 GPUs, "
-        "scope=single_block, throttled, against an unsteady point)"
+    "dit_module_vs_pipeline-20261123-092721-a70f": (
+        "2 GPUs do 1.66 times the samples/s of 1 GPU at best, of which clocks 1.08, 83.1% "
+        "efficiency (scope=loop, unsteady, throttled), and 1.65 times at worst, of which clocks "
+        "1.06, 82.6% efficiency (scope=single_block, throttled, against an unsteady point); "
+        "slower compute is the largest loss in 1 of 2 settings; at most 538.8 samples/s (bf16, "
+        "2 GPUs, scope=single_block, throttled, against an unsteady point)"
+    ),
+    "dit_module_vs_pipeline-20261123-100520-2205": (
+        "2 GPUs do 1.68 times the samples/s of 1 GPU, of which clocks 1.10, 84.0% efficiency "
+        "(bf16, unsteady, throttled); slower compute is 51% of the loss"
+    ),
+    "mixed_precision-20261123-100621-6924": (
+        "bf16 is 5.15 to 6.68 times as fast as fp32, with 71.8% to 81.0% of the memory; 1 of 3 "
+        "settings is left out, known worse than"
+    ),
+    "transformer_scaling-20261123-100814-e8ab": (
+        "2 GPUs do 1.93 times the samples/s of 1 GPU at best, of which clocks 0.98, 96.5% "
+        "efficiency (batch 32, preset=350m, unsteady, throttled), and 1.83 times at worst, "
+        "91.7% efficiency (batch 8, preset=350m, unsteady, throttled); slower compute is the "
+        "largest loss in 2 of 4 settings; at most 689.1 samples/s (bf16, batch 32, 2 GPUs, "
+        "preset=124m, unsteady, throttled)"
+    ),
+    "uneven_gpus-20261123-101038-7c4b": (
+        "shares=by_speed is best here, by up to +33.5% over the best of the others (1 of 2 GPUs "
+        "at 0.60 of the speed)"
     ),
     "dit_sequence_parallel-20261123-000216-f4cc": (
         "2 GPUs do 1.65 times the samples/s of 1 GPU at best, of which clocks 1.07, 82.6% "
