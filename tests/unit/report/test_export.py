@@ -124,7 +124,15 @@ def test_github_benchmark_has_the_same_name_for_the_same_point_in_every_run(summ
 
 
 def test_github_benchmark_names_no_two_points_of_a_committed_run_alike():
-    for run_id in ("ddp_scaling", "collectives", "gemm", "transformer", "mixed", "ddp_linear"):
+    jobs = (
+        "ddp_scaling",
+        "collectives",
+        "gemm",
+        "transformer_scaling",
+        "mixed_precision",
+        "ddp_linear",
+    )
+    for run_id in jobs:
         entries = json.loads(
             export_github_benchmark(load_summary(REPOSITORY / "results" / "examples", run_id))
         )
