@@ -4,7 +4,7 @@
         -m raybench.doctor.bare_collectives '{"device": "cpu", "steps": [[4096, 10, 100]], ...}'
 
 steps: bytes, untimed and timed all_reduces. indexes: the device of each local rank, on GPUs.
-output: the file for the answer of rank 0: by size the times of each rank in milliseconds.
+output: the file for the answer of rank 0: by size the step time over all ranks in milliseconds.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from raybench.stats.summary import step_time
 
 # As raybench does: shorter steps are timed several at a time.
 _LEAST_MS = 1.0
@@ -44,8 +46,11 @@ def main() -> None:
     os._exit(0)
 
 
-def _time(device: torch.device, size_bytes: int, warmup: int, iterations: int) -> list[list[float]]:
-    """Time in milliseconds, by rank and iteration."""
+def _time(device: torch.device, size_bytes: int, warmup: int, iterations: int) -> float:
+    """Return the step time in milliseconds, over ranks and iterations as raybench takes it.
+
+    One number, however many ranks there are: what a process writes is kept in part only.
+    """
     buffer = torch.zeros(size_bytes // 4, device=device)
     first_ms = statistics.median(_block(buffer, 1, warmup))
     inner = torch.tensor([min(_MOST_INNER, max(1, round(_LEAST_MS / first_ms)))], device=device)
@@ -53,7 +58,7 @@ def _time(device: torch.device, size_bytes: int, warmup: int, iterations: int) -
     own = _block(buffer, int(inner.item()), iterations)
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, own)
-    return told
+    return step_time(told)
 
 
 def _block(buffer: torch.Tensor, inner: int, count: int) -> list[float]:

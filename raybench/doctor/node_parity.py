@@ -10,15 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from raybench.cluster import Cluster, DeviceKind
 from raybench.cluster.failures import cause_of
 from raybench.doctor.parity import Parity, SideError, Step, order, time_by_raybench
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
 from raybench.records import Device, Measurement, Task
-from raybench.stats.summary import step_series
 
 _WORKLOAD = "raybench.workloads.torchrun_launch:TorchrunLaunch"
 _MODULE = "raybench.doctor.bare_collectives"
@@ -106,7 +103,7 @@ def _by_torchrun(cluster: Cluster, steps: Sequence[Step]) -> list[float]:
     if line is None:
         raise SideError("torchrun: no answer")
     told = json.loads(line.removeprefix(_ANSWER))
-    return [float(np.median(step_series(told[str(step.params["size_bytes"])]))) for step in steps]
+    return [told[str(step.params["size_bytes"])] for step in steps]
 
 
 def launch_task(
