@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from raybench.cluster import Cluster
+from raybench.cluster import Cluster, point_end
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Device, Failure, Measurement, Status, Task
@@ -99,6 +99,11 @@ class GroupContract(PointContract):
     """For a fixture `cluster` with three workers, each a process of its own on a CPU."""
 
     ALL = tuple(range(WORLD_SIZE))
+
+    @pytest.fixture(autouse=True)
+    def _ranks_have_time_to_answer(self, monkeypatch):
+        """On a busy machine it is not stuck for that, and nobody waits longer than it needs."""
+        monkeypatch.setattr(point_end, "GRACE_S", 10.0)
 
     @pytest.mark.parametrize(
         ("fault", "status", "error_type", "text", "survives"),

@@ -97,7 +97,7 @@ def test_a_host_that_is_no_node_of_the_cluster_is_told_at_once(nodes, tmp_path, 
     options, variables = (
         (["--address", address], {}) if is_option else ([], {"RAY_ADDRESS": address})
     )
-    done = nodes[3].run([*command, *options], timeout_s=20, **variables)
+    done = nodes[3].run([*command, *options], timeout_s=90, **variables)
     assert done.returncode == 3
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"{given}{address}: no node of that cluster runs on this host")

@@ -18,9 +18,10 @@ from raybench.job.point import Point, Precision
 from raybench.records import Failure, Measurement, Status, Task
 
 FAULTY = "tests.integration.probe_workloads:Faulty"
-# Ray alone would take up to a minute; a machine that does other things too has some more time.
+# A node is lost after 20 s. A machine that does other things too has more time, though less than
+# the 90 s after which the point itself would be given up.
 NODE_S = 20.0
-SLACK_S = 15.0
+SLACK_S = 40.0
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 

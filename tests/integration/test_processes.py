@@ -15,7 +15,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from raybench.cluster import Cluster, point_end
+from raybench.cluster import Cluster
 from raybench.cluster.connect import connect
 from raybench.records import Device, Measurement
 from tests.cluster_contract import WORLD_SIZE, GroupContract, is_alive, run
@@ -215,9 +215,7 @@ class TestProcesses(GroupContract):
             "processes", "auto", "cpu", WORLD_SIZE, end=pytest.fail, oversubscribe=True
         )
         joined.start(WORLD_SIZE, "pack")
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(point_end, "GRACE_S", 10.0)
-            yield joined
+        yield joined
         devices = joined.devices
         joined.close()
         deadline_s = time.monotonic() + PATIENCE_S

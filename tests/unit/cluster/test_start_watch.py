@@ -103,7 +103,9 @@ from raybench.cluster.ray_cluster.start_watch import watch_programs
 folder, program = sys.argv[1:]
 files = {"made": f"{folder}/made", "removed": f"{folder}/removed"}
 with watch_programs("it did not start: ", "; type it again", **files):
-    subprocess.Popen([program, "60"]).kill()
+    # Bound to a name: without one Python might wait for it, and nobody would see how it ended.
+    head = subprocess.Popen([program, "60"])
+    head.kill()
     ctypes.PyDLL(None).sleep(60)
 """
 
