@@ -43,13 +43,14 @@ def test_all_samples_of_a_step_are_done_with_the_gradients_of_one_process(
     assert row["gradient_error"] < 1e-5
     step_s = row["step_ms_mean"] / 1000
     assert row["throughput"] * step_s == pytest.approx(96)
-    assert row["slow_ratio_by_rank"][:2] == [None, None]
+    # Held against itself without emulation: here ranks share cores, and differ by what else runs.
+    *fast_ratios, slow_ratio = row["slow_ratio_by_rank"]
+    assert fast_ratios == [None, None]
+    assert slow_ratio < 0.8
     assert [text for text in row["warnings"] if text.startswith("rank 2 emulates a slower")]
-    # What the slow worker does alone is less; efficiency is held against the sum.
+    # Efficiency is held against the sum of what each does alone.
     assert len(set(row["models_by_rank"])) == 1
-    speeds = probe_speeds(row)
-    assert speeds[2] < 0.8 * max(speeds[:2])
-    assert OwnSpeeds([row]).together(row) == pytest.approx(sum(speeds))
+    assert OwnSpeeds([row]).together(row) == pytest.approx(sum(probe_speeds(row)))
 
 
 def test_the_fast_ranks_train_alone_and_the_slow_one_is_no_part_of_the_figures(
