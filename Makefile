@@ -43,7 +43,7 @@ lint: setup
 	$(BIN)/python .ci/structure.py
 
 unit: setup $(BIN)/.exporters
-	$(BIN)/pytest -n 2 --dist loadfile -m "not long" tests/unit
+	$(BIN)/pytest -n 3 --dist loadfile -m "not long" tests/unit
 
 integration: setup
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long" tests/integration
