@@ -134,7 +134,7 @@ class GroupContract(PointContract):
         assert text in failure.message
         assert [getattr(answers[rank], "error_type", "") for rank in (0, 2)] == ["PeerFailed"] * 2
         after = process_ids(cluster)
-        assert (after[0], after[2]) == (before[0], before[2])
+        assert (after[0], after[2]) == (before[0], before[2]), answers
         assert (after[1] == before[1]) == survives
         assert (places(cluster), cluster.lost) == (stood, frozenset())
         assert failures(run(cluster, *self.ALL)) == []
