@@ -6,13 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from raybench.cluster import Cluster, point_end
+from raybench.cluster import Cluster
 from raybench.cluster.connect import connect
 from tests.cluster_contract import WORLD_SIZE, GroupContract, PointContract, is_alive
 from tests.process_cluster import start_forks
-
-# A rank that comes out of its collective may be slow beside other tests.
-PATIENCE_S = 10.0
 
 
 class TestThisProcess(PointContract):
@@ -31,9 +28,7 @@ class TestProcesses(GroupContract):
     def cluster(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         joined = start_forks(WORLD_SIZE, tmp_path_factory.mktemp("logs"))
         joined.start(WORLD_SIZE, "pack")
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(point_end, "GRACE_S", PATIENCE_S)
-            yield joined
+        yield joined
         devices = joined.devices
         joined.close()
         assert not any(map(is_alive, devices))
