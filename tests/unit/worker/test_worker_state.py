@@ -16,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from forked import run_script
+from forked import run_ranks, run_script
 from state_changes import STATE_CHANGES, STATE_CHANGES_WITH_CUDA
 
 from raybench.worker.state import ProcessState, seed_all
@@ -68,17 +68,17 @@ def _least_cpu_s(call: Callable[[], object]) -> float:
     return min(times_s)
 
 
-def _store_a_million_items() -> None:
-    # 80 ms where a core is alone; as much slower as the tested code where a thread shares it.
+def _store_half_a_million_items() -> None:
+    # 40 ms where a core is alone; as much slower as the tested code where a thread shares it.
     stored = {}
-    for i in range(1_000_000):
+    for i in range(500_000):
         stored[i & 1023] = i
 
 
-def test_a_clean_process_is_restored_sooner_than_a_million_items_are_stored():
+def test_a_clean_process_is_restored_sooner_than_half_a_million_items_are_stored():
     state = ProcessState(CPU)
     assert state.restore() == ()
-    assert _least_cpu_s(state.restore) < _least_cpu_s(_store_a_million_items)
+    assert _least_cpu_s(state.restore) < _least_cpu_s(_store_half_a_million_items)
 
 
 def test_all_at_once_is_put_back_too():
@@ -267,12 +267,18 @@ print(state.functions_replaced("own"))
     assert done == "False ()\n('1 replaced function (mine.double)',)\n"
 
 
-def test_all_functions_are_looked_at_sooner_than_a_million_items_are_stored():
+def _time_look_at_functions(_: int) -> tuple[float, float]:
     state = ProcessState(CPU)
     state.begin()
     assert state.functions_replaced("own") == ()
     looked_s = _least_cpu_s(lambda: state.functions_replaced("own"))
-    assert looked_s < _least_cpu_s(_store_a_million_items)
+    return looked_s, _least_cpu_s(_store_half_a_million_items)
+
+
+def test_all_functions_are_looked_at_sooner_than_half_a_million_items_are_stored():
+    # In a new process: this one has loaded what other tests need, with many more functions.
+    ((looked_s, stored_s),) = run_ranks(_time_look_at_functions, 1)
+    assert looked_s < stored_s
 
 
 def test_a_running_profiler_is_told():
