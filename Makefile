@@ -43,15 +43,21 @@ lint: setup
 	$(BIN)/python .ci/structure.py
 
 # Many tests hold real processes against a clock, and a machine may be busy with somebody else's
-# work. So what failed runs once more, alone; both outputs are shown.
-AGAIN := $(BIN)/pytest --last-failed --last-failed-no-failures none -m "not long"
+# work. So a file in which one failed runs once more, whole and alone: one test alone would also
+# pass where only what the others left behind makes it fail. Both outputs are shown.
+# $(call run_tests,FOLDER,OPTIONS)
+define run_tests
+	$(BIN)/pytest --cache-clear $(2) -m "not long" $(1) || { \
+	  files=$$($(BIN)/pytest --last-failed --last-failed-no-failures none --collect-only -q $(1) \
+	    | sed -n 's/::.*//p' | sort -u); \
+	  test -n "$$files" && $(BIN)/pytest -m "not long" $$files; }
+endef
 
 unit: setup $(BIN)/.exporters
-	$(BIN)/pytest -n 3 --dist loadfile -m "not long" tests/unit || $(AGAIN) tests/unit
+	$(call run_tests,tests/unit,-n 3 --dist loadfile)
 
 integration: setup
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long" tests/integration \
-	  || $(AGAIN) tests/integration
+	$(call run_tests,tests/integration,-n 2 --dist loadfile --no-loadscope-reorder)
 
 # Variants, and what takes most of a minute each: late nodes, standbys, killed drivers, a small soak.
 long: setup
