@@ -24,8 +24,8 @@ from raybench.stats.stragglers import (
     Straggler,
     borne_out_ms,
     find_straggler,
+    host_error_ms,
     late_in_turn_ms,
-    pace_scatter,
     stands_out,
 )
 
@@ -411,22 +411,6 @@ def _wall_by_rank(broken_down: Sequence[Breakdown]) -> Numbers:
     }
 
 
-def _pace_scatter_ms(measurements: Sequence[Measurement]) -> float:
-    """Estimate how far hosts differ by chance, from the timed steps.
-
-    These last longest, and the pace of the step that waits for the latest host wanders with the
-    hosts'.
-    """
-    repeats = range(len(measurements[0].repetitions))
-    return max(
-        pace_scatter(
-            stats.step_series([m.repetitions[index].timed.step_ns for m in measurements]).tolist()
-        )
-        / _NS_PER_MS
-        for index in repeats
-    )
-
-
 def _straggler(
     broken_down: Sequence[Breakdown],
     straggler: Straggler | None,
@@ -442,13 +426,21 @@ def _straggler(
         "straggler_ms": straggler.excess_ms,
         "straggler_error_ms": max(
             straggler.error_ms,
-            # Hosts may differ by more, by chance, than their local steps show.
-            0.0 if is_device else _pace_scatter_ms(measurements),
+            0.0 if is_device else host_error_ms(blocks, _timed_series_ms(measurements)),
         ),
         "straggler_device_ms": device_ms,
         "late_in_turn_ms": late_in_turn_ms(blocks),
         "local_step_drift_ms": _drift_ms(blocks),
     }
+
+
+def _timed_series_ms(measurements: Sequence[Measurement]) -> list[list[float]]:
+    """List the point's step time in each timed iteration, in ms, for each repeat."""
+    by_repeat = zip(*(m.repetitions for m in measurements), strict=True)
+    return [
+        (stats.step_series([r.timed.step_ns for r in ranks]) / _NS_PER_MS).tolist()
+        for ranks in by_repeat
+    ]
 
 
 def _device_excess_ms(broken_down: Sequence[Breakdown], straggler: Straggler) -> float | None:

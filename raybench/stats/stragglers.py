@@ -1,6 +1,7 @@
 """Which rank is slower than the others by itself, from steps that wait for nobody. Pure.
 
-The rule and its eight trials on GPUs are in docs/method.md and benchmarks/injected_delays.py.
+The rule and its trials on GPUs are in docs/method.md, benchmarks/injected_delays.py and
+benchmarks/statistics_straggler.py.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import NormalDist, median, stdev
+from itertools import chain, pairwise
+from statistics import NormalDist, fmean, median, stdev, variance
 
 from raybench.stats.summary import student_t
 
@@ -21,14 +22,25 @@ MARK_SHARE = 0.02
 MARK_ERRORS = 3.0
 # A part of an excess that is all of it, as far as a sentence goes.
 NEARLY_ALL = 0.75
-# How seldom chance alone is three standard errors from nothing: 0.27 %.
-_CONFIDENCE = 2 * NormalDist().cdf(MARK_ERRORS) - 1
+# How seldom chance alone puts one of two ranks beyond three standard errors: 0.27 %.
+_CHANCE = 2 * NormalDist().cdf(-MARK_ERRORS)
+# The same for hosts that differ by chance, where three errors would hide too much.
+_CHANCE_OF_HOSTS = 0.01
 # Standard error of a median of normal samples over that of their mean: sqrt(pi / 2).
 _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 # Standard deviation of normal samples over their median absolute deviation.
 _MAD_FACTOR = 1.4826
-_MOST_PARTS, _LEAST_OF_A_PART = 6, 2
-_MOST_WINDOWS, _LEAST_OF_A_WINDOW = 8, 10
+# Three steps, of which one may be a stall.
+_MOST_PARTS, _LEAST_OF_A_PART = 6, 3
+_WINDOWS, _LEAST_OF_A_WINDOW = 8, 4
+# Two seconds see a part of what wanders with a memory of one, and a step that waits for the latest
+# host wanders less than each host. By simulation, benchmarks/statistics_straggler.py.
+_UNSEEN = 1.3
+# Fewer ranks do not show how far ranks differ.
+_ENOUGH_RANKS = 6
+# One of so many ranks may be slow with the slowest one, as those of one host are. Normal values
+# without their largest eighth have a standard deviation that is smaller by the factor.
+_MAY_BE_SLOW, _TRUNCATED = 8, 1.22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,24 +60,30 @@ class Straggler:
 def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
     """Find the slowest rank by its own steps; None below two ranks, or where one has no steps.
 
-    ranks: the blocks of each rank, in rank order. Its error is the largest of three: of two
-    medians of independent steps, of ranks whose pace wanders, and as much as the excess is smaller
-    in the part of the steps where it is smallest.
+    ranks: the blocks of each rank, in rank order. The error is the largest of three:
+    that of two medians of independent steps, three of which are also enough for many ranks, as the
+    other one is in their middle and its error small;
+    that of two ranks whose pace wanders, by the scatter of up to six parts of the steps;
+    two thirds of what the excess is smaller in the part where it is smallest, so that a rank stands
+    out only if it does by half in every part.
     """
-    series = [[ms for block in blocks for ms in block] for blocks in ranks]
+    series = [list(chain(*blocks)) for blocks in ranks]
     if len(series) < 2 or not all(series):
         return None
     rank, other = slowest_and_other([median(steps) for steps in series])
-    excess_ms = median(series[rank]) - median(series[other])
-    by_part = _by_part(series)
+    slow, peer = series[rank], series[other]
+    excess_ms = median(slow) - median(peer)
+    parts = max(1, min(_MOST_PARTS, min(map(len, series)) // _LEAST_OF_A_PART))
+    by_part = [[median(part) for part in _separate(steps, parts)] for steps in series]
+    least_ms = min(a - b for a, b in zip(by_part[rank], by_part[other], strict=True))
     return Straggler(
         rank=rank,
         other=other,
         excess_ms=excess_ms,
         error_ms=max(
-            math.hypot(median_error(series[rank]), median_error(series[other])),
-            _wandering(by_part),
-            _least_favourable(by_part[rank], by_part[other], excess_ms),
+            math.hypot(median_error(slow), median_error(peer)),
+            _wandering_ms(by_part),
+            max(0.0, excess_ms - least_ms) * 2 / MARK_ERRORS,
         ),
     )
 
@@ -101,7 +119,10 @@ def borne_out_ms(excess_ms: float, exposed_ms: float | None) -> float:
 def median_error(steps: Sequence[float]) -> float:
     """Estimate the standard error of the median of steps, by their median absolute deviation."""
     middle = median(steps)
-    deviation = _MAD_FACTOR * median(abs(ms - middle) for ms in steps)
+    # Larger for few steps: C. Croux, P. J. Rousseeuw, "Time-efficient algorithms for two highly
+    # robust estimators of scale", Computational Statistics 1, 1992.
+    few = len(steps) / (len(steps) - 0.8)
+    deviation = few * _MAD_FACTOR * median(abs(ms - middle) for ms in steps)
     return _MEDIAN_FACTOR * deviation / math.sqrt(len(steps))
 
 
@@ -120,44 +141,56 @@ def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
     return float(max(0.0, in_turn_ms - alone_ms))
 
 
-def pace_scatter(steps: Sequence[float]) -> float:
-    """How far two paces that wander as this one does differ by chance, in ms.
+def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[float]]) -> float:
+    """Estimate by how much the slowest host is late by chance; a third of it, in ms.
 
-    From the medians of up to eight consecutive parts of at least ten steps; 0 where there are not
-    two of them. The steps may be those of all ranks together: of the slowest in each.
+    The pace of a host wanders within a second, by more than its few local steps show. Six ranks or
+    more show by their own steps how far they differ: the slowest has to stand out of the others,
+    without their slowest eighth, by Student's t for their number (F. E. Grubbs, "Procedures for
+    detecting outlying observations in samples", Technometrics 11(1), 1969).
+    Fewer ranks do not, so the medians of up to eight parts of the timed steps are taken, which last
+    longer, with a larger t for more ranks.
+    step_series_ms: the point's step time in each iteration, a sequence for each repeat.
     """
-    parts = min(_MOST_WINDOWS, len(steps) // _LEAST_OF_A_WINDOW)
-    return math.sqrt(2) * stdev(map(median, _separate(steps, parts))) if parts > 1 else 0.0
+    if len(ranks) < _ENOUGH_RANKS:
+        confidence = 1 - 2 * _CHANCE / len(ranks)
+        return max((_pace_scatter(steps, confidence) for steps in step_series_ms), default=0.0)
+    medians = sorted(median(chain(*blocks)) for blocks in ranks)
+    others = medians[: len(medians) - 1 - len(medians) // _MAY_BE_SLOW]
+    factor = 1.0 if len(others) == len(medians) - 1 else _TRUNCATED
+    reach = student_t(len(others) - 1, 1 - 2 * _CHANCE_OF_HOSTS / len(ranks))
+    return reach / MARK_ERRORS * factor * stdev(others) * math.sqrt(1 + 1 / (len(medians) - 1))
 
 
-def _by_part(series: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Compute the medians of consecutive parts of each rank's steps; one part of few steps."""
-    parts = max(1, min(_MOST_PARTS, min(map(len, series)) // _LEAST_OF_A_PART))
-    return [[median(part) for part in _separate(steps, parts)] for steps in series]
+def _pace_scatter(steps: Sequence[float], confidence: float) -> float:
+    """Estimate the error of two paces that wander as this one does; 0 below 32 steps.
+
+    From the variance of the medians of parts, less what independent steps would give them.
+    """
+    if len(steps) < _WINDOWS * _LEAST_OF_A_WINDOW:
+        return 0.0
+    windows = _separate(steps, _WINDOWS)
+    independent = fmean(median_error(window) ** 2 for window in windows)
+    wandering = max(0.0, variance(map(median, windows)) - independent)
+    reach = _UNSEEN * student_t(_WINDOWS - 1, confidence)
+    return reach / MARK_ERRORS * math.sqrt(2 * wandering)
 
 
-def _wandering(by_part: Sequence[Sequence[float]]) -> float:
-    """Estimate the standard error of the difference of two ranks whose pace wanders, in ms.
+def _wandering_ms(by_part: Sequence[Sequence[float]]) -> float:
+    """Estimate the error of the difference of two ranks whose pace wanders, in ms.
 
     A host is slower for tenths of a second and faster again, each on its own: neighbouring steps
-    agree better than they ought to. From the scatter of the parts, pooled over all ranks, and
-    larger for their number by Student's t: three such errors are exceeded by chance as seldom as
-    three of a normal distribution.
+    agree better than they ought to. Larger for few parts by Student's t; 0 below three.
     """
     import numpy as np  # statistics.variance takes 0.1 ms a rank, and `import raybench` no numpy
 
     parts = len(by_part[0])
-    if parts < 2:
+    if parts < 3:
         return 0.0
-    few = student_t(len(by_part) * (parts - 1), _CONFIDENCE) / MARK_ERRORS
-    pooled = float(np.var(by_part, axis=1, ddof=1).mean())
-    return few * math.sqrt(2 * pooled / parts)
-
-
-def _least_favourable(slow: Sequence[float], other: Sequence[float], excess_ms: float) -> float:
-    """Compute an error by which a rank stands out only if it does by half in every part."""
-    least_ms = min(one - two for one, two in zip(slow, other, strict=True))
-    return max(0.0, excess_ms - least_ms) * 2 / MARK_ERRORS
+    # The median over ranks, so that one stall among many ranks does not hide a slow one.
+    typical = float(np.median(np.var(by_part, axis=1, ddof=1)))
+    reach = student_t(len(by_part) * (parts - 1), 1 - _CHANCE)
+    return reach / MARK_ERRORS * math.sqrt(2 * typical / parts)
 
 
 def _separate(steps: Sequence[float], parts: int) -> list[Sequence[float]]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from raybench.stats.stragglers import (
     Blocks,
     find_straggler,
+    host_error_ms,
     late_in_turn_ms,
     slowest_and_other,
     stands_out,
@@ -68,14 +69,17 @@ def test_the_trials_of_the_audit_are_marked_right(case: Case, delayed_rank: int)
         assert found.excess_ms == pytest.approx(excess_ms, abs=0.005 * case.delayed_ms)
 
 
-@pytest.mark.parametrize("scatter", [0.002, 0.01, 0.03, 0.08])
-def test_equal_ranks_hardly_ever_have_a_slow_one_however_much_they_scatter(scatter: float) -> None:
+@pytest.mark.parametrize(("count", "trials"), [(2, 600), (4, 300), (64, 100)])
+@pytest.mark.parametrize("scatter", [0.01, 0.03, 0.08])
+def test_equal_ranks_hardly_ever_have_a_slow_one_however_much_they_scatter(
+    scatter: float, count: int, trials: int
+) -> None:
     marked = 0
-    for trial in range(300):
-        found = find_straggler([steps_of(10.0, scatter, 4 * trial + rank) for rank in range(4)])
+    for trial in range(trials):
+        found = find_straggler([steps_of(10.0, scatter, count * trial + n) for n in range(count)])
         assert found is not None
         marked += stands_out(found.excess_ms, found.error_ms, 10.0)
-    assert marked <= 3
+    assert marked <= 0.01 * trials
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -102,6 +106,51 @@ def wandering(rng: np.random.Generator) -> Blocks:
         pace.append(float(0.97 * pace[-1] + 0.22 * step))
     steps = [8.3 + ms + 0.4 * float(rng.standard_normal()) for ms in pace]
     return [steps[:50], steps[85:135]]
+
+
+def of_hosts(rng: np.random.Generator, late_ms: list[float]) -> list[Blocks]:
+    """Ten steps of 10 ms on each rank, whose host is 3 % slower or faster all the while."""
+    paces = 10 * (1 + 0.03 * rng.standard_normal(len(late_ms))) + late_ms
+    return [[[pace] * 5, [pace] * 5] for pace in paces.tolist()]
+
+
+@pytest.mark.parametrize("count", [6, 16, 64])
+def test_the_slowest_of_many_hosts_that_differ_by_chance_is_not_slow(count: int) -> None:
+    rng = np.random.default_rng(3)
+    marked = 0
+    for _ in range(300):
+        ranks = of_hosts(rng, [0.0] * count)
+        found = find_straggler(ranks)
+        assert found is not None
+        marked += stands_out(found.excess_ms, host_error_ms(ranks, []), 10.0)
+    assert marked <= 9
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+def test_a_host_that_is_later_than_chance_stands_out_and_hides_no_other(slow: int) -> None:
+    ranks = of_hosts(np.random.default_rng(4), [4.0] * slow + [0.0] * (16 - slow))
+    found = find_straggler(ranks)
+    assert found is not None
+    assert found.rank < slow
+    assert stands_out(found.excess_ms, host_error_ms(ranks, []), 10.0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stall_in_one_step_does_not_hide_a_slow_rank(rank: int) -> None:
+    ranks = [steps_of(10.0, 0.003, 1), steps_of(11.0, 0.003, 2)]
+    ranks[rank] = [[*ranks[rank][0][:-1], 20.0], ranks[rank][1]]
+    found = find_straggler(ranks)
+    assert found is not None
+    assert found.rank == 1
+    assert stands_out(found.excess_ms, found.error_ms, 11.0)
+
+
+def test_two_hosts_differ_by_what_the_timed_steps_wander_but_not_by_their_noise() -> None:
+    ranks = of_hosts(np.random.default_rng(5), [0.0, 0.5])
+    noise = 0.1 * np.random.default_rng(6).standard_normal(200)
+    pace = np.repeat([10.0, 10.8, 10.1, 10.9, 10.2, 10.7, 10.0, 10.6], 25)
+    assert host_error_ms(ranks, [(10 + noise).tolist()]) < 0.1
+    assert host_error_ms(ranks, [(pace + noise).tolist()]) > 0.3
 
 
 def test_a_rank_that_was_late_for_a_moment_only_is_not_slow() -> None:
