@@ -19,12 +19,14 @@ from raybench.stats.communication import Link, ReduceTimes
 _LINK = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:GB/s)?\s*@\s*(\d+(?:\.\d+)?)\s*(?:us|µs|μs)?\s*")
 # Runs near in name that are looked at for all_reduces on the same devices.
 _MOST_READ = 60
-_COLUMNS = ("workload", "params", "world_size", "status", "step_ms_p50", "device_name")
+_COLUMNS = (
+    *("workload", "params", "world_size", "node_count", "status", "step_ms_p50", "device_name"),
+)
 
 _BY_THE_RUN = (
     "No measured all_reduce tells how communication grows: what the run itself exposes of it is "
     "taken to grow as the bytes that a device sends, 2 (n - 1) / n; all_reduces on more of these "
-    "devices, as of jobs/collectives.yaml, or --network would tell."
+    "devices, as of jobs/collectives.yaml, would tell."
 )
 
 
@@ -34,20 +36,16 @@ def find_network(
     """Find what communication costs, and a sentence on where that is from.
 
     largest: world that the run measured; all_reduces of fewer devices do not tell of more.
-    asked: `--network`, as 45@30 or a run; None to look beside the run.
+    asked: `--network`, as 45@30 or a run; None to look beside the run, for one node only.
     Raises UsageError, and ResultsError where the run that was asked for has no such all_reduces.
     """
+    network = Network(devices_per_node=_devices_per_node(root, run_id))
     if asked is not None and "@" not in asked:
-        times, name = _read_times(results, root, run_id, asked)
-        if times.largest_world <= largest:
-            raise ResultsError(
-                f"--network {name}: has all_reduces of up to {times.largest_world} devices, "
-                f"{run_id} steps on {largest}; more devices than that are needed"
-            )
-        return Network(times=times), _source_of(name, times)
+        return _network_of_run(network, results, root, run_id, largest, asked)
     found = _times_beside(root, run_id)
     beside = next((one for one in found if one[0].largest_world > largest), None)
-    network = Network(times=beside[0] if beside else None)
+    if beside:
+        network = replace(network, times=beside[0])
     if asked is None:
         return network, _source_of(beside[1], beside[0]) if beside else _BY_THE_RUN
     link = read_link(asked)
@@ -55,7 +53,7 @@ def find_network(
         f"Between nodes all_reduces have a busbw of {link.bus_gb_s:g} GB/s and take "
         f"{link.latency_us:g} µs at least."
     )
-    return replace(network, link=link, devices_per_node=_devices_per_node(root, run_id)), said
+    return replace(network, link=link), said
 
 
 def read_link(text: str) -> Link:
@@ -75,12 +73,15 @@ def _source_of(name: str, times: ReduceTimes) -> str:
     )
 
 
-def _read_times(results: Path, root: Path, run_id: str, asked: str) -> tuple[ReduceTimes, str]:
-    """Read the all_reduces of the run that --network names. Raises ResultsError without any."""
+def _network_of_run(
+    network: Network, results: Path, root: Path, run_id: str, largest: int, asked: str
+) -> tuple[Network, str]:
+    """Read the all_reduces of the run that --network names. Raises ResultsError."""
     home, name = reader.find_run(results, asked)
     rows = _rows(home, name)
-    times = reduce_times(rows)
-    if times is None:
+    times, between = (reduce_times(rows, between_nodes=one) for one in (False, True))
+    known = [one for one in (times, between) if one is not None]
+    if not known:
         raise ResultsError(
             f"--network {name}: has no all_reduce of several devices; "
             "`raybench sweep jobs/collectives.yaml` measures some"
@@ -92,7 +93,13 @@ def _read_times(results: Path, root: Path, run_id: str, asked: str) -> tuple[Red
             f"--network {name}: ran on {', '.join(sorted(models))}, {run_id} on "
             f"{', '.join(sorted(own))}; name a run on the same model"
         )
-    return times, name
+    widest = max(known, key=lambda one: one.largest_world)
+    if widest.largest_world <= largest and not between:
+        raise ResultsError(
+            f"--network {name}: has all_reduces of up to {widest.largest_world} devices, "
+            f"{run_id} steps on {largest}; more devices than that are needed"
+        )
+    return replace(network, times=times, between=between), _source_of(name, widest)
 
 
 def _times_beside(root: Path, run_id: str) -> Iterator[tuple[ReduceTimes, str]]:

@@ -66,8 +66,9 @@ def predict_command(
 ) -> None:
     """Predict the data-parallel steps of RUN on more devices than it measured, with intervals.
 
-    RUN is as for `raybench report`. The cost of communication is that of all_reduces which some run
-    measured on the same devices, of --network, or else what the run itself shows. Needs no cluster.
+    RUN is as for `raybench report`. More devices of the nodes that RUN measured are predicted from
+    its own points, or from all_reduces that some run measured on the same devices. More nodes than
+    it measured need --network. Needs no cluster.
     """
     kind = format_asked(kind, as_json) or "terminal"
     forecast = load_forecast(results, run, world_sizes, asked)
@@ -80,7 +81,6 @@ def load_forecast(
     """Read the run and predict. Raises ResultsError where nothing can be predicted."""
     from raybench.analysis.networks import find_network
     from raybench.analysis.prediction import omissions, predict
-    from raybench.analysis.start_noise import known_starts
     from raybench.report.prediction import Forecast
     from raybench.results import reader
 
@@ -93,9 +93,9 @@ def load_forecast(
         )
     network, source = find_network(results, root, run_id, largest, asked)
     try:
-        predictions = predict(points, world_sizes, network, known_starts(root, found))
+        predictions = predict(points, world_sizes, network)
     except ResultsError as error:
-        raise ResultsError(f"{run_id}: nothing to predict: {error}") from error
+        raise ResultsError(f"{run_id}: cannot predict: {error}") from error
     return Forecast(
         run=found,
         predictions=predictions,

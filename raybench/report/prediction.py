@@ -6,22 +6,25 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from raybench.analysis.prediction import Network, Prediction
+from raybench.analysis.prediction import ERROR_OF_A_DOUBLING, Network, Prediction
 from raybench.analysis.settings import setting, varying
 from raybench.report import formatting
 from raybench.report.document import Block, Line, Listing, Table
 from raybench.report.plain_text import counted, plain, span
 from raybench.results.run import Run
 
-_MEASURED = "step ms", "from", "to", "comm ms", "efficiency"
+_MEASURED = "step ms", "±", "from", "to", "comm", "efficiency"
 _COLUMNS = (
-    "step: what it would take, within from and to 19 times of 20. comm: what communication "
-    "adds to it. efficiency: speed-up over {base}, by the ratio of their numbers."
+    "step: what it would take, between from and to in 19 of 20 cases; ±: half of that, in percent. "
+    "comm: how many ms communication adds. efficiency: speed-up over {base}, by the ratio of their "
+    "numbers."
 )
 _INTERVAL = (
-    "From and to hold what starts of the same step differ by, and reach from all of the additional "
-    "communication hidden behind computation to none of it. They do not hold slower devices or "
-    "links among the others, other traffic, or data that is loaded more slowly for more devices."
+    "From and to hold what the run leaves open of the step that it measured; the additional "
+    "communication from hidden behind computation, as far as that goes, to hidden by half of what "
+    f"is expected; and {ERROR_OF_A_DOUBLING:.0%} for a doubling of the devices, by the errors on "
+    "H200s of one node. They do not hold slower devices or links among the others, other traffic, "
+    "or data that is loaded more slowly for more devices."
 )
 
 
@@ -55,14 +58,17 @@ class Forecast:
         """Give the answer in a sentence: the most devices that were asked for."""
         most = max(one.world_size for one in self.predictions)
         largest = [one for one in self.predictions if one.world_size == most]
-        lows, highs = (
-            [getattr(one, name) for one in largest]
-            for name in ("efficiency_low", "efficiency_high")
+        shares, halves = (
+            span(*(formatting.percent(one) for one in (min(values), max(values))))
+            for values in (
+                [one.efficiency for one in largest],
+                [one.half_interval for one in largest],
+            )
         )
-        efficiency = span(formatting.percent(min(lows)), formatting.percent(max(highs)))
         return (
-            f"{counted(len(largest), 'point')} would scale to {counted(most, self.ranks)} with an "
-            f"efficiency of {efficiency} over {counted(largest[0].base_world, self.ranks)}."
+            f"{counted(most, self.ranks)} would reach an efficiency of {shares} over "
+            f"{counted(largest[0].base_world, self.ranks)}, with steps known to ±{halves} "
+            f"({counted(len(largest), 'point')})."
         )
 
     @property
@@ -94,9 +100,14 @@ class Forecast:
         )
 
     def _links(self) -> str:
-        if self.network.link is None:
-            return "The links between nodes are as fast as those inside the node that was measured."
-        within = counted(self.network.devices_per_node, self.ranks)
+        network = self.network
+        within = counted(network.devices_per_node, self.ranks)
+        if max(network.nodes(one.world_size) for one in self.predictions) == 1:
+            return f"All of them are in one node, which has {within} here."
+        if network.link is None:
+            return (
+                f"Beyond {within}, which a node has here, these were measured over several nodes."
+            )
         return f"Beyond {within}, which a node has here, that network carries all of it."
 
     @property
@@ -118,6 +129,12 @@ class Forecast:
             for one in self.predictions
             if formatting.is_set(one.measured["host_bound"])
         }
+        if measured := [one for one in self.predictions if one.measured_efficiency > 1]:
+            most = max(one.measured_efficiency for one in measured)
+            yield (
+                f"The run measured an efficiency above 100%, up to {formatting.percent(most)}, so "
+                "these points are predicted up to what they measured. All others end at 100%."
+            )
         if bound:
             yield (
                 f"At {counted(len(bound), 'point')} the device waits for the host: what was taken "
@@ -126,8 +143,8 @@ class Forecast:
 
 
 def _cells(one: Prediction) -> tuple[str, ...]:
-    times = (one.step_ms, one.step_ms_low, one.step_ms_high, one.comm_exposed_ms)
-    return (
-        *(formatting.number(time_ms) for time_ms in times),
-        formatting.percent(one.efficiency),
+    step, *others = (
+        formatting.number(time_ms)
+        for time_ms in (one.step_ms, one.step_ms_low, one.step_ms_high, one.comm_exposed_ms)
     )
+    return step, f"{one.half_interval:.0%}", *others, formatting.percent(one.efficiency)

@@ -110,17 +110,20 @@ class Exposure:
         As long as it fits beside the computation, the share that is exposed stays; what does not
         fit is exposed wholly.
         """
-        beside_ms = min(comm_ms, max(self.comm_ms, self.hideable_ms)) - self.comm_ms
-        return self.share * beside_ms + max(1.0, self.share) * self._beyond_ms(
-            comm_ms, self.hideable_ms
-        )
+        return self._growth_ms(comm_ms, self.hideable_ms)
 
     def bounds_ms(self, comm_ms: float) -> tuple[float, float]:
-        """Bound `growth_ms`: all is hidden that the step can hide, or nothing."""
+        """Bound `growth_ms`: all is hidden that the step can hide, or half of what is expected."""
         grown_ms = comm_ms - self.comm_ms
         if grown_ms <= 0:
             return max(1.0, self.share) * grown_ms, 0.0
-        return self._beyond_ms(comm_ms, self.local_ms), max(1.0, self.share) * grown_ms
+        most_ms = self._growth_ms(comm_ms, self.hideable_ms / 2)
+        return self._beyond_ms(comm_ms, self.local_ms), most_ms
+
+    def _growth_ms(self, comm_ms: float, hidden_ms: float) -> float:
+        beside_ms = min(comm_ms, max(self.comm_ms, hidden_ms)) - self.comm_ms
+        beyond_ms = self._beyond_ms(comm_ms, hidden_ms)
+        return self.share * beside_ms + max(1.0, self.share) * beyond_ms
 
     def _beyond_ms(self, comm_ms: float, hidden_ms: float) -> float:
         return max(0.0, comm_ms - max(self.comm_ms, hidden_ms))

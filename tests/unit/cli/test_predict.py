@@ -27,10 +27,11 @@ def predict(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int | str | Non
 def test_the_table_fits_a_terminal_and_says_what_it_assumes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert predict(monkeypatch, RUN, "--world-size", "8,64,512") == 0
+    assert predict(monkeypatch, RUN, "--world-size", "8,64,512", "--network", "45@30") == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[1].startswith("12 points would scale to 512 GPUs with an efficiency of ")
+    assert lines[1].startswith("512 GPUs would reach an efficiency of ")
+    assert "with steps known to ±" in " ".join(lines[1:3])
     assert sum(" 512 " in line for line in lines[3:]) == 12
     assert any(line.startswith("Assumed: every GPU does the step") for line in lines)
 
@@ -49,14 +50,20 @@ def test_json_has_the_points_with_their_intervals(
 def test_markdown_has_a_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert predict(monkeypatch, RUN, "--world-size", "8", "--format", "md") == 0
-    assert "| precision | batch\\_size | world\\_size | step ms |" in capsys.readouterr().out
+    assert (
+        predict(monkeypatch, RUN, "--world-size", "8", "--network", "45@30", "--format", "md") == 0
+    )
+    assert "| precision | batch\\_size | world\\_size | step ms | ± |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         ((RUN, "--world-size", "4"), "must be more than the 4 that"),
+        (
+            (RUN, "--world-size", "8,64"),
+            "4 devices on 1 node of 4; 8, 64 devices need 2 to 16 nodes",
+        ),
         ((RUN, "--world-size", "8,x"), "must be numbers from 2"),
         ((RUN, "--world-size", "8", "--network", "3@"), "must be GB/s@µs as in 45@30"),
         ((RUN, "--world-size", "8", "--network", "0@3"), "above 0 GB/s"),
