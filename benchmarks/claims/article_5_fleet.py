@@ -9,6 +9,7 @@ from benchmarks.claims.measured import (
     cell,
     count,
     health,
+    percent_more,
     rate,
     ratio,
     row,
@@ -33,15 +34,7 @@ def _measured_gain(name: str, over: str, fleet: Fleet) -> Figure:
     one, other = (
         rate(runs.UNEVEN, shares=shares, slow_ratio=fleet.slow_ratio) for shares in (name, over)
     )
-    found = ratio(one, other)
-    low, high = found.ends
-    return Figure(
-        value=100 * (found.value - 1),
-        low=100 * (low - 1),
-        high=100 * (high - 1),
-        unit="%",
-        runs=found.runs,
-    )
+    return percent_more(ratio(one, other))
 
 
 def _scenarios() -> list[Case]:

@@ -15,7 +15,6 @@ from benchmarks.claims.model import Figure
 from raybench.analysis.rounds import records
 from raybench.analysis.scaling import scaling
 from raybench.analysis.settings import setting
-from raybench.analysis.start_noise import known_starts
 from raybench.report import formatting
 from raybench.results import reader
 
@@ -39,10 +38,9 @@ def versions(run: str) -> dict[str, str]:
 
 @cache
 def rows(run: str) -> list[Row]:
-    """Read the points of a run, with intervals over starts and speed-ups as in its report."""
+    """Read the points of a run, with speed-ups and intervals over its rounds as in its report."""
     baseline = reader.baselines(RESULTS, run).get(run, {})
-    starts = known_starts(RESULTS, reader.read_run(RESULTS, run))
-    return records(scaling(table("points", run), baseline, starts))
+    return records(scaling(table("points", run), baseline))
 
 
 def row(run: str, **settings: Any) -> Row:
@@ -131,6 +129,13 @@ def percent_of(one: Figure, other: Figure) -> Figure:
     return Figure(
         value=100 * (1 - share.value), **ends, unit="%", runs=share.runs, is_exact=is_exact
     )
+
+
+def percent_more(figure: Figure) -> Figure:
+    """Write a ratio as what it is above 1, in %."""
+    low, high = figure.ends
+    ends = {} if figure.low is None else {"low": 100 * (low - 1), "high": 100 * (high - 1)}
+    return Figure(value=100 * (figure.value - 1), **ends, unit="%", runs=figure.runs)
 
 
 def memory(run: str, column: str = "peak_mem_allocated_bytes", **settings: Any) -> Figure:

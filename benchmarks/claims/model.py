@@ -10,6 +10,9 @@ from raybench.report import formatting
 
 # A published figure without a range holds within this share of it.
 NEAR = 0.1
+# How far two starts of a point lie apart in 19 of 20 cases, by the three rounds of the flagship run
+# on H200s. A figure of one start that is nearer to a limit is left open.
+ONE_START = 0.03
 
 
 class Verdict(Enum):
@@ -71,6 +74,14 @@ class Figure:
             return self.value, self.value
         return self.low, self.high
 
+    @property
+    def judged_ends(self) -> tuple[float, float]:
+        """The interval; of one start ONE_START to either side, in points where the unit is %."""
+        if self.is_exact or self.low is not None:
+            return self.ends
+        margin = 100 * ONE_START if self.unit == "%" else ONE_START * abs(self.value)
+        return self.value - margin, self.value + margin
+
 
 @dataclass(frozen=True, kw_only=True)
 class Within:
@@ -81,7 +92,7 @@ class Within:
 
     def holds(self, figure: Figure) -> bool | None:
         """None: the interval crosses an end of the range."""
-        low, high = figure.ends
+        low, high = figure.judged_ends
         if self.least <= low and high <= self.most:
             return True
         return False if high < self.least or low > self.most else None

@@ -28,8 +28,9 @@ a test holds it equal to their Parquet.
   open.
   A published figure without a range holds within ±10 %. Without a mark: measured, and nothing
   published to hold it to.
-* ± is half of the 95 % interval, over starts of the processes; of a ratio as far as the two have
-  one. "± not known": the tables have none. Sizes and counts have none.
+* ± is half of the 95 % interval over the rounds of a run; of a ratio as far as the two have one.
+  "± not known": one start, which has no interval. It is left open within 3 % of a limit (3 points
+  where the unit is %): so far two starts of the flagship run lie apart. Sizes and counts have none.
 * [1] is the run, at the end of the page: with machine, versions and command.
 """
 

@@ -1,405 +1,252 @@
-"""What changed between two runs, point by point, and whether that is more than chance. Pure.
+"""What changed between two sides of runs, point by point, and whether that is more than chance.
 
-`compare` pairs points by `point_id`. The change of a point is the ratio of its step times; where
-several runs of a side are known (`raybench.analysis.repeats`), or a run has several rounds, of
-their geometric means: both are starts of the same. A step
-time is the median over iterations of the slowest rank. How sure the change is follows from what two
-starts of the same thing differ by (`raybench.analysis.start_noise`), from what other devices of the
-same model differ by where the sides ran on others, and from the samples.
+A side is one run or several of the same thing. A run is one observation of a point: the geometric
+mean over its rounds. Rounds of one run share its machine and its moment, so they make that mean
+surer and add no observations: T. Kalibera, R. Jones, "Rigorous benchmarking in reasonable time",
+ISMM 2013. How far runs of a side lie apart is estimated for each point by `raybench.stats.starts`,
+the model that reports use for rounds. Where a side has one run nothing is known of that, so there
+is no verdict.
 
-p_value is the chance to see such a change where there is none. Among many points some p-values are
-small by chance; q_value puts that right (`raybench.analysis.compare`): of the points
-called faster or slower, no more than FALSE_DISCOVERIES are so by chance on average. Where nothing
-changed at all, that is also the chance of one false verdict among all points.
-
-The difference of the means of two sides is under two random effects, nodes and starts, beside what
-the samples of each run leave open. A node that both sides used in equal shares cancels out. The
-noise of nodes and starts is known by few degrees of freedom, so it is taken as Student's t, to
-which the normal error of the samples is added: as one normal variance with more degrees of freedom,
-its tails were lost, and one comparison in six of unchanged runs with heavy-tailed starts had a
-false verdict.
+Two figures of each point are tested: the median step, and the rate (samples/s), which follows the
+mean step: a stall now and then shows in the mean alone. Pure.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from raybench.analysis.history import THRESHOLD
-from raybench.analysis.measured_runs import (
-    BATCH,
-    SETTINGS,
-    Measured,
-    Others,
-    Row,
-    other_world,
-    starts_beside,
-    step_times,
-    summarize_side,
-)
-from raybench.analysis.repeats import Sides, Start, sides
-from raybench.analysis.resampling import Series, log_median_errors
-from raybench.analysis.rounds import mean_of_rounds, records
-from raybench.analysis.start_noise import (
-    REPEATS,
-    RUNS,
-    StartNoise,
-    node_noise,
-    prior_noise,
-    raise_priors,
-    update_noise,
-    widen,
-)
-from raybench.stats.summary import MIN_SAMPLES
+from raybench.analysis.rounds import ATTEMPT_COLUMNS, mean_of_rounds, records
+from raybench.analysis.settings import EXECUTION
+from raybench.records import Status
+from raybench.stats.starts import Scatter, scatter
 
-FALSE_DISCOVERIES = 0.02
+# At most this share of comparisons in which nothing changed calls a point slower, and as many call
+# one faster (Y. Benjamini, Y. Hochberg, J. R. Stat. Soc. B 57(1), 1995, over all points).
+FALSE_VERDICTS = 0.0175
 FASTER, SLOWER, SAME, UNCLEAR = "faster", "slower", "same", "unclear"
+# With fewer runs a side nothing is known of how far runs lie apart.
+LEAST_RUNS = 2
 
-_BASE_SEED, _NEW_SEED = 1, 2
-_COLUMNS = {
-    **dict.fromkeys(("base_ms", "new_ms", "base_runs", "new_runs"), "float64"),
-    **dict.fromkeys(("ratio", "ratio_low", "ratio_high", "least_seen"), "float64"),
-    **dict.fromkeys(("noise_floor", "p_value", "q_value"), "float64"),
-    **dict.fromkeys(("noise_from", "verdict", "why"), "object"),
-}
+SETTINGS = ("workload", "params", "scaling", *EXECUTION, "world_size")
+BATCH = ("batch_size", "global_batch_size", "grad_accumulation")
+# Sides that differ here are other experiments, not a change of the same one.
+_WORLD = {"device_type": "device", "device_name": "device", "node_count": "nodes"}
+# The columns of `points` that are tested.
+STEP, MEAN = "step_ms_p50", "step_ms_mean"
+# What `compare` needs of the table `points`.
+POINT_COLUMNS = (*ATTEMPT_COLUMNS, STEP, MEAN, *SETTINGS, *BATCH, *_WORLD)
+_FLOATS = (
+    *("base_ms", "new_ms", "base_runs", "new_runs", "ratio", "ratio_low", "ratio_high"),
+    *("rate_ratio", "rate_ratio_low", "rate_ratio_high", "least_seen", "q_value"),
+)
+_COLUMNS = {**dict.fromkeys(_FLOATS, "float64"), "verdict": "object", "why": "object"}
+# Of the 90 % interval, which lies within the threshold where a point is the same: two one-sided
+# tests at 5 % (D. J. Schuirmann, J. Pharmacokinet. Biopharm. 15(6), 1987).
+_INTERVAL = 0.9
 
-
-@dataclass(slots=True, kw_only=True)
-class _Change:
-    """A point that is tested.
-
-    row: what is said of it. errors: of the logarithm of the ratio of the two named runs, as
-    resampled. starts: as documented, or wider by repeats, until all points are tested together.
-    """
-
-    row: Row
-    sides: Sides
-    errors: Series
-    starts: StartNoise
-
-    @property
-    def within(self) -> float:
-        """Variance of the logarithm of one run's median, as resampled."""
-        return float(self.errors.var()) / 2
-
-    @property
-    def groups(self) -> list[dict[str, list[float]]]:
-        """Step times by node, in groups that differ by starts and nodes only."""
-        return [_by_node(runs) for runs in (self.sides.base, self.sides.new, *self.sides.others)]
-
-    @property
-    def runs(self) -> list[list[float]]:
-        """Groups of step times that differ by starts only."""
-        return [times for group in self.groups for times in group.values()]
-
-    @property
-    def has_runs(self) -> bool:
-        return any(sum(map(len, group.values())) > 1 for group in self.groups)
-
-    @property
-    def tested(self) -> MeanChange:
-        """The change, by the noise as it is known so far."""
-        nodes = node_noise(self.groups, self.starts, self.within)
-        return mean_change(self.sides, self.starts, nodes, self.within)
+Row = dict[str, Any]
 
 
 def compare(
-    base: Measured, new: Measured, *, is_one_world: bool = False, threshold: float = THRESHOLD
+    base: Sequence[pd.DataFrame], new: Sequence[pd.DataFrame], *, threshold: float = THRESHOLD
 ) -> pd.DataFrame:
-    """One row for each point of either run, in the order of `new`, then of `base`.
+    """Compare two sides; one row for each point of either, in the order of `new`, then of `base`.
 
-    is_one_world: whether the tables tell no difference between the two either.
+    base, new: for each run of the side its rows of the table `points`, of which POINT_COLUMNS are
+    enough.
 
-    Columns: point_id; the settings; status_base and status_new (null where a run has no row);
-    base_ms and new_ms, the step times, and of how many runs they are the means, base_runs and
-    new_runs; ratio = new / base; ratio_low and ratio_high, its 90 % interval, starts included;
-    least_seen, the least relative change of this point alone that would have been called;
-    noise_floor, the relative change that 19 of 20 pairs of runs of the same thing stay below, and
-    noise_from, where that was got; p_value and q_value; verdict and why.
+    Columns: point_id; the settings; status_base and status_new (the worst over the runs; null
+    where no run of the side has a row); base_ms and new_ms, the median step as the mean of the
+    runs; base_runs and new_runs, the runs in which the point is ok; ratio = new / base of the
+    median step, with ratio_low and ratio_high, its 90 % interval; rate_ratio, rate_ratio_low and
+    rate_ratio_high, the same of the rate, so 0.94 means 6 % fewer samples/s; least_seen, the
+    smallest change of this point alone that would have been called; q_value, the smallest level
+    at which the verdict holds over all points; verdict and why.
 
-    verdict: `slower` (or `faster`) where the change is more than `threshold`, and q_value is at
-    most FALSE_DISCOVERIES. `same` where the interval lies within the threshold, and the history
-    shows no step between the two runs. `unclear` where neither holds; `why` says what is missing.
-    Null where a run has no step time of the point.
+    verdict: `slower` (or `faster`) where the step or the rate changed by more than `threshold`
+    and q_value is at most FALSE_VERDICTS. `same` where both intervals lie within the threshold.
+    `unclear` where neither holds; `why` says what is missing. Null where a side has no time.
     """
-    rows = list(_pairs(mean_of_rounds(base.points), mean_of_rounds(new.points)))
-    steps = [step_times(measured) for measured in (base, new)]
-    others = [starts_beside(measured) for measured in (base, new)]
-    measured = [
-        _measure_change(
-            row,
-            [of_run.get(row["point_id"], []) for of_run in steps],
-            [
-                (one, of_run.get(row["point_id"]))
-                for one, of_run in zip((base, new), others, strict=True)
-            ],
-            is_one_world=is_one_world,
-            threshold=threshold,
-        )
-        for row in rows
-    ]
-    tested = [change for change in measured if change is not None]
-    _test(tested, threshold)
+    sides = [[_by_id(points) for points in side] for side in (base, new)]
+    rows = [_pair(point_id, sides) for point_id in _ids(*sides)]
+    compared = [row for row in rows if row["base_runs"] and row["new_runs"]]
+    for row in compared:
+        row |= {"verdict": UNCLEAR, "why": row["obstacle"] or _too_few(row)}
+    _test([row for row in compared if row["why"] is None], threshold)
     names = ["point_id", *SETTINGS, *BATCH, "status_base", "status_new", *_COLUMNS]
     return pd.DataFrame(rows, columns=names).astype(_COLUMNS)
 
 
-def _pairs(base: pd.DataFrame, new: pd.DataFrame) -> Iterator[Row]:
-    """Make a row for each point, with the rows of both runs in it; an absent one is empty."""
-    of_base, of_new = ({row["point_id"]: row for row in records(points)} for points in (base, new))
-    for point_id in [*of_new, *(one for one in of_base if one not in of_new)]:
-        pair = [of_run.get(point_id, {}) for of_run in (of_base, of_new)]
-        row = pair[1] or pair[0]
-        yield {
-            "point_id": point_id,
-            **{name: row[name] for name in (*SETTINGS, *BATCH)},
-            "status_base": pair[0].get("status"),
-            "status_new": pair[1].get("status"),
-            **{name: math.nan if kind == "float64" else None for name, kind in _COLUMNS.items()},
-            "pair": pair,
-        }
+def _by_id(points: pd.DataFrame) -> dict[str, Row]:
+    return {str(row["point_id"]): row for row in records(mean_of_rounds(points))}
 
 
-def _measure_change(
-    row: Row,
-    steps: Sequence[list[list[Series]]],
-    known: Sequence[tuple[Measured, Others | None]],
-    *,
-    is_one_world: bool,
-    threshold: float,
-) -> _Change | None:
-    """Fill in what is known before all points are looked at together; None: nothing to test."""
-    if not all(steps):
-        return None
-    times_ms = [[float(np.median(np.concatenate(one))) for one in rounds] for rounds in steps]
-    means_ms = [float(np.exp(np.mean(np.log(rounds)))) for rounds in times_ms]
-    row |= {"base_ms": means_ms[0], "new_ms": means_ms[1], "ratio": means_ms[1] / means_ms[0]}
-    row |= {"base_runs": 1, "new_runs": 1, "verdict": UNCLEAR}
-    if other := other_world(row["pair"]):
-        row["why"] = other
-        return None
-    last = [rounds[-1] for rounds in steps]
-    if min(sum(map(len, repeats)) for repeats in last) < MIN_SAMPLES:
-        row["why"] = f"fewer than {MIN_SAMPLES} samples"
-        return None
-    of_base = log_median_errors(last[0], _BASE_SEED, last[1])
-    errors = log_median_errors(last[1], _NEW_SEED, last[0]) - of_base
-    base, new = (
-        summarize_side(own, measured, rounds_ms, others)
-        for own, (measured, others), rounds_ms in zip(row["pair"], known, times_ms, strict=True)
-    )
-    return _Change(
-        row=row,
-        sides=sides(base, new, is_one_world=is_one_world, threshold=threshold),
-        errors=errors,
-        starts=_noise(row["pair"], steps),
-    )
+def _ids(base: Sequence[Mapping[str, Row]], new: Sequence[Mapping[str, Row]]) -> list[str]:
+    return list(dict.fromkeys(point_id for run in (*new, *base) for point_id in run))
 
 
-def _noise(pair: Sequence[Row], steps: Sequence[list[list[Series]]]) -> StartNoise:
-    """Without other runs: as documented, or wider by repeats.
-
-    Repeats share their processes: that they agree tells nothing of other starts.
-    """
-    prior = prior_noise(pair)
-    rounds = [of_round for of_run in steps for of_round in of_run]
-    repeats = [[float(np.median(samples)) for samples in of_round] for of_round in rounds]
-    return max(prior, update_noise(prior, repeats, 0.0, REPEATS), key=lambda noise: noise.floor)
-
-
-def _by_node(runs: Sequence[Start]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for start in runs:
-        found.setdefault(start.node, []).append(start.time_ms)
-    return found
-
-
-def _test(changes: Sequence[_Change], threshold: float) -> None:
-    """Fill in what is known from all points together."""
-    _learn_noise(changes)
-    tested = [change.tested for change in changes]
-    rates = false_discovery_rates([one.p_value for one in tested], FALSE_DISCOVERIES)
-    alone = FALSE_DISCOVERIES / max(1, len(changes))
-    for change, one, q_value in zip(changes, tested, rates, strict=True):
-        change.row |= _means(change.sides)
-        change.row |= dict(zip(("ratio_low", "ratio_high"), one.interval, strict=True))
-        change.row |= {"p_value": one.p_value, "q_value": q_value}
-        change.row |= {"least_seen": max(threshold, one.least_seen(alone))}
-        change.row |= {"noise_floor": change.starts.floor, "noise_from": change.starts.source}
-        verdict, why = _verdict(change, threshold, len(changes))
-        change.row |= {"verdict": verdict, "why": why}
+def _pair(point_id: str, sides: Sequence[Sequence[Mapping[str, Row]]]) -> Row:
+    """Make the row of a point, with the logarithms of what is tested, side by side."""
+    found = [[run[point_id] for run in side if point_id in run] for side in sides]
+    ok = [[row for row in side if row["status"] == Status.OK and row[STEP] > 0] for side in found]
+    newest = (found[1] or found[0])[-1]
+    row = {
+        "point_id": point_id,
+        **{name: newest[name] for name in (*SETTINGS, *BATCH)},
+        "status_base": _worst(found[0]),
+        "status_new": _worst(found[1]),
+        **{name: math.nan if kind == "float64" else None for name, kind in _COLUMNS.items()},
+        "base_runs": len(ok[0]),
+        "new_runs": len(ok[1]),
+        "obstacle": _obstacle(ok),
+        "sides": ok,
+    }
+    if all(ok):
+        base_ms, new_ms = (math.exp(np.mean(side)) for side in _logs(row, STEP))
+        row |= {"base_ms": base_ms, "new_ms": new_ms, "ratio": new_ms / base_ms}
+        row["rate_ratio"] = math.exp(-_change(_logs(row, MEAN)))
+    return row
 
 
-def _means(sides: Sides) -> Row:
-    base, new = (
-        float(np.exp(np.mean(np.log([start.time_ms for start in side]))))
-        for side in (sides.base, sides.new)
-    )
-    runs = (len({start.run_id for start in side}) for side in (sides.base, sides.new))
-    counts = dict(zip(("base_runs", "new_runs"), runs, strict=True))
-    return {"base_ms": base, "new_ms": new, "ratio": new / base, **counts}
+def _worst(rows: Sequence[Row]) -> str | None:
+    """Return the status that is worst over the runs; one of a later version is the worst."""
+    order = [status.value for status in Status]
+    found = [str(row["status"]) for row in rows]
+    return max(found, key=lambda s: order.index(s) if s in order else len(order), default=None)
 
 
-def _learn_noise(changes: Sequence[_Change]) -> None:
-    """Draw what is documented towards what the runs, or else the points, show."""
-    again = [change for change in changes if change.has_runs]
-    priors = raise_priors(
-        [prior_noise(change.row["pair"]) for change in again],
-        [change.runs for change in again],
-        [change.within for change in again],
-    )
-    for change, prior in zip(again, priors, strict=True):
-        known = update_noise(prior, change.runs, change.within, RUNS)
-        change.starts = replace(known, source=RUNS)
-    once = [change for change in changes if not change.has_runs]
-    wide = widen(
-        [change.starts for change in once],
-        [math.log(change.row["ratio"]) for change in once],
-        [float(change.errors.std()) for change in once],
-    )
-    for change, noise in zip(once, wide, strict=True):
-        change.starts = noise
+def _obstacle(sides: Sequence[Sequence[Row]]) -> str | None:
+    """Say why the runs of a point are not of the same experiment; None where they are."""
+    rows = [row for side in sides for row in side]
+    for column, what in _WORLD.items():
+        values = dict.fromkeys(
+            "none" if pd.isna(v) else f"{v:g}" if isinstance(v, float) else str(v)
+            for v in (row[column] for row in rows)
+        )
+        if len(values) > 1:
+            return f"other {what}: {', then '.join(values)}"
+    return None
 
 
-def _verdict(tested: _Change, threshold: float, count: int) -> tuple[str, str | None]:
-    """Give the verdict, and what an unclear one lacks."""
-    row = tested.row
-    change, low, high = (row[name] - 1 for name in ("ratio", "ratio_low", "ratio_high"))
-    if abs(change) > threshold and row["q_value"] <= FALSE_DISCOVERIES:
-        return (SLOWER if change > 0 else FASTER), None
-    if -threshold <= low and high <= threshold and not tested.sides.is_step:
-        return SAME, None
-    if abs(change) > threshold and row["p_value"] <= FALSE_DISCOVERIES:
-        return UNCLEAR, f"one of {count} points may change as much by chance"
-    if abs(change) > threshold:
-        return UNCLEAR, f"{_what_differs(tested.sides)} may differ as much"
-    if tested.sides.is_step:
-        return UNCLEAR, "`raybench history` shows a step between the two"
-    return UNCLEAR, f"known to {low:+.1%} to {high:+.1%} only, which is not within the threshold"
+def _too_few(row: Row) -> str | None:
+    side = min(("base", "new"), key=lambda name: row[f"{name}_runs"])
+    runs = row[f"{side}_runs"]
+    return None if runs >= LEAST_RUNS else f"{runs} run of {side}, and a verdict needs {LEAST_RUNS}"
 
 
-def _what_differs(sides: Sides) -> str:
-    base, new = ({start.node for start in side} for side in (sides.base, sides.new))
-    return "starts of the same thing" if base == new else "devices of this model"
+def _logs(row: Row, column: str) -> list[list[float]]:
+    """Take the logarithms of a column in each run of a point, by side; NaN where it is unknown."""
+    return [
+        [math.log(one[column]) if one[column] > 0 else math.nan for one in side]
+        for side in row["sides"]
+    ]
 
 
-def false_discovery_rates(p_values: Sequence[float], level: float) -> list[float]:
-    """Compute the q-value of each p-value.
-
-    Calling all with q <= level real is wrong for `level` of them.
-
-    In two stages, of which the first tells how many tests have nothing to find (Y. Benjamini,
-    A. M. Krieger, D. Yekutieli, "Adaptive linear step-up procedures that control the false
-    discovery rate", Biometrika 93(3), 2006).
-    """
-    if not p_values:
-        return []
-    rates = (1 + level) * step_up(np.array(p_values))
-    unchanged = max(1, int((rates > level).sum()))
-    return [min(1.0, float(rate)) for rate in rates * unchanged / len(p_values)]
+def _change(logs: Sequence[Sequence[float]]) -> float:
+    return float(np.mean(logs[1]) - np.mean(logs[0]))
 
 
-def step_up(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the rates of Y. Benjamini, Y. Hochberg, J. R. Stat. Soc. B 57(1), 1995.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Test:
+    """One figure of a point, held against no change.
 
-    As scipy.stats.false_discovery_control, but importing scipy.stats takes half a second.
-    """
-    order = np.argsort(p_values)
-    scaled = p_values[order] * len(p_values) / np.arange(1, len(p_values) + 1)
-    rates = np.empty_like(p_values)
-    rates[order] = np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1.0)
-    return rates
-
-
-# The error of the samples, at places of equal distance, and the weight of each.
-_Z = np.linspace(-6, 6, 201)
-_WEIGHTS = np.exp(-(_Z**2) / 2) / np.exp(-(_Z**2) / 2).sum()
-_HALVINGS = 40
-
-
-@dataclass(frozen=True, kw_only=True)  # no slots: it keeps its interval
-class MeanChange:
-    """The change of the means of two sides.
-
-    size: the logarithm of the ratio of the geometric means. looks: among how many splits of the
-    runs this one was found. noise_sd, degrees: of nodes and starts. sample_sd: of the samples.
+    row: of the point. size: the change of the logarithm of its time, which is larger where it is
+    slower. share: variance of the change over that of one run. found: how far runs lie apart.
     """
 
+    row: Row
+    column: str
     size: float
-    noise_sd: float
-    degrees: float
-    sample_sd: float
-    looks: int = 1
+    share: float
+    found: Scatter
 
     @property
-    def p_value(self) -> float:
-        """The chance to see such a change, either way, where there is none."""
-        return min(1.0, self.looks * self._chance(abs(self.size)))
+    def change(self) -> float:
+        return math.expm1(self.size)
 
-    @cached_property
-    def interval(self) -> tuple[float, float]:
-        """The 90 % interval of the ratio: the true one is below it in 5 %, and above in 5 %."""
-        half = self._quantile(0.1)
-        return math.exp(self.size - half), math.exp(self.size + half)
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The interval of the change, relative."""
+        half_width = self.found.half_width(self.share, _INTERVAL)
+        return math.expm1(self.size - half_width), math.expm1(self.size + half_width)
 
-    def least_seen(self, level: float) -> float:
-        """Find the relative change whose p_value is `level`: a smaller one cannot be called."""
-        return math.expm1(self._quantile(level / self.looks))
-
-    def _chance(self, size: float) -> float:
-        """Compute the chance that error and noise together are as large as `size`, either way."""
-        from scipy.special import stdtr
-
-        tails: NDArray[np.float64] = stdtr(
-            self.degrees, (self.sample_sd * _Z - size) / self.noise_sd
-        )
-        return 2 * float(tails @ _WEIGHTS)
-
-    def _quantile(self, chance: float) -> float:
-        """Find the size that error and noise exceed with this chance."""
-        from scipy.special import stdtrit
-
-        low = 0.0
-        high = self.noise_sd * float(stdtrit(self.degrees, 1 - chance / 4)) + 6 * self.sample_sd
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self._chance(middle) > chance else (low, middle)
-        return high
+    def p_value(self, verdict: str) -> float:
+        size = self.size if verdict == SLOWER else -self.size
+        return self.found.p_value(size, self.share)
 
 
-def mean_change(sides: Sides, starts: StartNoise, nodes: StartNoise, within: float) -> MeanChange:
-    """Compute the mean change of two sides and how sure it is.
+def _test(rows: Sequence[Row], threshold: float) -> None:
+    """Fill in what is known from all points that have enough runs together."""
+    from scipy.stats import false_discovery_control
 
-    starts, nodes: the noise of either. within: variance of the logarithm of one run's time.
+    tests = [test for column in (STEP, MEAN) for test in _tests(rows, column)]
+    if not tests:
+        return
+    rates = {
+        verdict: false_discovery_control([test.p_value(verdict) for test in tests])
+        for verdict in (SLOWER, FASTER)
+    }
+    of_point: dict[str, list[tuple[_Test, Mapping[str, float]]]] = {}
+    for place, test in enumerate(tests):
+        found = {verdict: float(rates[verdict][place]) for verdict in rates}
+        of_point.setdefault(test.row["point_id"], []).append((test, found))
+    alone = 1 - 2 * FALSE_VERDICTS / len(of_point)
+    for members in of_point.values():
+        row = members[0][0].row
+        for test, _ in members:
+            row |= _intervals(test)
+        seen = math.expm1(max(t.found.half_width(t.share, alone) for t, _ in members))
+        row |= {"least_seen": max(threshold, seen), **_verdict(members, threshold)}
 
-    The degrees of freedom of the two together are their weighted harmonic mean: more would promise
-    thinner tails than the two have.
+
+def _tests(rows: Sequence[Row], column: str) -> Iterator[_Test]:
+    """Yield the test of each point that has the column in all its runs."""
+    known = [row for row in rows if not np.isnan(np.concatenate(_logs(row, column))).any()]
+    runs = [
+        [(number, one["run_id"]) for number, side in enumerate(row["sides"]) for one in side]
+        for row in known
+    ]
+    starts = list(dict.fromkeys(run for of_point in runs for run in of_point))
+    values = np.full((len(known), len(starts)), math.nan)
+    for place, (row, of_point) in enumerate(zip(known, runs, strict=True)):
+        values[place, [starts.index(run) for run in of_point]] = np.concatenate(_logs(row, column))
+    for row, found in zip(known, scatter(values, [number for number, _ in starts]), strict=True):
+        if found is not None:
+            share = 1 / row["base_runs"] + 1 / row["new_runs"]
+            size = _change(_logs(row, column))
+            yield _Test(row=row, column=column, size=size, share=share, found=found)
+
+
+def _intervals(test: _Test) -> Row:
+    low, high = test.ends
+    if test.column == MEAN:
+        return {"rate_ratio_low": 1 / (1 + high), "rate_ratio_high": 1 / (1 + low)}
+    return {"ratio_low": 1 + low, "ratio_high": 1 + high}
+
+
+def _verdict(tests: Sequence[tuple[_Test, Mapping[str, float]]], threshold: float) -> Row:
+    """Give the verdict on a point, the rate at which it holds, and what an unclear one lacks.
+
+    tests: of the point, each with its rate of false discoveries by verdict.
     """
-    base, new = (np.log([start.time_ms for start in side]) for side in (sides.base, sides.new))
-    share = 1 / len(base) + 1 / len(new)
-    of_nodes = _node_share(sides.base, sides.new) * nodes.sd**2
-    of_starts = share * starts.sd**2
-    variance = of_nodes + of_starts
-    return MeanChange(
-        size=float(new.mean() - base.mean()),
-        noise_sd=math.sqrt(variance),
-        degrees=variance / (of_nodes / nodes.degrees + of_starts / starts.degrees),
-        sample_sd=math.sqrt(share * within),
-        looks=sides.looks,
-    )
-
-
-def _node_share(base: Sequence[Start], new: Sequence[Start]) -> float:
-    """By which the variance of nodes is in the difference: 2 for a run each on two nodes."""
-    weights: Counter[str] = Counter()
-    for side, sign in ((base, -1), (new, 1)):
-        for start in side:
-            weights[start.node] += sign / len(side)  # type: ignore[assignment]
-    return float(sum(weight**2 for weight in weights.values()))
+    for verdict, sign in ((SLOWER, 1), (FASTER, -1)):
+        rates = [rates[verdict] for test, rates in tests if sign * test.change > threshold]
+        if rates and min(rates) <= FALSE_VERDICTS:
+            return {"verdict": verdict, "q_value": min(rates), "why": None}
+    q_value = min(rate for _, rates in tests for rate in rates.values())
+    low = min(test.ends[0] for test, _ in tests)
+    high = max(test.ends[1] for test, _ in tests)
+    if -threshold <= low and high <= threshold:
+        return {"verdict": SAME, "q_value": q_value, "why": None}
+    if any(abs(test.change) > threshold for test, _ in tests):
+        why = "runs of the same thing may differ as much"
+    else:
+        why = f"known to {low:+.1%} to {high:+.1%} only, which is not within the threshold"
+    return {"verdict": UNCLEAR, "q_value": q_value, "why": why}

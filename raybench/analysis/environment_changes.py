@@ -82,11 +82,6 @@ def lasting_changes(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Ch
     return tuple(one for one in changes(base, new) if one.name not in _OF_ALLOCATION)
 
 
-def node(facts: Mapping[str, str]) -> str:
-    """Name what tells the devices of a run from others of the same model: UUIDs, or else hosts."""
-    return facts.get(_UUIDS) or facts.get(_HOSTS, NONE)
-
-
 def _commit(text: str | None) -> str:
     """Short, but with what stands behind it where files were changed: `+changes`."""
     commit, plus, changes = (text or NONE).partition("+")

@@ -15,7 +15,6 @@ from raybench.results.schema import TABLES
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.analysis.start_noise import StartNoise
 
 SCALING = "scaling"
 _TABLES = (*TABLES, SCALING)
@@ -101,8 +100,7 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
     points = reader.load(root, "points", run_id)
     baselines = reader.baselines(root, run_id)
     derived = [
-        scaling(of_run, baselines.get(str(name), {}), _starts(root, run_id))
-        for name, of_run in points.groupby("run_id")
+        scaling(of_run, baselines.get(str(name), {})) for name, of_run in points.groupby("run_id")
     ] or [scaling(points, {})]
     frame = pd.concat([_with_baselines(one) for one in derived], ignore_index=True)
     frame = frame.rename(columns={"why": "why_not"})[[*_FROM_POINTS, *_DERIVED]]
@@ -112,18 +110,6 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
     return frame.astype(
         {name: named[kinds[name]] for name in _FROM_POINTS if kinds[name] in named} | texts
     )
-
-
-def _starts(root: Path, run_id: str | None) -> Mapping[str, StartNoise]:
-    """As the report of one run has them; none of all runs, and of one whose row is missing."""
-    from raybench.analysis.start_noise import known_starts
-
-    if run_id is None:
-        return {}
-    try:
-        return known_starts(root, reader.read_run(root, run_id))
-    except ResultsError:
-        return {}
 
 
 def _with_baselines(of_run: pd.DataFrame) -> pd.DataFrame:

@@ -9,17 +9,14 @@ searched.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raybench.analysis.rounds import ATTEMPT_COLUMNS, mean_of_rounds, records
+from raybench.analysis.rounds import ATTEMPT_COLUMNS, mean_of_rounds
 from raybench.analysis.settings import EXECUTION
-from raybench.analysis.start_noise import StartNoise, prior_noise
 
 # Smaller changes of the step time are none.
 THRESHOLD = 0.015
@@ -41,6 +38,8 @@ _MIN_RUNS = 5
 _EFFICIENCY = 0.37
 _NORMAL = 1.4826
 _TWO_SIDED_95 = 1.96
+# Runs that agree to the last digit still differ by as much.
+_LEAST_SD = 1e-6
 
 Values = NDArray[np.float64]
 
@@ -71,21 +70,25 @@ def history(points: pd.DataFrame, *, threshold: float = THRESHOLD) -> pd.DataFra
 
 def _level(series: pd.DataFrame, threshold: float) -> pd.DataFrame:
     values = np.log(series["step_ms_p50"].to_numpy(np.float64))
-    rows = records(series)
-    sd, degrees = series_noise(prior_noise(rows), rows, values)
-    firsts = [0, *find_steps(values, sd, degrees, threshold), len(values)]
+    steps_at = find_steps(values, _within(series), threshold)
+    firsts = [0, *steps_at, len(values)]
     levels = [values[a:b].mean() for a, b in pairwise(firsts)]
     steps = np.full(len(values), math.nan)
     steps[firsts[1:-1]] = np.expm1(np.diff(levels))
     return series.assign(level_ms=np.exp(np.repeat(levels, np.diff(firsts))), step=steps)
 
 
-def find_steps(values: Values, sd: float, degrees: float, threshold: float) -> list[int]:
-    """Find the places where another level begins, in order.
+def find_steps(values: Values, within: float, threshold: float) -> list[int]:
+    """Find the places where another level begins, in order; none in fewer than five runs.
 
-    values: logarithms of step times. sd: of the noise of one value, estimated with `degrees`
-    degrees of freedom. threshold: relative; smaller steps are none.
+    values: logarithms of step times, one a run. within: standard deviation that the samples of a
+    run alone leave open. threshold: relative; smaller steps are none.
     """
+    if len(values) < _MIN_RUNS:
+        return []
+    # Of the differences of neighbours, of which steps spoil few.
+    seen = _NORMAL * float(np.median(np.abs(np.diff(values)))) / math.sqrt(2)
+    sd, degrees = max(seen, within, _LEAST_SD), _EFFICIENCY * (len(values) - 1)
     found: list[int] = []
     open_ends = [(0, len(values))]
     while open_ends:
@@ -114,21 +117,8 @@ def _largest_step(values: Values, sd: float, degrees: float, threshold: float) -
     return place + 1 if is_large and chance <= FALSE_STEPS else None
 
 
-def series_noise(
-    prior: StartNoise, rows: Sequence[Mapping[str, Any]], values: Values
-) -> tuple[float, float]:
-    """Estimate the standard deviation of a run's logarithm, with its degrees of freedom.
-
-    rows: of `points`, in order of time. values: logarithms of their step times. As documented for
-    starts, with what the intervals of the runs tell; and where there are enough runs, from the
-    differences of neighbours, of which steps spoil few.
-    """
-    spans = np.array([row["step_ms_ci_high"] / row["step_ms_ci_low"] for row in rows])
-    spans = spans[~np.isnan(spans)]
-    within = math.log(float(np.median(spans))) / 2 / _TWO_SIDED_95 if len(spans) else 0.0
-    variance, degrees = prior.sd**2 + within**2, prior.degrees
-    if len(values) < _MIN_RUNS:
-        return math.sqrt(variance), degrees
-    seen = (_NORMAL * float(np.median(np.abs(np.diff(values))))) ** 2 / 2
-    more = _EFFICIENCY * (len(values) - 1)
-    return math.sqrt((degrees * variance + more * seen) / (degrees + more)), degrees + more
+def _within(series: pd.DataFrame) -> float:
+    """Return the standard deviation that the samples leave open in the median run."""
+    spans = (series["step_ms_ci_high"] / series["step_ms_ci_low"]).to_numpy(np.float64)
+    spans = spans[spans > 0]
+    return math.log(float(np.median(spans))) / 2 / _TWO_SIDED_95 if len(spans) else 0.0

@@ -6,27 +6,25 @@ Also which precision and batch size get the most out of the devices. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from raybench.analysis.losses import LOSSES, shares_of_loss
 from raybench.analysis.own_speeds import OwnSpeeds, differ, models_of
 from raybench.analysis.rounds import Trials, mean_of_rounds, records
 from raybench.analysis.settings import OPTIONAL, SETTINGS, batch_column, number_of, setting
-from raybench.analysis.start_noise import StartIntervals, StartNoise
 from raybench.job.point import Scalar, setting_text
 from raybench.records import Status
 from raybench.results.metrics import DERIVED
 from raybench.results.quality import (
     BREAKDOWN,
     NO_ITEMS,
-    WIDEST_INTERVAL,
-    half_interval,
-    is_imprecise,
     why_no_breakdown,
 )
+from raybench.stats.starts import scatter
 
 Row = Mapping[str, Any]
 
@@ -38,7 +36,6 @@ _DERIVED = {
     "rounds": "int64",
     "step_ms_low": "float64",
     "step_ms_high": "float64",
-    "starts_from": "object",
     "series": "int64",
     "is_baseline": "bool",
     "speed_up": "float64",
@@ -59,24 +56,20 @@ _DERIVED = {
 _UNKNOWN = dict.fromkeys(name for name, kind in _DERIVED.items() if kind == "float64")
 
 
-def scaling(
-    points: pd.DataFrame,
-    baseline: Mapping[str, Scalar],
-    starts: Mapping[str, StartNoise] | None = None,
-) -> pd.DataFrame:
+def scaling(points: pd.DataFrame, baseline: Mapping[str, Scalar]) -> pd.DataFrame:
     """Each point, as `mean_of_rounds` has it, with its speed-up against its series' baseline point.
 
     points: rows of the table `points`, as `raybench.load` gives them (params are dicts).
     baseline: settings of the baseline points; a series is all points that are equal in every
     other setting (weak: batch_size, strong: global_batch_size; weak and strong apart).
-    starts: how far starts scatter in other runs of the same, by kind of points.
 
     Columns besides those of `points`, null where they are not known:
 
     * batch: of the scaling kind; None where the workload takes none.
     * rounds: how many are ok.
-    * step_ms_low, step_ms_high: the 95 % interval of the step time over starts, and starts_from,
-      where it was learnt how far they scatter, as of a StartNoise.
+    * step_ms_low, step_ms_high: the 95 % interval of the step time over the rounds of this run,
+      see `raybench.stats.starts`. Null where the point has one round.
+    * scatter: standard deviation of the samples of one start over their mean.
     * series: counts from 0. is_baseline.
     * speed_up: throughput / that of the baseline point; of several rounds the geometric mean of
       the ratios within each.
@@ -85,8 +78,8 @@ def scaling(
       `raybench.analysis.own_speeds`; losses and serial fraction are not known then.
     * clock_ratio: SM clocks over those of the baseline point, where a power cap makes them differ
       by more than 1 %: at most so much of the speed-up is the clocks'.
-    * *_low, *_high: their 95 % intervals over starts, see `raybench.analysis.start_noise`.
-    * lost_*: what of the step is lost against efficiency 1, and to what, see `lost_shares`.
+    * *_low, *_high: their 95 % intervals, by the ratios within each round. Null as above.
+    * lost_*: what of the step is lost against efficiency 1, and to what, see `shares_of_loss`.
     * serial_fraction: in strong scaling, e = (1 / speed_up - 1 / p) / (1 - 1 / p) with p times the
       devices, and e / (b - (b - 1) e) where the baseline has b of them: A. H. Karp, H. P. Flatt,
       "Measuring parallel processor performance", Communications of the ACM 33(5), 1990. It holds
@@ -99,12 +92,12 @@ def scaling(
       null here though `points` has them.
     """
     latest, trials = mean_of_rounds(points), Trials(points)
-    intervals = StartIntervals(trials, starts or {})
     rows = records(latest)
     series: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        row |= {"rounds": len(trials.rounds(row)), "starts_from": None}
+        row["rounds"] = len(trials.rounds(row))
         row |= _UNKNOWN | {"batch": _batch(row), "samples_per_joule": _samples_per_joule(row)}
+        row["scatter"] = _scatter(row)
         row |= _check_breakdown(row)
         row["is_baseline"] = bool(baseline) and all(
             _is_same(setting(row, name), value) for name, value in baseline.items()
@@ -113,14 +106,18 @@ def scaling(
     own = OwnSpeeds(rows)
     for number, members in enumerate(series.values()):
         _compare(number, members, baseline, trials, own)
-    _add_step_times(rows, intervals)
-    _add_intervals(series.values(), intervals)
+    _add_intervals(rows, series.values(), trials)
     return _frame(rows, [*latest.columns, *_DERIVED])
 
 
 def _batch(row: Row) -> int | None:
     column = batch_column(row)
     return None if column is None or pd.isna(row[column]) else int(row[column])
+
+
+def _scatter(row: Row) -> float | None:
+    mean_ms, sd_ms = row["step_ms_mean"], row["step_ms_std"]
+    return None if pd.isna(mean_ms) or pd.isna(sd_ms) or not mean_ms else sd_ms / mean_ms
 
 
 def _check_breakdown(row: Row) -> dict[str, Any]:
@@ -214,32 +211,52 @@ def _base(members: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     return next((row for row in members if row["is_baseline"]), None)
 
 
-def _add_step_times(rows: Sequence[dict[str, Any]], intervals: StartIntervals) -> None:
-    """Intervals of the step times, and where the noise of starts in them was learnt."""
-    measured = [row for row in rows if row["status"] == "ok"]
-    intervals.learn_times(measured)
-    for row in measured:
-        row["starts_from"] = intervals.time_noise(row).source
-        if (found := intervals.step_time(row)) is not None:
-            row |= {"step_ms_low": found[0], "step_ms_high": found[1]}
-
-
-def _add_intervals(series: Iterable[Sequence[dict[str, Any]]], intervals: StartIntervals) -> None:
-    """Intervals of what has a speed-up; the baseline's own is 1 by definition."""
-    compared = [
-        (row, base)
+def _add_intervals(
+    rows: Iterable[dict[str, Any]], series: Iterable[Sequence[dict[str, Any]]], trials: Trials
+) -> None:
+    """Fill in the intervals over rounds of step times, speed-ups and efficiencies."""
+    times = [(row, _log_times(row, trials)) for row in rows if row["status"] == "ok"]
+    for row, half_width in _half_widths(times):
+        low, high = math.exp(-half_width), math.exp(half_width)
+        row |= {"step_ms_low": row["step_ms_p50"] * low, "step_ms_high": row["step_ms_p50"] * high}
+    ratios = [
+        (row, trials.log_ratios(base, row))
         for members in series
         if (base := _base(members)) is not None
         for row in members
-        if row["speed_up"] is not None
+        if row["speed_up"] is not None and row is not base
     ]
-    intervals.learn_ratios((base, row) for row, base in compared if row is not base)
-    for row, base in compared:
-        around = (1.0, 1.0) if row is base else intervals.speed_up(base, row)
+    for row, half_width in _half_widths(ratios):
+        low, high = math.exp(-half_width), math.exp(half_width)
         for name in ("speed_up", "efficiency"):
-            if around is not None and row[name] is not None:
-                low, high = around
+            if row[name] is not None:
                 row |= {f"{name}_low": row[name] * low, f"{name}_high": row[name] * high}
+
+
+def _log_times(row: Row, trials: Trials) -> dict[int, float]:
+    """Round -> logarithm of the step time."""
+    return {
+        number: math.log(one["step_ms_p50"])
+        for number, one in trials.rounds(row).items()
+        if one["step_ms_p50"] > 0
+    }
+
+
+def _half_widths(
+    measured: Sequence[tuple[dict[str, Any], Mapping[int, float]]],
+) -> Iterator[tuple[dict[str, Any], float]]:
+    """Yield each row that has two rounds or more, and half of the 95 % interval of its mean.
+
+    measured: each row with its logarithms by round.
+    """
+    starts = list(dict.fromkeys((row["run_id"], n) for row, logs in measured for n in logs))
+    values = np.full((len(measured), len(starts)), np.nan)
+    for place, (row, logs) in enumerate(measured):
+        for number, value in logs.items():
+            values[place, starts.index((row["run_id"], number))] = value
+    for (row, logs), found in zip(measured, scatter(values), strict=True):
+        if found is not None:
+            yield row, found.half_width(1 / len(logs))
 
 
 def is_by_mean(row: Row) -> bool:
@@ -280,7 +297,7 @@ def _why_not(
             return _why_other_device(row, base, own)
     if not _has_throughput(base):
         return "baseline point has no throughput"
-    return why_not_comparable(row, base) or _why_no_base(base)
+    return why_not_comparable(row, base)
 
 
 def _why_other_device(row: Row, base: Row, own: OwnSpeeds) -> str:
@@ -291,16 +308,6 @@ def _why_other_device(row: Row, base: Row, own: OwnSpeeds) -> str:
         f"its devices differ, and what {missing} does alone was not measured: "
         "add points of world_size 1 with each of the devices"
     )
-
-
-def _why_no_base(base: Row) -> str | None:
-    """Why nothing can be compared with an ok point. What is not known (null) is no reason."""
-    if is_imprecise(base):
-        return (
-            f"baseline point is known to ±{half_interval(base):.1%} only, "
-            f"worse than ±{WIDEST_INTERVAL:.0%}"
-        )
-    return None
 
 
 def _is_warned_of(row: Row, warning: str) -> bool:
@@ -384,7 +391,7 @@ def best_settings(scaled: pd.DataFrame) -> pd.DataFrame:
     """Per workload, its parameters and number of devices, the best precision and batch size.
 
     scaled: what `raybench.analysis.scaling.scaling` gives. None is best where there are not two to
-    choose from, or where the one that seems best is known badly.
+    choose from.
 
     Columns: run_id, workload, scaling, cuda_graph, world_size, params, by (throughput in
     samples/s, or samples_per_joule, where energy is known of two points), then of the best point:
@@ -402,7 +409,7 @@ def best_settings(scaled: pd.DataFrame) -> pd.DataFrame:
 
 def _best(rows: Sequence[Row], by: str) -> dict[str, Any] | None:
     known = sorted((r for r in rows if not pd.isna(r[by])), key=lambda r: r[by], reverse=True)
-    if len(known) < 2 or is_imprecise(known[0]):
+    if len(known) < 2:
         return None
     first, *others = known
     rivals = (other for other in others if _slowest(first) < _fastest(other))

@@ -57,11 +57,15 @@ class Scenario:
 
     @property
     def half_width(self) -> float:
-        """Of the interval of its step time over starts, as a share of it; 0 where not known."""
-        low, high = self.row["step_ms_low"], self.row["step_ms_high"]
-        if value_or_none(low) is None:
-            return 0.0
-        return float((high - low) / 2 / self.row["step_ms_p50"])
+        """Half of the 95 % interval of its step time, as a share of it; 0 where not known.
+
+        Over rounds; of one round over its samples, which is the least that is open.
+        """
+        for ends in (("step_ms_low", "step_ms_high"), ("step_ms_ci_low", "step_ms_ci_high")):
+            low, high = (value_or_none(self.row[name]) for name in ends)
+            if low is not None and high is not None:
+                return (high - low) / 2 / float(self.row["step_ms_p50"])
+        return 0.0
 
     @cached_property
     def ranks(self) -> tuple[RankOfStep, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from raybench.cli.compared_runs import Found, Side, alike, find_side
+from raybench.cli.compared_runs import Found, Side, find_side
 from raybench.cli.completion import complete_run
 from raybench.cli.health_results import compare_health, format_health_comparison
 from raybench.cli.options import (
@@ -24,7 +24,6 @@ from raybench.errors import ResultsError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raybench.analysis.measured_runs import Measured, Other
     from raybench.report.comparison import Comparison, LeftOut
     from raybench.report.health_comparison import HealthComparison
 
@@ -59,8 +58,16 @@ def share(_: click.Context, option: click.Parameter, text: str) -> float:
 @click.option(
     "--fail-on",
     type=click.Choice([REGRESSION, UNCLEAR]),
-    help="regression: exit with 1 where a point is slower, or was measured and fails now. unclear: "
-    "exit with 5 also where none is, but one is unclear.",
+    help="regression: exit with 1 where a point is slower, or was measured and fails now; else "
+    "with 5 where a side has one run, or where a change of --blind could not have been seen. "
+    "unclear: exit with 1 as above, else with 5 where a point is unclear.",
+)
+@click.option(
+    "--blind",
+    callback=share,
+    default="10%",
+    show_default=True,
+    help="With --fail-on regression: the change that must have been seen at every point.",
 )
 @text_format_option
 @json_format_option
@@ -70,15 +77,15 @@ def compare_command(
     results: Path,
     threshold: float,
     fail_on: str | None,
+    blind: float,
     kind: str | None,
     as_json: bool,
 ) -> int:
-    """Tell what changed from the run BASE to the run NEW, and whether that is more than chance.
+    """Tell what changed from BASE to NEW, and whether that is more than chance.
 
-    BASE and NEW are as RUN of `raybench report`; or a tag as in driver=580, the newest run that has
-    it; or several runs with commas between them, of which the newest is BASE or NEW. The others
-    with the tag, or in the list, are its repeats: means are compared. Where neither is given, runs
-    of the same job in the same environment are repeats if no step lies between them.
+    Each side is one or more runs: RUN as of `raybench report`; several RUNs with commas between
+    them; or a tag as in driver=580, for all runs that have it. A verdict needs two runs a side,
+    and three are better: runs of the same thing differ, and one run does not tell by how much.
 
     Two health checks are compared figure by figure, each by the limit of its test.
     """
@@ -89,7 +96,7 @@ def compare_command(
         return 0 if fail_on is None else _gate_of_checks(checks, fail_on)
     comparison = compare_sides(sides, threshold)
     write_result(_format(comparison, kind))
-    return 0 if fail_on is None else _gate(comparison, fail_on)
+    return 0 if fail_on is None else _gate(comparison, fail_on, blind)
 
 
 def _gate_of_checks(comparison: HealthComparison, fail_on: str) -> int:
@@ -99,7 +106,7 @@ def _gate_of_checks(comparison: HealthComparison, fail_on: str) -> int:
     return _IS_REGRESSION if comparison.is_regression else 0
 
 
-def _gate(comparison: Comparison, fail_on: str) -> int:
+def _gate(comparison: Comparison, fail_on: str, blind: float) -> int:
     """Return the exit code. Raises ResultsError where there is nothing to judge."""
     if not comparison.compared and not comparison.broken:
         raise ResultsError(f"--fail-on {fail_on}: no point was measured in both runs")
@@ -108,49 +115,50 @@ def _gate(comparison: Comparison, fail_on: str) -> int:
         raise ResultsError(f"--fail-on {fail_on}: the runs are not comparable: {why}")
     if comparison.is_regression:
         return _IS_REGRESSION
-    return _IS_UNCLEAR if fail_on == UNCLEAR and comparison.verdicts[UNCLEAR] else 0
+    if fail_on == UNCLEAR:
+        return _IS_UNCLEAR if comparison.verdicts[UNCLEAR] else 0
+    return _IS_UNCLEAR if comparison.is_blind(blind) else 0
 
 
 def find_sides(results: Path, base: str, new: str) -> tuple[Side, Side]:
-    """Find both runs, and their repeats. Raises ResultsError where one is not there."""
+    """Find the runs of both sides. Raises ResultsError where one is missing or on both sides."""
     sides = find_side(results, base), find_side(results, new)
-    if len({(side.own.root.resolve(), side.own.run_id) for side in sides}) == 1:
+    ids = [{(run.root.resolve(), run.run_id) for run in side.runs} for side in sides]
+    if both := ids[0] & ids[1]:
         raise ResultsError(
-            f"{base} and {new} are the same run, {sides[0].own.run_id}; `raybench list` has others"
+            f"{min(run_id for _, run_id in both)} is of both sides, {base} and {new}; name other "
+            "runs (`raybench list` has them)"
         )
     return sides
 
 
 def load_comparison(results: Path, base: str, new: str, threshold: float) -> Comparison:
-    """Read both runs and compare them. Raises ResultsError where one is not there."""
+    """Read both sides and compare them. Raises ResultsError where a run is not there."""
     return compare_sides(find_sides(results, base, new), threshold)
 
 
 def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     """Read both sides and compare them. Raises ResultsError where one cannot be read."""
-    from raybench.analysis.compare import compare
-    from raybench.analysis.environment_changes import changes, lasting_changes
+    from raybench.analysis.compare import POINT_COLUMNS, compare
+    from raybench.analysis.environment_changes import changes
     from raybench.analysis.point_changes import all_point_changes
     from raybench.report.comparison import Comparison
 
-    own = [side.own for side in sides]
-    is_one_world = not lasting_changes(own[0].facts, own[1].facts)
-    of_base = [_other(one) for one in alike(*sides)]
-    of_new = of_base if is_one_world else [_other(one) for one in alike(*sides[::-1])]
-    measured = [_as_measured(*pair) for pair in zip(sides, (of_base, of_new), strict=True)]
+    base, new = sides
+    points = [[_read(run, "points", POINT_COLUMNS) for run in side.runs] for side in sides]
     return Comparison(
-        base=own[0].run,
-        new=own[1].run,
+        base=tuple(run.run for run in base.runs),
+        new=tuple(run.run for run in new.runs),
         threshold=threshold,
-        frame=compare(*measured, is_one_world=is_one_world, threshold=threshold),
-        changes=changes(own[0].facts, own[1].facts),
-        beside=all_point_changes(measured[0].points, measured[1].points),
+        frame=compare(*points, threshold=threshold),
+        changes=changes(base.own.facts, new.own.facts),
+        beside=all_point_changes(_with_clocks(base.own), _with_clocks(new.own)),
         left_out=tuple(run for side in sides for run in _runs_left_out(side)),
     )
 
 
 def _runs_left_out(side: Side) -> Iterator[LeftOut]:
-    """List the runs that were named with `side`'s and differ from it by more than their start."""
+    """List the runs that have the tag of a side and differ from it by more than their start."""
     from raybench.analysis.environment_changes import lasting_changes
     from raybench.report.comparison import LeftOut
 
@@ -159,26 +167,12 @@ def _runs_left_out(side: Side) -> Iterator[LeftOut]:
         yield LeftOut(run_id=one.run_id, differs_in=tuple(change.name for change in differing))
 
 
-def _as_measured(side: Side, others: Sequence[Other]) -> Measured:
-    from raybench.analysis import measured_runs, point_changes
+def _with_clocks(found: Found) -> pd.DataFrame:
+    from raybench.analysis import point_changes
 
-    columns = dict.fromkeys((*measured_runs.POINT_COLUMNS, *point_changes.POINT_COLUMNS))
-    points = _read(side.own, "points", tuple(columns))
-    telemetry = _read(side.own, "telemetry", point_changes.CLOCK_COLUMNS)
-    return measured_runs.Measured(
-        points=point_changes.with_clocks(points, telemetry),
-        samples=_read(side.own, "samples", measured_runs.STEP_COLUMNS),
-        node=side.own.node,
-        named=None if side.named is None else [_other(one) for one in side.named],
-        alike=others,
-    )
-
-
-def _other(found: Found) -> Other:
-    from raybench.analysis import measured_runs
-
-    points = _read(found, "points", measured_runs.POINT_COLUMNS)
-    return measured_runs.Other(points=points, node=found.node)
+    points = _read(found, "points", point_changes.POINT_COLUMNS)
+    telemetry = _read(found, "telemetry", point_changes.CLOCK_COLUMNS)
+    return point_changes.with_clocks(points, telemetry)
 
 
 def _read(found: Found, table: str, columns: Sequence[str]) -> pd.DataFrame:

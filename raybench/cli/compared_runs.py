@@ -1,15 +1,10 @@
-"""Which runs a comparison is made of: the two that are named, their repeats, and those alike.
-
-A folder may hold ten thousand runs, so no more of them are read than are needed.
-"""
+"""Which runs the two sides of a comparison are made of: those that the user names."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -20,8 +15,6 @@ from raybench.errors import ResultsError
 if TYPE_CHECKING:
     from raybench.results.run import Run
 
-# Runs alike around BASE and around NEW, and how many are looked at for them.
-_MOST_ALIKE, _MOST_READ = 20, 60
 # Runs before the newest one with a tag that are looked at for others with it.
 _MOST_TAGGED = 300
 
@@ -48,13 +41,6 @@ class Found:
 
         return facts(self.run, reader.load(self.root, "devices", self.run_id))
 
-    @property
-    def node(self) -> str:
-        """Names the devices that it ran on."""
-        from raybench.analysis.environment_changes import node
-
-        return node(self.facts)
-
     def has_tag(self, name: str, value: str) -> bool:
         """Look at its tags; a run that cannot be read has none and hides itself alone."""
         try:
@@ -72,22 +58,27 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """BASE or NEW. named: what the user named as repeats of it; None where nothing was said.
+    """BASE or NEW: the newest of its runs and the others, the oldest first.
 
-    left_out: what was named so too, but is not the same.
+    left_out: runs with its tag that differ from it by more than their start.
     """
 
     own: Found
-    named: Sequence[Found] | None = None
-    left_out: Sequence[Found] = field(default=())
+    others: Sequence[Found] = ()
+    left_out: Sequence[Found] = ()
+
+    @property
+    def runs(self) -> Sequence[Found]:
+        """All of them, the newest last."""
+        return (*self.others, self.own)
 
 
 def find_side(results: Path, text: str) -> Side:
-    """Find the run that `text` means and its repeats.
+    """Find the runs that `text` means.
 
-    text: as RUN of `report`; several of these with commas, of which the newest is BASE or NEW and
-    the others are repeats; or NAME=VALUE, the newest run with that tag and the others that have it.
-    Raises ResultsError where there is none.
+    text: as RUN of `report`; several of these with commas; or NAME=VALUE, the newest run with that
+    tag and those with the tag that differ from it by nothing but their start. Raises ResultsError
+    where there is none.
     """
     # Path's would raise for a name that no file can have.
     if os.path.exists(text):  # noqa: PTH110
@@ -99,7 +90,7 @@ def find_side(results: Path, text: str) -> Side:
         return Side(own=_find(results, text))
     found = {one.run_id: one for one in (_find(results, name) for name in names)}
     *others, own = sorted(found.values(), key=lambda one: (one.run.started_at, one.run_id))
-    return Side(own=own, named=others)
+    return Side(own=own, others=others)
 
 
 def _find(results: Path, text: str) -> Found:
@@ -121,7 +112,7 @@ def _runs_with_tag(results: Path, text: str) -> Side:
     same = {run.run_id for run in others if run.is_alike(own)}
     return Side(
         own=own,
-        named=[run for run in others if run.run_id in same],
+        others=[run for run in reversed(others) if run.run_id in same],
         left_out=[run for run in others if run.run_id not in same],
     )
 
@@ -135,37 +126,3 @@ def _tags(results: Path) -> str:
         {f"{name}={value}" for row in tags for name, value in (row["tags"] or {}).items()}
     )
     return f"there are: {', '.join(known[:5])}" if known else "no run has tags"
-
-
-def alike(one: Side, other: Side) -> list[Found]:
-    """List the runs near to either in time that are like `one` and that nobody named."""
-    named = (*(one.named or ()), *(other.named or ()), *one.left_out, *other.left_out)
-    taken = {found.run_id for found in (one.own, other.own, *named)}
-    roots = {side.own.root.resolve(): side.own.root for side in (one, other)}
-    found: list[Found] = []
-    for root in roots.values():
-        for centre in (one.own, other.own):
-            near = _near(root, centre.run_id)
-            new = list(islice(_alike(near, one.own, taken), _MOST_ALIKE))
-            taken |= {run.run_id for run in new}
-            found += new
-    return found
-
-
-def _near(root: Path, run_id: str) -> Iterator[Found]:
-    """List the runs of a folder, nearest in time first; newest first where it has not this one."""
-    from raybench.results.run import run_ids
-
-    ids = run_ids(root)
-    place = ids.index(run_id) if run_id in ids else len(ids)
-    order = sorted(range(len(ids)), key=lambda other: abs(other - place))
-    return (Found(root=root, run_id=ids[other]) for other in order)
-
-
-def _alike(near: Iterable[Found], own: Found, taken: AbstractSet[str]) -> Iterator[Found]:
-    """Those that are like `own`, of the first ones; a damaged run is none of them."""
-    candidates = (run for run in near if run.run_id not in taken)
-    for run in islice(candidates, _MOST_READ):
-        with suppress(ResultsError):
-            if run.is_alike(own):
-                yield run

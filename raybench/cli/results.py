@@ -106,7 +106,6 @@ def print_report(results: Path, run_id: str, kind: str) -> None:
 
 def load_summary(results: Path, run: str) -> Summary:
     """Format the report of the run that `run` means. Raises ResultsError when there is none."""
-    from raybench.analysis.start_noise import known_starts
     from raybench.report.summary import summarize
     from raybench.results import reader
 
@@ -115,7 +114,7 @@ def load_summary(results: Path, run: str) -> Summary:
     devices, points, regions = (
         reader.load(root, table, run_id) for table in ("devices", "points", "regions")
     )
-    return summarize(found, devices, points, known_starts(root, found), regions)
+    return summarize(found, devices, points, regions)
 
 
 def _format(summary: Summary, kind: str, *, colored: bool) -> str:

@@ -16,19 +16,9 @@ from typing import Any
 from raybench.analysis.losses import LOSSES
 from raybench.analysis.rounds import LARGEST_DRIFT, Trials
 from raybench.analysis.settings import setting, setting_order, varying
-from raybench.analysis.start_noise import (
-    CPU,
-    LOOSE_KIND,
-    ROUNDS,
-    RUNS,
-    kind_of,
-    of_ratio,
-    prior_of,
-)
 from raybench.report import formatting
 from raybench.report.plain_text import span
 from raybench.results.quality import is_slowed_by_one_rank
-from raybench.stats.summary import student_t
 from raybench.sweep.batch_search import is_found
 from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
@@ -119,9 +109,14 @@ def _label(settings: Mapping[str, Any], ranks: str) -> str:
 
 
 def _range(rows: Sequence[Row], apart: Sequence[str], ranks: str) -> str:
-    least, most = (choose(rows, key=lambda row: row["speed_up"]) for choose in (min, max))
-    phrases = [_speed_up(least, apart, ranks), _speed_up(most, apart, ranks)]
-    return (phrases[1] if len(rows) == 1 else " to ".join(phrases)) + memory_range(rows)
+    """Write the range of speed-ups; of a single one with its interval.
+
+    The best of many is best by chance too, so its own interval would promise too much.
+    """
+    ends = [choose(rows, key=lambda row: row["speed_up"]) for choose in (min, max)]
+    chosen = ends[:1] if len(rows) == 1 else ends
+    phrases = [_speed_up(row, apart, ranks, with_interval=len(rows) == 1) for row in chosen]
+    return " to ".join(phrases) + memory_range(rows)
 
 
 def memory_range(rows: Sequence[Row]) -> str:
@@ -139,8 +134,8 @@ def plus_minus(row: Row) -> float | None:
     return (high - low) / 2 / row["speed_up"] if formatting.has_value(low) else None
 
 
-def _speed_up(row: Row, apart: Sequence[str], ranks: str) -> str:
-    sure = plus_minus(row)
+def _speed_up(row: Row, apart: Sequence[str], ranks: str, *, with_interval: bool) -> str:
+    sure = plus_minus(row) if with_interval else None
     efficiency, serial = formatting.percent(row["efficiency"]), row["serial_fraction"]
     text = (
         f"{formatting.ratio(row['speed_up'])}x"
@@ -268,58 +263,35 @@ def _describe(one: LargestBatch) -> str:
     return f"{one.batch_size:,}{memory}; {one.ran_out:,} runs out of memory"
 
 
-_KINDS_WORDS = {CPU: "on CPUs", LOOSE_KIND: "in fp16 or where the host is the limit"}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoreRounds:
-    """What so many rounds in all would add.
-
-    seconds: what they take. half_widths: of the 95 % interval of a speed-up, relative, by kind of
-    points.
-    """
+    """What it takes to have `rounds` rounds in all: about `seconds` more."""
 
     rounds: int
     seconds: float
-    half_widths: Mapping[str, float]
 
     @property
     def sentence(self) -> str:
-        """`3 rounds would take about 2 min 40 s more and give ±0.5%`."""
-        text = " and ".join(
-            f"{formatting.half_width(width)} {_KINDS_WORDS.get(kind, '')}".rstrip()
-            for kind, width in sorted(self.half_widths.items(), key=lambda one: one[1])
-        )
-        return (
-            f"{self.rounds} rounds would take about {formatting.long_time(self.seconds)} more and "
-            f"give about {text}"
-        )
+        """Write `3 rounds, which give an interval, would take about 2 min 40 s more`."""
+        time = formatting.long_time(self.seconds)
+        return f"{self.rounds} rounds, which give an interval, would take about {time} more"
+
+
+ONE_START = f"one start; `--set measure.rounds={WORTHWHILE}` gives an interval"
+
+
+def has_one_start(rows: Sequence[Row]) -> bool:
+    """Whether each ok point was measured in one round, so that no number has an interval."""
+    return all(row["rounds"] == 1 for row in rows if row["status"] == "ok")
 
 
 def meaning_of_plus_minus(rows: Sequence[Row]) -> str:
     """Say what the ± of a report holds over; empty where nothing has one."""
-    known = [row for row in rows if formatting.has_value(row["step_ms_low"])]
+    known = [row["rounds"] for row in rows if formatting.has_value(row["step_ms_low"])]
     if not known:
         return ""
-    sources = {row["starts_from"] for row in known}
-    if ROUNDS in sources:
-        return f"± holds over starts of the processes, by {max(r['rounds'] for r in known)} rounds."
-    if RUNS in sources:
-        return "± holds over starts of the processes, as other runs here show."
-    return f"± holds over starts of the processes, as documented: {_documentation(known)}."
-
-
-def _documentation(rows: Sequence[Row]) -> str:
-    """`two starts on H200s differ by up to 1.4%`, and more where a kind scatters more."""
-    kinds = dict.fromkeys(kind_of([row]) for row in rows)
-    floors = {kind: prior_of(kind).floor for kind in kinds}
-    if CPU in floors:
-        return f"two starts on shared CPUs differ by up to {floors[CPU]:.0%}"
-    text = " and ".join(
-        f"{floor:.1%}" + (f" {_KINDS_WORDS[kind]}" if kind in _KINDS_WORDS else "")
-        for kind, floor in sorted(floors.items(), key=lambda one: one[1])
-    )
-    return f"two starts on H200s differ by up to {text}"
+    counts = span(*(str(choose(known)) for choose in (min, max)))
+    return f"± is half of the 95 % interval over the {counts} rounds of this run."
 
 
 def drift_warnings(trials: Trials, ranks: str) -> Iterator[str]:
@@ -333,38 +305,19 @@ def drift_warnings(trials: Trials, ranks: str) -> Iterator[str]:
 
 
 def more_rounds(rows: Sequence[Row], trials: Trials) -> MoreRounds | None:
-    """Estimate what WORTHWHILE rounds would add; None where there is nothing to add.
+    """Estimate what WORTHWHILE rounds would take; None where there is nothing to add.
 
     rows: of the scaling frame.
     """
-    measured = [
-        row for row in rows if row["status"] == "ok" and formatting.has_value(row["step_ms_low"])
-    ]
+    measured = [row for row in rows if row["status"] == "ok"]
     done = max((row["rounds"] for row in measured), default=WORTHWHILE)
     if done >= WORTHWHILE:
         return None
+    each_s = [
+        one["duration_s"]
+        for row in measured
+        for one in trials.rounds(row).values()
+        if formatting.has_value(one["duration_s"])
+    ]
     more = WORTHWHILE - done
-    a_round_s = sum(_round_s(one) for row in measured for one in trials.rounds(row).values()) / done
-    return MoreRounds(
-        rounds=WORTHWHILE,
-        seconds=more * (a_round_s + BETWEEN_ROUNDS_S),
-        half_widths=_half_widths(measured),
-    )
-
-
-def _round_s(row: Row) -> float:
-    """How long a point takes in one of several rounds, which share its timed seconds."""
-    timed_s = row["step_ms_mean"] * row["iterations"] * row["inner_iterations"] / 1000
-    shared_s = 0.0 if formatting.is_set(row["quick"]) else timed_s * (1 - 1 / WORTHWHILE)
-    return float(max(0.0, row["duration_s"] - shared_s))
-
-
-def _half_widths(rows: Sequence[Row]) -> dict[str, float]:
-    """Of a speed-up after WORTHWHILE rounds, by kind of points, by what is documented."""
-    kinds = [kind_of([row]) for row in rows]
-    found = {}
-    for kind in dict.fromkeys(kinds):
-        noise = of_ratio(prior_of(kind), prior_of(kind))
-        degrees = kinds.count(kind) * (WORTHWHILE - 1)
-        found[kind] = student_t(degrees) * noise.sd / WORTHWHILE**0.5
-    return found
+    return MoreRounds(rounds=WORTHWHILE, seconds=more * (sum(each_s) / done + BETWEEN_ROUNDS_S))

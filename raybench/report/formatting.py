@@ -27,7 +27,7 @@ STATUS_WORDS = _StatusWords({status.value: status.label for status in Status})
 # What the letters in the tables mean.
 MARKS = {
     "u": "unsteady, the warm-up did not settle or the step time drifts",
-    "w": "wide, its own samples leave more than ±10 % open",
+    "w": "wide, the samples of a start leave more than ±10 % open",
     "h": "host-bound, the device waits for the host",
     "t": "throttled, the clocks were limited by the power cap or heat",
     "s": "one rank is slower than the others",
@@ -141,13 +141,10 @@ def is_short(time_ms: float) -> bool:
 
 
 def step_uncertainty(row: Mapping[str, Any]) -> float | None:
-    """Half of the 95 % interval of the step time, over it; None where it is not known.
-
-    A report's holds over starts, that of a single attempt over its samples.
-    """
+    """Half of the 95 % interval of the step time over rounds, over it; None for one start."""
     value = row["step_ms_p50"]
-    low, high = (row.get(f"step_ms_{end}", row[f"step_ms_ci_{end}"]) for end in ("low", "high"))
-    if not has_value(value) or not has_value(low) or not has_value(high):
+    low, high = row.get("step_ms_low"), row.get("step_ms_high")
+    if low is None or high is None or not all(map(has_value, (value, low, high))):
         return None
     return float((high - low) / 2 / value)
 

@@ -26,7 +26,7 @@ from raybench.report.findings import (
 )
 from raybench.report.plain_text import span
 from raybench.report.tables import marks
-from raybench.results.quality import is_imprecise, is_slowed_by_one_rank
+from raybench.results.quality import is_slowed_by_one_rank
 
 Row = Mapping[str, Any]
 
@@ -37,7 +37,7 @@ _UNSURE = 0.01
 _LEAST_LOSS = 0.01
 _DOUBTS = {
     "u": "unsteady",
-    "w": "known badly",
+    "w": "wide",
     "h": "host-bound",
     "t": "throttled",
     "s": "slowed by one rank",
@@ -72,29 +72,34 @@ def headline(
 def _scaling(
     compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str, measured: Sequence[Row]
 ) -> str:
-    """Say `4 GPUs do 3.48 times the samples/s of 1 GPU, 87.0% efficiency (fp32, batch 1,024)`.
+    """Say `4 GPUs do 3.48 ±0.5% times the samples/s of 1 GPU, 87.0% efficiency (fp32)`.
 
-    With what most is lost to, and the most samples/s.
+    Of several settings the range of their speed-ups, without an interval: the best of many is
+    best by chance too, so its own interval would promise too much. Then what most is lost to, and
+    the most samples/s.
     """
-    found = with_most_ranks(compared)
-    rows = precise(found)
+    rows = with_most_ranks(compared)
     names = varying(rows, baseline) or ("precision", "batch")
-    best, worst = (choose(rows, key=lambda row: row["speed_up"]) for choose in (max, min))
-    of = f" the samples/s of {formatting.ranks_words(int(baseline['world_size']), ranks)}"
+    worst, best = (choose(rows, key=lambda row: row["speed_up"]) for choose in (min, max))
+    whose = f"the samples/s of {formatting.ranks_words(int(baseline['world_size']), ranks)}"
     text = f"{formatting.ranks_words(best['world_size'], ranks)} do "
     if len(rows) == 1:
-        text += _speed_up(best, names, of)
-    else:
-        text += f"{_speed_up(best, names, f'{of} at best')}, and "
-        text += _speed_up(worst, names, " at worst")
-    most = _most_samples(measured, ranks) if len(rows) > 1 else ""
-    return "; ".join(filter(None, (text, _omission(found), _loss(rows), most)))
+        times = f"{formatting.ratio(best['speed_up'])}{unsure(best)}"
+        efficiency = formatting.percent(best["efficiency"])
+        text += f"{times} times {whose}{clocks(best)}, {efficiency} efficiency"
+        text += f" ({_where(best, names)})"
+        return "; ".join(filter(None, (text, _loss(rows))))
+    text += f"{_of_each((worst, best), names)} times {whose}"
+    shares = span(*(formatting.percent(row["efficiency"]) for row in (worst, best)))
+    text += f", {shares} efficiency"
+    return "; ".join(filter(None, (text, _loss(rows), _most_samples(measured, ranks))))
 
 
-def _speed_up(row: Row, names: Sequence[str], of: str = "") -> str:
-    times, efficiency = formatting.ratio(row["speed_up"]), formatting.percent(row["efficiency"])
-    where = _where(row, names)
-    return f"{times}{unsure(row)} times{of}{clocks(row)}, {efficiency} efficiency ({where})"
+def _of_each(ends: Sequence[Row], names: Sequence[str]) -> str:
+    """Write `2.41 (fp32, batch 64) to 3.48 (bf16, batch 1,024)`."""
+    return " to ".join(
+        f"{formatting.ratio(row['speed_up'])}{clocks(row)} ({_where(row, names)})" for row in ends
+    )
 
 
 def unsure(row: Row) -> str:
@@ -136,24 +141,6 @@ def _causes(row: Row) -> list[str]:
     return [name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)]
 
 
-def precise(rows: Sequence[Row]) -> Sequence[Row]:
-    """Those of which a best and a worst may be told; all where none is known well enough."""
-    return [row for row in rows if not is_imprecise(row)] or rows
-
-
-def among_precise(rows: Sequence[Row], best: Row, name: str) -> str:
-    """Say that `best` is of `precise` rows, where another one shows more."""
-    others = (row[name] for row in rows if formatting.has_value(row[name]))
-    return " of what is known to ±10%" if any(value > best[name] for value in others) else ""
-
-
-def _omission(rows: Sequence[Row]) -> str:
-    """How many points are known too badly to be the best or the worst."""
-    count = len(rows) - len(precise(rows))
-    are = "is" if count == 1 else "are"
-    return f"{count} of {len(rows)} settings {are} left out, known worse than ±10%" if count else ""
-
-
 def _may_be_ideal(row: Row) -> bool:
     return formatting.has_value(row["efficiency_high"]) and row["efficiency_high"] >= 1
 
@@ -178,18 +165,15 @@ def _against(compared: Sequence[Row], baseline: Mapping[str, Any], ranks: str) -
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in compared:
         groups.setdefault(tuple(str(setting(row, name)) for name in baseline), []).append(row)
-    found = max(groups.values(), key=lambda group: max(row["speed_up"] for row in group))
-    rows = precise(found)
-    ends = [choose(rows, key=lambda row: row["speed_up"]) for choose in (min, max)]
-    times = span(*(formatting.ratio(row["speed_up"]) + unsure(row) for row in ends))
+    rows = max(groups.values(), key=lambda group: max(row["speed_up"] for row in group))
+    ends = [choose(row["speed_up"] for row in rows) for choose in (min, max)]
+    times = span(*map(formatting.ratio, ends)) + (unsure(rows[0]) if len(rows) == 1 else "")
     names = varying(rows, baseline) if len(rows) > 1 else ("precision", "batch")
     names = [name for name in names if name not in baseline]
     where = f" ({_where(rows[0], names)})" if len(rows) == 1 else ""
     return (
         f"{formatting.settings_words(rows[0], tuple(baseline), ranks)} is {times} times as fast as "
-        f"{formatting.baseline_name(baseline)}{where}"
-        + memory_range(rows).replace("; ", ", with ")
-        + (f"; {left_out}" if (left_out := _omission(found)) else "")
+        f"{formatting.baseline_name(baseline)}{where}" + memory_range(rows).replace("; ", ", with ")
     )
 
 
@@ -211,7 +195,7 @@ def most_samples(measured: Sequence[Row]) -> tuple[Row, list[str]] | None:
         return None
     names = ["precision", "batch", "world_size"]
     names += varying(known, ("workload", *names))
-    return max(precise(known), key=lambda row: row["throughput"]), names
+    return max(known, key=lambda row: row["throughput"]), names
 
 
 def _most_samples(measured: Sequence[Row], ranks: str) -> str:
@@ -219,9 +203,7 @@ def _most_samples(measured: Sequence[Row], ranks: str) -> str:
     if (found := most_samples(measured)) is None:
         return ""
     row, names = found
-    most = formatting.number(row["throughput"])
-    among = among_precise(measured, row, "throughput")
-    return f"at most {most} samples/s{among} ({_where(row, names, ranks)})"
+    return f"at most {formatting.number(row['throughput'])} samples/s ({_where(row, names, ranks)})"
 
 
 def bandwidths(measured: Sequence[Row]) -> tuple[list[Row], str, str] | None:
@@ -260,7 +242,6 @@ def _bandwidth(rows: Sequence[Row], name: str, what: str, ranks: str) -> str:
     for size in sizes:
         largest = max(setting_order(setting(row, size)) for row in chosen)
         chosen = [row for row in chosen if setting_order(setting(row, size)) == largest]
-    chosen = list(precise(chosen))
     having = "".join(
         f" with {formatting.setting(size, setting(chosen[0], size))}" for size in sizes
     )
@@ -301,7 +282,7 @@ def _latency(rows: Sequence[Row], most: int) -> str:
     sizes = {size_of(row) for row in sized}
     if len(sizes) < 2:
         return ""
-    chosen = precise([row for row in sized if size_of(row) == min(sizes)])
+    chosen = [row for row in sized if size_of(row) == min(sizes)]
     return f"; {formatting.size(min(sizes))} takes {_from_to(chosen, 'step_ms_p50', 'ms')}"
 
 
@@ -311,7 +292,7 @@ def _values(row: Row, names: Sequence[str]) -> str:
 
 def _operations(rows: Sequence[Row]) -> str:
     """`at most 793.8 TFLOP/s, 80.2% of the datasheet's peak (bf16, k=4096, m=4096, n=4096)`."""
-    best = max(precise(rows), key=lambda row: row["achieved_tflops_per_device"])
+    best = max(rows, key=lambda row: row["achieved_tflops_per_device"])
     share = (
         formatting.percent(best["mfu_pct"] / 100) if formatting.has_value(best["mfu_pct"]) else ""
     )
@@ -319,10 +300,8 @@ def _operations(rows: Sequence[Row]) -> str:
     where = _where(best, varying(rows))
     return (
         f"at most {formatting.number(best['achieved_tflops_per_device'])} TFLOP/s{of_peak}"
-        + among_precise(rows, best, "achieved_tflops_per_device")
         + (f" ({where})" if where else "")
         + _burst(best)
-        + (f"; {left_out}" if (left_out := _omission(rows)) else "")
     )
 
 

@@ -12,11 +12,9 @@ from raybench.report import formatting, plain_text
 from raybench.report.charts.bars import peak_tflops
 from raybench.report.findings import CAUSES, batch_label, rows_compared, with_most_ranks
 from raybench.report.headline import (
-    among_precise,
     bandwidths,
     datasheet_gb_s,
     most_samples,
-    precise,
     size_of,
     unsure,
 )
@@ -59,10 +57,11 @@ def key_figures(summary: Summary, rows: Sequence[Row]) -> list[KeyFigure]:
 
 
 def _scaling(summary: Summary, measured: Sequence[Row]) -> list[KeyFigure]:
-    rows = precise(with_most_ranks(measured))
+    rows = with_most_ranks(measured)
     best = max(rows, key=lambda row: row["speed_up"])
     base = int(summary.run.baseline["world_size"])
     names = varying(rows, summary.run.baseline) or ("precision", "batch")
+    sure = unsure(best) if len(rows) == 1 else " at best"
     count = formatting.ranks_words(best["world_size"], summary.ranks)
     ideal = best["world_size"] / base
     where = formatting.settings_words(best, names, summary.ranks)
@@ -70,7 +69,7 @@ def _scaling(summary: Summary, measured: Sequence[Row]) -> list[KeyFigure]:
         KeyFigure(
             value=f"{formatting.ratio(best['speed_up'])}×",
             counts=f"the samples/s of {formatting.ranks_words(base, summary.ranks)} on {count}"
-            f"{unsure(best)}; {ideal:.4g}× is ideal",
+            f"{sure}; {ideal:.4g}× is ideal",
             where=where,
         ),
         KeyFigure(
@@ -102,12 +101,13 @@ def _loss(rows: Sequence[Row], count: str) -> list[KeyFigure]:
 def _gains(summary: Summary, compared: Sequence[Row]) -> list[KeyFigure]:
     baseline = summary.run.baseline
     names = [*baseline, *varying(compared, tuple(baseline))]
-    best = max(precise(compared), key=lambda row: row["speed_up"])
+    best = max(compared, key=lambda row: row["speed_up"])
+    sure = unsure(best) if len(compared) == 1 else " at best"
     of = formatting.baseline_name(baseline)
     found = [
         KeyFigure(
             value=f"{formatting.ratio(best['speed_up'])}×",
-            counts=f"the samples/s of {of}{unsure(best)}",
+            counts=f"the samples/s of {of}{sure}",
             where=formatting.settings_words(best, names, summary.ranks),
         )
     ]
@@ -131,7 +131,7 @@ def _throughput(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
     return [
         KeyFigure(
             value=formatting.number(most["throughput"]),
-            counts=f"samples/s at most{among_precise(measured, most, 'throughput')}",
+            counts="samples/s at most",
             where=formatting.settings_words(most, names, ranks),
         )
     ]
@@ -162,8 +162,8 @@ def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[K
     largest, smallest = (choose(map(size_of, rows)) for choose in (max, min))
     long = [row for row in rows if size_of(row) == largest]
     short = [row for row in rows if size_of(row) == smallest]
-    most = max(precise(long), key=lambda row: row[name])
-    quickest = min(precise(short), key=lambda row: row["step_ms_p50"])
+    most = max(long, key=lambda row: row[name])
+    quickest = min(short, key=lambda row: row["step_ms_p50"])
     names = varying(rows, (*OPTIONAL, "size_bytes"))
     found = [
         KeyFigure(
@@ -205,7 +205,7 @@ def _operations(measured: Sequence[Row]) -> list[KeyFigure]:
     """Find the most of each precision, the fastest first."""
     known = [row for row in measured if formatting.has_value(row[_REACHED])]
     best: dict[str, Row] = {}
-    for row in sorted(precise(known), key=lambda row: setting_order(row["precision"])):
+    for row in sorted(known, key=lambda row: setting_order(row["precision"])):
         if row["precision"] not in best or row[_REACHED] > best[row["precision"]][_REACHED]:
             best[row["precision"]] = row
     ordered = sorted(best.values(), key=lambda row: -row[_REACHED])

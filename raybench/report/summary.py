@@ -12,7 +12,6 @@ import pandas as pd
 from raybench.analysis.rounds import Trials, latest_trials, records, without_controls
 from raybench.analysis.scaling import best_settings, is_by_mean, scaling
 from raybench.analysis.settings import OPTIONAL, batch_column
-from raybench.analysis.start_noise import StartNoise
 from raybench.analysis.step_times import regions_by_point
 from raybench.analysis.uneven import Fleet, fleets
 from raybench.job.point import RUN_SETTINGS
@@ -22,11 +21,13 @@ from raybench.report.document import Listing, MessageGroup, Messages, Report, Ta
 from raybench.report.findings import (
     BEST_TITLE,
     LARGEST_TITLE,
+    ONE_START,
     LargestBatch,
     MoreRounds,
     bests,
     drift_warnings,
     findings,
+    has_one_start,
     largest_batches,
     list_largest,
     losses,
@@ -164,15 +165,13 @@ def summarize(
     run: Run,
     devices: pd.DataFrame,
     points: pd.DataFrame,
-    starts: Mapping[str, StartNoise] | None = None,
     regions: pd.DataFrame | None = None,
 ) -> Summary:
     """Make the report of one run: its rows of `devices` and `points`, as `load` gives them.
 
-    starts: how far starts scatter in other runs of the same, by kind of points.
     regions: its rows of that table.
     """
-    frame = scaling(points, run.baseline, starts)
+    frame = scaling(points, run.baseline)
     rows, trials = records(frame), Trials(points)
     attempts = records(without_controls(latest_trials(points)))
     ranks = ranks_word(rows if devices.empty else [{"device_type": devices["kind"].iloc[0]}])
@@ -187,7 +186,7 @@ def summarize(
         lost_nodes=lost_nodes(zip(points["error_type"], points["error_host"], strict=True)),
         shared=layout.shared,
         counts=formatting.counts(run, _statuses(attempts)) + _rounds(rows),
-        lead=uneven_lead(uneven, ranks) or headline(rows, run.baseline, ranks, largest),
+        lead=_lead(rows, run.baseline, ranks, uneven, largest),
         findings=findings(rows, run.baseline, ranks),
         losses=losses(rows, run.baseline, ranks),
         best=bests(records(best_settings(frame)), rows, ranks),
@@ -212,6 +211,17 @@ def summarize(
         more_rounds=more_rounds(rows, trials),
         scaling=frame,
     )
+
+
+def _lead(
+    rows: Sequence[Row],
+    baseline: Mapping[str, Any],
+    ranks: str,
+    uneven: Sequence[Fleet],
+    largest: Sequence[LargestBatch],
+) -> str:
+    text = uneven_lead(uneven, ranks) or headline(rows, baseline, ranks, largest)
+    return f"{text}; {ONE_START}" if text and not largest and has_one_start(rows) else text
 
 
 def _layout(run: Run, rows: Sequence[Row], ranks: str) -> Layout:

@@ -359,14 +359,11 @@ def without_repeats(
 
 
 _STEP = (
-    "Step: the median over the iterations, ± half its 95 % interval; of ranks in lockstep their "
-    "median, else the slowest one's. Rates follow the mean of the iterations."
+    "Step: the median over the iterations; of ranks in lockstep their median, else the slowest "
+    "one's. Rates follow the mean of the iterations."
 )
 # Before schema 5.
-_STEP_OF_MAXIMA = (
-    "Step: the slowest rank's time of each iteration, its median over the iterations, "
-    "± half its 95 % interval."
-)
+_STEP_OF_MAXIMA = "Step: the slowest rank's time of each iteration, its median over the iterations."
 _REGIONS = (
     "Regions: parts that the step names itself, each on the rank where it takes longest, and their "
     "share of the instrumented step in which they were timed."

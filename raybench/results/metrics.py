@@ -375,6 +375,13 @@ METRICS: tuple[Metric, ...] = (
 # What the reports compute against the baseline point; no columns of `points`.
 DERIVED: tuple[Metric, ...] = (
     Metric(
+        name="scatter",
+        description="standard deviation of the samples of one start over their mean",
+        heading="scatter",
+        meaning="standard deviation of the samples within one start, over their mean",
+        format="share",
+    ),
+    Metric(
         name="speed_up",
         description="throughput over that of the baseline point",
         heading="speed-up",
@@ -410,13 +417,15 @@ def _show(names: str, *, optional: str) -> Columns:
 # Of points that finish samples, of the others, and of where the step goes. The page has those of
 # the first two in one table.
 SCALING = _show(
-    "throughput speed_up efficiency peak_mem_allocated_bytes first_step_ms compiled_step_ms",
-    optional="compiled_step_ms first_step_ms peak_mem_allocated_bytes efficiency throughput",
+    "scatter throughput speed_up efficiency peak_mem_allocated_bytes first_step_ms "
+    "compiled_step_ms",
+    optional="compiled_step_ms first_step_ms scatter peak_mem_allocated_bytes efficiency "
+    "throughput",
 )
 RATES = _show(
-    "algbw_gb_s busbw_gb_s memory_gb_s achieved_tflops_per_device burst_tflops_per_device mfu_pct "
-    "gemm_share_pct nccl_choices",
-    optional="gemm_share_pct algbw_gb_s burst_tflops_per_device mfu_pct nccl_choices",
+    "scatter algbw_gb_s busbw_gb_s memory_gb_s achieved_tflops_per_device "
+    "burst_tflops_per_device mfu_pct gemm_share_pct nccl_choices",
+    optional="gemm_share_pct scatter algbw_gb_s burst_tflops_per_device mfu_pct nccl_choices",
 )
 PARTS = _show(
     "compute_ms optimizer_ms data_ms host_gap_ms comm_exposed_ms straggler_ms mfu_pct "

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from raybench.analysis.settings import is_numeric, setting, varying
-from raybench.analysis.start_noise import ratio_range
 from raybench.records.metric import Metric
 from raybench.report import formatting, plain_text
 from raybench.report.charts.scaling import speed_up_words
@@ -172,9 +171,7 @@ def _change(other: Row | None, row: Row) -> Cell:
     if other is None or not all(formatting.has_value(one["step_ms_p50"]) for one in (other, row)):
         return _NONE
     change = float(row["step_ms_p50"] / other["step_ms_p50"] - 1)
-    around = ratio_range(other, row)
-    sure = "" if around is None else f" {formatting.half_width((around[1] - around[0]) / 2)}"
-    return Cell(text=f"{change:+.1%}{sure}", value=f"{change:.6g}")
+    return Cell(text=f"{change:+.1%}", value=f"{change:.6g}")
 
 
 def _marks(row: Row) -> Cell:

@@ -19,16 +19,18 @@ NOT_COMPARABLE = "NOT COMPARABLE"
 
 
 def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool = False) -> str:
-    """Write the comparison: the answer, what changed around it, then point by point."""
-    runs = pairs([("base", _run(comparison.base)), ("new", _run(comparison.new))])
-    return render([runs, line(""), *terminal.lay_out(_blocks(comparison))], width, color)
+    """Write the comparison: the answer, the runs, what changed around, then point by point."""
+    answer, *rest = _blocks(comparison)
+    runs = pairs([("base", _runs(comparison.base)), ("new", _runs(comparison.new))])
+    parts = [*terminal.lay_out([answer]), runs, line(""), *terminal.lay_out(rest)]
+    return render(parts, width, color)
 
 
 def format_markdown(comparison: Comparison) -> str:
     """Write the comparison, to be read in a pull request."""
     title = (
-        f"## {escape(comparison.new.job_name)}: {code(comparison.new.run_id)} against "
-        f"{code(comparison.base.run_id)}"
+        f"## {escape(comparison.new[-1].job_name)}: {code(comparison.new[-1].run_id)} against "
+        f"{code(comparison.base[-1].run_id)}"
     )
     return markdown.join([title, *markdown.lay_out(_blocks(comparison))])
 
@@ -58,8 +60,9 @@ def _list(title: str, lines: Sequence[tuple[str, str]], otherwise: str = "") -> 
     return Listing(title=title, lines=lines, is_quoted=True, otherwise=otherwise)
 
 
-def _run(run: Run) -> str:
-    return f"{formatting.title(run)}, {formatting.when(run.started_at)}"
+def _runs(runs: Sequence[Run]) -> str:
+    newest = f"{formatting.title(runs[-1])}, {formatting.when(runs[-1].started_at)}"
+    return newest if len(runs) == 1 else f"mean of {len(runs)} runs, the newest {newest}"
 
 
 def _loud(why: str) -> str:
@@ -69,15 +72,16 @@ def _loud(why: str) -> str:
 def format_json(comparison: Comparison) -> str:
     """Write the comparison for other programs.
 
-    Members: base, new (runs), threshold, comparable (false, and why not), changes, verdicts, points
-    (all columns of `raybench.analysis.compare.compare`, and what else changed there).
+    Members: base, new (lists of runs, the newest last), threshold, comparable (false, and why
+    not), changes, verdicts, points (all columns of `raybench.analysis.compare.compare`, and what
+    else changed there).
     """
     points = as_json.records(comparison.frame)
     for row in points:
         row["beside"] = [asdict(one) for one in comparison.beside.get(row["point_id"], ())]
     return as_json.format_object(
-        base=asdict(comparison.base),
-        new=asdict(comparison.new),
+        base=[asdict(run) for run in comparison.base],
+        new=[asdict(run) for run in comparison.new],
         threshold=comparison.threshold,
         left_out=[asdict(one) for one in comparison.left_out],
         comparable=not comparison.obstacles,

@@ -73,7 +73,7 @@ def test_scaling_holds_each_point_once_with_its_speed_up(results: Path) -> None:
     assert list(frame["attempt"]) == [2, 1, 1]
     assert frame.loc[2, "speed_up"] == pytest.approx(1.6, rel=0.01)
     assert frame.loc[2, "efficiency"] == pytest.approx(0.8, rel=0.01)
-    assert frame.loc[2, "speed_up_low"] < frame.loc[2, "speed_up"] < frame.loc[2, "speed_up_high"]
+    assert pd.isna(frame.loc[2, "speed_up_low"])  # one round
     assert set(frame["baseline_point_id"]) == {frame.loc[1, "point_id"]}
     assert frame.loc[4, "why_not"] is pd.NA
     assert pd.isna(frame.loc[4, "speed_up"])

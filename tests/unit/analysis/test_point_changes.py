@@ -57,3 +57,14 @@ def test_a_part_is_told_unless_the_breakdown_contradicts_its_step():
     assert part == PointChange(name="compute", base=7.0, new=9.0, unit="ms")
     assert point_changes(base, broken_down(10.0, 18.0)) == ()
     assert point_changes(broken_down(8.0, 18.0), broken_down(10.0, 9.0)) == ()
+
+
+def test_the_part_that_moved_with_the_step_is_named():
+    base = dict.fromkeys(BREAKDOWN, 1.0) | {"step_ms_p50": 8.0}
+    base |= {"throttled": False, "host_bound": None}
+    base |= {"device_type": "cuda", "local_step_ms": 8.0}
+    new = base | {"step_ms_p50": 9.0, "comm_exposed_ms": 1.9, "compute_ms": 0.5, "throttled": True}
+    found = point_changes({**base, "clock_mhz": 1980.0}, {**new, "clock_mhz": 1410.0})
+    assert [one.name for one in found] == ["exposed communication", "throttled", "SM clock"]
+    late = point_changes(base, base | {"step_ms_p50": 9.0, "straggler_ms": 2.0})
+    assert [one.name for one in late] == ["one rank slower"]

@@ -16,6 +16,9 @@ from raybench.report.uneven import fleet_name, uneven_lead, uneven_listings, une
 from raybench.results.rows import point_row
 from raybench.results.schema import TABLES
 
+# Of samples about their median, which it leaves where it is.
+_NOISE = (-0.01, 0.01) * 3
+
 
 def ran(
     shares: str,
@@ -36,7 +39,7 @@ def ran(
         measurements=tuple(
             make_measurement(
                 rank,
-                [[round(step_ms * 1e6)] * 6] if count else [[1000] * 6],
+                [[round(step_ms * 1e6 * (1 + e)) for e in _NOISE]] if count else [[1000] * 6],
                 items_per_step=count,
                 breakdown=Breakdown(local_ms=((own,) * 3, (own,) * 3)),
                 share=RankShare(

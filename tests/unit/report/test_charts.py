@@ -93,11 +93,15 @@ def test_the_colours_of_the_file_follow_the_theme_of_its_reader() -> None:
 
 
 def test_intervals_are_drawn() -> None:
-    records = [make_record(), make_record(make_point(world_size=2), step_ms=9.0)]
+    records = [
+        make_record(make_point(world_size=size), step_ms=ms + number, round=number, attempt=number)
+        for number in (1, 2, 3)
+        for size, ms in ((1, 8.0), (2, 9.0), (4, 9.5))
+    ]
     summary = report(records)
     [panel] = main_figure(rows_of(summary), summary, NO_DEVICES).panels  # type: ignore[union-attr]
     [rule] = [one for one in panel.spec["layer"] if one["mark"]["type"] == "rule"]
-    assert {value["x"] for value in rule["data"]["values"]} == {1, 2}
+    assert {value["x"] for value in rule["data"]["values"]} == {2, 4}
 
 
 def test_the_ideal_is_the_ratio_of_the_ranks_to_those_of_the_baseline() -> None:

@@ -291,12 +291,14 @@ def test_names_of_bars_that_have_no_room_stand_over_the_panels_instead() -> None
 
 
 def test_the_page_is_as_unsure_of_a_step_as_the_report() -> None:
-    summary = report([make_record(make_point(world_size=1, batch_size=1024))])
+    point = make_point(world_size=1, batch_size=1024)
+    records = [make_record(point, step_ms=8.0 + n, round=n, attempt=n) for n in (1, 2, 3)]
+    summary = report(records)
     (row,) = rows_of(summary)
     table = points.point_table([row], summary)
     titles = [column.title for column in table.columns]
     of_starts = (row["step_ms_high"] - row["step_ms_low"]) / 2 / row["step_ms_p50"]
-    assert of_starts > (row["step_ms_ci_high"] - row["step_ms_ci_low"]) / 2 / row["step_ms_p50"]
+    assert of_starts > 0.1
     assert table.rows[0][titles.index("±")].value == f"{of_starts:.4g}"
     assert summary.plus_minus in dict(table.meanings)["±"]
 

@@ -38,17 +38,19 @@ def reported(root: Path, rounds: int, control_ms: float = 10.0) -> Summary:
     return summarize(run, load(root, "devices", "run-a"), load(root, "points", "run-a"))
 
 
-def test_a_report_of_one_round_says_what_its_intervals_rest_on_and_what_rounds_would_cost(
+def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_cost(
     tmp_path: Path,
 ) -> None:
     summary = reported(tmp_path, 1)
     text = " ".join(terminal.format_report(summary, width=200).split())
-    assert "± holds over starts of the processes, as documented: two starts on H200s" in text
+    assert "±" not in text
+    assert "one start; `--set measure.rounds=3` gives an interval." in text
+    assert "Scatter: standard deviation of the samples within one start" in text
     assert summary.more_rounds is not None
     assert summary.more_rounds.rounds == WORTHWHILE
     # Two points of 3.5 s, twice more, and new processes between.
     assert summary.more_rounds.seconds == pytest.approx(2 * (2 * 3.5 + 5), abs=2)
-    assert "3 rounds would take about" in text
+    assert "3 rounds, which give an interval, would take about" in text
     assert "--set measure.rounds=3" in text
 
 
@@ -58,7 +60,7 @@ def test_a_report_of_three_rounds_has_a_line_for_each_point_and_needs_no_more(
     summary = reported(tmp_path, 3, control_ms=11.02)
     assert len(summary.scaling) == 2
     assert summary.counts == "2 points: 2 ok, 0 failed, 0 skipped; 3 rounds"
-    assert summary.plus_minus == "± holds over starts of the processes, by 3 rounds."
+    assert summary.plus_minus == "± is half of the 95 % interval over the 3 rounds of this run."
     assert summary.more_rounds is None
     assert summary.warnings == ()
 
@@ -74,9 +76,9 @@ def test_the_page_draws_the_samples_of_all_rounds_and_says_what_more_would_cost(
     medians = {number: [float(ms) for n, ms in tips if n == number] for number in "123"}
     assert [min(medians[number]) for number in "123"] == pytest.approx([11.01, 11.02, 11.03], 3e-3)
     assert re.search(r"iteration \d+ to 120\b", page)  # 40 in each round
-    assert "rounds would take" not in page
+    assert "which give an interval" not in page
     once = format_page(tmp_path / "once", reported(tmp_path / "once", 1))
-    assert "3 rounds would take about" in once
+    assert "3 rounds, which give an interval, would take about" in once
     assert "--set measure.rounds=3" in once
     assert "round 1: median" not in once
 

@@ -1,0 +1,260 @@
+"""How right the intervals of `raybench report` and the verdicts of `raybench compare` are.
+
+    python benchmarks/simulated_runs.py [--comparisons 400] [--reports 60] [--jobs 2]
+
+Runs whose true step times are known are written as Parquet, and the real commands read them. Of
+the comparisons one in 20 goes through the command; it must say what the function behind it says,
+which judges all of them. The logarithm of a point's step in a start is its level, plus a deviation
+of the point (start sd), plus a shift of the whole start (run shift). In every comparison each side
+has three runs of one round.
+
+held: share of the printed 95 % intervals that hold the truth; half: the median of half of one.
+false: share of comparisons without any change that exit with 1. found: share of the points called
+slower where all are slower by 5 %; stall: the same where one step in 16 takes twice as long, which
+the median does not see. same: share of the points called the same where all are slower by twice
+the threshold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from click.testing import CliRunner
+
+from raybench.analysis.compare import POINT_COLUMNS, compare
+from raybench.cli import raybench
+from raybench.job.model import Measure
+from raybench.job.point import Point, Precision
+from raybench.records import Device, Measurement, Record, Repetition, Samples, Status
+from raybench.results import rows
+from raybench.results.run import Run, RunStatus
+from raybench.results.schema import schema
+from raybench.results.writer import RunStore
+
+STARTS = (0.005, 0.015, 0.03)
+SHIFTS = (0.0, 0.005, 0.02)
+POINTS = (1, 5, 36)
+THRESHOLD = 0.015
+RUNS = 3
+EVERY = 20
+LEVEL_MS = 10.0
+STALL = 1 / 16
+BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
+DEVICE = Device(
+    kind="cuda",
+    index=0,
+    name="simulated",
+    uuid="GPU-0",
+    node_id="a",
+    host="a",
+    address="a",
+    process_id=1,
+    cpu_count=1,
+    niceness=0,
+    omp_num_threads=1,
+)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--comparisons", type=int, default=400)
+    options.add_argument("--reports", type=int, default=60)
+    options.add_argument("--jobs", type=int, default=2)
+    chosen = options.parse_args()
+    cells = list(itertools.product(POINTS, STARTS, SHIFTS))
+    with ProcessPoolExecutor(chosen.jobs) as pool:
+        for title, measure in (
+            ("report, three rounds", partial(reports, chosen.reports)),
+            ("compare, three runs a side", partial(comparisons, chosen.comparisons)),
+        ):
+            found = pd.DataFrame(pool.map(measure, cells))
+            print(f"{title}\n{found.to_string(index=False)}\n", flush=True)
+
+
+def template() -> dict[str, Any]:
+    """Make the row of a point as a sweep writes it; what differs is filled in by `write`."""
+    point = Point(
+        workload="mlp",
+        params={"layer": "0"},
+        world_size=1,
+        precision=Precision.BF16,
+        batch_size=1,
+        global_batch_size=None,
+        scaling="weak",
+    )
+    steps = [int(LEVEL_MS * 1e6)] * 40
+    timed = Samples(start_ns=[n * steps[0] for n in range(40)], step_ns=steps)
+    measured = Measurement(
+        rank=0,
+        setup_s=1.0,
+        repetitions=(Repetition(warmup=timed, timed=timed),),
+        items_per_step=1,
+    )
+    record = Record(
+        point=point,
+        attempt=1,
+        status=Status.OK,
+        started_at=BEGIN,
+        duration_s=1.0,
+        devices=(DEVICE,),
+        measurements=(measured,),
+    )
+    return rows.point_row("", record, Measure())
+
+
+ROW = template()
+COLUMNS = schema("points")
+
+
+def write(root: Path, run_id: str, medians_ms: Sequence[Sequence[float]], stall: float) -> None:
+    """Write a run. medians_ms: rounds x points. stall: by which share the mean is longer."""
+    side = run_id.rstrip("0123456789")
+    run = Run(
+        run_id=run_id,
+        job_name="simulated",
+        job_text="",
+        job_sha256="0" * 64,
+        argv=(),
+        status=RunStatus.OK,
+        started_at=BEGIN + timedelta(hours=len(list(root.glob("runs/*")))),
+        finished_at=None,
+        points_total=len(medians_ms[0]),
+        baseline={"world_size": 1},
+        cluster="",
+        host="a",
+        versions={},
+        git_commit=None,
+        environment={},
+        tags={"side": side},
+    )
+    store = RunStore.create(root, run, Measure())
+    store.write_devices([DEVICE])
+    folder = root / "points" / run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    content = list(point_rows(run_id, medians_ms, stall))
+    pq.write_table(pa.Table.from_pylist(content, COLUMNS), folder / "all.parquet")
+
+
+def point_rows(
+    run_id: str, medians_ms: Sequence[Sequence[float]], stall: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `points` of a run. medians_ms, stall: as of `write`."""
+    for number, of_round in enumerate(medians_ms, 1):
+        for place, median_ms in enumerate(of_round):
+            mean_ms = median_ms * (1 + stall)
+            yield (
+                ROW
+                | {"run_id": run_id, "point_id": f"{place:012x}", "batch_size": place + 1}
+                | {"attempt": number, "round": number if len(medians_ms) > 1 else None}
+                | {"step_ms_p50": median_ms, "step_ms_mean": mean_ms}
+                | {"throughput": 1000 / mean_ms, "params": {"layer": str(place)}}
+            )
+
+
+def command(*words: object) -> tuple[int, str]:
+    """Run `raybench WORDS`: exit code and stdout."""
+    done = CliRunner().invoke(raybench, list(map(str, words)), standalone_mode=False)
+    if done.exception is not None:
+        raise done.exception
+    return int(done.return_value or 0), done.stdout
+
+
+def draw(rng: np.random.Generator, starts: int, cell: tuple[int, float, float]) -> Any:
+    """Draw the medians of some starts in ms, starts x points."""
+    count, start_sd, shift = cell
+    common = shift * rng.standard_normal((starts, 1))
+    return LEVEL_MS * np.exp(start_sd * rng.standard_normal((starts, count)) + common)
+
+
+def reports(count: int, cell: tuple[int, float, float]) -> dict[str, float]:
+    """Hold the intervals of reports of three rounds against the true level."""
+    rng = np.random.default_rng(zlib.crc32(repr(cell).encode()))
+    held, halves = [], []
+    for _ in range(count * (12 if cell[0] == 1 else 3 if cell[0] < 10 else 1)):
+        with tempfile.TemporaryDirectory() as folder:
+            write(Path(folder), "run", draw(rng, 3, cell), 0.0)
+            text = command("report", "run", "--json", "--results", folder)[1]
+        for point in json.loads(text)["points"]:
+            held.append(point["step_ms_low"] <= LEVEL_MS <= point["step_ms_high"])
+            halves.append((point["step_ms_high"] - point["step_ms_low"]) / 2 / LEVEL_MS)
+    return _named(cell) | {"held": np.mean(held).round(3), "half": np.median(halves).round(4)}
+
+
+def comparisons(count: int, cell: tuple[int, float, float]) -> dict[str, float]:
+    """Count the verdicts of comparisons with a known change."""
+    rng = np.random.default_rng(zlib.crc32(repr(cell).encode()))
+    few = max(1, count // 4)
+    kinds = {
+        "false": (count, 0.0, 0.0),
+        "found": (few, 0.05, 0.0),
+        "stall": (few, 0.0, STALL),
+        "same": (few, 2 * THRESHOLD, 0.0),
+    }
+    found = {name: _compare(rng, cell, *settings) for name, settings in kinds.items()}
+    return _named(cell) | {
+        "false": np.mean([of["slower"] > 0 for of in found["false"]]).round(4),
+        "found": np.mean([of["slower"] for of in found["found"]]).round(3) / cell[0],
+        "stall": np.mean([of["slower"] for of in found["stall"]]).round(3) / cell[0],
+        "same": np.mean([of["same"] for of in found["same"]]).round(4) / cell[0],
+    }
+
+
+def _compare(
+    rng: np.random.Generator,
+    cell: tuple[int, float, float],
+    count: int,
+    change: float,
+    stall: float,
+) -> list[Counter[str]]:
+    """Compare so often; return how many points have each verdict."""
+    results = []
+    for number in range(count):
+        sides = {
+            side: [
+                (f"{side}{run}", draw(rng, 1, cell) * (1 + change * is_new), stall * is_new)
+                for run in range(RUNS)
+            ]
+            for side, is_new in (("base", False), ("new", True))
+        }
+        base, new = (
+            [pd.DataFrame(point_rows(*run))[[*POINT_COLUMNS]] for run in runs]
+            for runs in sides.values()
+        )
+        verdicts = Counter(compare(base, new, threshold=THRESHOLD)["verdict"])
+        if number % EVERY == 0:
+            _check_command(sides, verdicts)
+        results.append(verdicts)
+    return results
+
+
+def _check_command(sides: dict[str, Any], verdicts: Counter[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for run in itertools.chain(*sides.values()):
+            write(Path(folder), *run)
+        words = ("compare", "side=base", "side=new", "--json", "--fail-on", "regression")
+        code, text = command(*words, "--results", folder)
+    assert json.loads(text)["verdicts"] == dict(verdicts)
+    assert (code == 1) == bool(verdicts["slower"])
+
+
+def _named(cell: tuple[int, float, float]) -> dict[str, float]:
+    return dict(zip(("points", "start sd", "run shift"), cell, strict=True))
+
+
+if __name__ == "__main__":
+    main()

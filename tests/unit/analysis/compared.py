@@ -1,0 +1,123 @@
+"""Runs whose step times are known, written as Parquet, and the real commands over them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import START, make_device, make_measure, make_measurement, make_point, make_record
+from builders import make_run as make_stored_run
+
+from raybench import cli
+from raybench.job.point import Point
+from raybench.records import Device, Record
+from raybench.results.writer import RunStore
+
+# (exit code, stdout, stderr) of a command line without `raybench`.
+Command = Callable[..., tuple[int, str, str]]
+
+
+def write(
+    root: Path,
+    run_id: str,
+    records: Sequence[Record],
+    devices: Sequence[Device] = (make_device(0), make_device(1)),
+    **changes: Any,
+) -> None:
+    """Write a run of these records, a part each."""
+    stored = RunStore.create(root, make_stored_run(run_id, **changes), make_measure())
+    stored.write_devices(devices)
+    for place, record in enumerate(records):
+        stored.write_records([(place, record)])
+
+
+def make_points(count: int) -> list[Point]:
+    """Points of one device with a batch size each."""
+    return [make_point(world_size=1, batch_size=2**place) for place in range(count)]
+
+
+def sweep(
+    root: Path,
+    run_id: str,
+    factor: float = 1.0,
+    *,
+    rounds: int = 1,
+    start_sd: float = 0.002,
+    run_shift: float = 0.0,
+    points: Sequence[Point] | None = None,
+    stall: float = 1.0,
+    day: float = 0,
+    **changes: Any,
+) -> None:
+    """Write a run of steps of 8 ms x factor.
+
+    start_sd: standard deviation of the level of a point in a round. run_shift: of the whole run,
+    all points and rounds alike; both of the logarithm. stall: each 16th step takes so many times
+    as long. day: when it ran.
+    """
+    rng = np.random.default_rng(zlib.crc32(run_id.encode()))
+    records = []
+    for number in range(1, rounds + 1):
+        for point in make_points(3) if points is None else points:
+            level = 8e6 * factor * np.exp(start_sd * rng.standard_normal() + run_shift)
+            steps = level * (1 + 1e-3 * rng.standard_normal(48))
+            steps[::16] *= stall
+            measured = (make_measurement(0, [steps], items_per_step=point.batch_size),)
+            record = make_record(
+                point,
+                measurements=measured,
+                attempt=number,
+                round=None if rounds == 1 else number,
+                started_at=START + timedelta(days=day, minutes=number),
+                devices=(make_device(0),),
+            )
+            records.append(record)
+    write(root, run_id, records, started_at=START + timedelta(days=day), **changes)
+
+
+def sweep_sides(
+    root: Path, factor: float, *, runs: int = 3, seed: str = "", **settings: Any
+) -> None:
+    """Write runs with the tags side=base and side=new in turns; `new` is `factor` times as slow."""
+    shifts = settings.pop("run_sd", 0.0) * np.random.default_rng(7).standard_normal(2 * runs)
+    for number in range(2 * runs):
+        side = ("base", "new")[number % 2]
+        sweep(
+            root,
+            f"{side}{number // 2}{seed}",
+            factor if side == "new" else 1.0,
+            day=number,
+            run_shift=float(shifts[number]),
+            tags={"side": side},
+            **settings,
+        )
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Run `raybench WORDS --results tmp_path` as users type it."""
+
+    def run(*words: object, results: Path = tmp_path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["raybench", *map(str, words), "--results", str(results)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return (int(stopped.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def compare_as_json(command: Command, *words: object) -> dict[str, Any]:
+    """Return what `raybench compare WORDS --json` prints."""
+    code, out, err = command("compare", *words, "--json")
+    assert (code, err) == (0, "")
+    content: dict[str, Any] = json.loads(out)
+    return content

@@ -1,0 +1,85 @@
+"""The scatter of starts is right for alike points, for shifts that points share, and for one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import t as student
+
+from raybench.stats.starts import scatter
+
+
+def coverage(count: int, starts: int, *, own: float, common: float) -> float:
+    """How often the 95 % interval of the mean of some starts holds their true level, 0."""
+    rng = np.random.default_rng(5)
+    held = []
+    for _ in range(400):
+        values = own * rng.standard_normal((count, starts)) + common * rng.standard_normal(starts)
+        for of_point, found in zip(values, scatter(values), strict=True):
+            assert found is not None
+            held.append(abs(of_point.mean()) <= found.half_width(1 / starts))
+    return float(np.mean(held))
+
+
+@pytest.mark.parametrize("count", [1, 5, 36])
+@pytest.mark.parametrize(("own", "common"), [(0.015, 0.0), (0.003, 0.02)])
+def test_an_interval_over_three_starts_holds_the_level_in_95_of_100(
+    count: int, own: float, common: float
+) -> None:
+    assert 0.92 < coverage(count, 3, own=own, common=common) < 0.98
+
+
+def test_one_point_alone_has_students_interval() -> None:
+    values = np.array([[0.01, -0.02, 0.04]])
+    [found] = scatter(values)
+    assert found is not None
+    assert (found.sd, found.degrees) == (pytest.approx(values.std(ddof=1)), 2)
+    expected = student.ppf(0.975, 2) * values.std(ddof=1) / 3**0.5
+    assert found.half_width(1 / 3) == pytest.approx(expected)
+
+
+def test_points_that_are_alike_make_each_other_surer() -> None:
+    values = 0.01 * np.random.default_rng(1).standard_normal((36, 3))
+    [alone] = scatter(values[:1])
+    first = scatter(values)[0]
+    assert alone is not None
+    assert first is not None
+    assert first.degrees > 20 * alone.degrees
+    assert first.sd == pytest.approx(0.01, rel=0.2)
+
+
+def test_points_that_a_start_moves_alike_tell_no_more_than_one() -> None:
+    shift = np.array([0.01, -0.03, 0.02])
+    found = scatter(np.tile(shift, (36, 1)))
+    assert {round(one.degrees, 6) for one in found if one is not None} == {2.0}
+
+
+def test_a_noisy_point_among_quiet_ones_keeps_its_noise() -> None:
+    rng = np.random.default_rng(3)
+    sds = np.array([0.003] * 9 + [0.05])
+    found = scatter(sds[:, np.newaxis] * rng.standard_normal((10, 4)))
+    assert found[9] is not None
+    assert found[0] is not None
+    assert found[9].sd > 4 * found[0].sd
+
+
+def test_the_level_of_a_side_is_no_scatter_of_its_starts() -> None:
+    values = np.array([[0.0, 0.01, 1.0, 1.01]])
+    [apart] = scatter(values, sides=[0, 0, 1, 1])
+    assert apart is not None
+    assert (apart.degrees, apart.sd) == (2, pytest.approx(0.01 / 2**0.5))
+
+
+def test_a_point_without_two_starts_on_a_side_has_no_scatter() -> None:
+    values = np.array([[0.0, np.nan, 1.0], [0.0, 0.1, np.nan]])
+    found = scatter(values, sides=[0, 0, 1])
+    assert found[0] is None
+    assert found[1] is not None
+    assert scatter(np.array([[1.0], [2.0]])) == [None, None]
+
+
+def test_starts_that_agree_to_the_last_digit_make_any_change_certain() -> None:
+    [found] = scatter(np.zeros((1, 4)))
+    assert found is not None
+    assert found.p_value(0.01, 1.0) == 0
+    assert found.p_value(-0.01, 1.0) == 1
