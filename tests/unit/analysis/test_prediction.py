@@ -6,7 +6,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from raybench.analysis.start_noise import StartNoise, kind_of
 
 from raybench.analysis.prediction import Network, omissions, predict, reduce_times
 from raybench.errors import ResultsError
