@@ -116,10 +116,11 @@ def _pair(point_id: str, sides: Sequence[Sequence[Mapping[str, Row]]]) -> Row:
 
 
 def _worst(rows: Sequence[Row]) -> str | None:
-    """Return the status that is worst over the runs; one of a later version is the worst."""
-    order = [status.value for status in Status]
+    """Return the worst status over the runs: a failure, else ok where one of them is ok."""
+    order = [status.value for status in Status]  # the worst first
     found = [str(row["status"]) for row in rows]
-    return max(found, key=lambda s: order.index(s) if s in order else len(order), default=None)
+    # A status of a later version is the worst.
+    return min(found, key=lambda s: order.index(s) if s in order else -1, default=None)
 
 
 def _obstacle(sides: Sequence[Sequence[Row]]) -> str | None:

@@ -196,6 +196,18 @@ def test_a_point_that_fails_now_is_a_regression_even_with_one_run_a_side(
     assert "base: ok; new: out of memory" in out
 
 
+def test_a_point_that_fails_in_one_of_three_new_runs_is_a_regression(
+    tmp_path: Path, command: Command
+) -> None:
+    point, *rest = make_points(3)
+    sweep_sides(tmp_path, 1.0)
+    records = [make_failed(point), *map(make_record, rest)]
+    write(tmp_path, "new3", records, tags={"side": "new"})
+    code, out, _ = command("compare", *SIDES, "--fail-on", "regression")
+    assert code == REGRESSION
+    assert "1 fail now" in out
+
+
 def test_points_of_one_side_alone_are_counted_and_told_apart(
     tmp_path: Path, command: Command
 ) -> None:
