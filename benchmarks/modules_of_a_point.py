@@ -18,12 +18,10 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 from unittest.mock import patch
 
 from raybench import cli
-from raybench.cluster import Cluster
-from raybench.cluster.connect import connect
+from raybench.cluster.local import this_process
 
 JOB = """\
 version: 1
@@ -60,13 +58,9 @@ def sweep(path: Path) -> None:
 @contextlib.contextmanager
 def in_this_process() -> Iterator[None]:
     """Let the command line use a worker of this process instead of Ray."""
-
-    def connect_here(_: str, *words: Any, **options: Any) -> Cluster:
-        return connect("in-process", *words, **options)
-
     # Nor is it asked whether a Ray is there: this host has none that counts here.
     with (
-        patch("raybench.sweep.runner.connect", connect_here),
+        patch("raybench.sweep.runner.connect", lambda *_, **__: this_process()),
         patch("raybench.sweep.runner.starts_private", lambda *_: True),
     ):
         yield

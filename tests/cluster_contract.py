@@ -1,26 +1,13 @@
-"""What every launcher must hold, as tests: its own test class inherits them and makes the cluster.
-
-`PointContract` is for launchers of one worker, `GroupContract` for those of three workers or more
-in processes of their own, with real groups and real faults.
-"""
+"""What every cluster must hold, as tests, and small points with faults for those of Ray."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-
-import pytest
-
-from raybench.cluster import Cluster, point_end
+from raybench.cluster import Cluster
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
-from raybench.records import Answer, Device, Failure, Measurement, Status, Task
+from raybench.records import Answer, Failure, Measurement, Status, Task
 
 FAILING = "tests.integration.recovery_workloads:Failing"
-WORLD_SIZE = 3
-TIMEOUT_S = 2.0
-WAITED = "ranks 0 and 2 waited in a collective"
 
 
 def run(
@@ -54,7 +41,10 @@ def places(cluster: Cluster) -> list[tuple[str, int]]:
 
 
 class PointContract:
-    """For a fixture `cluster` with at least one worker that was started."""
+    """For a fixture `cluster` with at least one worker that was started.
+
+    Those of Ray and the one in this process have a test class that inherits these tests.
+    """
 
     def test_a_point_is_measured_and_what_is_known_of_the_workers_stays(self, cluster: Cluster):
         before = cluster.devices
@@ -93,101 +83,3 @@ class PointContract:
         facts = cluster.read_device_facts()
         assert tuple(one.device for one in facts) == cluster.devices
         assert {one.unread for one in facts} == {""}
-
-
-class GroupContract(PointContract):
-    """For a fixture `cluster` with three workers, each a process of its own on a CPU."""
-
-    ALL = tuple(range(WORLD_SIZE))
-
-    @pytest.fixture(autouse=True)
-    def _ranks_have_time_to_answer(self, monkeypatch):
-        """On a busy machine it is not stuck for that, and nobody waits longer than it needs."""
-        monkeypatch.setattr(point_end, "GRACE_S", 10.0)
-
-    @pytest.mark.parametrize(
-        ("fault", "status", "error_type", "text", "survives"),
-        [
-            ("raise", Status.ERROR, "ValueError", "the workload says no", True),
-            ("kill", Status.LOST, "WorkerDied", "the worker process ", False),
-            # On Ray a killed and a stopped rank stand for these.
-            pytest.param(
-                *("segfault", Status.LOST, "WorkerDied", "died by SIGSEGV", False),
-                marks=pytest.mark.long,
-            ),
-            ("stop", Status.TIMEOUT, "Timeout", WAITED, False),
-            pytest.param(
-                *("loop", Status.TIMEOUT, "Timeout", "at recovery_workloads.py:", False),
-                marks=pytest.mark.long,
-            ),
-        ],
-    )
-    def test_a_fault_of_one_rank_ends_the_point_and_costs_no_other_process(
-        self, cluster, fault, status, error_type, text, survives
-    ):
-        before, stood = process_ids(cluster), places(cluster)
-        timeout_s = TIMEOUT_S if status is Status.TIMEOUT else 60.0
-        answers = run(cluster, *self.ALL, fault=fault, timeout_s=timeout_s)
-        failure = answers[1]
-        assert isinstance(failure, Failure)
-        assert (failure.status, failure.error_type) == (status, error_type)
-        assert text in failure.message
-        assert [getattr(answers[rank], "error_type", "") for rank in (0, 2)] == ["PeerFailed"] * 2
-        after = process_ids(cluster)
-        assert (after[0], after[2]) == (before[0], before[2]), answers
-        assert (after[1] == before[1]) == survives
-        assert (places(cluster), cluster.lost) == (stood, frozenset())
-        assert failures(run(cluster, *self.ALL)) == []
-
-    def test_a_rank_that_fails_when_the_others_have_answered_leaves_their_answers(self, cluster):
-        before = process_ids(cluster)
-        answers = run(cluster, *self.ALL, fault="late")
-        assert [getattr(answer, "message", "") for answer in answers] == ["", "not even closed", ""]
-        assert failures(run(cluster, *self.ALL)) == []
-        assert process_ids(cluster) == before
-
-    def test_a_worker_that_died_while_it_was_idle_costs_one_point(self, cluster):
-        before = process_ids(cluster)
-        os.kill(before[2], signal.SIGKILL)
-        answers = run(cluster, *self.ALL)
-        assert isinstance(answers[2], Failure)
-        assert (answers[2].status, answers[2].error_type) == (Status.LOST, "WorkerDied")
-        assert failures(run(cluster, *self.ALL)) == []
-        after = process_ids(cluster)
-        assert (after[:2], after[2] == before[2]) == (before[:2], False)
-
-    def test_all_workers_are_there_after_a_restart(self, cluster):
-        """In new processes, as are fresh workers; more than of launchers of one worker is asked."""
-        assert failures(run(cluster, *self.ALL)) == []
-        before, stood = set(process_ids(cluster)), places(cluster)
-        cluster.restart()
-        between = process_ids(cluster)
-        assert places(cluster) == stood
-        assert before.isdisjoint(between)
-        assert failures(run(cluster, *self.ALL)) == []
-        assert failures(run(cluster, 1, fresh_workers=True)) == []
-        after = process_ids(cluster)
-        assert (after[0], after[1] == between[1], after[2]) == (between[0], False, between[2])
-        assert failures(run(cluster, *self.ALL)) == []
-
-    def test_points_on_other_workers_run_at_once(self, cluster):
-        answers: dict[tuple[int, ...], tuple[Answer, ...]] = {}
-
-        def measure(*worker_ids: int) -> None:
-            answers[worker_ids] = run(cluster, *worker_ids)
-
-        for disjoint in ([(0, 1), (2,)], [(0,), (1, 2)]):
-            threads = [threading.Thread(target=measure, args=ids) for ids in disjoint]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
-            assert [failures(answers.pop(ids)) for ids in disjoint] == [[], []]
-
-
-def is_alive(device: Device) -> bool:
-    try:
-        os.kill(device.process_id, 0)
-    except ProcessLookupError:
-        return False
-    return True

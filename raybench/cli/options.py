@@ -59,16 +59,6 @@ def address_option(meaning: str = "The Ray cluster, as for `raybench sweep`.") -
     )
 
 
-launcher_option = click.option(
-    "--launcher",
-    type=click.Choice(["ray", "processes"]),
-    default="ray",
-    show_default=True,
-    help="What starts the workers. processes: plain processes of this host, or of the srun or "
-    "torchrun that has started this command; no Ray.",
-)
-
-
 def device_option(meaning: str) -> Option:
     """Make the option that chooses the kind of the devices."""
     return click.option(

@@ -17,7 +17,6 @@ from raybench.cli.options import (
     address_option,
     device_option,
     devices_option,
-    launcher_option,
     output_option,
     overrides_option,
     shared_option,
@@ -37,7 +36,6 @@ _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
 # The options that a command to resume must have again.
 _REPEATED = (
     "address",
-    "launcher",
     "device",
     "overrides",
     "expression",
@@ -63,7 +61,6 @@ class Asked:
     world_sizes: str
     items_per_step: str
     address: str
-    launcher: Literal["ray", "processes"]
     device: Literal["auto", "cuda", "cpu"]
     wait_s: float
     shared: bool
@@ -84,8 +81,6 @@ class Asked:
 
     def check(self) -> None:
         """Raise UsageError for options that do not go together."""
-        if self.launcher != "ray" and self.address != "auto":
-            raise UsageError(f"--address {self.address}: is Ray's; --launcher processes has none")
         if self.retry_failed and self.resumed is None:
             raise UsageError("--retry-failed: goes with --resume RUN only")
 
@@ -145,7 +140,6 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     "The Ray cluster. auto: the one of RAY_ADDRESS or of this host, else a private one. "
     "local: always a private one."
 )
-@launcher_option
 @device_option("The devices to measure. auto: GPUs where the cluster has any, else CPU workers.")
 @wait_option
 @shared_option
@@ -228,7 +222,6 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     from raybench.cli.plans import print_plan
     from raybench.results.writer import check_writable
     from raybench.sweep.run_state import start_run
-    from raybench.sweep.runner import helps_another
 
     asked = Asked(**given)
     asked.check()
@@ -236,8 +229,6 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
         ctx.exit(_show_demo(ctx, asked))
     job, plan = _load_asked(ctx, asked)
     where = _target(asked, plan)
-    if not asked.dry_run and helps_another(where):
-        return
     if asked.resumed is not None:
         ctx.exit(_resume(ctx, asked, job, plan, where))
     if asked.dry_run:
@@ -277,7 +268,6 @@ def _target(asked: Asked, plan: Plan | None = None) -> RunTarget:
         wait_s=asked.wait_s,
         shared=asked.shared,
         only=read_device_list(asked.devices_file) if asked.devices_file else None,
-        launcher=asked.launcher,
     )
 
 

@@ -1,4 +1,4 @@
-"""What the sweep asks of a cluster, whatever runs below it."""
+"""What the sweep asks of a cluster: of Ray's workers, or of the one in this process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ os.environ.setdefault("RAY_SCHEDULER_EVENTS", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 DeviceKind = Literal["cuda", "cpu"]
-# What starts the workers and reaches them; `in-process` is for debugging and tests.
-Launcher = Literal["ray", "processes", "in-process"]
 
 
 class Cluster(Protocol):

@@ -1,6 +1,6 @@
 """The end of a point: each rank's answer, and after a failure the same end for all of them.
 
-It is the same for all launchers: each reaches the ranks of a point by its own `RunningRanks`.
+A cluster reaches the ranks of a point by its own `RunningRanks`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _START_S = 10.0
 
 
 class RunningRanks(ABC):
-    """The ranks of one point while it runs, as their launcher reaches them.
+    """The ranks of one point while it runs, as their cluster reaches them.
 
     devices: of the ranks, in their order.
     """
@@ -58,7 +58,7 @@ class RunningRanks(ABC):
         """
         return ()
 
-    def prepare(self) -> None:  # noqa: B027  (not every launcher has spare processes)
+    def prepare(self) -> None:  # noqa: B027  (this process has no spare ones)
         """Begin to start what can replace these processes: the point is late. Does not wait."""
 
 

@@ -63,7 +63,7 @@ def open_cluster(
 
     terms = Terms(holder=this_process("raybench doctor"), shared=True)
     # A private Ray on CPUs gets a worker for each core.
-    return connect("ray", address, device, usable_cores(), end=end, terms=terms)
+    return connect(address, device, usable_cores(), end=end, terms=terms)
 
 
 def diagnose(cluster: Cluster, starts: int, phase: Phase, tell: Callable[[str], None]) -> Diagnosis:

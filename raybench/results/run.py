@@ -48,7 +48,6 @@ class Run:
 
     workload_sha256, workload_files, raybench_sha256: as `raybench.records.environment.Code`; None
     in a run of a version that did not tell.
-    launcher: what started the workers; None in a run of a version that did not tell.
     seed: of the order of the points in rounds.
     only_devices: names of those that `--devices` named; empty where all could be used.
     paused_s: from the end of a sweep to `--resume`, in all; None in a run that was never resumed.
@@ -71,7 +70,6 @@ class Run:
     only_devices: tuple[str, ...] = ()
     seed: int | None = None
     cluster: str
-    launcher: str | None = None
     host: str
     versions: Mapping[str, str] = field(default_factory=dict)
     git_commit: str | None = None

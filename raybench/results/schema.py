@@ -31,7 +31,7 @@ A new column says in its declaration since which version it is there (`Metric.si
        mem_other_bytes
     8  points: wall_unsynced_ms_by_rank, wall_synced_ms_by_rank, nccl_choices, devices,
        models_by_rank, mfu_6n_pct, strategy, mem_estimate_bytes, new_processes,
-       attention_kernels; runs: launcher; devices: rack
+       attention_kernels; devices: rack
 """
 
 from __future__ import annotations
@@ -116,7 +116,6 @@ _RUNS = (
     *_columns("list<string>", "", only_devices="those that --devices named; empty: all"),
     *_columns("int64", "", seed="of the order in rounds"),
     *_columns("string", "", cluster="where the workers ran", host="where the driver ran"),
-    *_columns("string", "", launcher="what started the workers: ray or processes"),
     *_columns("map<string,string>", "", versions="software versions"),
     *_columns(
         "string",

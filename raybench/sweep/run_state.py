@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from raybench.cluster import Cluster, Launcher
+from raybench.cluster import Cluster
 from raybench.errors import ClusterError, ResultsError
 from raybench.job.plan import Plan
 from raybench.job.point import SCRIPT, Point
@@ -44,7 +44,7 @@ class RunTarget:
 
     wait_s: how long the cluster may take to get the devices that the biggest point needs, and other
     sweeps to let go of theirs. shared: measure beside other sweeps.
-    only: the devices to use; all where there is none. launcher: what starts the workers.
+    only: the devices to use; all where there is none.
     """
 
     address: str
@@ -54,7 +54,6 @@ class RunTarget:
     wait_s: float = 0.0
     shared: bool = False
     only: DeviceList | None = None
-    launcher: Launcher = "ray"
 
     @property
     def is_on_cpus(self) -> bool:

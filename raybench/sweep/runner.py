@@ -11,7 +11,7 @@ from typing import Protocol
 
 from raybench.cluster import Cluster
 from raybench.cluster.claims import processors_held
-from raybench.cluster.connect import connect, serves_another, starts_private
+from raybench.cluster.connect import connect, starts_private
 from raybench.cluster.device_locks import Terms, this_process
 from raybench.errors import DevicesInUseError, NothingFitsError, ResultsError
 from raybench.job.device_choice import devices_needed
@@ -78,11 +78,10 @@ def run_sweep(
             shared=where.shared,
             wait_s=where.wait_s,
         )
-        if where.is_on_cpus and starts_private(where.launcher, where.address):
+        if where.is_on_cpus and starts_private(where.address):
             at_the_end.enter_context(processors_held(terms, listener.tell))
         # Ray's native code crashes the process at its exit when `ray.init` has been interrupted.
-        what = "connecting to Ray" if where.launcher == "ray" else "starting an agent"
-        with listener.waiting(what), interrupts.held_back(math.inf):
+        with listener.waiting("connecting to Ray"), interrupts.held_back(math.inf):
             cluster = _connect(job, where, wanted, terms, interrupts, listener)
             at_the_end.enter_context(_closing(cluster, interrupts))
             interrupts.take_signals()
@@ -92,7 +91,6 @@ def run_sweep(
         run = replace(
             start.run,
             cluster=cluster.description,
-            launcher=where.launcher,
             only_devices=where.only.names if where.only else (),
         )
         start = replace(start, run=run)
@@ -100,14 +98,6 @@ def run_sweep(
         settings = _settings(job, start, where, source)
         rows = RunRows(start, store, listener)
         return record_run(settings, cluster, workers, rows, interrupts, source)
-
-
-def helps_another(where: RunTarget) -> bool:
-    """Help with the sweep of another process until it ends, where this one is of the same srun.
-
-    As `raybench.cluster.connect.serves_another`.
-    """
-    return serves_another(where.launcher)
 
 
 def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSource | None) -> int:
@@ -131,7 +121,6 @@ def _connect(
     listener: Listener,
 ) -> Cluster:
     return connect(
-        where.launcher,
         where.address,
         where.device,
         wanted,

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from raybench.cluster import Cluster
 from raybench.records import Measurement
-from tests.process_cluster import start_forks
 from tests.real_scripts import SCRIPTS, make_task
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    joined = start_forks(2, tmp_path_factory.mktemp("logs"))
-    joined.start(2, "pack")
-    yield joined
-    joined.close()
 
 
 def run(cluster: Cluster, name: str, world_size: int, args: str = "") -> list[Measurement]:
@@ -26,8 +15,10 @@ def run(cluster: Cluster, name: str, world_size: int, args: str = "") -> list[Me
     return [answer for answer in answers if isinstance(answer, Measurement)]
 
 
-def test_a_script_of_the_real_torch_gives_samples_and_parts_of_both_ranks(cluster: Cluster) -> None:
-    for measurement in run(cluster, "ddp.py", 2, "--accumulation 2"):
+def test_a_script_of_the_real_torch_gives_samples_and_parts_of_both_ranks(
+    three_workers: Cluster,
+) -> None:
+    for measurement in run(three_workers, "ddp.py", 2, "--accumulation 2"):
         (repetition,) = measurement.repetitions
         assert len(repetition.timed.step_ns) == 30
         assert measurement.warnings == ()
@@ -39,8 +30,8 @@ def test_a_script_of_the_real_torch_gives_samples_and_parts_of_both_ranks(cluste
 
 
 @pytest.mark.long
-def test_what_hooks_cannot_tell_is_unknown_with_the_reason(cluster: Cluster) -> None:
-    breakdown = run(cluster, "fsdp.py", 2)[0].breakdown
+def test_what_hooks_cannot_tell_is_unknown_with_the_reason(three_workers: Cluster) -> None:
+    breakdown = run(three_workers, "fsdp.py", 2)[0].breakdown
     assert breakdown is not None
     assert breakdown.hooked_ms == ()
     assert "no model in DistributedDataParallel" in breakdown.methods["comm_exposed_ms"]
@@ -49,13 +40,13 @@ def test_what_hooks_cannot_tell_is_unknown_with_the_reason(cluster: Cluster) -> 
 @pytest.mark.long
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_is_measured_unchanged(cluster: Cluster, name: str, world_size: int) -> None:
-    for measurement in run(cluster, name, world_size):
+def test_a_script_is_measured_unchanged(three_workers: Cluster, name: str, world_size: int) -> None:
+    for measurement in run(three_workers, name, world_size):
         assert measurement.warnings == ()
         assert min(measurement.repetitions[0].timed.step_ns) > 0
 
 
 @pytest.mark.long
-def test_the_slower_of_two_optimizers_ends_an_iteration(cluster: Cluster) -> None:
-    (both,) = run(cluster, "gan.py", 1)
+def test_the_slower_of_two_optimizers_ends_an_iteration(three_workers: Cluster) -> None:
+    (both,) = run(three_workers, "gan.py", 1)
     assert both.warnings == ()

@@ -1,20 +1,25 @@
-"""Ray holds what is asked of every launcher; what else a fault of one rank costs there."""
+"""What Ray's workers hold, as every cluster, and what a fault of one rank costs."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from raybench.cluster import Cluster, point_end
-from raybench.records import Failure, Status
-from tests.cluster_contract import GroupContract, failures, process_ids, run
+from raybench.records import Answer, Failure, Status
+from tests.cluster_contract import PointContract, failures, places, process_ids, run
 
 # A machine that does other things too starts a process more slowly, and a rank that comes out of
 # its collective may first have to read from the disk what it has not needed before.
 SLACK_S = 25.0
 PATIENCE_S = 10.0
+TIMEOUT_S = 2.0
+WAITED = "ranks 0 and 2 waited in a collective"
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +29,89 @@ def cluster(three_workers: Cluster) -> Iterator[Cluster]:
         yield three_workers
 
 
-class TestRay(GroupContract):
+class TestRay(PointContract):
     """Over two nodes; with the cluster of this module."""
+
+    ALL = (0, 1, 2)
+
+    @pytest.mark.parametrize(
+        ("fault", "status", "error_type", "text", "survives"),
+        [
+            ("raise", Status.ERROR, "ValueError", "the workload says no", True),
+            ("kill", Status.LOST, "WorkerDied", "the worker process ", False),
+            # A killed and a stopped rank stand for these.
+            pytest.param(
+                *("segfault", Status.LOST, "WorkerDied", "died by SIGSEGV", False),
+                marks=pytest.mark.long,
+            ),
+            ("stop", Status.TIMEOUT, "Timeout", WAITED, False),
+            pytest.param(
+                *("loop", Status.TIMEOUT, "Timeout", "at recovery_workloads.py:", False),
+                marks=pytest.mark.long,
+            ),
+        ],
+    )
+    def test_a_fault_of_one_rank_ends_the_point_and_costs_no_other_process(
+        self, cluster, fault, status, error_type, text, survives
+    ):
+        before, stood = process_ids(cluster), places(cluster)
+        timeout_s = TIMEOUT_S if status is Status.TIMEOUT else 60.0
+        answers = run(cluster, *self.ALL, fault=fault, timeout_s=timeout_s)
+        failure = answers[1]
+        assert isinstance(failure, Failure)
+        assert (failure.status, failure.error_type) == (status, error_type)
+        assert text in failure.message
+        assert [getattr(answers[rank], "error_type", "") for rank in (0, 2)] == ["PeerFailed"] * 2
+        after = process_ids(cluster)
+        assert (after[0], after[2]) == (before[0], before[2]), answers
+        assert (after[1] == before[1]) == survives
+        assert (places(cluster), cluster.lost) == (stood, frozenset())
+        assert failures(run(cluster, *self.ALL)) == []
+
+    def test_a_rank_that_fails_when_the_others_have_answered_leaves_their_answers(self, cluster):
+        before = process_ids(cluster)
+        answers = run(cluster, *self.ALL, fault="late")
+        assert [getattr(answer, "message", "") for answer in answers] == ["", "not even closed", ""]
+        assert failures(run(cluster, *self.ALL)) == []
+        assert process_ids(cluster) == before
+
+    def test_a_worker_that_died_while_it_was_idle_costs_one_point(self, cluster):
+        before = process_ids(cluster)
+        os.kill(before[2], signal.SIGKILL)
+        answers = run(cluster, *self.ALL)
+        assert isinstance(answers[2], Failure)
+        assert (answers[2].status, answers[2].error_type) == (Status.LOST, "WorkerDied")
+        assert failures(run(cluster, *self.ALL)) == []
+        after = process_ids(cluster)
+        assert (after[:2], after[2] == before[2]) == (before[:2], False)
+
+    def test_all_workers_are_there_after_a_restart(self, cluster):
+        """In new processes, as are fresh workers."""
+        assert failures(run(cluster, *self.ALL)) == []
+        before, stood = set(process_ids(cluster)), places(cluster)
+        cluster.restart()
+        between = process_ids(cluster)
+        assert places(cluster) == stood
+        assert before.isdisjoint(between)
+        assert failures(run(cluster, *self.ALL)) == []
+        assert failures(run(cluster, 1, fresh_workers=True)) == []
+        after = process_ids(cluster)
+        assert (after[0], after[1] == between[1], after[2]) == (between[0], False, between[2])
+        assert failures(run(cluster, *self.ALL)) == []
+
+    def test_points_on_other_workers_run_at_once(self, cluster):
+        answers: dict[tuple[int, ...], tuple[Answer, ...]] = {}
+
+        def measure(*worker_ids: int) -> None:
+            answers[worker_ids] = run(cluster, *worker_ids)
+
+        for disjoint in ([(0, 1), (2,)], [(0,), (1, 2)]):
+            threads = [threading.Thread(target=measure, args=ids) for ids in disjoint]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert [failures(answers.pop(ids)) for ids in disjoint] == [[], []]
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_points_beside_each_other_ask_for_more_devices_but_not_on_cores_that_the
     )
     asked: list[int] = []
 
-    def connect(_launcher: str, _address: str, _device: str, count: int, **_: object) -> None:
+    def connect(_address: str, _device: str, count: int, **_: object) -> None:
         asked.append(count)
         raise ClusterError("seen")
 

@@ -1,32 +1,27 @@
 """Scripts as points of a worker: real processes, with a torch that has the optimizers' hooks alone.
 
-Two workers are real processes too, and their ranks wait for each other.
+Those of several ranks are in tests/integration/test_script_ranks.py.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from fakes import make_point
 
-from raybench.cluster import Cluster, point_end
 from raybench.job.model import Measure
 from raybench.records import Failure, Measurement, RankInfo, Status, Task
 from raybench.worker.worker import Worker
-from tests.process_cluster import start_forks
 from tests.script_files import write_script
 
 ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
-NO_GROUP = "the script's process group has 1 of 2 ranks: each may have trained alone"
 
 
-def make_task(script: Path, world_size: int = 1, measure=None, **params) -> Task:
+def make_task(script: Path, measure=None, **params) -> Task:
     given = {"path": str(script), "args": "", "items_per_step": "", "step_of": "", **params}
-    point = make_point(workload="script", params=given, world_size=world_size)
+    point = make_point(workload="script", params=given)
     settings = {"warmup": 5, "iterations": 10, "breakdown": False, **(measure or {})}
     return Task(point=point, settings=Measure(**settings))
 
@@ -200,85 +195,3 @@ def test_variables_of_the_job_are_those_of_the_process(tmp_path):
     point = make_point(workload="script", params=task.point.params, env={"X": "y"})
     answer = Worker("cpu", 0).run(Task(point=point, settings=task.settings), ALONE, None)
     assert isinstance(answer, Measurement), answer
-
-
-class TestTwoRanks:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def cluster(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-        joined = start_forks(2, tmp_path_factory.mktemp("logs"))
-        joined.start(2, "pack")
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(point_end, "GRACE_S", 10.0)
-            yield joined
-        joined.close()
-
-    def run(self, cluster: Cluster, tmp_path: Path, text: str, **measure):
-        script = write_script(tmp_path, text)
-        return cluster.run(make_task(script, 2, measure), (0, 1))
-
-    @pytest.mark.parametrize(
-        ("fault", "error_type"),
-        [
-            ("raise ValueError('no')", "ValueError"),
-            pytest.param("os._exit(3)", "ScriptExit", marks=pytest.mark.long),
-            ("os.kill(os.getpid(), 9)", "WorkerDied"),
-        ],
-    )
-    def test_a_fault_of_one_rank_costs_no_worker(self, cluster, tmp_path, fault, error_type):
-        before = [device.process_id for device in cluster.devices]
-        text = f"steps(8)\nif rank == 1: {fault}\nsteps(10**9)"
-        first, second = self.run(cluster, tmp_path, text)
-        assert (first.error_type, second.error_type) == ("PeerFailed", error_type)
-        assert [device.process_id for device in cluster.devices] == before
-
-    def test_a_script_ends_with_its_worker(self, cluster, tmp_path):
-        text = f"""
-            open("{tmp_path}/pid", "w").write(str(os.getpid())) if rank == 1 else None
-            steps(8)
-            if rank == 1:
-                os.kill(os.getppid(), 9)
-            steps(10**9)
-        """
-        first, second = self.run(cluster, tmp_path, text)
-        assert (first.error_type, second.error_type) == ("PeerFailed", "WorkerDied")
-        script = int((tmp_path / "pid").read_text(encoding="utf-8"))
-        assert not is_running(script)
-
-    @pytest.mark.long
-    def test_a_rank_whose_script_waits_for_one_that_hangs_keeps_its_worker(self, cluster, tmp_path):
-        before = [device.process_id for device in cluster.devices]
-        waits = tmp_path / "torch" / "distributed"
-        waits.mkdir(parents=True)
-        (waits / "__init__.py").write_text("import time\ndef wait(): time.sleep(1000)\n")
-        text = """
-            steps(8)
-            if rank == 1:
-                time.sleep(1000)
-            import torch.distributed
-            torch.distributed.wait()
-        """
-        first, second = self.run(cluster, tmp_path, text, timeout_s=5.0, max_seconds=1.0)
-        assert (first.error_type, second.error_type) == ("PeerFailed", "Timeout")
-        assert "waited in a collective" in second.message
-        after = [device.process_id for device in cluster.devices]
-        assert (after[0] == before[0], after[1] == before[1]) == (True, False)
-
-    def test_a_rank_that_hangs_is_named_with_its_line(self, cluster, tmp_path):
-        before = [device.process_id for device in cluster.devices]
-        text = "steps(8)\nif rank == 1: time.sleep(1000)\nsteps(10**9)"
-        began_s = time.monotonic()
-        first, second = self.run(cluster, tmp_path, text, timeout_s=2.0, max_seconds=1.0)
-        assert time.monotonic() - began_s < 15
-        assert (first.error_type, second.error_type) == ("PeerFailed", "Timeout")
-        assert "at train.py:" in second.message
-        assert "rank 0 waited in a collective" in second.message
-        after = [device.process_id for device in cluster.devices]
-        assert (after[0] == before[0], after[1] == before[1]) == (True, False)
-
-    def test_ranks_end_after_the_same_iteration(self, cluster, tmp_path):
-        text = "steps(9 - 2 * rank)"
-        answers = self.run(cluster, tmp_path, text, warmup=4, iterations=100, breakdown=True)
-        assert [counts(answer) for answer in answers] == [(2, 2), (2, 2)]
-        assert {answer.breakdown.hooked_ms for answer in answers} == {()}
-        assert NO_GROUP in answers[0].warnings
