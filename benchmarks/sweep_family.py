@@ -18,7 +18,7 @@ _KINDS = {
     "raylet": ("/raylet/raylet",),
     "head": ("gcs_server",),
     "rank": ("ray::_Worker",),
-    "agent": ("ray::_Agent",),
+    "agent": ("ray::NodeAgent",),
     "store": ("ray::_Store",),
     "starting worker": ("setup_worker.py", "default_worker.py", "ray::IDLE"),
     "agent of Ray": (

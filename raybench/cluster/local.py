@@ -71,7 +71,7 @@ class LocalCluster:
 
     @property
     def description(self) -> str:
-        """As Cluster.description."""
+        """One line for the user: this process, and how many devices it has."""
         return f"in this process, {self.capacity} devices"
 
     @property
@@ -103,7 +103,7 @@ class LocalCluster:
         self._workers = {device.uuid: self._make_worker(device) for device in self._devices}
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
-        """As Cluster.run; a worker that is no good any more is made anew."""
+        """Return one answer per rank; a worker that is no good any more is made anew."""
         devices = [self._devices[worker_id] for worker_id in worker_ids]
         workers = [self._workers[device.uuid] for device in devices]
         outcome = finish_point(_RanksInTurn(devices, workers, task), task)
@@ -123,7 +123,7 @@ class LocalCluster:
         return ()
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
-        """As Cluster.read_device_facts, read in this process."""
+        """Read state and error counters of each device in this process."""
         return self._facts.read(self._devices)
 
     def close(self) -> None:

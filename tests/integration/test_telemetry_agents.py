@@ -82,7 +82,7 @@ def process_ids() -> dict[str, int]:
     found = {}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error, IndexError):
-            if process.cmdline()[0].startswith("ray::_Agent"):
+            if process.cmdline()[0].startswith("ray::NodeAgent"):
                 raylet = process.parent().cmdline()
                 [node_id] = [word[10:] for word in raylet if word.startswith("--node_id=")]
                 found[node_id] = process.pid

@@ -9,12 +9,11 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
-import ray._private.worker
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -23,9 +22,19 @@ from ray.util.scheduling_strategies import (
 
 from raybench.cluster import DeviceKind, reaper
 from raybench.cluster.device_locks import FOLDER_VARIABLE
-from raybench.cluster.node_agent import NodeAgent
-from raybench.cluster.worker_environment import worker_environment
+from raybench.cluster.ray_cluster.node_agent import NodeAgent
 from raybench.records import Answer, Device, Group, RankInfo, Task
+from raybench.records.environment import variables_that_matter
+
+# Not CUDA_: those say which devices and which files this host has.
+_FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
+# Over sockets NCCL notices a dead peer by itself, and torch's watchdog of the survivors then waits
+# for 60 s, writes what it has recorded, and ends the process. Without these three it only notes it.
+_SURVIVE_A_PEER = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
 
 
 class _Worker:
@@ -92,23 +101,6 @@ class _Store:
         self._host.tell_abort(group)
 
 
-class _Agent(NodeAgent):
-    """A NodeAgent as an actor; what it looks after are other children of its raylet."""
-
-    @property
-    def logs(self) -> Path:
-        session: Any = ray._private.worker._global_node
-        return Path(session.get_logs_dir_path())
-
-    def answer(self) -> None:
-        """Show that this node lives."""
-
-    def kill(self, process_ids: Sequence[int]) -> None:
-        from raybench.cluster.node_processes import kill_siblings
-
-        kill_siblings(process_ids)
-
-
 def start_worker(
     kind: DeviceKind,
     placement: PlacementGroup,
@@ -149,7 +141,7 @@ def start_store() -> Any:
 
 def start_agent(node_id: str) -> Any:
     """Start an agent on this node."""
-    return _on_node(_Agent, node_id)
+    return _on_node(NodeAgent, node_id)
 
 
 def _on_node(actor: type, node_id: str) -> Any:
@@ -187,9 +179,17 @@ def _index_of_gpu() -> int:
 
 
 def _worker_environment() -> dict[str, str]:
-    """Collect what makes an actor's process like one of torchrun's."""
+    """Return the variables that make an actor's process like one of torchrun's."""
     return {
-        **worker_environment(),
+        **_SURVIVE_A_PEER,
+        # As srun does: a variable set for the sweep is meant for the workers, on every node.
+        **{
+            name: value
+            for name, value in variables_that_matter().items()
+            if name.startswith(_FORWARDED)
+        },
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "RAY_worker_niceness": "0",
         # Ray would turn the log over in threads of the worker, behind a pipe: they would run beside
         # what is measured, and the last words of a crash, which say its reason, would be lost.

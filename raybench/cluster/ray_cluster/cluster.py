@@ -25,9 +25,8 @@ from raybench.cluster.ray_cluster.process_groups import ProcessGroups
 from raybench.cluster.ray_cluster.ray_errors import answer_of, node_lost
 from raybench.cluster.ray_cluster.replacement import Standbys
 from raybench.cluster.ray_cluster.workers import WorkerGroup
-from raybench.cluster.worker_state import answer_unstarted, need_new_processes
 from raybench.errors import ClusterError
-from raybench.records import Answer, Device, DeviceSample, Group, Task
+from raybench.records import Answer, Cause, Device, DeviceSample, Failure, Group, Task
 from raybench.records.device_facts import DeviceFacts
 from raybench.records.device_list import DeviceList
 
@@ -137,7 +136,7 @@ class RayCluster:
 
     @property
     def description(self) -> str:
-        """As Cluster.description."""
+        """One line for the user: which cluster, and how many devices it could give."""
         noun = "GPU" if self.kind == "cuda" else "CPU worker"
         named = f" of {self._only.source}" if self._only else ""
         devices = f"{self.capacity} {noun}{'s' * (self.capacity != 1)}"
@@ -145,28 +144,28 @@ class RayCluster:
 
     @property
     def kind(self) -> DeviceKind:
-        """As Cluster.kind."""
+        """Kind of the devices."""
         return self._connection.kind
 
     @property
     def capacity(self) -> int:
-        """As Cluster.capacity."""
+        """Number of devices that a point could have; of listed ones where there is a list."""
         there = self._connection.capacity
         return min(there, len(self._only.names)) if self._only else there
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """As Cluster.devices."""
+        """Device of every worker by worker id, those of lost workers included."""
         return self._workers.devices
 
     @property
     def lost(self) -> frozenset[int]:
-        """As Cluster.lost."""
+        """Ids of workers that cannot be used any more."""
         return self._workers.lost
 
     @property
     def pending(self) -> int:
-        """As Cluster.pending."""
+        """Number of workers that were asked for and may still come."""
         return self._workers.pending
 
     def start(self, count: int, strategy: Strategy) -> None:
@@ -178,40 +177,40 @@ class RayCluster:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """As Cluster.others."""
+        """Other sweeps that had the devices at the start, in words."""
         return self._claims.others
 
     def bystanders(self, worker_ids: Sequence[int]) -> Callable[[], tuple[str, ...]]:
-        """As Cluster.bystanders."""
+        """Begin to look who else uses the devices; the returned call tells who did since."""
         return self._agents.bystanders(
             [self._workers[worker_id].device for worker_id in worker_ids]
         )
 
     def refresh(self, timeout_s: float) -> None:
-        """As Cluster.refresh."""
+        """Take in workers that came and note lost ones; wait at most `timeout_s` for one."""
         self._workers.refresh(timeout_s)
 
     def give_back(self, count: int, strategy: Strategy) -> None:
-        """As Cluster.give_back: of a cluster whose nodes were waited for, which may be scaled."""
+        """Let go of nodes that such a point leaves idle, where nodes were waited for."""
         if given := self._workers.give_back(count, strategy):
             self._groups.forget(given)
 
     def run(self, task: Task, worker_ids: Sequence[int]) -> tuple[Answer, ...]:
-        """As Cluster.run. Raises ClusterError where the cluster is closed meanwhile."""
+        """Return one answer per rank. Raises ClusterError where the cluster is gone or closed."""
         with self._point_counted():
             return self._run(task, tuple(worker_ids))
 
     def _run(self, task: Task, chosen: tuple[int, ...]) -> tuple[Answer, ...]:
         workers = [self._workers[worker_id] for worker_id in chosen]
         self._workers.lose(self._agents.silent_nodes())
-        if need_new_processes(task, workers):
+        if _need_new_processes(task, workers):
             self._groups.leave(chosen)
             for worker in workers:
                 worker.environment = task.worker_environment
             self._replace(chosen)
         group = self._groups.join(chosen)
         if any(worker.lost_because for worker in workers):
-            return with_losses(*answer_unstarted(workers))
+            return with_losses(*_answer_unstarted(workers))
         running = self._begin(task, workers, group)
         outcome = finish_point(running, task)
         if outcome.group_is_gone:
@@ -230,7 +229,7 @@ class RayCluster:
         )
 
     def restart(self) -> None:
-        """As Cluster.restart."""
+        """Replace the processes of all workers that have run a point."""
         self._workers.lose(self._agents.silent_nodes())
         used = [
             worker_id for worker_id in range(len(self.devices)) if self._workers[worker_id].is_used
@@ -239,11 +238,11 @@ class RayCluster:
         self._replace(used)
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """As Cluster.telemetry."""
+        """Return what the agents sampled of the devices since the last call."""
         return self._agents.drain()
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
-        """As Cluster.read_device_facts."""
+        """Read state and error counters of each device, in the order of `devices`."""
         return self._agents.device_facts(self.devices)
 
     def close(self) -> None:
@@ -324,3 +323,19 @@ class RayCluster:
         self._check_open()
         self._monitor.check(afresh=True)
         self._workers.replace(worker_ids)
+
+
+def _need_new_processes(task: Task, workers: Sequence[WorkerHandle]) -> bool:
+    """Whether a point asks for fresh ones, or for variables that these were not started with."""
+    is_fresh = task.settings.fresh_workers and any(worker.is_used for worker in workers)
+    return is_fresh or any(worker.environment != task.worker_environment for worker in workers)
+
+
+def _answer_unstarted(workers: Sequence[WorkerHandle]) -> tuple[list[Answer], list[str]]:
+    """Answer for a point of which a worker was lost before it began, and say why each was."""
+    message = "another rank has no worker"
+    answers: list[Answer] = [
+        Failure.of(Cause.PEER_FAILED, rank=rank, message=message, worker_reusable=True)
+        for rank in range(len(workers))
+    ]
+    return answers, [worker.lost_because for worker in workers]

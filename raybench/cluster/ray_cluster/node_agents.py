@@ -14,10 +14,10 @@ import ray
 
 from raybench.cluster.bystanders import Look, lock_name, others_between
 from raybench.cluster.device_locks import Claim, Holder
-from raybench.cluster.node_processes import Output
 from raybench.cluster.ray_cluster.actors import start_agent
 from raybench.cluster.ray_cluster.connection import nodes
 from raybench.cluster.ray_cluster.liveness import HeadMonitor
+from raybench.cluster.ray_cluster.node_agent import Output
 from raybench.records import Answer, Device, DeviceSample, Measurement, SpanNs
 from raybench.records.device_facts import DeviceFacts
 
@@ -154,7 +154,7 @@ class NodeAgents:
     def claim(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, Claim]]:
-        """As claims.Nodes."""
+        """Hold these devices; by node, its first device and what became of the claim."""
         asked = [
             (here[0], agent.claim.remote(list(map(lock_name, here)), holder, shared))
             for agent, here in self._by_agent(devices)
@@ -166,11 +166,11 @@ class NodeAgents:
         return [(first, said or silent) for (first, _), said in zip(asked, answers, strict=True)]
 
     def release(self, devices: Sequence[Device]) -> None:
-        """As claims.Nodes."""
+        """Let go of what the nodes of these devices hold."""
         _answers([agent.release.remote() for agent, _ in self._by_agent(devices)], _CLAIM_TIMEOUT_S)
 
     def bystanders(self, devices: Sequence[Device]) -> Callable[[], tuple[str, ...]]:
-        """As Cluster.bystanders."""
+        """Begin to look who else uses the devices; the returned call tells who did since."""
         holder = self._holder
         if holder is None:
             return tuple
@@ -288,7 +288,7 @@ class NodeAgents:
         return tuple(sample for said in _answers(done) for sample in said or ())
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """As Cluster.read_device_facts."""
+        """Read each device; it is `unread` where the agent of its node does not answer."""
         asked = self._by_agent(devices)
         refs = [agent.device_facts.remote(here) for agent, here in asked]
         told = [facts for answer in _answers(refs, _FACTS_TIMEOUT_S) for facts in answer or ()]

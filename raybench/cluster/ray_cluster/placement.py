@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -17,7 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from raybench.cluster import DeviceKind
 from raybench.cluster.ray_cluster.connection import nodes
-from raybench.cluster.worker_state import WorkerState
+from raybench.records import Device
 
 # A bundle on devices that were free a moment ago is there in milliseconds, or not at all.
 _PLACE_TIMEOUT_S = 2.0
@@ -35,11 +35,18 @@ class Slot:
 
 
 @dataclass(slots=True, kw_only=True)
-class WorkerHandle(WorkerState):
-    """A worker and where it is held."""
+class WorkerHandle:
+    """A worker and where it is held. lost_because: empty as long as it can be used.
+
+    environment: variables that its process was started with, or its next one is.
+    """
 
     slot: Slot
     actor: Any
+    device: Device
+    is_used: bool = False
+    lost_because: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def resource(kind: DeviceKind) -> str:

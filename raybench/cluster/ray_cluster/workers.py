@@ -34,10 +34,10 @@ from raybench.cluster.ray_cluster.replacement import (
     Replacement,
     Standbys,
 )
-from raybench.cluster.worker_state import check_devices
 from raybench.errors import ClusterError
 from raybench.records import Device
 from raybench.records.device_list import DeviceList
+from raybench.records.environment import package_versions
 
 # How long the others are waited for when the first worker is there.
 _SLOW_START_S = 20.0
@@ -106,18 +106,18 @@ class WorkerGroup:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """As Cluster.devices."""
+        """Device of every worker by worker id, those of lost workers included."""
         return tuple(worker.device for worker in list(self._workers))
 
     @property
     def lost(self) -> frozenset[int]:
-        """As Cluster.lost."""
+        """Ids of workers that cannot be used any more."""
         workers = enumerate(list(self._workers))
         return frozenset(number for number, worker in workers if worker.lost_because)
 
     @property
     def pending(self) -> int:
-        """As Cluster.pending."""
+        """Number of workers that were asked for and may still come."""
         with self._lock:
             is_waiting = time.monotonic() < self._wait_until_s
             return len(self._starting) + (self._missing if is_waiting else 0)
@@ -137,7 +137,7 @@ class WorkerGroup:
         return [name for name in self._only.names if name not in named] if self._only else []
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """As Cluster.start: what is slow, or not there yet, is left to `refresh`."""
+        """Start workers on free devices; slow ones, or not there yet, are left to `refresh`."""
         self._count = self._most_listed(self._only) if self._only else count
         self._strategy = strategy
         self._wait_until_s = time.monotonic() + self._connection.wait_s
@@ -147,7 +147,7 @@ class WorkerGroup:
         self._hold_devices()
         came = self._first_answers()
         order = allocator.in_device_order([worker.device for worker in came])
-        check_devices([worker.device for worker in came])
+        _check_devices([worker.device for worker in came])
         self._claims.hold([worker.device for worker in came])
         self._agents.watch([came[position].device for position in order])
         with self._lock:
@@ -160,7 +160,7 @@ class WorkerGroup:
             self._tell(f"{len(came)} of {wanted} workers are there, up to {more} may come")
 
     def refresh(self, timeout_s: float) -> None:
-        """As Cluster.refresh."""
+        """Take in workers that came and note lost ones; wait at most `timeout_s` for one."""
         self._tell_end_of_wait()
         deadline_s = time.monotonic() + timeout_s
         self.lose(self._agents.silent_nodes())
@@ -402,7 +402,9 @@ class WorkerGroup:
             if worker is None:
                 self._leave_out(start)
                 return False
-            check_devices([*(s.device for s in self._workers if not s.lost_because), worker.device])
+            _check_devices(
+                [*(s.device for s in self._workers if not s.lost_because), worker.device]
+            )
             if reason := self._claims.refusal([worker.device]):
                 raise ClusterError(reason)
         except ray.exceptions.RayError as error:
@@ -451,3 +453,18 @@ def _handle_of(start: _Start) -> WorkerHandle | None:
         return None
     device = replace(device, rack=racks().get(device.node_id, ""))
     return WorkerHandle(slot=start.slot, actor=start.actor, device=device)
+
+
+def _check_devices(devices: Sequence[Device]) -> None:
+    """Raise ClusterError where two workers have one device, or versions other than the driver's."""
+    if shared := allocator.devices_shared(devices):
+        raise ClusterError(f"several workers were given the same device: {', '.join(shared)}")
+    ours = package_versions()
+    for device in devices:
+        for name in ours.keys() & device.versions.keys():
+            if ours[name] != device.versions[name]:
+                raise ClusterError(
+                    f"{name} is {ours[name]} here and {device.versions[name]} on "
+                    f"{device.host} ({device.address}): "
+                    "install the same version on every node"
+                )

@@ -6,7 +6,7 @@ import os
 import subprocess
 
 from raybench.cluster.allocator import shares
-from raybench.cluster.node_processes import kill_siblings, log_tail, new_output
+from raybench.cluster.ray_cluster.node_agent import kill_siblings, log_tail, new_output
 
 
 def test_the_tail_of_a_log_is_its_last_lines_without_colours_and_marks_of_ray(tmp_path):
