@@ -86,6 +86,7 @@ def format_page(data: PageData) -> str:
         why_none=why_none(summary),
         figures=others,
         points=point_table(rows, summary, data.against.run.run_id if data.against else ""),
+        marks=formatting.MARKS,
         uneven=plain_tables(summary.uneven_tables),
         scopes=plain_tables(summary.scope_tables),
         ranks=plain_tables(summary.rank_tables),

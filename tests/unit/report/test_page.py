@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,14 @@ def test_the_points_have_ids_values_to_sort_by_and_marks_that_say_what_they_mean
     assert len(held) == 6
     assert all("clocks were limited" in cell.hint for cell in held)
     assert "t" in [name for name, _ in table.meanings]
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_a_page_says_that_it_explains_marks_where_a_point_has_one(is_quick: bool) -> None:
+    found = report([make_record(make_point())])
+    found = replace(found, scaling=found.scaling.assign(quick=is_quick))
+    title = f"What the columns{' and marks' if is_quick else ''} mean"
+    assert title in format_page(page_data(found))
 
 
 def test_a_switch_is_written_as_in_a_job_file_wherever_it_is_compared() -> None:
