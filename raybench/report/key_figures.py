@@ -52,7 +52,7 @@ def key_figures(summary: Summary, rows: Sequence[Row]) -> list[KeyFigure]:
         found += _gains(summary, compared)
     found += _throughput(measured, summary.ranks)
     if not found:
-        found = _rates(measured, summary.ranks) or _operations(measured)
+        found = _rates(measured, summary.ranks) or _operations(measured, summary.ranks)
     return found[:_MOST]
 
 
@@ -201,7 +201,7 @@ def _bandwidths(rows: Sequence[Row], name: str, what: str, ranks: str) -> list[K
     return found
 
 
-def _operations(measured: Sequence[Row]) -> list[KeyFigure]:
+def _operations(measured: Sequence[Row], ranks: str) -> list[KeyFigure]:
     """Find the most of each precision, the fastest first."""
     known = [row for row in measured if formatting.has_value(row[_REACHED])]
     best: dict[str, Row] = {}
@@ -213,7 +213,7 @@ def _operations(measured: Sequence[Row]) -> list[KeyFigure]:
         KeyFigure(
             value=formatting.number(row[_REACHED]),
             counts=f"TFLOP/s in {plain_text.plain(row['precision'])} at most" + _of_peak(row),
-            where=formatting.settings_words(row, varying(known, ("precision",)), "GPUs"),
+            where=formatting.settings_words(row, varying(known, ("precision",)), ranks),
         )
         for row in ordered
     ]

@@ -61,10 +61,9 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
         yield _batches(rows)
     yield _list("", _values(rows, "operation"))
     yield _span("", [_size(value) for value in _values(rows, "size_bytes")])
-    if "dtype" in rows[0]["params"]:
-        yield _list("", _values(rows, "dtype"))
-    else:
-        yield _list("", _values(rows, "precision"))
+    yield _list("", _values(rows, "dtype"))
+    # A workload with a `dtype` does not use the precision.
+    yield _list("", _values([row for row in rows if "dtype" not in row["params"]], "precision"))
     yield _list("attention by ", sorted({kernel for row in rows for kernel in kernels_of(row)}))
     yield _counts(rows, ranks)
     yield from _others(rows)

@@ -64,6 +64,22 @@ def test_the_large_figures_answer_the_question_of_the_job_and_say_what_they_coun
     assert all(len(one.counts.split()) > 1 for one in found)
 
 
+def test_dtypes_and_precisions_are_told_whichever_workload_comes_first() -> None:
+    summaries = [load_summary(RESULTS, RUNS[job]) for job in ("collectives", "gemm")]
+    rows = [row for summary in summaries for row in rows_of(summary)]
+    for ordered in (rows, rows[::-1]):
+        words = what_ran(ordered, "GPUs")
+        assert ("float32" in words, "fp32, tf32, fp16, bf16" in words) == (True, True)
+
+
+def test_products_on_cpu_workers_are_told_as_those_of_workers() -> None:
+    summary = replace(load_summary(RESULTS, RUNS["gemm"]), ranks="workers")
+    rows = [{**row, "world_size": 1 + number % 2} for number, row in enumerate(rows_of(summary))]
+    places = [one.where for one in key_figures(summary, rows)]
+    assert any("worker" in where for where in places)
+    assert not any("GPU" in where for where in places)
+
+
 def test_a_model_that_only_runs_has_no_optimizer() -> None:
     summary = load_summary(RESULTS, RUNS["transformer_scaling"])
     rows = rows_of(summary)
