@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,8 +45,7 @@ def torch_settings() -> tuple[Setting, ...]:
         for setting in (
             *_defaults(),
             *_autograd_modes(),
-            *_autocast("cpu"),
-            *_autocast("cuda"),
+            *_autocast(),
             *_backends(),
             *_attention(),
             *_hooks(),
@@ -121,17 +121,18 @@ def _autograd_modes() -> Iterator[Setting]:
     yield Setting("torch profiler", _autograd._profiler_enabled, None)
 
 
-def _autocast(device_type: str) -> Iterator[Setting]:
-    yield Setting(
-        f"autocast on {device_type}",
-        lambda: torch.is_autocast_enabled(device_type),
-        lambda before: torch.set_autocast_enabled(device_type, before),
-    )
-    yield Setting(
-        f"autocast dtype on {device_type}",
-        lambda: torch.get_autocast_dtype(device_type),
-        lambda before: torch.set_autocast_dtype(device_type, before),
-    )
+def _autocast() -> Iterator[Setting]:
+    for device_type in ("cpu", "cuda"):
+        yield Setting(
+            f"autocast on {device_type}",
+            partial(torch.is_autocast_enabled, device_type),
+            partial(torch.set_autocast_enabled, device_type),
+        )
+        yield Setting(
+            f"autocast dtype on {device_type}",
+            partial(torch.get_autocast_dtype, device_type),
+            partial(torch.set_autocast_dtype, device_type),
+        )
     yield Setting(
         "autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
     )

@@ -49,6 +49,11 @@ def test_a_changed_setting_is_put_back_without_a_word(name):
     assert SETTINGS[name].read() == before
 
 
+def test_no_setting_is_there_twice():
+    names = [setting.name for setting in torch_settings()]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_no_mess_is_without_its_setting():
     # cuDNN depthwise_kernel is newer than torch 2.11.
     assert STATE_CHANGES.keys() - {"cuDNN depthwise_kernel"} <= SETTINGS.keys() - NOT_BY_A_MESS
