@@ -235,15 +235,17 @@ def _take_repetition(workload: Workload, session: _Session) -> Repetition:
         _check(workload, session)
         inner = _inner_iterations(workload, warmup, session)
         with _make_timed_step(workload, inner, context) as step:
-            timing = _Timing(step=step, inner=inner, warmup_ns=warmup.point_ns(), session=session)
-            timing.run()
+            timed_phase = _Timing(
+                step=step, inner=inner, warmup_ns=warmup.point_ns(), session=session
+            )
+            timed_phase.run()
             _check(workload, session)
     return Repetition(
-        warmup=join_blocks([*warmup.blocks, *timing.drifted.blocks]),
-        timed=join_blocks(timing.timed.blocks),
+        warmup=join_blocks([*warmup.blocks, *timed_phase.drifted.blocks]),
+        timed=join_blocks(timed_phase.timed.blocks),
         inner_iterations=inner,
         compiling_steps=warmup.compiling_steps,
-        settled=has_settled(timing.course(), settings),
+        settled=has_settled(timed_phase.course(), settings),
     )
 
 
