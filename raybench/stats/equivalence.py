@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from raybench.stats.summary import Interval, student_t
+from raybench.stats.summary import Interval
 
 MIN_STARTS = 2
 
@@ -38,26 +38,19 @@ class Ratio:
 
 def ratio(new: Sequence[float], base: Sequence[float]) -> Ratio:
     """Estimate `new` over `base`: step times of MIN_STARTS starts or more each, above zero."""
+    from scipy.stats import ttest_ind
+
     if min(len(new), len(base)) < MIN_STARTS:
         raise ValueError(f"{MIN_STARTS} starts needed, got {len(new)} and {len(base)}")
     logs = [[math.log(value) for value in values] for values in (new, base)]
     difference = statistics.fmean(logs[0]) - statistics.fmean(logs[1])
-    half_width = _half_width([statistics.variance(v) / len(v) for v in logs], list(map(len, logs)))
+    low, high = difference, difference
+    if any(statistics.pvariance(one) > 0 for one in logs):
+        low, high = ttest_ind(*logs, equal_var=False).confidence_interval()
     return Ratio(
         value=math.exp(difference),
-        interval=Interval(
-            low=math.exp(difference - half_width), high=math.exp(difference + half_width)
-        ),
+        interval=Interval(low=math.exp(low), high=math.exp(high)),
     )
-
-
-def _half_width(squared_errors: Sequence[float], counts: Sequence[int]) -> float:
-    """Of Welch's interval."""
-    total = sum(squared_errors)
-    if total == 0:
-        return 0.0
-    below = sum(error**2 / (count - 1) for error, count in zip(squared_errors, counts, strict=True))
-    return student_t(total**2 / below) * math.sqrt(total)
 
 
 def agreement(found: Ratio, margin: float) -> Agreement:
