@@ -119,8 +119,6 @@ def _as_one(name: str, values: Sequence[Any]) -> Any:
     if kind == "bool":
         # The interval holds over the rounds, so one unsteady round of many spoils little.
         return 2 * sum(known) >= len(known) if name == "stable" else any(known)
-    if name == "trend":
-        return next((trend for trend in known if trend != "flat"), "flat")
     if kind == "double":
         return _one_number(name, known)
     if kind == "int64":

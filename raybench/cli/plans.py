@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from raybench.job.sections import BatchSearch, Isolation
 
 SCHEMA_VERSION = 1  # of the JSON object that `plan` prints
-# Of speed-ups after WORTHWHILE rounds, by what is documented of starts: docs/method.md.
-_HALF_WIDTHS = "±0.5%, to ±1.1% in fp16 or where the host is the limit"
 # Of a point of ddp_scaling on H200s, beside its iterations.
 _SET_UP_S = 0.55
 # Each is an object of the imagined cluster: ten times as many take half a minute.
@@ -201,7 +199,7 @@ def time_at_least_s(job: Job, plan: Plan) -> float | None:
     measure = job.measure
     if plan.batch_search:
         return None
-    return measure.rounds * len(plan.points) * measure.repeats * measure.of_a_round.least_s
+    return measure.rounds * len(plan.points) * measure.repeats * measure.least_s
 
 
 def _more_rounds_s(job: Job, plan: Plan) -> float:
@@ -209,8 +207,7 @@ def _more_rounds_s(job: Job, plan: Plan) -> float:
     from raybench.sweep.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
     measure = job.measure
-    several = measure.model_copy(update={"rounds": WORTHWHILE})
-    iterations_s = len(plan.points) * measure.repeats * several.of_a_round.least_s
+    iterations_s = len(plan.points) * measure.repeats * measure.least_s
     each_s = iterations_s + len(plan.points) * _SET_UP_S + BETWEEN_ROUNDS_S
     return max(0, WORTHWHILE - measure.rounds) * each_s
 
@@ -288,13 +285,17 @@ def _needs(job: Job, plan: Plan) -> str:
     count, seconds = len(plan.points), _duration(_point_at_most_s(job))
     needed = f"the largest needs {counted(_devices_needed(plan), 'device')}"
     measure = job.measure
-    least_s = measure.of_a_round.least_s
+    least_s = measure.least_s
     least = f"{least_s:.3g} to" if least_s else "at most"
     rounds = f"{measure.rounds} rounds x " if measure.rounds > 1 else ""
     each = f"{counted(measure.repeats, 'repeat')} of {least} {measure.max_seconds:g} s"
+    # Warm-up takes half of the budget at most.
+    fitting_s = measure.max_seconds / 2 / measure.iterations.min
     more = (
+        f"steps above {fitting_s:.3g} s take longer: "
+        f"{counted(measure.iterations.min, 'iteration')} are timed in any case; "
         "set-up and the first step of each point take additional time, and a point is stopped "
-        f"after {job.measure.timeout_s:g} s"
+        f"after {measure.timeout_s:g} s"
     )
     if plan.batch_search:
         return "\n".join(
@@ -321,13 +322,13 @@ def _needs(job: Job, plan: Plan) -> str:
 
 
 def _rounds_would(job: Job, plan: Plan) -> list[str]:
-    """Say what more rounds would cost and give, in a line."""
+    """Say in a line what more rounds would cost; they give the report its intervals."""
     from raybench.sweep.rounds import WORTHWHILE
 
     if not (more_s := _more_rounds_s(job, plan)):
         return []
     cost = f"measure.rounds={WORTHWHILE} would take about {_duration(more_s)} more"
-    return [_wrap(f"{cost} and give speed-ups to about {_HALF_WIDTHS}")]
+    return [_wrap(f"{cost}, and the report would have intervals")]
 
 
 def _makespans_as_text(plan: Plan, makespans: _Makespans) -> str:

@@ -5,7 +5,6 @@ Sizes in bytes may be written as 4KiB, and ranges of them as 8:1GiB:x2.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -189,7 +188,7 @@ QUICK = "quick"
 def _measure(value: object) -> object:
     """`quick` is short for the settings of a short look."""
     if value == QUICK:
-        return {"min_seconds": 0.0, "iterations": {"min": 30, "max": 1000}}
+        return {"min_seconds": 0.0, "iterations": {"min": 5, "max": 1000}}
     if not isinstance(value, dict | Measure):
         raise PydanticCustomError("measure", "must be a mapping or quick")
     return value
@@ -204,9 +203,10 @@ class Measure(Section):
         "ends when the step time is steady and half of min_seconds is over.",
     )
     iterations: CountOrSpan = Field(
-        default=Span(min=30, max=10_000),
+        default=Span(min=5, max=10_000),
         description="Timed iterations: a count, or bounds between which measuring ends when "
-        "min_seconds are timed and the step time is known within target_ci.",
+        "min_seconds and 30 iterations are timed and the step time is known within target_ci. "
+        "max_seconds never cuts the count or the minimum.",
     )
     target_ci: Annotated[float, Field(strict=True, gt=0, lt=1)] = Field(
         default=0.01,
@@ -215,12 +215,12 @@ class Measure(Section):
     min_seconds: Annotated[float, Field(strict=True, ge=0, le=1_000_000)] = Field(
         default=2.0,
         description="Timed seconds of a repeat at least, after a warm-up of at least half of it. "
-        "Several rounds share them. Fixed counts of iterations stay as they are. 0, or measure: "
-        "quick, takes a short look.",
+        "Fixed counts of iterations stay as they are. 0, or measure: quick, takes a short look.",
     )
     max_seconds: Seconds = Field(
         default=20.0,
-        description="Time budget of a repeat in seconds, with its warm-up, without its first step.",
+        description="Time budget of a repeat in seconds, with its warm-up, without its first step. "
+        "Long steps exceed it: iterations.min are timed in any case.",
     )
     rounds: Annotated[int, Field(strict=True, ge=1, le=100)] = Field(
         default=1,
@@ -254,30 +254,9 @@ class Measure(Section):
         return self.min_seconds == 0
 
     @property
-    def of_a_round(self) -> Measure:
-        """How each of the rounds is measured: they share the seconds, not the iterations.
-
-        The mean over N rounds is known sqrt(N) times as well as each of them.
-        """
-        share = {
-            "min_seconds": self.min_seconds / self.rounds,
-            "target_ci": min(0.99, self.target_ci * math.sqrt(self.rounds)),
-        }
-        return self.model_copy(update=share)
-
-    @property
-    def drift_that_matters(self) -> float:
-        """The change of a round's level that is held against it, as a share: the job's `target_ci`.
-
-        For settings as `of_a_round` gives them. Scatter is less in the mean over rounds, while what
-        all of them do alike, as a warm-up that is not over, stays.
-        """
-        return self.target_ci / math.sqrt(self.rounds)
-
-    @property
     def of_a_later_round(self) -> Measure:
         """The parts of the step are those of the first round; they take as long as the step."""
-        return self.of_a_round.model_copy(update={"breakdown": False})
+        return self.model_copy(update={"breakdown": False})
 
     @property
     def least_s(self) -> float:

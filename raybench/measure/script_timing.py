@@ -87,9 +87,7 @@ class ScriptTimer:
                 Failure.of(Cause.NO_STEPS, rank=0, message=message, worker_reusable=True)
             )
         warmup = min(self._warmup_iterations or count, count // 2)
-        return Repetition(
-            warmup=_cut(taken, 0, warmup), timed=_cut(taken, warmup, count), settled=False
-        )
+        return Repetition(warmup=_cut(taken, 0, warmup), timed=_cut(taken, warmup, count))
 
 
 def _cut(samples: Samples, start: int, end: int) -> Samples:

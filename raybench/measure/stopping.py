@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raybench.job.model import Measure
-from raybench.stats.steady import drifts, is_steady, may_drift, may_wander
-from raybench.stats.summary import effective_samples, median_interval, student_t
+from raybench.stats.steady import LevelChange, level_change
+from raybench.stats.summary import median_interval, student_t
 
 # Warm-up may not eat the whole budget: the samples are what is wanted.
 _WARMUP_SHARE = 0.5
@@ -23,10 +23,13 @@ _WARMUP_GROWTH = 1.5
 _MIN_GROWTH, _MAX_GROWTH = 1.25, 2
 # In place of a number of samples: those timed so far were warm-up.
 AGAIN = -1
-# Many looks would find a narrow interval by chance, so it must be narrow with more confidence.
-_CONFIDENCE = 0.999
-# Effective samples, and the standard errors of their autocorrelation time that are added.
-_ENOUGH, _CAUTION, _SHARES = 40, 2, (0.1, 0.25, 0.5, 0.75, 0.9)
+# Fewer samples only where the budget ends.
+_ENOUGH = 30
+# A level that changes by more, and by so many standard errors, is still that of the warm-up. By
+# chance in 1 of 3 looks at noise of 1 %, which costs a second; a change that is missed costs more.
+_CHANGE, _LIKELY = 0.003, 1.0
+# Standard errors beyond which a change is no chance, so that it is held against a point.
+_PLAIN = 3.0
 # Of a budget too small for min_seconds and half of it as warm-up.
 _MIN_SHARE = 2 / 3
 # A time that is reached but for so much is reached: no block of a single step for the rest.
@@ -84,28 +87,9 @@ class Course:
         is_alike = self.inner == 1 and not self.is_graph
         return [*(self.warmup_ns[1:] if is_alike else ()), *self.drifted_ns]
 
-    def independent_samples(self) -> float:
-        """How many of the samples are; what neighbours share is learned from the warm-up too."""
-        known_ns = self._recent_ns
-        effective = effective_samples([known_ns], _CAUTION, _SHARES)
-        return effective * len(self.sample_ns) / len(known_ns)
-
-    def may_drift(self) -> bool:
-        """Whether the samples show that the warm-up was not over."""
-        return may_drift(self.sample_ns, self.before_ns)
-
-    def drifts(self, matters: float) -> bool:
-        """Whether they show that plainly, and by the share `matters` at least."""
-        return drifts(self.sample_ns, self.before_ns, matters=matters)
-
-    def may_wander(self) -> bool:
-        """Whether the level wanders, by the samples and the later half of what preceded them."""
-        return may_wander(self._recent_ns)
-
-    @property
-    def _recent_ns(self) -> Sequence[float]:
-        before_ns = self.before_ns
-        return [*before_ns[len(before_ns) // 2 :], *self.sample_ns]
+    def level_change(self) -> LevelChange | None:
+        """Return the change of level over warm-up and samples; None where they are too few."""
+        return level_change([*self.before_ns, *self.sample_ns])
 
 
 def load_decisions() -> None:
@@ -135,12 +119,12 @@ def next_warmup(
 
 
 def has_settled(course: Course, settings: Measure) -> bool | None:
-    """Whether warm-up ended in a steady state; None where the job fixes its length."""
-    if settings.warmup.is_fixed:
-        return None
-    whole_ns = [*course.before_ns, *course.sample_ns]
-    drifts_on = course.drifts(settings.drift_that_matters)
-    return is_steady(whole_ns) and not drifts_on and not course.may_wander()
+    """Whether the step time stayed where it is; None where too few steps tell nothing.
+
+    It did not where its level changes by more than `target_ci` and than noise seldom does.
+    """
+    change = course.level_change()
+    return None if change is None else not change.exceeds(settings.target_ci, _PLAIN)
 
 
 def next_timed(course: Course, settings: Measure) -> int:
@@ -153,7 +137,9 @@ def next_timed(course: Course, settings: Measure) -> int:
     if done and (done >= _NEARLY * owed if owed else _was_warmup(course, settings, left_s)):
         return AGAIN
     wanted = owed or _samples_wanted(course, settings)
-    return _limit(wanted - done, course.expected_ns, left_s, at_least=0 if done else 1)
+    # The budget never cuts what the job asks for at least.
+    at_least = max(0, settings.iterations.min - done)
+    return _limit(wanted - done, course.expected_ns, left_s, at_least=at_least)
 
 
 def lead_in(course: Course) -> int:
@@ -199,7 +185,7 @@ def _warmup_wanted(step_ns: Sequence[float], settings: Measure) -> int:
     least = 1 + min(_MAX_SINGLE_STEPS, _count_in(least_s, step_ns[1:]))
     if done < _NEARLY * least:
         return least
-    if is_steady(step_ns[1:]):
+    if not _changes(level_change(step_ns[1:])):
         return done
     return min(max(span.max, least), max(done + 1, round(done * _WARMUP_GROWTH)))
 
@@ -213,15 +199,17 @@ def _warmup_owed(course: Course, settings: Measure) -> int:
     return min(settings.iterations.max, _count_in(owed_s, course.expected_ns))
 
 
+def _changes(change: LevelChange | None) -> bool:
+    """Whether a level seems to change still; what is not known is no reason to go on."""
+    return change is not None and change.exceeds(_CHANGE, _LIKELY)
+
+
 def _was_warmup(course: Course, settings: Measure, left_s: float) -> bool:
-    """Whether what was timed drifts, and as much time is left to time anew."""
+    """Whether the level changes still, and as much time is left to time anew."""
     if settings.is_quick or settings.warmup.is_fixed or settings.iterations.is_fixed:
         return False
     is_enough = len(course.sample_ns) >= _NEARLY * _least_samples(course, settings)
-    if not is_enough or course.timed_s > left_s:
-        return False
-    # Rounds must stay short: a drift that may be chance is no reason to time anew.
-    return course.drifts(settings.drift_that_matters) if settings.rounds > 1 else course.may_drift()
+    return is_enough and course.timed_s <= left_s and _changes(course.level_change())
 
 
 def _samples_wanted(course: Course, settings: Measure) -> int:
@@ -232,7 +220,10 @@ def _samples_wanted(course: Course, settings: Measure) -> int:
     least = _least_samples(course, settings)
     if done < span.min or done < _NEARLY * least:
         return least
-    shortfall = _shortfall(course, settings)
+    shortfall = (_half_width(course.sample_ns) / settings.target_ci) ** 2
+    if not settings.is_quick and _changes(course.level_change()):
+        # What the budget leaves makes the part that still changes small.
+        shortfall = max(shortfall, _MAX_GROWTH)
     if shortfall <= 1:
         return done
     growth = min(max(shortfall, _MIN_GROWTH), _MAX_GROWTH)
@@ -242,22 +233,13 @@ def _samples_wanted(course: Course, settings: Measure) -> int:
 def _least_samples(course: Course, settings: Measure) -> int:
     """Count the samples below which no question is asked."""
     span = settings.iterations
-    return min(span.max, max(span.min, _count_in(_least_s(settings), course.expected_ns)))
+    least = max(span.min, _ENOUGH, _count_in(_least_s(settings), course.expected_ns))
+    return min(span.max, least)
 
 
 def _least_s(settings: Measure) -> float:
     """Seconds that are timed at least; a small budget leaves two thirds of itself."""
     return min(settings.min_seconds, _MIN_SHARE * settings.max_seconds)
-
-
-def _shortfall(course: Course, settings: Measure) -> float:
-    """By what the samples must be multiplied to be enough, as far as can be told; 1: enough."""
-    if settings.is_quick or settings.rounds > 1:
-        # Of several rounds it is their scatter that tells how sure the result is.
-        return (_half_width(course.sample_ns, 0.95) / settings.target_ci) ** 2
-    wide = _half_width(course.sample_ns, _CONFIDENCE) / settings.target_ci
-    wandering = _MAX_GROWTH if course.may_wander() else 0
-    return max(wide**2, _ENOUGH / course.independent_samples(), wandering)
 
 
 def _count_in(seconds: float, expected_ns: Sequence[float]) -> int:
@@ -267,11 +249,12 @@ def _count_in(seconds: float, expected_ns: Sequence[float]) -> int:
     return math.ceil(seconds * _NS_PER_S / max(1.0, statistics.fmean(expected_ns)))
 
 
-def _half_width(sample_ns: Sequence[float], confidence: float) -> float:
+def _half_width(sample_ns: Sequence[float]) -> float:
     """Half the interval of the median over the median; infinite where there is none."""
-    interval = median_interval([sample_ns], confidence)
-    median = statistics.median(sample_ns)
-    return (interval.high - interval.low) / 2 / median if interval and median else float("inf")
+    interval = median_interval([sample_ns])
+    if interval is None:
+        return float("inf")
+    return (interval.high - interval.low) / 2 / statistics.median(sample_ns)
 
 
 def _limit(missing: int, expected_ns: Sequence[float], left_s: float, *, at_least: int) -> int:
@@ -282,7 +265,7 @@ def _limit(missing: int, expected_ns: Sequence[float], left_s: float, *, at_leas
     if missing <= 0:
         return 0
     if not expected_ns:
-        return 1 if left_s > 0 else at_least
+        return 1 if left_s > 0 else min(1, at_least)
     iteration_s = max(1.0, statistics.median(expected_ns)) / _NS_PER_S
     fits = max(at_least, int(left_s / iteration_s))
     return min(missing, fits, max(1, int(_MAX_BLOCK_S / iteration_s)))

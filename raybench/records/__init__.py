@@ -128,8 +128,7 @@ class Repetition:
     """One build of the workload, warmed up and timed.
 
     inner_iterations: steps in each timed sample.
-    settled: whether the step time was steady when the warm-up ended; None where the job fixes the
-    length of the warm-up.
+    settled: whether the step time stayed at one level; None where the steps are too few to tell.
     compiling_steps: of the warm-up, until torch.compile compiled no more; 0 where it compiled none.
     """
 

@@ -96,7 +96,6 @@ METRICS: tuple[Metric, ...] = (
         step_ms_repeat_std="of the repeats' medians",
     ),
     *_plain("double", "", autocorrelation="of successive step times"),
-    *_plain("string", "", trend="flat, drifting, stepped or wandering"),
     Metric(
         name="throughput",
         unit="samples/s",
@@ -110,7 +109,7 @@ METRICS: tuple[Metric, ...] = (
         "bool",
         "",
         host_bound="the GPU waits for the host",
-        stable="warm-up settled, no drift",
+        stable="the level stays; null: too few steps",
         throttled="clocks were held down",
     ),
     *_plain("list<string>", "", throttle_reasons="why, as NVML names it"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from raybench.errors import ResultsError
 from raybench.results.parts import MERGED, as_today, version_of
 from raybench.results.run import check_folder, run_folders
-from raybench.results.schema import SCHEMA_VERSION, TABLES, schema
+from raybench.results.schema import GONE, SCHEMA_VERSION, TABLES, schema
 from raybench.results.writer import has_driver, parts_of, replace_part
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ WRITTEN_AS = b"written_as_schema"
 def upgrade(root: str | Path) -> list[Path]:
     """Write the older parts of a results folder again with today's columns; which ones.
 
-    Columns that a part lacks are null, values stay as they are, and `written_as_schema` in the
-    part's metadata says of which version they are. Parts of a later version, and of a run that a
-    sweep is writing, stay as they are. Raises ResultsError for a part that cannot be read, or that
-    has a column which would be lost.
+    Columns that a part lacks are null, and those of `GONE` are dropped. Values stay as they are,
+    and `written_as_schema` in the part's metadata says of which version they are. Parts of a later
+    version, and of a run that a sweep is writing, stay as they are. Raises
+    ResultsError for a part that cannot be read, or that has a column which would be lost.
     """
     root = Path(root)
     check_folder(root)
@@ -82,7 +82,8 @@ def _as_written_today(part: pa.Table, path: Path, table: str) -> pa.Table | None
     if version > SCHEMA_VERSION:
         return None
     rows, unfit = as_today(part, today)
-    if lost := [*unfit, *(name for name in part.column_names if name not in today.names)]:
+    known_names = (*today.names, *GONE.get(table, ()))
+    if lost := [*unfit, *(name for name in part.column_names if name not in known_names)]:
         raise ResultsError(f"{path}: would lose {', '.join(lost)}; it was left as it is")
     metadata = today.metadata | {key: known[key] for key in (MERGED,) if key in known}
     written_as = known.get(WRITTEN_AS, str(version).encode())

@@ -17,7 +17,6 @@ from raybench.job.point import SCRIPT
 from raybench.records import Breakdown, Measurement, Record, Traffic
 from raybench.records.metric import combine_ranks
 from raybench.results.metrics import combine_measurements
-from raybench.stats import steady
 from raybench.stats import summary as stats
 from raybench.stats.stragglers import (
     NEARLY_ALL,
@@ -41,16 +40,15 @@ _ENERGY_PERIOD_S = 0.1
 _BURST_MS, _BURST_STEPS = 30.0, 3
 
 
-def compute_metrics(record: Record, matters: float) -> Numbers:
+def compute_metrics(record: Record) -> Numbers:
     """All columns of `points` that come from measurements.
 
-    matters: the change of the step time, as a share, below which a trend is none.
     Raises ValueError when ranks differ in their sample counts: our bug, never the user's.
     """
     shares = _shares(record.measurements)
     record = of_working_ranks(record)
     measurements = record.measurements
-    found = _step_times(record, matters)
+    found = _step_times(record)
     parts = step_parts(measurements, found["step_ms_p50"])
     own = {m.name: m.meaning or m.description for one in measurements for m in one.workload_metrics}
     return {
@@ -61,7 +59,7 @@ def compute_metrics(record: Record, matters: float) -> Numbers:
         **rates(record, found["step_ms_mean"]),
         **parts,
         "methods": {**(parts["methods"] or {}), **own} or None,
-        **_state(measurements, found["trend"]),
+        **_state(measurements),
         "energy_j_error": _energy_error_j(measurements),
         **shares,
     }
@@ -114,13 +112,13 @@ def rates(record: Record, step_ms: float) -> Numbers:
     }
 
 
-def _step_times(record: Record, matters: float) -> Numbers:
+def _step_times(record: Record) -> Numbers:
     measurements = record.measurements
     repeats = [_repeat_ms(measurements, index) for index in _repeats(measurements)]
     ranks = [_steps_ms(measurement) for measurement in measurements]
     steps_ms = [ms for repeat in repeats for ms in repeat]
     summary = replace(stats.summarize(steps_ms), mean=mean_step_ms(record))
-    interval = _interval(record, repeats)
+    interval = stats.median_interval(repeats)
     return {
         "repeats": len(repeats),
         "warmup_iterations": sum(
@@ -133,7 +131,6 @@ def _step_times(record: Record, matters: float) -> Numbers:
         "step_ms_ci_high": interval.high if interval else None,
         "step_ms_repeat_std": stats.repeat_std(repeats),
         "autocorrelation": stats.autocorrelation(repeats),
-        "trend": steady.worst_trend(repeats, matters),
         "skew_ms_p50": stats.median_skew(ranks) if len(ranks) > 1 else None,
         "data_ms": data_wait_ms(measurements),
         # A script's first step is part of its set-up.
@@ -160,26 +157,6 @@ def _cold_steps(measurements: Sequence[Measurement]) -> Numbers:
         "first_step_ms": max(first_ns) / _NS_PER_MS if first_ns else None,
         "compiled_step_ms": max(compiled_ns) / _NS_PER_MS if compiled_ns else None,
     }
-
-
-def _interval(record: Record, repeats: Sequence[Sequence[float]]) -> stats.Interval | None:
-    """Compute the interval of the median, up to where the steps of a repeat seem to be heading."""
-    interval = stats.median_interval(repeats)
-    if interval is None:
-        return None
-    headings = [
-        steady.heading(samples, _warmup_ms(record, index)) for index, samples in enumerate(repeats)
-    ]
-    return interval.towards(sum(headings) / len(headings))
-
-
-def _warmup_ms(record: Record, index: int) -> Sequence[float]:
-    """Step times of the warm-up of one repeat; none where they are not measured as samples are."""
-    repetitions = [m.repetitions[index] for m in record.measurements]
-    if repetitions[0].inner_iterations > 1 or record.point.cuda_graph:
-        return ()
-    warm = [r.warmup.step_ns[1:] for r in repetitions]
-    return [ns / _NS_PER_MS for ns in stats.step_series(warm)] if all(warm) else ()
 
 
 def _repeats(measurements: Sequence[Measurement]) -> range:
@@ -253,13 +230,13 @@ def _peak_tflops(record: Record) -> float | None:
     return min((p for p in peaks if p is not None), default=None) if all(peaks) else None
 
 
-def _state(measurements: Sequence[Measurement], trend: str) -> Numbers:
+def _state(measurements: Sequence[Measurement]) -> Numbers:
     """Find what makes a number doubtful."""
     repetitions = [r for m in measurements for r in m.repetitions]
     is_known = any(r.timed.throttled for r in repetitions)
     reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)
     return {
-        "stable": all(r.settled is not False for r in repetitions) and trend == steady.FLAT,
+        "stable": _all_settled([r.settled for r in repetitions]),
         "throttled": any(any(r.timed.throttled) for r in repetitions) if is_known else None,
         "throttle_reasons": list(reasons) if is_known else None,
         "transports": sorted({way for m in measurements for way in m.transports}) or None,
@@ -268,6 +245,11 @@ def _state(measurements: Sequence[Measurement], trend: str) -> Numbers:
         "attention_kernels": sorted({k for m in measurements for k in m.attention_kernels}) or None,
         "sm_clock_mhz_p50": _clock_mhz(measurements),
     }
+
+
+def _all_settled(answers: Sequence[bool | None]) -> bool | None:
+    """Whether all settled; False where one did not, else None where of one nobody can tell."""
+    return False if False in answers else None if None in answers else True
 
 
 def _clock_mhz(measurements: Sequence[Measurement]) -> float | None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raybench.records import NO_COLLECTIVES
-from raybench.stats import steady
 from raybench.stats.stragglers import NEARLY_ALL, borne_out_ms, stands_out
 
 if TYPE_CHECKING:
@@ -35,11 +34,6 @@ BREAKDOWN = (
     *("hooked_step_ms", "local_step_drift_ms", "local_copy_ms"),
 )
 NO_ITEMS = "no throughput: the workload does not set items_per_step"
-_TRENDS = {
-    steady.DRIFTING: "step time drifts: later steps differ from earlier ones",
-    steady.STEPPED: "step time changes its level while it is measured",
-    steady.WANDERING: "step time wanders: longer measuring would not make it surer",
-}
 
 
 def quality_warnings(row: Row, record: Record, measure: Measure) -> Iterator[str]:
@@ -53,7 +47,7 @@ def quality_warnings(row: Row, record: Record, measure: Measure) -> Iterator[str
         yield f"no breakdown on several ranks: {NO_COLLECTIVES}"
     yield from _shortfalls(row, measure)
     yield from _rare_stalls(row)
-    yield from _unsteady(row, record)
+    yield from _unsteady(row, record, measure)
     if reason := why_no_breakdown(row):
         yield reason
     else:
@@ -189,13 +183,13 @@ def _rare_stalls(row: Row) -> Iterator[str]:
         )
 
 
-def _unsteady(row: Row, record: Record) -> Iterator[str]:
+def _unsteady(row: Row, record: Record, measure: Measure) -> Iterator[str]:
     repetitions = [r for m in record.measurements for r in m.repetitions]
-    if any(repetition.settled is False for repetition in repetitions):
+    if row["stable"] is False:
         longest = max(len(repetition.warmup.step_ns) for repetition in repetitions)
-        yield f"step time was not steady after {longest} iterations of warm-up"
-    if row["trend"] in _TRENDS:
-        yield _TRENDS[row["trend"]]
+        yield f"step time changes its level still after {longest} iterations of warm-up"
+    elif row["stable"] is None and not measure.iterations.is_fixed:
+        yield "too few steps to tell whether their time is steady"
 
 
 def _throttling(row: Row, record: Record) -> Iterator[str]:

@@ -135,7 +135,7 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
     }
     warnings = list(record.warnings)
     if record.measurements:
-        row |= compute_metrics(record, measure.drift_that_matters) | {"quick": measure.is_quick}
+        row |= compute_metrics(record) | {"quick": measure.is_quick}
         warnings += quality_warnings(row, record, measure)
     return row | {"warnings": warnings}
 

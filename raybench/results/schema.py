@@ -54,6 +54,10 @@ SCHEMA_VERSION = max(
 )
 
 
+# Columns of earlier versions; `upgrade` drops them.
+GONE = {"points": ("trend",)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
     """One column. unit: empty where there is none; description: short, every part repeats it."""

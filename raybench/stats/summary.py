@@ -1,8 +1,8 @@
 """Statistics of step times: how sure a median is when neighbouring samples are alike. Pure.
 
 Step times drift with clocks and temperature, so neighbours resemble each other and n samples tell
-less than n independent ones. The interval of the median is therefore taken from the order
-statistics of the samples with their effective number in the place of n.
+less than n independent ones. The interval of the median is therefore taken from the medians of
+batches of neighbours.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 # Below this an interval would say more about the method than about the samples.
 MIN_SAMPLES = 5
-# Sokal's constant: so many autocorrelation times are summed up.
-_WINDOW = 5
+# n samples are cut into n^0.4 batches, and into 20 at most.
+_BATCHES_GROW, _MOST_BATCHES = 0.4, 20
+# In place of 95 %: neighbouring batches still resemble each other a little.
+_CONFIDENCE = 0.965
 # Ranks in lockstep take equally long for a step; their medians differ by noise alone.
 _LOCKSTEP = 0.01
-# Two levels that take turns show their correlation at one of these quantiles at least.
-_SHARES = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +32,6 @@ class Interval:
 
     low: float
     high: float
-
-    def towards(self, share: float) -> Interval:
-        """Move the end to which the value may be heading on by this share of the interval."""
-        # By a ratio: nothing takes no time.
-        low = self.low / (1 - min(share, 0.0))
-        return Interval(low=low, high=self.high * (1 + max(share, 0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,93 +68,40 @@ def summarize(samples: ArrayLike) -> Summary:
     )
 
 
-def median_interval(repeats: Sequence[ArrayLike], confidence: float = 0.95) -> Interval | None:
-    """Interval of the median of all samples; None below MIN_SAMPLES samples.
+def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
+    """95 % interval of the median of all samples, in their unit.
 
+    None below MIN_SAMPLES samples, and where a step took no time.
     repeats: the samples of each repeat, in the order in which they were taken.
-    Of n_eff independent samples the number below the median is binomial, so the interval reaches
-    from the quantile 1/2 - t / (2 sqrt(n_eff)) to the one as far above 1/2: H. A. David, H. N.
-    Nagaraja, "Order Statistics", 2003, section 7.1; t is Student's, as n_eff is an estimate.
-    n_eff is the least over the quartiles, and cautious by a standard error.
-    """
-    import numpy as np
-
-    values = np.sort(np.concatenate([np.asarray(samples, dtype=np.float64) for samples in repeats]))
-    if values.size < MIN_SAMPLES:
-        return None
-    independent = effective_samples(repeats, shares=_SHARES)
-    reach = student_t(max(1.0, independent - 1), confidence) / 2 / math.sqrt(independent)
-    outer = max(0, math.floor(values.size * (0.5 - reach)))
-    return Interval(low=float(values[outer]), high=float(values[values.size - 1 - outer]))
-
-
-def effective_samples(
-    repeats: Sequence[ArrayLike], caution: float = 1.0, shares: Sequence[float] = (0.5,)
-) -> float:
-    """How many independent samples would tell as much about the median as these do; 1 to all.
-
-    The variance of a median is that of the mean of the samples' signs about it, so the samples
-    are divided by the autocorrelation time of these signs.
-    caution: standard errors added to the autocorrelation time, which few samples tell badly.
-    shares: of several quantiles the longest time counts. A level that was visited once and is
-    seldom yet shows at the outer ones alone.
+    Student's t over the logarithms of the medians of batches: the method of batch means (A. M.
+    Law, "Simulation modeling and analysis", 2015, section 9.5.3). Neighbours within a batch may
+    resemble each other. Of several repeats each is a batch.
     """
     import numpy as np
 
     series = [np.asarray(samples, dtype=np.float64) for samples in repeats]
     values = np.concatenate(series)
-    times = [
-        autocorrelation_time(_sides(series, float(level)), caution)
-        for level in np.quantile(values, shares)
-    ]
-    return max(1.0, values.size / max(times))
+    if values.size < MIN_SAMPLES or values.min() <= 0:
+        return None
+    count = min(_MOST_BATCHES, max(2, round(values.size**_BATCHES_GROW)))
+    medians = [np.median(s) for s in series] if len(series) > 1 else batch_medians(values, count)
+    logs = np.log(medians)
+    error = float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    reach = math.exp(student_t(len(logs) - 1, _CONFIDENCE) * error)
+    median = float(np.median(values))
+    return Interval(low=median / reach, high=median * reach)
 
 
-def _sides(series: Sequence[NDArray[np.float64]], level: float) -> list[NDArray[np.float64]]:
-    """On which side of a level each sample lies (-1, 0, 1), less the mean of all."""
+def batch_medians(samples: ArrayLike, count: int) -> NDArray[np.float64]:
+    """Medians of `count` equally long batches; the first samples are left out where some remain."""
     import numpy as np
 
-    sides = [np.sign(samples - level) for samples in series]
-    mean = np.concatenate(sides).mean()
-    return [side - mean for side in sides]
-
-
-def autocorrelation_time(series: Sequence[NDArray[np.float64]], caution: float = 0.0) -> float:
-    """1 + 2 x the sum of the autocorrelations of values around 0; at least 1.
-
-    series: stretches of values that belong together but do not follow each other.
-    Summed up to the first lag that is as long as _WINDOW half times found so far (A. D. Sokal,
-    "Monte Carlo methods in statistical mechanics", 1997, section 3), with the bias taken off that
-    comes from subtracting the sample's own centre, and `caution` standard errors added (U. Wolff,
-    "Monte Carlo errors with less errors", Comput. Phys. Commun. 156, 2004, equations 42 and 49).
-    """
-    import numpy as np
-
-    count = sum(len(values) for values in series)
-    sums = _products_at_lag(series)
-    if sums[0] <= 0:
-        return 1.0
-    lags = np.arange(len(sums))
-    pairs = np.array([np.maximum(len(values) - lags, 0) for values in series]).sum(axis=0)
-    times = 2 * np.cumsum(sums / np.maximum(pairs, 1) * count / sums[0]) - 1
-    is_enough = lags >= _WINDOW * times / 2
-    last = int(is_enough.argmax()) if is_enough.any() else len(lags) - 1
-    terms = 2 * last + 1
-    unbiased = float(times[last]) * (1 + terms / count)
-    return max(1.0, unbiased * (1 + caution * math.sqrt(2 * terms / count)))
-
-
-def _products_at_lag(series: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Sum products of values a lag apart, for each lag below half the longest series."""
-    import numpy as np
-
-    longest = max(len(values) for values in series)
-    # Of twice the length, so that the end of a series does not meet its beginning; powers of 2 are
-    # fast.
-    length = 1 << (2 * longest - 1).bit_length()
-    spectra = [np.abs(np.fft.rfft(values, length)) ** 2 for values in series]
-    products: NDArray[np.float64] = np.fft.irfft(np.sum(spectra, axis=0), length)
-    return products[: max(1, longest // 2)]
+    series = np.asarray(samples, dtype=np.float64)
+    length = len(series) // count
+    medians: NDArray[np.float64] = np.median(
+        series[len(series) - count * length :].reshape(count, length), axis=1
+    )
+    return medians
 
 
 def autocorrelation(repeats: Sequence[ArrayLike]) -> float | None:

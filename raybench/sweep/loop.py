@@ -51,7 +51,7 @@ class SweepSettings:
         if own := self.measure_of(attempt.point):
             return own
         is_first = attempt.round == 1 and not attempt.control_of
-        return self.measure.of_a_round if is_first else self.measure.of_a_later_round
+        return self.measure if is_first else self.measure.of_a_later_round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,14 +185,12 @@ def _open_store(job: Job, start: RunState, output: Path) -> Iterator[RunStore]:
     """Open the store of the run, which says that it is running. A resumed run is held already."""
     run = start.run
     if start.is_resumed:
-        store = RunStore(
-            root=output, run_id=run.run_id, measure=job.measure.of_a_round, code=start.code
-        )
+        store = RunStore(root=output, run_id=run.run_id, measure=job.measure, code=start.code)
         store.write_run(run)
         yield store
         return
     with hold_run(output, run.run_id):
-        yield RunStore.create(output, run, job.measure.of_a_round, start.code)
+        yield RunStore.create(output, run, job.measure, start.code)
 
 
 def record_run(

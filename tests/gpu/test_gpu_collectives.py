@@ -61,7 +61,7 @@ def run(
         scaling=None,
     )
     record = measure_record(cluster, Task(point=point, settings=SETTINGS))
-    return compute_metrics(record, 0.01)
+    return compute_metrics(record)
 
 
 @needs_peers

@@ -103,7 +103,9 @@ def make_measurement(
     settings: dict[str, Any] = {
         "rank": rank,
         "repetitions": tuple(
-            Repetition(warmup=make_samples([50_000_000] * warmup), timed=make_samples(timed))
+            Repetition(
+                warmup=make_samples([50_000_000] * warmup), timed=make_samples(timed), settled=True
+            )
             for timed in steps_ns
         ),
         "items_per_step": 64,

@@ -58,6 +58,9 @@ def test_plan_shows_what_varies_as_a_table_and_the_rest_once() -> None:
     assert lines[table + 5].split()[2:4] == ["2", "16"]
     assert "4 points; the largest needs 2 devices" in lines
     assert "iterations: 12 s to 80 s (4 points x 1 repeat of 3 to 20 s); " in "\n".join(lines)
+    assert "steps above 2 s take longer: 5 iterations are timed in any case" in " ".join(
+        " ".join(lines).split()
+    )
     assert max(map(len, lines)) <= 80
 
 

@@ -53,7 +53,7 @@ def test_a_short_job_has_the_documented_defaults() -> None:
     assert job.baseline == {"world_size": 1}
     assert job.measure.model_dump() == {
         "warmup": {"min": 20, "max": 200},
-        "iterations": {"min": 30, "max": 10_000},
+        "iterations": {"min": 5, "max": 10_000},
         "target_ci": 0.01,
         "min_seconds": 2.0,
         "max_seconds": 20.0,
@@ -72,7 +72,7 @@ def test_a_short_job_has_the_documented_defaults() -> None:
 def test_quick_is_short_for_the_settings_of_a_short_look() -> None:
     for job in (load(HEAD + MATRIX + "measure: quick\n"), load(HEAD + MATRIX, "measure=quick")):
         assert job.measure.is_quick
-        assert job.measure == Measure(min_seconds=0.0, iterations=Span(min=30, max=1000))
+        assert job.measure == Measure(min_seconds=0.0, iterations=Span(min=5, max=1000))
     assert not load(HEAD + MATRIX).measure.is_quick
 
 

@@ -376,7 +376,7 @@ def test_no_text_from_results_controls_the_terminal_whatever_its_column() -> Non
         return value + evil if isinstance(value, str) else value
 
     points = points_of([*sweep(), lost_on("beta", 8), make_record(neighbours=("a",))])
-    for name in set(points) - {"status", "scaling", "precision", "trend"}:
+    for name in set(points) - {"status", "scaling", "precision"}:
         points[name] = points[name].map(spoilt)
     device = {name: spoilt(value) for name, value in rows.device_row("r", make_device()).items()}
     run = make_run(
@@ -908,7 +908,7 @@ def test_a_cuda_graph_is_a_column_where_it_varies_and_told_once_where_it_does_no
 
 def test_a_run_of_the_first_schema_is_reported_as_it_was() -> None:
     points = points_of(sweep())
-    added = ("cuda_graph", "stable", "throttled", "host_bound", "wait_ms", "methods", "trend")
+    added = ("cuda_graph", "stable", "throttled", "host_bound", "wait_ms", "methods")
     added += ("first_step_ms", "compiled_step_ms")
     for column in added:
         points[column] = None

@@ -107,7 +107,7 @@ def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path: Pa
     assert "measure.rounds=3 would take about" in once
     three = CliRunner().invoke(plan_command, [str(job), "--set", "measure.rounds=3"]).output
     assert "would take about" not in three
-    assert "3 rounds x 2 points x 1 repeat of 1 to 20 s" in three
+    assert "3 rounds x 2 points x 1 repeat of 3 to 20 s" in three
 
 
 def test_show_has_a_line_for_each_round_and_marks_controls(tmp_path: Path) -> None:

@@ -135,16 +135,16 @@ def of_ranks(*values: float | None, **declared: Any) -> Record:
 
 
 def test_the_ranks_become_a_point_as_it_declares() -> None:
-    assert compute_metrics(of_ranks(1.0, 2.5), 0.01)["workload_metrics"] == {"bubble_ms": 3.5}
-    assert compute_metrics(of_ranks(1.0, None), 0.01)["workload_metrics"] is None
-    assert compute_metrics(of_ranks(None, None), 0.01)["workload_metrics"] is None
+    assert compute_metrics(of_ranks(1.0, 2.5))["workload_metrics"] == {"bubble_ms": 3.5}
+    assert compute_metrics(of_ranks(1.0, None))["workload_metrics"] is None
+    assert compute_metrics(of_ranks(None, None))["workload_metrics"] is None
 
 
 def test_what_a_step_does_on_all_ranks_is_related_to_the_step_of_the_point() -> None:
     # Steps of 8 ms.
-    rate = compute_metrics(of_ranks(100.0, 60.0, over_step="per_second"), 0.01)
+    rate = compute_metrics(of_ranks(100.0, 60.0, over_step="per_second"))
     assert rate["workload_metrics"] == {"bubble_ms": pytest.approx(20_000)}
-    each = compute_metrics(of_ranks(3.0, 1.0, over_step="ms_each"), 0.01)
+    each = compute_metrics(of_ranks(3.0, 1.0, over_step="ms_each"))
     assert each["workload_metrics"] == {"bubble_ms": pytest.approx(2.0)}
 
 

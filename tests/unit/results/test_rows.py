@@ -78,11 +78,19 @@ def test_fewer_seconds_than_asked_are_told_unless_the_count_is_fixed() -> None:
     assert row_of(make_record(), iterations=counts, min_seconds=0.05)["warnings"] == []
 
 
-def test_the_interval_reaches_on_to_where_the_step_seems_to_be_heading() -> None:
-    sinking = [[round(10 * MS * (1 - 0.01 * i / 100)) for i in range(100)]]
-    row = row_of(make_record(measurements=(make_measurement(0, sinking),)))
-    assert row["step_ms_ci_low"] < 9.9 < row["step_ms_ci_high"]
-    assert row["trend"] == "drifting"
+def test_a_row_says_whether_its_level_still_changes_and_where_nobody_can_tell() -> None:
+    def warned(settled: bool | None, **measure: object) -> list[str]:
+        (measured,) = make_record().measurements
+        (repetition,) = measured.repetitions
+        changed = replace(measured, repetitions=(replace(repetition, settled=settled),))
+        warnings: list[str] = row_of(make_record(measurements=(changed,)), **measure)["warnings"]
+        return [text for text in warnings if "level" in text or "steady" in text]
+
+    assert warned(True) == []
+    assert warned(False) == ["step time changes its level still after 2 iterations of warm-up"]
+    few = {"iterations": {"min": 5, "max": 50}}
+    assert warned(None, **few) == ["too few steps to tell whether their time is steady"]
+    assert warned(None) == [], "a fixed count was meant"
 
 
 def test_skew_is_that_of_the_timed_samples_and_names_no_rank_that_does_not_stand_out() -> None:

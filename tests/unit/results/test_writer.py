@@ -515,10 +515,10 @@ def test_a_run_has_one_driver_and_readers_do_not_keep_it_out(tmp_path: Path) -> 
 def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(record: Record, matters: float) -> dict[str, object]:
+    def broken(record: Record) -> dict[str, object]:
         if record.point.batch_size == 1:
             raise ArithmeticError("a bug of ours")
-        return compute_metrics(record, matters)
+        return compute_metrics(record)
 
     monkeypatch.setattr("raybench.results.rows.compute_metrics", broken)
     store = RunStore.create(tmp_path, make_run("run-a"), make_measure())

@@ -21,18 +21,20 @@ def noise(runs: int, count: int, phi: float) -> np.ndarray:
     return autocorrelated(np.random.default_rng(7), runs=runs, count=count, phi=phi)
 
 
-@pytest.mark.parametrize("count", [30, 100])
-@pytest.mark.parametrize(("phi", "least"), [(0.0, 0.93), (0.5, 0.92), (0.8, 0.88)])
-def test_the_interval_covers_the_median_though_neighbours_are_alike(
-    phi: float, least: float, count: int
-) -> None:
-    assert least <= coverage(noise(200, count, phi)) <= 0.995
+@pytest.mark.parametrize("count", [5, 6, 30, 100, 1000])
+@pytest.mark.parametrize("phi", [0.0, 0.3, 0.6])
+def test_the_interval_covers_the_median_though_neighbours_are_alike(phi: float, count: int) -> None:
+    assert coverage(noise(600, count, phi)) >= 0.925
 
 
 def test_alike_neighbours_make_the_interval_wider() -> None:
     widths = [
         np.mean(
-            [i.high - i.low for row in noise(50, 100, phi) if (i := stats.median_interval([row]))]
+            [
+                i.high - i.low
+                for row in noise(50, 100, phi)
+                if (i := stats.median_interval([100 + row]))
+            ]
         )
         for phi in (0.0, 0.5, 0.8)
     ]
@@ -48,70 +50,20 @@ def test_repeats_that_differ_among_themselves_are_not_independent_samples() -> N
     assert alike is not None
     assert alike.high - alike.low < 0.001
     assert apart.low < 1.005 < 1.025 < apart.high
+
+
+def test_the_autocorrelation_is_that_within_repeats() -> None:
     assert stats.autocorrelation([[1.0] * 20, [2.0] * 20]) is None
     assert stats.autocorrelation([[1.0] * 20 + [2.0] * 20]) == pytest.approx(0.95, abs=0.03)
-
-
-def test_an_interval_of_more_confidence_is_wider() -> None:
-    samples = np.random.default_rng(1).gamma(9.0, size=400)
-    wide, narrow = stats.median_interval([samples], 0.999), stats.median_interval([samples])
-    assert wide is not None
-    assert narrow is not None
-    assert wide.low < narrow.low < narrow.high < wide.high
-
-
-@pytest.mark.parametrize("phi", [0.0, 0.5, 0.8, 0.9])
-def test_effective_samples_are_those_that_the_spread_of_medians_tells(phi: float) -> None:
-    rows = noise(300, 1000, phi)
-    # The variance of a median of n independent Gaussian samples is pi / 2n.
-    told = np.pi / 2 / np.median(rows, axis=1).var()
-    found = np.median([stats.effective_samples([row], caution=0.0) for row in rows])
-    assert found == pytest.approx(told, rel=0.25)
-
-
-@given(st.integers(40, 400), st.integers(2, 6), st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
-def test_samples_told_several_times_over_are_no_more_samples(
-    count: int, times: int, seed: int
-) -> None:
-    values = np.random.default_rng(seed).standard_normal(count)
-    once = stats.effective_samples([values])
-    assert 1 <= once <= count
-    assert stats.effective_samples([np.repeat(values, times)]) <= 1.5 * count
-
-
-def test_more_caution_tells_fewer_effective_samples() -> None:
-    (row,) = noise(1, 500, 0.5)
-    found = [stats.effective_samples([row], caution) for caution in (0.0, 1.0, 2.0)]
-    assert found == sorted(found, reverse=True)
-    assert len(set(found)) == 3
-
-
-def test_a_level_visited_once_shows_at_the_outer_quantiles_alone() -> None:
-    (row,) = 0.1 * noise(1, 200, 0.0)
-    row[150:165] += 3.0
-    assert stats.effective_samples([row]) > 80
-    assert stats.effective_samples([row], shares=(0.1, 0.5, 0.9)) < 40
-
-
-@pytest.mark.parametrize("values", [[0.0] * 20, [1.0, -1.0] * 20, [0.0]])
-def test_values_that_have_nothing_in_common_have_an_autocorrelation_time_of_one(
-    values: list[float],
-) -> None:
-    assert stats.autocorrelation_time([np.array(values)]) == 1.0
-
-
-def test_an_interval_reaches_on_to_where_the_value_is_heading() -> None:
-    interval = stats.Interval(low=1.0, high=2.0)
-    assert interval.towards(0.0) == interval
-    assert interval.towards(0.1) == stats.Interval(low=1.0, high=2.2)
-    assert interval.towards(-0.25) == stats.Interval(low=0.8, high=2.0)
-    assert interval.towards(-1.5) == stats.Interval(low=0.4, high=2.0)
 
 
 def test_below_five_samples_there_is_no_interval() -> None:
     assert stats.median_interval([[1.0] * 2, [1.0] * 2]) is None
     assert stats.median_interval([[1.0] * 2, [1.0] * 3]) == stats.Interval(low=1.0, high=1.0)
+
+
+def test_a_step_that_takes_no_time_has_no_interval() -> None:
+    assert stats.median_interval([[0.0] * 3 + [1.0] * 3]) is None
 
 
 def test_the_autocorrelation_is_that_of_the_series_whatever_the_outliers() -> None:
@@ -148,12 +100,12 @@ def test_of_ranks_the_smallest_is_taken_step_by_step() -> None:
 
 @given(SAMPLES)
 @settings(max_examples=50, deadline=None)
-def test_the_interval_lies_within_the_samples_and_scales_with_them(samples: list[float]) -> None:
+def test_the_interval_holds_the_median_and_scales_with_the_samples(samples: list[float]) -> None:
     interval = stats.median_interval([samples])
     if interval is None:
         assert len(samples) < stats.MIN_SAMPLES
         return
-    assert min(samples) <= interval.low <= interval.high <= max(samples)
+    assert 0 <= interval.low <= np.median(samples) <= interval.high
     doubled = stats.median_interval([[2 * value for value in samples]])
     assert doubled is not None
     assert doubled.low == pytest.approx(2 * interval.low)

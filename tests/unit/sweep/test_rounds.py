@@ -204,15 +204,15 @@ def test_a_run_of_one_round_can_go_on_with_more() -> None:
     assert [record.round for record in swept.records] == [2] * 12 + [3] * 12
 
 
-def test_rounds_share_the_seconds_and_the_first_alone_takes_the_step_apart() -> None:
+def test_no_round_shortens_the_look_and_the_first_alone_takes_the_step_apart() -> None:
     measure = Measure(rounds=4, min_seconds=2.0)
-    assert measure.of_a_round.min_seconds == 0.5
-    assert measure.of_a_round.iterations == measure.iterations
-    assert (measure.of_a_round.breakdown, measure.of_a_later_round.breakdown) == (True, False)
     swept = Swept(rounds_of(), measure=measure)
-    asked = [(task.settings.min_seconds, task.settings.breakdown) for task in swept.tasks]
-    assert set(asked) == {(0.5, True), (0.5, False)}
-    assert sum(breakdown for _, breakdown in asked) == 3 * (1 + 2 + 4)
+    asked = [
+        (task.settings.min_seconds, task.settings.target_ci, task.settings.breakdown)
+        for task in swept.tasks
+    ]
+    assert set(asked) == {(2.0, 0.01, True), (2.0, 0.01, False)}
+    assert sum(breakdown for *_, breakdown in asked) == 3 * (1 + 2 + 4)
 
 
 def test_what_a_device_sustains_is_asked_once_and_stands_in_the_rows_of_all_rounds() -> None:
