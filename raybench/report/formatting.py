@@ -26,7 +26,7 @@ class _StatusWords(dict[str, str]):
 STATUS_WORDS = _StatusWords({status.value: status.label for status in Status})
 # What the letters in the tables mean.
 MARKS = {
-    "u": "unsteady, the warm-up did not settle or the step time drifts",
+    "u": "unsteady, the level of the step time still changes",
     "w": "wide, the samples of a start leave more than ±10 % open",
     "h": "host-bound, the device waits for the host",
     "t": "throttled, the clocks were limited by the power cap or heat",

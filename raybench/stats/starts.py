@@ -102,16 +102,18 @@ def _independent_points(
     """Count the independent points that would tell as much as these do together.
 
     The mean of n independent points has the n-th part of their variance. Where a start moves all
-    points alike, the mean scatters as one point does.
+    points alike, the mean scatters as one point does. With d degrees of freedom the count is
+    reduced by d / (d + 1): the mean of few starts often scatters less than it should.
     """
     import numpy as np
 
     means = np.nansum(rest, axis=0) / np.maximum((~np.isnan(rest)).sum(axis=0), 1)
-    of_mean = float(np.nansum(means**2)) / float(degrees.max())
+    most = float(degrees.max())
+    of_mean = float(np.nansum(means**2)) / most
     count = len(rest)
     if of_mean <= 0:
         return float(count)
-    return float(np.clip(variances.mean() / of_mean, 1, count))
+    return float(np.clip(variances.mean() / of_mean * most / (most + 1), 1, count))
 
 
 def _fit_prior(variances: NDArray[np.float64], degrees: NDArray[np.float64]) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """Which rank is slower than the others by itself, from steps that wait for nobody. Pure.
 
 The rule and its trials on GPUs are in docs/method.md, benchmarks/injected_delays.py and
-benchmarks/statistics_straggler.py.
+benchmarks/simulations/stragglers.py.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ _CHANCE_OF_HOSTS = 0.01
 _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 # Standard deviation of normal samples over their median absolute deviation.
 _MAD_FACTOR = 1.4826
+_FEW_STEPS = 6
 # Three steps, of which one may be a stall.
 _MOST_PARTS, _LEAST_OF_A_PART = 6, 3
 _WINDOWS, _LEAST_OF_A_WINDOW = 8, 4
 # Two seconds see a part of what wanders with a memory of one, and a step that waits for the latest
-# host wanders less than each host. By simulation, benchmarks/statistics_straggler.py.
+# host wanders less than each host. By simulation, benchmarks/simulations/stragglers.py.
 _UNSEEN = 1.3
 # Fewer ranks do not show how far ranks differ.
 _ENOUGH_RANKS = 6
@@ -117,12 +118,18 @@ def borne_out_ms(excess_ms: float, exposed_ms: float | None) -> float:
 
 
 def median_error(steps: Sequence[float]) -> float:
-    """Estimate the standard error of the median of steps, by their median absolute deviation."""
+    """Estimate the standard error of the median of steps, by their median absolute deviation.
+
+    Of fewer than six steps by their standard deviation where it is larger: most may be alike by
+    chance.
+    """
     middle = median(steps)
     # Larger for few steps: C. Croux, P. J. Rousseeuw, "Time-efficient algorithms for two highly
     # robust estimators of scale", Computational Statistics 1, 1992.
     few = len(steps) / (len(steps) - 0.8)
     deviation = few * _MAD_FACTOR * median(abs(ms - middle) for ms in steps)
+    if 1 < len(steps) < _FEW_STEPS:
+        deviation = max(deviation, stdev(steps))
     return _MEDIAN_FACTOR * deviation / math.sqrt(len(steps))
 
 

@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices"),
+]
 
 REPOSITORY = Path(__file__).parents[2]
 CHECK = [sys.executable, "-m", "tests.integration.health_runs"]

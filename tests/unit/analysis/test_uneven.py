@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 from builders import make_device, make_measure, make_measurement, make_point, make_record
@@ -16,8 +17,9 @@ from raybench.report.uneven import fleet_name, uneven_lead, uneven_listings, une
 from raybench.results.rows import point_row
 from raybench.results.schema import TABLES
 
-# Of samples about their median, which it leaves where it is.
-_NOISE = (-0.01, 0.01) * 3
+# Of samples about their median and mean, which it leaves where they are.
+_HALF = 0.01 * np.random.default_rng(4).standard_normal(50)
+_NOISE = np.random.default_rng(5).permutation([*_HALF, *-_HALF])
 
 
 def ran(
@@ -39,7 +41,7 @@ def ran(
         measurements=tuple(
             make_measurement(
                 rank,
-                [[round(step_ms * 1e6 * (1 + e)) for e in _NOISE]] if count else [[1000] * 6],
+                [[round(step_ms * 1e6 * (1 + e)) for e in _NOISE]] if count else [[1000] * 100],
                 items_per_step=count,
                 breakdown=Breakdown(local_ms=((own,) * 3, (own,) * 3)),
                 share=RankShare(

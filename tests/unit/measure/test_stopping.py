@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from benchmarks.statistics_look import NOISES, Cell, Look, autoregressive, looks
+from benchmarks.simulations.looks import NOISES, Cell, Look, autoregressive, looks
 from raybench.job.model import Measure, Span
 from raybench.measure.stopping import (
     AGAIN,

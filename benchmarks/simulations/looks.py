@@ -1,6 +1,6 @@
 """How right one look at a step time is, over simulated steps under the real decisions.
 
-    python -m benchmarks.statistics_look [--runs 300] [--jobs 2]
+    python -m benchmarks.simulations looks [--runs 300] [--jobs 2]
 
 Series of steps go through the decisions of `raybench.measure.stopping` with the default settings,
 block by block as `raybench.measure.phases` does. The true step time is known.
@@ -206,7 +206,3 @@ def main() -> None:
         found = [pool.submit(looks, cell, chosen.runs, Measure()) for cell in wanted]
         for cell, each in zip(wanted, found, strict=True):
             print(row(cell, each.result()), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How right the intervals of `raybench report` and the verdicts of `raybench compare` are.
 
-    python benchmarks/simulated_runs.py [--comparisons 400] [--reports 60] [--jobs 2]
+    python -m benchmarks.simulations runs [--comparisons 400] [--reports 60] [--jobs 2]
 
 Runs whose true step times are known are written as Parquet, and the real commands read them. Of
 the comparisons one in 20 goes through the command; it must say what the function behind it says,
@@ -254,7 +254,3 @@ def _check_command(sides: dict[str, Any], verdicts: Counter[str]) -> None:
 
 def _named(cell: tuple[int, float, float]) -> dict[str, float]:
     return dict(zip(("points", "start sd", "run shift"), cell, strict=True))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """How often is a slow rank named where there is none, and where one is 5 % late?
 
-    python benchmarks/statistics_straggler.py [TRIALS]
+    python -m benchmarks.simulations stragglers [TRIALS]
 
 Simulates what is measured of a point with the default settings of a job: the timed steps, and after
 them the local steps in the blocks in which `raybench.measure.breakdown` takes them. They go through
@@ -114,7 +114,3 @@ def blocks_needed(local_ms: Steps) -> int:
         if all(e <= MARK_SHARE / 2 * np.median(s) for e, s in zip(errors, series, strict=True)):
             return blocks
     return int(local_ms.shape[1])
-
-
-if __name__ == "__main__":
-    main()
