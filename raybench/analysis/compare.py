@@ -22,9 +22,15 @@ import numpy as np
 import pandas as pd
 
 from raybench.analysis.history import THRESHOLD
-from raybench.analysis.rounds import ATTEMPT_COLUMNS, mean_of_rounds, records
+from raybench.analysis.rounds import (
+    ATTEMPT_COLUMNS,
+    latest_trials,
+    mean_of_rounds,
+    records,
+    without_controls,
+)
 from raybench.analysis.settings import EXECUTION
-from raybench.records import Status
+from raybench.records import FAILURES, Status
 from raybench.stats.starts import Scatter, scatter
 
 # At most this share of comparisons in which nothing changed calls a point slower, and as many call
@@ -41,12 +47,23 @@ _WORLD = {"device_type": "device", "device_name": "device", "node_count": "nodes
 # The columns of `points` that are tested.
 STEP, MEAN = "step_ms_p50", "step_ms_mean"
 # What `compare` needs of the table `points`.
-POINT_COLUMNS = (*ATTEMPT_COLUMNS, STEP, MEAN, *SETTINGS, *BATCH, *_WORLD)
+POINT_COLUMNS = (*ATTEMPT_COLUMNS, STEP, MEAN, "throughput", *SETTINGS, *BATCH, *_WORLD)
 _FLOATS = (
-    *("base_ms", "new_ms", "base_runs", "new_runs", "ratio", "ratio_low", "ratio_high"),
+    *(
+        "base_failed",
+        "new_failed",
+        "base_ms",
+        "new_ms",
+        "base_runs",
+        "new_runs",
+        "ratio",
+        "ratio_low",
+        "ratio_high",
+    ),
     *("rate_ratio", "rate_ratio_low", "rate_ratio_high", "least_seen", "q_value"),
 )
-_COLUMNS = {**dict.fromkeys(_FLOATS, "float64"), "verdict": "object", "why": "object"}
+_TEXTS = ("rate_unit", "verdict", "why")
+_COLUMNS = {**dict.fromkeys(_FLOATS, "float64"), **dict.fromkeys(_TEXTS, "object")}
 # Of the 90 % interval, which lies within the threshold where a point is the same: two one-sided
 # tests at 5 % (D. J. Schuirmann, J. Pharmacokinet. Biopharm. 15(6), 1987).
 _INTERVAL = 0.9
@@ -62,13 +79,15 @@ def compare(
     base, new: for each run of the side its rows of the table `points`, of which POINT_COLUMNS are
     enough.
 
-    Columns: point_id; the settings; status_base and status_new (the worst over the runs; null
-    where no run of the side has a row); base_ms and new_ms, the median step as the mean of the
-    runs; base_runs and new_runs, the runs in which the point is ok; ratio = new / base of the
-    median step, with ratio_low and ratio_high, its 90 % interval; rate_ratio, rate_ratio_low and
-    rate_ratio_high, the same of the rate, so 0.94 means 6 % fewer samples/s; least_seen, the
-    smallest change of this point alone that would have been called; q_value, the smallest level
-    at which the verdict holds over all points; verdict and why.
+    Columns: point_id; the settings; status_base and status_new (the worst over the rounds of the
+    runs; null where no run of the side has a row); base_failed and new_failed, the share of rounds
+    that failed; base_ms and new_ms, the median step as the mean of the runs; base_runs and
+    new_runs, the runs in which the point is ok; ratio = new / base of the median step, with
+    ratio_low and ratio_high, its 90 % interval; rate_ratio, rate_ratio_low and rate_ratio_high,
+    the same of the rate, so 0.94 means 6 % fewer samples/s; rate_unit, samples/s, or steps/s where
+    a step finishes no samples; least_seen, the smallest change of this point alone that would have
+    been called; q_value, the smallest level at which `slower` or `faster` holds over all points,
+    else null; verdict and why.
 
     verdict: `slower` (or `faster`) where the step or the rate changed by more than `threshold`
     and q_value is at most FALSE_VERDICTS. `same` where both intervals lie within the threshold.
@@ -85,7 +104,13 @@ def compare(
 
 
 def _by_id(points: pd.DataFrame) -> dict[str, Row]:
-    return {str(row["point_id"]): row for row in records(mean_of_rounds(points))}
+    """point_id -> the row of a point, with the statuses of all its rounds."""
+    found = {
+        str(row["point_id"]): row | {"statuses": []} for row in records(mean_of_rounds(points))
+    }
+    for row in records(without_controls(latest_trials(points))):
+        found[str(row["point_id"])]["statuses"].append(str(row["status"]))
+    return found
 
 
 def _ids(base: Sequence[Mapping[str, Row]], new: Sequence[Mapping[str, Row]]) -> list[str]:
@@ -105,6 +130,9 @@ def _pair(point_id: str, sides: Sequence[Sequence[Mapping[str, Row]]]) -> Row:
         **{name: math.nan if kind == "float64" else None for name, kind in _COLUMNS.items()},
         "base_runs": len(ok[0]),
         "new_runs": len(ok[1]),
+        "base_failed": _failed(found[0]),
+        "new_failed": _failed(found[1]),
+        "rate_unit": "samples/s" if newest["throughput"] > 0 else "steps/s",
         "obstacle": _obstacle(ok),
         "sides": ok,
     }
@@ -116,11 +144,17 @@ def _pair(point_id: str, sides: Sequence[Sequence[Mapping[str, Row]]]) -> Row:
 
 
 def _worst(rows: Sequence[Row]) -> str | None:
-    """Return the worst status over the runs: a failure, else ok where one of them is ok."""
+    """Return the worst status over all rounds: a failure, else ok where one of them is ok."""
     order = [status.value for status in Status]  # the worst first
-    found = [str(row["status"]) for row in rows]
+    found = [status for row in rows for status in row["statuses"]]
     # A status of a later version is the worst.
     return min(found, key=lambda s: order.index(s) if s in order else -1, default=None)
+
+
+def _failed(rows: Sequence[Row]) -> float:
+    """Return the share of the rounds that failed; NaN without a round."""
+    found = [status in FAILURES for row in rows for status in row["statuses"]]
+    return sum(found) / len(found) if found else math.nan
 
 
 def _obstacle(sides: Sequence[Sequence[Row]]) -> str | None:
@@ -143,11 +177,17 @@ def _too_few(row: Row) -> str | None:
 
 
 def _logs(row: Row, column: str) -> list[list[float]]:
-    """Take the logarithms of a column in each run of a point, by side; NaN where it is unknown."""
-    return [
-        [math.log(one[column]) if one[column] > 0 else math.nan for one in side]
-        for side in row["sides"]
-    ]
+    """Take the logarithms of a column in each run of a point, by side; NaN where it is unknown.
+
+    MEAN is the time for a sample, which reports lead with, where steps finish samples.
+    """
+    return [[_log(one, column) for one in side] for side in row["sides"]]
+
+
+def _log(row: Row, column: str) -> float:
+    if column == MEAN and row["throughput"] > 0:
+        return -math.log(row["throughput"])
+    return math.log(row[column]) if row[column] > 0 else math.nan
 
 
 def _change(logs: Sequence[Sequence[float]]) -> float:
@@ -198,7 +238,7 @@ def _test(rows: Sequence[Row], threshold: float) -> None:
     for place, test in enumerate(tests):
         found = {verdict: float(rates[verdict][place]) for verdict in rates}
         of_point.setdefault(test.row["point_id"], []).append((test, found))
-    alone = 1 - 2 * FALSE_VERDICTS / len(of_point)
+    alone = 1 - 2 * FALSE_VERDICTS / len(tests)
     for members in of_point.values():
         row = members[0][0].row
         for test, _ in members:
@@ -241,13 +281,12 @@ def _verdict(tests: Sequence[tuple[_Test, Mapping[str, float]]], threshold: floa
         rates = [rates[verdict] for test, rates in tests if sign * test.change > threshold]
         if rates and min(rates) <= FALSE_VERDICTS:
             return {"verdict": verdict, "q_value": min(rates), "why": None}
-    q_value = min(rate for _, rates in tests for rate in rates.values())
     low = min(test.ends[0] for test, _ in tests)
     high = max(test.ends[1] for test, _ in tests)
     if -threshold <= low and high <= threshold:
-        return {"verdict": SAME, "q_value": q_value, "why": None}
+        return {"verdict": SAME, "why": None}
     if any(abs(test.change) > threshold for test, _ in tests):
         why = "runs of the same thing may differ as much"
     else:
         why = f"known to {low:+.1%} to {high:+.1%} only, which is not within the threshold"
-    return {"verdict": UNCLEAR, "q_value": q_value, "why": why}
+    return {"verdict": UNCLEAR, "why": why}

@@ -216,7 +216,7 @@ def _add_intervals(
 ) -> None:
     """Fill in the intervals over rounds of step times, speed-ups and efficiencies."""
     times = [(row, _log_times(row, trials)) for row in rows if row["status"] == "ok"]
-    for row, half_width in _half_widths(times):
+    for row, half_width in _half_widths_by_run(times):
         low, high = math.exp(-half_width), math.exp(half_width)
         row |= {"step_ms_low": row["step_ms_p50"] * low, "step_ms_high": row["step_ms_p50"] * high}
     ratios = [
@@ -226,7 +226,7 @@ def _add_intervals(
         for row in members
         if row["speed_up"] is not None and row is not base
     ]
-    for row, half_width in _half_widths(ratios):
+    for row, half_width in _half_widths_by_run(ratios):
         low, high = math.exp(-half_width), math.exp(half_width)
         for name in ("speed_up", "efficiency"):
             if row[name] is not None:
@@ -242,6 +242,17 @@ def _log_times(row: Row, trials: Trials) -> dict[int, float]:
     }
 
 
+def _half_widths_by_run(
+    measured: Sequence[tuple[dict[str, Any], Mapping[int, float]]],
+) -> Iterator[tuple[dict[str, Any], float]]:
+    """As `_half_widths`: a run tells nothing of the rounds of another."""
+    runs: dict[str, list[tuple[dict[str, Any], Mapping[int, float]]]] = {}
+    for row, logs in measured:
+        runs.setdefault(row["run_id"], []).append((row, logs))
+    for of_run in runs.values():
+        yield from _half_widths(of_run)
+
+
 def _half_widths(
     measured: Sequence[tuple[dict[str, Any], Mapping[int, float]]],
 ) -> Iterator[tuple[dict[str, Any], float]]:
@@ -249,11 +260,11 @@ def _half_widths(
 
     measured: each row with its logarithms by round.
     """
-    starts = list(dict.fromkeys((row["run_id"], n) for row, logs in measured for n in logs))
+    starts = list(dict.fromkeys(number for _, logs in measured for number in logs))
     values = np.full((len(measured), len(starts)), np.nan)
-    for place, (row, logs) in enumerate(measured):
+    for place, (_, logs) in enumerate(measured):
         for number, value in logs.items():
-            values[place, starts.index((row["run_id"], number))] = value
+            values[place, starts.index(number)] = value
     for (row, logs), found in zip(measured, scatter(values), strict=True):
         if found is not None:
             yield row, found.half_width(1 / len(logs))

@@ -53,13 +53,13 @@ def share(_: click.Context, option: click.Parameter, text: str) -> float:
     callback=share,
     default="1.5%",
     show_default=True,
-    help="Changes of the step time up to this are none.",
+    help="Changes of the step time, or of samples/s, up to this are none.",
 )
 @click.option(
     "--fail-on",
     type=click.Choice([REGRESSION, UNCLEAR]),
     help="regression: exit with 1 where a point is slower, or was measured and fails now; else "
-    "with 5 where a side has one run, or where a change of --blind could not have been seen. "
+    "with 5 where a side has one run, or where a point may be slower by more than --blind. "
     "unclear: exit with 1 as above, else with 5 where a point is unclear.",
 )
 @click.option(
@@ -67,7 +67,7 @@ def share(_: click.Context, option: click.Parameter, text: str) -> float:
     callback=share,
     default="10%",
     show_default=True,
-    help="With --fail-on regression: the change that must have been seen at every point.",
+    help="With --fail-on regression: every point must be known to be slower by no more than this.",
 )
 @text_format_option
 @json_format_option
@@ -149,6 +149,7 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     return Comparison(
         base=tuple(run.run for run in base.runs),
         new=tuple(run.run for run in new.runs),
+        words=(base.words, new.words),
         threshold=threshold,
         frame=compare(*points, threshold=threshold),
         changes=changes(base.own.facts, new.own.facts),

@@ -60,10 +60,12 @@ class Found:
 class Side:
     """BASE or NEW: the newest of its runs and the others, the oldest first.
 
-    left_out: runs with its tag that differ from it by more than their start.
+    words: how the user named it. left_out: runs with its tag that differ from it by more than
+    their start.
     """
 
     own: Found
+    words: str
     others: Sequence[Found] = ()
     left_out: Sequence[Found] = ()
 
@@ -82,15 +84,15 @@ def find_side(results: Path, text: str) -> Side:
     """
     # Path's would raise for a name that no file can have.
     if os.path.exists(text):  # noqa: PTH110
-        return Side(own=_find(results, text))
+        return Side(own=_find(results, text), words=text)
     if "=" in text:
         return _runs_with_tag(results, text)
     names = [name.strip() for name in text.split(",") if name.strip()]
     if len(names) < 2:
-        return Side(own=_find(results, text))
+        return Side(own=_find(results, text), words=text)
     found = {one.run_id: one for one in (_find(results, name) for name in names)}
     *others, own = sorted(found.values(), key=lambda one: (one.run.started_at, one.run_id))
-    return Side(own=own, others=others)
+    return Side(own=own, words=text, others=others)
 
 
 def _find(results: Path, text: str) -> Found:
@@ -112,6 +114,7 @@ def _runs_with_tag(results: Path, text: str) -> Side:
     same = {run.run_id for run in others if run.is_alike(own)}
     return Side(
         own=own,
+        words=text,
         others=[run for run in reversed(others) if run.run_id in same],
         left_out=[run for run in others if run.run_id not in same],
     )

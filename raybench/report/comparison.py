@@ -16,7 +16,6 @@ from raybench.analysis.environment_changes import Change
 from raybench.analysis.point_changes import PointChange
 from raybench.analysis.rounds import records
 from raybench.analysis.settings import EXECUTION, setting, setting_order, varying
-from raybench.records import FAILURES
 from raybench.report import formatting, plain_text
 from raybench.report.document import Line, Table
 from raybench.report.point_settings import point_names, setting_columns
@@ -45,14 +44,15 @@ class LeftOut:
 class Comparison:
     """Two sides, compared.
 
-    base, new: the runs of each side, the newest last. frame: as `raybench.analysis.compare.compare`
-    gives it. changes: of the environment, from the newest of `base` to the newest of `new`.
-    beside: point_id -> what else changed there, between these two. left_out: runs with a side's
-    tag that were not compared.
+    base, new: the runs of each side, the newest last. words: how the user named them.
+    frame: as `raybench.analysis.compare.compare` gives it. changes: of the environment, from the
+    newest of `base` to the newest of `new`. beside: point_id -> what else changed there, between
+    these two. left_out: runs with a side's tag that were not compared.
     """
 
     base: Sequence[Run]
     new: Sequence[Run]
+    words: tuple[str, str]
     threshold: float
     frame: pd.DataFrame
     changes: Sequence[Change]
@@ -76,8 +76,8 @@ class Comparison:
 
     @property
     def broken(self) -> list[Row]:
-        """The points that were measured before and fail now."""
-        return [r for r in self.rows if r["status_base"] == "ok" and r["status_new"] in FAILURES]
+        """The points that were measured before and fail now, or fail in more of their rounds."""
+        return [r for r in self.rows if r["base_runs"] and r["new_failed"] > r["base_failed"]]
 
     @property
     def is_regression(self) -> bool:
@@ -87,14 +87,17 @@ class Comparison:
     @property
     def has_one_run(self) -> bool:
         """Whether a side has one run, so that there can be no verdict."""
-        return min(len(self.base), len(self.new)) < LEAST_RUNS
+        counts = [min(row["base_runs"], row["new_runs"]) for row in self.compared]
+        return bool(counts) and max(counts) < LEAST_RUNS
 
     def is_blind(self, change: float) -> bool:
-        """Whether so large a change of some point could not have been seen."""
-        return any(
-            not formatting.has_value(row["least_seen"]) or row["least_seen"] > change
-            for row in self.compared
-        )
+        """Whether some point of BASE may be slower by more than `change`, or was not measured."""
+        return any(self._may_be_slower(row, change) for row in self.rows if row["base_runs"])
+
+    @staticmethod
+    def _may_be_slower(row: Row, change: float) -> bool:
+        ends = (row["ratio_high"] - 1, 1 / row["rate_ratio_low"] - 1)
+        return not all(formatting.has_value(end) and end <= change for end in ends)
 
     @property
     def obstacles(self) -> tuple[str, ...]:
@@ -146,7 +149,10 @@ def table(comparison: Comparison) -> Table:
     unit = formatting.unit_of_times(row["base_ms"] for row in rows)
     columns = setting_columns(comparison.compared)
     settings = tuple(columns)
-    heads = (f"base {unit.name}", f"new {unit.name}", "step", "samples/s", "seen from", "verdict")
+    is_tested = any(formatting.has_value(row["least_seen"]) for row in rows)
+    rate = "samples/s" if any(row["rate_unit"] == "samples/s" for row in rows) else "steps/s"
+    seen = ("seen from",) if is_tested else ()
+    heads = (f"base {unit.name}", f"new {unit.name}", "step", rate, *seen, "verdict")
     return Table(
         columns=(*settings, *heads),
         settings=len(settings),
@@ -157,7 +163,11 @@ def table(comparison: Comparison) -> Table:
                 formatting.time_in(unit, row["new_ms"]),
                 _change(row, "ratio"),
                 _change(row, "rate_ratio"),
-                f"{row['least_seen']:.1%}" if formatting.has_value(row["least_seen"]) else "",
+                *(
+                    [f"{row['least_seen']:.1%}" if formatting.has_value(row["least_seen"]) else ""]
+                    if is_tested
+                    else []
+                ),
                 verdict_words(row, comparison.threshold),
             )
             for place, row in enumerate(rows)
@@ -195,7 +205,8 @@ def beside(comparison: Comparison) -> list[tuple[str, str]]:
     rows = comparison.compared
     found = []
     for row, name in zip(rows, point_names(rows), strict=True):
-        phrases = [*([row["why"]] if formatting.has_value(row["why"]) else [])]
+        is_told = comparison.has_one_run or not formatting.has_value(row["why"])
+        phrases = [] if is_told else [row["why"]]
         if row["verdict"] != SAME:
             phrases += [_point_change(one) for one in comparison.beside.get(row["point_id"], ())]
             if phrases:
@@ -212,8 +223,13 @@ def _point_change(one: PointChange) -> str:
 
 def unpaired(comparison: Comparison) -> list[tuple[str, str]]:
     """(point, how it ended in each run) of the points of both runs that failed in one of them."""
-    rows = [row for row in comparison.rows if not formatting.has_value(row["verdict"])]
-    rows = [row for row in rows if not absent(row)]
+    broken = {row["point_id"] for row in comparison.broken}
+    rows = [
+        row
+        for row in comparison.rows
+        if row["point_id"] in broken
+        or (not formatting.has_value(row["verdict"]) and not absent(row))
+    ]
     return [
         (name, f"base: {_status(row['status_base'])}; new: {_status(row['status_new'])}")
         for row, name in zip(rows, point_names(rows), strict=True)
@@ -261,9 +277,9 @@ _ENOUGH_RUNS = 3
 def headline(comparison: Comparison) -> str:
     """Give the answer in a sentence."""
     rows, verdicts = comparison.compared, comparison.verdicts
-    if not rows:
-        return "No point was measured on both sides."
     broken = f"; {len(comparison.broken)} fail now" if comparison.broken else ""
+    if not rows:
+        return f"No point was measured on both sides{broken}."
     middle = percent(float(np.median([row["ratio"] for row in rows])) - 1)
     median = f"; the median change of the step is {middle}" if len(rows) > 1 else ""
     if comparison.has_one_run:
@@ -293,7 +309,8 @@ def sensitivity(comparison: Comparison) -> str:
 
 
 def _runs(comparison: Comparison, side: str) -> str:
-    counts = {int(row[f"{side}_runs"]) for row in comparison.compared}
+    rows = [row for row in comparison.compared if formatting.has_value(row["least_seen"])]
+    counts = {int(row[f"{side}_runs"]) for row in rows}
     text = _between(sorted(counts), "d")
     return f"{text} run" if counts == {1} else f"{text} runs"
 
@@ -325,9 +342,14 @@ def _unclear(comparison: Comparison) -> list[str]:
         return []
     runs = max(_ENOUGH_RUNS, min(len(comparison.base), len(comparison.new)) + 2)
     job = plain_text.plain(comparison.new[-1].job_name)
+    base, new = map(plain_text.plain, comparison.words)
+    if "=" in base and "=" in new:
+        how = f"with --tag {base} and --tag {new}, then `raybench compare {base} {new}`"
+    else:
+        how = f"then name them all: `raybench compare {base},RUN,… {new},RUN,…`"
     return [
-        f"To decide: sweep the job {job} on both sides in turns until each side has {runs} runs, "
-        "with --tag side=base and --tag side=new, then `raybench compare side=base side=new`."
+        f"To decide: sweep the job {job} on both sides in turns (`raybench sweep`) until each side "
+        f"has {runs} runs, {how}."
     ]
 
 
@@ -396,13 +418,13 @@ def explanation(comparison: Comparison) -> list[str]:
         return []
     threshold = _threshold(comparison)
     return [
-        "step: change of the median step; samples/s: change of the rate, which follows the mean "
-        "step; each of the mean over the runs of a side, ± half its 90% interval. seen from: the "
-        "least change of that point alone that would be called. slower, faster: one of the two "
-        f"changed by more than {threshold}, and by more than chance (in at most "
-        f"{FALSE_VERDICTS:.2%} of comparisons where nothing changed). same: both intervals are "
-        f"within {threshold}. unclear: neither; slower?, faster?: unclear, and changed by more "
-        f"than {threshold}.",
+        "step: change of the median step; samples/s or steps/s: change of the rate, which follows "
+        "the mean step; each of the mean over the runs of a side, ± half its 90% interval. seen "
+        "from: the least change of that point alone that would be called. slower, faster: one of "
+        f"the two changed by more than {threshold}, and by more than chance (where nothing "
+        f"changed, at most {FALSE_VERDICTS:.2%} of comparisons call a point slower, and as many "
+        f"faster). same: both intervals are within {threshold}. unclear: neither; slower?, "
+        f"faster?: unclear, and changed by more than {threshold}.",
     ]
 
 

@@ -18,6 +18,7 @@ Row = Mapping[str, Any]
 _LEAST_SHARE = 0.02
 # A step time that is known worse than this, to either side, is no measure for others.
 WIDEST_INTERVAL = 0.10
+_ENOUGH_SAMPLES = 10
 # The parts come from other steps than the step time: by so much they may exceed it.
 _MOST_PARTS = 1.10
 # The mean step may be so much longer than the median one without a word.
@@ -86,7 +87,10 @@ def half_interval(row: Row) -> float | None:
 def is_imprecise(row: Row) -> bool:
     """Whether the step time is known too badly to compare others with it, or to call it best."""
     half_width = half_interval(row)
-    return half_width is not None and half_width > WIDEST_INTERVAL
+    # Fewer samples have a wide interval though nothing is wrong.
+    samples = value_or_none(row.get("iterations"))
+    is_enough = samples is None or samples >= _ENOUGH_SAMPLES
+    return is_enough and half_width is not None and half_width > WIDEST_INTERVAL
 
 
 def why_no_breakdown(row: Row) -> str | None:

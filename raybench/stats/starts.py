@@ -9,7 +9,7 @@ show, by as much as the points are alike (G. K. Smyth, "Linear models and empiri
 for assessing differential expression in microarray experiments", Stat. Appl. Genet. Mol. Biol.
 3(1), 2004). Points of one start may all be moved by the same cause. Then they tell together hardly
 more than one of them, so the degrees of freedom that the other points add are limited to those of
-the points that are independent.
+the points that are independent, and to those of the point itself.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+
+
+# All other points together count at most as much as the point's own starts: else the interval of
+# one that is much noisier than the rest would be far too narrow.
+_MOST_OTHERS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,8 @@ def _moderate(rest: NDArray[np.float64], degrees: NDArray[np.float64]) -> list[S
 
     variances = np.nansum(rest**2, axis=1) / degrees
     level, more = _fit_prior(variances, degrees)
-    more = min(more, (_independent_points(rest, variances, degrees) - 1) * float(degrees.mean()))
+    others = _independent_points(rest, variances, degrees) - 1
+    more = min(more, min(others, _MOST_OTHERS) * float(degrees.mean()))
     whole = degrees + more
     return [
         Scatter(sd=math.sqrt(variance), degrees=float(of_point))

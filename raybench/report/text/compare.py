@@ -8,7 +8,7 @@ from dataclasses import asdict
 from raybench.report import comparison as words
 from raybench.report import formatting
 from raybench.report.comparison import Comparison
-from raybench.report.document import Block, Line, Listing
+from raybench.report.document import Block, Line, Listing, Table
 from raybench.report.export import as_json
 from raybench.report.text import markdown, terminal
 from raybench.report.text.markdown import code, escape
@@ -20,7 +20,7 @@ NOT_COMPARABLE = "NOT COMPARABLE"
 
 def format_terminal(comparison: Comparison, *, width: int = WIDTH, color: bool = False) -> str:
     """Write the comparison: the answer, the runs, what changed around, then point by point."""
-    answer, *rest = _blocks(comparison)
+    answer, *rest = (_fit(block, width) for block in _blocks(comparison))
     runs = pairs([("base", _runs(comparison.base)), ("new", _runs(comparison.new))])
     parts = [*terminal.lay_out([answer]), runs, line(""), *terminal.lay_out(rest)]
     return render(parts, width, color)
@@ -58,6 +58,10 @@ def _blocks(comparison: Comparison) -> Iterator[Block]:
 
 def _list(title: str, lines: Sequence[tuple[str, str]], otherwise: str = "") -> Listing:
     return Listing(title=title, lines=lines, is_quoted=True, otherwise=otherwise)
+
+
+def _fit(block: Block, width: int) -> Block:
+    return terminal.narrow(block, width) if isinstance(block, Table) else block
 
 
 def _runs(runs: Sequence[Run]) -> str:

@@ -217,7 +217,7 @@ _VERDICTS = {"slower": "bold red", "faster": "bold green", "unclear": "yellow"}
 def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) -> str:
     """Write the scaling report."""
     report = summary.report
-    fitted = [_narrow(table, width) for table in report.tables]
+    fitted = [narrow(table, width) for table in report.tables]
     joined = [_widen(table, width) for table in _join(fitted, width)]
     lines = [
         *([line(report.lead, "bold"), line("")] if report.lead else []),
@@ -259,7 +259,7 @@ def lay_out(blocks: Iterable[Block]) -> Iterator[RenderableType]:
                 yield grid(table_columns(block), block.rows, styles if is_judged else ())
 
 
-def _narrow(table: Table, width: int) -> Table:
+def narrow(table: Table, width: int) -> Table:
     """Leave out of the table what it can do without, as far as it needs."""
     for name in table.optional:
         if min_width(table_columns(table), table.rows) <= width:

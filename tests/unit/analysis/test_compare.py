@@ -75,7 +75,7 @@ def test_rounds_of_one_run_are_no_verdict(tmp_path: Path, command: Command) -> N
     first = flat(out).split(" base ")[0]
     assert first.startswith("1 run a side: no verdict; of 3 points: 3 slower?")
     assert len(re.findall(r"\+(29|30)\.\d% .* slower\?", out)) == 3
-    assert "raybench compare side=base side=new" in flat(out)
+    assert "then name them all: `raybench compare base,RUN,… new,RUN,…`" in flat(out)
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -162,9 +162,8 @@ def test_noise_above_the_threshold_is_unclear_with_the_command_that_decides(
             sweep(tmp_path, f"{side}{number}", factor, day=number, tags={"side": side})
     assert compare_as_json(command, *SIDES)["verdicts"] == {"unclear": 3}
     out = flat(command("compare", *SIDES)[1])
-    assert (
-        "To decide: sweep the job ddp_scaling on both sides in turns until each side has 6" in out
-    )
+    assert "To decide: sweep the job ddp_scaling on both sides in turns" in out
+    assert "has 6 runs, with --tag side=base and --tag side=new" in out
     assert "By 4 runs of base and 4 runs of new" in out
 
 
@@ -206,6 +205,53 @@ def test_a_point_that_fails_in_one_of_three_new_runs_is_a_regression(
     code, out, _ = command("compare", *SIDES, "--fail-on", "regression")
     assert code == REGRESSION
     assert "1 fail now" in out
+    assert "base: ok; new: out of memory" in out
+
+
+def test_a_point_that_failed_as_often_before_is_no_regression(
+    tmp_path: Path, command: Command
+) -> None:
+    for number in range(3):
+        for side in ("base", "new"):
+            points = make_points(3)
+            made = [make_failed(points[0]) if number == 0 else make_record(points[0])]
+            made += map(make_record, points[1:])
+            write(tmp_path, f"{side}{number}", made, tags={"side": side})
+    gate = ("compare", *SIDES, "--fail-on", "regression")
+    assert command(*gate)[0] == 0
+    write(tmp_path, "new3", [make_failed(make_points(1)[0])], tags={"side": "new"})
+    assert command(*gate)[0] == REGRESSION
+
+
+def test_a_round_that_failed_is_a_failure(tmp_path: Path, command: Command) -> None:
+    [point] = make_points(1)
+    sweep(tmp_path, "base", points=[point], rounds=3)
+    failed = make_failed(point, round=2, attempt=2)
+    write(tmp_path, "new", [make_record(point, round=1), failed])
+    code, out, _ = command("compare", "base", "new", "--fail-on", "regression")
+    assert (code, "1 fail now" in out) == (REGRESSION, True)
+
+
+def test_a_gate_is_not_green_where_a_point_was_not_measured_again(
+    tmp_path: Path, command: Command
+) -> None:
+    for number in range(6):
+        side = ("base", "new")[number % 2]
+        points = make_points(3 if side == "base" else 2)
+        sweep(tmp_path, f"{side}{number}", points=points, day=number, tags={"side": side})
+    gate = ("compare", *SIDES, "--fail-on")
+    assert command(*gate, "regression")[0] == UNCLEAR
+    assert command(*gate, "unclear")[0] == 0
+
+
+def test_a_gate_is_green_where_points_are_faster_by_an_unsure_amount(
+    tmp_path: Path, command: Command
+) -> None:
+    for number, factor in enumerate((1.0, 1.06, 0.95)):
+        for side, speed in (("base", 1.0), ("new", 0.5)):
+            sweep(tmp_path, f"{side}{number}", factor * speed, day=number, tags={"side": side})
+    assert compare_as_json(command, *SIDES)["verdicts"] == {"faster": 3}
+    assert command("compare", *SIDES, "--fail-on", "regression")[0] == 0
 
 
 def test_points_of_one_side_alone_are_counted_and_told_apart(
