@@ -216,7 +216,7 @@ def _add_intervals(
 ) -> None:
     """Fill in the intervals over rounds of step times, speed-ups and efficiencies."""
     times = [(row, _log_times(row, trials)) for row in rows if row["status"] == "ok"]
-    for row, half_width in _half_widths_by_run(times):
+    for row, half_width in _half_widths(times):
         low, high = math.exp(-half_width), math.exp(half_width)
         row |= {"step_ms_low": row["step_ms_p50"] * low, "step_ms_high": row["step_ms_p50"] * high}
     ratios = [
@@ -226,7 +226,7 @@ def _add_intervals(
         for row in members
         if row["speed_up"] is not None and row is not base
     ]
-    for row, half_width in _half_widths_by_run(ratios):
+    for row, half_width in _half_widths(ratios):
         low, high = math.exp(-half_width), math.exp(half_width)
         for name in ("speed_up", "efficiency"):
             if row[name] is not None:
@@ -242,32 +242,20 @@ def _log_times(row: Row, trials: Trials) -> dict[int, float]:
     }
 
 
-def _half_widths_by_run(
-    measured: Sequence[tuple[dict[str, Any], Mapping[int, float]]],
-) -> Iterator[tuple[dict[str, Any], float]]:
-    """As `_half_widths`: a run tells nothing of the rounds of another."""
-    runs: dict[str, list[tuple[dict[str, Any], Mapping[int, float]]]] = {}
-    for row, logs in measured:
-        runs.setdefault(row["run_id"], []).append((row, logs))
-    for of_run in runs.values():
-        yield from _half_widths(of_run)
-
-
 def _half_widths(
     measured: Sequence[tuple[dict[str, Any], Mapping[int, float]]],
 ) -> Iterator[tuple[dict[str, Any], float]]:
     """Yield each row that has two rounds or more, and half of the 95 % interval of its mean.
 
-    measured: each row with its logarithms by round.
+    measured: each row with its logarithms by round. A run tells nothing of rounds of another.
     """
-    starts = list(dict.fromkeys(number for _, logs in measured for number in logs))
-    values = np.full((len(measured), len(starts)), np.nan)
-    for place, (_, logs) in enumerate(measured):
-        for number, value in logs.items():
-            values[place, starts.index(number)] = value
-    for (row, logs), found in zip(measured, scatter(values), strict=True):
-        if found is not None:
-            yield row, found.half_width(1 / len(logs))
+    for run_id in dict.fromkeys(row["run_id"] for row, _ in measured):
+        of_run = [one for one in measured if one[0]["run_id"] == run_id]
+        rounds = list(dict.fromkeys(number for _, logs in of_run for number in logs))
+        values = np.array([[logs.get(n, math.nan) for n in rounds] for _, logs in of_run])
+        for (row, logs), found in zip(of_run, scatter(values), strict=True):
+            if found is not None:
+                yield row, found.half_width(1 / len(logs))
 
 
 def is_by_mean(row: Row) -> bool:

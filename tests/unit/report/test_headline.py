@@ -138,7 +138,9 @@ def test_the_range_over_settings_has_no_interval() -> None:
 
 
 def test_a_baseline_that_is_known_badly_still_gives_a_value() -> None:
-    wide = table([ran(1, 8.0), ran(2, 9.0)]).assign(step_ms_ci_low=1.0, step_ms_ci_high=20.0)
+    wide = table([ran(1, 8.0), ran(2, 9.0)]).assign(
+        step_ms_ci_low=1.0, step_ms_ci_high=20.0, iterations=20
+    )
     told = headline(records(scaling(wide, {"world_size": 1})), {"world_size": 1}, "GPUs")
     assert told.startswith(
         "2 GPUs do 1.78 times the samples/s of 1 GPU, 88.9% efficiency (fp32, batch 64, wide)"
