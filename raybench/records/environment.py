@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import subprocess
 import sys
 import sysconfig
@@ -27,6 +28,8 @@ from pathlib import Path
 
 from raybench import __version__
 
+# The newest minor version of torch that the tests have run with.
+_TESTED_TORCH = (2, 13)
 _PACKAGES = ("torch", "ray", "numpy", "pyarrow")
 _PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_", "PYTORCH_", "GLOO_", "MKL_", "NVIDIA_TF32_")
 
@@ -41,6 +44,16 @@ def package_versions() -> dict[str, str]:
             # Absent packages are left out; the reader sees which were there.
             continue
     return found
+
+
+def warn_of_torch(versions: Mapping[str, str]) -> str | None:
+    """Return a warning where torch is newer than what raybench was tested with, else None."""
+    minor = tuple(map(int, re.findall(r"\d+", versions.get("torch", ""))[:2]))
+    if minor <= _TESTED_TORCH:
+        return None
+    tested = ".".join(map(str, _TESTED_TORCH))
+    newest = f"{tested}, the newest that raybench was tested with"
+    return f"torch {versions['torch']} is newer than {newest}"
 
 
 def variables_that_matter() -> dict[str, str]:

@@ -22,9 +22,6 @@ from raybench.stats.shares import fast_devices
 
 # Less is not worth a change.
 _WORTHWHILE = 0.02
-# Base rate x global batch / 256, after a warm-up of some epochs, for SGD with momentum.
-_BASE_BATCH = 256
-_GOYAL = "Goyal et al. 2017, arXiv:1706.02677, of SGD after a warm-up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +40,6 @@ def advise_run(summary: Summary) -> list[Advice]:
         *_from_fleets(summary),
         *_from_slow_ranks(rows, summary.ranks),
         *_from_best(summary),
-        *_from_global_batches(rows, summary.ranks),
     ]
 
 
@@ -149,35 +145,6 @@ def _from_best(summary: Summary) -> Iterator[Advice]:
             text=f"{criterion}: {choice}",
             rows=(f"all {measured} points that are ok",),
         )
-
-
-def _from_global_batches(rows: Sequence[dict[str, Any]], ranks: str) -> Iterator[Advice]:
-    """Say what the learning rate would be at the fastest point of each number of ranks."""
-    best: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        trains = row["params"].get("mode", "train") == "train" and "optimizer" in row["params"]
-        if row["status"] == "ok" and trains and formatting.has_value(row["throughput"]):
-            most = best.setdefault(int(row["world_size"]), row)
-            if row["throughput"] > most["throughput"]:
-                best[int(row["world_size"])] = row
-    others = {
-        world_size: row
-        for world_size, row in sorted(best.items())
-        if int(row["global_batch_size"]) != _BASE_BATCH
-    }
-    if others:
-        rates = "; ".join(
-            f"{formatting.ranks_words(world_size, ranks)}, global batch {batch:,}: "
-            f"{batch / _BASE_BATCH:g} times"
-            for world_size, row in others.items()
-            if (batch := int(row["global_batch_size"]))
-        )
-        text = (
-            f"the rate for a global batch of {_BASE_BATCH}, scaled linearly, not measured "
-            f"({_GOYAL}): {rates}"
-        )
-        ids = tuple(str(row["point_id"]) for row in others.values())
-        yield Advice(about="learning rate", text=text, rows=ids)
 
 
 def _about_device(name: str, findings: Sequence[Finding], count: int) -> str:

@@ -18,6 +18,7 @@ from raybench.job.device_choice import devices_needed
 from raybench.job.model import Job, Measure
 from raybench.job.point import Point
 from raybench.records import Record, Status, TrialKey
+from raybench.records.environment import warn_of_torch
 from raybench.results.run import Run, RunStatus
 from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.batch_search import BatchSearches, check_bounded
@@ -87,6 +88,8 @@ def run_sweep(
             interrupts.take_signals()
         check_bounded(start.plan, cluster.kind)
         listener.tell(f"{cluster.description}; run {start.run.run_id} in {where.output}")
+        if warning := warn_of_torch(start.run.versions):
+            listener.tell(warning)
         workers = cluster.capacity if source else _workers_wanted(job, start, cluster)
         run = replace(
             start.run,

@@ -98,23 +98,6 @@ def test_a_committed_run_is_advised_on_with_the_rows_that_the_advice_is_from(
     assert "all 36 points that are ok" in str(told)
 
 
-def test_the_learning_rate_of_a_global_batch_is_said_with_its_source_for_models_that_train() -> (
-    None
-):
-    found = CliRunner().invoke(raybench, ["advise", "ddp_scaling", "--results", str(EXAMPLES)])
-    assert found.stdout.count("learning rate: ") == 1
-    assert max(len(line) for line in found.stdout.splitlines()) <= 80
-    assert (
-        "learning rate: the rate for a global batch of 256, scaled linearly, not measured (Goyal "
-        "et al. 2017, arXiv:1706.02677, of SGD after a warm-up): 1 GPU, global batch 1,024: "
-        "4 times; 2 GPUs, global batch 2,048: 8 times; 4 GPUs, global batch 4,096: 16 times"
-    ) in " ".join(found.stdout.split())
-    # A decoder that answers has none, nor has a matrix product.
-    for job in ("raw_latency", "gemm"):
-        found = CliRunner().invoke(raybench, ["advise", job, "--results", str(EXAMPLES)])
-        assert "learning rate" not in found.stdout
-
-
 def test_show_writes_the_values_of_each_rank_and_of_each_name_as_it_does_others() -> None:
     words = ["show", "uneven_gpus-20261123-000526-0147", "46954a71e3fa", "--results", str(EXAMPLES)]
     found = CliRunner().invoke(raybench, words, env={"COLUMNS": "200"})
