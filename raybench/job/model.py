@@ -183,11 +183,6 @@ class Job(Section):
         return JobError(self._source.explain_all(problems))
 
 
-_NO_ITEMS = (
-    "no method of the class sets items_per_step, without which there is no throughput and no "
-    "speed-up; set it in __init__, as in self.items_per_step = context.batch_size"
-)
-
 # By dotted path: the models that refuse unknown keys.
 _MODELS: Mapping[str, type[BaseModel]] = {
     "": Job,
@@ -299,8 +294,6 @@ def _check_meaning(job: Job, problems: Sequence[Problem]) -> list[Problem]:
     job._settings, job._workload_class = settings, workload_class
     if job.workload.kind == SCRIPT:
         job._remarks += template_rules.remark_no_items(job)
-    elif registry.lacks_items(workload_class):
-        job._remarks.append(Problem(path=("workload", "kind"), message=_NO_ITEMS))
     return [*unknown, *rules.check(job, settings, unsound)]
 
 

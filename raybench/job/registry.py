@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -283,19 +283,6 @@ def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
         return int(ask(settings))
 
 
-def lacks_items(workload_class: type) -> bool:
-    """Whether a class that takes a batch size sets no `items_per_step`, as far as its code tells.
-
-    Not a class of which another one sets it from outside.
-    """
-    if not getattr(workload_class, "takes_batch_size", True):
-        return False
-    members = [vars(each) for each in workload_class.__mro__]
-    return not any(
-        "items_per_step" in own or any(map(_names_items, own.values())) for own in members
-    )
-
-
 def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
     """Why the class refuses a point with these settings, in its own words; None where it does not.
 
@@ -321,15 +308,6 @@ def estimate_memory(workload_class: type, settings: Mapping[str, Scalar]) -> obj
         return None
     with _one_line("estimate_memory() of the workload"):
         return ask(settings)
-
-
-def _names_items(value: object) -> bool:
-    """Whether code has it among its names or its texts, in the functions inside of it too."""
-    code = value if isinstance(value, CodeType) else getattr(value, "__code__", None)
-    if not isinstance(code, CodeType):
-        return False
-    told = (*code.co_names, *code.co_consts)
-    return "items_per_step" in told or any(map(_names_items, code.co_consts))
 
 
 def run_setting(name: str) -> Setting:

@@ -199,34 +199,6 @@ def test_what_a_module_prints_when_it_is_imported_is_on_stderr(
     assert sorted(said.err.splitlines()) == ["by a process", "by print"]
 
 
-@pytest.mark.parametrize(
-    ("body", "lacks"),
-    [
-        ("def __init__(self, context): ...", True),
-        ("def __init__(self, context): self.items_per_step = 1", False),
-        ("def __init__(self, context): setattr(self, 'items_per_step', 1)", False),
-        (
-            "def __init__(self, context): self.late = lambda: setattr(self, 'items_per_step', 1)",
-            False,
-        ),
-        ("items_per_step = 8", False),
-        ("items_per_step = property(lambda self: 8)", False),
-        ("takes_batch_size = False", False),
-    ],
-)
-def test_a_class_that_sets_no_items_is_known_by_its_code(
-    module: Any, body: str, lacks: bool
-) -> None:
-    name = module(f"class Mine:\n    {body}\n    def step(self): ...\nclass Two(Mine): ...\n")
-    assert registry.lacks_items(registry.load(f"{name}:Mine")) is lacks
-    assert registry.lacks_items(registry.load(f"{name}:Two")) is lacks
-
-
-@pytest.mark.parametrize("name", sorted(set(registry.BUILTIN) - {SCRIPT}))
-def test_every_built_in_workload_that_takes_batches_sets_its_items(name: str) -> None:
-    assert not registry.lacks_items(registry.load(name))
-
-
 def test_the_options_of_ddp_are_parameters_in_one_word(module: Any) -> None:
     name = module(
         "from __future__ import annotations\nfrom typing import Unpack\nimport raybench\n"

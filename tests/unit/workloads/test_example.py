@@ -55,7 +55,6 @@ def test_the_parameters_of_the_example_can_be_read_from_its_signature(example: M
     names = [setting.name for setting in registry.parameters(example.ConvNet)]
     own = ["channels", "image_size", "memory_format", "compile"]
     assert names == [*own, *ddp_defaults()]
-    assert not registry.lacks_items(example.ConvNet)
 
 
 def test_the_signature_of_the_example_is_read_without_torch() -> None:
