@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -44,26 +42,3 @@ def gloo(rank: int, world_size: int, store: str) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def run_script(script: str) -> str:
-    """Run a script that may use `torch`; what it prints. It must not fail."""
-    reader, writer = SERVER.Pipe(duplex=False)
-    process = SERVER.Process(target=_run, args=(script, writer))
-    process.start()
-    writer.close()
-    printed = ""
-    with contextlib.suppress(EOFError):
-        printed = reader.recv()
-    process.join()
-    reader.close()
-    assert process.exitcode == 0, printed
-    return printed
-
-
-def _run(script: str, writer: Connection) -> None:
-    import torch
-
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(script, {"torch": torch})
-    writer.send(printed.getvalue())

@@ -2,7 +2,8 @@
 
 A breakpoint in a workload just works. The default worker is the real one on the CPU; a process
 has one process group, so it serves points of one device. Where many devices are to be played,
-give the devices and a `make_worker` of your own.
+give the devices and a `make_worker` of your own. There are no new processes here: `fresh_workers`
+has no effect, and a point sees what another class of the user's has changed in this process.
 """
 
 from __future__ import annotations

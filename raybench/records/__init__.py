@@ -562,6 +562,11 @@ class Task:
         return self.point.workload == SCRIPT
 
     @property
+    def user_class(self) -> str:
+        """The class of the user's, as `package.module:Class`; empty for a built-in workload."""
+        return self.point.workload if ":" in self.point.workload else ""
+
+    @property
     def worker_environment(self) -> Mapping[str, str]:
         """Variables with which the workers must have been started; a script has its processes."""
         return {} if self.is_script else self.point.env

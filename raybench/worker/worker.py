@@ -43,8 +43,8 @@ from raybench.records.environment import Code, code_here, differing, raybench_sh
 from raybench.worker import state
 from raybench.worker.process_group import GroupGoneError, ProcessGroup, set_torchrun_variables
 from raybench.worker.state import ProcessState
-from raybench.worker.state.torch_settings import choose_attention_order
 from raybench.workloads import precision
+from raybench.workloads.attention import choose_kernel
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.running_script import RunningScript
 from raybench.workloads.script_process import ScriptFailedError
@@ -119,9 +119,7 @@ class Worker:
         if isinstance(answer, Failure) and not self._is_fit_after(answer):
             return replace(answer, worker_reusable=False)  # cleaning up may wait for lost peers
         try:
-            package = task.point.workload.partition(":")[0].partition(".")[0]
-            left = (*self._clean_up(), *self._state.functions_replaced(package))
-            return _warn_of_leftovers(answer, left)
+            return _warn_of_leftovers(answer, self._clean_up())
         except Exception as error:
             return replace(_failure(error, rank_info), worker_reusable=False)
 
@@ -136,7 +134,11 @@ class Worker:
         load()
         self._enter_device()
         torch.zeros(1, device=self._device)
-        choose_attention_order(self._device)
+        if self._device.type == "cuda":
+            # torch chooses the order of its attention kernels once in a process, and that is a part
+            # of the key of compiled code (`attention.use_kernel`).
+            tokens = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device=self._device)
+            choose_kernel("auto", tokens)
         _freeze()
 
     def _enter_device(self) -> None:
@@ -315,7 +317,7 @@ class Worker:
             yield f"precision {asked} asked, but fp32 arithmetic was {got} after the last step"
 
     def _clean_up(self) -> tuple[str, ...]:
-        """Make the process as it was when it started; what is left behind, a phrase each."""
+        """Put back what a workload changes; return what is left behind, a phrase each."""
         self._group.drop_others()
         return self._state.restore()
 

@@ -10,17 +10,14 @@ import torch
 from pydantic import Field
 from torch.nn import functional
 
-from raybench.worker.state.torch_settings import device_settings
 from raybench.workloads.base import Context
-from tests.unit.state_changes import STATE_CHANGES, STATE_CHANGES_WITH_CUDA, seen
+from tests.unit.state_changes import SET_BEFORE_EACH_BUILD, STATE_CHANGES, seen
 
-# Such hooks and a ban of them cannot be had together.
-_LEFT_OUT = "ban of saved-tensor hooks"
 _kept: list[object] = []
 
 
 class GpuMess:
-    """Uses the libraries of CUDA, then leaves everything in the chosen state."""
+    """Uses the libraries of CUDA, then leaves its process in the chosen mess."""
 
     def __init__(
         self,
@@ -34,7 +31,6 @@ class GpuMess:
         self._device, self._mess = context.device, mess
         facts = {
             "seen": repr(seen()),
-            "device": [repr(setting.read()) for setting in device_settings(context.device)],
             "allocated_bytes": torch.cuda.memory_allocated(context.device),
             "random": torch.rand(3, device=context.device).tolist(),
         }
@@ -45,30 +41,17 @@ class GpuMess:
 
     def step(self) -> None:
         (self._matrix @ self._matrix).sum()
-        torch.fft.fft2(self._matrix)
         torch.nn.functional.conv2d(self._image, self._filter)
 
     def close(self) -> None:
         if self._mess == "memory":
             _kept.append(torch.empty(512 * 2**20, dtype=torch.uint8, device=self._device))
         if self._mess == "settings":
-            _mess_up_device(self._device)
-            for name, change in (STATE_CHANGES_WITH_CUDA | STATE_CHANGES).items():
-                if name != _LEFT_OUT:
-                    change()
-
-
-def _mess_up_device(device: torch.device) -> None:
-    torch.cuda.set_sync_debug_mode("warn")
-    torch.cuda.set_per_process_memory_fraction(0.5, device)
-    torch.cuda.memory._record_memory_history()
-    torch.backends.cuda.cufft_plan_cache[device].max_size = 3
-    stream = torch.cuda.Stream(device)
-    torch.cuda.set_stream(stream)
-    # A workspace of cuBLAS for the new stream, and cached blocks.
-    torch.randn(512, 512, device=device) @ torch.randn(512, 512, device=device)
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    torch.backends.cudnn.conv.fp32_precision = "tf32"
+            # A workspace of cuBLAS for a stream of its own, and cached blocks.
+            with torch.cuda.stream(torch.cuda.Stream(self._device)):
+                self._matrix @ self._matrix
+            for change in (SET_BEFORE_EACH_BUILD | STATE_CHANGES).values():
+                change()
 
 
 class Attention:

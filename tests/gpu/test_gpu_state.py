@@ -35,13 +35,16 @@ def cluster() -> Iterator[ray_cluster.RayCluster]:
     joined.close()
 
 
-def run(cluster, workload, params, precision=Precision.BF16, **measure) -> Measurement:
+def run(
+    cluster, workload, params, precision=Precision.BF16, *, cuda_graph=False, **measure
+) -> Measurement:
     batch_size = {"mlp": 1024, "transformer": 4}.get(workload, 64)
     point = Point(
         workload=workload,
         params=params,
         world_size=1,
         precision=precision,
+        cuda_graph=cuda_graph,
         batch_size=batch_size,
         global_batch_size=batch_size,
         scaling="weak",
@@ -85,25 +88,27 @@ def test_each_point_of_a_process_has_the_attention_kernel_of_the_first(cluster, 
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
-def test_a_point_takes_as_long_and_as_much_memory_after_a_mess_and_in_new_processes(
-    cluster, tmp_path, precision, capsys
+def test_a_point_takes_as_long_and_as_much_memory_after_others_and_in_new_processes(
+    cluster, precision, capsys
 ):
     first = run(cluster, "mlp", MLP, precision)
-    run_mess(cluster, tmp_path, "settings")
-    after_mess = run(cluster, "mlp", MLP, precision)
     process_id = cluster.devices[0].process_id
+    run(cluster, "transformer", {"attention": "math"}, Precision.TF32)
+    after_others = run(cluster, "mlp", MLP, precision)
+    assert cluster.devices[0].process_id == process_id
     fresh = run(cluster, "mlp", MLP, precision, fresh_workers=True)
     assert cluster.devices[0].process_id != process_id
     with capsys.disabled():
-        told = [f"{step_ms(one):.3f}" for one in (first, after_mess, fresh)]
-        print(f"\n{precision}: first, after a mess, fresh: {', '.join(told)} ms")
-    for other in (after_mess, fresh):
+        told = [f"{step_ms(one):.3f}" for one in (first, after_others, fresh)]
+        print(f"\n{precision}: first, after others, fresh: {', '.join(told)} ms")
+    for other in (after_others, fresh):
         assert step_ms(other) == pytest.approx(step_ms(first), rel=0.03)
         assert other.peak_mem_allocated_bytes == first.peak_mem_allocated_bytes
         assert other.peak_mem_reserved_bytes == first.peak_mem_reserved_bytes
 
 
 def test_device_memory_that_is_kept_is_told_and_costs_the_process(cluster, tmp_path):
+    run_mess(cluster, tmp_path, "none")
     process_id = cluster.devices[0].process_id
     _, greedy = run_mess(cluster, tmp_path, "memory")
     assert greedy.warnings[0].startswith("the workload left 512 MiB of device memory behind")
@@ -113,34 +118,18 @@ def test_device_memory_that_is_kept_is_told_and_costs_the_process(cluster, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("workload", "params"),
+    ("workload", "params", "cuda_graph"),
     [
-        ("mlp", {**MLP, "compile": True}),
-        ("linear", {"data": "dataloader", "num_workers": 2, "pin_memory": True}),
-        ("transformer", {}),
+        ("mlp", {**MLP, "compile": True}, False),
+        ("mlp", MLP, True),
+        ("linear", {"data": "dataloader", "num_workers": 2, "pin_memory": True}, False),
+        ("transformer", {}, False),
     ],
 )
-def test_the_built_in_workloads_leave_nothing_behind(cluster, workload, params):
+def test_the_built_in_workloads_leave_nothing_behind(cluster, workload, params, cuda_graph):
+    run(cluster, "mlp", MLP)
     process_id = cluster.devices[0].process_id
-    answer = run(cluster, workload, params)
+    answer = run(cluster, workload, params, cuda_graph=cuda_graph)
     assert answer.warnings == ()
     assert answer.worker_reusable
     assert cluster.devices[0].process_id == process_id
-
-
-def test_a_cuda_graph_leaves_nothing_behind(cluster):
-    params = {"hidden": 256, "layers": 4}
-    point = Point(
-        workload="mlp",
-        params=params,
-        world_size=1,
-        precision=Precision.BF16,
-        cuda_graph=True,
-        batch_size=64,
-        global_batch_size=64,
-        scaling="weak",
-    )
-    (answer,) = cluster.run(Task(point=point, settings=Measure(breakdown=False)), (0,))
-    assert isinstance(answer, Measurement), answer.detail or answer.message
-    assert answer.warnings == ()
-    assert answer.worker_reusable

@@ -18,7 +18,6 @@ from pydantic import Field
 
 from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp
-from tests.unit.state_changes import STATE_CHANGES, seen
 
 Fault = Literal["none", "raise", "kill", "hang", "oom", "exit", "unpicklable"]
 
@@ -96,14 +95,14 @@ class Mess:
         context: Context,
         *,
         folder: Annotated[str, Field(description="where each rank writes its file")],
-        mess: Literal["none", "settings", "groups", "thread", "child"] = "none",
+        mess: Literal["none", "groups", "thread", "child"] = "none",
     ) -> None:
         self.items_per_step = 1
         self.flops_per_step = 1.0  # not counted: the counting would build it once more
         self._context = context
         self._mess = mess
         groups = sorted(dist.distributed_c10d._world.pg_names.values())
-        facts = {"pid": os.getpid(), "seen": repr(seen()), "groups": len(groups)}
+        facts = {"pid": os.getpid(), "groups": len(groups)}
         Path(folder, f"{context.rank}.json").write_text(json.dumps(facts))
 
     def step(self) -> None:
@@ -111,10 +110,6 @@ class Mess:
             dist.all_reduce(torch.ones(1))
 
     def close(self) -> None:
-        if self._mess == "settings":
-            for name, change in STATE_CHANGES.items():
-                if name != "ban of saved-tensor hooks":  # which cannot be had beside such hooks
-                    change()
         if self._mess == "groups":
             for _ in range(2):
                 dist.all_reduce(torch.ones(1), group=dist.new_group(list(range(2))))
@@ -122,25 +117,6 @@ class Mess:
             threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
         if self._mess == "child" and self._context.rank == 1:
             subprocess.Popen(["sleep", "3601"])
-
-
-class Patchy:
-    """Puts a slow function in the place of one of torch's, as kernel libraries put fast ones."""
-
-    def __init__(self, context: Context, *, patched: bool = False) -> None:
-        self.items_per_step = 1
-        self.flops_per_step = 1.0
-        self._rows = torch.ones(8)
-        if patched:
-            torch.nn.functional.gelu = _slow_gelu  # type: ignore[assignment]
-
-    def step(self) -> None:
-        torch.nn.functional.gelu(self._rows)
-
-
-def _slow_gelu(rows: torch.Tensor) -> torch.Tensor:
-    time.sleep(0.02)
-    return rows
 
 
 class _Unpicklable(Exception):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import statistics
 import subprocess
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from raybench.records import Measurement, Task
 from tests.integration.fault_runs import wait_for
 
 MESS = "tests.integration.probe_workloads:Mess"
+FAULTY = "tests.integration.probe_workloads:Faulty"
+OTHER = "tests.integration.probe_workloads:Straggler"
 
 
 @pytest.fixture
@@ -28,31 +30,44 @@ def process_ids(cluster: RayCluster) -> list[int]:
     return [device.process_id for device in cluster.devices[:2]]
 
 
-def run(
-    cluster: RayCluster, folder: Path, mess: str = "none", *, world_size: int = 2, **measure: bool
-) -> tuple[list[dict], list[Measurement]]:
-    """What each rank saw before it made its mess, and its measurement."""
+def measure(
+    cluster: RayCluster,
+    workload: str,
+    world_size: int = 2,
+    *,
+    fresh_workers: bool = False,
+    **params,
+) -> list[Measurement]:
     point = Point(
-        workload=MESS,
-        params={"folder": str(folder), "mess": mess},
+        workload=workload,
+        params=params,
         world_size=world_size,
         precision=Precision.FP32,
         batch_size=8,
         global_batch_size=8 * world_size,
         scaling="weak",
     )
-    settings = Measure(warmup=2, iterations=2, breakdown=False, timeout_s=60.0, **measure)
+    settings = Measure(
+        warmup=2, iterations=2, breakdown=False, timeout_s=60.0, fresh_workers=fresh_workers
+    )
     answers = cluster.run(Task(point=point, settings=settings), tuple(range(world_size)))
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     assert len(measurements) == world_size, answers
+    return measurements
+
+
+def run(
+    cluster: RayCluster, folder: Path, mess: str = "none", world_size: int = 2, **measured: bool
+) -> tuple[list[dict], list[Measurement]]:
+    """What each rank saw before it made its mess, and its measurement."""
+    answers = measure(cluster, MESS, world_size, folder=str(folder), mess=mess, **measured)
     facts = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
-    return facts, measurements
+    return facts, answers
 
 
-@pytest.mark.parametrize("mess", ["settings", "groups"])
-def test_a_mess_that_can_be_undone_is_not_seen_by_the_next_point(cluster, tmp_path, mess):
+def test_groups_that_the_workload_made_are_not_seen_by_the_next_point(cluster, tmp_path):
     before, _ = run(cluster, tmp_path)
-    _, messy = run(cluster, tmp_path, mess)
+    _, messy = run(cluster, tmp_path, "groups")
     after, _ = run(cluster, tmp_path)
     assert [one.warnings for one in messy] == [(), ()]
     assert after == before
@@ -79,31 +94,13 @@ def test_what_cannot_be_undone_is_told_and_costs_the_process_in_which_it_is(
     wait_for(lambda: subprocess.run(["pgrep", "-f", "^sleep 3601$"]).returncode != 0, within_s=15)
 
 
-def test_a_point_after_one_that_replaced_a_function_is_as_in_a_new_process(cluster):
-    process_id, step_ms, warnings = cluster.devices[0].process_id, [], []
-    for patched in (False, True, False):
-        point = Point(
-            workload="tests.integration.probe_workloads:Patchy",
-            params={"patched": patched},
-            world_size=1,
-            precision=Precision.FP32,
-            batch_size=1,
-            global_batch_size=1,
-            scaling="weak",
-        )
-        settings = Measure(warmup=2, iterations=5, breakdown=False, timeout_s=60.0)
-        (answer,) = cluster.run(Task(point=point, settings=settings), (0,))
-        assert isinstance(answer, Measurement), answer
-        step_ms.append(statistics.median(answer.repetitions[0].timed.step_ns) / 1e6)
-        warnings.append(answer.warnings)
-    assert step_ms[1] > 20
-    assert max(step_ms[0], step_ms[2]) < step_ms[1] / 2
-    assert warnings[0] == warnings[2] == ()
-    assert warnings[1] == (
-        "the workload left 1 replaced function (torch.nn.functional.gelu) behind: the next point "
-        "gets new processes; end or undo it in close()",
-    )
-    assert cluster.devices[0].process_id != process_id
+def test_another_class_of_the_users_has_a_new_process_and_the_same_class_keeps_its_own(cluster):
+    used = []
+    for workload in (FAULTY, FAULTY, OTHER, "mlp", "mlp", FAULTY):
+        measure(cluster, workload, world_size=1)
+        used.append(cluster.devices[0].process_id)
+    is_kept = [before == after for before, after in itertools.pairwise(used)]
+    assert is_kept == [True, False, False, True, False]
 
 
 def test_with_fresh_workers_each_point_has_new_processes(cluster, tmp_path):

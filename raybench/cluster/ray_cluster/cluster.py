@@ -304,7 +304,7 @@ class RayCluster:
         devices = [worker.device for worker in workers]
         refs = []
         for worker, place in zip(workers, allocator.assign_ranks(devices), strict=True):
-            worker.is_used = True
+            worker.is_used, worker.user_class = True, task.user_class
             refs.append(worker.actor.run.remote(task, place, group))
         return _RunningActors(
             refs,
@@ -326,9 +326,17 @@ class RayCluster:
 
 
 def _need_new_processes(task: Task, workers: Sequence[WorkerHandle]) -> bool:
-    """Whether a point asks for fresh ones, or for variables that these were not started with."""
-    is_fresh = task.settings.fresh_workers and any(worker.is_used for worker in workers)
-    return is_fresh or any(worker.environment != task.worker_environment for worker in workers)
+    """Return whether these processes will not do for the point.
+
+    They were started with other variables, or have run a point before and the job asks for fresh
+    ones or this is another class of the user's: what such a class changes is not all put back.
+    """
+    is_fresh = task.settings.fresh_workers
+    return any(
+        worker.environment != task.worker_environment
+        or (worker.is_used and (is_fresh or worker.user_class != task.user_class))
+        for worker in workers
+    )
 
 
 def _answer_unstarted(workers: Sequence[WorkerHandle]) -> tuple[list[Answer], list[str]]:

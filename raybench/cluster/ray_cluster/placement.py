@@ -38,13 +38,15 @@ class Slot:
 class WorkerHandle:
     """A worker and where it is held. lost_because: empty as long as it can be used.
 
-    environment: variables that its process was started with, or its next one is.
+    user_class: the class of the user's that its process has run. environment: variables that its
+    process was started with, or its next one is.
     """
 
     slot: Slot
     actor: Any
     device: Device
     is_used: bool = False
+    user_class: str = ""
     lost_because: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
 

@@ -11,7 +11,7 @@ import torch.compiler.config
 from torch.nn import functional
 
 from raybench.measure.attention_kernels import attention_kernels
-from raybench.worker.state.torch_settings import torch_settings
+from raybench.worker.state import settings
 from raybench.workloads.attention import KernelOrAuto, use_kernel
 
 CPU = torch.device("cpu")
@@ -19,10 +19,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    settings = [setting for setting in torch_settings() if setting.write]
-    before = [setting.read() for setting in settings]
+    before = [(setting, setting.read()) for setting in settings()]
     yield
-    for setting, value in zip(settings, before, strict=True):
+    for setting, value in before:
         setting.write(value)
 
 
