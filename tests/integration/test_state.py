@@ -30,14 +30,7 @@ def process_ids(cluster: RayCluster) -> list[int]:
     return [device.process_id for device in cluster.devices[:2]]
 
 
-def measure(
-    cluster: RayCluster,
-    workload: str,
-    world_size: int = 2,
-    *,
-    fresh_workers: bool = False,
-    **params,
-) -> list[Measurement]:
+def measure(cluster: RayCluster, workload: str, world_size: int, **params) -> list[Measurement]:
     point = Point(
         workload=workload,
         params=params,
@@ -47,9 +40,7 @@ def measure(
         global_batch_size=8 * world_size,
         scaling="weak",
     )
-    settings = Measure(
-        warmup=2, iterations=2, breakdown=False, timeout_s=60.0, fresh_workers=fresh_workers
-    )
+    settings = Measure(warmup=2, iterations=2, breakdown=False, timeout_s=60.0)
     answers = cluster.run(Task(point=point, settings=settings), tuple(range(world_size)))
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     assert len(measurements) == world_size, answers
@@ -57,12 +48,11 @@ def measure(
 
 
 def run(
-    cluster: RayCluster, folder: Path, mess: str = "none", world_size: int = 2, **measured: bool
+    cluster: RayCluster, folder: Path, mess: str = "none"
 ) -> tuple[list[dict], list[Measurement]]:
-    """What each rank saw before it made its mess, and its measurement."""
-    answers = measure(cluster, MESS, world_size, folder=str(folder), mess=mess, **measured)
-    facts = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
-    return facts, answers
+    """What each of two ranks saw before it made its mess, and its measurement."""
+    answers = measure(cluster, MESS, 2, folder=str(folder), mess=mess)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], answers
 
 
 def test_groups_that_the_workload_made_are_not_seen_by_the_next_point(cluster, tmp_path):
@@ -97,18 +87,7 @@ def test_what_cannot_be_undone_is_told_and_costs_the_process_in_which_it_is(
 def test_another_class_of_the_users_has_a_new_process_and_the_same_class_keeps_its_own(cluster):
     used = []
     for workload in (FAULTY, FAULTY, OTHER, "mlp", "mlp", FAULTY):
-        measure(cluster, workload, world_size=1)
+        measure(cluster, workload, 1)
         used.append(cluster.devices[0].process_id)
     is_kept = [before == after for before, after in itertools.pairwise(used)]
     assert is_kept == [True, False, False, True, False]
-
-
-def test_with_fresh_workers_each_point_has_new_processes(cluster, tmp_path):
-    used, _ = run(cluster, tmp_path)
-    pids = [one["pid"] for one in used]
-    for world_size in (1, 2):
-        facts, _ = run(cluster, tmp_path, world_size=world_size, fresh_workers=True)
-        pids += [one["pid"] for one in facts]
-    assert len(set(pids)) == 5
-    kept, _ = run(cluster, tmp_path)
-    assert [one["pid"] for one in kept] == pids[-2:]

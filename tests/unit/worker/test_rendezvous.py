@@ -34,16 +34,3 @@ def test_the_store_answers_at_its_address():
     host = StoreHost(address)
     TCPStore(*host.endpoint(), is_master=False).set("key", "value")
     assert port != host.endpoint()[1]
-
-
-def test_all_members_are_told_at_once_that_their_group_is_broken():
-    from torch.distributed import TCPStore
-
-    from raybench.records import Group
-    from raybench.worker.process_group import BROKEN, abort_key
-
-    host = StoreHost("127.0.0.1")
-    address, port = host.endpoint()
-    group = Group(name="group-7", store_address=address, store_port=port)
-    host.tell_abort(group)
-    assert TCPStore(address, port, is_master=False).get(abort_key(group)) == BROKEN.encode()

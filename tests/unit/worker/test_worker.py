@@ -305,16 +305,6 @@ def test_every_repeat_and_every_point_starts_with_the_same_random_numbers(worklo
     assert drawn == [drawn[0]] * 4
 
 
-def test_declared_operations_win_over_counted_ones(workload):
-    class Declaring(Plain):
-        flops_per_step = 1234.0
-
-    answer = measured(make_task(workload(Declaring), breakdown=True))
-    assert answer.flops_per_step == 1234.0
-    assert answer.breakdown is not None
-    assert answer.breakdown.methods["flops_per_step"] == "declared by the workload"
-
-
 def test_operations_are_counted_once_for_equal_points(monkeypatch):
     def counted(workload_class, params, context):
         calls.append(context.batch_size)

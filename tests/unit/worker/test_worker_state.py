@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import subprocess
 import sys
 import threading
@@ -12,12 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from state_changes import STATE_CHANGES
 
-from raybench.worker.state import ProcessState, seed_all, settings
+from raybench.worker.state import ProcessState, settings
 
 CPU = torch.device("cpu")
 SETTINGS = {setting.name: setting for setting in settings()}
@@ -141,11 +139,3 @@ def test_what_ran_before_the_point_is_not_the_workloads(state):
         state.begin()
         assert state.restore() == ()
         child.kill()
-
-
-def test_a_seed_fixes_every_global_generator():
-    drawn = []
-    for _ in range(2):
-        seed_all(7)
-        drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
-    assert drawn[0] == drawn[1]
