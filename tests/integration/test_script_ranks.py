@@ -22,7 +22,9 @@ SLACK_S = 25.0
 
 
 @pytest.fixture(scope="module")
-def cluster(three_workers: Cluster) -> Iterator[Cluster]:
+def cluster(three_workers: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    # After a class of an earlier file this costs its processes.
+    run(three_workers, tmp_path_factory.mktemp("first"), "steps(10**9)")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(point_end, "GRACE_S", 10.0)
         yield three_workers
