@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from raybench.analysis.rounds import records as as_rows
+from raybench.analysis.scaling import scaling
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
-from raybench.records import Device, Measurement, Record, Repetition, Samples, Status
+from raybench.records import Breakdown, Device, Measurement, Record, Repetition, Samples, Status
 from raybench.records.health import Finding, HealthTest, Link, Reading, Subject, Verdict
+from raybench.report.summary import Summary, summarize
+from raybench.results import rows
 from raybench.results.run import Run, RunStatus
+from raybench.results.schema import TABLES
 from raybench.workloads.base import Context, Workload, WrongResultError
 
 START = datetime(2026, 8, 21, 10, 11, 12, tzinfo=UTC)
@@ -174,6 +180,86 @@ def make_run(run_id: str = "20260821-101112-abcd", **changes: Any) -> Run:
         **changes,
     }
     return Run(**settings)
+
+
+def make_steady(world_size: int, step_ms: float, **settings: Any) -> Record:
+    """A record of which each step on each rank takes exactly `step_ms`."""
+    point = make_point(world_size=world_size, **settings)
+    steps = [round(step_ms * 1e6)] * 6
+    measurements = tuple(
+        make_measurement(rank, [steps], items_per_step=point.batch_size)
+        for rank in range(world_size)
+    )
+    return make_record(point, measurements=measurements)
+
+
+def make_apart(
+    own_ms: Sequence[float],
+    step_ms: float,
+    *,
+    idle_ms: float = 0.0,
+    point: Point | None = None,
+    **breakdown: Any,
+) -> Record:
+    """A record of ranks whose own steps take so long, and their devices `idle_ms` less."""
+    point = point or make_point(world_size=len(own_ms))
+    measurements = tuple(
+        make_measurement(
+            rank,
+            [[round(step_ms * 1e6)] * 6],
+            items_per_step=point.batch_size,
+            breakdown=Breakdown(
+                local_ms=((own,) * 4, (own,) * 4), device_ms=own - idle_ms, **breakdown
+            ),
+        )
+        for rank, own in enumerate(own_ms)
+    )
+    return make_record(point, measurements=measurements)
+
+
+def unscaled_point(workload: str, world_size: int = 1, **params: object) -> Point:
+    """A point of a workload that takes no batch size."""
+    nothing = {"batch_size": None, "global_batch_size": None, "scaling": None}
+    return make_point(workload=workload, params=params, world_size=world_size, **nothing)
+
+
+def make_collective(operation: str, size_bytes: int, step_ms: float, world_size: int = 4) -> Record:
+    point = unscaled_point("collective", world_size, operation=operation, size_bytes=size_bytes)
+    sent = {"items_per_step": None, "message_bytes": size_bytes, "busbw_factor": 1.5}
+    ranks = tuple(
+        make_measurement(rank, [[round(step_ms * 1e6)] * 6], **sent) for rank in range(world_size)
+    )
+    return make_record(point, measurements=ranks)
+
+
+def make_sweep() -> list[Record]:
+    """Two precisions on 1, 2 and 4 GPUs; the biggest fp32 point is out of memory."""
+    records = []
+    for size, ms in ((1, 8.0), (2, 10.0), (4, 12.0)):
+        for precision in (Precision.BF16, Precision.FP32):
+            point = make_point(world_size=size, precision=precision)
+            failed = precision is Precision.FP32 and size == 4
+            records.append(make_failed(point) if failed else make_record(point, step_ms=ms))
+    return records
+
+
+def points_table(records: Iterable[Record]) -> pd.DataFrame:
+    """The table `points` of a run of these records, as `raybench.load` gives it."""
+    content = [rows.point_row("run-a", record, make_measure()) for record in records]
+    return pd.DataFrame(content, columns=[column.name for column in TABLES["points"]])
+
+
+def scaling_rows(records: Iterable[Record], baseline: dict[str, Any]) -> list[dict[str, Any]]:
+    """The points with their speed-up over the baseline, as reports read them."""
+    return as_rows(scaling(points_table(records), baseline))
+
+
+def make_summary(
+    records: Sequence[Record], run: Run | None = None, device_count: int = 4
+) -> Summary:
+    """What reports say of a run of these records."""
+    devices = [rows.device_row("run-a", make_device(index)) for index in range(device_count)]
+    return summarize(run or make_run("run-a"), pd.DataFrame(devices), points_table(records))
 
 
 def make_test(**changes: Any) -> HealthTest:

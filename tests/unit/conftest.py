@@ -8,7 +8,10 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from commands import command
 from hypothesis import settings
+
+__all__ = ["command"]  # a fixture
 
 # The same cases each time, however slow the machine is: what `make test` says of a commit must not
 # depend on luck. New ones are looked for with --hypothesis-profile=default.

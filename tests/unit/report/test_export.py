@@ -11,11 +11,9 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-import pandas as pd
 import pytest
 from builders import make_device, make_failed, make_measure, make_point, make_record, make_run
 
-from raybench import cli
 from raybench.cli.results import load_summary
 from raybench.errors import ResultsError
 from raybench.records import Status
@@ -28,7 +26,6 @@ from raybench.results import reader
 from raybench.results.run import RunStatus
 from raybench.results.writer import RunStore
 
-REPOSITORY = Path(__file__).parents[3]
 HOSTILE = 'a "b" <c> & ]]> \x1b[31m\x00 ünï\n=1+1,2'
 RUN_ID = "run-of-three"
 
@@ -69,13 +66,6 @@ def test_csv_has_a_line_per_point_that_reads_back(summary):
     assert rows[0]["is_baseline"] == "true"
     assert rows[1]["error_message"] == 'a "b" <c> & ]]> \ufffd[31m\ufffd ünï\n=1+1,2'
     assert float(rows[0]["step_ms_p50"]) == summary.scaling["step_ms_p50"][0]
-
-
-def test_csv_of_a_committed_run_is_its_table_for_pandas():
-    summary = load_summary(REPOSITORY / "results" / "examples", "collectives")
-    read = pd.read_csv(io.StringIO(export_csv(summary)))
-    for name in ("point_id", "step_ms_p50", "busbw_gb_s", "world_size"):
-        pd.testing.assert_series_equal(read[name], summary.scaling[name], check_dtype=False)
 
 
 def test_json_has_units_devices_and_all_columns(summary, tmp_path):
@@ -122,41 +112,11 @@ def test_github_benchmark_has_the_same_name_for_the_same_point_in_every_run(summ
     assert lone["name"] == entry["name"]
 
 
-def test_github_benchmark_names_no_two_points_of_a_committed_run_alike():
-    jobs = (
-        "ddp_scaling",
-        "collectives",
-        "gemm",
-        "transformer_scaling",
-        "mixed_precision",
-        "ddp_linear",
-    )
-    for run_id in jobs:
-        entries = json.loads(
-            export_github_benchmark(load_summary(REPOSITORY / "results" / "examples", run_id))
-        )
-        assert len({entry["name"] for entry in entries}) == len(entries) > 1
-
-
 def test_github_benchmark_of_nothing_is_refused(tmp_path):
     store = RunStore.create(tmp_path, make_run("none"), make_measure())
     store.write_records([(0, make_failed())])
     with pytest.raises(ResultsError, match="no point is ok"):
         export_github_benchmark(load_summary(tmp_path, "none"))
-
-
-@pytest.fixture
-def called(tmp_path, monkeypatch, capsys):
-    """`raybench export` in this process: its exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> tuple[object, str, str]:
-        words = ["raybench", "export", *arguments, "--results", str(tmp_path / "results")]
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        return stopped.value.code, *capsys.readouterr()
-
-    return call
 
 
 def export(results: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -225,6 +185,7 @@ def test_wandb_gets_a_run_for_each_point_offline(summary, tmp_path):
         assert text in written
 
 
+@pytest.mark.usefixtures("summary")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -235,17 +196,18 @@ def test_wandb_gets_a_run_for_each_point_offline(summary, tmp_path):
         (["nothing", "--format", "csv"], "no run 'nothing'"),
     ],
 )
-def test_a_user_s_mistake_in_export_is_one_line(summary, called, arguments, message):
-    code, out, err = called(*arguments)
+def test_a_user_s_mistake_in_export_is_one_line(tmp_path, command, arguments, message):
+    code, out, err = command("export", *arguments, results=tmp_path / "results")
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("summary")
 @pytest.mark.parametrize("kind", ["csv", "json", "junit", "github-action-benchmark"])
-def test_a_file_holds_what_is_printed(summary, tmp_path, called, kind):
-    code, out, _ = called("--format", kind)
+def test_a_file_holds_what_is_printed(tmp_path, command, kind):
+    words, target = ("export", "--format", kind), tmp_path / "exported"
+    code, out, _ = command(*words, results=tmp_path / "results")
     assert (code, len(out) > 100) == (0, True)
-    target = tmp_path / "exported"
-    assert called("--format", kind, "-o", str(target)) == (0, "", "")
+    assert command(*words, "-o", target, results=tmp_path / "results") == (0, "", "")
     assert target.read_text() == out

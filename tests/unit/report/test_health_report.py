@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import shutil
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import permutations
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 from builders import (
@@ -28,13 +23,12 @@ from builders import (
     make_run,
     make_subject,
 )
+from commands import Command
 
-from raybench import cli
+from raybench.records import Record
 from raybench.records.health import Action, Finding, Link, Verdict
-from raybench.report.charts.health import health_figures
-from raybench.report.export import health as exports
 from raybench.report.health import HealthReport
-from raybench.report.text.health import format_markdown, format_text
+from raybench.report.text.health import format_text
 from raybench.results.run import RunStatus
 from raybench.results.writer import RunStore
 
@@ -239,257 +233,141 @@ def test_of_a_large_fleet_the_outliers_are_named_and_the_rest_is_a_range() -> No
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_an_unknown_model_is_said() -> None:
-    reason = "no figures of X are known here: that all are slow would not be seen"
-    subject = make_subject(kind="cluster", uuids=(), name="all X", model="X")
-    unknown = make_finding(subject, verdict=Verdict.UNKNOWN, value=None, passes=0, reason=reason)
-    report = report_of([*healthy(2), unknown])
-    assert report.headline == "Both GPUs are healthy."
-    assert "No figures of X are known here" in format_text(report)
-
-
-def test_markdown_has_the_verdict_the_cases_and_the_tables() -> None:
-    text = format_markdown(report_of(ONE_BAD, all_links(4)))
-    assert text.startswith("## 1 of 4 GPUs is bad: alpha GPU 3\n")
-    assert "| from / to | GPU 0 | GPU 1 | GPU 2 | GPU 3 |" in text
-    assert "* type: nvidia-smi --gpu-reset -i 3" in text
-
-
-def test_json_has_cases_with_what_to_type_and_both_tables() -> None:
-    found = json.loads(exports.format_json(report_of(ONE_BAD, all_links(4))))
-    assert (found["verdict"], found["exit_code"]) == ("bad", 1)
-    assert found["cases"][0]["commands"] == ["nvidia-smi --gpu-reset -i 3  # on alpha"]
-    assert len(found["findings"]) == 4
-    assert len(found["links"]) == 12
-
-
-def test_junit_has_a_case_for_each_finding() -> None:
-    findings = [
-        *ONE_BAD,
-        slow_pair(3, 0, culprit="alpha GPU 3"),
-        make_finding(make_subject(4), verdict=Verdict.UNTESTED, value=None, ratio=None),
-    ]
-    suite = ET.fromstring(exports.export_junit(report_of(findings)))[0]
-    counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
-    assert counts == {"tests": "6", "failures": "1", "errors": "1", "skipped": "1"}
-    failure = suite.findall("testcase")[3].find("failure")
-    assert failure is not None
-    assert failure.get("type") == "bad"
-    assert "1.60 times" in (failure.get("message") or "")
-
-
-def test_csv_has_a_line_for_each_finding() -> None:
-    rows = list(csv.DictReader(io.StringIO(exports.export_csv(report_of(ONE_BAD)))))
-    assert [row["verdict"] for row in rows] == ["healthy"] * 3 + ["bad"]
-    assert rows[3]["uuids"] == "GPU-3"
-
-
-def test_pairs_are_a_map_and_devices_a_strip_each() -> None:
-    pairs, strips = health_figures(report_of(ONE_BAD, all_links(4)))
-    assert len(pairs.panels) == 2
-    values = strips.panels[0].spec["data"]["values"]
-    assert [value["is"] for value in values] == ["as those alike"] * 3 + ["bad"]
-
-
-def test_where_nothing_was_compared_nothing_is_drawn() -> None:
-    assert health_figures(report_of([make_finding(ratio=None)])) == []
+def write_run(root: Path, run_id: str, records: Sequence[Record] = (), **changes: Any) -> RunStore:
+    """A run without the samples of a check; a sweep unless `changes` says otherwise."""
+    store = RunStore.create(root, make_run(run_id, **changes), make_measure())
+    for index, record in enumerate(records):
+        store.write_records([(index, record)])
+    return store
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Path:
-    store = RunStore.create(
-        tmp_path, make_run(RUN, job_name="health", status=RunStatus.FAILED), make_measure()
-    )
+def one_bad(tmp_path: Path) -> None:
+    store = write_run(tmp_path, RUN, job_name="health", status=RunStatus.FAILED)
     store.write_devices([make_device(rank) for rank in range(4)])
     store.write_health([*ONE_BAD, slow_pair(0, 1)], all_links(4))
-    return tmp_path
 
 
-class Raybench:
-    """The command, with these results."""
-
-    def __init__(
-        self, results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        self._results, self._monkeypatch, self._capsys = results, monkeypatch, capsys
-
-    def __call__(self, *args: str, code: int = 0) -> str:
-        """Return what the command prints; its exit code must be `code`."""
-        argv = ["raybench", *args, "--results", str(self._results)]
-        self._monkeypatch.setattr(sys, "argv", argv)
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = self._capsys.readouterr()
-        assert stopped.value.code == code, err
-        return out + err
-
-
-@pytest.fixture
-def raybench(
-    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Raybench:
-    return Raybench(results, monkeypatch, capsys)
-
-
-def test_report_of_a_health_run_is_its_verdict(raybench: Raybench) -> None:
-    assert raybench("report", "latest").startswith(
-        "1 of 4 GPUs is bad: alpha GPU 3; 1 path is slow: alpha GPU 0 to GPU 1\n"
-    )
-
-
+@pytest.mark.usefixtures("one_bad")
 @pytest.mark.parametrize(
-    ("args", "has"),
+    ("words", "has"),
     [
-        (["report", "--format", "md"], "## 1 of 4 GPUs is bad"),
-        (["report", "--json"], '"headline": "1 of 4 GPUs is bad'),
-        (["report", "--format", "html"], '<p class="lead">1 of 4 GPUs is bad'),
-        (["export", "--format", "csv"], "alpha GPU 3,NVIDIA H200"),
-        (["export", "--format", "junit"], "<failure"),
-        (["export", "--json"], '"links": ['),
-        (["list", "--long"], "1 of 4 GPUs is bad"),
+        ("report latest", "1 of 4 GPUs is bad: alpha GPU 3; 1 path is slow: alpha GPU 0 to GPU 1"),
+        ("report --format md", "## 1 of 4 GPUs is bad"),
+        ("report --format md", "* type: nvidia-smi --gpu-reset -i 3"),
+        ("report --json", '"headline": "1 of 4 GPUs is bad'),
+        ("report --json", '"commands": [\n        "nvidia-smi --gpu-reset -i 3  # on alpha"'),
+        ("report --format html", '<p class="lead">1 of 4 GPUs is bad'),
+        ("report --format html", "! 470"),
+        ("export --format csv", "alpha GPU 3,NVIDIA H200"),
+        ("export --format junit", 'tests="5" failures="2" errors="0" skipped="0"'),
+        ("export --format junit", "takes 1.60 times as long as those alike"),
+        ("export --json", '"links": ['),
+        ("list --long", "1 of 4 GPUs is bad"),
     ],
 )
-def test_every_form_of_a_health_run_has_the_verdict(
-    raybench: Raybench, args: list[str], has: str
-) -> None:
-    assert has in raybench(*args)
+def test_every_form_of_a_health_run_has_the_verdict(command: Command, words: str, has: str) -> None:
+    assert has in command(*words.split()).out
 
 
-def test_the_page_has_both_figures_and_asks_nobody_for_anything(raybench: Raybench) -> None:
-    page = raybench("report", "--format", "html")
-    assert '<section id="pairs">' in page
-    assert '<section id="devices">' in page
-    assert "http://" not in page.replace("http://www.w3.org", "")
-    assert "! 470" in page
-
-
-def test_a_chart_of_a_health_run_is_the_map_of_its_pairs(
-    raybench: Raybench, tmp_path: Path
-) -> None:
-    file = tmp_path / "pairs.svg"
-    raybench("report", "--chart", str(file))
-    assert "copy of 256 MiB, GB/s" in file.read_text()
-
-
-def test_a_tracker_cannot_have_a_health_run(raybench: Raybench) -> None:
-    found = raybench("export", "--to", "mlflow", code=2)
-    assert "a health check is exported as csv, json or junit" in found
-
-
-def test_a_health_run_is_not_laid_over_another(raybench: Raybench) -> None:
-    found = raybench("report", "--format", "html", "--against", "latest", code=2)
-    assert "--against latest: a health check is not laid over another" in found
+@pytest.mark.usefixtures("one_bad")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("export --to mlflow", "a health check is exported as csv, json or junit"),
+        ("report --format html --against latest", "a health check is not laid over another"),
+    ],
+)
+def test_what_a_health_run_cannot_do_is_refused(command: Command, words: str, told: str) -> None:
+    code, _, err = command(*words.split())
+    assert code == 2
+    assert told in err
 
 
 def test_a_check_that_was_interrupted_says_so_and_shows_no_scaling(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command
 ) -> None:
-    run = make_run(RUN, argv=("raybench", "health"), status=RunStatus.INTERRUPTED)
-    store = RunStore.create(tmp_path, run, make_measure())
-    store.write_records([(0, make_record())])
-    out = Raybench(tmp_path, monkeypatch, capsys)("report")
-    assert out.startswith("The check did not come to its end: nothing can be said.\n")
-
-
-@pytest.fixture
-def two_checks(tmp_path: Path) -> Path:
-    """Two checks of one fleet, of which the second finds products of one device a third slower."""
-    for place, slow in enumerate((700.0, 520.0)):
-        run = make_run(
-            f"health-2026112{place}-150000-abcd",
-            job_name="health",
-            argv=("raybench", "health"),
-            started_at=START + timedelta(days=place),
-        )
-        store = RunStore.create(tmp_path, run, make_measure())
-        store.write_devices([make_device(rank) for rank in range(2)])
-        probes = [("gemm", {"k": 256}), ("memory", {"size_bytes": 10**9})]
-        for index, (workload, params) in enumerate(probes):
-            point = make_point(workload=workload, params=params, world_size=2)
-            store.write_records([(index, make_record(point, count=60))])
-        memory = healthy(2, test="memory 500 MB", unit="GB/s", value=4330.0 + place)
-        verdict = {"verdict": Verdict.SUSPECT, "reason": "slower"} if place else {}
-        gemm = [make_finding(make_subject(0), value=700.0)]
-        gemm += [make_finding(make_subject(1), value=slow, **verdict)]
-        store.write_health([*gemm, *memory], all_links(2))
-    return tmp_path
+    argv = ("raybench", "health")
+    write_run(tmp_path, RUN, [make_record()], argv=argv, status=RunStatus.INTERRUPTED)
+    told = "The check did not come to its end: nothing can be said.\n"
+    assert command("report").out.startswith(told)
 
 
 FIRST, SECOND = "health-20261120-150000-abcd", "health-20261121-150000-abcd"
 
 
 @pytest.fixture
-def compare(
-    two_checks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    raybench = Raybench(two_checks, monkeypatch, capsys)
-    return lambda *words, code=0: raybench("compare", *words, code=code)
+def two_checks(tmp_path: Path) -> None:
+    """Two checks of one fleet, of which the second finds products of one device a third slower."""
+    probes = [("gemm", {"k": 256}), ("memory", {"size_bytes": 10**9})]
+    records = [
+        make_record(make_point(workload=workload, params=params, world_size=2), count=60)
+        for workload, params in probes
+    ]
+    check = {"job_name": "health", "argv": ("raybench", "health")}
+    for day, (run_id, slow) in enumerate(((FIRST, 700.0), (SECOND, 520.0))):
+        store = write_run(
+            tmp_path, run_id, records, started_at=START + timedelta(days=day), **check
+        )
+        store.write_devices([make_device(rank) for rank in range(2)])
+        memory = healthy(2, test="memory 500 MB", unit="GB/s", value=4330.0 + day)
+        verdict = {"verdict": Verdict.SUSPECT, "reason": "slower"} if day else {}
+        gemm = [make_finding(make_subject(0), value=700.0)]
+        gemm += [make_finding(make_subject(1), value=slow, **verdict)]
+        store.write_health([*gemm, *memory], all_links(2))
 
 
-def test_two_checks_are_compared_figure_by_figure(compare: Callable[..., str]) -> None:
-    text = compare(FIRST, SECOND)
+@pytest.mark.usefixtures("two_checks")
+def test_two_checks_are_compared_figure_by_figure(command: Command) -> None:
+    text = command("compare", FIRST, SECOND).out
     headline = "1 of 4 figures is slower by more than days differ; the median changed by"
     assert headline in " ".join(text.split())
     assert "No longer healthy" in text
     [line] = [one for one in text.splitlines() if one.endswith("slower")]
     assert line.split()[:3] == ["gemm", "bf16", "8192"]
     assert "-25.7%" in line
-    found = json.loads(compare(FIRST, SECOND, "--json"))
+    found = json.loads(command("compare", FIRST, SECOND, "--json").out)
     assert [one["verdict"] for one in found["figures"]] == ["same", "slower", "same", "same"]
     assert found["figures"][1]["ratio"] == pytest.approx(700 / 520)
-    assert f"## `{SECOND}` against `{FIRST}`" in compare(FIRST, SECOND, "--format", "md")
+    markdown = command("compare", FIRST, SECOND, "--format", "md").out
+    assert f"## `{SECOND}` against `{FIRST}`" in markdown
 
 
+@pytest.mark.usefixtures("two_checks")
 def test_a_check_that_is_worse_fails_a_gate_and_one_that_is_better_does_not(
-    compare: Callable[..., str],
+    command: Command,
 ) -> None:
-    compare(FIRST, SECOND, "--fail-on", "regression", code=1)
-    better = compare(SECOND, FIRST, "--fail-on", "regression")
-    assert "None of 4 figures is slower by more than days differ, 1 faster" in " ".join(
-        better.split()
-    )
+    assert command("compare", FIRST, SECOND, "--fail-on", "regression").code == 1
+    code, out, _ = command("compare", SECOND, FIRST, "--fail-on", "regression")
+    assert code == 0
+    told = "None of 4 figures is slower by more than days differ, 1 faster"
+    assert told in " ".join(out.split())
 
 
-def test_a_check_is_not_compared_with_a_sweep(
-    two_checks: Path, compare: Callable[..., str]
-) -> None:
-    store = RunStore.create(two_checks, make_run("sweep-1"), make_measure())
-    store.write_records([(0, make_record())])
-    assert f"{FIRST} is a health check and sweep-1 is none" in compare("sweep-1", FIRST, code=2)
-
-
-def test_the_history_of_checks_is_that_of_their_figures(
-    two_checks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    raybench = Raybench(two_checks, monkeypatch, capsys)
-    text = raybench("history", "--health")
+@pytest.mark.usefixtures("two_checks")
+def test_the_history_of_checks_is_that_of_their_figures(command: Command) -> None:
+    text = command("history", "--health").out
     assert text.startswith("4 figures over 2 checks: 1 slower in the last one than before")
     assert text.splitlines()[4].endswith("slower")
-    found = json.loads(raybench("history", "--health", "--json"))
+    found = json.loads(command("history", "--health", "--json").out)
     assert found["checks"] == [FIRST, SECOND]
     values = {tuple(one["values"]) for one in found["figures"]}
     assert values == {(700.0, 700.0), (700.0, 520.0), (4330.0, 4331.0)}
 
 
-def test_the_history_of_one_check_says_that_it_takes_two(
-    two_checks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for folder in two_checks.glob(f"*/{SECOND}"):
-        shutil.rmtree(folder)
-    text = Raybench(two_checks, monkeypatch, capsys)("history", "--health")
-    assert text == (
-        "0 figures over 1 check: nothing to compare; it takes two checks of the same\ndevices.\n"
-    )
+@pytest.mark.usefixtures("one_bad")
+def test_the_history_of_one_check_says_that_it_takes_two(command: Command) -> None:
+    text = "0 figures over 1 check: nothing to compare; it takes two checks of the same devices."
+    assert " ".join(command("history", "--health").out.split()) == text
 
 
-def test_the_history_of_sweeps_leaves_checks_out(
-    two_checks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    raybench = Raybench(two_checks, monkeypatch, capsys)
-    assert "no points yet" in raybench("history", code=2)
-    store = RunStore.create(two_checks, make_run("sweep-1"), make_measure())
-    store.write_records([(0, make_record())])
-    found = json.loads(raybench("history", "--json"))
+@pytest.mark.usefixtures("two_checks")
+def test_checks_and_sweeps_are_kept_apart(tmp_path: Path, command: Command) -> None:
+    assert "no points yet" in command("history").err
+    write_run(tmp_path, "sweep-1", [make_record()])
+    found = json.loads(command("history", "--json").out)
     assert {point["run_id"] for point in found["points"]} == {"sweep-1"}
-    message = "--health: goes without --point, --filter and --chart"
-    assert message in raybench("history", "--health", "--filter", "world_size == 1", code=2)
+    code, _, err = command("compare", "sweep-1", FIRST)
+    assert (code, f"{FIRST} is a health check and sweep-1 is none" in err) == (2, True)
+    code, _, err = command("history", "--health", "--filter", "world_size == 1")
+    assert (code, "--health: goes without --point, --filter and --chart" in err) == (2, True)

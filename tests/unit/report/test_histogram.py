@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -44,20 +42,6 @@ def test_one_step_that_is_far_slower_leaves_the_others_their_bars():
     assert len([n for _, _, n, _ in near if n]) > 5
 
 
-def test_the_bar_of_all_far_steps_says_how_far_it_reaches():
-    *near, (low, high, count, _) = bars([*np.linspace(5.0, 5.1, 90), *np.linspace(6.0, 80.0, 10)])
-    assert (low, high, count) == (6.0, 80.0, 10)
-    assert near[-1][1] == pytest.approx(5.1)
-    # Each range ends where the next begins.
-    assert all(a[1] == b[0] for a, b in itertools.pairwise(near))
-
-
-def test_the_longest_bar_is_as_long_as_it_may_be_and_lengths_follow_counts():
-    found = bars([1.0] * 30 + [2.0] * 15 + [3.0])
-    by_count = {count: length for _, _, count, length in found if count}
-    assert by_count == {30: 40, 15: 20, 1: 2}
-
-
 def test_neighbouring_ranges_of_nearly_equal_times_are_told_apart():
     lows = [low for low, *_ in bars(100 + 1e-4 * np.arange(30))]
     assert len(set(lows)) == len(lows)
@@ -66,15 +50,3 @@ def test_neighbouring_ranges_of_nearly_equal_times_are_told_apart():
 @pytest.mark.parametrize("times", [[], [1.0] * 7, [2.0] * 50])
 def test_of_few_or_equal_times_there_are_none(times):
     assert histogram(np.asarray(times)) == []
-
-
-def test_short_times_are_in_microseconds():
-    text = render(histogram(np.linspace(0.01, 0.02, 20)), 80, color=False)
-    assert "from µs" in text
-    assert "10.0" in text
-
-
-def test_the_lines_fit_80_columns():
-    rng = np.random.default_rng(2)
-    text = render(histogram(rng.normal(1e5, 1, 500)), 80, color=False)
-    assert max(map(len, text.splitlines())) <= 80

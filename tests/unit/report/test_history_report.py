@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -12,7 +11,6 @@ from builders import START
 from raybench.analysis.environment_changes import Change
 from raybench.analysis.history import history
 from raybench.report.charts.history import history_figure
-from raybench.report.charts.poster import draw_poster
 from raybench.report.comparison import before_and_now
 
 
@@ -40,22 +38,6 @@ def test_up_to_seven_points_share_a_panel_and_more_have_one_each() -> None:
     many = history_figure(runs(12))
     assert (len(many.panels), len(many.legend)) == (12, 0)
     assert many.panels[0].title == "hidden=11"
-
-
-def test_a_chart_of_very_many_points_says_how_many_it_leaves_out() -> None:
-    many = history_figure(runs(50, count=2))
-    assert len(many.panels) == 40
-    assert many.note.endswith("10 more points are not drawn; choose with --point or --filter")
-
-
-def test_a_history_is_a_file_in_the_colours_of_the_page() -> None:
-    svg = draw_poster(history_figure(runs(12)), "svg").decode()
-    ElementTree.fromstring(svg)
-    assert "hidden=11" in svg
-    assert "Step time over runs" in svg
-    assert "prefers-color-scheme: dark" in svg
-    assert "var(" not in svg
-    assert draw_poster(history_figure(runs(2)), "png").startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

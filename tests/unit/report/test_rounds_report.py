@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from builders import make_measure, make_point, make_record, make_run
 from click.testing import CliRunner
 
-from raybench.cli.page import format_page
 from raybench.cli.plans import plan_command
 from raybench.report.summary import Summary, summarize
 from raybench.report.text import terminal
@@ -54,50 +51,11 @@ def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_c
     assert "--set measure.rounds=3" in text
 
 
-def test_a_report_of_three_rounds_has_a_line_for_each_point_and_needs_no_more(
-    tmp_path: Path,
-) -> None:
-    summary = reported(tmp_path, 3, control_ms=11.02)
-    assert len(summary.scaling) == 2
-    assert summary.counts == "2 points: 2 ok, 0 failed, 0 skipped; 3 rounds"
-    assert summary.plus_minus == "± is half of the 95 % interval over the 3 rounds of this run."
-    assert summary.more_rounds is None
-    assert summary.warnings == ()
-
-
-def test_the_page_draws_the_samples_of_all_rounds_and_says_what_more_would_cost(
-    tmp_path: Path,
-) -> None:
-    summary = reported(tmp_path / "three", 3)
-    page = format_page(tmp_path / "three", summary)
-    tips = re.findall(r"round (\d): median ([\d.]+)", page)
-    assert {number for number, _ in tips} == {"1", "2", "3"}
-    # Steps of point 1 take 11.01, 11.02 and 11.03 ms.
-    medians = {number: [float(ms) for n, ms in tips if n == number] for number in "123"}
-    assert [min(medians[number]) for number in "123"] == pytest.approx([11.01, 11.02, 11.03], 3e-3)
-    assert re.search(r"iteration \d+ to 120\b", page)  # 40 in each round
-    assert "which give an interval" not in page
-    once = format_page(tmp_path / "once", reported(tmp_path / "once", 1))
-    assert "3 rounds, which give an interval, would take about" in once
-    assert "--set measure.rounds=3" in once
-    assert "round 1: median" not in once
-
-
 def test_a_control_that_moved_is_a_warning_that_names_the_block(tmp_path: Path) -> None:
     [said] = reported(tmp_path, 2, control_ms=12.0).warnings
     assert said.count == 2
     assert "at the end of the block of 2 GPUs the control took" in said.text
     assert "the machine drifts" in said.text
-
-
-def test_what_raybench_reads_of_a_run_with_rounds_is_what_its_report_says(tmp_path: Path) -> None:
-    import raybench
-
-    summary = reported(tmp_path, 3)
-    loaded = raybench.load(tmp_path, "scaling", "run-a")
-    for name in ("speed_up", "speed_up_low", "speed_up_high"):
-        pd.testing.assert_series_equal(loaded[name], summary.scaling[name])
-    assert len(raybench.load(tmp_path, "points", "run-a")) == 9
 
 
 def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path: Path) -> None:

@@ -7,14 +7,18 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from builders import make_device, make_failed, make_measure, make_point, make_record, make_run
+from builders import (
+    make_failed,
+    make_point,
+    make_record,
+    make_run,
+    make_summary,
+    points_table,
+)
 
 from raybench.records import Breakdown, Record
-from raybench.report.html.page import PageData, format_page
-from raybench.report.summary import Summary, summarize
-from raybench.report.text import markdown, terminal
-from raybench.results import rows
-from raybench.results.schema import TABLES
+from raybench.report.summary import summarize
+from raybench.report.text import markdown
 
 # Of a step on 1 and on 2 devices, in ms. The first step of all takes 50.
 STEPS = {"block": (8.0, 4.4), "loop": (40.0, 32.0)}
@@ -47,19 +51,12 @@ def take_apart(record: Record) -> Record:
     return replace(record, measurements=tuple(measurements))
 
 
-def report(records: list[Record]) -> Summary:
-    content = [rows.point_row("run-a", record, make_measure()) for record in records]
-    frame = pd.DataFrame(content, columns=[column.name for column in TABLES["points"]])
-    devices = [rows.device_row("run-a", make_device(index)) for index in range(2)]
-    return summarize(make_run("run-a"), pd.DataFrame(devices), frame)
-
-
 def pipeline(**params: Any) -> list[Record]:
     return [point(scope, ranks, **params) for scope in ("loop", "block") for ranks in (1, 2)]
 
 
 def test_module_and_whole_are_read_beside_each_other_cold_and_warm() -> None:
-    [table] = report(pipeline()).scope_tables
+    [table] = make_summary(pipeline()).scope_tables
     assert table.title == "mine:Pipeline: module beside end to end, ms"
     assert table.columns == (
         "scope", "GPUs", "cold", "warm", "cold gain", "warm gain", "GiB",
@@ -76,7 +73,7 @@ def test_module_and_whole_are_read_beside_each_other_cold_and_warm() -> None:
 
 
 def test_a_sentence_says_what_is_gained_and_how_cold_the_whole_begins() -> None:
-    [(title, text)] = report(pipeline()).scopes
+    [(title, text)] = make_summary(pipeline()).scopes
     assert title == "2 GPUs"
     assert text == (
         "block 1.82x, loop 1.25x; cold, loop gains 1.00x: its first step takes 1.56 times a later "
@@ -87,7 +84,7 @@ def test_a_sentence_says_what_is_gained_and_how_cold_the_whole_begins() -> None:
 @pytest.mark.parametrize("used", [1, 2])
 def test_a_first_step_in_used_processes_is_no_cold_one_to_be_compared(used: int) -> None:
     loop = [point("loop", ranks, is_new=ranks != used) for ranks in (1, 2)]
-    found = report([*loop, *pipeline()[2:]])
+    found = make_summary([*loop, *pipeline()[2:]])
     [table] = found.scope_tables
     cells = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert [row["cold"] for row in cells] == ["50.00"] * 4
@@ -98,7 +95,7 @@ def test_a_first_step_in_used_processes_is_no_cold_one_to_be_compared(used: int)
 
 
 def test_what_the_whole_loses_and_the_module_does_not_is_said_by_cause() -> None:
-    found = report([take_apart(record) for record in pipeline()])
+    found = make_summary([take_apart(record) for record in pipeline()])
     [(_, text)] = found.scopes
     assert (
         "; of their steps block and loop lose 9.1% and 6.3% to exposed communication, "
@@ -110,7 +107,7 @@ def test_what_the_whole_loses_and_the_module_does_not_is_said_by_cause() -> None
 
 
 def test_settings_in_which_points_differ_have_a_sentence_each() -> None:
-    found = report([*pipeline(compile=True), *pipeline(compile=False)])
+    found = make_summary([*pipeline(compile=True), *pipeline(compile=False)])
     assert sorted(title for title, _ in found.scopes) == [
         "compile=false, 2 GPUs", "compile=true, 2 GPUs",
     ]  # fmt: skip
@@ -121,36 +118,18 @@ def test_settings_in_which_points_differ_have_a_sentence_each() -> None:
 
 def test_points_that_were_not_measured_have_no_line() -> None:
     failed = make_failed(pipeline()[0].point)
-    [table] = report([failed, *pipeline()[1:]]).scope_tables
+    [table] = make_summary([failed, *pipeline()[1:]]).scope_tables
     assert [row[:2] for row in table.rows] == [("block", "1"), ("", "2"), ("loop", "2")]
 
 
 def test_nothing_is_said_where_scopes_do_not_differ() -> None:
-    found = report([point("loop", 1), point("loop", 2)])
+    found = make_summary([point("loop", 1), point("loop", 2)])
     assert (found.scope_tables, found.scopes) == ((), ())
     assert "end to end" not in markdown.format_report(found)
 
 
-def test_every_format_has_table_and_sentence() -> None:
-    found = report(pipeline())
-    devices = pd.DataFrame([rows.device_row("run-a", make_device(0))])
-    telemetry = pd.DataFrame(columns=[column.name for column in TABLES["telemetry"]])
-    page = format_page(PageData(summary=found, devices=devices, telemetry=telemetry, steps=[]))
-    for text in (markdown.format_report(found), terminal.format_report(found, width=120), page):
-        assert "beside end to end" in text.lower()
-        assert "block 1.82x, loop 1.25x" in text
-
-
-def test_points_without_a_batch_name_none() -> None:
-    text = markdown.format_report(report(pipeline()))
-    assert "batch" not in text.split("Warnings")[0].replace("batch size", "")
-    assert "strong scaling" in text
-
-
 def test_what_clocks_under_the_power_cap_are_of_a_speed_up_stands_beside_it() -> None:
-    content = [rows.point_row("run-a", record, make_measure()) for record in pipeline()[:2]]
-    frame = pd.DataFrame(content, columns=[column.name for column in TABLES["points"]])
-    frame = frame.assign(sm_clock_mhz_p50=[1815.0, 1965.0], throttled=True)
+    frame = points_table(pipeline()[:2]).assign(sm_clock_mhz_p50=[1815.0, 1965.0], throttled=True)
     frame["throttle_reasons"] = [["power_cap"], ["power_cap"]]
     found = summarize(make_run("run-a"), pd.DataFrame(), frame)
     assert "times the samples/s of 1 GPU, of which clocks 1.08, 62.5% efficiency" in found.lead

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 from builders import make_measure, make_measurement, make_point, make_record, make_run
-from click.testing import CliRunner
+from commands import Command
 
 import raybench
-from raybench import Metric, cli
+from raybench import Metric
 from raybench.cluster.local import this_process
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
@@ -67,12 +66,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "results"
 
 
-def shown(results: Path, *words: str) -> str:
-    done = CliRunner().invoke(cli.raybench, [*words, "--results", str(results)])
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
 def test_its_values_are_in_the_table_after_the_timed_steps(results: Path) -> None:
     [row] = raybench.load(results, "points").to_dict("records")
     assert row["status"] == "ok", row["error_message"]
@@ -81,42 +74,26 @@ def test_its_values_are_in_the_table_after_the_timed_steps(results: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "words", [("report", "run-a"), ("report", "run-a", "--format", "md"), ("show", "run-a")]
+    ("words", "texts"),
+    [
+        ("report run-a", ["bubble ms", "12.25", "Bubble ms: idle time of a stage."]),
+        ("report run-a", ["Stages: how many of the workers ran."]),
+        ("report run-a --format md", ["bubble ms", "12.25"]),
+        ("report run-a --format html", ['title="Idle time of a stage.">bubble ms', "<td>12.25"]),
+        ("show run-a", ["bubble ms", "12.25"]),
+        ("show run-a POINT", ["bubble ms 12.25", "bubble_ms idle time of a stage"]),
+        ("export run-a --format csv", ["workload_metrics.bubble_ms"]),
+        ("export run-a --format junit", ['<property name="bubble_ms" value="12.25"']),
+        ("export run-a --format json", ['"bubble_ms": 12.25']),
+    ],
 )
-def test_each_format_has_it_as_a_column_with_its_unit(results: Path, words: tuple[str]) -> None:
-    text = shown(results, *words)
-    assert "bubble ms" in text
-    assert "12.25" in text
-
-
-def test_the_legend_says_what_it_is(results: Path) -> None:
-    legend = " ".join(shown(results, "report", "run-a").split())
-    assert "Bubble ms: idle time of a stage." in legend
-    assert "Stages: how many of the workers ran." in legend
-
-
-def test_the_page_has_it_with_what_it_means(results: Path) -> None:
-    page = shown(results, "report", "run-a", "--format", "html")
-    assert 'title="Idle time of a stage.">bubble ms' in page
-    assert "<td>12.25" in page
-
-
-def test_one_point_shows_it_and_how_it_was_measured(results: Path) -> None:
+def test_each_format_has_it_with_its_unit_and_what_it_means(
+    results: Path, words: str, texts: list[str], command: Command
+) -> None:
     [point_id] = raybench.load(results, "points")["point_id"]
-    lines = shown(results, "show", "run-a", point_id).splitlines()
-    assert [line.split() for line in lines if line.startswith("bubble ms")] == [
-        ["bubble", "ms", "12.25"]
-    ]
-    assert any(line.split() == ["bubble_ms", "idle", "time", "of", "a", "stage"] for line in lines)
-
-
-def test_the_exports_have_it(results: Path) -> None:
-    [point] = json.loads(shown(results, "export", "run-a", "--format", "json"))["points"]
-    assert point["workload_metrics"] == {"bubble_ms": 12.25, "stages": 8.0}
-    assert "workload_metrics.bubble_ms" in shown(results, "export", "run-a", "--format", "csv")
-    assert '<property name="bubble_ms" value="12.25"' in shown(
-        results, "export", "run-a", "--format", "junit"
-    )
+    code, out, err = command(*words.replace("POINT", point_id).split(), results=results)
+    assert (code, err) == (0, "")
+    assert [text for text in texts if text not in " ".join(out.split())] == []
 
 
 def of_ranks(*values: float | None, **declared: Any) -> Record:

@@ -1,0 +1,90 @@
+"""Three committed runs in every format, and what other commands say of them, word for word.
+
+To accept other words, run `RAYBENCH_WRITE_SNAPSHOTS=1 pytest tests/unit/report/test_snapshots.py`
+and read `git diff`.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from raybench.cli import raybench
+
+EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
+RUNS = (
+    "ddp_scaling-20261122-142621-6209",
+    "uneven_gpus-20261123-101038-7c4b",
+    "health-20261122-222544-c2db",
+)
+COMPARED = ("ddp_scaling-20261121-132844-4b9a", "ddp_scaling-20261122-142621-6209")
+PREDICTED = ["predict", RUNS[0], "--world-size", "8,64,512", "--network", "45@30"]
+
+
+def marks(svg: re.Match[str]) -> str:
+    """Return how many marks a chart has, and what the last of them stands for."""
+    labels = re.findall(r'aria-label="([^"]*)"', svg[0])
+    return f"<p>(chart of {len(labels)} marks, the last: {labels[-1]})</p>" if labels else ""
+
+
+def visible(page: str) -> str:
+    """Return the words of a page, a line for each paragraph, table row and chart."""
+    page = re.sub(r"<(style|script)\b.*?</\1>", "", page, flags=re.DOTALL)
+    page = re.sub(r"<svg\b.*?</svg>", marks, page, flags=re.DOTALL)
+    page = re.sub(r"\s+", " ", page)
+    page = re.sub(r"</?(p|tr|li|h\d|dd|figcaption|summary|div)\b", r"\n<\1", page)
+    words = html.unescape(re.sub(r"<[^>]*>", " ", page))
+    return "\n".join(" ".join(line.split()) for line in words.splitlines() if line.strip()) + "\n"
+
+
+def ends(text: str) -> str:
+    """Return the first and the last 6,000 characters of a text that is written for programs."""
+    if len(text) <= 12_000:
+        return text
+    return f"{text[:6000]}\n({len(text) - 12_000} characters)\n{text[-6000:]}"
+
+
+# Format -> the command, its width in columns, and what is kept of what it prints.
+FORMATS: dict[str, tuple[list[str], int, Callable[[str], str]]] = {
+    "80.txt": (["report"], 80, str),
+    "120.txt": (["report"], 120, str),
+    "md": (["report", "--format", "md"], 80, str),
+    "html.txt": (["report", "--format", "html"], 80, visible),
+    "json": (["report", "--format", "json"], 80, ends),
+    "csv": (["export", "--format", "csv"], 80, ends),
+    "junit.xml": (["export", "--format", "junit"], 80, ends),
+}
+COMMANDS = {
+    **{
+        f"{run.partition('-')[0]}.{name}": ([words[0], run, *words[1:]], width, kept)
+        for run in RUNS
+        for name, (words, width, kept) in FORMATS.items()
+    },
+    "compare.80.txt": (["compare", *COMPARED], 80, str),
+    "compare.json": (["compare", *COMPARED, "--json"], 80, ends),
+    "show.80.txt": (["show", RUNS[0]], 80, str),
+    "show_point.80.txt": (["show", RUNS[1], "c233a932686f"], 80, str),
+    "advise.80.txt": (["advise", RUNS[0]], 80, str),
+    "predict.80.txt": (PREDICTED, 80, str),
+    "predict.md": ([*PREDICTED, "--format", "md"], 80, str),
+    "predict.json": ([*PREDICTED, "--json"], 80, ends),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_prints_what_its_snapshot_holds(name: str) -> None:
+    words, width, kept = COMMANDS[name]
+    done = CliRunner().invoke(
+        raybench, [*words, "--results", str(EXAMPLES)], env={"COLUMNS": str(width)}
+    )
+    assert done.exit_code == 0, done.output
+    path = Path(__file__).parent / "snapshots" / name
+    if os.environ.get("RAYBENCH_WRITE_SNAPSHOTS"):
+        path.write_text(kept(done.stdout))
+    assert kept(done.stdout) == path.read_text(), __doc__
