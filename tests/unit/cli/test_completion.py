@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +14,14 @@ from raybench.cli import COMMANDS
 from raybench.job.registry import BUILTIN
 from raybench.results.writer import LATEST, RunStore
 
+RUNS = ["gemm-3", "mlp-2", "mlp-1"]
+IDS = [make_point(world_size=world_size).point_id for world_size in (2, 1)]
 PROGRAM = str(Path(sys.executable).parent / "raybench")
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    for age, run_id in enumerate(("gemm-3", "mlp-2", "mlp-1")):
+    for age, run_id in enumerate(RUNS):
         store = RunStore.create(tmp_path / "results", make_run(run_id), make_measure())
         for index, world_size in enumerate((2, 1)):
             store.write_records([(index, make_record(make_point(world_size=world_size)))])
@@ -44,49 +45,44 @@ def offered(line: str, folder: Path) -> list[str]:
     return [told.partition(",")[2] for told in done.stdout.split()]
 
 
-def test_all_commands_are_offered(tmp_path):
-    assert offered("raybench ", tmp_path) == list(COMMANDS)
-    assert offered("raybench sh", tmp_path) == [name for name in COMMANDS if name[:2] == "sh"]
-
-
 @pytest.mark.parametrize(
-    "line", ["raybench report ", "raybench show ", "raybench export ", "raybench sweep j --resume "]
+    ("line", "wanted"),
+    [
+        ("", [*COMMANDS]),
+        ("sh", [name for name in COMMANDS if name[:2] == "sh"]),
+        # Runs, the newest first.
+        ("report ", [LATEST, *RUNS]),
+        ("show mlp", RUNS[1:]),
+        ("export ", [LATEST, *RUNS]),
+        ("sweep j --resume mlp", RUNS[1:]),
+        ("report --results results m", RUNS[1:]),
+        ("sweep j -o results --resume m", RUNS[1:]),
+        # The shell completes paths by itself.
+        ("report results/runs/", ["results/runs/"]),
+        # Points, in the order of the plan.
+        ("show mlp-1 ", IDS),
+        ("show gemm ", IDS),
+        (f"show latest {IDS[1][:4]}", IDS[1:]),
+        (f"history --point {IDS[1][:5]}", IDS[1:]),
+        ("show mlp ", []),
+        ("show nothing ", []),
+        ("show mlp-1/.. ", []),
+        ("show --results nowhere ", [LATEST]),
+        ("workloads ", [*BUILTIN]),
+    ],
 )
-def test_runs_are_offered_the_newest_first(results, line):
-    assert offered(line, results.parent) == [LATEST, "gemm-3", "mlp-2", "mlp-1"]
-    assert offered(f"{line}mlp", results.parent) == ["mlp-2", "mlp-1"]
-
-
-def test_the_folder_of_the_results_may_be_given(results):
-    assert offered(f"raybench report --results {results} m", Path("/")) == ["mlp-2", "mlp-1"]
-    assert offered(f"raybench sweep j -o {results} --resume m", Path("/")) == ["mlp-2", "mlp-1"]
-
-
-@pytest.mark.parametrize("run", ["mlp-1", "gemm", "latest"])
-def test_points_of_the_run_are_offered_in_the_order_of_the_plan(results, run):
-    ids = [make_point(world_size=world_size).point_id for world_size in (2, 1)]
-    assert offered(f"raybench show {run} ", results.parent) == ids
-    assert offered(f"raybench show {run} {ids[1][:4]}", results.parent) == ids[1:]
-
-
-@pytest.mark.parametrize("run", ["mlp", "nothing", "mlp-1/.."])
-def test_of_a_run_that_is_not_one_no_points_are_offered(results, run):
-    assert offered(f"raybench show {run} ", results.parent) == []
-
-
-def test_where_there_are_no_results_only_latest_is_offered(tmp_path):
-    assert offered("raybench show ", tmp_path) == [LATEST]
+def test_what_a_word_can_become_is_offered(results: Path, line: str, wanted: list[str]) -> None:
+    assert offered(f"raybench {line}", results.parent) == wanted
 
 
 def test_runs_of_a_results_folder_inside_are_offered_with_its_name(results):
     results.rename(results.parent / "examples")
     (results / "runs").mkdir(parents=True)
     (results.parent / "examples").rename(results / "examples")
-    inside = [f"examples/{run_id}" for run_id in ("gemm-3", "mlp-2", "mlp-1")]
+    inside = [f"examples/{run_id}" for run_id in RUNS]
     assert offered("raybench report ", results.parent) == [LATEST, *inside]
     assert offered("raybench report examples/m", results.parent) == inside[1:]
-    ids = [make_point(world_size=world_size).point_id for world_size in (2, 1)]
-    assert offered("raybench show examples/gemm ", results.parent) == ids
+    assert offered("raybench show examples/gemm ", results.parent) == IDS
 
 
 def test_a_path_is_completed_by_the_shell(results):
@@ -118,28 +114,3 @@ def test_completing_imports_none_of_the_slow_libraries(results):
     *told, imported = done.stdout.splitlines()
     assert len(told) == 2, done.stderr
     assert imported == "[]"
-
-
-def test_bash_completes_with_the_script_that_the_docs_name(results):
-    ask = (
-        f'PATH="{Path(PROGRAM).parent}:$PATH"; eval "$(_RAYBENCH_COMPLETE=bash_source raybench)"; '
-        "COMP_WORDS=(raybench show gem); COMP_CWORD=2; "
-        '_raybench_completion raybench; echo "${COMPREPLY[@]}"'
-    )
-    bash = shutil.which("bash")
-    assert bash
-    done = subprocess.run(
-        [bash, "--norc", "-c", ask], cwd=results.parent, capture_output=True, text=True
-    )
-    assert (done.stdout, done.stderr) == ("gemm-3\n", "")
-
-
-def test_points_of_all_runs_are_offered_to_the_history(results: Path) -> None:
-    ids = [make_point(world_size=world_size).point_id for world_size in (2, 1)]
-    assert offered("raybench history --point ", results.parent) == ids
-    assert offered(f"raybench history --point {ids[1][:5]}", results.parent) == [ids[1]]
-
-
-def test_the_built_in_workloads_are_offered(tmp_path: Path) -> None:
-    assert offered("raybench workloads ", tmp_path) == list(BUILTIN)
-    assert offered("raybench workloads m", tmp_path) == ["memory", "mlp"]

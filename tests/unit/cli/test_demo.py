@@ -24,16 +24,6 @@ def test_a_stop_of_the_tour_is_a_job_of_few_points(stop: Stop, is_on_cpus: bool)
         assert max(point.world_size for point in points) <= 2
 
 
-def test_the_tour_takes_two_minutes_on_two_cores() -> None:
-    jobs = [template(stop.name) for stop in STOPS]
-    plans = [
-        make_plan(job.load(stop.overrides(job, is_on_cpus=True)))
-        for job, stop in zip(jobs, STOPS, strict=True)
-    ]
-    # Beside its budget a point takes a second, and Ray's start 6.
-    assert sum(len(plan.points) * 3 + 6 for plan in plans) < 120
-
-
 @pytest.mark.parametrize(
     ("more", "told"),
     [

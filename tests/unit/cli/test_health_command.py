@@ -3,60 +3,53 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from commands import Command
 
-from raybench import cli
 from raybench.errors import UsageError
-from raybench.sweep.run_state import RunTarget
 
 
-def run(*words: str) -> None:
-    CliRunner().invoke(cli.raybench, ["health", *words], catch_exceptions=False)
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The devices that each check was asked for; none is made."""
+    asked: list[Any] = []
 
-
-def test_a_list_that_cannot_be_written_is_refused_before_the_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "raybench.doctor.health.check.examine", lambda *_, **__: pytest.fail("checked")
-    )
-    missing = tmp_path / "missing" / "healthy.txt"
-    with pytest.raises(UsageError, match=r"healthy\.txt: cannot be written: No such file"):
-        run("-o", str(tmp_path / "results"), "--healthy-devices", str(missing))
-
-
-def test_only_the_devices_of_a_file_are_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def examine(where: RunTarget, *_: object, **__: object) -> None:
+    def examine(where: Any, *_: object, **__: object) -> None:
         asked.append(where.only)
         raise UsageError("stopped")
 
     monkeypatch.setattr("raybench.doctor.health.check.examine", examine)
+    return asked
+
+
+def test_a_list_that_cannot_be_written_is_refused_before_the_check(
+    tmp_path: Path, examined: list[Any], command: Command
+) -> None:
+    missing = tmp_path / "missing" / "healthy.txt"
+    words = ("health", "-o", tmp_path, "--healthy-devices", missing)
+    told = f"{missing}: cannot be written: No such file"
+    assert told in command(*words, results=None).err
+    assert examined == []
+
+
+def test_only_the_devices_of_a_file_are_checked(
+    tmp_path: Path, examined: list[Any], command: Command
+) -> None:
     some = tmp_path / "some.txt"
     some.write_text("alpha:1  # the second worker\n")
-    with pytest.raises(UsageError, match="stopped"):
-        run("-o", str(tmp_path / "results"), "--devices", str(some))
-    [only] = asked
-    assert only is not None
-    assert only.names == ("alpha:1",)
-    with pytest.raises(UsageError, match=r"missing\.txt: No such file"):
-        run("-o", str(tmp_path / "results"), "--devices", str(tmp_path / "missing.txt"))
+    command("health", "-o", tmp_path, "--devices", some, results=None)
+    assert [only.names for only in examined] == [("alpha:1",)]
+    missing = command("health", "-o", tmp_path, "--devices", tmp_path / "no.txt", results=None)
+    assert "no.txt: No such file" in missing.err
 
 
 def test_a_list_of_an_earlier_check_stays_until_there_is_a_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, examined: list[Any], command: Command
 ) -> None:
-    def examine(*_: object, **__: object) -> None:
-        raise UsageError("stopped")
-
-    monkeypatch.setattr("raybench.doctor.health.check.examine", examine)
     kept = tmp_path / "healthy.txt"
     kept.write_text("GPU-1\n")
-    with pytest.raises(UsageError, match="stopped"):
-        run("-o", str(tmp_path / "results"), "--healthy-devices", str(kept))
+    command("health", "-o", tmp_path, "--healthy-devices", kept, results=None)
+    assert len(examined) == 1
     assert kept.read_text() == "GPU-1\n"

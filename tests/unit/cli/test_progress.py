@@ -68,17 +68,6 @@ def drawn(progress: LiveProgress, console: Console) -> list[str]:
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
-def test_what_is_redrawn_is_a_line_for_each_point_in_flight_whatever_the_width() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=20, _environ={"TERM": "xterm"})
-    progress = LiveProgress(PLAN, console, len(PLAN.points))
-    for index in (3, 0):
-        progress.show(PointStarted(index=index, point=PLAN.points[index], devices=()))
-    first, second, total = drawn(progress, console)
-    assert "runs" in first
-    assert "runs" in second
-    assert total == "0 of 40 points"
-
-
 def test_what_is_redrawn_fits_on_the_screen_and_tells_of_the_rest() -> None:
     console = console_of("tty")
     progress = LiveProgress(PLAN, console, len(PLAN.points))
@@ -130,19 +119,3 @@ def test_a_finished_point_tells_its_step_time_and_what_it_comes_to(
     record = make_record(PLAN.points[0], measurements=(measurement,))
     make_progress(PLAN, console).show(PointFinished(index=0, record=record))
     assert told in written(console)
-
-
-def test_the_step_time_is_that_of_the_report() -> None:
-    console = console_of("pipe")
-    progress = make_progress(PLAN, console)
-    record = make_record(PLAN.points[0], step_ms=0.0116)
-    progress.show(PointFinished(index=0, record=record))
-    assert "11.60 µs" in written(console)
-
-
-def test_the_value_of_an_environment_variable_stands_beside_its_name() -> None:
-    console = console_of("pipe")
-    points = tuple(make_point(env={"NCCL_P2P_DISABLE": value}) for value in "01")
-    progress = make_progress(Plan(points=points), console)
-    progress.show(PointFinished(index=1, record=make_record(points[1])))
-    assert "NCCL_P2P_DISABLE=1" in written(console)

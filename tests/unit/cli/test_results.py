@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ from builders import (
     make_record,
     make_run,
 )
+from commands import Command
 
-from raybench import cli
 from raybench.records import Breakdown, DeviceSample, ModuleTime, Profile
 from raybench.results.writer import RunStore
 
@@ -41,37 +42,13 @@ def results(tmp_path: Path) -> Path:
     return root
 
 
-class Called:
-    """What a command answered."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], code: object) -> None:
-        self.code = code
-        self.out, self.err = capsys.readouterr()
-
-
-def call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
-) -> Called:
-    monkeypatch.setattr(sys, "argv", ["raybench", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    return Called(capsys, stopped.value.code)
-
-
 @pytest.fixture
-def raybench(results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
-    return lambda *arguments: call(monkeypatch, capsys, *arguments, "--results", results)
+def raybench(results: Path, command: Command) -> Command:
+    """The command, with these results."""
+    return partial(command, results=results)
 
 
-def test_report_shows_the_latest_run(raybench) -> None:  # type: ignore[no-untyped-def]
-    done = raybench("report")
-    assert (done.code, done.err) == (0, "")
-    assert "run-new" in done.out
-    assert "1.60" in done.out
-    assert "[b]full[/b]" in done.out
-
-
-def test_report_writes_its_formats_to_files(raybench, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_report_writes_its_formats_to_files(raybench: Command, tmp_path: Path) -> None:
     target = tmp_path / "report.md"
     done = raybench("report", "run-o", "--format", "md", "-o", target)
     assert (done.code, done.out) == (0, "")
@@ -79,22 +56,8 @@ def test_report_writes_its_formats_to_files(raybench, tmp_path: Path) -> None:  
     assert json.loads(raybench("report", "--format", "json").out)["run"]["run_id"] == "run-new"
 
 
-def test_report_writes_a_page_with_the_samples_of_its_points(raybench, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    done = raybench("report", "--format", "html", "-o", tmp_path / "page.html")
-    assert (done.code, done.out, done.err) == (0, "", "")
-    page = (tmp_path / "page.html").read_text()
-    assert page.startswith("<!doctype html>")
-    assert "<code>run-new</code>" in page
-    assert 'id="spread"' in page
-
-
-def test_report_draws_the_chart(raybench, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    assert raybench("report", "--chart", tmp_path / "a.svg").code == 0
-    assert (tmp_path / "a.svg").read_text().startswith("<svg")
-
-
 def test_a_chart_that_cannot_be_drawn_or_written_does_not_lose_the_report(
-    raybench,  # type: ignore[no-untyped-def]
+    raybench: Command,
     results: Path,
     tmp_path: Path,
 ) -> None:
@@ -111,7 +74,9 @@ def test_a_chart_that_cannot_be_drawn_or_written_does_not_lose_the_report(
     )
 
 
-def test_compact_tells_in_one_line_what_became_of_the_parts(raybench, results: Path) -> None:  # type: ignore[no-untyped-def]
+def test_compact_tells_in_one_line_what_became_of_the_parts(
+    raybench: Command, results: Path
+) -> None:
     before = raybench("report", "run-new").out
     done = raybench("compact", "run-new")
     assert (done.code, done.err) == (0, "")
@@ -122,7 +87,7 @@ def test_compact_tells_in_one_line_what_became_of_the_parts(raybench, results: P
     assert raybench("compact", "nothing").code == 2
 
 
-def test_a_page_is_laid_over_that_of_another_run(raybench, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_page_is_laid_over_that_of_another_run(raybench: Command, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = raybench("report", "run-new", "--format", "html", "--against", "run-old", "-o", page)
     assert (done.code, done.err) == (0, "")
@@ -143,9 +108,14 @@ def test_a_page_is_laid_over_that_of_another_run(raybench, tmp_path: Path) -> No
         (["report", "-o", "no/such/folder/a.md"], "cannot be written: No such file"),
         (["show", "run-new", "zzz"], "no point 'zzz'"),
         (["report", "--format", "pdf"], "'pdf' is not one of"),
+        (["report", "--github"], "--github: goes with --format md only, got --format terminal"),
+        (["report", "--github", "--format", "md"], "--github: GITHUB_STEP_SUMMARY is not set"),
     ],
 )
-def test_a_user_s_mistake_is_one_line_and_exit_2(raybench, arguments, message) -> None:  # type: ignore[no-untyped-def]
+def test_a_user_s_mistake_is_one_line_and_exit_2(
+    raybench: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     done = raybench(*arguments)
     assert done.code == 2
     assert message in done.err
@@ -153,7 +123,7 @@ def test_a_user_s_mistake_is_one_line_and_exit_2(raybench, arguments, message) -
 
 
 def test_a_damaged_run_hides_itself_alone_and_is_named_in_one_line(
-    raybench,  # type: ignore[no-untyped-def]
+    raybench: Command,
     results: Path,
 ) -> None:
     path = results / "runs" / "run-new" / "run.parquet"
@@ -172,7 +142,7 @@ def test_a_damaged_run_hides_itself_alone_and_is_named_in_one_line(
 
 
 def test_a_run_without_its_row_is_named_with_what_to_put_back(
-    raybench,  # type: ignore[no-untyped-def]
+    raybench: Command,
     results: Path,
 ) -> None:
     path = results / "runs" / "run-new" / "run.parquet"
@@ -184,7 +154,7 @@ def test_a_run_without_its_row_is_named_with_what_to_put_back(
     assert (done.code, done.err) == (2, told)
 
 
-def test_list_shows_all_runs_the_newest_last(raybench) -> None:  # type: ignore[no-untyped-def]
+def test_list_shows_all_runs_the_newest_last(raybench: Command) -> None:
     lines = raybench("list").out.splitlines()
     assert [line.split()[0] for line in lines] == ["run", "run-old", "run-new"]
     content = json.loads(raybench("list", "--json").out)
@@ -201,25 +171,23 @@ def clone(results: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return mine
 
 
-def test_without_runs_list_and_report_say_what_to_type(
-    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_runs_list_and_report_say_what_to_type(clone: Path, command: Command) -> None:
     told = (
         "mine: no runs yet; `raybench sweep JOB` makes one; mine/examples has 2: "
         "`raybench list --results mine/examples`, `raybench report examples/RUN`\n"
     )
-    done = call(monkeypatch, capsys, "list", "--results", "mine")
+    done = command("list", results=Path("mine"))
     assert (done.code, done.out, done.err) == (0, "", told)
-    done = call(monkeypatch, capsys, "report", "--results", "mine")
+    done = command("report", results=Path("mine"))
     assert (done.code, done.out, done.err) == (2, "", told)
-    done = call(monkeypatch, capsys, "list", "--results", "mine", "--json")
+    done = command("list", "--json", results=Path("mine"))
     assert (done.code, json.loads(done.out)["runs"]) == (0, [])
-    done = call(monkeypatch, capsys, "list", "--results", "mine/nothing")
+    done = command("list", results=Path("mine/nothing"))
     assert (done.code, done.out) == (2, "")
 
 
 def test_a_run_of_a_results_folder_inside_is_found_by_the_folder_s_name(
-    clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    clone: Path, command: Command
 ) -> None:
     RunStore.create(clone, make_run("mine-1"), make_measure())
     for run in (
@@ -228,27 +196,25 @@ def test_a_run_of_a_results_folder_inside_is_found_by_the_folder_s_name(
         "examples/ddp_scaling",
         "mine/examples/run-n",
     ):
-        done = call(monkeypatch, capsys, "show", run, "--results", "mine")
+        done = command("show", run, results=Path("mine"))
         assert (done.code, done.err) == (0, "")
         assert make_point().point_id in done.out
-    done = call(monkeypatch, capsys, "report", "run-old", "--results", "mine")
+    done = command("report", "run-old", results=Path("mine"))
     assert done.code == 2
     assert done.err == "mine: no run 'run-old'; mine/examples has: give examples/run-old\n"
     # The runs of others are not mine.
-    done = call(monkeypatch, capsys, "list", "--results", "mine", "--json")
+    done = command("list", "--json", results=Path("mine"))
     assert [run["run_id"] for run in json.loads(done.out)["runs"]] == ["mine-1"]
 
 
-def test_the_name_of_a_job_means_its_newest_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_name_of_a_job_means_its_newest_run(tmp_path: Path, command: Command) -> None:
     days = {"ddp-20260820-101112-ffff": 0, "ddp-20260821-101112-0000": 1, "named-by-me": 2}
     for run_id, day in days.items():
         run = make_run(run_id, job_name="ddp", started_at=START + timedelta(days=day - 1))
         RunStore.create(tmp_path, run, make_measure())
     other = make_run("ddp_big-20260822-101112-0000", job_name="ddp_big")
     RunStore.create(tmp_path, other, make_measure())
-    ask = lambda run: call(monkeypatch, capsys, "report", run, "--results", tmp_path)  # noqa: E731
+    ask = lambda run: command("report", run, results=tmp_path)  # noqa: E731
     assert ask("ddp").out.startswith("ddp  named-by-me\n")
     assert ask("ddp_big").out.startswith(f"{other.run_id}\n")
     assert ask("ddp-20260820").out.startswith("ddp-20260820-101112-ffff\n")
@@ -258,30 +224,13 @@ def test_the_name_of_a_job_means_its_newest_run(
     assert done.err.endswith("; give more of the id, or the name of a job for its newest run\n")
 
 
-def test_list_shows_more_where_there_is_room(
-    raybench,  # type: ignore[no-untyped-def]
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for columns, heads in (
-        (60, ["run", "started, UTC", "status"]),
-        (44, ["run", "status"]),
-        (92, ["run", "started, UTC", "status", "2 x NVIDIA H200 on 1 node"]),
-        (120, ["run", "started, UTC", "status", "2 x NVIDIA H200 on 1 node", "tags", "rack=7"]),
-    ):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        text = raybench("list").out
-        assert max(map(len, text.splitlines())) <= columns
-        every = ("run", "started, UTC", "status", "2 x NVIDIA H200 on 1 node", "tags", "rack=7")
-        assert [head for head in every if head in text] == heads
-
-
 def test_list_has_the_newest_runs_and_says_how_many_there_are_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command
 ) -> None:
     for number in range(52):
         run = make_run(f"ddp-20260821-1011{number:02}-0000", started_at=START)
         RunStore.create(tmp_path, run, make_measure())
-    ask = lambda *words: call(monkeypatch, capsys, "list", *words, "--results", tmp_path)  # noqa: E731
+    ask = lambda *words: command("list", *words, results=tmp_path)  # noqa: E731
     done = ask()
     assert len(done.out.splitlines()) == 51
     assert "ddp-20260821-101151-0000" in done.out
@@ -293,35 +242,8 @@ def test_list_has_the_newest_runs_and_says_how_many_there_are_more(
     assert len(json.loads(ask("--json").out)["runs"]) == 52
 
 
-def test_the_long_list_tells_machine_tags_and_what_was_found(raybench) -> None:  # type: ignore[no-untyped-def]
-    text = raybench("list", "--long").out
-    assert "run-new\n  2026-08-20 10:11 UTC, " in text
-    assert "  2 x NVIDIA H200 on 1 node\n  rack=7\n  2 GPUs do 1.60 times" in text
-
-
-def test_show_draws_the_step_times_of_a_point(
-    results: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    written = RunStore.create(tmp_path, make_run("run-long"), make_measure())
-    written.write_records([(0, make_record(count=50))])
-    written.write_records([(1, make_record(make_point(world_size=2), count=3))])
-    texts = [
-        call(
-            monkeypatch, capsys, "show", "run-long", make_point(world_size=n).point_id,
-            "--results", tmp_path,
-        ).out
-        for n in (1, 2)
-    ]  # fmt: skip
-    title = "Step times, per iteration of the slowest rank"
-    assert [title in text for text in texts] == [True, False]
-    assert "█" * 40 in texts[0]
-
-
 def test_report_appends_its_markdown_to_the_summary_of_a_step(
-    raybench,  # type: ignore[no-untyped-def]
+    raybench: Command,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -338,32 +260,6 @@ def test_report_appends_its_markdown_to_the_summary_of_a_step(
     assert summary.stat().st_size == 2**20
 
 
-def test_the_summary_of_a_step_needs_markdown_and_a_step(
-    raybench,  # type: ignore[no-untyped-def]
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    for arguments, message in (
-        (["--github"], "--github: goes with --format md only, got --format terminal"),
-        (["--github", "--format", "md"], "--github: GITHUB_STEP_SUMMARY is not set"),
-    ):
-        done = raybench("report", *arguments)
-        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-        assert done.err.startswith(message)
-
-
-def test_show_leaves_out_what_has_no_room() -> None:
-    from raybench.cli.results import load_summary
-    from raybench.report.text.points import format_points
-
-    found = load_summary(Path(__file__).parents[3] / "results" / "examples", "collectives")
-    points = found.scaling.assign(busy_pct=None)
-    for columns, heads in ((120, ["status", "busbw"]), (80, ["status"]), (70, [])):
-        lines = format_points(points, width=columns).splitlines()
-        assert max(map(len, lines)) <= columns
-        assert [head for head in ("status", "busbw") if head in lines[0]] == heads
-
-
 def test_list_imports_no_pandas(results: Path) -> None:
     code = (
         "import sys; from raybench import cli; sys.argv[1:] = ['list', '--results', sys.argv[1]]\n"
@@ -375,27 +271,9 @@ def test_list_imports_no_pandas(results: Path) -> None:
     assert (len(told), told[-1]) == (4, "False")
 
 
-def test_show_lists_the_points_of_a_run(raybench) -> None:  # type: ignore[no-untyped-def]
-    lines = raybench("show", "latest").out.splitlines()
-    assert len(lines) == 4
-    assert lines[3].startswith(make_point(world_size=4).point_id)
-    assert "out of memory" in lines[3]
-    points = json.loads(raybench("show", "latest", "--json").out)["points"]
-    assert [point["node_count"] for point in points] == [1, 1, 1]
-
-
-def test_show_tells_everything_about_a_point_by_its_prefix(raybench) -> None:  # type: ignore[no-untyped-def]
-    point_id = make_point(world_size=2).point_id
-    text = raybench("show", "latest", point_id[:6]).out
-    assert point_id in text
-    assert "NVIDIA H200" in text
-    content = json.loads(raybench("show", "latest", point_id, "--json").out)
-    assert content["point"]["world_size"] == 2
-    assert [rank["rank"] for rank in content["ranks"]] == [0, 1]
-    assert [rank["iterations"] for rank in content["ranks"]] == [6, 6]
-
-
-def test_show_prints_what_ranks_wrote_by_point_attempt_and_rank(raybench, results: Path) -> None:  # type: ignore[no-untyped-def]
+def test_show_prints_what_ranks_wrote_by_point_attempt_and_rank(
+    raybench: Command, results: Path
+) -> None:
     record = replace(make_record(make_point(world_size=2)), attempt=2)
     point_id = record.point.point_id
     assert "wrote nothing that is kept" in raybench("show", "latest", "--logs").err
@@ -415,8 +293,8 @@ def test_show_prints_what_ranks_wrote_by_point_attempt_and_rank(raybench, result
 
 
 def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(
-    raybench, results: Path
-) -> None:  # type: ignore[no-untyped-def]
+    raybench: Command, results: Path
+) -> None:
     record = make_record()
     modules = tuple(
         ModuleTime(name=name, kind="Linear", calls=1, forward_ms=ms, backward_ms=None)
@@ -431,58 +309,36 @@ def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(
     written = RunStore(root=results, run_id="run-new", measure=make_measure())
     record = replace(record, attempt=2, measurements=(profiled,))
     written.write_records([(0, record)])
-    clocks = [
+    device = {"node_id": "node-a", "index": 0, "uuid": "GPU-0"}
+    samples = [
         DeviceSample(
-            node_id="node-a",
-            index=0,
-            uuid="GPU-0",
+            **device,
             time=START + timedelta(seconds=second),
             sm_clock_mhz=1980 - 10 * second,
-            throttle_reasons=("sw_power_cap",) if second == 1 else (),
+            throttle_reasons=("sw_power_cap",) * (second == 1),
         )
         for second in (0, 1, 60)
     ]
-    written.write_telemetry([(0, record)], clocks)
+    written.write_telemetry([(0, record)], samples)
     text = raybench("show", "latest", record.point.point_id).out
     assert "wait_ms  tail less the shortest" in text
     assert text.index("second  Linear") < text.index("first   Linear")
-    [trace] = json.loads(raybench("show", "latest", record.point.point_id, "--json").out)["traces"]
-    # Not folded, however long it is.
-    assert trace in text.splitlines()
-    assert trace.endswith("-2-rank0.json.gz")
     assert "1970-1980" in text
     assert "sw_power_cap" in text
     content = json.loads(raybench("show", "latest", record.point.point_id, "--json").out)
+    [trace] = content["traces"]
+    # Not folded, however long it is.
+    assert trace in text.splitlines()
+    assert trace.endswith("-2-rank0.json.gz")
     assert [module["module"] for module in content["modules"]] == ["second", "first"]
     assert content["devices"][0]["sm_clock_mhz_min"] == 1970
     assert content["devices"][0]["power_w_max"] is None
-    assert len(content["traces"]) == 1
     assert content["point"]["methods"] == {"wait_ms": "tail less the shortest"}
 
 
-def test_how_columns_were_got_is_said_once_where_they_share_it(raybench, results: Path) -> None:  # type: ignore[no-untyped-def]
-    record = make_record()
-    [measurement] = record.measurements
-    methods = {"compute_ms": "no hook", "wait_ms": "no hook", "comm_ms": "buckets"}
-    broken_down = replace(measurement, breakdown=Breakdown(methods=methods))
-    written = RunStore(root=results, run_id="run-new", measure=make_measure())
-    written.write_records([(0, replace(record, attempt=2, measurements=(broken_down,)))])
-    text = raybench("show", "latest", record.point.point_id).out
-    told = text.partition("How each was measured\n")[2].splitlines()[:3]
-    assert [line.split(maxsplit=1) for line in told] == [
-        ["compute_ms", "no hook"],
-        ["wait_ms", "the same"],
-        ["comm_ms", "buckets"],
-    ]
-
-
-def test_show_tells_why_a_point_failed_and_has_no_ranks(raybench) -> None:  # type: ignore[no-untyped-def]
-    text = raybench("show", "latest", make_point(world_size=4).point_id).out
-    assert "[b]full[/b]" in text
-    assert "median ms" not in text
-
-
-def test_show_has_all_attempts_and_the_whole_detail_as_json(raybench, results: Path) -> None:  # type: ignore[no-untyped-def]
+def test_show_has_all_attempts_and_the_whole_detail_as_json(
+    raybench: Command, results: Path
+) -> None:
     detail = "".join(f"line {n}\n" for n in range(40))
     point = make_point(world_size=4)
     again = make_failed(point, attempt=2, error_rank=3, error_detail=detail)
@@ -518,12 +374,9 @@ def test_a_full_disk_behind_stdout_is_one_line_and_exit_2(results: Path) -> None
     assert done.stderr == "stdout: cannot be written: No space left on device\n"
 
 
-def test_a_closed_stdout_is_no_error(results: Path) -> None:
-    done = in_a_shell(f"report --results {results} >&-")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_an_interrupt_is_exit_130_and_one_word(raybench, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_an_interrupt_is_exit_130_and_one_word(
+    raybench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -533,8 +386,8 @@ def test_an_interrupt_is_exit_130_and_one_word(raybench, monkeypatch: pytest.Mon
 
 
 def test_a_bug_of_ours_is_exit_4_and_says_so_below_its_traceback(
-    raybench, monkeypatch: pytest.MonkeyPatch
-) -> None:  # type: ignore[no-untyped-def]
+    raybench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("raybench.cli.results.load_summary", lambda *_: {}["gone"])
     done = raybench("report")
     assert (done.code, done.out) == (4, "")
@@ -543,32 +396,30 @@ def test_a_bug_of_ours_is_exit_4_and_says_so_below_its_traceback(
 
 
 def test_a_run_that_was_resumed_took_no_pauses_and_no_point_had_all_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command
 ) -> None:
     run = make_run("run-a", finished_at=START + timedelta(hours=2), paused_s=7140.0)
     written = RunStore.create(tmp_path, run, make_measure())
     devices = [make_device(), make_device(node_id="node-b", uuid="GPU-b")]
     written.write_devices(devices)
     written.write_records([(0, make_record(devices=devices[:1]))])
-    ask = lambda *words: call(monkeypatch, capsys, *words, "--results", tmp_path).out  # noqa: E731
+    ask = lambda *words: command(*words, results=tmp_path).out  # noqa: E731
     assert " 1m" in ask("list").splitlines()[1]
     text = ask("report")
     assert "1 min, resumed after 1 h 59 min;" in text
     assert "2 x NVIDIA H200 on 2 nodes, at most 1 node in a point\n" in text
 
 
-def test_a_host_on_which_ray_was_started_anew_is_one_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_host_on_which_ray_was_started_anew_is_one_node(tmp_path: Path, command: Command) -> None:
     written = RunStore.create(tmp_path, make_run("run-a"), make_measure())
     devices = [make_device(), make_device(1, node_id="node-b")]
     written.write_devices(devices)
     written.write_records([(0, make_record(devices=devices[:1]))])
-    text = call(monkeypatch, capsys, "report", "--results", tmp_path).out
+    text = command("report", results=tmp_path).out
     assert "2 x NVIDIA H200 on 1 node\n" in text
 
 
-def test_an_object_for_programs_is_asked_for_alike(raybench) -> None:  # type: ignore[no-untyped-def]
+def test_an_object_for_programs_is_asked_for_alike(raybench: Command) -> None:
     for command in (["report"], ["export"], ["compare", "run-old", "run-new"]):
         asked = raybench(*command, "--json")
         assert (asked.code, asked.err) == (0, "")
