@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from builders import START, make_device, make_measure, make_measurement, make_point, make_record
 from builders import make_run as make_stored_run
+from commands import Command
 
-from raybench import cli
 from raybench.job.point import Point
 from raybench.records import Device, Record
 from raybench.results.writer import RunStore
-
-# (exit code, stdout, stderr) of a command line without `raybench`.
-Command = Callable[..., tuple[int, str, str]]
 
 
 def write(
@@ -98,21 +93,6 @@ def sweep_sides(
             tags={"side": side},
             **settings,
         )
-
-
-@pytest.fixture
-def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
-    """Run `raybench WORDS --results tmp_path` as users type it."""
-
-    def run(*words: object, results: Path = tmp_path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["raybench", *map(str, words), "--results", str(results)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        return (int(stopped.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 def compare_as_json(command: Command, *words: object) -> dict[str, Any]:

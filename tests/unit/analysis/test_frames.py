@@ -86,14 +86,6 @@ def test_scaling_of_all_runs_takes_the_baseline_of_each(results: Path) -> None:
     assert frame.loc[("run-b", 1), "speed_up"] == pytest.approx(0.5, rel=0.01)
 
 
-def test_scaling_says_why_a_point_has_no_speed_up(results: Path) -> None:
-    store = RunStore(root=results, run_id="run-a", measure=make_measure())
-    store.write_records([(0, make_failed(make_point(params=PARAMS), attempt=3))])
-    frame = raybench.load(results, "scaling", "run-a").set_index("world_size")
-    assert frame.loc[2, "why_not"] == "baseline point ran out of memory"
-    assert pd.isna(frame.loc[2, "speed_up"])
-
-
 def test_parameters_become_columns_that_can_be_filtered(results: Path) -> None:
     points = raybench.load(results, "points", params="columns")
     assert "params" not in points

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import START, make_device, make_point, make_record
-from compared import Command, command, sweep, write
+from commands import Command
+from compared import sweep, write
 
 from raybench.analysis.history import find_steps, history
 from raybench.results import reader
-
-__all__ = ["command"]  # a fixture
 
 
 def test_levels_change_where_steps_are_and_nowhere_else() -> None:

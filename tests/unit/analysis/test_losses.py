@@ -147,17 +147,6 @@ def test_without_a_breakdown_all_is_unexplained() -> None:
     assert set(found.values()) == {None}
 
 
-def test_a_row_of_an_older_schema_has_no_slow_rank_and_is_taken_apart_by_what_it_has() -> None:
-    """It has the slowest rank's own step, its idle time and a wait that nothing bounds."""
-    older = dict.fromkeys(("local_step_ms_by_rank", "device_ms_by_rank", "straggler_ms"), None)
-    base = row(8.0, 8.0, **older, host_gap_ms=0.1)
-    point = row(10.0, 8.4, 8.4, **older, host_gap_ms=0.3, comm_ms=3.0, wait_ms=2.5)
-    found = lost(point, base)
-    assert found["wait"] is None
-    assert (found["comm"], found["compute"], found["host"]) == pytest.approx((0.16, 0.02, 0.02))
-    assert found["unexplained"] == pytest.approx(0.0)
-
-
 MS = st.floats(0.1, 1000.0)
 
 

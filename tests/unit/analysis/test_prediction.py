@@ -96,13 +96,6 @@ def test_rounds_that_scatter_widen_the_interval_and_rounds_that_agree_do_not() -
     assert half(of_rounds(*rows, factors=(1.0, 1.06, 0.94))) < one + 0.20
 
 
-def test_one_round_is_as_unsure_as_its_samples() -> None:
-    first = row(1, 8.0)
-    sure = row(2, 9.0, step_ms_ci_low=8.99, step_ms_ci_high=9.01)
-    unsure = row(2, 9.0, step_ms_ci_low=8.2, step_ms_ci_high=9.8)
-    assert half(table(first, unsure)) > half(table(first, sure)) + 0.02
-
-
 def test_the_interval_grows_with_the_distance_though_communication_does_not() -> None:
     rows = table(row(1, 8.0), row(2, 8.0, comm_ms=0.001, comm_exposed_ms=0.0))
     halves = [half(rows, world) for world in (3, 4, 8)]
@@ -156,25 +149,11 @@ def test_without_measured_all_reduces_exposed_communication_grows_as_the_bytes_o
     assert one.step_ms == pytest.approx(8.0 + 1.5)
 
 
-def test_all_reduces_of_no_more_devices_than_the_step_tell_nothing_of_growth() -> None:
-    of_two = ReduceTimes(by_world={2: TIMES.by_world[2]})
-    rows = table(row(1, 8.0), row(2, 9.0))
-    assert predict(rows, [4], Network(devices_per_node=8, times=of_two)) == predict(
-        rows, [4], IN_NODE
-    )
-
-
 def test_a_slow_link_between_nodes_is_exposed_but_for_what_the_computation_hides() -> None:
     network = Network(link=Link(bus_gb_s=10.0, latency_us=0.0), devices_per_node=2)
     (one,) = predict(table(row(1, 8.0), row(2, 9.0)), [4], network)
     travels_ms = 1.5 * 4 * 8 * (4096 * 4096 + 4096) / 10e9 * 1e3
     assert one.step_ms == pytest.approx(9.0 + 0.5 * 2.0 + travels_ms - 4.0)
-
-
-def test_a_link_is_not_used_inside_a_node() -> None:
-    rows = table(row(1, 8.0), row(2, 9.0))
-    network = Network(link=Link(bus_gb_s=0.1, latency_us=0.0), devices_per_node=4)
-    assert predict(rows, [4], network) == predict(rows, [4], IN_NODE)
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,6 @@ def test_the_parts_add_up_to_the_step_on_each_rank(device):
         assert one.own_ms + one.waits_ms + one.exchange_ms == pytest.approx(25)
 
 
-def test_without_the_devices_time_nobody_knows_of_idle_devices():
-    assert [one.idle_ms for one in ranks_of_step(row(device_ms_by_rank=None))] == [None, None]
-
-
 def test_ranks_without_a_share_of_the_step_are_left_out_and_the_others_keep_their_numbers():
     found = ranks_of_step(row(share_by_rank=[64, 0, 64]))
     assert [one.rank for one in found] == [0, 2]

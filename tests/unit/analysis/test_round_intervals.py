@@ -9,20 +9,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from builders import make_measure, make_measurement, make_point, make_record
+from builders import make_measurement, make_point, make_record, points_table
 from numpy.typing import NDArray
 
 from raybench.analysis.rounds import Trials, latest_trials, mean_of_rounds
 from raybench.analysis.scaling import scaling
-from raybench.results import rows
 from raybench.stats.starts import scatter
 
 BASELINE = {"world_size": 1}
 ONE, TWO, FOUR = (make_point(world_size=n) for n in (1, 2, 4))
-
-
-def frame(*records: Any) -> pd.DataFrame:
-    return pd.DataFrame([rows.point_row("run-a", record, make_measure()) for record in records])
 
 
 def in_rounds(*times_ms: Sequence[float], control: Sequence[float] = ()) -> pd.DataFrame:
@@ -39,7 +34,7 @@ def in_rounds(*times_ms: Sequence[float], control: Sequence[float] = ()) -> pd.D
         make_record(ONE, step_ms=ms, round=number, attempt=10 + number, control_of=4)
         for number, ms in enumerate(control, 1)
     ]
-    return frame(*ran, *controls)
+    return points_table([*ran, *controls])
 
 
 def of_size(found: pd.DataFrame, world_size: int) -> dict[str, Any]:
@@ -99,7 +94,7 @@ def test_the_interval_of_a_speed_up_is_of_the_means_that_it_is_made_of() -> None
         for number in (1, 2, 3)
         for point in (ONE, TWO)
     ]
-    two = of_size(scaling(frame(*records), BASELINE), 2)
+    two = of_size(scaling(points_table(records), BASELINE), 2)
     assert two["step_ms_high"] / two["step_ms_p50"] < 1.001
     assert two["speed_up_high"] / two["speed_up"] > 1.2
 

@@ -22,11 +22,6 @@ def samples_of(*ranks: list[list[int]], warmup: int = 2) -> pd.DataFrame:
     return pd.DataFrame(rows.sample_columns("run-a", record))
 
 
-def test_ranks_in_lockstep_give_the_median_over_them_and_no_longest_rank() -> None:
-    found = step_times(samples_of([[100, 108, 100]], [[100, 100, 100]], [[108, 100, 100]]))
-    assert found.tolist() == [100.0, 100.0, 100.0]
-
-
 def test_ranks_apart_give_the_slowest_of_them_repeat_by_repeat_without_warm_up() -> None:
     found = step_times(samples_of([[1, 5, 3], [2, 2, 2]], [[4, 2, 4], [1, 9, 9]]))
     assert found.tolist() == [4.0, 2.0, 4.0, 1.0, 9.0, 9.0]

@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
-from builders import make_device, make_measure, make_measurement, make_point, make_record
+from builders import (
+    make_measurement,
+    make_point,
+    make_record,
+    scaling_rows,
+)
 
-from raybench.analysis.rounds import records
-from raybench.analysis.scaling import scaling
 from raybench.analysis.uneven import RULES, Fleet, fleets, gain_over
 from raybench.records import Breakdown, RankShare, Record
-from raybench.report.uneven import fleet_name, uneven_lead, uneven_listings, uneven_tables, verdict
-from raybench.results.rows import point_row
-from raybench.results.schema import TABLES
+from raybench.report.uneven import fleet_name, uneven_lead, uneven_listings, verdict
 
+BASELINE = {"shares": "equal"}
 # Of samples about their median and mean, which it leaves where they are.
 _HALF = 0.01 * np.random.default_rng(4).standard_normal(50)
 _NOISE = np.random.default_rng(5).permutation([*_HALF, *-_HALF])
@@ -63,12 +64,6 @@ def ran(
     )
 
 
-def rows_of(found: list[Record]) -> list[dict[str, object]]:
-    content = [point_row("run-a", record, make_measure()) for record in found]
-    columns = [column.name for column in TABLES["points"]]
-    return records(scaling(pd.DataFrame(content, columns=columns), {"shares": "equal"}))
-
-
 def fleet(ratio: float = 0.5, own_ms: float = 10.0) -> list[Record]:
     """Two fast devices and one slow: a fast one does 64 samples in `own_ms`."""
     slow_ms = own_ms / ratio
@@ -84,7 +79,7 @@ def fleet(ratio: float = 0.5, own_ms: float = 10.0) -> list[Record]:
 
 @pytest.fixture
 def one() -> Fleet:
-    (found,) = fleets(rows_of(fleet()))
+    (found,) = fleets(scaling_rows(fleet(), BASELINE))
     return found
 
 
@@ -93,8 +88,11 @@ def test_a_fleet_is_all_points_that_are_equal_but_for_their_shares(one: Fleet) -
     assert one.slow_count == 1
     assert one.probe_ratio == pytest.approx(0.49)
     other = fleet(0.8)
-    assert [len(each.scenarios) for each in fleets(rows_of([*fleet(), *other]))] == [3, 3]
-    assert fleets(rows_of([ran("equal", (64, 64), (10, 20))])) == []
+    assert [len(each.scenarios) for each in fleets(scaling_rows([*fleet(), *other], BASELINE))] == [
+        3,
+        3,
+    ]
+    assert fleets(scaling_rows([ran("equal", (64, 64), (10, 20))], BASELINE)) == []
 
 
 def test_ranks_without_a_share_are_no_part_of_the_step(one: Fleet) -> None:
@@ -126,28 +124,8 @@ def test_the_best_shares_are_named_with_their_gains_and_the_batch_below_which_th
     assert words.endswith("below a global batch of 40 fast should be faster")
 
 
-def test_the_verdict_says_where_other_shares_were_predicted_to_be_best(one: Fleet) -> None:
-    assert one.predicted_best is one.best
-    assert "predicted" not in verdict(one)
-    rows = rows_of(fleet())
-    next(row for row in rows if row["shares"] == "fast")["predicted_step_ms"] = 1.0
-    (other,) = fleets(rows)
-    assert "; fast was predicted to be" in verdict(other)
-
-
-def test_scenarios_within_the_interval_may_be_as_good() -> None:
-    near = [
-        ran("equal", (64, 64), (10.0, 10.02), 0.99),
-        ran("by_speed", (65, 63), (10.01, 10.01), 0.99),
-    ]
-    (found,) = fleets(rows_of(near))
-    assert found.best.shares == "by_speed"
-    assert found.as_good() == ["equal"]
-    assert "equal may be as good" in verdict(found)
-
-
 def test_published_rules_are_held_against_what_was_measured() -> None:
-    found = fleets(rows_of([*fleet(0.5), *fleet(0.9)]))
+    found = fleets(scaling_rows([*fleet(0.5), *fleet(0.9)], BASELINE))
     applied = {rule.text: [f.slow_ratio for f in found if rule.applies(f)] for rule in RULES}
     assert applied["gap under 20 %: use all alike"] == [0.9]
     assert applied["gap above 50 %: leave the slow ones out"] == [0.5]
@@ -164,7 +142,7 @@ def test_what_is_within_the_intervals_decides_no_rule_and_no_lead() -> None:
         ran("equal", (64, 64), (10.0, 10.02), 0.89),
         ran("by_speed", (65, 63), (10.01, 10.01), 0.89),
     ]
-    found = fleets(rows_of(near))
+    found = fleets(scaling_rows(near, BASELINE))
     _, rules = uneven_listings(found, "GPUs")
     assert dict(rules.lines)["gap under 20 %: use all alike"] == (
         "holds in 0 of 1; cannot be told in 1"
@@ -172,69 +150,16 @@ def test_what_is_within_the_intervals_decides_no_rule_and_no_lead() -> None:
     assert (
         uneven_lead(found, "GPUs") == "which shares are best in this case is within the intervals"
     )
-    decided = fleets(rows_of([*near, *fleet(0.5)]))
+    decided = fleets(scaling_rows([*near, *fleet(0.5)], BASELINE))
     assert uneven_lead(decided, "GPUs").endswith("; 1 cannot be told apart")
 
 
 def test_a_report_leads_with_the_shares_that_are_best_most_often_and_their_largest_gain() -> None:
-    found = fleets(rows_of([*fleet(0.9), *fleet(0.5)]))
+    found = fleets(scaling_rows([*fleet(0.9), *fleet(0.5)], BASELINE))
     assert uneven_lead(found, "GPUs").startswith(
         "shares=by_speed is best in 2 of 2 cases, by up to +23.1%"
     )
     assert uneven_lead([], "GPUs") == ""
-
-
-def test_the_report_has_scenarios_ranks_and_a_map_of_the_best_shares() -> None:
-    found = fleets(rows_of([*fleet(0.9), *fleet(0.5)]))
-    scenarios, ranks, decisions = uneven_tables(found)
-    line = dict(zip(scenarios.columns, scenarios.rows[-1], strict=True))
-    assert line["shares"] == "by_speed"
-    assert line["samples"] == "77/77/38"
-    assert line["fast idle"] == "0.0%"
-    assert line["predicted"] == "+2.0%"
-    assert line["in theory"] == "+69.4%"
-    assert line["gradients"] == "2e-08"
-    assert len(ranks.rows) == 18
-    assert ranks.rows[2][2:5] == ("2 (emulated)", "64", "11.11")
-    assert decisions.columns == ("asked speed", "1 of 3 slow")
-    assert decisions.rows == (("0.9", "by_speed +7%"), ("0.5", "by_speed +62%"))
-    assert uneven_tables([]) == ()
-
-
-def test_fleets_of_other_steps_have_a_map_of_their_own() -> None:
-    both = [
-        *fleet(0.9),
-        *fleet(0.5),
-        *(
-            replace(record, point=replace(record.point, params={"layers": 2}))
-            for record in (*fleet(0.9), *fleet(0.5, own_ms=20.0))
-        ),
-    ]
-    tables = uneven_tables(fleets(rows_of(both)))
-    assert [len(table.rows) for table in tables[2:]] == [2, 2]
-
-
-def test_a_rank_is_named_by_its_model_where_models_differ() -> None:
-    mixed = []
-    for record in fleet(0.5):
-        devices = [
-            make_device(rank, name=f"NVIDIA {'A100' if rank == 2 else 'H200'}") for rank in range(3)
-        ]
-        shares = [replace(m.share, slow_ratio=None) for m in record.measurements if m.share]
-        measurements = tuple(
-            replace(m, share=share) for m, share in zip(record.measurements, shares, strict=True)
-        )
-        point = replace(record.point, slow_ratio=1.0)
-        mixed.append(
-            replace(record, point=point, measurements=measurements, devices=tuple(devices))
-        )
-    (found,) = fleets(rows_of(mixed))
-    _, ranks, *_ = uneven_tables([found])
-    assert [row[2] for row in ranks.rows[:3]] == [
-        "0 (NVIDIA H200)",
-        "1 (NVIDIA H200)",
-        "2 (NVIDIA A100)",
-    ]
 
 
 def test_scenarios_are_held_against_what_all_devices_do_alone(one: Fleet) -> None:
@@ -254,7 +179,7 @@ def test_devices_that_differ_by_themselves_are_found_by_their_probes() -> None:
         )
         point = replace(record.point, slow_ratio=1.0)
         by_probe.append(replace(record, point=point, measurements=measurements))
-    (found,) = fleets(rows_of(by_probe))
+    (found,) = fleets(scaling_rows(by_probe, BASELINE))
     assert found.slow_count == 1
     # 64 samples take 1 ms and 1 more, or 2 more.
     assert found.probe_ratio == pytest.approx(2 / 3)

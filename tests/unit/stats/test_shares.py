@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.stats.lines import fit_line
@@ -87,42 +86,6 @@ def test_no_other_shares_in_units_are_done_earlier(
     all_shares = product(range(batch + 1), repeat=len(speeds))
     least = min(longest_step_s(speeds, one) for one in all_shares if sum(one) == batch)
     assert longest_step_s(speeds, shares_by_speed(speeds, batch)) == pytest.approx(least)
-
-
-models_drawn = st.lists(
-    st.builds(
-        DeviceSpeed,
-        fixed_s=st.floats(0, 0.01),
-        items_per_s=st.floats(100, 10_000),
-        most=st.none() | st.integers(400, 2_000),
-        steps=st.just(()) | st.just(((128, 0.02), (256, 0.021), (384, 0.06))),
-    ),
-    min_size=5,
-    max_size=5,
-)
-
-
-@settings(max_examples=20, deadline=None)
-@given(models_drawn, st.sampled_from([1, 4, 8]), st.integers(50, 300))
-def test_a_thousand_devices_of_five_models_are_shared_out_in_a_tenth_of_a_second(
-    models: list[DeviceSpeed], unit: int, each: int
-) -> None:
-    speeds, batch = [models[place % 5] for place in range(1000)], 1000 * each * unit // 8 * 8
-    start_s = time.process_time()
-    shares = shares_by_speed(speeds, batch, unit) if _room_of(speeds, unit) >= batch else None
-    assert time.process_time() - start_s < 0.1
-    if shares is None:
-        return
-    assert sum(shares) == batch
-    assert _fits(speeds, shares)
-    for others in (equal_shares(1000, batch, unit), fast_shares(_fast(speeds), batch, unit)):
-        if _fits(speeds, others):
-            best_s = longest_step_s(speeds, shares)
-            assert best_s <= longest_step_s(speeds, others) * (1 + 1e-12)
-
-
-def _room_of(speeds: list[DeviceSpeed], unit: int) -> float:
-    return sum(math.inf if s.most is None else s.most // unit * unit for s in speeds)
 
 
 def test_a_device_that_would_not_have_begun_when_the_others_are_done_gets_nothing() -> None:
