@@ -9,7 +9,6 @@ from commands import Command
 
 RESULTS = Path(__file__).parents[3] / "results"
 RUN = "examples/ddp_scaling-20261122-142621-6209"
-OLD = "examples/transformer_scaling-20261120"
 
 
 @pytest.mark.parametrize(
@@ -23,11 +22,9 @@ OLD = "examples/transformer_scaling-20261120"
         ((RUN, "--world-size", "8,x"), "must be numbers from 2"),
         ((RUN, "--world-size", "8", "--network", "3@"), "must be GB/s@µs as in 45@30"),
         ((RUN, "--world-size", "8", "--network", "0@3"), "above 0 GB/s"),
-        ((RUN, "--world-size", "8", "--network", "examples/gemm"), "has no all_reduce"),
+        ((RUN, "--world-size", "8", "--network", "examples/largest_batch"), "has no all_reduce"),
         ((RUN, "--world-size", "8", "--network", "examples/collectives"), "of up to 4 devices"),
-        (("examples/gemm", "--world-size", "8"), "no step of DistributedDataParallel"),
-        # Of a time when steps were not taken apart so.
-        ((OLD, "--world-size", "8", "--network", "9@9"), "no comm_ms"),
+        (("examples/collectives", "--world-size", "8"), "no step of DistributedDataParallel"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused_in_one_line(

@@ -54,7 +54,7 @@ def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_j
 
 
 def test_the_colours_of_the_file_follow_the_theme_of_its_reader() -> None:
-    svg = svg_of("gemm")
+    svg = svg_of("collectives")
     [rules] = re.findall(r"<style>(.*?)</style>", svg)
     assert rules.startswith("@media (prefers-color-scheme: dark)")
     assert '[fill="#0072b2"]{fill:#4aa8e0}' in rules

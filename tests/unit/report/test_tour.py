@@ -25,7 +25,7 @@ def answer_of(job: str, results: Path) -> Answer:
 
 
 def test_a_tour_has_each_question_with_its_answer_its_picture_and_its_tables() -> None:
-    answers = [answer_of("gemm", Path("results")), answer_of("collectives", RESULTS)]
+    answers = [answer_of("mixed_precision", Path("results")), answer_of("collectives", RESULTS)]
     page = format_page(answers)
     text = html.unescape(page)
     assert page.count("<svg") >= len(answers)
@@ -38,8 +38,8 @@ def test_a_tour_has_each_question_with_its_answer_its_picture_and_its_tables() -
     assert "default-src 'none'" in page
     assert re.findall(r"https?:", re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)) == []
     lines = render(lay_out(tour_blocks(answers)), 80, False).splitlines()
-    assert "What of gemm?" in lines
+    assert "What of mixed_precision?" in lines
     assert " ".join(answers[0].lead.split()) in " ".join(lines)
     assert f"all of it: raybench report {answers[0].summary.run.run_id}" in lines
-    assert "the job, to change it: raybench init --template gemm" in lines
+    assert "the job, to change it: raybench init --template mixed_precision" in lines
     assert answers[1].commands[0][1].endswith(f"--results {RESULTS}")
