@@ -72,7 +72,7 @@ browser: setup
 
 # The cost of a point by a fresh torchrun against a sweep; minutes, not part of `test`.
 benchmark: setup
-	$(BIN)/python benchmarks/point_cost.py
+	$(BIN)/python -m benchmarks.point_cost
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,20 +1,19 @@
-"""Random job files, filters, options and result parts, given to the command line.
+"""Random job files and filters, given to `raybench plan`.
 
     python -m benchmarks.fuzz [--cases 50000] [--seconds 600] [--seed N] [--jobs 2] [-o FILE.json]
     python -m benchmarks.fuzz --seed N --only 4711        # one case again, with what it prints
 
-The commands run in this process. A finding is a traceback, exit code 4, more than 5 s of processor
-time, or 500 MB more memory than before. Each is written with all that makes it again.
+The commands run in processes of the fuzzer. A finding is a traceback, an exit code that is none of
+a mistake, more than 5 s of processor time, 500 MB more memory than before, or a dead process. Each
+case follows from the seed and its number alone. Exit code 1 where there was a finding.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import json
-import multiprocessing
 import os
+import random
 import resource
 import secrets
 import signal
@@ -23,75 +22,141 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.fuzz_cases import Case, make_case
-from benchmarks.machine import commit, machine, without_paths
+from benchmarks.common import REPOSITORY, options, write_result
+from raybench import cli
 
-_MOST_S = 5.0
-_MOST_BYTES = 500e6
+MOST_S, MOST_BYTES = 5.0, 500e6
 # A case that hangs is ended after so long.
-_HANG_S = 60
-_KIB = 1024
+HANG_S = 60
+CHUNK = 100
+NASTY = (
+    *("", " ", "0", "-1", "1e400", "nan", "inf", "-0.0", "1_000", "0x" + "f" * 5000, "9" * 5000),
+    *("true", "null", "~", "no", "[]", "{}", "[[]]", "{a: {b: {c: 1}}}", "&a [*a, *a]", "*a"),
+    *("!!python/object:os.system x", "!!binary aGk=", "2026-11-22", "|", ">", "'", '"', "%", "@"),
+    *("\x00", "\x1b[31m", "\u202e", "\ud7ff", "\U0001f600", "a" * 10_000, "../../etc", "/dev/null"),
+    *("torch:nn", "x:y", ":", "mlp", "collective", "no_such_module:Class", "bf16", "fp8", "cuda"),
+    *("=1+1", "-o", "--", "latest", "%s%n", "${HOME}", "$(id)", "`id`", "<b>", "|x|", "1:2:3"),
+)
+NAMES = ("world_size", "batch_size", "precision", "hidden", "layers", "workload", "x", "params")
+OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "<<", ">>", "&", "|", "^", "<", "<=", "==", "!=")
+WORDS = (" and ", " or ", " in ", " not in ", " is ", " is not ", " if 1 else ")
+JOB = """\
+version: 1
+name: small
+workload: {kind: mlp, hidden: 8, layers: 1}
+matrix: {world_size: [1, 2], precision: [fp32, bf16], batch_size: [4, 8]}
+baseline: {world_size: 1}
+"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of a case. wrong: why it is a finding; empty where it is none."""
 
     number: int
-    kind: str
     args: tuple[str, ...]
     code: int
-    took_s: float
-    grown_bytes: int
     wrong: str
     said: str
 
 
-class _HungError(BaseException):
+class HungError(BaseException):
     """Raised in a case that takes too long: no `except Exception` of it catches this."""
 
 
-def run_case(case: Case, number: int, folder: Path) -> Outcome:
-    """Run the command in this process; `folder` is its working directory."""
-    case.prepare(folder)
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--cases", type=int, default=50_000)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", type=int, help="run this case alone")
+    chosen = parser.parse_args()
+    if chosen.only is not None:
+        [outcome] = run_cases(chosen.seed, range(chosen.only, chosen.only + 1), float("inf"))
+        print(f"raybench {outcome.args}\n{outcome.said}\n{outcome.code} {outcome.wrong}")
+        return
+    print(f"seed {chosen.seed}", flush=True)
+    begun_s = time.time()
+    codes: Counter[str] = Counter()
+    findings: list[Any] = []
+    chunks = [range(n, min(n + CHUNK, chosen.cases)) for n in range(0, chosen.cases, CHUNK)]
+    until_s = begun_s + chosen.seconds
+    with ProcessPoolExecutor(chosen.jobs) as pool:
+        running = {pool.submit(run_cases, chosen.seed, each, until_s): each for each in chunks}
+        for future in as_completed(running):
+            try:
+                outcomes = future.result()
+            except BrokenProcessPool:
+                findings.append({"wrong": f"a process died; unfinished: {running[future]}"})
+                continue
+            codes.update(f"exit {outcome.code}" for outcome in outcomes)
+            for outcome in outcomes:
+                if outcome.wrong:
+                    findings.append(outcome._asdict())
+                    print(f"case {outcome.number}: {outcome.wrong}: {outcome.args}", flush=True)
+    result = {"seed": chosen.seed, "cases": codes.total(), "exit_codes": dict(codes)}
+    took_s = round(time.time() - begun_s)
+    write_result({**result, "took_s": took_s, "findings": findings}, chosen.output)
+    sys.exit(bool(findings))
+
+
+def run_cases(seed: int, numbers: range, until_s: float) -> list[Outcome]:
+    """Run cases in this process, in a folder of their own, until the time is up."""
+    with tempfile.TemporaryDirectory(prefix="fuzz") as folder, contextlib.chdir(folder):
+        os.environ["HOME"] = folder
+        # What is imported once is no part of a case.
+        with contextlib.redirect_stderr(io.StringIO()):
+            called(("plan", "nothing.yaml"))
+        return [run_case(seed, number) for number in numbers if time.time() < until_s]
+
+
+def run_case(seed: int, number: int) -> Outcome:
+    chance = random.Random(f"{seed}:{number}")
+    content, more = chance.choice((mutated_job, filtered_job))(chance)
+    Path("job.yaml").write_bytes(content)
+    # As a shell can give it: without NUL.
+    args = ("plan", "job.yaml", *(each.replace("\x00", "\\0") for each in more))
     stdout, stderr = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begun_s = time.process_time()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-        code = _called(case.args)
+        code = called(args)
     took_s = time.process_time() - begun_s
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) * _KIB
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) * 2**10
     said = stderr.buffer.getvalue().decode(errors="replace")  # type: ignore[attr-defined]
-    outcome = Outcome(
-        number=number,
-        kind=case.kind,
-        args=case.args,
-        code=code,
-        took_s=round(took_s, 3),
-        grown_bytes=grown,
-        wrong="",
-        said=said,
+    wrong = {
+        f"more than {HANG_S} s": code == -1,
+        "traceback": "Traceback (most recent call last)" in said,
+        f"exit code {code}": code not in (0, 1, 2, 3),
+        f"{took_s:.1f} s": took_s > MOST_S,
+        f"{grown / 1e6:.0f} MB": grown > MOST_BYTES,
+    }
+    return Outcome(
+        number, args, code, next((why for why, is_so in wrong.items() if is_so), ""), said
     )
-    return replace(outcome, wrong=_wrong(outcome))
 
 
-def _called(args: tuple[str, ...]) -> int:
-    from raybench import cli
+def called(args: tuple[str, ...]) -> int:
+    """Run the command in this process; its exit code, -1 where it hung and -2 where it raised."""
+
+    def end(_: int, __: FrameType | None) -> None:
+        raise HungError
 
     argv, sys.argv = sys.argv, ["raybench", *args]
-    signal.signal(signal.SIGALRM, _hung)
-    signal.alarm(_HANG_S)
+    signal.signal(signal.SIGALRM, end)
+    signal.alarm(HANG_S)
     try:
         cli.main()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except _HungError:
+    except HungError:
         return -1
     except BaseException:
         traceback.print_exc()
@@ -102,165 +167,90 @@ def _called(args: tuple[str, ...]) -> int:
     return 0
 
 
-def _hung(_: int, __: FrameType | None) -> None:
-    raise _HungError
+@cache
+def jobs() -> tuple[str, ...]:
+    paths = [*(REPOSITORY / "jobs").glob("*.yaml"), REPOSITORY / "raybench/job_template.yaml"]
+    return tuple(path.read_text(encoding="utf-8") for path in sorted(paths))
 
 
-def _wrong(outcome: Outcome) -> str:
-    if outcome.code == -1:
-        return f"more than {_HANG_S} s"
-    if "Traceback (most recent call last)" in outcome.said:
-        return "traceback"
-    if outcome.code not in (0, 1, 2, 3):
-        return f"exit code {outcome.code}"
-    if outcome.took_s > _MOST_S:
-        return f"more than {_MOST_S:g} s"
-    return "more than 500 MB" if outcome.grown_bytes > _MOST_BYTES else ""
+def mutated_job(chance: random.Random) -> tuple[bytes, list[str]]:
+    """Return a job file with some mistakes, and options of `plan`."""
+    text = chance.choice(jobs())
+    for _ in range(chance.randint(1, 6)):
+        text = mutated(chance, text)
+    content = bytearray(text.encode("utf-8", "surrogatepass") or b"\0")
+    if chance.random() < 0.1:
+        for _ in range(chance.randint(1, 8)):
+            content[chance.randrange(len(content))] = chance.randrange(256)
+    more = ["--json"] if chance.random() < 0.2 else []
+    if chance.random() < 0.2:
+        key = chance.choice(("matrix.world_size", "measure", "workload.hidden", "name", "zip", ""))
+        more += ["--set", f"{key}={chance.choice(NASTY)}"]
+    return bytes(content), more
 
 
-def _work(seed: int, numbers: range, until_s: float, kinds: tuple[str, ...], found: Any) -> None:
-    """One process: its cases, one after the other."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with tempfile.TemporaryDirectory(prefix="fuzz") as name, contextlib.chdir(name):
-        os.environ["HOME"] = name
-        # Where wheels would be: the tables and charts are imported once, and not by a case.
-        _called(("list", "--results", "nothing"))
-        for number in numbers:
-            if time.time() > until_s:
-                return
-            found.put((os.getpid(), number))
-            found.put(run_case(make_case(seed, number, kinds), number, Path(name)))
-
-
-@dataclass(slots=True, kw_only=True)
-class Tally:
-    """What there is to tell so far."""
-
-    cases: Counter[str]
-    codes: Counter[str]
-    slowest_s: float
-    findings: list[Outcome]
-
-    @property
-    def count(self) -> int:
-        return sum(self.cases.values())
-
-    def add(self, outcome: Outcome) -> None:
-        self.cases[outcome.kind] += 1
-        self.codes[f"{outcome.kind}: exit {outcome.code}"] += 1
-        self.slowest_s = max(self.slowest_s, outcome.took_s)
-        if outcome.wrong:
-            self.findings.append(outcome)
-            print(f"case {outcome.number}: {outcome.wrong}: {outcome.args}", flush=True)
-
-
-def fuzzed(
-    seed: int, cases: int, seconds: float, jobs: int, kinds: tuple[str, ...]
-) -> Iterator[Outcome]:
-    """All outcomes, in no order. A process that dies is a finding, and another goes on."""
-    until_s = time.time() + seconds
-    found: Any = multiprocessing.get_context("spawn").Queue()
-    running: dict[int, tuple[Any, range]] = {}
-    at: dict[int, int] = {}
-
-    def start(numbers: range) -> None:
-        process = multiprocessing.get_context("spawn").Process(
-            target=_work, args=(seed, numbers, until_s, kinds, found)
-        )
-        process.start()
-        running[process.pid or 0] = process, numbers
-
-    for first in range(jobs):
-        start(range(first, cases, jobs))
-    while running:
-        with contextlib.suppress(multiprocessing.queues.Empty):  # type: ignore[attr-defined]
-            while True:
-                told = found.get(timeout=1.0)
-                if isinstance(told, Outcome):
-                    yield told
-                else:
-                    at[told[0]] = told[1]
-        for pid, (process, numbers) in list(running.items()):
-            if process.is_alive() or not found.empty():
-                continue
-            del running[pid]
-            if process.exitcode:
-                number = at[pid]
-                yield died(seed, number, kinds, process.exitcode)
-                start(range(number + jobs, numbers.stop, jobs))
-
-
-def died(seed: int, number: int, kinds: tuple[str, ...], code: int) -> Outcome:
-    case = make_case(seed, number, kinds)
-    return Outcome(
-        number=number,
-        kind=case.kind,
-        args=case.args,
-        code=code,
-        took_s=0.0,
-        grown_bytes=0,
-        wrong=f"the process ended with {code}",
-        said="",
+def mutated(chance: random.Random, text: str) -> str:
+    """Change one line, word or place of it, or add something deeply nested."""
+    lines = text.splitlines(keepends=True) or [""]
+    words = text.split(" ")
+    line, word = chance.randrange(len(lines)), chance.randrange(len(words))
+    place = chance.randrange(len(text) + 1)
+    opening, closing = chance.choice(("[]", "{}"))
+    depth, nasty = chance.choice((10, 100, 1000)), chance.choice(NASTY)
+    key = lines[line].partition(":")[0]
+    indent = chance.choice(("  ", "\t", "- ", "# "))
+    choices = (
+        "".join(lines[:line] + lines[line + 1 :]),
+        "".join([*lines[:line], chance.choice(lines), *lines[line:]]),
+        "".join([*lines[:line], indent, *lines[line:]]),
+        "".join([*lines[:line], f"{key}: {nasty}\n", *lines[line + 1 :]]),
+        " ".join([*words[:word], nasty, *words[word + 1 :]]),
+        " ".join([*words[:word], chance.choice(words), *words[word + 1 :]]),
+        text[:place],
+        text[:place] + nasty + text[place:],
+        f"{text}\nx{depth}: {opening * depth}{closing * depth}\n",
     )
+    return chance.choice(choices)
 
 
-def again(seed: int, number: int, kinds: tuple[str, ...]) -> None:
-    """One case, with its files left in a folder, and what it printed."""
-    folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{seed}-{number}-"))
-    case = make_case(seed, number, kinds)
-    with contextlib.chdir(folder):
-        outcome = run_case(case, number, folder)
-    print(f"in {folder}: raybench {' '.join(map(repr, case.args))}")
-    print(f"exit {outcome.code}, {outcome.took_s} s, {outcome.wrong or 'no finding'}")
-    print(outcome.said)
+def filtered_job(chance: random.Random) -> tuple[bytes, list[str]]:
+    """Return a job file that is right, and a filter of its points."""
+    text = expression(chance, chance.randint(0, 5))
+    if chance.random() < 0.5:
+        text = f"{chance.choice(NAMES[:4])} {chance.choice(OPERATORS[-5:])} {text}"
+    if chance.random() < 0.15:
+        place = chance.randrange(len(text) + 1)
+        text = text[:place] + chance.choice(NASTY) + text[place:]
+    job = JOB if chance.random() < 0.9 else chance.choice(jobs())
+    return job.encode(), ["--filter", text]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--cases", type=int, default=50_000)
-    parser.add_argument("--seconds", type=float, default=float("inf"))
-    parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--only", type=int, help="run this case alone")
-    parser.add_argument("--kinds", nargs="+", default=["jobs", "filters", "options", "parts"])
-    parser.add_argument("-o", "--output", type=Path)
-    chosen = parser.parse_args()
-    kinds = tuple(chosen.kinds)
-    if chosen.only is not None:
-        again(chosen.seed, chosen.only, kinds)
-        return
-    print(f"seed {chosen.seed}", flush=True)
-    begun_s = time.time()
-    tally = Tally(cases=Counter(), codes=Counter(), slowest_s=0.0, findings=[])
-    for outcome in fuzzed(chosen.seed, chosen.cases, chosen.seconds, chosen.jobs, kinds):
-        tally.add(outcome)
-        if tally.count % 1000 == 0:
-            print(f"{tally.count} cases, {time.time() - begun_s:.0f} s", flush=True)
-            write(tally, chosen, time.time() - begun_s)
-    print(f"{tally.count} cases, {len(tally.findings)} findings")
-    write(tally, chosen, time.time() - begun_s)
-    sys.exit(1 if tally.findings else 0)
-
-
-def write(tally: Tally, chosen: argparse.Namespace, took_s: float) -> None:
-    """Print what there is so far: a run of hours may be ended from outside."""
-    result = {
-        "commit": commit(),
-        "seed": chosen.seed,
-        "jobs": chosen.jobs,
-        "kinds": chosen.kinds,
-        "cases": tally.count,
-        "cases_by_kind": dict(tally.cases),
-        "exit_codes": dict(sorted(tally.codes.items())),
-        "slowest_s": tally.slowest_s,
-        "took_s": round(took_s, 1),
-        "machine": machine(),
-        "findings": [
-            asdict(replace(outcome, said=without_paths(outcome.said))) for outcome in tally.findings
-        ],
-    }
-    if chosen.output:
-        chosen.output.write_text(json.dumps(result, indent=1) + "\n")
+def expression(chance: random.Random, depth: int) -> str:
+    if depth <= 0:
+        return chance.choice(
+            (*NAMES, "1", "-2", "0", "1e308", "'bf16'", "'x'", "None", "True", "[]")
+        )
+    left, right = (expression(chance, depth - chance.randint(1, 2)) for _ in range(2))
+    forms = (
+        f"{left} {chance.choice(OPERATORS)} {right}",
+        f"({left}){chance.choice(WORDS)}({right})",
+        f"[{left}, {right}]",
+        f"({left},) * {right}",
+        f"{left}[{right}]",
+        f"{left}[{right}:]",
+        f"not {left}",
+        f"-{left}",
+        f"~({left})",
+        f"{left}.{right}",
+        f"{left}({right})",
+        f"[x for x in {left}]",
+        f"lambda: {left}",
+        f"{{{left}: {right}}}",
+        f"f'{{{left}}}'",
+        f"({left} := {right})",
+        f"{left} if {right} else {left}",
+    )
+    return chance.choice(forms)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Which modules a point visits on its way from the job file to the report on the terminal.
 
-    python benchmarks/modules_of_a_point.py [--list]
+    python -m benchmarks.modules_of_a_point
 
 One point of `mlp` is swept by the command line in this process, with a worker of this process in
 the place of Ray's, and reported. A module counts where one of its functions is called; what it
@@ -9,13 +9,12 @@ only does when it is imported does not count. What Ray's side would add is not s
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from unittest.mock import patch
@@ -33,16 +32,16 @@ measure: {warmup: 2, iterations: 6, max_seconds: 1}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--list", action="store_true", help="also print the modules")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, in_this_process():
+    # A worker of this process instead of Ray; nor is it asked whether a Ray is there.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch("raybench.sweep.runner.connect", lambda *_, **__: this_process()),
+        patch("raybench.sweep.runner.starts_private", lambda *_: True),
+    ):
         path = Path(folder, "one_point.yaml")
         path.write_text(JOB)
         called = modules_called(lambda: sweep(path))
-    print(f"{len(called)} modules from the job file to the report")
-    if options.list:
-        print(*sorted(called), sep="\n")
+    print(*sorted(called), f"{len(called)} modules from the job file to the report", sep="\n")
 
 
 def sweep(path: Path) -> None:
@@ -53,17 +52,6 @@ def sweep(path: Path) -> None:
         code = cli.raybench.main(words, standalone_mode=False)
     if code or "1 ok" not in printed.getvalue():
         raise RuntimeError(f"the sweep ended with {code}: {printed.getvalue()}")
-
-
-@contextlib.contextmanager
-def in_this_process() -> Iterator[None]:
-    """Let the command line use a worker of this process instead of Ray."""
-    # Nor is it asked whether a Ray is there: this host has none that counts here.
-    with (
-        patch("raybench.sweep.runner.connect", lambda *_, **__: this_process()),
-        patch("raybench.sweep.runner.starts_private", lambda *_: True),
-    ):
-        yield
 
 
 def modules_called(run: Callable[[], None]) -> set[str]:

@@ -1,105 +1,80 @@
 """What a point costs beyond its own iterations: a fresh torchrun each, against one sweep.
 
-    python benchmarks/point_cost.py [--device cpu|cuda] [--points 20] [-o FILE.json]
+    python -m benchmarks.point_cost [--device cpu|cuda] [--points 20] [-o FILE.json]
 
 The same points (world_size 2, an MLP, another batch size each) are run both ways on this machine:
-20 times `raybench.doctor.bare_step` by torchrun, and once `raybench sweep`. From the wall time of
-each torchrun its own warm-up and samples are taken off; of the sweep, each row's duration less its
-samples, and beside it the whole wall time of the command spread over the points, Ray's start
+each by `benchmarks/bare.py` below torchrun, and all by one `raybench sweep`. From the wall time of
+each torchrun its own warm-up and timed steps are taken off; of the sweep, each row's duration less
+its samples, and beside it the whole wall time of the command spread over the points, Ray's start
 included.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import raybench
-from raybench.doctor.torchrun import BareStep, run_bare
+from benchmarks.common import options, sweep, write_result
+from benchmarks.parity import by_torchrun
+from raybench.records.environment import variables_that_matter
 
 WORLD_SIZE, WARMUP, ITERATIONS = 2, 5, 20
-PARAMS = {"hidden": 256, "layers": 2}
+WORKLOAD = {"kind": "mlp", "hidden": 256, "layers": 2}
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    options.add_argument("--points", type=int, default=20)
-    options.add_argument("-o", "--output", type=Path)
-    chosen = options.parse_args()
+    parser = options(__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--points", type=int, default=20)
+    chosen = parser.parse_args()
     batch_sizes = [8 * (number + 1) for number in range(chosen.points)]
-    sweep = by_sweep(chosen.device, batch_sizes)
-    torchrun = by_torchrun(chosen.device, batch_sizes)
+    of_sweep, with_start = by_sweep(chosen.device, batch_sizes)
+    of_torchrun = statistics.median(torchrun_s(chosen.device, batch) for batch in batch_sizes)
     result = {
         "device": chosen.device,
         "points": chosen.points,
-        "torchrun_s_per_point": torchrun,
-        "sweep_s_per_point": sweep["marginal"],
-        "sweep_with_start_s_per_point": sweep["with_start"],
-        "ratio": torchrun / sweep["marginal"],
-        "ratio_with_start": torchrun / sweep["with_start"],
+        "torchrun_s_per_point": of_torchrun,
+        "sweep_s_per_point": of_sweep,
+        "sweep_with_start_s_per_point": with_start,
+        "ratio": of_torchrun / of_sweep,
+        "ratio_with_start": of_torchrun / with_start,
     }
-    for name, value in result.items():
-        print(f"{name:32} {value:.3f}" if isinstance(value, float) else f"{name:32} {value}")
-    if chosen.output:
-        chosen.output.write_text(json.dumps(result, indent=2) + "\n")
+    write_result(result, chosen.output)
 
 
-def by_torchrun(device: str, batch_sizes: list[int]) -> float:
-    """Seconds a point beyond its own iterations, the median over the points."""
-    beyond_s = []
-    for batch_size in batch_sizes:
-        step = BareStep(
-            device=device,
-            indexes=tuple(range(WORLD_SIZE)),
-            workload="mlp",
-            params=PARAMS,
-            precision="fp32",
-            batch_size=batch_size,
-            warmup=WARMUP,
-            iterations=ITERATIONS,
-        )
-        started_s = time.perf_counter()
-        answer = run_bare(step, os.environ)
-        wall_s = time.perf_counter() - started_s
-        beyond_s.append(wall_s - answer.iterations_s)
-    return statistics.median(beyond_s)
+def torchrun_s(device: str, batch_size: int) -> float:
+    """Return the seconds of a torchrun beyond its own iterations."""
+    spec = {
+        "device": device,
+        "indexes": list(range(WORLD_SIZE)),
+        "steps": [{"workload": WORKLOAD, "batch_size": batch_size}],
+        "warmup": WARMUP,
+        "iterations": ITERATIONS,
+    }
+    started_s = time.perf_counter()
+    answer = by_torchrun(spec, WORLD_SIZE, variables_that_matter())
+    return time.perf_counter() - started_s - float(answer["seconds"])
 
 
-def by_sweep(device: str, batch_sizes: list[int]) -> dict[str, float]:
-    """Measure the same from one sweep: by the rows' durations, and by the command's wall time."""
+def by_sweep(device: str, batch_sizes: list[int]) -> tuple[float, float]:
+    """Return the seconds of a point, by the rows' durations and by the command's wall time."""
+    job = {
+        "workload": WORKLOAD,
+        "matrix": {"world_size": [WORLD_SIZE], "batch_size": batch_sizes},
+        "measure": {"warmup": WARMUP, "iterations": ITERATIONS},
+    }
     with tempfile.TemporaryDirectory() as folder:
-        job = Path(folder) / "job.yaml"
-        job.write_text(
-            "version: 1\nname: point_cost\n"
-            f"workload: {json.dumps({'kind': 'mlp', **PARAMS})}\n"
-            f"matrix: {{world_size: [{WORLD_SIZE}], batch_size: {batch_sizes}}}\n"
-            f"measure: {{warmup: {WARMUP}, iterations: {ITERATIONS}}}\n"
-        )
-        results = Path(folder) / "results"
-        command = [sys.executable, "-m", "raybench", "sweep", str(job), "-o", str(results)]
         started_s = time.perf_counter()
-        subprocess.run(
-            [*command, "--address", "local", "--device", device], check=True, capture_output=True
-        )
+        points = sweep(Path(folder), job, device)
         wall_s = time.perf_counter() - started_s
-        points = raybench.load(results, "points")
-        samples = raybench.load(results, "samples")
+        samples = raybench.load(Path(folder) / "results", "samples")
     samples_s = samples.groupby(["point_id", "rank"])["step_ns"].sum() / 1e9
     samples_s = samples_s.groupby("point_id").max()
-    assert (points["status"] == "ok").all(), points[["status", "error_message"]]
     beyond_s = points.set_index("point_id")["duration_s"] - samples_s
-    return {
-        "marginal": float(beyond_s.median()),
-        "with_start": (wall_s - float(samples_s.sum())) / len(points),
-    }
+    return float(beyond_s.median()), (wall_s - float(samples_s.sum())) / len(points)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Hold `raybench predict` against what was measured, and against simulated steps over two networks.
 
-    python benchmarks/prediction_accuracy.py > docs/benchmarks/prediction.json
+    python -m benchmarks.prediction_accuracy [--starts 20] [-o FILE.json]
 
 Held out: of every run in results/examples that trains on 1, 2 and 4 GPUs the points of 4 are
 hidden, and each is predicted from those of 1 and 2: by the run alone, and with the all_reduces of a
@@ -15,7 +15,6 @@ without a network, and with the right one its intervals should hold the true ste
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import subprocess
@@ -31,6 +30,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.common import REPOSITORY, options, write_result
 from raybench.analysis.prediction import Network, Prediction, predict, reduce_times
 from raybench.analysis.rounds import mean_of_rounds, records
 from raybench.results import reader
@@ -38,18 +38,20 @@ from raybench.results.run import run_ids
 from raybench.stats.communication import Link, ReduceTimes, wire_factor
 from raybench.workloads.model_sizes import parameter_count
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "results" / "examples"
+EXAMPLES = REPOSITORY / "results" / "examples"
 # Trains 1,025 parameters: its steps of a millisecond wait for Python, not for the GPU.
 HOST_BOUND = "linear"
 TEMPLATE = "transformer_scaling-20261123-100814-e8ab"
 MODELS, COMPUTE_MS, ASKED = ("124m", "350m", "1.3b"), (40.0, 100.0, 200.0, 500.0), (64, 512)
 A_NODE, INSIDE_GB_S, BETWEEN_GB_S, LATENCY_US, BUCKET = 8, 300.0, (45.0, 12.0), 30.0, 25 * 2**20
-STARTS = 20
 
 
 def main() -> None:
-    found = {"held_out": dict(held_out()), "simulated": list(simulated())}
-    print(json.dumps(found, indent=1))
+    parser = options(__doc__)
+    parser.add_argument("--starts", type=int, default=20, help="simulated starts of each run")
+    chosen = parser.parse_args()
+    found = {"held_out": dict(held_out()), "simulated": list(simulated(chosen.starts))}
+    write_result(found, chosen.output)
 
 
 def held_out() -> Iterator[tuple[str, Any]]:
@@ -99,23 +101,22 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def simulated() -> Iterator[dict[str, Any]]:
+def simulated(starts: int) -> Iterator[dict[str, Any]]:
     for measured, gb_s in product(((1, 2), (1, 2, 4, 8)), BETWEEN_GB_S):
         link = Network(devices_per_node=A_NODE, link=Link(bus_gb_s=gb_s, latency_us=LATENCY_US))
         run = Network(devices_per_node=A_NODE, between=_all_reduces(2 * A_NODE, gb_s))
+        kinds = [("figures", link, world) for world in ASKED]
+        kinds += [("run on 2 nodes", run, world) for world in ASKED]
+        if max(measured) < A_NODE:
+            kinds.append(("none, in the node", Network(devices_per_node=A_NODE), A_NODE))
         refusal = ""
         cells: dict[tuple[str, int], list[dict[str, Any]]] = {}
-        for seed in range(STARTS):
+        for seed in range(starts):
             rng = np.random.default_rng(seed)
             with tempfile.TemporaryDirectory() as folder:
                 _write(Path(folder), rng, measured, gb_s)
                 refusal = refusal or _refusal(folder)
                 points = reader.load(folder, "points", TEMPLATE)
-            kinds = [("figures", link, world) for world in ASKED]
-            kinds += [("run on 2 nodes", run, world) for world in ASKED]
-            kinds += [("none, in the node", Network(devices_per_node=A_NODE), A_NODE)] * (
-                max(measured) < A_NODE
-            )
             for kind, network, world in kinds:
                 for one in predict(points, [world], network):
                     preset, compute_ms = (
@@ -123,8 +124,8 @@ def simulated() -> Iterator[dict[str, Any]]:
                         one.measured["batch_size"],
                     )
                     true_ms = _step(rng, preset, float(compute_ms), world, gb_s)["step_ms_p50"]
-                    label = f"{preset} {compute_ms} ms"
-                    cells.setdefault((kind, world), []).append(_compare(label, one, true_ms))
+                    row = _compare(f"{preset} {compute_ms} ms", one, true_ms)
+                    cells.setdefault((kind, world), []).append(row)
         for (kind, world), rows in cells.items():
             what = {"measured": max(measured), "between_gb_s": gb_s, "network": kind}
             yield {**what, "world_size": world, **_summary(rows), "refused_without": refusal}

@@ -10,25 +10,21 @@ the silicon that it is made of. false_alarms: the share of healthy fleets in whi
 called slow in any test. found: the share of fleets in which the one device that is 8 % slower, in
 one test alone, is called so. "level" is a device that is 8 % slower than the median; "made" is one
 that is made 8 % slower than it was, whatever it was, which is harder. verdict_s: the time of the
-verdicts on a fleet, median and maximum. whole: of all from readings to findings.
+verdicts on a fleet, median and maximum. whole: processor time from readings to findings.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import machine
+from benchmarks.common import options, write_result
+from benchmarks.made_up import devices
 from raybench.doctor.health.subjects import device_subjects
 from raybench.doctor.health.verdicts import judge
-from raybench.records import Device
 from raybench.records.health import HealthTest, Reading
 from raybench.stats.fleet import Floats, compare_peers, find_slow
 
@@ -44,107 +40,77 @@ NOISES = {
     "both, 1 % each": (0.01, 0.01),
     "of the device, 3 %": (0.001, 0.03),
 }
-KINDS = ("healthy", "level", "made")
 # The most values of a row: 1,000 fleets of 10,000 devices would take half an hour.
 MOST_VALUES = 100_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What came of many fleets of one size and noise."""
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--fleets", type=int, default=1_000)
+    parser.add_argument("--tests", type=int, default=16)
+    parser.add_argument("--only", default="", help="noises whose name has this")
+    chosen = parser.parse_args()
+    rows = []
+    for seed, noise in enumerate(NOISES):
+        for size in SIZES if chosen.only in noise else ():
+            rows.append(simulate(noise, size, chosen.tests, chosen.fleets, seed))
+            print(rows[-1], flush=True)
+    whole = [judge_s(size, 8) for size in (1_000, 10_000)]
+    write_result({"passes": PASSES, "floor": FLOOR, "rows": rows, "whole": whole}, chosen.output)
 
-    noise: str
-    devices: int
-    tests: int
-    fleets: int
-    false_alarms: float
-    found_level: float
-    found_made: float
-    verdict_s: float
-    verdict_s_max: float
+
+def simulate(noise: str, size: int, tests: int, fleets: int, seed: int) -> dict[str, Any]:
+    """Judge fleets of each kind."""
+    rng = np.random.default_rng(seed)
+    count = max(50, min(fleets, MOST_VALUES // (size * tests * PASSES)))
+    hits, spent_s = dict.fromkeys(("healthy", "level", "made"), 0), list[float]()
+    for kind in hits:
+        for _ in range(count):
+            values = fleet(rng, kind, size, tests, NOISES[noise])
+            began_s = time.perf_counter()
+            peers = [compare_peers(each, is_time=False, floor=FLOOR) for each in values]
+            slow = np.asarray(find_slow(peers))
+            spent_s.append(time.perf_counter() - began_s)
+            hits[kind] += bool(slow.any() if kind == "healthy" else slow[0, 0])
+    return {
+        **{"noise": noise, "devices": size, "tests": tests, "fleets": count},
+        "false_alarms": hits["healthy"] / count,
+        "found_level": hits["level"] / count,
+        "found_made": hits["made"] / count,
+        "verdict_s": round(median(spent_s), 4),
+        "verdict_s_max": round(max(spent_s), 4),
+    }
 
 
 def fleet(
-    rng: np.random.Generator, kind: str, devices: int, tests: int, noise: tuple[float, float]
+    rng: np.random.Generator, kind: str, size: int, tests: int, noise: tuple[float, float]
 ) -> Floats:
     """Draw rates [tests, passes, devices]; device 0 is slow in test 0, but of a healthy fleet."""
     of_pass, of_device = noise
-    own = of_device * rng.standard_normal((tests, 1, devices))
+    own = of_device * rng.standard_normal((tests, 1, size))
     if kind == "level":
         own[0, 0, 0] = 0
-    level = np.ones((tests, 1, devices))
+    level = np.ones((tests, 1, size))
     if kind != "healthy":
         level[0, 0, 0] = 1 - SLOWER
-    drawn = of_pass * rng.standard_normal((tests, PASSES, devices))
+    drawn = of_pass * rng.standard_normal((tests, PASSES, size))
     return np.asarray(level * (1 + own + drawn))
 
 
-def slow_devices(values: Floats) -> Iterator[tuple[int, int]]:
-    """Yield each test and device that is called slow."""
-    tests = [compare_peers(each, is_time=False, floor=FLOOR) for each in values]
-    for place, found in enumerate(find_slow(tests)):
-        yield from ((place, int(device)) for device in np.flatnonzero(found))
-
-
-def simulate(noise: str, devices: int, tests: int, fleets: int, seed: int) -> Row:
-    """Judge fleets of each kind."""
-    rng = np.random.default_rng(seed)
-    count = max(50, min(fleets, MOST_VALUES // (devices * tests * PASSES)))
-    hits, spent_s = dict.fromkeys(KINDS, 0), list[float]()
-    for kind in KINDS:
-        for _ in range(count):
-            values = fleet(rng, kind, devices, tests, NOISES[noise])
-            start = time.perf_counter()
-            called = set(slow_devices(values))
-            spent_s.append(time.perf_counter() - start)
-            hits[kind] += bool(called) if kind == "healthy" else (0, 0) in called
-    return Row(
-        noise=noise,
-        devices=devices,
-        tests=tests,
-        fleets=count,
-        false_alarms=hits["healthy"] / count,
-        found_level=hits["level"] / count,
-        found_made=hits["made"] / count,
-        verdict_s=round(median(spent_s), 4),
-        verdict_s_max=round(max(spent_s), 4),
-    )
-
-
-def time_judge(devices: int, tests: int) -> dict[str, float]:
+def judge_s(size: int, tests: int) -> dict[str, float]:
     """Time all that comes after the readings of a healthy fleet, verdicts and findings."""
-    fleet_of = [
-        Device(
-            kind="cuda",
-            node_id=f"node{place // 8}",
-            host=f"node{place // 8}",
-            address="",
-            index=place % 8,
-            uuid=f"GPU-{place}",
-            name="simulated",
-            process_id=place,
-            cpu_count=1,
-            niceness=0,
-            omp_num_threads=1,
-        )
-        for place in range(devices)
-    ]
-    values = fleet(np.random.default_rng(0), "healthy", devices, tests, (0.01, 0.0))
-    subjects = device_subjects(fleet_of)
+    fleet_of = devices(size // 8)
+    values = fleet(np.random.default_rng(0), "healthy", size, tests, (0.01, 0.0))
     readings = [
-        Reading(test=test, subject=subject, pass_number=number, value=value)
-        for test, by_pass in zip(map(gemm, range(tests)), values.tolist(), strict=True)
+        Reading(test=gemm(place), subject=subject, pass_number=number, value=value)
+        for place, by_pass in enumerate(values.tolist())
         for number, of_pass in enumerate(by_pass, 1)
-        for subject, value in zip(subjects, of_pass, strict=True)
+        for subject, value in zip(device_subjects(fleet_of), of_pass, strict=True)
     ]
-    start, spent = time.perf_counter(), time.process_time()
+    spent_s = time.process_time()
     judge(readings, fleet_of)
-    return {
-        "devices": devices,
-        "tests": tests,
-        "judge_s": round(time.perf_counter() - start, 2),
-        "judge_cpu_s": round(time.process_time() - spent, 2),
-    }
+    spent_s = time.process_time() - spent_s
+    return {"devices": size, "tests": tests, "judge_cpu_s": round(spent_s, 2)}
 
 
 def gemm(number: int) -> HealthTest:
@@ -157,26 +123,6 @@ def gemm(number: int) -> HealthTest:
         floor=FLOOR,
         meaning="simulated",
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fleets", type=int, default=1_000)
-    parser.add_argument("--tests", type=int, default=16)
-    parser.add_argument("--only", default="", help="noises whose name has this")
-    parser.add_argument("-o", "--output", type=Path)
-    asked = parser.parse_args()
-    rows = []
-    for seed, noise in enumerate(NOISES):
-        for devices in SIZES if asked.only in noise else ():
-            row = simulate(noise, devices, asked.tests, asked.fleets, seed)
-            rows.append(asdict(row))
-            print(json.dumps(rows[-1]), flush=True)
-    if asked.output:
-        whole = [time_judge(devices, 8) for devices in (1_000, 10_000)]
-        content = {"passes": PASSES, "floor": FLOOR, "machine": machine(), "rows": rows}
-        content["whole"] = whole
-        asked.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How right one look at a step time is, over simulated steps under the real decisions.
 
-    python -m benchmarks.simulations looks [--runs 300] [--jobs 2]
+    python -m benchmarks.simulations.looks [--runs 300] [--jobs 2]
 
 Series of steps go through the decisions of `raybench.measure.stopping` with the default settings,
 block by block as `raybench.measure.phases` does. The true step time is known.
@@ -12,7 +12,6 @@ often it has too few steps to tell. seconds: what a look takes, without the firs
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import zlib
@@ -22,8 +21,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
+from benchmarks.common import options
 from raybench.job.model import Measure
 from raybench.measure.stopping import (
     AGAIN,
@@ -173,36 +174,37 @@ def cells() -> Iterator[Cell]:
         yield Cell(name=name, draw=quiet, step_s=step_s, warm_up_s=warm_up_s)
 
 
-def row(cell: Cell, found: Sequence[Look]) -> str:
-    """Write a row of the table."""
+def row(cell: Cell, found: Sequence[Look]) -> dict[str, object]:
+    """Make a row of the table."""
     bias = np.array([look.bias for look in found])
     # A round is the same look again; the rounds of a point become their geometric mean.
     whole = len(bias) // ROUNDS * ROUNDS
     of_rounds = np.expm1(np.log1p(bias[:whole]).reshape(-1, ROUNDS).mean(axis=1))
-    shares = (
-        np.mean([look.is_covered for look in found]),
-        100 * np.median([look.half for look in found]),
-        np.mean([look.is_stable is False for look in found]),
-        np.mean([look.is_stable is None for look in found]),
-    )
-    covered, half, marked, unknown = (f"{share:.2f}" for share in shares)
-    step = f"{cell.step_s * 1e3:g} ms" if cell.step_s < 1 else f"{cell.step_s:g} s"
-    seconds = f"{np.mean([look.seconds for look in found]):.0f}"
-    biases = (f"{100 * each:+.2f}" for each in (bias.mean(), of_rounds.mean()))
-    shown = (cell.name, step, *biases, covered, half, marked, unknown, seconds)
-    return f"| {' | '.join(shown)} |"
+    return {
+        "series": cell.name,
+        "step ms": 1e3 * cell.step_s,
+        "bias %": round(100 * bias.mean(), 2),
+        "3 rounds": round(100 * of_rounds.mean(), 2),
+        "coverage": np.mean([look.is_covered for look in found]).round(2),
+        "half %": round(100 * np.median([look.half for look in found]), 2),
+        "marked": np.mean([look.is_stable is False for look in found]).round(2),
+        "unknown": np.mean([look.is_stable is None for look in found]).round(2),
+        "seconds": np.mean([look.seconds for look in found]).round(),
+    }
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--runs", type=int, default=300)
-    options.add_argument("--jobs", type=int, default=2)
-    options.add_argument("--only", default="", help="rows with this in their name")
-    chosen = options.parse_args()
-    print("| series | step | bias % | 3 rounds | coverage | half % | marked | unknown | seconds |")
-    print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
+    parser = options(__doc__)
+    parser.add_argument("--runs", type=int, default=300)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="rows with this in their name")
+    chosen = parser.parse_args()
     wanted = [cell for cell in cells() if chosen.only in cell.name]
     with ProcessPoolExecutor(chosen.jobs) as pool:
         found = [pool.submit(looks, cell, chosen.runs, Measure()) for cell in wanted]
-        for cell, each in zip(wanted, found, strict=True):
-            print(row(cell, each.result()), flush=True)
+        table = [row(cell, each.result()) for cell, each in zip(wanted, found, strict=True)]
+    print(pd.DataFrame(table).to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """How right the intervals of `raybench report` and the verdicts of `raybench compare` are.
 
-    python -m benchmarks.simulations runs [--comparisons 400] [--reports 60] [--jobs 2]
+    python -m benchmarks.simulations.runs [--comparisons 400] [--reports 60] [--jobs 2]
 
 Runs whose true step times are known are written as Parquet, and the real commands read them. Of
 the comparisons one in 20 goes through the command; it must say what the function behind it says,
@@ -17,7 +17,6 @@ the threshold.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import tempfile
@@ -25,7 +24,8 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from click.testing import CliRunner
 
+from benchmarks.common import options
+from benchmarks.made_up import START, devices, run
+from benchmarks.store_scale import records
 from raybench.analysis.compare import POINT_COLUMNS, compare
 from raybench.cli import raybench
 from raybench.job.model import Measure
-from raybench.job.point import Point, Precision
-from raybench.records import Device, Measurement, Record, Repetition, Samples, Status
 from raybench.results import rows
-from raybench.results.run import Run, RunStatus
 from raybench.results.schema import schema
 from raybench.results.writer import RunStore
 
@@ -54,28 +54,14 @@ RUNS = 3
 EVERY = 20
 LEVEL_MS = 10.0
 STALL = 1 / 16
-BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
-DEVICE = Device(
-    kind="cuda",
-    index=0,
-    name="simulated",
-    uuid="GPU-0",
-    node_id="a",
-    host="a",
-    address="a",
-    process_id=1,
-    cpu_count=1,
-    niceness=0,
-    omp_num_threads=1,
-)
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--comparisons", type=int, default=400)
-    options.add_argument("--reports", type=int, default=60)
-    options.add_argument("--jobs", type=int, default=2)
-    chosen = options.parse_args()
+    parser = options(__doc__)
+    parser.add_argument("--comparisons", type=int, default=400)
+    parser.add_argument("--reports", type=int, default=60)
+    parser.add_argument("--jobs", type=int, default=2)
+    chosen = parser.parse_args()
     cells = list(itertools.product(POINTS, STARTS, SHIFTS))
     with ProcessPoolExecutor(chosen.jobs) as pool:
         for title, measure in (
@@ -86,64 +72,18 @@ def main() -> None:
             print(f"{title}\n{found.to_string(index=False)}\n", flush=True)
 
 
-def template() -> dict[str, Any]:
-    """Make the row of a point as a sweep writes it; what differs is filled in by `write`."""
-    point = Point(
-        workload="mlp",
-        params={"layer": "0"},
-        world_size=1,
-        precision=Precision.BF16,
-        batch_size=1,
-        global_batch_size=None,
-        scaling="weak",
-    )
-    steps = [int(LEVEL_MS * 1e6)] * 40
-    timed = Samples(start_ns=[n * steps[0] for n in range(40)], step_ns=steps)
-    measured = Measurement(
-        rank=0,
-        setup_s=1.0,
-        repetitions=(Repetition(warmup=timed, timed=timed),),
-        items_per_step=1,
-    )
-    record = Record(
-        point=point,
-        attempt=1,
-        status=Status.OK,
-        started_at=BEGIN,
-        duration_s=1.0,
-        devices=(DEVICE,),
-        measurements=(measured,),
-    )
-    return rows.point_row("", record, Measure())
-
-
-ROW = template()
+# As a sweep writes it; what differs is filled in by `point_rows`.
+ROW = rows.point_row("", next(records(1, 40)), Measure())
 COLUMNS = schema("points")
 
 
 def write(root: Path, run_id: str, medians_ms: Sequence[Sequence[float]], stall: float) -> None:
     """Write a run. medians_ms: rounds x points. stall: by which share the mean is longer."""
-    side = run_id.rstrip("0123456789")
-    run = Run(
-        run_id=run_id,
-        job_name="simulated",
-        job_text="",
-        job_sha256="0" * 64,
-        argv=(),
-        status=RunStatus.OK,
-        started_at=BEGIN + timedelta(hours=len(list(root.glob("runs/*")))),
-        finished_at=None,
-        points_total=len(medians_ms[0]),
-        baseline={"world_size": 1},
-        cluster="",
-        host="a",
-        versions={},
-        git_commit=None,
-        environment={},
-        tags={"side": side},
+    made = run(run_id, len(medians_ms[0]), START + timedelta(hours=len(list(root.glob("runs/*")))))
+    store = RunStore.create(
+        root, replace(made, tags={"side": run_id.rstrip("0123456789")}), Measure()
     )
-    store = RunStore.create(root, run, Measure())
-    store.write_devices([DEVICE])
+    store.write_devices(devices(1, per_node=1))
     folder = root / "points" / run_id
     folder.mkdir(parents=True, exist_ok=True)
     content = list(point_rows(run_id, medians_ms, stall))
@@ -254,3 +194,7 @@ def _check_command(sides: dict[str, Any], verdicts: Counter[str]) -> None:
 
 def _named(cell: tuple[int, float, float]) -> dict[str, float]:
     return dict(zip(("points", "start sd", "run shift"), cell, strict=True))
+
+
+if __name__ == "__main__":
+    main()

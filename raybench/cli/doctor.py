@@ -14,53 +14,33 @@ from raybench.cli.output import (
     ConsoleListener,
     color,
     make_console,
-    say,
     show_phase,
     width,
     write_result,
 )
-from raybench.errors import UsageError
 from raybench.sweep.interrupts import Interrupts
-
-_STARTS = 3
 
 
 @click.command("doctor")
 @address_option()
 @device_option("What a worker owns: auto takes GPUs where the cluster has any.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--parity",
-    "wants_parity",
-    is_flag=True,
-    help="Also time the same steps by bare torchrun and by raybench; takes minutes.",
-)
-@click.option(
-    "--starts",
-    type=click.IntRange(min=2),
-    metavar="N",
-    help=f"Starts of each side for --parity, {_STARTS} unless told.",
-)
 @click.pass_context
 def doctor_command(
     ctx: click.Context,
     address: str,
     device: Literal["auto", "cuda", "cpu"],
     as_json: bool,
-    wants_parity: bool,
-    starts: int | None,
 ) -> None:
     """Start a worker on every device and print one line per check: ok, warn or fail.
 
     \b
-    raybench doctor --address auto
-    raybench doctor --parity --starts 5 --json
+    raybench doctor
+    raybench doctor --address auto --json
 
     Exit code: 0 nothing failed, 1 a check failed, 2 a mistake in the command, 3 no cluster or its
     devices cannot be had, 130 interrupted.
     """
-    if starts is not None and not wants_parity:
-        raise UsageError(f"--starts {starts}: is for --parity; add it, or leave --starts out")
     from raybench.cli.doctor_results import format_json, format_text
     from raybench.doctor.diagnosis import diagnose, open_cluster
 
@@ -72,8 +52,7 @@ def doctor_command(
             cluster = open_cluster(address, device, interrupts.end)
             at_the_end.callback(cluster.close)
             interrupts.take_signals()
-        wanted = (starts or _STARTS) if wants_parity else 0
-        diagnosis = diagnose(cluster, wanted, phase, partial(say, console))
+        diagnosis = diagnose(cluster, phase)
     if as_json:
         write_result(format_json(diagnosis))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal
@@ -10,8 +9,6 @@ from typing import TYPE_CHECKING, Literal
 from raybench.doctor import (
     collective,
     gpu_checks,
-    node_parity,
-    parity,
     transports,
     variables,
     worker_checks,
@@ -66,11 +63,8 @@ def open_cluster(
     return connect(address, device, usable_cores(), end=end, terms=terms)
 
 
-def diagnose(cluster: Cluster, starts: int, phase: Phase, tell: Callable[[str], None]) -> Diagnosis:
-    """Start all workers and run all checks; parity with `starts` starts, not at all for 0.
-
-    tell: takes lines about the progress of parity. Raises ClusterError when no worker comes.
-    """
+def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
+    """Start all workers and run all checks. Raises ClusterError when no worker comes."""
     refusal = _start(cluster, phase)
     facts = Facts(
         devices=cluster.devices,
@@ -80,9 +74,6 @@ def diagnose(cluster: Cluster, starts: int, phase: Phase, tell: Callable[[str], 
         states=() if refusal else read_device_facts(cluster),
     )
     checks = [*examine(facts), *_try_devices(cluster, facts, phase)]
-    if starts and not refusal:
-        checks += _compare_starts(cluster, facts, starts, phase, tell)
-        checks += _compare_collectives(cluster, facts, starts, phase, tell)
     return Diagnosis(
         cluster=cluster.description,
         facts=facts,
@@ -127,31 +118,3 @@ def _try_devices(cluster: Cluster, facts: Facts, phase: Phase) -> list[Check]:
     with phase(f"transports between {count} devices"):
         answers = cluster.run(transports.probe_task(count), range(count))
         return [*transports.judge(facts, answers), *checks]
-
-
-def _compare_starts(
-    cluster: Cluster, facts: Facts, starts: int, phase: Phase, tell: Callable[[str], None]
-) -> list[Check]:
-    worker_ids = parity.local_worker_ids(facts.devices, socket.gethostname())
-    if not worker_ids:
-        found = f"not run: no worker on this host ({socket.gethostname()})"
-        advice = "run doctor on a node that has devices"
-        return [Check(name="parity", verdict=Verdict.WARN, found=found, advice=advice)]
-    checks = []
-    for step in parity.steps(facts.is_cuda):
-        with phase(f"{step.name}: {starts} starts of torchrun and of raybench"):
-            compared = parity.compare(cluster, worker_ids, step, starts, tell)
-        checks.append(parity.judge(compared, is_cuda=facts.is_cuda))
-    return checks
-
-
-def _compare_collectives(
-    cluster: Cluster, facts: Facts, starts: int, phase: Phase, tell: Callable[[str], None]
-) -> list[Check]:
-    """Compare all_reduces over all devices, of one node or of several."""
-    if reason := node_parity.why_not(facts.devices):
-        return [Check(name="parity, all_reduce", verdict=Verdict.OK, found=f"not run: {reason}")]
-    nodes = count_noun(len(facts.nodes), "node")
-    with phase(f"all_reduce over {nodes}: {starts} starts of torchrun and of raybench"):
-        compared = node_parity.compare(cluster, node_parity.steps(cluster.kind), starts, tell)
-    return [parity.judge(one, is_cuda=facts.is_cuda) for one in compared]

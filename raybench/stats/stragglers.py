@@ -1,7 +1,6 @@
 """Which rank is slower than the others by itself, from steps that wait for nobody. Pure.
 
-The rule and its trials on GPUs are in docs/method.md, benchmarks/injected_delays.py and
-benchmarks/simulations/stragglers.py.
+The rule, its trials on GPUs and its simulation are in docs/method.md.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _FEW_STEPS = 6
 _MOST_PARTS, _LEAST_OF_A_PART = 6, 3
 _WINDOWS, _LEAST_OF_A_WINDOW = 8, 4
 # Two seconds see a part of what wanders with a memory of one, and a step that waits for the latest
-# host wanders less than each host. By simulation, benchmarks/simulations/stragglers.py.
+# host wanders less than each host. By simulation, docs/method.md.
 _UNSEEN = 1.3
 # Fewer ranks do not show how far ranks differ.
 _ENOUGH_RANKS = 6

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak import soaked
 from tests.integration.fault_cases import CASES, IMPORT_ERROR
 from tests.integration.fault_runs import (
     Outcome,
@@ -20,6 +19,7 @@ from tests.integration.fault_runs import (
     write_failing_import,
     write_job,
 )
+from tests.integration.soak import soaked
 
 TIMEOUT_S = 4.0
 # The limits are of a machine that does nothing else; the benchmark holds them.

@@ -113,39 +113,6 @@ def test_doctor_tells_the_interface_over_which_hosts_are_connected(nodes):
         assert f"net0 ({host.address})" in checks["transport"]["found"]
 
 
-PARITY = """\
-import json
-from dataclasses import asdict, replace
-from raybench.doctor import node_parity
-from raybench.doctor.diagnosis import open_cluster
-
-cluster = open_cluster("auto", "cpu", lambda _: None)
-cluster.start(3, "spread")
-steps = [replace(step, iterations=20) for step in node_parity.steps("cpu")]
-found = node_parity.compare(cluster, steps, 2, lambda _: None)
-print(json.dumps([
-    [one.error, one.torchrun_ms, one.raybench_ms, len({device.host for device in cluster.devices})]
-    for one in found
-]))
-cluster.close()
-"""
-
-
-@pytest.mark.long
-def test_all_reduces_over_hosts_are_timed_by_torchrun_on_each_and_by_raybench(nodes):
-    done = nodes[0].run([PYTHON, "-c", PARITY], timeout_s=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert len(told) == 3
-    for error, torchrun_ms, raybench_ms, hosts_used in told:
-        assert error == ""
-        assert hosts_used == 3
-        assert len(torchrun_ms) == len(raybench_ms) == 2
-        assert min(*torchrun_ms, *raybench_ms) > 0
-    # Of 4 KiB, 256 KiB and 8 MiB, the last takes longer than the first on both sides.
-    assert all(max(told[0][side]) < min(told[2][side]) for side in (1, 2))
-
-
 HOLD = """\
 import ray, time
 ray.init(address="auto", log_to_driver=False, logging_level="ERROR")

@@ -9,16 +9,14 @@ from functools import partial
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from fakes import make_cluster, make_device
 from rich.console import Console
 
-from raybench.cli import raybench as command_line
 from raybench.cli.doctor_results import format_json, format_text
-from raybench.cli.output import say, show_phase
+from raybench.cli.output import show_phase
 from raybench.doctor import diagnosis
 from raybench.doctor.facts import Check, Diagnosis, Facts, Verdict
-from raybench.errors import ClusterError, UsageError
+from raybench.errors import ClusterError
 from raybench.job.point import Point
 from raybench.records import Answer, Device, Failure, Measurement, Repetition, Samples, Status
 
@@ -57,7 +55,7 @@ def four() -> list[Device]:
 
 
 def diagnose(cluster: Any, console: Console) -> Diagnosis:
-    return diagnosis.diagnose(cluster, 0, partial(show_phase, console), partial(say, console))
+    return diagnosis.diagnose(cluster, partial(show_phase, console))
 
 
 def found(diagnosis: Diagnosis, name: str) -> Check:
@@ -172,9 +170,3 @@ def test_the_json_object_has_all_of_it() -> None:
     assert content["devices"][0]["uuid"] == "GPU-a0"
     assert content["versions"] == {"torch": "2.11.0"}
     assert content["environment"] == {"A": "b"}
-
-
-def test_starts_without_parity_are_refused() -> None:
-    result = CliRunner().invoke(command_line, ["doctor", "--starts", "3"], standalone_mode=False)
-    assert isinstance(result.exception, UsageError)
-    assert "--starts 3: is for --parity" in str(result.exception)
