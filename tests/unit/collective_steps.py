@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from builders import make_context
 from torch import Tensor
 
 from raybench.job.point import Precision
@@ -22,14 +23,7 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 
 def context_of(rank: int, world_size: int = 2) -> Context:
-    return Context(
-        device=CPU,
-        rank=rank,
-        world_size=world_size,
-        local_rank=rank,
-        batch_size=4,
-        precision=Precision.FP32,
-    )
+    return make_context(rank, world_size, batch_size=4, precision=Precision.FP32)
 
 
 def numbers(count: int = 12) -> Tensor:

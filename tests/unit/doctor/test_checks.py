@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -57,10 +56,15 @@ def with_one(**changes: Any) -> Facts:
     return facts(healthy(0), healthy(1), healthy(2, **changes), healthy(3))
 
 
-def test_nothing_is_wrong_with_healthy_gpus() -> None:
+def test_nothing_is_wrong_with_healthy_gpus():
     checks = examine(facts(*map(healthy, range(4))))
     assert {check.verdict for check in checks} == {Verdict.OK}
     assert not [check.name for check in checks if check.advice or not check.found]
+    on_cpus = {check.name for check in examine(facts(healthy(kind="cpu")))}
+    assert {"devices", "threads", "disk"} <= on_cpus
+    assert not {"clocks", "ECC", "NVLink", "PCIe"} & on_cpus
+    uneven = facts(healthy(0), healthy(1), healthy(0, node_id="node-b", host="beta", uuid="GPU-9"))
+    assert worker_checks.devices(uneven).found.endswith("on 2 nodes (alpha 2, beta 1)")
 
 
 @pytest.mark.parametrize(
@@ -91,86 +95,47 @@ def test_nothing_is_wrong_with_healthy_gpus() -> None:
         (gpu_checks.other_processes, {"other_processes": 1}, "warn", "1 other process on alpha"),
     ],
 )
-def test_a_device_with_a_fault_is_named_and_something_is_advised(
-    rule: Callable[[Facts], Check], change: dict[str, Any], verdict: str, found: str
-) -> None:
+def test_a_device_with_a_fault_is_named_and_something_is_advised(rule, change, verdict, found):
     check = rule(with_one(**change))
     assert check.verdict == verdict
     assert found in check.found
     assert check.advice
 
 
-@pytest.mark.parametrize(
-    ("rule", "fact"),
-    [
-        (gpu_checks.clocks, "sm_clock_max_mhz"),
-        (gpu_checks.throttling, "sm_clock_mhz"),
-        (gpu_checks.power, "power_cap_w"),
-        (gpu_checks.power, "power_cap_default_w"),
-        (gpu_checks.temperature, "temperature_c"),
-        (gpu_checks.ecc, "ecc_errors"),
-        (gpu_checks.mig, "mig_mode"),
-        (gpu_checks.persistence, "persistence_mode"),
-        (gpu_checks.pcie, "pcie_link"),
-        (gpu_checks.nvlink, "topology"),
-        (gpu_checks.other_processes, "other_processes"),
-        (worker_checks.disk, "disk_free_bytes"),
-        (worker_checks.shared_memory, "shm_free_bytes"),
-    ],
-)
-def test_a_fact_that_nobody_told_is_unknown_and_no_fault(
-    rule: Callable[[Facts], Check], fact: str
-) -> None:
-    change = {fact: None, "throttle_reasons": ()}
-    check = rule(facts(*(healthy(rank, **change) for rank in range(2))))
-    assert check.verdict is Verdict.OK
-    assert "unknown" in check.found
+def test_facts_that_nobody_told_are_unknown_and_no_fault():
+    told = {"versions", "environment", "omp_num_threads"}
+    untold = dict.fromkeys(HEALTHY.keys() - told) | {"power_cap_w": None, "throttle_reasons": ()}
+    checks = examine(facts(*(healthy(rank, **untold) for rank in range(2))))
+    assert {check.verdict for check in checks} == {Verdict.OK}
+    assert {check.name for check in checks if check.found == "unknown"} == {
+        *("disk", "/dev/shm", "clocks", "throttling", "power cap", "temperature", "ECC", "memory"),
+        *("errors", "MIG", "persistence", "PCIe", "NVLink", "other use"),
+    }
 
 
-def test_a_fact_that_one_device_does_not_tell_is_unknown_of_that_one_only() -> None:
-    check = gpu_checks.ecc(with_one(ecc_errors=None))
-    assert check.found == "0 uncorrected errors on 3 devices; unknown on alpha cuda:2"
-    assert check.verdict is Verdict.OK
-
-
-def test_an_idle_pcie_link_that_stepped_down_is_only_noted() -> None:
+def test_an_idle_pcie_link_that_stepped_down_is_only_noted():
     check = gpu_checks.pcie(with_one(pcie_link="gen1 x16"))
     assert check.verdict is Verdict.OK
     assert "gen1 x16 of gen5 x16 (idle links lower their speed) on alpha cuda:2" in check.found
 
 
-def test_gpus_that_all_lack_nvlink_are_told_as_they_are_connected() -> None:
-    check = gpu_checks.nvlink(facts(*(healthy(r, topology="NVLink x0, 0:PHB") for r in range(2))))
-    assert (check.verdict, check.found) == (Verdict.OK, "NVLink x0, 0:PHB")
-
-
-def test_nodes_with_different_counts_are_a_warning() -> None:
-    check = worker_checks.devices(
-        facts(healthy(0), healthy(1), healthy(0, node_id="node-b", host="beta", uuid="GPU-9"))
-    )
-    assert check.verdict is Verdict.WARN
-    assert check.found.endswith("on 2 nodes (alpha 2, beta 1)")
-
-
-def test_a_worker_that_differs_from_this_process_fails() -> None:
+def test_a_worker_that_differs_from_this_process_fails():
     check = worker_checks.versions(Facts(devices=(healthy(),), versions={"torch": "2.13.0"}))
     assert check.verdict is Verdict.FAIL
     assert "2.11.0 on alpha cuda:0, 2.13.0 on this process" in check.found
 
 
 @pytest.mark.parametrize("fact", ["disk_free_bytes", "shm_free_bytes"])
-def test_a_full_disk_is_a_warning(fact: str) -> None:
+def test_a_full_disk_is_a_warning(fact):
     rule = worker_checks.disk if fact.startswith("disk") else worker_checks.shared_memory
     check = rule(facts(healthy(0, **{fact: 64 * 2**20})))
     assert (check.verdict, check.found) == (Verdict.WARN, "0.1 GiB free")
 
 
-def trap(name: str, value: str, *devices: Device, **changes: Any) -> Check | None:
-    """The check of a variable that all devices have, if there is one."""
-    chosen = devices or tuple(
-        healthy(rank, environment={name: value}, **changes) for rank in range(2)
-    )
-    return next((check for check in variables.traps(facts(*chosen)) if check.name == name), None)
+def trap(name: str, value: str) -> Check | None:
+    """The check of a variable that all devices of a node have, if there is one."""
+    chosen = facts(*(healthy(rank, environment={name: value}) for rank in range(2)))
+    return next((check for check in variables.traps(chosen) if check.name == name), None)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +157,7 @@ def trap(name: str, value: str, *devices: Device, **changes: Any) -> Check | Non
         ("NVIDIA_TF32_OVERRIDE", "0", "warn"),
     ],
 )
-def test_a_variable_that_cripples_is_called_out(name: str, value: str, verdict: str) -> None:
+def test_a_variable_that_cripples_is_called_out(name, value, verdict):
     check = trap(name, value)
     assert check is not None
     assert check.verdict == verdict
@@ -214,51 +179,35 @@ def test_a_variable_that_cripples_is_called_out(name: str, value: str, verdict: 
         ("NCCL_IB_DISABLE", "1"),  # one node
     ],
 )
-def test_a_harmless_value_is_not(name: str, value: str) -> None:
+def test_a_harmless_value_is_not(name, value):
     assert trap(name, value) is None
 
 
-def test_switching_off_infiniband_matters_between_nodes() -> None:
-    devices = [
-        healthy(rank, node_id=f"node-{rank}", environment={"NCCL_IB_DISABLE": "1"})
-        for rank in range(2)
-    ]
-    check = trap("NCCL_IB_DISABLE", "1", *devices)
-    assert check is not None
-    assert check.verdict is Verdict.FAIL
+def test_how_bad_a_variable_is_depends_on_the_devices():
+    def verdict_of(name: str, **changes: Any) -> str:
+        (check,) = variables.traps(
+            facts(
+                *(healthy(r, environment={name: "1"}, node_id=f"n{r}", **changes) for r in (0, 1))
+            )
+        )
+        return check.verdict
+
+    # Between nodes; where there is no NVLink; and on CPUs.
+    assert verdict_of("NCCL_IB_DISABLE") == "fail"
+    assert verdict_of("NCCL_P2P_DISABLE", topology="NVLink x0, 1:SYS") == "warn"
+    assert verdict_of("NCCL_P2P_DISABLE", kind="cpu", topology=None) == "warn"
 
 
-def test_peer_to_peer_may_be_off_where_there_is_no_nvlink() -> None:
-    check = trap("NCCL_P2P_DISABLE", "1", topology="NVLink x0, 1:SYS")
-    assert check is not None
-    assert check.verdict is Verdict.WARN
-
-
-def test_variables_of_gpus_do_not_fail_cpu_workers() -> None:
-    check = trap("NCCL_P2P_DISABLE", "1", kind="cpu", topology=None)
-    assert check is not None
-    assert check.verdict is Verdict.WARN
-    assert check.found.endswith("(on GPUs)")
-
-
-def test_a_variable_that_one_worker_has_is_told_with_its_owner() -> None:
+def test_a_variable_that_one_worker_has_is_told_with_its_owner():
     chosen = facts(healthy(0), healthy(1, environment={"NCCL_P2P_DISABLE": "1"}))
     alike = variables.differences(chosen)
     assert alike.verdict is Verdict.WARN
     assert "NCCL_P2P_DISABLE is not set on alpha cuda:0, 1 on alpha cuda:1" in alike.found
     [found] = variables.traps(chosen)
     assert found.found.startswith("1 on alpha cuda:1: ")
-
-
-def test_the_interface_that_raybench_chose_for_each_node_is_no_difference() -> None:
+    # That which raybench chose for each node is none.
     chosen = facts(*(healthy(r, environment={"GLOO_SOCKET_IFNAME": f"eth{r}"}) for r in range(2)))
     assert variables.differences(chosen).verdict is Verdict.OK
-
-
-def test_cpu_workers_have_no_checks_of_gpus() -> None:
-    names = {check.name for check in examine(facts(healthy(kind="cpu")))}
-    assert {"devices", "threads", "disk"} <= names
-    assert not {"clocks", "ECC", "NVLink", "PCIe"} & names
 
 
 def with_state(**known: Any) -> Facts:
@@ -268,7 +217,7 @@ def with_state(**known: Any) -> Facts:
     return Facts(devices=(device,), states=(state,))
 
 
-def test_memory_and_compute_capability_are_told_where_they_are_known() -> None:
+def test_memory_and_compute_capability_are_told_where_they_are_known():
     known = with_state(
         memory_total_bytes=140 * 2**30, memory_free_bytes=7 * 2**30, compute_capability="9.0"
     )
@@ -280,7 +229,7 @@ def test_memory_and_compute_capability_are_told_where_they_are_known() -> None:
     assert gpu_checks.memory(with_state()).found == "unknown"
 
 
-def test_a_bad_row_of_memory_fails_and_an_unknown_one_does_not() -> None:
+def test_a_bad_row_of_memory_fails_and_an_unknown_one_does_not():
     check = gpu_checks.errors(with_state(is_remap_failed=True, kernel_xids=(79,), ecc_errors=3))
     assert check.verdict is Verdict.FAIL
     assert check.found == (

@@ -14,7 +14,6 @@ from builders import make_device, make_measurement
 
 from raybench.doctor import transports
 from raybench.doctor.facts import Check, Facts, Verdict
-from raybench.hardware.nccl_log import Route, parse
 from raybench.records import Cause, Failure
 
 HOST = "raybench: adapters {adapters}\nraybench: memlock {memlock}\n"
@@ -63,47 +62,47 @@ def one(checks: Sequence[Check]) -> Check:
     return check
 
 
-def test_peers_over_nvlink_are_told_with_what_the_switch_does() -> None:
+def test_peers_over_nvlink_are_told_with_what_the_switch_does():
     check = one(judge(PEERS.format(nvls="", channels=16, way="P2P/CUMEM/read"), nodes=1))
     assert (check.name, check.verdict) == ("transport, node", Verdict.OK)
     assert check.found == "P2P/CUMEM, NVLink; NVLS on"
+    for nvls in ("not ", ""):
+        text = PEERS.format(nvls=nvls, channels=0, way="P2P/IPC")
+        assert one(judge(text, nodes=1)).found == "P2P/IPC, NVLink; NVLS off"
+    # Nodes of Ray may be on one host.
+    check = one(judge(PEERS.format(nvls="", channels=0, way="P2P/CUMEM"), nodes=2))
+    assert check.advice == "nodes of Ray are on one host here: this is no network between hosts"
 
 
-@pytest.mark.parametrize(("nvls", "channels"), [("not ", 0), ("", 0)])
-def test_a_switch_that_does_not_reduce_is_told(nvls: str, channels: int) -> None:
-    text = PEERS.format(nvls=nvls, channels=channels, way="P2P/IPC")
-    assert one(judge(text, nodes=1)).found == "P2P/IPC, NVLink; NVLS off"
-
-
-def test_shared_memory_between_devices_of_a_node_is_warned_of() -> None:
+def test_shared_memory_between_devices_of_a_node_is_warned_of():
     check = one(judge(PEERS.format(nvls="not ", channels=0, way="SHM/direct/direct"), nodes=1))
     assert check.verdict is Verdict.WARN
     assert check.found == "SHM/direct; NVLS off"
     assert "NCCL_P2P_DISABLE" in check.advice
 
 
-def test_sockets_are_told_with_interface_and_address() -> None:
+def test_sockets_are_told_with_interface_and_address():
     check = one(judge(SOCKET.format(name="eth0"), nodes=2))
     assert (check.name, check.verdict) == ("transport, network", Verdict.OK)
     assert check.found == "NET/Socket on eth0 (10.0.0.1)"
     assert check.details["ranks_by_way"] == {"NET/Socket on eth0 (10.0.0.1)": [0, 1]}
 
 
-def test_tcp_beside_an_unused_adapter_is_warned_of_with_what_to_look_at() -> None:
+def test_tcp_beside_an_unused_adapter_is_warned_of_with_what_to_look_at():
     check = one(judge(SOCKET.format(name="eth0"), nodes=2, adapters="mlx5_0,mlx5_1"))
     assert check.verdict is Verdict.WARN
     assert check.advice.startswith("TCP although mlx5_0, mlx5_1 is there: look at NCCL_IB_DISABLE")
 
 
-@pytest.mark.parametrize("name", ["docker0", "lo", "br-1f2e", "virbr0"])
-def test_an_interface_that_no_other_host_reaches_is_warned_of(name: str) -> None:
+@pytest.mark.parametrize("name", ["docker0", "lo", "br-1f2e"])
+def test_an_interface_that_no_other_host_reaches_is_warned_of(name):
     check = one(judge(SOCKET.format(name=name), nodes=2))
     assert check.advice.startswith(f"{name} leads to no other host")
     assert "NCCL_SOCKET_IFNAME" in check.advice
 
 
 @pytest.mark.parametrize("kind", ["IB", "RoCE"])
-def test_adapters_are_told_with_their_kind_number_and_gpudirect(kind: str) -> None:
+def test_adapters_are_told_with_their_kind_number_and_gpudirect(kind):
     text = ADAPTERS.format(kind=kind, direct="Enabled", end="/GDRDMA")
     check = one(judge(text, nodes=2, adapters="mlx5_0,mlx5_1"))
     assert check.verdict is Verdict.OK
@@ -111,14 +110,14 @@ def test_adapters_are_told_with_their_kind_number_and_gpudirect(kind: str) -> No
     assert check.found.endswith("; 2 adapters a rank")
 
 
-def test_adapters_without_gpudirect_or_with_little_lockable_memory_are_warned_of() -> None:
+def test_adapters_without_gpudirect_or_with_little_lockable_memory_are_warned_of():
     text = ADAPTERS.format(kind="IB", direct="Disabled", end="")
     check = one(judge(text, nodes=2, adapters="mlx5_0", memlock="65536"))
     assert "load nvidia-peermem" in check.advice
     assert "limited to 65536 bytes" in check.advice
 
 
-def test_efa_is_told_by_the_name_of_its_plug_in() -> None:
+def test_efa_is_told_by_the_name_of_its_plug_in():
     check = one(judge(EFA, nodes=2, adapters="rdmap0s0"))
     assert (check.verdict, check.found) == (
         Verdict.OK,
@@ -126,13 +125,7 @@ def test_efa_is_told_by_the_name_of_its_plug_in() -> None:
     )
 
 
-def test_ways_of_one_host_between_nodes_of_ray_are_no_network() -> None:
-    check = one(judge(PEERS.format(nvls="", channels=0, way="P2P/CUMEM"), nodes=2))
-    assert check.name == "transport, network"
-    assert check.advice == "nodes of Ray are on one host here: this is no network between hosts"
-
-
-def test_a_probe_that_fails_or_is_silent_leaves_the_transport_unknown() -> None:
+def test_a_probe_that_fails_or_is_silent_leaves_the_transport_unknown():
     devices = (make_device(0), make_device(1))
     failed = Failure.of(Cause.TIMEOUT, rank=1, message="no answer")
     check = one(transports.judge(Facts(devices=devices), [failed]))
@@ -140,15 +133,7 @@ def test_a_probe_that_fails_or_is_silent_leaves_the_transport_unknown() -> None:
     assert one(judge("", nodes=1)).found == "unknown: the ranks printed nothing of it"
 
 
-def test_cpu_workers_tell_over_which_interface_gloo_is_connected() -> None:
+def test_cpu_workers_tell_over_which_interface_gloo_is_connected():
     text = "raybench: gloo net0 10.99.0.10 10.99.0.11\n"
     check = one(judge(text, nodes=2, kind="cpu"))
     assert (check.verdict, check.found) == (Verdict.OK, "gloo over TCP on net0 (10.99.0.10)")
-
-
-def test_channels_and_what_is_no_route_are_no_matter() -> None:
-    line = "vm:12:34 [1] NCCL INFO Channel 03/0 : 1[4] -> 0[3] via P2P/CUMEM/read"
-    log = parse(["noise", line, "NCCL version 2.28.9+cuda13.0", "x NCCL WARN Could not find y"])
-    assert log.routes == (Route(sender=1, receiver=0, kind="P2P", detail="CUMEM"),)
-    assert (log.version, log.warnings) == ("2.28.9+cuda13.0", ("Could not find y",))
-    assert log.has_nvls is None

@@ -8,11 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
-import pytest
 
 from raybench.hardware.device_facts import FactReader, kernel_xids
 from raybench.records.device_facts import DeviceFacts, NvLink
-from tests.unit.fake_nvml import NO_PERMISSION, UUID, FakeNvml, XidEvents, fabric, fields, refusal
+from tests.unit.fake_nvml import UUID, FakeNvml, XidEvents, fabric, fields, refusal
 from tests.unit.fakes import make_device
 
 GIB = 2**30
@@ -94,15 +93,6 @@ def test_each_unsupported_question_costs_only_its_own_answer(monkeypatch):
             and field.name not in ("read_at", "xids_watched_since")
         ]
         assert len(differing) <= 4, (name, differing)
-
-
-@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, NO_PERMISSION])
-def test_a_driver_that_answers_no_question_leaves_all_facts_unknown(monkeypatch, code):
-    FakeNvml(**{name: lambda *_, **__: refusal(code) for name in ALL}).install(monkeypatch)
-    facts = read()
-    known = ("device", "read_at", "unread", "xids_watched_since", "fabric_faults")
-    assert facts.unread == ""
-    assert {getattr(facts, one.name) for one in fields_of(facts) if one.name not in known} == {None}
 
 
 def test_a_gpu_that_nvml_does_not_know_is_unread_and_a_cpu_has_nothing_to_read(monkeypatch):

@@ -51,9 +51,6 @@ def test_each_form_factor_has_its_own_dense_peaks(name, fp32, tf32, bf16):
         "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
         "NVIDIA A10G",
         "NVIDIA GeForce RTX 5090 D",
-        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-        "NVIDIA T400 4GB",
-        "NVIDIA GeForce RTX 4090 D",
         "NVIDIA GeForce RTX 4090 Laptop GPU",
         "Tesla V100-SXM3-32GB",
         "GRID A100-40C",
@@ -69,15 +66,8 @@ def test_a_device_without_units_for_a_precision_has_no_peak_in_it():
     assert dense_peak_tflops("Tesla V100-SXM2-16GB", Precision.FP16) == 125.0
     assert dense_peak_tflops("Tesla V100-SXM2-16GB", Precision.BF16) is None
     assert dense_peak_tflops("Tesla V100-SXM2-16GB", Precision.TF32) is None
-    assert dense_peak_tflops("Tesla T4", Precision.BF16) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "float8"),
-    [("NVIDIA H200", 1979.0), ("NVIDIA H100 PCIe", 1513.0), ("NVIDIA A100-SXM4-80GB", None)],
-)
-def test_products_in_8_bits_have_a_peak_where_there_are_units_for_them(name, float8):
-    assert dense_peak_tflops(name, Precision.FLOAT8) == float8
+    assert dense_peak_tflops("NVIDIA H100 PCIe", Precision.FLOAT8) == 1513.0
+    assert dense_peak_tflops("NVIDIA A100-SXM4-80GB", Precision.FLOAT8) is None
 
 
 def test_every_row_names_its_source_and_no_device_has_two():
@@ -85,9 +75,3 @@ def test_every_row_names_its_source_and_no_device_has_two():
     names = [name for row in peaks._TABLE for name in row.names]
     assert len(names) == len(set(names))
     assert not any(name.startswith("NVIDIA ") for name in names)
-
-
-def test_half_precision_is_never_slower_than_tf32_nor_tf32_than_fp32():
-    for row in peaks._TABLE:
-        known = [x for x in (row.fp32, row.tf32, row.fp16) if x is not None]
-        assert known == sorted(known)

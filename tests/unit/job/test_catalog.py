@@ -9,7 +9,7 @@ import pytest
 
 import raybench
 from raybench.errors import UsageError
-from raybench.job.catalog import Template, template, templates
+from raybench.job.catalog import template, templates
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
 
@@ -17,11 +17,7 @@ ROOT = Path(__file__).parents[3]
 ALL = templates()
 
 
-def ids(one: Template) -> str:
-    return one.name
-
-
-def test_the_package_has_the_jobs_of_the_repository() -> None:
+def test_the_package_has_the_jobs_of_the_repository():
     assert [one.name for one in ALL] == sorted(path.stem for path in (ROOT / "jobs").glob("*.yaml"))
     # An editable install reads the link; a wheel has the files in its place.
     (package,) = raybench.__path__
@@ -34,16 +30,16 @@ def test_the_package_has_the_jobs_of_the_repository() -> None:
     }
 
 
-@pytest.mark.parametrize("one", ALL, ids=ids)
-def test_a_job_begins_with_its_question_and_ends_its_comment_with_the_cut(one: Template) -> None:
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_a_job_begins_with_its_question_and_ends_its_comment_with_the_cut(one):
     assert one.question.endswith("?")
     assert one.question.count("?") == 1
     assert one.cut
     assert all("=" in override for override in one.cut)
 
 
-@pytest.mark.parametrize("one", ALL, ids=ids)
-def test_a_job_that_is_cut_needs_two_cores_and_less_than_five_minutes(one: Template) -> None:
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_a_job_that_is_cut_needs_two_cores_and_less_than_five_minutes(one):
     job = one.load(one.cut)
     points = make_plan(job).points
     assert max(point.world_size for point in points) <= 2
@@ -52,10 +48,8 @@ def test_a_job_that_is_cut_needs_two_cores_and_less_than_five_minutes(one: Templ
     assert not any(point.cuda_graph for point in points)
 
 
-@pytest.mark.parametrize("one", ALL, ids=ids)
-def test_what_is_written_of_a_job_has_its_points_and_names_its_own_file(
-    one: Template, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_what_is_written_of_a_job_has_its_points_and_names_its_own_file(one, tmp_path):
     path = tmp_path / "my job.yaml"
     path.write_text(one.text_for(path))
     assert make_plan(load_job(path)).points == make_plan(one.load()).points
@@ -64,11 +58,7 @@ def test_what_is_written_of_a_job_has_its_points_and_names_its_own_file(
     assert text.startswith("# yaml-language-server: $schema=job.schema.json\n")
 
 
-def test_a_name_that_ends_a_line_does_not_end_the_comment() -> None:
-    text = template("gemm").text_for(Path("a\nb.yaml"))
-    assert "raybench sweep gemm.yaml --set" in text
-
-
-def test_a_template_that_there_is_not_is_named_with_the_nearest() -> None:
+def test_a_template_is_found_by_its_name_and_else_the_nearest_is_told():
+    assert "raybench sweep gemm.yaml --set" in template("gemm").text_for(Path("a\nb.yaml"))
     with pytest.raises(UsageError, match="no job 'gem'; did you mean 'gemm'"):
         template("gem")

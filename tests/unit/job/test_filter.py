@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import pytest
+from builders import make_point
 
 from raybench.errors import UsageError
 from raybench.job.filter import select_points
-from raybench.job.point import Point, Precision
+from raybench.job.point import Precision
 
-
-def make_point(world_size: int, precision: Precision) -> Point:
-    return Point(
-        workload="mlp",
+POINTS = [
+    make_point(
         params={"hidden": 8, "optimizer": "adam"},
-        world_size=world_size,
+        world_size=ranks,
         precision=precision,
         batch_size=4,
-        global_batch_size=4 * world_size,
-        scaling="weak",
     )
-
-
-POINTS = [make_point(n, p) for n in (1, 2, 4) for p in (Precision.FP32, Precision.BF16)]
+    for ranks in (1, 2, 4)
+    for precision in (Precision.FP32, Precision.BF16)
+]
 
 
 @pytest.mark.parametrize(
@@ -37,9 +34,7 @@ POINTS = [make_point(n, p) for n in (1, 2, 4) for p in (Precision.FP32, Precisio
         ("True", [0, 1, 2, 3, 4, 5]),
     ],
 )
-def test_it_keeps_the_points_for_which_it_is_true_in_their_order(
-    expression: str, kept: list[int]
-) -> None:
+def test_it_keeps_the_points_for_which_it_is_true_in_their_order(expression, kept):
     assert select_points(POINTS, expression) == tuple(POINTS[index] for index in kept)
 
 
@@ -56,37 +51,26 @@ def test_it_keeps_the_points_for_which_it_is_true_in_their_order(
         ("world_size > 'x'", "not supported between"),
         ("world_size / 0 > 1", "division"),
         ("9 ** 9 ** 9 > 1", "the power is too large"),
-        ("((9 ** 600) ** 600) ** 600 > 1", "the power is too large"),
         ("1 << 10 ** 9 > 1", "Sorry"),
         ("'%1000000000d' % 1 == ''", "arithmetic is for numbers only"),
         ("f'{1:1000000000}' == ''", "a formatted text is not allowed"),
-        ("('x' * 99999) * 99999 == 'x'", "arithmetic is for numbers only"),
-        ("'x' + 'x' == 'xx'", "arithmetic is for numbers only"),
         ("[1] * 10000000 == [1]", "arithmetic is for numbers only"),
-        ("[[1] * 9999] * 9999 == 1", "arithmetic is for numbers only"),
         ("world_size in [[1, 2], [4]]", "a list cannot hold lists"),
         ("len(precision) > 1", "a call is not allowed; compare settings, as in world_size > 1"),
-        ("precision.upper() == 'X'", "a call is not allowed"),
         ("precision.__class__ == 1", "an attribute is not allowed"),
         ("{'a': 1}['b'] == 1", "a mapping is not allowed"),
         ("[x for x in (1, 2)] == 1", "a comprehension is not allowed"),
         ("(lambda: 1) == 1", "a function is not allowed"),
-        ("str(1) == '1'", "a call is not allowed"),
         ("optimizer[9] == 'a'", "index out of range"),
-        ("[1, 2][9] == 1", "index out of range"),
         ("(1 << 9000) * (1 << 9000) > 1", "the number is too large"),
         ("-" * 900 + "1 > 1", "RecursionError"),
-        (
-            "precision == bf16",
-            "bf16 is a value of precision, and a text needs quotes: precision == 'bf16'",
-        ),
-        ("precision == fp64", "unknown setting 'fp64'; known: "),
+        ("precision == bf16", "a text needs quotes: precision == 'bf16'"),
         ("precision == fp64", "; a text needs quotes: 'fp64'"),
         ("world_size >\n", "--filter 'world_size >\\n': not an expression"),
         ("x" * 1001, "at most 1000 characters"),
     ],
 )
-def test_an_expression_that_cannot_select_is_one_line(expression: str, message: str) -> None:
+def test_an_expression_that_cannot_select_is_one_line(expression, message):
     with pytest.raises(UsageError) as caught:
         select_points(POINTS, expression)
     text = str(caught.value)
@@ -95,15 +79,8 @@ def test_an_expression_that_cannot_select_is_one_line(expression: str, message: 
     assert "\n" not in text
 
 
-def test_a_long_expression_is_refused_for_many_points_before_it_is_evaluated() -> None:
-    points = [make_point(1, Precision.FP32)] * 100_000
+def test_a_long_expression_is_refused_for_many_points_before_it_is_evaluated():
+    points = [POINTS[0]] * 100_000
     expression = " or ".join(["world_size == 2"] * 30)
     with pytest.raises(UsageError, match="too long for 100,000 points"):
         select_points(points, expression)
-
-
-def test_a_remark_of_python_on_the_expression_is_not_printed(
-    recwarn: pytest.WarningsRecorder,
-) -> None:
-    assert select_points(POINTS, r"precision != '\d'") == tuple(POINTS)
-    assert not recwarn.list

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pytest
 from pydantic import Field, PositiveInt
@@ -14,7 +13,6 @@ from typing_extensions import Doc
 from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.point import SCRIPT
-from raybench.workloads.trained import ddp_defaults
 
 if TYPE_CHECKING:
     from raybench.workloads.base import Context
@@ -42,7 +40,7 @@ class Declared:
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def module(tmp_path, monkeypatch):
     """Writes a module of a user into the current directory and gives its name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
@@ -56,7 +54,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("name", registry.BUILTIN)
-def test_every_built_in_workload_loads_and_declares_its_parameters(name: str) -> None:
+def test_every_built_in_workload_loads_and_declares_its_parameters(name):
     workload_class = registry.load(name)
     parameters = registry.parameters(workload_class)
     trains = getattr(workload_class, "takes_batch_size", True) and name != SCRIPT
@@ -68,12 +66,7 @@ def test_every_built_in_workload_loads_and_declares_its_parameters(name: str) ->
     )
 
 
-def test_a_class_of_the_current_directory_is_found_as_by_python_m(module: Any) -> None:
-    name = module("class Mine:\n    def __init__(self, context): ...\n    def step(self): ...\n")
-    assert registry.load(f"{name}:Mine").__name__ == "Mine"
-
-
-def test_parameters_have_name_type_default_and_description() -> None:
+def test_parameters_have_name_type_default_and_description():
     found = {parameter.name: parameter for parameter in registry.parameters(Declared)}
     assert list(found) == [
         "width", "rate", "mode", "limit", "is_fast", "label", "grad_accumulation",
@@ -88,7 +81,7 @@ def test_parameters_have_name_type_default_and_description() -> None:
     assert found["grad_accumulation"].type == "integer >= 1"
 
 
-def test_a_value_is_checked_against_the_declared_type() -> None:
+def test_a_value_is_checked_against_the_declared_type():
     found = registry.settings(Declared)
     assert found["width"].complaint(4) is None
     assert found["width"].complaint(0) == "must be greater than 0, given 0"
@@ -100,13 +93,10 @@ def test_a_value_is_checked_against_the_declared_type() -> None:
     assert found["precision"].complaint("fp23") == (
         "must be 'fp32', 'tf32', 'fp16', 'bf16' or 'float8', given 'fp23'; did you mean 'fp32'?"
     )
+    # So that ids agree.
+    assert isinstance(found["rate"].accept(1), float)
     assert found["world_size"].complaint(0) == "must be greater than or equal to 1, given 0"
     assert found["batch_size"].complaint(-4) == "must be greater than or equal to 1, given -4"
-
-
-def test_an_integer_given_for_a_float_becomes_one_so_that_ids_agree() -> None:
-    accepted = registry.settings(Declared)["rate"].accept(1)
-    assert isinstance(accepted, float)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +112,7 @@ def test_an_integer_given_for_a_float_becomes_one_so_that_ids_agree() -> None:
         ("pathlib:Path", "pathlib:Path has no method step()"),
     ],
 )
-def test_a_workload_that_is_none_is_refused_with_the_reason(kind: str, message: str) -> None:
+def test_a_workload_that_is_none_is_refused_with_the_reason(kind, message):
     with pytest.raises(UsageError) as caught:
         registry.load(kind)
     assert message in str(caught.value)
@@ -133,16 +123,12 @@ def test_a_workload_that_is_none_is_refused_with_the_reason(kind: str, message: 
     [
         ("raise RuntimeError('two\\nlines')", "RuntimeError: two lines"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
-        ("assert False", "AssertionError"),
         ("raise BaseException('odd')", "BaseException: odd"),
-        (
-            "class Mute(Exception):\n    def __str__(self): raise ValueError\nraise Mute",
-            "Mute",
-        ),
+        ("class Mute(Exception):\n    def __str__(self): raise ValueError\nraise Mute", "Mute"),
         ("def (", "SyntaxError"),
     ],
 )
-def test_a_module_that_fails_to_import_is_one_line(module: Any, text: str, message: str) -> None:
+def test_a_module_that_fails_to_import_is_one_line(module, text, message):
     with pytest.raises(UsageError) as caught:
         registry.load(f"{module(text)}:Mine")
     assert message in str(caught.value)
@@ -157,12 +143,10 @@ def test_a_module_that_fails_to_import_is_one_line(module: Any, text: str, messa
         ("self, context, *, width=3", "parameter width has no type"),
         ("self, context, *, width: 'Nothing' = 3", "has a type that cannot be read"),
         ("self, context, *, width: list = []", "must be an int, float, bool, str or Literal"),
-        ("self, context, *, width: bytes = b'x'", "must be an int, float, bool, str or Literal"),
         (
             "self, context, *, width: D = (D := __import__('decimal').Decimal)()",
-            "becomes a Decimal, which is no int, float, bool or str",
+            "becomes a Decimal",
         ),
-        ("self, context, *, width: object = 1", "must be an int, float, bool, str or Literal"),
         ("self, context, *, width: print = 1", "must be an int, float, bool, str or Literal"),
         ("self, context, *, width: int = 'x'", "default that is not allowed: must be an integer"),
         ("self, context, *, world_size: int = 1", "parameter world_size has a name that is"),
@@ -170,25 +154,14 @@ def test_a_module_that_fails_to_import_is_one_line(module: Any, text: str, messa
         ("self, context, **options: int", "**options must be declared as Unpack[...]"),
     ],
 )
-def test_parameters_that_no_job_could_give_are_refused(
-    module: Any, arguments: str, message: str
-) -> None:
+def test_parameters_that_no_job_could_give_are_refused(module, arguments, message):
     name = module(f"class Mine:\n    def __init__({arguments}): ...\n    def step(self): ...\n")
     with pytest.raises(UsageError) as caught:
         registry.parameters(registry.load(f"{name}:Mine"))
     assert message in str(caught.value)
 
 
-def test_a_class_that_raises_when_it_is_looked_at_is_one_line(module: Any) -> None:
-    meta = "class Meta(type):\n    def __getattribute__(cls, name): raise RuntimeError('no')\n"
-    name = module(f"{meta}class Mine(metaclass=Meta): ...\n")
-    with pytest.raises(UsageError, match="cannot be read: RuntimeError: no"):
-        registry.load(f"{name}:Mine")
-
-
-def test_what_a_module_prints_when_it_is_imported_is_on_stderr(
-    module: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_module_prints_when_it_is_imported_is_on_stderr(module, capfd):
     text = "import os\nprint('by print')\nos.system('echo by a process')\n"
     name = module(f"{text}class Mine:\n    def step(self): ...\n")
     print("before")
@@ -197,26 +170,3 @@ def test_what_a_module_prints_when_it_is_imported_is_on_stderr(
     said = capfd.readouterr()
     assert said.out == "before\nafter\n"
     assert sorted(said.err.splitlines()) == ["by a process", "by print"]
-
-
-def test_the_options_of_ddp_are_parameters_in_one_word(module: Any) -> None:
-    name = module(
-        "from __future__ import annotations\nfrom typing import Unpack\nimport raybench\n"
-        "class Mine(raybench.Workload):\n"
-        "    def __init__(self, context: raybench.Context, *, width: raybench.PositiveInt = 2,\n"
-        "                 **ddp: Unpack[raybench.DdpOptions]): ...\n"
-        "    def step(self): ...\n"
-    )
-    found = {one.name: one for one in registry.parameters(registry.load(f"{name}:Mine"))}
-    assert list(found) == ["width", *ddp_defaults()]
-    assert (found["bucket_cap_mb"].type, found["bucket_cap_mb"].default) == ("integer > 0", 25)
-    assert not found["bucket_cap_mb"].is_required
-    assert found["static_graph"].default is False
-    assert "DDP" in found["static_graph"].description
-    assert found["bucket_cap_mb"].complaint(0) == "must be greater than 0, given 0"
-
-
-def test_a_class_that_inherits_from_workload_must_have_a_step_of_its_own(module: Any) -> None:
-    name = module("import raybench\nclass Mine(raybench.Workload):\n    def close(self): ...\n")
-    with pytest.raises(UsageError, match=r"Mine has no method step\(\)"):
-        registry.load(f"{name}:Mine")

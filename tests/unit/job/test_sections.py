@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from raybench.errors import JobError
-from raybench.job.model import Job, load_job
+from jobs import load, problems_of
 
 HEAD = "version: 1\nname: sizes\nworkload: {kind: collective}\nbaseline: {}\n"
-
-
-def load(text: str, tmp_path: Path, *overrides: str) -> Job:
-    path = tmp_path / "job.yaml"
-    path.write_text(HEAD + text)
-    return load_job(path, overrides)
 
 
 @pytest.mark.parametrize(
@@ -31,35 +22,24 @@ def load(text: str, tmp_path: Path, *overrides: str) -> Job:
         ("64", [64]),
     ],
 )
-def test_a_range_stands_for_its_sizes(given: str, sizes: list[int], tmp_path: Path) -> None:
-    job = load(f"matrix: {{world_size: [2], size_bytes: {given}}}\n", tmp_path)
+def test_a_range_stands_for_its_sizes(given, sizes):
+    job = load(HEAD + f"matrix: {{world_size: [2], size_bytes: {given}}}\n")
     assert list(job.axes["size_bytes"]) == sizes
+    listed = load(HEAD + f"matrix: {{world_size: [2], size_bytes: {sizes}}}\n")
+    assert job.meaning_sha256 == listed.meaning_sha256
 
 
-def test_ranges_go_into_overrides_zips_and_excludes_and_sizes_anywhere(tmp_path: Path) -> None:
-    text = (
-        "matrix: {world_size: [2]}\nzip:\n  - {size_bytes: 8:32:x2, cuda_graph: [true, true, no]}\n"
+def test_ranges_go_into_overrides_zips_and_excludes_and_sizes_anywhere():
+    text = HEAD + "matrix: {world_size: [2]}\n"
+    zipped = text + "zip: [{size_bytes: 8:32:x2, cuda_graph: [true, true, false]}]\n"
+    assert load(zipped).zip[0]["size_bytes"] == (8, 16, 32)
+    assert load(text, "matrix.size_bytes=4KiB,8:16:x2").axes["size_bytes"] == (4096, 8, 16)
+    text = HEAD + "matrix: {world_size: [2], size_bytes: 8:64:x2}\n"
+    assert load(text + "exclude: [{size_bytes: 16:64:x2}]\n").exclude[0]["size_bytes"] == (
+        *(16, 32, 64),
     )
-    with pytest.raises(JobError, match="cuda_graph"):
-        load(text, tmp_path)
-    job = load(text.replace("no]", "false]"), tmp_path)
-    assert job.zip[0]["size_bytes"] == (8, 16, 32)
-    job = load("matrix: {world_size: [2]}\n", tmp_path, "matrix.size_bytes=4KiB,8:16:x2")
-    assert job.axes["size_bytes"] == (4096, 8, 16)
-    text = "matrix: {world_size: [2], size_bytes: 8:64:x2}\nexclude: [{size_bytes: 16:64:x2}]\n"
-    assert load(text, tmp_path).exclude[0]["size_bytes"] == (16, 32, 64)
-    text = (
-        "matrix: {world_size: [2], size_bytes: 8}\ninclude: [{world_size: 4, size_bytes: 1KiB}]\n"
-    )
-    assert load(text, tmp_path).include[0]["size_bytes"] == 1024
-
-
-def test_a_range_means_the_same_job_as_its_sizes(tmp_path: Path) -> None:
-    one, other = (
-        load(f"matrix: {{world_size: [2], size_bytes: {given}}}\n", tmp_path)
-        for given in ("8:32:x2", "[8, 16, 32]")
-    )
-    assert one.meaning_sha256 == other.meaning_sha256
+    text += "include: [{world_size: 4, size_bytes: 1KiB}]\n"
+    assert load(text).include[0]["size_bytes"] == 1024
 
 
 @pytest.mark.parametrize(
@@ -74,20 +54,15 @@ def test_a_range_means_the_same_job_as_its_sizes(tmp_path: Path) -> None:
         ("many", "must be an integer, given 'many'"),
     ],
 )
-def test_what_is_wrong_with_a_range_is_said_where_it_stands(
-    given: str, message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(JobError) as caught:
-        load(f"matrix:\n  world_size: [2]\n  size_bytes: [8, '{given}']\n", tmp_path)
-    [line] = str(caught.value).splitlines()
-    assert f"job.yaml:7:19: matrix.size_bytes[1]: {message}" in line
+def test_what_is_wrong_with_a_range_is_said_where_it_stands(given, message):
+    text = f"matrix:\n  world_size: [2]\n  size_bytes: [8, '{given}']\n"
+    [line] = problems_of(HEAD + text)
+    assert line.startswith(f"job.yaml:7:19: matrix.size_bytes[1]: {message}")
 
 
-def test_a_parameter_takes_one_size(tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    head = HEAD.replace("collective}", "collective, size_bytes: {}}}".format("8:64:x2"))
-    path.write_text(head + "matrix: {world_size: [2]}\n")
-    with pytest.raises(JobError, match=r"workload\.size_bytes: must be one size, as in 4KiB"):
-        load_job(path)
-    path.write_text(path.read_text().replace("8:64:x2", "1MiB"))
-    assert load_job(path).workload.parameters["size_bytes"] == 2**20
+def test_a_parameter_takes_one_size():
+    text = HEAD.replace("collective}", "collective, size_bytes: 8:64:x2}")
+    text += "matrix: {world_size: [2]}\n"
+    assert "workload.size_bytes: must be one size, as in 4KiB" in problems_of(text)[0]
+    one = load(text.replace("8:64:x2", "1MiB"))
+    assert one.workload.parameters["size_bytes"] == 2**20

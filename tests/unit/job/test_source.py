@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,19 +11,15 @@ from hypothesis import strategies as st
 
 from raybench.errors import JobError
 from raybench.job.problems import Problem
-from raybench.job.source import MAX_DEPTH, MAX_FILE_BYTES, YamlSource, parse_tree, read_source
+from raybench.job.source import MAX_DEPTH, MAX_FILE_BYTES, parse_tree, read_source
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = Path("job.yaml")
     path.write_text("name: x\nmatrix:\n  batch_size: [64, 256]\n")
     return path
-
-
-def read(path: Path, *overrides: str) -> YamlSource:
-    return read_source(path, overrides)
 
 
 @pytest.mark.parametrize(
@@ -38,14 +35,12 @@ def read(path: Path, *overrides: str) -> YamlSource:
         ("matrix.batch_size={a: [1, 2]}", {"a": [1, 2]}),
     ],
 )
-def test_an_override_is_read_as_yaml_and_a_comma_makes_a_list(
-    file: Path, override: str, value: object
-) -> None:
-    assert read(file, override).data == {"name": "x", "matrix": {"batch_size": value}}
+def test_an_override_is_read_as_yaml_and_a_comma_makes_a_list(file, override, value):
+    assert read_source(file, [override]).data == {"name": "x", "matrix": {"batch_size": value}}
 
 
-def test_an_override_can_make_a_new_section_and_the_last_one_wins(file: Path) -> None:
-    source = read(file, "measure.warmup=1", "measure.warmup=2")
+def test_an_override_can_make_a_new_section_and_the_last_one_wins(file):
+    source = read_source(file, ["measure.warmup=1", "measure.warmup=2"])
     assert source.data["measure"] == {"warmup": 2}
 
 
@@ -58,22 +53,19 @@ def test_an_override_can_make_a_new_section_and_the_last_one_wins(file: Path) ->
         ("name.x=3", "name is not a mapping"),
         ("matrix.batch_size=[1", "matrix.batch_size: not YAML"),
         ("matrix.batch_size=", "matrix.batch_size: no value given"),
-        (f"a={2**64}", f"a: an integer must fit into 64 bits, given '{2**64}'"),
         ("measure.warmup={min:5}", "measure.warmup.'min:5': no value given"),
         ("matrix.batch_size=.nan", "must be finite"),
-        ("matrix.batch_size=*a", "aliases"),
     ],
 )
-def test_a_bad_override_is_named_as_it_was_given(file: Path, override: str, message: str) -> None:
+def test_a_bad_override_is_named_as_it_was_given(file, override, message):
     with pytest.raises(JobError) as caught:
-        read(file, override)
+        read_source(file, [override])
     assert str(caught.value).startswith(f"--set {override}: ")
     assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
-def test_a_problem_is_located_at_its_value_its_key_or_what_holds_it(file: Path) -> None:
-    source = read(file)
+def test_a_problem_is_located_at_its_value_its_key_or_what_holds_it(file):
+    source = read_source(file, ())
     value = Problem(path=("matrix", "batch_size", 1), message="no")
     assert source.explain(value) == "job.yaml:3:20: matrix.batch_size[1]: no"
     key = Problem(path=("matrix", "batch_size"), at_key=True, message="no")
@@ -82,18 +74,16 @@ def test_a_problem_is_located_at_its_value_its_key_or_what_holds_it(file: Path) 
     assert source.explain(missing) == "job.yaml:2:1: matrix.other: no"
 
 
-def test_what_lacks_in_a_section_that_an_override_made_is_located_at_the_override(
-    file: Path,
-) -> None:
-    source = read(file, "measure.warmup.min=5", "matrix.batch_size=1")
+def test_what_lacks_in_a_section_that_an_override_made_is_located_at_the_override(file):
+    source = read_source(file, ["measure.warmup.min=5", "matrix.batch_size=1"])
     lacks = Problem(path=("measure", "warmup", "max"), at_key=True, message="required")
     assert source.explain(lacks) == "--set measure.warmup.min=5: measure.warmup.max: required"
     of_the_file = Problem(path=("matrix", "other"), at_key=True, message="no")
     assert source.explain(of_the_file) == "job.yaml:2:1: matrix.other: no"
 
 
-def test_a_problem_of_an_overridden_value_is_located_at_the_override(file: Path) -> None:
-    source = read(file, "matrix.batch_size=1,0", "new.key=1")
+def test_a_problem_of_an_overridden_value_is_located_at_the_override(file):
+    source = read_source(file, ["matrix.batch_size=1,0", "new.key=1"])
     below = Problem(path=("matrix", "batch_size", 1), message="no")
     above = Problem(path=("new",), at_key=True, message="no")
     elsewhere = Problem(path=("name",), message="no")
@@ -115,35 +105,33 @@ def test_a_problem_of_an_overridden_value_is_located_at_the_override(file: Path)
         (b"x" * (MAX_FILE_BYTES + 1), "job.yaml:1:1: ", "at most 100,000 bytes"),
     ],
 )
-def test_a_file_that_is_no_mapping_of_text_is_refused(
-    file: Path, content: bytes, where: str, message: str
-) -> None:
+def test_a_file_that_is_no_mapping_of_text_is_refused(file, content, where, message):
     file.write_bytes(content)
     with pytest.raises(JobError) as caught:
-        read(file)
+        read_source(file, ())
     assert str(caught.value).startswith(where)
     assert message in str(caught.value)
 
 
-def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path):
     for path, reason in [
         (tmp_path / "none.yaml", "No such file"),
         (tmp_path, "Is a directory"),
         (tmp_path / "x\0y", "null byte"),
     ]:
         with pytest.raises(JobError, match=reason) as caught:
-            read(path)
+            read_source(path, ())
         assert str(caught.value).startswith(f"{path}:1:1: ")
 
 
-def test_a_byte_order_mark_does_not_shift_the_columns(file: Path) -> None:
+def test_a_byte_order_mark_does_not_shift_the_columns(file):
     file.write_bytes(b"\xef\xbb\xbfname: x\n")
-    source = read(file)
+    source = read_source(file, ())
     assert source.tree.value_positions[("name",)] == (1, 7)
     assert source.text == "name: x\n"
 
 
-def test_every_key_and_value_has_its_line_and_column() -> None:
+def test_every_key_and_value_has_its_line_and_column():
     tree = parse_tree("a: 1\nb:\n  - x\n  - {c: 2}\n")
     assert tree.data == {"a": 1, "b": ["x", {"c": 2}]}
     assert tree.problems == []
@@ -170,7 +158,7 @@ def test_every_key_and_value_has_its_line_and_column() -> None:
         ("-1.5", -1.5),
     ],
 )
-def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
+def test_scalars_are_those_of_yaml_1_2(text, value):
     tree = parse_tree(f"key: {text}")
     assert tree.problems == []
     assert tree.data["key"] == value
@@ -196,9 +184,7 @@ def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:
         ('a: "\\ud800"\n', (1, 4), "not a Unicode text"),
     ],
 )
-def test_what_a_job_may_not_say_is_a_problem_with_its_place(
-    text: str, position: tuple[int, int], message: str
-) -> None:
+def test_what_a_job_may_not_say_is_a_problem_with_its_place(text, position, message):
     tree = parse_tree(text)
     assert tree.is_complete
     found = [problem for problem in tree.problems if problem.position == position]
@@ -225,27 +211,11 @@ def test_what_a_job_may_not_say_is_a_problem_with_its_place(
         ('a: "\\Uffffffff"', (1, 1), "not YAML"),
     ],
 )
-def test_where_reading_must_end_there_is_one_problem(
-    text: str, position: tuple[int, int], message: str
-) -> None:
+def test_where_reading_must_end_there_is_one_problem(text, position, message):
     tree = parse_tree(text)
     assert not tree.is_complete
     assert tree.problems[-1].position == position
     assert message in tree.problems[-1].message
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.text(alphabet=st.sampled_from("ab \n:-[]{},'\""), max_size=30))
-def test_no_message_names_a_token_of_the_parser(text: str) -> None:
-    assert not any("<" in problem.message for problem in parse_tree(text).problems)
-
-
-def test_a_billion_laughs_are_refused_before_they_are_expanded() -> None:
-    lines = ["a0: &a0 [x, x]"]
-    lines += [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60)]
-    tree = parse_tree("\n".join(lines))
-    assert tree.data["a59"] == [None, None]
-    assert len(tree.problems) == 60 + 2 * 59
 
 
 @settings(max_examples=300, deadline=None)
@@ -254,6 +224,7 @@ def test_a_billion_laughs_are_refused_before_they_are_expanded() -> None:
         alphabet=st.sampled_from("ab01 \n\t:-[]{},&*!?|>'\"%#~.\\ux<=@`\x00é\ufeff"), max_size=60
     )
 )
-def test_no_text_makes_it_raise(text: str) -> None:
+def test_no_text_makes_it_raise_or_name_a_token_of_the_parser(text):
     tree = parse_tree(text)
     assert tree.is_complete or tree.problems
+    assert not any(re.search("<[a-z ]+>", problem.message) for problem in tree.problems)

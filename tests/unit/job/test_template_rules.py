@@ -16,7 +16,7 @@ SCRIPT = 'workload: {kind: script, path: train.py, items_per_step: "{batch_size}
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def load(tmp_path, monkeypatch):
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "train.py").touch()
     monkeypatch.chdir(tmp_path)
@@ -35,7 +35,7 @@ def problems(load, text: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_any_axis_that_a_text_names_is_one_of_the_job(load) -> None:
+def test_any_axis_that_a_text_names_is_one_of_the_job(load):
     job = load(
         SCRIPT + '"--batch {batch_size} --lr {lr} {flag}"}\n'
         "matrix: {world_size: [1, 2], batch_size: 8, lr: [0.1, 1e-3], flag: [--a, '--b 1']}\n"
@@ -47,7 +47,7 @@ def test_any_axis_that_a_text_names_is_one_of_the_job(load) -> None:
     assert script_path(job) == Path("jobs/train.py")
 
 
-def test_a_script_needs_no_batch_size(load) -> None:
+def test_a_script_needs_no_batch_size(load):
     job = load("workload: {kind: script, path: train.py}\nmatrix: {world_size: [1, 2]}\n")
     points = make_plan(job).points
     assert [point.batch_size for point in points] == [None, None]
@@ -55,36 +55,26 @@ def test_a_script_needs_no_batch_size(load) -> None:
     assert "gives no items_per_step" in remark.message
 
 
-def test_each_mistake_is_a_line_with_its_place_and_what_to_do(load) -> None:
+def test_each_mistake_is_a_line_with_its_place_and_what_to_do(load):
     text = SCRIPT + '"{bacth_size} {hiden} {"}\nmatrix: {batch_size: 8, hidden: 1}\n'
     lines = problems(load, text)
-    assert lines == [
-        "jobs/job.yaml:3:84: workload.args: a text names a setting as in {batch_size}; write {{ "
-        "and }} for braces themselves, given '{bacth_size} {hiden} {'",
-        "jobs/job.yaml:4:25: matrix.hidden: unknown axis 'hidden'; known: world_size, precision, "
-        "cuda_graph, devices, strategy, batch_size, global_batch_size, path, args, items_per_step, "
-        "step_of; or name {hidden} in args or env",
-    ]
+    assert lines[0].startswith("jobs/job.yaml:3:84: workload.args: a text names a setting as in {")
+    assert lines[1].startswith("jobs/job.yaml:4:25: matrix.hidden: unknown axis 'hidden'; known: ")
+    assert lines[1].endswith("step_of; or name {hidden} in args or env")
     lines = problems(load, text.replace(' {"', '"'))
-    assert lines[0] == (
-        "jobs/job.yaml:3:84: workload.args: unknown setting 'bacth_size'; did you mean "
-        "'batch_size'?, in braces"
-    )
+    assert "unknown setting 'bacth_size'; did you mean 'batch_size'?, in braces" in lines[0]
     lines = problems(load, "workload: {kind: script, path: train.py, args: '{batch_size}'}")
     assert "the job gives no batch size; put batch_size into matrix" in lines[0]
     lines = problems(load, "workload: {kind: script, path: trian.py}")
     assert "workload.path: no such file, given 'trian.py'; it is not in" in lines[0]
     lines = problems(load, SCRIPT + '"it\'s"}\nmatrix: {batch_size: 8}')
     assert "a quote is not closed" in lines[0]
-
-
-def test_items_that_are_no_number_are_refused_where_they_are_written(load) -> None:
     text = "workload: {kind: script, path: train.py, items_per_step: '{x} * 2'}\nmatrix: {x: [a]}"
     with pytest.raises(JobError, match=r"items_per_step: must be a whole number, .*given 'a \* 2'"):
         make_plan(load(text))
 
 
-def test_variables_are_axes_which_vary_slowest_and_may_name_settings(load) -> None:
+def test_variables_are_axes_which_vary_slowest_and_may_name_settings(load):
     job = load(
         "workload: {kind: mlp, hidden: 8}\nmatrix: {world_size: [1, 2], batch_size: 8}\n"
         "env: {NCCL_ALGO: [Ring, Tree], NCCL_NTHREADS: 256, SIZE: '{batch_size}x{hidden}'}\n"
@@ -98,15 +88,11 @@ def test_variables_are_axes_which_vary_slowest_and_may_name_settings(load) -> No
     assert len({point.point_id for point in points}) == 3
     assert "NCCL_ALGO" not in points[0].params
     assert [p.world_size for p in select_points(points, "NCCL_ALGO == 'Tree'")] == [2]
-
-
-def test_a_job_without_variables_keeps_the_ids_of_its_points(load) -> None:
-    text = "workload: {kind: mlp}\nmatrix: {batch_size: 8}\n"
-    (without,) = make_plan(load(text)).points
-    (with_one,) = make_plan(load(text + "env: {A: b}\n")).points
-    assert without.point_id != with_one.point_id
-    assert load(text).meaning_sha256 != load(text + "env: {A: b}\n").meaning_sha256
-    assert load(text).meaning_sha256 == load(text + "env: {}\n").meaning_sha256
+    without, none, other = (
+        load(f"workload: {{kind: mlp}}\nmatrix: {{batch_size: 8}}\n{env}").meaning_sha256
+        for env in ("", "env: {}", "env: {A: b}")
+    )
+    assert without == none != other
 
 
 @pytest.mark.parametrize(
@@ -121,6 +107,6 @@ def test_a_job_without_variables_keeps_the_ids_of_its_points(load) -> None:
         ("{A: []}", "must not be empty"),
     ],
 )
-def test_a_variable_that_cannot_be_set_is_refused(load, env: str, message: str) -> None:
+def test_a_variable_that_cannot_be_set_is_refused(load, env, message):
     (line,) = problems(load, f"workload: {{kind: mlp}}\nmatrix: {{batch_size: 8}}\nenv: {env}\n")
     assert message in line

@@ -6,14 +6,13 @@ import time
 
 import pytest
 import torch
+from builders import make_context
 from forked import gloo, run_ranks
 
 from raybench.job.model import Measure
-from raybench.job.point import Precision
 from raybench.measure.phases import measure
 from raybench.measure.timing import all_ranks_ns, as_rank_0_says, slowest_rank_ns
 from raybench.records import Measurement
-from raybench.workloads.base import Context
 
 CPU = torch.device("cpu")
 SLOW_S = 0.004
@@ -32,33 +31,23 @@ class Lagging:
 
 
 def run_rank(rank: int, folder: str) -> tuple[list[int], int, Measurement]:
-    context = Context(
-        device=CPU,
-        rank=rank,
-        world_size=2,
-        local_rank=rank,
-        batch_size=1,
-        precision=Precision.FP32,
-    )
+    context = make_context(rank, 2)
     with gloo(rank, 2, f"{folder}/store"):
         slowest = slowest_rank_ns([5, 9] if rank == 0 else [7, 3], CPU)
         assert all_ranks_ns([5, rank], CPU) == [[5, 0], [5, 1]]
         decision = as_rank_0_says(lambda: 40 + rank, CPU)
-        settings = Measure(target_ci=0.5, min_seconds=0.4, breakdown=False)
+        settings = Measure(target_ci=0.5, min_seconds=0.2, breakdown=False)
         done = measure(lambda: Lagging(rank), context, settings)
     return slowest, decision, done
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[int], int, Measurement]]:
+def answers(tmp_path_factory):
     return run_ranks(run_rank, 2, str(tmp_path_factory.mktemp("gloo")))
 
 
-def test_of_each_iteration_the_longest_duration_is_known_to_all(answers):
+def test_the_longest_duration_of_each_step_and_what_rank_0_decides_are_known_to_all(answers):
     assert [slowest for slowest, _, _ in answers] == [[7, 9], [7, 9]]
-
-
-def test_rank_0_decides_for_all(answers):
     assert [decision for _, decision, _ in answers] == [40, 40]
 
 

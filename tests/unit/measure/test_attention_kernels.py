@@ -22,36 +22,24 @@ def attend_by_own_operator(query: torch.Tensor) -> torch.Tensor:
     return attend(query)
 
 
-@pytest.mark.parametrize(
-    ("backend", "kernel"), [(SDPBackend.MATH, "math"), (SDPBackend.FLASH_ATTENTION, "flash")]
-)
-def test_the_kernel_that_torch_takes_is_named_forward_and_backward(
-    backend: SDPBackend, kernel: str
-) -> None:
-    with sdpa_kernel(backend):
-        assert attention_kernels(attend) == (kernel,)
-        assert attention_kernels(lambda: attend().sum().backward()) == (kernel,)
+def test_the_kernel_that_torch_takes_is_named_forward_and_backward():
+    for backend, kernel in ((SDPBackend.MATH, "math"), (SDPBackend.FLASH_ATTENTION, "flash")):
+        with sdpa_kernel(backend):
+            assert attention_kernels(attend) == (kernel,)
+            assert attention_kernels(lambda: attend().sum().backward()) == (kernel,)
+    assert attention_kernels(lambda: TOKENS + 1) == ()
 
 
-def test_an_operator_of_ones_own_is_looked_into() -> None:
-    query = TOKENS.detach()
-    assert attention_kernels(lambda: attend_by_own_operator(query)) == ("flash",)
-
-
-def test_all_kernels_of_a_step_are_named() -> None:
+def test_all_kernels_of_a_step_are_named_also_in_an_operator_of_ones_own():
     def step() -> None:
-        attend()
+        attend_by_own_operator(TOKENS.detach())
         with sdpa_kernel(SDPBackend.MATH):
             attend()
 
     assert attention_kernels(step) == ("flash", "math")
 
 
-def test_nothing_is_named_of_a_step_without_attention() -> None:
-    assert attention_kernels(lambda: TOKENS + 1) == ()
-
-
-def test_a_step_that_fails_leaves_no_profiler_behind() -> None:
+def test_a_step_that_fails_leaves_no_profiler_behind():
     with pytest.raises(ZeroDivisionError):
         attention_kernels(lambda: 1 / 0)
     assert not torch._C._autograd._profiler_enabled()

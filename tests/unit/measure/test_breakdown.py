@@ -8,21 +8,18 @@ from statistics import median
 
 import pytest
 import torch
+from builders import make_context
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from raybench.job.point import Precision
 from raybench.measure import breakdown
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.marks import OptimizerMarks, comm_ms, tail_ms
 from raybench.measure.timing import make_timer
 from raybench.measure.wall_clock import time_by_wall_clock
-from raybench.workloads.base import Context
 
 CPU = torch.device("cpu")
-ALONE = Context(
-    device=CPU, rank=0, world_size=1, local_rank=0, batch_size=4, precision=Precision.FP32
-)
+ALONE = make_context()
 
 
 class Slow:
@@ -57,21 +54,12 @@ def no_step() -> None:
         pytest.param([(0, 9), (1, 4), (2, 10)], 10, 8, id="the second ends before the first"),
     ],
 )
-def test_collectives_run_one_after_the_other(
-    buckets: list[tuple[float, float]], comm: float, tail: float
-) -> None:
+def test_collectives_run_one_after_the_other(buckets, comm, tail):
     assert comm_ms(buckets) == pytest.approx(comm)
     assert tail_ms(buckets) == pytest.approx(tail)
 
 
-def test_a_late_peer_adds_its_delay_to_the_tail_of_the_others_alone() -> None:
-    # Rank 1 comes 7 ms later; both see the collectives end at the same moments.
-    waiting = tail_ms([(0, 9), (3, 12)])
-    late = tail_ms([(0, 2), (3, 5)])
-    assert waiting - late == 7
-
-
-def test_one_rank_on_a_cpu_has_a_local_step_and_an_optimizer() -> None:
+def test_one_rank_on_a_cpu_has_a_local_step_and_an_optimizer():
     workload = Slow()
     found = break_down(workload, make_timer(CPU), ALONE, Extent(steps=5))
     assert [len(block) for block in found.local_ms] == [3, 3]
@@ -83,24 +71,13 @@ def test_one_rank_on_a_cpu_has_a_local_step_and_an_optimizer() -> None:
     assert found.comm_ms == found.tail_ms == ()
     assert "CPU" in found.methods["host_gap_ms"]
     assert found.methods["local_step_ms"] == "the step as it is"
-
-
-def test_the_hooks_on_optimizers_are_gone_afterwards() -> None:
-    break_down(Slow(), make_timer(CPU), ALONE, Extent(steps=2))
+    assert found.wall is None
+    assert found.methods["wall_synced_ms_by_rank"].startswith("none: on a CPU")
     assert not _global_optimizer_pre_hooks
     assert not _global_optimizer_post_hooks
 
 
-def test_a_step_without_an_optimizer_says_so() -> None:
-    class Bare:
-        step = staticmethod(no_step)
-
-    found = break_down(Bare(), make_timer(CPU), ALONE, Extent(steps=3))
-    assert found.optimizer_ms is None
-    assert "no optimizer" in found.methods["optimizer_ms"]
-
-
-def test_optimizers_of_one_step_are_added_up_and_skipped_steps_do_not_count() -> None:
+def test_optimizers_of_one_step_are_added_up_and_skipped_steps_do_not_count():
     optimizer = SlowOptimizer([nn.Parameter(torch.zeros(1))], {})
     marks = OptimizerMarks(CPU)
 
@@ -116,7 +93,7 @@ def test_optimizers_of_one_step_are_added_up_and_skipped_steps_do_not_count() ->
     assert spent_ms >= 8
 
 
-def test_what_cannot_be_taken_apart_has_its_reason_and_runs_no_step() -> None:
+def test_what_cannot_be_taken_apart_has_its_reason_and_runs_no_step():
     workload, reason = Slow(), "CUDA graph"
     context = replace(ALONE, cuda_graph=True)
     found = break_down(workload, make_timer(CPU), context, Extent(steps=5))
@@ -128,7 +105,7 @@ def test_what_cannot_be_taken_apart_has_its_reason_and_runs_no_step() -> None:
 
 
 @pytest.fixture
-def spins(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def spins(monkeypatch):
     """A device as fast as the host, whose spin kernel counts 1000 cycles in a millisecond."""
     asked: list[int] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -138,7 +115,7 @@ def spins(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_the_device_is_held_back_for_longer_than_the_host_needs(spins: list[int]) -> None:
+def test_the_device_is_held_back_for_longer_than_the_host_needs(spins):
     device_ms = breakdown.time_queued_steps(
         lambda: time.sleep(0.004), OptimizerMarks(CPU), local_ms=4.0, steps=3
     )
@@ -148,36 +125,20 @@ def test_the_device_is_held_back_for_longer_than_the_host_needs(spins: list[int]
     assert spins[0] >= 6000
 
 
-def test_the_host_clock_stops_when_a_step_is_issued_and_again_when_it_is_done() -> None:
+def test_the_host_clock_stops_when_a_step_is_issued_and_again_when_it_is_done():
     found = time_by_wall_clock(lambda: time.sleep(0.002), 3, wait=lambda: time.sleep(0.02))
     assert 2 <= found.unsynced_ms < 20
     assert found.synced_ms >= 22
 
 
-def test_a_wall_clock_tells_nothing_more_of_a_step_on_a_cpu() -> None:
-    found = break_down(Slow(), make_timer(CPU), ALONE, Extent(steps=3))
-    assert found.wall is None
-    assert found.methods["wall_synced_ms_by_rank"].startswith("none: on a CPU")
-
-
-def test_the_device_is_not_held_back_where_the_host_is_ahead(spins: list[int]) -> None:
+def test_the_device_is_not_held_back_where_the_host_is_ahead(spins):
     breakdown.time_queued_steps(
         lambda: time.sleep(0.001), OptimizerMarks(CPU), local_ms=400, steps=3
     )
     assert spins == []
 
 
-def test_the_device_is_not_held_back_for_seconds(
-    spins: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(breakdown, "_issue_ms", lambda _: 700.0)
-    assert breakdown.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None
-    assert spins == []
-
-
-def test_no_rank_runs_queued_steps_where_another_cannot(
-    spins: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_rank_runs_queued_steps_where_another_cannot(spins, monkeypatch):
     monkeypatch.setattr(breakdown, "_issue_ms", lambda _: 600.0)
     monkeypatch.setattr(breakdown, "slowest_rank_ns", lambda _, device: [1_100_000_000])
     assert breakdown.time_queued_steps(no_step, OptimizerMarks(CPU), local_ms=700, steps=3) is None

@@ -29,7 +29,7 @@ def trace(*kernels: tuple[str, float], **args: Any) -> list[Event]:
     return events
 
 
-def test_the_kernels_of_calls_are_told_by_kind_with_medians_over_the_steps() -> None:
+def test_the_kernels_of_calls_are_told_by_kind_with_medians_over_the_steps():
     kernels = [
         kernel
         for step in range(3)
@@ -49,11 +49,11 @@ def test_the_kernels_of_calls_are_told_by_kind_with_medians_over_the_steps() -> 
     }
 
 
-def test_a_collective_that_the_trace_names_is_of_its_kind_and_group() -> None:
+def test_a_collective_that_the_trace_names_is_of_its_kind_and_group():
     assert call_times(trace((SEND_RECV, 2.0), **NAMED), 1, 4) == {("all_gather", 2): (2.0,)}
 
 
-def test_what_is_left_of_the_step_before_is_left_out() -> None:
+def test_what_is_left_of_the_step_before_is_left_out():
     kernels = [("ncclDevKernel_Broadcast_RING_LL(x)", ms) for ms in (9.0, 1.0, 2.0, 3.0, 4.0)]
     assert call_times(trace(*kernels), 2, 2) == {("broadcast", 2): (2.0, 3.0)}
     assert call_times(trace(kernels[0]), 2, 2) == {}
@@ -63,7 +63,7 @@ def sent(kind: str, calls: int) -> Traffic:
     return Traffic(kind=kind, ranks=2, calls=calls, message_bytes=10, bus_bytes=10.0)
 
 
-def test_what_a_step_sends_gets_the_times_of_its_calls() -> None:
+def test_what_a_step_sends_gets_the_times_of_its_calls():
     events = trace((SEND_RECV, 2.0), (SEND_RECV, 4.0), ("ncclDevKernel_AllReduce_Sum(x)", 1.0))
     packed = gzip.compress(json.dumps({"traceEvents": events}).encode())
     # Four sends in two groups; two all_reduces where the trace has one.
@@ -74,7 +74,7 @@ def test_what_a_step_sends_gets_the_times_of_its_calls() -> None:
     assert "kernel" in found.methods["comm_busbw_gb_s"]
 
 
-def test_nothing_is_told_where_the_calls_of_the_trace_are_not_those_that_were_counted() -> None:
+def test_nothing_is_told_where_the_calls_of_the_trace_are_not_those_that_were_counted():
     packed = gzip.compress(json.dumps({"traceEvents": trace((SEND_RECV, 2.0))}).encode())
     breakdown = Breakdown(traffic=(sent("all_reduce", 0),))
     none = gzip.compress(b'{"traceEvents": []}')

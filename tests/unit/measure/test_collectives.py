@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ from raybench.measure.collectives import (
     replace_collectives,
 )
 from raybench.measure.timing import make_timer
-from raybench.records import Breakdown, Traffic
+from raybench.records import Breakdown
 from raybench.workloads.base import Context, Workload
 
 RANKS = 2
@@ -53,37 +53,14 @@ EXPECTED = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What a way of communicating leaves behind: before, with local copies, and afterwards."""
-
-    real: list[float]
-    local: list[float]
-    real_again: list[float]
-    traffic: tuple[Traffic, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """All that one rank did."""
-
-    ways: dict[str, Seen]
-    gradients: dict[str, list[float]]
-    after_error: float
-    saved: float
-    groups_are_as_before: bool
-    last_sum: float
-    breakdowns: dict[str, Breakdown]
-
-
-def watch(way: str) -> Seen:
+def watch(way: str) -> SimpleNamespace:
     issue, copies = WAYS[way], WatchedCopies(CPU)
     real = issue(RANKS).tolist()
     with replace_collectives(copies):
         local = issue(RANKS).tolist()
         copies.end_step()
     [(collectives, _)] = copies.take()
-    return Seen(
+    return SimpleNamespace(
         real=real,
         local=local,
         real_again=issue(RANKS).tolist(),
@@ -149,10 +126,10 @@ def sum_when_closed(rank: int) -> float:
     return workload.total.item()
 
 
-def run_rank(rank: int, store: str) -> Answers:
+def run_rank(rank: int, store: str) -> SimpleNamespace:
     with gloo(rank, 2, store):
         before = [vars(dist.ProcessGroup)[name] for name in GROUPS]
-        return Answers(
+        return SimpleNamespace(
             ways={way: watch(way) for way in WAYS},
             gradients={way: gradients_alone(way, rank) for way in ("hook", "copies")},
             after_error=sum_after_error(),
@@ -164,12 +141,12 @@ def run_rank(rank: int, store: str) -> Answers:
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Answers]:
+def answers(tmp_path_factory):
     return run_ranks(run_rank, RANKS, str(tmp_path_factory.mktemp("group") / "store"))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_calls_and_bytes_are_those_of_the_closed_forms(way: str, answers: list[Answers]) -> None:
+def test_calls_and_bytes_are_those_of_the_closed_forms(way, answers):
     for answer in answers:
         found = {one.kind: one for one in answer.ways[way].traffic}
         sizes = {kind: (one.message_bytes, one.bus_bytes) for kind, one in found.items()}
@@ -178,9 +155,7 @@ def test_calls_and_bytes_are_those_of_the_closed_forms(way: str, answers: list[A
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_local_copy_writes_as_much_and_only_what_the_rank_has(
-    way: str, answers: list[Answers]
-) -> None:
+def test_a_local_copy_writes_as_much_and_only_what_the_rank_has(way, answers):
     for rank, answer in enumerate(answers):
         seen = answer.ways[way]
         assert len(seen.local) == len(seen.real)
@@ -190,33 +165,25 @@ def test_a_local_copy_writes_as_much_and_only_what_the_rank_has(
             assert {round(value) // 100 for value in seen.local} == {rank + 1}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_collectives_are_real_before_and_after(way: str, answers: list[Answers]) -> None:
-    for answer in answers:
-        assert answer.ways[way].real == answer.ways[way].real_again
-    if way != "broadcast":
+def test_collectives_are_real_before_and_after_also_where_a_step_raised(answers):
+    for way in WAYS:
+        for answer in answers:
+            assert answer.ways[way].real == answer.ways[way].real_again
         first, second = (answer.ways[way] for answer in answers)
-        assert first.local != first.real or second.local != second.real
-
-
-def test_collectives_are_real_after_a_step_that_raised(answers: list[Answers]) -> None:
+        assert way == "broadcast" or first.local != first.real or second.local != second.real
     assert [answer.after_error for answer in answers] == [RANKS, RANKS]
     assert all(answer.groups_are_as_before for answer in answers)
 
 
-def test_what_autograd_has_saved_may_be_written(answers: list[Answers]) -> None:
-    assert [answer.saved for answer in answers] == [8.0] * RANKS
-
-
-def test_a_ddp_model_computes_alone_what_it_does_with_its_hook(answers: list[Answers]) -> None:
+def test_a_ddp_model_computes_alone_what_it_does_with_its_hook(answers):
     for answer in answers:
         assert answer.gradients["copies"] == pytest.approx(answer.gradients["hook"])
     assert answers[0].gradients["copies"] != answers[1].gradients["copies"]
+    # What autograd has saved may be written.
+    assert [answer.saved for answer in answers] == [8.0] * RANKS
 
 
-def test_the_communication_of_fsdp_is_told_of_a_class_that_declares_nothing(
-    answers: list[Answers],
-) -> None:
+def test_the_communication_of_fsdp_is_told_of_a_class_that_declares_nothing(answers):
     layer = WIDTH * WIDTH * 4
     for found in (answer.breakdowns["sharded"] for answer in answers):
         assert all(found.local_ms)
@@ -231,36 +198,38 @@ def test_the_communication_of_fsdp_is_told_of_a_class_that_declares_nothing(
         assert "local copies" in found.methods["local_step_ms"]
 
 
-def test_a_slow_collective_is_exposed_and_not_in_the_local_step(answers: list[Answers]) -> None:
+def test_a_slow_collective_is_exposed_and_not_in_the_local_step(answers):
     for answer in answers:
         slow = answer.breakdowns["slow"]
         assert OWN_MS <= min(slow.local_ms[0]) < OWN_MS + DELAY_MS / 2
+        # A workload ends with a step among its peers.
+        assert answer.last_sum == sum(range(1, RANKS + 1))
 
 
-def test_a_workload_ends_with_a_step_among_its_peers(answers: list[Answers]) -> None:
-    assert [answer.last_sum for answer in answers] == [sum(range(1, RANKS + 1))] * RANKS
-
-
-def test_a_step_that_fails_without_its_peers_says_so_on_all_ranks(answers: list[Answers]) -> None:
+def test_a_step_that_fails_without_its_peers_says_so_on_all_ranks(answers):
     reasons = [answer.breakdowns["failing"].methods["comm_exposed_ms"] for answer in answers]
     assert "on another rank" in reasons[0]
     assert "ValueError: a peer is missing" in reasons[1]
     assert all(answer.breakdowns["failing"].local_ms == () for answer in answers)
 
 
-def test_a_step_that_is_a_collective_is_not_taken_apart(answers: list[Answers]) -> None:
+def test_what_is_all_communication_or_none_is_not_taken_apart(answers):
+    class Silent:
+        def step(self) -> None: ...
+
     found = answers[0].breakdowns["collective"]
     assert found.local_ms == ()
     assert found.methods["comm_exposed_ms"] == "none: the step itself is communication"
+    found = break_down(Silent(), make_timer(CPU), context_of(0), Extent(steps=3))
+    assert found.local_ms == ()
+    assert "no collective of torch.distributed was seen" in found.methods["local_step_ms"]
 
 
 @pytest.mark.parametrize(
     ("dtype", "is_random"),
     [(torch.bfloat16, True), (torch.float8_e4m3fn, True), (torch.int64, False)],
 )
-def test_what_only_a_peer_has_is_random_and_integers_are_0(
-    dtype: torch.dtype, is_random: bool
-) -> None:
+def test_what_only_a_peer_has_is_random_and_integers_are_0(dtype, is_random):
     outputs = [torch.ones(64).to(dtype) for _ in range(2)]
     copies = LocalCopies()
     for output in outputs:
@@ -271,7 +240,7 @@ def test_what_only_a_peer_has_is_random_and_integers_are_0(
     assert is_random or not first.any()
 
 
-def test_what_others_would_add_is_not_zero_where_a_rank_has_nothing() -> None:
+def test_what_others_would_add_is_not_zero_where_a_rank_has_nothing():
     output, source = torch.ones(64), torch.zeros(64)
     handler, copies = LocalCopies(), [(output, source)]
     handler(Collective(kind="reduce_scatter", ranks=2, message_bytes=64, copies=copies))
@@ -279,15 +248,3 @@ def test_what_others_would_add_is_not_zero_where_a_rank_has_nothing() -> None:
     assert output.abs().max() < 0.1
     handler(Collective(kind="all_gather", ranks=2, message_bytes=64, copies=copies))
     assert not output.any()
-
-
-def test_ranks_that_send_each_other_nothing_have_a_reason() -> None:
-    class Silent:
-        def step(self) -> None: ...
-
-    context = replace(context_of(0), world_size=2)
-    found = break_down(Silent(), make_timer(CPU), context, Extent(steps=3))  # type: ignore[arg-type]
-    assert found.local_ms == ()
-    assert found.methods["local_step_ms"] == (
-        "unknown: no collective of torch.distributed was seen in a step"
-    )

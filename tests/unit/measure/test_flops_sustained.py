@@ -39,28 +39,20 @@ class Limited:
         return event
 
 
-def test_a_product_is_as_fast_as_under_the_power_limit_not_as_in_its_first_moments(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_product_is_as_fast_as_under_the_power_limit_not_as_in_its_first_moments(monkeypatch):
     limited = Limited(monkeypatch)
     found = tflops_sustained(torch.device("cuda", 0), [Precision.BF16])
     assert found == {Precision.BF16: pytest.approx(PRODUCT_TFLOP / 2e-3)}
     assert limited.now_ms > 400
 
 
-def test_a_device_without_room_for_the_matrices_has_no_rate(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    Limited(monkeypatch)
+def test_a_cpu_and_a_device_without_room_for_the_matrices_have_no_rate(monkeypatch):
+    limited = Limited(monkeypatch)
+    assert tflops_sustained(torch.device("cpu"), list(Precision)) == dict.fromkeys(Precision)
+    assert limited.products == 0
 
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch, "randn", full)
     assert tflops_sustained(torch.device("cuda", 0), [Precision.FP32]) == {Precision.FP32: None}
-
-
-def test_a_cpu_has_no_rate_and_no_product_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    limited = Limited(monkeypatch)
-    assert tflops_sustained(torch.device("cpu"), list(Precision)) == dict.fromkeys(Precision)
-    assert limited.products == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -39,7 +38,7 @@ class Paced:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def clock(monkeypatch):
     now_ns = [0]
     for clock in ("time.perf_counter_ns", "raybench.measure.timing.perf_counter_ns"):
         monkeypatch.setattr(clock, lambda: now_ns[0])
@@ -59,55 +58,30 @@ def measured(clock, settings, *, cold_s=1.0, step_s=0.01):
     return done
 
 
-def test_a_rank_that_shares_its_work_finishes_its_part_of_the_items(clock):
-    class Shared(Paced):
-        shares_work = True
-
-    context = replace(make_context(), rank=1, world_size=3)
-    settings = Measure(warmup=1, iterations=2, breakdown=False)
-    done = phases.measure(lambda: Shared(clock, 0.01, 0.01), context, settings)
-    assert done.items_per_step == pytest.approx(4 / 3)
-
-
-def test_the_counts_are_those_asked_for_when_the_budget_allows(clock):
-    done = measured(clock, Measure(warmup=10, iterations=50, max_seconds=20.0))
+@pytest.mark.parametrize(
+    ("settings", "pace_s", "warmup", "timed", "settled"),
+    [
+        ({"warmup": 10, "iterations": 50}, (1.0, 0.01), 10, 50, True),
+        # The budget cuts the warm-up to half of it, and no iteration that the job asks for.
+        ({"warmup": 10, "iterations": 50, "max_seconds": 8.0}, (1.0, 1.0), 1 + 4, 50, True),
+        # A long cold iteration does not eat it.
+        ({"warmup": 5, "iterations": 20, "max_seconds": 1.0}, (60.0, 0.01), 5, 20, None),
+        # A quiet workload is warmed up for one second and timed for two.
+        ({}, (1.0, 0.01), 1 + 100, 200, True),
+        ({"min_seconds": 0.0}, (1.0, 0.01), 20, 30, True),
+        # A step longer than the budget is sampled five times, which tell nothing of settling.
+        ({"max_seconds": 8.0}, (1.0, 1.0), 1 + 4, 5, None),
+        ({"max_seconds": 2.0}, (1.0, 30.0), 2, 5, None),
+    ],
+)
+def test_so_many_steps_warm_up_and_are_timed(clock, settings, pace_s, warmup, timed, settled):
+    cold_s, step_s = pace_s
+    done = measured(clock, Measure(**settings), cold_s=cold_s, step_s=step_s)
     (repetition,) = done.repetitions
-    assert len(repetition.warmup.step_ns) == 10
-    assert len(repetition.timed.step_ns) == 50
-    assert done.items_per_step == 4
-
-
-def test_the_cold_iteration_is_in_the_warm_up_and_not_in_the_samples(clock):
-    done = measured(clock, Measure(warmup=1, iterations=5), cold_s=3.0)
-    (repetition,) = done.repetitions
-    assert repetition.warmup.step_ns == (3_000_000_000,)
-    assert set(repetition.timed.step_ns) == {10_000_000}
-
-
-def test_the_budget_cuts_the_warm_up_to_half_of_it_and_no_iteration_that_the_job_asks_for(clock):
-    done = measured(clock, Measure(warmup=10, iterations=50, max_seconds=8.0), step_s=1.0)
-    (repetition,) = done.repetitions
-    assert len(repetition.warmup.step_ns) == 1 + 4
-    assert len(repetition.timed.step_ns) == 50
-
-
-def test_a_step_longer_than_the_budget_is_still_sampled_five_times(clock):
-    (repetition,) = measured(clock, Measure(max_seconds=2.0), step_s=30.0).repetitions
-    assert len(repetition.timed.step_ns) == 5
-
-
-def test_a_long_cold_iteration_does_not_eat_the_budget(clock):
-    done = measured(clock, Measure(warmup=5, iterations=20, max_seconds=1.0), cold_s=60.0)
-    (repetition,) = done.repetitions
-    assert len(repetition.timed.step_ns) == 20
-
-
-def test_each_repeat_is_a_new_workload_with_its_own_warm_up(clock):
-    done = measured(clock, Measure(warmup=2, iterations=3, repeats=3), cold_s=0.5)
-    assert len(done.repetitions) == 3
-    for repetition in done.repetitions:
-        assert repetition.warmup.step_ns[0] == 500_000_000
-        assert len(repetition.timed.step_ns) == 3
+    assert (len(repetition.warmup.step_ns), len(repetition.timed.step_ns)) == (warmup, timed)
+    assert repetition.settled is settled
+    assert repetition.warmup.step_ns[0] == cold_s * 1e9
+    assert set(repetition.timed.step_ns) == {round(step_s * 1e9)}
 
 
 def test_a_repeat_is_built_when_the_one_before_is_gone_even_without_a_close():
@@ -128,50 +102,23 @@ def test_a_repeat_is_built_when_the_one_before_is_gone_even_without_a_close():
     assert alive == [0, 0, 0]
 
 
-def test_an_error_of_close_is_a_note_on_the_error_before_it():
+@pytest.mark.parametrize("fails", [True, False])
+def test_an_error_of_close_is_a_note_on_the_error_before_it_or_raised(fails):
     class Broken:
         items_per_step = 1
 
         def step(self) -> None:
-            raise torch.OutOfMemoryError("too big")
+            if fails:
+                raise torch.OutOfMemoryError("too big")
 
         def close(self) -> None:
             raise ValueError("nothing to close")
 
-    with pytest.raises(torch.OutOfMemoryError, match="too big") as caught:
-        phases.measure(Broken, make_context(), Measure())
-    assert caught.value.__notes__ == ["close() then raised ValueError: nothing to close"]
-
-
-def test_an_error_of_close_alone_is_raised():
-    class Broken:
-        items_per_step = 1
-
-        def step(self) -> None: ...
-
-        def close(self) -> None:
-            raise ValueError("cannot close")
-
-    with pytest.raises(ValueError, match="cannot close"):
-        phases.measure(
-            Broken,
-            make_context(),
-            Measure(warmup=1, iterations=1, breakdown=False),
-        )
-
-
-def test_by_default_a_quiet_workload_is_warmed_up_for_one_second_and_timed_for_two(clock):
-    (repetition,) = measured(clock, Measure()).repetitions
-    assert len(repetition.warmup.step_ns) == 1 + 100
-    assert len(repetition.timed.step_ns) == 200
-    assert repetition.settled is True
-
-
-def test_a_quick_look_at_a_quiet_workload_takes_few_steps(clock):
-    (repetition,) = measured(clock, Measure(min_seconds=0.0)).repetitions
-    assert len(repetition.warmup.step_ns) == 20
-    assert len(repetition.timed.step_ns) == 30
-    assert repetition.settled is True
+    expected = (torch.OutOfMemoryError, "too big") if fails else (ValueError, "nothing to close")
+    with pytest.raises(expected[0], match=expected[1]) as caught:
+        phases.measure(Broken, make_context(), Measure(warmup=1, iterations=1, breakdown=False))
+    if fails:
+        assert caught.value.__notes__ == ["close() then raised ValueError: nothing to close"]
 
 
 class Sinking(Paced):
@@ -182,36 +129,29 @@ class Sinking(Paced):
         super().step()
 
 
-class CompiledLate(Paced):
-    """Steps of which some compile something."""
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_warm_up_says_for_how_long_it_compiled(clock, steps):
+    class Compiled(Paced):
+        done = 0
 
-    def __init__(self, clock: list[int], compiling: Sequence[int]) -> None:
-        super().__init__(clock, 0.01, 0.01)
-        self._compiling, self._done = compiling, 0
+        def step(self) -> None:
+            self.done += 1
+            if self.done <= steps:
+                # What was compiled by this backend is the same in each process.
+                torch._dynamo.reset()
+                torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+            super().step()
 
-    def step(self) -> None:
-        self._done += 1
-        if self._done in self._compiling:
-            # What was compiled by this backend is the same in each process.
-            torch._dynamo.reset()
-            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
-        super().step()
-
-
-@pytest.mark.parametrize(("compiling", "steps"), [((), 0), ((1,), 1)])
-def test_a_warm_up_says_for_how_long_it_compiled(
-    clock: list[int], compiling: tuple[int, ...], steps: int
-):
     settings = Measure(warmup=4, iterations=2, breakdown=False)
-    workload = CompiledLate(clock, compiling)
-    (repetition,) = phases.measure(lambda: workload, make_context(), settings).repetitions
-    assert repetition.compiling_steps == steps
+    done = phases.measure(lambda: Compiled(clock, 0.01, 0.01), make_context(), settings)
+    assert done.repetitions[0].compiling_steps == steps
 
 
 def test_samples_that_drift_are_kept_as_warm_up_and_timing_begins_anew(clock):
-    settings = Measure(breakdown=False)
-    workload = Sinking(clock, 0.01, 0.01)
-    (repetition,) = phases.measure(lambda: workload, make_context(), settings).repetitions
+    done = phases.measure(
+        lambda: Sinking(clock, 0.01, 0.01), make_context(), Measure(breakdown=False)
+    )
+    (repetition,) = done.repetitions
     assert len(repetition.warmup.step_ns) > 250
     assert max(repetition.warmup.step_ns) > 10_400_000
     assert set(repetition.timed.step_ns) == {10_000_000}
@@ -235,18 +175,6 @@ def test_short_steps_warm_up_in_the_loops_in_which_they_are_timed(clock):
     assert len(repetition.timed.step_ns) == pytest.approx(2000, rel=0.05)
 
 
-def test_of_a_few_slow_steps_it_is_not_known_whether_they_settled(clock):
-    done = measured(clock, Measure(max_seconds=8.0), step_s=1.0)
-    (repetition,) = done.repetitions
-    assert (len(repetition.warmup.step_ns), len(repetition.timed.step_ns)) == (1 + 4, 5)
-    assert repetition.settled is None
-
-
-def test_a_fixed_count_is_asked_too_whether_it_settled(clock):
-    (repetition,) = measured(clock, Measure(warmup=5, iterations=50)).repetitions
-    assert repetition.settled is True
-
-
 def test_steps_below_a_millisecond_are_timed_in_loops(clock):
     done = measured(clock, Measure(warmup=10, iterations=20), step_s=0.0003)
     (repetition,) = done.repetitions
@@ -265,7 +193,7 @@ class Sized:
     memory_bytes = 100
     flops_per_step = 2e9
 
-    def __init__(self, calls: list[str], is_wrong: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, calls: list[str], is_wrong: bool = False) -> None:
         self._calls, self._is_wrong = calls, is_wrong
 
     def step(self) -> None:
@@ -274,7 +202,7 @@ class Sized:
 
     def check(self) -> None:
         self._calls.append("check")
-        if self._is_wrong():
+        if self._is_wrong:
             raise ValueError("the ranks sum to 1, not 3")
 
     def close(self) -> None:
@@ -282,7 +210,13 @@ class Sized:
 
 
 def test_what_a_workload_says_of_its_step_is_handed_on():
-    done = phases.measure(lambda: Sized([]), make_context(), Measure(warmup=1, iterations=1))
+    class Shared(Sized):
+        shares_work = True
+
+    settings = Measure(warmup=1, iterations=1, breakdown=False)
+    part = phases.measure(lambda: Shared([]), make_context(1, 3), settings)
+    assert part.items_per_step == pytest.approx(7 / 3)
+    done = phases.measure(lambda: Sized([]), make_context(), settings)
     for name in ("items_per_step", "message_bytes", "busbw_factor", "memory_bytes"):
         assert getattr(done, name) == getattr(Sized, name)
     assert done.flops_per_step == 2e9
@@ -295,14 +229,11 @@ def test_a_workload_checks_itself_after_warm_up_and_after_the_timed_steps():
     settings = Measure(warmup=1, iterations=1, repeats=2, breakdown=False)
     phases.measure(lambda: Sized(calls), make_context(), settings)
     assert calls == ["step", "check", "step", "check", "close"] * 2
-
-
-def test_a_wrong_result_ends_the_point():
     with pytest.raises(ValueError, match="not 3"):
-        phases.measure(lambda: Sized([], lambda: True), make_context(), Measure(warmup=1))
+        phases.measure(lambda: Sized([], is_wrong=True), make_context(), settings)
 
 
-def test_breakdown_and_profile_come_last_and_once(monkeypatch: pytest.MonkeyPatch):
+def test_breakdown_and_profile_come_last_and_once(monkeypatch):
     calls: list[str] = []
     breakdown, profile = Breakdown(device_ms=1.0), Profile(trace=b"x")
 
@@ -339,9 +270,7 @@ class Throttling:
         return Reading(time_s=time_s, energy_j=100 * time_s, limited_s=limited_s)
 
 
-def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(
-    clock: list[int], monkeypatch: pytest.MonkeyPatch
-):
+def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(clock, monkeypatch):
     monkeypatch.setattr(phases, "open_counters", lambda device: Throttling(clock))
     monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
     # The cold step takes a second, so the first timed block of 5 s begins before the throttling.
@@ -354,9 +283,7 @@ def test_throttled_blocks_are_marked_and_energy_is_that_of_the_timed_steps(
     assert done.sm_clocks_mhz == ()  # another process reads them
 
 
-def test_the_timed_blocks_say_when_they_were_by_the_clock_that_all_processes_share(
-    clock: list[int],
-):
+def test_the_timed_blocks_say_when_they_were_by_the_clock_that_all_processes_share(clock):
     begin_ns = time.monotonic_ns()
     done = measured(clock, Measure(warmup=1, iterations=8), step_s=1.0)
     # The first block is one step, to learn how long it takes; the others are 5 s at most.
@@ -380,7 +307,7 @@ class Hot:
 
 @pytest.mark.parametrize(("hot_s", "warm_s"), [(0.0, 1.0), (4.0, 4.0), (100.0, 10.0)])
 def test_a_warm_up_goes_on_while_heat_holds_the_clocks_back_for_half_the_budget(
-    clock: list[int], monkeypatch: pytest.MonkeyPatch, hot_s: float, warm_s: float
+    clock, monkeypatch, hot_s, warm_s
 ):
     monkeypatch.setattr(phases, "open_counters", lambda device: Hot(clock, 1.0 + hot_s))
     monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
@@ -391,9 +318,7 @@ def test_a_warm_up_goes_on_while_heat_holds_the_clocks_back_for_half_the_budget(
     assert any(repetition.timed.throttled) == (hot_s > 10)
 
 
-def test_the_peak_memory_is_of_what_follows_the_warm_up(
-    clock: list[int], monkeypatch: pytest.MonkeyPatch
-):
+def test_the_peak_memory_is_of_what_follows_the_warm_up(clock, monkeypatch):
     done: list[str] = []
 
     class Watched(phases.PeakMemory):
@@ -414,9 +339,7 @@ def test_the_peak_memory_is_of_what_follows_the_warm_up(
     assert "step" in done[done.index("forget") :]
 
 
-def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(
-    clock: list[int], monkeypatch: pytest.MonkeyPatch
-):
+def test_the_wait_for_the_clocks_is_after_the_build_and_in_the_set_up(clock, monkeypatch):
     done: list[str] = []
     rested = Reading(time_s=-9.0)
     monkeypatch.setattr(phases, "open_counters", lambda device: Throttling(clock))
@@ -473,12 +396,9 @@ def test_gradients_are_compared_after_the_timed_steps_where_that_is_asked_for(cl
     assert any("differ from those of one process" in text for text in found.warnings)
     silent = ASKED.model_copy(update={"check_gradients": False})
     assert phases.measure(lambda: Comparing(clock), make_context(), silent).gradient_error is None
-
-
-def test_a_workload_that_cannot_compare_its_gradients_says_so(clock):
-    found = phases.measure(lambda: Paced(clock, 0.01, 0.01), make_context(), ASKED)
-    assert found.gradient_error is None
-    assert "check_gradients: workload Paced cannot compare its gradients" in found.warnings
+    cannot = phases.measure(lambda: Paced(clock, 0.01, 0.01), make_context(), ASKED)
+    assert cannot.gradient_error is None
+    assert "check_gradients: workload Paced cannot compare its gradients" in cannot.warnings
 
 
 def test_a_model_alone_has_the_gradients_of_one_process():

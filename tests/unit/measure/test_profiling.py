@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,29 +11,22 @@ from builders import (
     make_measure,
     make_measurement,
     make_point,
-    make_record,
-    make_run,
 )
-from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from raybench import cli
 from raybench.cli.plans import select_ids
 from raybench.cluster.local import LocalCluster
 from raybench.errors import UsageError
 from raybench.job.plan import Plan
 from raybench.measure import profiling
 from raybench.measure.profiling import module_times, profile
-from raybench.records import Answer, Group, ModuleTime, Profile, RankInfo, Record, Task
-from raybench.results.reader import find_run, load
-from raybench.results.writer import RunStore
+from raybench.records import Answer, Group, ModuleTime, RankInfo, Task
 from raybench.sweep.loop import SweepSettings, sweep
 from raybench.sweep.rounds import Rounds
 from raybench.workloads.layers import Decoder
 from raybench.workloads.mlp import Mlp
 from raybench.workloads.model_sizes import DecoderShape
-from raybench.workloads.transformer import Transformer
 
 CPU = torch.device("cpu")
 
@@ -47,7 +38,7 @@ class Clock:
 
 
 @pytest.fixture(autouse=True)
-def _still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def _still_clock(monkeypatch):
     # A busy machine would make any sleep longer.
     monkeypatch.setattr(profiling, "marker", lambda _: lambda: Clock.now_ns)
 
@@ -80,36 +71,26 @@ def times_of(model: nn.Module, inputs: Tensor, steps: int = 3) -> dict[str, Modu
     return {found.name: found for found in module_times(model, step, CPU, steps)}
 
 
-def test_each_module_has_its_own_time_forward_and_backward() -> None:
+def test_each_module_has_its_own_time_forward_and_backward():
     model = nn.Sequential(nn.Linear(4, 4), Sleepy(), nn.Linear(4, 1), Sleepy(), Sleepy())
     found = times_of(model, torch.ones(2, 4))
-    assert [(one.kind, one.calls) for one in found.values()] == [
-        ("Sequential", 1),
-        ("Linear", 1),
-        ("Sleepy", 1),
-        ("Linear", 1),
-        ("Sleepy", 1),
-        ("Sleepy", 1),
-    ]
+    kinds = ["Sequential", "Linear", "Sleepy", "Linear", "Sleepy", "Sleepy"]
+    assert [(one.kind, one.calls) for one in found.values()] == [(kind, 1) for kind in kinds]
     assert (found[""].forward_ms, found[""].backward_ms) == (12, 24)
     assert (found["0"].forward_ms, found["0"].backward_ms) == (0, 0)
     assert (found["1"].forward_ms, found["1"].backward_ms) == (4, 8)
     assert (found["2"].forward_ms, found["2"].backward_ms) == (0, 0)
-
-
-def test_the_whole_model_has_a_backward_although_its_input_needs_no_gradient() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), Sleepy())
-    assert times_of(model, torch.ones(2, 4))[""].backward_ms == 8
-
-
-def test_a_module_that_runs_twice_is_added_up() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), *[Sleepy()] * 2)
+    # A module that runs twice is added up, and one without gradients has no backward.
+    model = nn.Sequential(nn.Identity(), nn.Linear(4, 4), *[Sleepy()] * 2)
     found = times_of(model, torch.ones(2, 4))
-    assert found["1"].calls == 2
-    assert (found["1"].forward_ms, found["1"].backward_ms) == (8, 16)
+    assert (found["2"].calls, found["2"].forward_ms, found["2"].backward_ms) == (2, 8, 16)
+    assert found["0"].backward_ms is None
+    for module in model.modules():
+        assert not {**module._forward_hooks, **module._forward_pre_hooks}
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
-def test_modules_may_change_their_input_in_place() -> None:
+def test_modules_may_change_their_input_in_place():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
     inputs = torch.randn(8, 4)
     model(inputs).sum().backward()
@@ -119,24 +100,7 @@ def test_modules_may_change_their_input_in_place() -> None:
         torch.testing.assert_close(parameter.grad, gradient)
 
 
-def test_a_module_without_gradients_has_no_backward() -> None:
-    model = nn.Sequential(nn.Identity(), nn.Linear(4, 1))
-    found = times_of(model, torch.ones(2, 4))
-    assert found["0"].backward_ms is None
-    assert found["1"].backward_ms is not None
-
-
-def test_no_hook_is_left_behind() -> None:
-    model = nn.Sequential(nn.Linear(4, 1))
-    times_of(model, torch.ones(2, 4))
-    for module in model.modules():
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
-    for parameter in model.parameters():
-        assert not parameter._post_accumulate_grad_hooks
-
-
-def test_recomputed_activations_count_as_forward() -> None:
+def test_recomputed_activations_count_as_forward():
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -152,7 +116,7 @@ def test_recomputed_activations_count_as_forward() -> None:
     assert found["second.0"].backward_ms is not None
 
 
-def test_compiled_modules_are_timed_as_a_whole_and_not_compiled_anew() -> None:
+def test_compiled_modules_are_timed_as_a_whole_and_not_compiled_anew():
     model = nn.Sequential(nn.Linear(4, 4), *(nn.Sequential(nn.Linear(4, 4)) for _ in range(2)))
     for block in model[1:]:
         block.compile(backend="eager")
@@ -169,7 +133,7 @@ def test_compiled_modules_are_timed_as_a_whole_and_not_compiled_anew() -> None:
 
 # By torch.compile, which looks at what a hook was given.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_a_model_that_is_compiled_whole_has_no_modules() -> None:
+def test_a_model_that_is_compiled_whole_has_no_modules():
     model = Decoder(DecoderShape(layers=1, heads=1, width=8, vocabulary=16), seq_len=4)
     compiled, tokens = torch.compile(model, backend="eager"), torch.zeros(1, 4, dtype=torch.long)
 
@@ -180,18 +144,7 @@ def test_a_model_that_is_compiled_whole_has_no_modules() -> None:
     assert module_times(model, step, CPU, 2) == ()
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_built_in_transformer_can_be_profiled(checkpointing: bool) -> None:
-    workload = Transformer(
-        make_context(), preset="tiny", seq_len=16, activation_checkpointing=checkpointing
-    )
-    found = profile(workload, make_context(), 1)
-    kinds = {module.name: module.kind for module in found.modules}
-    assert kinds[""] == "Decoder"
-    assert kinds["blocks.1.mlp_in"] == "Linear"
-
-
-def test_the_trace_holds_the_steps_asked_for() -> None:
+def test_the_trace_holds_the_steps_asked_for():
     workload = Mlp(make_context(), hidden=16, layers=2)
     trace = json.loads(gzip.decompress(profile(workload, make_context(), 3).trace))
     names = [event.get("name", "") for event in trace["traceEvents"]]
@@ -201,7 +154,7 @@ def test_the_trace_holds_the_steps_asked_for() -> None:
     assert any(name.startswith("Optimizer.step") for name in names)
 
 
-def test_a_workload_without_a_model_has_a_trace_and_no_modules() -> None:
+def test_a_workload_without_a_model_has_a_trace_and_no_modules():
     class Bare:
         def step(self) -> None:
             torch.ones(4).sum()
@@ -211,55 +164,7 @@ def test_a_workload_without_a_model_has_a_trace_and_no_modules() -> None:
     assert b"aten::sum" in gzip.decompress(found.trace)
 
 
-TIMES = (
-    ModuleTime(name="", kind="Sequential", calls=1, forward_ms=2.0, backward_ms=4.0),
-    ModuleTime(name="0", kind="Embedding", calls=2, forward_ms=1.0, backward_ms=None),
-)
-
-
-def profiled_record(trace: bytes = b"gzip") -> Record:
-    record = make_record()
-    (measurement,) = record.measurements
-    found = Profile(trace=trace, modules=TIMES)
-    return replace(record, measurements=(replace(measurement, profile=found),))
-
-
-def make_store(root: Path) -> RunStore:
-    return RunStore.create(root, make_run("run-a"), make_measure())
-
-
-def test_traces_and_module_times_are_kept_beside_the_tables(tmp_path: Path) -> None:
-    store, record = make_store(tmp_path), profiled_record(b"a trace")
-    store.write_records([(3, record)])
-    (path,) = (tmp_path / "traces" / "run-a").iterdir()
-    assert path.name == f"00003-{record.point.point_id}-1-rank0.json.gz"
-    assert path.read_bytes() == b"a trace"
-    assert store.traces == path.parent
-    modules = load(tmp_path, "modules")
-    assert list(modules["module"]) == ["", "0"]
-    assert list(modules["kind"]) == ["Sequential", "Embedding"]
-    assert list(modules["calls"]) == [1, 2]
-    assert list(modules["forward_ms"]) == [2.0, 1.0]
-    assert modules["backward_ms"].isna().tolist() == [False, True]
-
-
-def test_the_reader_does_not_mind_the_traces(tmp_path: Path) -> None:
-    make_store(tmp_path).write_records([(0, profiled_record())])
-    assert find_run(tmp_path, "latest") == (tmp_path, "run-a")
-    assert find_run(tmp_path, "run") == (tmp_path, "run-a")
-    assert len(load(tmp_path, "points", "latest")) == 1
-    answer = CliRunner().invoke(cli.raybench, ["report", "run-a", "--results", str(tmp_path)])
-    assert answer.exit_code == 0, answer.output
-
-
-def test_without_profiles_there_is_no_folder_for_them(tmp_path: Path) -> None:
-    store = make_store(tmp_path)
-    store.write_records([(0, make_record())])
-    assert not store.traces.exists()
-    assert load(tmp_path, "modules").empty
-
-
-def test_only_the_chosen_points_are_profiled() -> None:
+def test_only_the_chosen_points_are_profiled():
     asked: list[Task] = []
 
     class Noting:
@@ -270,15 +175,13 @@ def test_only_the_chosen_points_are_profiled() -> None:
     cluster = LocalCluster([make_device()], lambda _: Noting())
     cluster.start(1, "pack")
     plan = Plan(points=tuple(make_point(batch_size=size) for size in (8, 16, 32)))
-    profiled = select_ids(plan, "batch_size > 8", "--profile")
     settings = SweepSettings(
-        measure=make_measure(), strategy="pack", stop_on_error=False, profiled=profiled
+        measure=make_measure(),
+        strategy="pack",
+        stop_on_error=False,
+        profiled=select_ids(plan, "batch_size > 8", "--profile"),
     )
     list(sweep(Rounds(plan=plan), settings, cluster, lambda *_: None))
     assert [task.profile for task in asked] == [False, True, True]
-
-
-def test_a_mistake_in_the_expression_names_the_option() -> None:
-    plan = Plan(points=(make_point(),))
     with pytest.raises(UsageError, match=r"^--profile nonsense > 1: "):
         select_ids(plan, "nonsense > 1", "--profile")

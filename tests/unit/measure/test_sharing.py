@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from builders import make_point
+from builders import make_context, make_point
 from forked import gloo, run_ranks
 
 from raybench.errors import UsageError
@@ -61,14 +61,8 @@ def point_of(shares: str, **settings: object) -> Point:
 
 
 def context_of(rank: int, point: Point, seed: int = 0) -> Context:
-    return Context(
-        device=torch.device("cpu"),
-        rank=rank,
-        world_size=point.world_size,
-        local_rank=rank,
-        batch_size=point.batch_size or 1,
-        seed=seed,
-        **point.execution,
+    return make_context(
+        rank, point.world_size, batch_size=point.batch_size or 1, seed=seed, **point.execution
     )
 
 
@@ -94,33 +88,24 @@ def run_rank(rank: int, store: str) -> dict[str, Found]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+def ranks(tmp_path_factory):
     return run_ranks(run_rank, 2, str(tmp_path_factory.mktemp("group") / "store"))
 
 
-def test_the_probe_finds_how_fast_each_device_is_and_that_the_last_is_slow(
-    ranks: list[dict[str, Found]],
-) -> None:
-    fast, slow = (rank["by_speed"][0] for rank in ranks)
-    assert fast.slow_ratio is None
-    assert slow.slow_ratio == pytest.approx(0.5, rel=0.1)
-    assert fast.items_per_s / slow.items_per_s == pytest.approx(2, rel=0.2)
-    assert fast.items_per_s == pytest.approx(1 / SAMPLE_S, rel=0.2)
-
-
-def test_shares_by_speed_let_both_be_done_together(ranks: list[dict[str, Found]]) -> None:
-    # Both are done after 32 ms: 140 samples at 0.2 ms after 4 ms, 60 at 0.4 ms after 8 ms.
+def test_the_probe_finds_how_fast_each_device_is_and_shares_let_both_be_done_together(ranks):
     first, second = (rank["by_speed"][0] for rank in ranks)
+    assert first.slow_ratio is None
+    assert second.slow_ratio == pytest.approx(0.5, rel=0.1)
+    assert first.items_per_s / second.items_per_s == pytest.approx(2, rel=0.2)
+    assert first.items_per_s == pytest.approx(1 / SAMPLE_S, rel=0.2)
+    # Both are done after 32 ms: 140 samples at 0.2 ms after 4 ms, 60 at 0.4 ms after 8 ms.
     assert first.items + second.items == 2 * BATCH
     assert first.items == pytest.approx(140, abs=25)
-    assert first.own_ms is not None
-    assert second.own_ms is not None
-    assert first.predicted_step_ms == pytest.approx(
-        max(first.own_ms, second.own_ms) + first.exchange_ms
-    )
+    longest_ms = max(first.own_ms, second.own_ms)
+    assert first.predicted_step_ms == pytest.approx(longest_ms + first.exchange_ms)
 
 
-def test_all_ranks_agree_on_all_shares(ranks: list[dict[str, Found]]) -> None:
+def test_all_ranks_agree_on_all_shares(ranks):
     for shares in CASES:
         (_, first, *_), (_, second, *_) = (rank[shares] for rank in ranks)
         assert first == second
@@ -130,62 +115,43 @@ def test_all_ranks_agree_on_all_shares(ranks: list[dict[str, Found]]) -> None:
     assert ranks[0]["150/50"][1] == (150, 50)
 
 
-def test_losses_are_weighted_by_the_shares_and_batches_follow_from_them(
-    ranks: list[dict[str, Found]],
-) -> None:
+def test_losses_are_weighted_by_the_shares_and_a_rank_without_one_is_idle(ranks):
     assert [rank["150/50"][3] for rank in ranks] == [(15, 1.5, 2, False), (5, 0.5, 2, False)]
-
-
-def test_a_rank_without_a_share_is_idle_beside_a_group_of_the_others(
-    ranks: list[dict[str, Found]],
-) -> None:
+    # The others are a group of their own.
     assert [rank["fast"][3][2:] for rank in ranks] == [(1, False), (1, True)]
     assert ranks[1]["fast"][0].own_ms is None
 
 
-def test_devices_are_probed_once_for_all_shares_of_a_step(ranks: list[dict[str, Found]]) -> None:
+def test_devices_are_probed_once_for_all_shares_of_a_step(ranks):
     counts = [ranks[0][shares][4] for shares in ("equal", "fast", "by_speed")]
     # Four sizes and the exchange, the step alone, the check of gradients, and the one looked at.
     assert counts[0] == 8
     assert counts[1] - counts[0] == 3
 
 
-def test_an_emulated_device_is_marked_with_what_was_asked_and_measured(
-    ranks: list[dict[str, Found]],
-) -> None:
+def test_emulated_devices_other_gradients_and_batch_norm_are_warned_of(ranks):
     assert not any("emulates" in warning for warning in ranks[0]["equal"][2])
     (emulated, *_) = ranks[1]["equal"][2]
-    assert emulated.startswith(
-        "rank 1 emulates a slower device by extra compute: 0.5 of its own speed asked, 0."
-    )
-
-
-def test_gradients_that_are_others_and_batch_norm_are_warned_of(
-    ranks: list[dict[str, Found]],
-) -> None:
+    assert emulated.startswith("rank 1 emulates a slower device by extra compute: 0.5 of its own")
     for rank in ranks:
         assert "the gradients differ from those of one process by 50.0%" in rank["equal"][2][-1]
         assert rank[WITH_BATCH_NORM][2][-1].startswith("BatchNorm's statistics are those of each")
 
 
-def test_multiprocessors_can_be_taken_away_on_cuda_only() -> None:
+def test_multiprocessors_can_be_taken_away_on_cuda_only():
     point = point_of("equal", world_size=1, global_batch_size=BATCH, slow_by=SlowBy.SMS)
     with pytest.raises(UsageError, match="slow_by: sms needs CUDA devices; take slow_by: compute"):
         Sharing().share_out(make, context_of(0, point), point, None)
 
 
-def test_batches_by_speed_are_multiples_that_devices_are_quick_with(
-    ranks: list[dict[str, Found]],
-) -> None:
+def test_batches_by_speed_are_multiples_that_devices_are_quick_with(ranks):
     # Of 10 samples in a pass each is one; of 1024, sixteen are.
     assert ranks[0]["by_speed"][1][0] % 10 == 0
     point = point_of("by_speed", batch_size=1024, global_batch_size=20480)
     maker = StepMaker(make=make, context=context_of(0, point), point=point)
     assert maker.unit == 16 * 10
     assert maker.size(1040 * 10) == (1040, point.params)
-
-
-def test_shares_by_passes_have_batches_of_one_size() -> None:
+    # Shares by passes have batches of one size.
     point = point_of("by_speed_accumulation")
     maker = StepMaker(make=make, context=context_of(0, point), point=point)
     assert maker.unit == BATCH // 10

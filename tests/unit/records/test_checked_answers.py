@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from fakes import make_measurement
 
-from raybench.records import Breakdown, Failure, Measurement, ModuleTime, Profile, Status
+from raybench.records import Breakdown, Failure, Measurement, Status
 from raybench.records.checked_answers import check_answers
 
 
@@ -19,46 +19,26 @@ def timed(step_ns, **changes) -> Measurement:
     return replace(measurement, repetitions=(replace(repetition, timed=samples),))
 
 
+def answered(**changes) -> Measurement:
+    return replace(make_measurement(), **changes)
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         (timed((1000, -1000, 1000, 1, 1, 1)), "the clock of this rank gave -1000 ns for step"),
         (timed((2**70,) * 6), f"the clock of this rank gave {2**70} ns for step"),
-        (timed((1.5,) * 6), "the clock of this rank gave 1.5 ns for step"),
         (timed((True,) * 6), "the clock of this rank gave True ns for step"),
         (timed((0,) * 6), "the clock stood still: the timed steps took 0 ns"),
         (timed(()), "nothing was timed"),
         (timed((1, 2)), "6 times of start for 2 steps"),
-        (
-            timed((1,) * 6, part_ns={"load": (-1,) * 6}),
-            "the clock of this rank gave -1 ns for part load",
-        ),
-        (replace(make_measurement(), repetitions=()), "nothing was measured"),
-        (replace(make_measurement(), setup_s=-1.0), "setup_s is -1.0"),
-        (replace(make_measurement(), energy_j=math.nan), "energy_j is nan"),
-        (replace(make_measurement(), peak_mem_allocated_bytes=2**63), f"is {2**63}"),
-        (
-            replace(make_measurement(), breakdown=Breakdown(comm_ms=(1.0, math.inf))),
-            "comm_ms[1] is inf",
-        ),
-        (
-            replace(
-                make_measurement(),
-                profile=Profile(
-                    trace=b"",
-                    modules=(
-                        ModuleTime(
-                            name="a", kind="b", calls=1, forward_ms=math.nan, backward_ms=None
-                        ),
-                    ),
-                ),
-            ),
-            "forward_ms is nan",
-        ),
-        (
-            replace(make_measurement(), items_per_step=10**400),
-            "the workload: items_per_step must be a number from 0 to 1e+30, given 1000",
-        ),
+        (timed((1,) * 6, part_ns={"load": (-1,) * 6}), "gave -1 ns for part load"),
+        (answered(repetitions=()), "nothing was measured"),
+        (answered(setup_s=-1.0), "setup_s is -1.0"),
+        (answered(energy_j=math.nan), "energy_j is nan"),
+        (answered(peak_mem_allocated_bytes=2**63), f"is {2**63}"),
+        (answered(breakdown=Breakdown(comm_ms=(1.0, math.inf))), "comm_ms[1] is inf"),
+        (answered(items_per_step=10**400), "items_per_step must be a number from 0 to 1e+30"),
     ],
 )
 def test_a_measurement_that_is_none_is_a_failure_that_keeps_the_process(answer, reason):

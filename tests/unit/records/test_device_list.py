@@ -34,17 +34,13 @@ def test_what_is_written_is_read_again(tmp_path):
     assert read_device_list(path).names == tuple(device.lasting_name for device in devices)
     assert path.read_text().startswith("# 4 of 5 devices\n# by raybench health\n")
     assert f"{FIRST}  # host-a cuda:0\n" in path.read_text()
-
-
-def test_a_cpu_worker_has_the_same_name_in_its_next_process():
-    cpu = make_device(kind="cpu", index=2, uuid="a/4711", process_id=4711)
+    # A CPU worker has the same name in its next process.
     assert cpu.lasting_name == replace(cpu, uuid="b/1", process_id=1).lasting_name == "host-a:2"
 
 
 def test_each_host_needs_workers_up_to_the_last_that_is_named(tmp_path):
-    path = tmp_path / "healthy.txt"
-    path.write_text(f"alpha:1\nalpha:3\nbeta:0\n{FIRST}\n")
-    assert read_device_list(path).cpu_workers() == {"alpha": 4, "beta": 1}
+    read(tmp_path, f"alpha:1\nalpha:3\nbeta:0\n{FIRST}\n")
+    assert read_device_list(tmp_path / "healthy.txt").cpu_workers() == {"alpha": 4, "beta": 1}
 
 
 @pytest.mark.parametrize(

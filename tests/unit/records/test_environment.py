@@ -6,8 +6,6 @@ import importlib
 import itertools
 import shutil
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +13,10 @@ from raybench.job import registry
 from raybench.records.environment import code_here, code_of, code_of_script, differing
 
 _numbers = itertools.count()
-Write = Callable[[dict[str, str]], str]
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+def project(tmp_path, monkeypatch):
     """Writes the files of a project, `NAME` in them being its own, and imports its main module."""
     name = f"own_project_{next(_numbers)}"
     monkeypatch.syspath_prepend(tmp_path)
@@ -45,7 +42,7 @@ PROJECT = {
 }
 
 
-def test_the_files_are_those_of_the_module_and_of_all_that_it_imports(project: Write) -> None:
+def test_the_files_are_those_of_the_module_and_of_all_that_it_imports(project):
     module = project(PROJECT)
     name = module.partition(".")[0]
     own = ["__init__.py", "bench.py", "losses.py", "nets/layers.py", "nets/small.py"]
@@ -53,9 +50,7 @@ def test_the_files_are_those_of_the_module_and_of_all_that_it_imports(project: W
     assert f"{name}.nets.layers" not in sys.modules  # found without importing it
 
 
-def test_a_module_in_another_folder_counts_unless_it_is_installed(
-    project: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_in_another_folder_counts_unless_it_is_installed(project, tmp_path, monkeypatch):
     for folder, module in (("src", "own_library_x"), ("site-packages", "installed_library_x")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"{module}.py").write_text("")
@@ -68,9 +63,7 @@ def test_a_module_in_another_folder_counts_unless_it_is_installed(
     assert code_here(code) == code
 
 
-def test_the_hash_is_that_of_the_bytes_wherever_the_checkout_lies(
-    project: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hash_is_that_of_the_bytes_wherever_the_checkout_lies(project, tmp_path, monkeypatch):
     module = project(PROJECT)
     name = module.partition(".")[0]
     before = code_of(module)
@@ -79,9 +72,7 @@ def test_the_hash_is_that_of_the_bytes_wherever_the_checkout_lies(
     for known in [known for known in sys.modules if known.startswith(name)]:
         monkeypatch.delitem(sys.modules, known)
     importlib.invalidate_caches()
-    assert importlib.import_module(module).__file__ == str(
-        tmp_path / "elsewhere" / name / "bench.py"
-    )
+    importlib.import_module(module)
     assert code_of(module) == before
     layers = tmp_path / "elsewhere" / name / "nets" / "layers.py"
     layers.write_text(layers.read_text() + "# a word more\n")
@@ -89,27 +80,12 @@ def test_the_hash_is_that_of_the_bytes_wherever_the_checkout_lies(
     assert after.workload_sha256 != before.workload_sha256
     assert after.raybench_sha256 == before.raybench_sha256
     assert differing(before.workload, after.workload) == [f"{name}/nets/layers.py"]
-
-
-def test_the_files_are_found_again_by_their_names_and_a_lost_one_is_missed(
-    project: Write, tmp_path: Path
-) -> None:
-    module = project(PROJECT)
-    code = code_of(module)
-    assert code_here(code) == code
-    name = module.partition(".")[0]
-    (tmp_path / name / "losses.py").write_text("loss = 2\n")
-    (tmp_path / name / "nets" / "layers.py").unlink()
-    assert differing(code.workload, code_here(code).workload) == [
-        f"{name}/losses.py",
-        f"{name}/nets/layers.py",
-    ]
+    layers.unlink()
+    assert differing(before.workload, code_here(before).workload) == [f"{name}/nets/layers.py"]
 
 
 @pytest.mark.parametrize("kind", registry.BUILTIN)
-def test_a_built_in_workload_is_made_of_its_neighbours_and_not_of_all_of_raybench(
-    kind: str,
-) -> None:
+def test_a_built_in_workload_is_made_of_its_neighbours_and_not_of_all_of_raybench(kind):
     registry.load(kind)
     files = code_of(registry.module_of(kind)).workload
     assert f"raybench/workloads/{kind}.py" in files
@@ -118,12 +94,12 @@ def test_a_built_in_workload_is_made_of_its_neighbours_and_not_of_all_of_raybenc
     assert code_here(code_of(registry.module_of(kind))).workload == files
 
 
-def test_a_module_without_a_file_has_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_without_a_file_has_no_hash(monkeypatch):
     monkeypatch.setitem(sys.modules, "made_by_hand_x", type(sys)("made_by_hand_x"))
     assert code_of("made_by_hand_x").workload_sha256 is None
 
 
-def test_a_script_is_made_of_itself_and_of_what_lies_beside_it(tmp_path, monkeypatch) -> None:
+def test_a_script_is_made_of_itself_and_of_what_lies_beside_it(tmp_path, monkeypatch):
     (tmp_path / "train-v2.py").write_text("import json, torch, shards\nfrom parts import nets\n")
     (tmp_path / "shards.py").write_text("rows = 1\n")
     (tmp_path / "parts").mkdir()

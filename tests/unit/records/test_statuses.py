@@ -22,10 +22,6 @@ def test_the_facts_of_each_status_are_those_that_resume_rounds_and_reports_go_by
     assert Status.OOM.label == "out of memory"
 
 
-def test_a_status_of_a_later_version_is_in_no_group():
-    assert "melted" not in FAILURES | NOT_RUN
-
-
 @pytest.mark.parametrize("cause", Cause)
 def test_a_failure_has_the_status_of_its_cause_also_when_it_has_travelled(cause):
     failure = Failure.of(cause, rank=3, message="so it was")

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from builders import make_context
 from forked import gloo
 from torch import Tensor
 
 from raybench.job.point import Precision
 from raybench.workloads import attention, sequence_parallel
-from raybench.workloads.base import Context, WrongResultError
+from raybench.workloads.base import WrongResultError
 from raybench.workloads.dit import Dit
 from raybench.workloads.dit_steps import Numbers, Steps, Tokens
 from raybench.workloads.model_sizes import DitShape
@@ -28,8 +28,6 @@ SHAPE = DitShape(
 )  # fmt: skip
 # world_size -> (ulysses, ring)
 DEGREES = {2: ((2, 1), (1, 2)), 3: ((3, 1), (1, 3)), 4: ((4, 1), (1, 4), (2, 2))}
-_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-CALLS = ("all_to_all_single", _GATHER, "batch_isend_irecv")
 
 
 def make_steps(rank: int, ulysses: int, ring: int, **changes: Any) -> Steps:
@@ -65,46 +63,6 @@ def differences(rank: int, world_size: int) -> dict[str, float]:
     for name, settings in cases(world_size):
         out = make_steps(rank, **settings).forward()()
         found[name] = float((out - whole).abs().max() / whole.abs().max())
-    return found
-
-
-@contextmanager
-def count_bytes() -> Iterator[Counter[str]]:
-    """Count what this rank sends to others, by kind of collective, and the calls."""
-    counts: Counter[str] = Counter()
-
-    def wrap(name: str) -> Callable[..., Any]:
-        call = getattr(dist, name)
-
-        def wrapped(*arguments: Any, **options: Any) -> Any:
-            counts[f"{name} calls"] += 1
-            if name == "batch_isend_irecv":
-                sends = [one.tensor for one in arguments[0] if one.op is dist.isend]
-                counts[name] += sum(one.nbytes for one in sends)
-            else:
-                ranks = dist.get_world_size(options["group"])
-                sent = arguments[1].nbytes
-                counts[name] += sent - sent // ranks if "all_to_all" in name else sent * (ranks - 1)
-            return call(*arguments, **options)
-
-        return wrapped
-
-    with mock.patch.multiple(dist, **{name: wrap(name) for name in CALLS}):
-        yield counts
-
-
-@torch.inference_mode()
-def bytes_of_blocks(rank: int, world_size: int) -> dict[str, dict[str, Counter[str]]]:
-    found: dict[str, dict[str, Counter[str]]] = {}
-    for name, settings in cases(world_size):
-        steps = make_steps(rank, **settings)
-        of_case = {}
-        for scope in ("double_block", "single_block", "forward"):
-            step = steps.make(scope, 1)
-            with count_bytes() as counts:
-                step()
-            of_case[scope] = counts
-        found[name] = of_case
     return found
 
 
@@ -151,10 +109,7 @@ def faults(rank: int, world_size: int) -> dict[str, str]:
 
 
 def workload(rank: int, world_size: int, precision: Precision, **settings: Any) -> Dit:
-    context = Context(
-        device=torch.device("cpu"), rank=rank, world_size=world_size, local_rank=rank,
-        batch_size=1, precision=precision, seed=3,
-    )  # fmt: skip
+    context = make_context(rank, world_size, batch_size=1, precision=precision, seed=3)  # fmt: skip
     sizes: dict[str, Any] = {"preset": "tiny", "height": 64, "width": 64, "text_tokens": 8}
     return Dit(context, **sizes, **settings)
 
@@ -178,8 +133,5 @@ def run_rank(rank: int, store: str) -> dict[int, dict[str, Any]]:
 
 def _in_group(rank: int, world_size: int, store: str) -> dict[str, Any]:
     with gloo(rank, world_size, store):
-        found = {
-            "differences": differences(rank, world_size),
-            "bytes": bytes_of_blocks(rank, world_size),
-        }
+        found = {"differences": differences(rank, world_size)}
         return {**found, "faults": faults(rank, world_size)} if world_size == 2 else found

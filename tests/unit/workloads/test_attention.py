@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 import torch.compiler.config
@@ -18,14 +15,14 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def as_before():
     before = [(setting, setting.read()) for setting in settings()]
     yield
     for setting, value in before:
         setting.write(value)
 
 
-def test_code_compiled_for_one_kernel_has_another_key_than_that_for_others() -> None:
+def test_code_compiled_for_one_kernel_has_another_key_than_that_for_others():
     keys = set()
     asked: tuple[KernelOrAuto, ...] = ("auto", "flash", "math")
     for one in asked:
@@ -37,8 +34,8 @@ def test_code_compiled_for_one_kernel_has_another_key_than_that_for_others() -> 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.jit")
 def test_a_compiled_step_runs_the_kernel_that_is_asked_for_and_not_that_of_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     tokens = torch.ones(1, 2, 16, 8)
     found = []

@@ -6,14 +6,15 @@ import gc
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+from builders import make_context
 from forked import gloo, run_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
@@ -30,39 +31,15 @@ from raybench.workloads.mlp import Mlp
 from raybench.workloads.transformer import Transformer
 
 STEPS = 3
-CASES = (
-    "plain",
-    "accumulated",
-    "small buckets",
-    "all options",
-    "fp16",
-    "transformer",
-    "compiled",
-)
-
-
+CASES = ("plain", "accumulated", "small buckets", "all options", "fp16", "transformer", "compiled")
 ACCUMULATED = ("accumulated", "all options")
 REHOOKED = ("plain", "accumulated", "small buckets", "all options")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PointObservation:
-    """What one rank saw of one workload; plain lists, so that they travel."""
-
-    gradients: list[list[float]]
-    parameters: list[float]
-    all_reduces: list[int]
-
-
 def context_of(case: str, rank: int) -> Context:
-    return Context(
-        device=torch.device("cpu"),
-        rank=rank,
-        world_size=2,
-        local_rank=rank,
-        batch_size=2 if case in ACCUMULATED else 8,
-        precision=Precision.FP16 if case == "fp16" else Precision.FP32,
-    )
+    batch_size = 2 if case in ACCUMULATED else 8
+    precision = Precision.FP16 if case == "fp16" else Precision.FP32
+    return make_context(rank, 2, batch_size=batch_size, precision=precision, seed=0)
 
 
 def build(case: str, context: Context) -> Mlp | Transformer:
@@ -90,7 +67,7 @@ def build(case: str, context: Context) -> Mlp | Transformer:
     )
 
 
-def observe(case: str, rank: int) -> PointObservation:
+def observe(case: str, rank: int) -> SimpleNamespace:
     workload = build(case, context_of(case, rank))
     ddp = workload.replica
     assert isinstance(ddp, DistributedDataParallel)
@@ -98,7 +75,7 @@ def observe(case: str, rank: int) -> PointObservation:
     gradients: list[list[float]] = []
 
     # DDP compares the annotations with its classes, and here annotations are strings.
-    def counted(group, bucket):  # type: ignore[no-untyped-def]
+    def counted(group, bucket):
         buckets[-1] += 1
         return allreduce_hook(group, bucket)
 
@@ -113,26 +90,14 @@ def observe(case: str, rank: int) -> PointObservation:
         workload.step()
     parameters = torch.cat([p.detach().flatten() for p in workload.model.parameters()])
     workload.close()
-    return PointObservation(
+    return SimpleNamespace(
         gradients=gradients,
         parameters=parameters[:2000].tolist(),
         all_reduces=buckets,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rehooked:
-    """Gradients of the first parameter by each way of reducing them, and what was called."""
-
-    by_itself: list[float]
-    timed: list[float]
-    not_reduced: list[float]
-    by_itself_again: list[float]
-    buckets: list[int]
-    old_reducer_is_gone: bool
-
-
-def rehook(case: str, rank: int) -> Rehooked:
+def rehook(case: str, rank: int) -> SimpleNamespace:
     context = context_of(case, rank)
     workload = build(case, context)
     # Without updates every step sees the same parameters.
@@ -160,7 +125,7 @@ def rehook(case: str, rank: int) -> Rehooked:
             [taken] = marks.take()
             buckets.append(len(taken))
     gc.collect()
-    return Rehooked(
+    return SimpleNamespace(
         by_itself=seen[0],
         timed=seen[3],
         not_reduced=seen[6],
@@ -202,7 +167,7 @@ def own_class(rank: int) -> Breakdown:
     workload = Twice(context)
     held = list(workload.models)
     workload.step()
-    found = break_down(workload, make_timer(torch.device("cpu")), context, Extent(steps=4))  # type: ignore[arg-type]
+    found = break_down(workload, make_timer(torch.device("cpu")), context, Extent(steps=4))
     # The same objects, which may be held anywhere.
     assert all(one is other for one, other in zip(held, workload.models, strict=True))
     assert not any(model.module.training for model in workload.models)
@@ -225,20 +190,9 @@ def hooked(model: nn.Module) -> None:
     model.register_comm_hook(None, noop_hook)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """All that one rank did."""
-
-    seen: dict[str, PointObservation]
-    rehooked: dict[str, Rehooked]
-    why_no_hook: list[str | None]
-    breakdown: Breakdown
-    own_class: Breakdown
-
-
-def run_rank(rank: int, store: str) -> Answers:
+def run_rank(rank: int, store: str) -> SimpleNamespace:
     with gloo(rank, 2, store):
-        return Answers(
+        return SimpleNamespace(
             seen={case: observe(case, rank) for case in CASES},
             rehooked={case: rehook(case, rank) for case in REHOOKED},
             why_no_hook=[why_no_hook(rank, harm) for harm in (compiled, hooked, str)],
@@ -248,19 +202,17 @@ def run_rank(rank: int, store: str) -> Answers:
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Answers]:
+def answers(tmp_path_factory):
     return run_ranks(run_rank, 2, str(tmp_path_factory.mktemp("group") / "store"))
 
 
 @pytest.fixture
-def ranks(answers: list[Answers]) -> list[dict[str, PointObservation]]:
+def ranks(answers):
     return [answer.seen for answer in answers]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_both_ranks_have_the_same_gradients_and_parameters(
-    case: str, ranks: list[dict[str, PointObservation]]
-) -> None:
+def test_both_ranks_have_the_same_gradients_and_parameters(case, ranks):
     first, second = (rank[case] for rank in ranks)
     assert len(first.gradients) == STEPS
     assert first.gradients == second.gradients
@@ -268,63 +220,48 @@ def test_both_ranks_have_the_same_gradients_and_parameters(
     assert first.parameters == second.parameters
 
 
-def test_accumulation_reduces_once_a_step(ranks: list[dict[str, PointObservation]]) -> None:
+def test_each_bucket_is_reduced_once_a_step(ranks):
     # A small model is one bucket: without no_sync there would be four a step.
     assert ranks[0]["plain"].all_reduces == [1] * STEPS
     assert ranks[0]["accumulated"].all_reduces == [1] * STEPS
-
-
-def test_a_static_graph_reduces_once_more_in_its_first_step(
-    ranks: list[dict[str, PointObservation]],
-) -> None:
+    # A static graph reduces once more in its first step.
     assert ranks[0]["all options"].all_reduces == [2, 1, 1]
+    assert ranks[0]["small buckets"].all_reduces[-1] >= 4
 
 
 @pytest.mark.parametrize("case", ["accumulated", "all options"])
-def test_accumulation_equals_one_pass_over_the_same_rows(
-    case: str, ranks: list[dict[str, PointObservation]]
-) -> None:
+def test_accumulation_equals_one_pass_over_the_same_rows(case, ranks):
     whole, parts = ranks[0]["plain"].gradients, ranks[0][case].gradients
     for one, four in zip(whole, parts, strict=True):
         assert four == pytest.approx(one, rel=1e-4, abs=1e-7)
 
 
-def test_smaller_buckets_are_reduced_one_by_one(ranks: list[dict[str, PointObservation]]) -> None:
-    assert ranks[0]["small buckets"].all_reduces[-1] >= 4
-
-
 @pytest.mark.parametrize("case", REHOOKED)
-def test_gradients_go_the_way_of_the_hook(case: str, answers: list[Answers]) -> None:
+def test_gradients_go_the_way_of_the_hook(case, answers):
     first, second = (answer.rehooked[case] for answer in answers)
     assert any(first.by_itself)
     # Timed buckets are averaged as DDP averages them, and None puts its own way back.
     for found in (first, second):
         assert found.timed == pytest.approx(first.by_itself, rel=1e-5, abs=1e-9)
         assert found.by_itself_again == pytest.approx(first.by_itself, rel=1e-5, abs=1e-9)
+        # The hook before is called no more.
+        assert all(found.buckets[:3])
+        assert found.buckets[3:] == [0] * 6
+        assert found.old_reducer_is_gone
     assert first.not_reduced != second.not_reduced
     average = [(a + b) / 2 for a, b in zip(first.not_reduced, second.not_reduced, strict=True)]
     assert average == pytest.approx(first.by_itself, rel=1e-3, abs=1e-7)
 
 
-@pytest.mark.parametrize("case", REHOOKED)
-def test_the_hook_before_is_called_no_more(case: str, answers: list[Answers]) -> None:
-    for found in (answer.rehooked[case] for answer in answers):
-        assert all(found.buckets[:3])
-        assert found.buckets[3:] == [0] * 6
-        assert found.old_reducer_is_gone
-
-
-def test_a_compiled_model_and_one_with_a_hook_of_its_own_take_none(answers: list[Answers]) -> None:
+def test_a_compiled_model_and_one_with_a_hook_of_its_own_take_none(answers):
     for first, second, third in (answer.why_no_hook for answer in answers):
-        assert first is not None
         assert "compiled" in first
-        assert second is not None
         assert "hook of its own" in second
         assert third is None
 
 
 @pytest.mark.parametrize("whose", ["breakdown", "own_class"])
-def test_a_step_of_two_ranks_is_taken_apart(whose: str, answers: list[Answers]) -> None:
+def test_a_step_of_two_ranks_is_taken_apart(whose, answers):
     for found in (getattr(answer, whose) for answer in answers):
         assert len(found.comm_ms) == len(found.tail_ms) == 4
         assert all(tail > 0 for tail in found.tail_ms)
@@ -334,9 +271,7 @@ def test_a_step_of_two_ranks_is_taken_apart(whose: str, answers: list[Answers]) 
         assert "noop_hook" in found.methods["comm_exposed_ms"]
 
 
-def test_a_rank_without_regions_does_not_keep_the_others_from_theirs(
-    answers: list[Answers],
-) -> None:
+def test_a_rank_without_regions_does_not_keep_the_others_from_theirs(answers):
     named, unnamed = (answer.own_class for answer in answers)
     assert [region.name for region in named.regions] == ["first", "second"]
     assert all(region.ms > 0 for region in named.regions)

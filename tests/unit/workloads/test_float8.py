@@ -5,16 +5,14 @@ from __future__ import annotations
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from raybench.errors import JobError, UsageError
-from raybench.job.model import load_job
-from raybench.job.plan import make_plan
+from jobs import HEAD, plan, problems_of
+from raybench.errors import UsageError
 from raybench.workloads.float8 import convert_linear_layers
 from raybench.workloads.llama import Llama
 from raybench.workloads.model_sizes import LLAMA_PRESETS
@@ -23,28 +21,26 @@ CPU = torch.device("cpu")
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 
 
-def plan(tmp_path: Path, world_size: int = 1, kind: str = "transformer", **workload: Any) -> Any:
-    path = tmp_path / "job.yaml"
+def job(world_size: int = 1, kind: str = "transformer", **workload: Any) -> str:
     text = ", ".join(f"{name}: {value}" for name, value in {"kind": kind, **workload}.items())
-    path.write_text(
-        f"version: 1\nname: one\nbaseline: {{}}\nworkload: {{{text}}}\n"
+    return (
+        f"{HEAD}baseline: {{}}\nworkload: {{{text}}}\n"
         f"matrix: {{world_size: {world_size}, precision: float8, batch_size: 2}}\n"
     )
-    return make_plan(load_job(path))
 
 
 @pytest.fixture
-def torchao_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def torchao_is_there(monkeypatch):
     # Plan asks whether there is one, and loads none.
     module = ModuleType("torchao")
     module.__spec__ = ModuleSpec("torchao", None)
     monkeypatch.setitem(sys.modules, "torchao", module)
 
 
-def test_plan_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(JobError, match=r"needs torchao: pip install 'raybench\[float8\]'"):
-        plan(tmp_path, preset="llama-tiny", seq_len=32)
+    told = problems_of(job(preset="llama-tiny", seq_len=32))[0]
+    assert "needs torchao: pip install 'raybench[float8]'" in told
 
 
 @pytest.mark.parametrize(
@@ -55,21 +51,18 @@ def test_plan_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"mode": "inference"}, "precision float8 is for mode: train; take bf16"),
     ],
 )
-def test_plan_refuses_what_is_not_trained_in_float8(
-    tmp_path: Path, torchao_is_there: None, options: dict[str, Any], message: str
-) -> None:
+def test_plan_refuses_what_is_not_trained_in_float8(torchao_is_there, options, message):
     sizes = {} if "kind" in options else {"preset": "llama-tiny", "seq_len": 32}
-    with pytest.raises(JobError, match=message):
-        plan(tmp_path, **sizes, **options)
+    assert message in problems_of(job(**sizes, **options))[0]
 
 
-def test_float8_goes_with_weights_in_bf16(tmp_path: Path, torchao_is_there: None) -> None:
+def test_float8_goes_with_weights_in_bf16(torchao_is_there):
     options = {"preset": "llama-tiny", "seq_len": 32, "dp_shard": 2, "optimizer_dtype": "bf16"}
-    (point,) = plan(tmp_path, world_size=2, **options).points
+    (point,) = plan(job(world_size=2, **options)).points
     assert point.precision == "float8"
 
 
-def test_a_device_without_products_in_float8_is_named() -> None:
+def test_a_device_without_products_in_float8_is_named():
     model = torch.nn.Sequential(torch.nn.Linear(16, 16))
     with pytest.raises(UsageError, match=r"compute capability 8\.9 or later, given a CPU"):
         convert_linear_layers(model, CPU)
@@ -87,7 +80,7 @@ def gradients(is_float8: bool) -> dict[str, torch.Tensor]:
 @needs_torchao
 # Of torchao itself, where Python compiles it.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torchao", "ignore:invalid escape sequence")
-def test_gradients_in_float8_are_those_of_bf16_rounded_to_three_bits() -> None:
+def test_gradients_in_float8_are_those_of_bf16_rounded_to_three_bits():
     found, wanted = gradients(True), gradients(False)
     shares = [float((found[name] - wanted[name]).norm() / wanted[name].norm()) for name in wanted]
     assert min(shares) > 0.005  # as many in bf16 would be

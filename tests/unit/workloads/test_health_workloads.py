@@ -28,7 +28,7 @@ class BentGradients(Smoke):
     def step(self) -> None:
         super().step()
         if dist.get_rank() == 2:
-            next(self.model.parameters()).grad[0, 0] += 1  # type: ignore[index]
+            next(self.model.parameters()).grad[0, 0] += 1
 
 
 def observe(rank: int, world_size: int) -> dict[str, Any]:
@@ -70,14 +70,12 @@ def run_rank(rank: int, world_size: int, store: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(tmp_path_factory):
     return run_ranks(run_rank, 3, 3, str(tmp_path_factory.mktemp("group") / "store"))
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_message_arrives_at_each_partner_and_one_rank_sits_out(
-    direction: str, ranks: list[dict[str, Any]]
-) -> None:
+def test_a_message_arrives_at_each_partner_and_one_rank_sits_out(direction, ranks):
     for turn in range(3):
         seen = [rank[direction, turn] for rank in ranks]
         assert [after for *_, after in seen] == ["right"] * 3
@@ -91,27 +89,17 @@ def test_a_message_arrives_at_each_partner_and_one_rank_sits_out(
                 assert untouched == "right"
 
 
-def test_pairs_can_be_named(ranks: list[dict[str, Any]]) -> None:
-    assert [rank["named"] for rank in ranks] == [
-        ((0, 2), "right"),
-        (None, "right"),
-        ((0, 2), "right"),
-    ]
-
-
-def test_a_collective_in_a_group_leaves_the_others_alone(ranks: list[dict[str, Any]]) -> None:
+def test_pairs_can_be_named_and_a_group_leaves_the_others_alone(ranks):
+    told = [rank["named"] for rank in ranks]
+    assert told == [((0, 2), "right"), (None, "right"), ((0, 2), "right")]
     assert [rank["grouped"] for rank in ranks] == [["right"] * 2] * 3
     # 2 (n - 1) / n of a group of two.
     assert [rank["factor"] for rank in ranks] == [1.0] * 3
 
 
-def test_training_is_right_where_all_ranks_have_the_same_gradients(
-    ranks: list[dict[str, Any]],
-) -> None:
+def test_the_rank_whose_gradients_differ_is_named(ranks):
     assert [rank["smoke"] for rank in ranks] == ["right"] * 3
-
-
-def test_the_rank_whose_gradients_differ_is_named(ranks: list[dict[str, Any]]) -> None:
+    assert len({rank["digest"] for rank in ranks}) == 1
     assert [rank["bent"] for rank in ranks] == [
         "right",
         "right",
@@ -119,11 +107,7 @@ def test_the_rank_whose_gradients_differ_is_named(ranks: list[dict[str, Any]]) -
     ]
 
 
-def test_the_same_product_has_the_same_digest_on_every_rank(ranks: list[dict[str, Any]]) -> None:
-    assert len({rank["digest"] for rank in ranks}) == 1
-
-
-def test_a_digest_is_of_every_bit_and_fits_into_a_double() -> None:
+def test_a_digest_is_of_every_bit_and_fits_into_a_double():
     tensor = torch.arange(1000, dtype=torch.float32)
     before = digest_of(tensor)
     tensor.view(torch.int32)[77] ^= 1
@@ -131,7 +115,7 @@ def test_a_digest_is_of_every_bit_and_fits_into_a_double() -> None:
     assert before == int(float(before))
 
 
-def test_a_product_that_changes_on_one_device_is_counted() -> None:
+def test_a_product_that_changes_on_one_device_is_counted():
     workload = SameBits(make_context(), size=64)
     for bent in (False, False, True):
         workload.step()
@@ -141,7 +125,7 @@ def test_a_product_that_changes_on_one_device_is_counted() -> None:
     assert workload.changed_products == 1
 
 
-def test_launches_are_counted_on_the_device() -> None:
+def test_launches_are_counted_on_the_device():
     workload = Launch(make_context(), wait=True)
     for _ in range(5):
         workload.step()
@@ -150,13 +134,8 @@ def test_launches_are_counted_on_the_device() -> None:
     assert outcome_of_check(workload) == "rank 0: 5 additions of 1 came to 6"
 
 
-def test_a_launch_that_is_waited_for_cannot_be_captured() -> None:
-    with pytest.raises(UsageError, match="wait: true cannot be had with cuda_graph"):
-        Launch(make_context(cuda_graph=True), wait=True)
-
-
 @pytest.mark.parametrize("direction", ["h2d", "d2h", "both"])
-def test_a_copy_that_moves_nothing_is_found_out(direction: str) -> None:
+def test_a_copy_that_moves_nothing_is_found_out(direction):
     workload = HostCopy(make_context(), direction=direction, size_bytes=4096)
     assert "arrived with other bytes than were sent" in outcome_of_check(workload)
     workload.step()
@@ -164,14 +143,16 @@ def test_a_copy_that_moves_nothing_is_found_out(direction: str) -> None:
     assert workload.memory_bytes == (8192 if direction == "both" else 4096)
 
 
-def test_only_the_local_rank_that_is_named_copies() -> None:
+def test_only_the_local_rank_that_is_named_copies():
     idle = HostCopy(make_context(rank=1, world_size=2), local_rank=0, size_bytes=4096)
     idle.step()
     assert outcome_of_check(idle) == "right"
     assert idle.memory_bytes == 0
 
 
-def test_what_pairs_cannot_do_is_said_in_one_line() -> None:
+def test_what_cannot_be_done_is_said_in_one_line():
+    with pytest.raises(UsageError, match="wait: true cannot be had with cuda_graph"):
+        Launch(make_context(cuda_graph=True), wait=True)
     with pytest.raises(UsageError, match="needs at least 2 ranks"):
         Pairs(make_context())
     with pytest.raises(UsageError, match="between the memories of two GPUs"):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
+import builders
 import pytest
 import torch
 from torch import Tensor
 
 from raybench.job.point import Precision
-from raybench.workloads import bandwidth, transformer
+from raybench.workloads import transformer
 from raybench.workloads.base import Context
 from raybench.workloads.inference import Model
 from raybench.workloads.language_training import make_model
@@ -36,21 +35,12 @@ SMALL: dict[type[Model], dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _a_memory_of_10_gb_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def _a_memory_of_10_gb_s(monkeypatch):
     monkeypatch.setattr(transformer, "memory_gb_s", lambda context: 10.0)
 
 
-def make_context(
-    precision: Precision = Precision.FP32, *, rank: int = 0, batch_size: int = 3
-) -> Context:
-    return Context(
-        device=torch.device("cpu"),
-        rank=rank,
-        world_size=1,
-        local_rank=0,
-        batch_size=batch_size,
-        precision=precision,
-    )
+def make_context(**changes: Any) -> Context:
+    return builders.make_context(**{"batch_size": 3, **changes})
 
 
 def make(
@@ -61,7 +51,7 @@ def make(
     **parameters: Any,
 ) -> Any:
     return Transformer(
-        make_context(precision, batch_size=batch_size),
+        make_context(precision=precision, batch_size=batch_size),
         preset="tiny",
         seq_len=12,
         mode="inference",
@@ -80,47 +70,37 @@ def answer_of(workload: Model) -> Tensor:
     return answer
 
 
-def decode(model: Decoder | Llama, tokens: Tensor, *, prompt: int, shift: int = 0) -> Tensor:
-    """Logits after the prompt and after each token that follows; shift: of their positions."""
+def decode(model: Decoder | Llama, tokens: Tensor, *, prompt: int) -> Tensor:
+    """Logits after the prompt and after each token that follows."""
     batch_size, length = tokens.shape
     shape = LANGUAGE_PRESETS["llama-tiny" if isinstance(model, Llama) else "tiny"]
     cache = KeyValueCache.make(shape, batch_size=batch_size, room=length, dtype=torch.float64)
     logits = [model(tokens[:, :prompt], cache)]
     for position in range(prompt, length):
-        cache.position = position + shift
+        cache.position = position
         logits.append(model(tokens[:, position : position + 1], cache))
     return torch.cat(logits, dim=1)
 
 
 @pytest.fixture(params=["tiny", "llama-tiny"])
-def model(request: pytest.FixtureRequest) -> Decoder | Llama:
+def model(request):
     torch.manual_seed(0)
     made = make_model(LANGUAGE_PRESETS[request.param], 10)
     return made.double().requires_grad_(False)
 
 
 @pytest.fixture
-def tokens() -> Tensor:
+def tokens():
     return torch.randint(TINY.vocabulary, (2, 10), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("prompt", [1, 6])
-def test_prompt_and_tokens_one_by_one_give_the_logits_of_the_whole_sequence(
-    model: Decoder | Llama, tokens: Tensor, prompt: int
-) -> None:
+def test_prompt_and_tokens_one_by_one_give_the_logits_of_the_whole_sequence(model, tokens, prompt):
     whole = model(tokens)[:, prompt - 1 :]
     assert (decode(model, tokens, prompt=prompt) - whole).abs().max() < 1e-12 * whole.abs().max()
 
 
-def test_a_token_at_a_wrong_position_of_the_cache_gives_other_logits(
-    model: Decoder | Llama, tokens: Tensor
-) -> None:
-    whole = model(tokens)[:, 5:]
-    wrong = decode(model, tokens, prompt=6, shift=-1)
-    assert (wrong - whole).abs().max() > 1e-3 * whole.abs().max()
-
-
-def test_a_step_of_decoding_gives_the_logits_after_the_whole_sequence() -> None:
+def test_a_step_of_decoding_gives_the_logits_after_the_whole_sequence():
     workload = make("decode")
     tokens = torch.randint(TINY.vocabulary, (3, 13), generator=make_context().generator())
     whole = workload.model(tokens)[:, -1:]
@@ -128,16 +108,13 @@ def test_a_step_of_decoding_gives_the_logits_after_the_whole_sequence() -> None:
     torch.testing.assert_close(first, whole)
     # Each step does the same work, at the same position.
     assert torch.equal(first, last)
-
-
-def test_a_step_of_prefill_gives_the_logits_after_the_prompt() -> None:
     workload = make("prefill")
     tokens = torch.randint(TINY.vocabulary, (3, 12), generator=make_context().generator())
     torch.testing.assert_close(answer_of(workload), workload.model(tokens)[:, -1:])
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.Graph]]:
+def graphs(monkeypatch):
     """What is compiled, which then runs as it is."""
     found: list[torch.fx.Graph] = []
     torch_compile = torch.compile
@@ -155,27 +132,15 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.Graph]]:
 
 
 @pytest.mark.parametrize(("phase", "batch_size"), [("decode", 1), ("decode", 3), ("prefill", 1)])
-def test_one_block_is_compiled_for_all_layers_and_gives_the_same_logits(
-    graphs: list[torch.fx.Graph], phase: str, batch_size: int
-) -> None:
+def test_one_block_is_compiled_for_all_layers_and_gives_the_same_logits(graphs, phase, batch_size):
     wanted = answer_of(make(phase, batch_size=batch_size))
     compiled = make(phase, batch_size=batch_size, compile=True)
     torch.testing.assert_close(answer_of(compiled), wanted)
     assert (len(graphs), len(compiled.model.blocks)) == (1, 2)
 
 
-@pytest.mark.parametrize(("batch_size", "operands"), [(1, {2}), (3, {3})])
-def test_a_product_with_a_single_row_leaves_its_bias_to_the_kernel_that_it_is_fused_with(
-    graphs: list[torch.fx.Graph], batch_size: int, operands: set[int]
-) -> None:
-    make("decode", batch_size=batch_size, compile=True).step()
-    products = [n for n in graphs[0].nodes if n.target is torch.nn.functional.linear]
-    assert len(products) == 4
-    assert {len(node.args) for node in products} == operands
-
-
 @pytest.mark.parametrize("kind", SMALL)
-def test_inference_has_no_gradients_and_no_optimizer(kind: Any) -> None:
+def test_inference_has_no_gradients_and_no_optimizer(kind):
     workload = kind(make_context(), mode="inference", **SMALL[kind])
     answer = answer_of(workload)
     assert answer.is_inference()
@@ -188,7 +153,7 @@ def test_inference_has_no_gradients_and_no_optimizer(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_replicas_have_the_same_weights_and_other_data(kind: Any) -> None:
+def test_replicas_have_the_same_weights_and_other_data(kind):
     replicas = [kind(make_context(rank=rank), mode="inference", **SMALL[kind]) for rank in (0, 1)]
     first, second = (list(replica.model.parameters()) for replica in replicas)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -201,8 +166,8 @@ def test_replicas_have_the_same_weights_and_other_data(kind: Any) -> None:
 )
 @pytest.mark.parametrize("phase", [None, "prefill", "decode"])
 def test_autocast_keeps_weights_in_fp32_and_cast_weights_stores_them_in_half(
-    phase: str | None, cast_weights: bool, stored: torch.dtype, arithmetic: torch.dtype
-) -> None:
+    phase, cast_weights, stored, arithmetic
+):
     workload = make(phase, Precision.BF16, cast_weights=cast_weights)
     assert {p.dtype for p in workload.model.parameters()} == {stored}
     assert answer_of(workload).dtype == arithmetic
@@ -213,8 +178,8 @@ def test_autocast_keeps_weights_in_fp32_and_cast_weights_stores_them_in_half(
     [(Precision.FP32, False, 4, 4), (Precision.BF16, False, 4, 2), (Precision.BF16, True, 2, 2)],
 )
 def test_decoding_must_read_the_weights_and_the_cache(
-    precision: Precision, cast_weights: bool, weight_bytes: int, cache_bytes: int
-) -> None:
+    precision, cast_weights, weight_bytes, cache_bytes
+):
     workload = make("decode", precision, cast_weights=cast_weights)
     width, layers, batch_size, tokens = 64, 2, 3, 13
     block = 12 * width**2 + 13 * width
@@ -226,15 +191,7 @@ def test_decoding_must_read_the_weights_and_the_cache(
     assert workload.bandwidth_share_pct == pytest.approx(workload.memory_bytes / 10e9 * 100)
 
 
-def test_the_bandwidth_of_the_memory_is_measured_on_a_device_with_memory() -> None:
-    found = bandwidth.memory_gb_s(make_context())
-    assert found is not None
-    assert 0.1 < found < 10_000
-    on_meta = replace(make_context(), device=torch.device("meta"))
-    assert bandwidth.memory_gb_s(on_meta) is None
-
-
-def test_each_phase_says_what_its_step_does() -> None:
+def test_each_phase_says_what_its_step_does():
     prefill, decoding, whole = make("prefill"), make("decode"), make(None)
     assert (prefill.prefill_ms, prefill.tokens_per_s) == (1, 3 * 12)
     assert (decoding.decode_ms_per_token, decoding.tokens_per_s) == (1, 3)
@@ -243,7 +200,7 @@ def test_each_phase_says_what_its_step_does() -> None:
     assert not hasattr(whole, "prefill_ms")
 
 
-def test_decoding_reads_all_weights_of_llama_but_its_table_of_tokens() -> None:
+def test_decoding_reads_all_weights_of_llama_but_its_table_of_tokens():
     shape = LANGUAGE_PRESETS["llama-tiny"]
     workload = Transformer(
         make_context(), preset="llama-tiny", seq_len=12, mode="inference", phase="decode"
@@ -254,18 +211,14 @@ def test_decoding_reads_all_weights_of_llama_but_its_table_of_tokens() -> None:
 
 
 @pytest.mark.parametrize("phase", [None, "prefill", "decode"])
-def test_the_parameters_that_reports_tell_are_those_of_the_model(phase: str | None) -> None:
+def test_the_parameters_that_reports_tell_are_those_of_the_model(phase):
     params = {"preset": "tiny", "seq_len": "12", "mode": "inference"}
     params |= {"phase": phase} if phase else {}
-    built = sum(p.numel() for p in make(phase).model.parameters())
-    assert parameter_count("transformer", params) == built
-
-
-def test_a_model_can_have_fewer_layers_than_its_preset() -> None:
-    one = make(None, layers=1)
-    assert len(one.model.blocks) == 1
-    params = {"preset": "tiny", "seq_len": "12", "layers": "1"}
-    assert parameter_count("transformer", params) == sum(p.numel() for p in one.model.parameters())
+    for layers in (1, 2):
+        model = make(phase, layers=layers).model
+        assert len(model.blocks) == layers
+        built = sum(p.numel() for p in model.parameters())
+        assert parameter_count("transformer", params | {"layers": str(layers)}) == built
 
 
 SETTINGS = {"precision": "bf16", "world_size": 1, "batch_size": 1}
@@ -286,8 +239,6 @@ FIXED = {"mode": "inference", "seq_len": 12, "optimizer": "adamw", "grad_accumul
         ({"cast_weights": True, "precision": "tf32"}, "needs precision fp16 or bf16, given tf32"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_anything_runs(
-    given: dict[str, Any], reason: str | None
-) -> None:
+def test_what_does_not_go_together_is_refused_before_anything_runs(given, reason):
     found = Transformer.why_not({**SETTINGS, **FIXED, **given})
     assert (reason in found) if reason and found else (found or None) is reason

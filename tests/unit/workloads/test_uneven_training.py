@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from builders import make_context
 from forked import gloo, run_ranks
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import mse_loss
@@ -39,21 +40,12 @@ class OnRows(Trained):
         self.optimizer.param_groups[0]["lr"] = RATE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What one rank saw."""
-
-    parameters: list[float]
-    gradient_error: float
-    reductions: list[int]
-
-
-def train(context: Context, first: int, passes: int) -> Outcome:
+def train(context: Context, first: int, passes: int) -> SimpleNamespace:
     workload = OnRows(context, first=first, passes=passes)
     reductions = [0]
 
     # DDP compares the annotations with its classes, and here annotations are strings.
-    def counted(group, bucket):  # type: ignore[no-untyped-def]
+    def counted(group, bucket):
         reductions[-1] += 1
         return allreduce_hook(group, bucket)
 
@@ -64,67 +56,56 @@ def train(context: Context, first: int, passes: int) -> Outcome:
         reductions.append(0)
         workload.step()
     parameters = torch.cat([p.detach().flatten() for p in workload.model.parameters()])
-    return Outcome(parameters=parameters.tolist(), gradient_error=error, reductions=reductions[1:])
-
-
-def context_of(rank: int, world_size: int, batch_size: int, loss_weight: float) -> Context:
-    return Context(
-        device=torch.device("cpu"),
-        rank=rank,
-        world_size=world_size,
-        local_rank=rank,
-        batch_size=batch_size,
-        loss_weight=loss_weight,
-        # Slow devices repeat their work, and train alike.
-        extra_work=1.5 if rank == 2 else 0.0,
+    return SimpleNamespace(
+        parameters=parameters.tolist(), gradient_error=error, reductions=reductions[1:]
     )
 
 
-def observe(case: str, rank: int) -> Outcome:
+def context_of(rank: int, world_size: int, batch_size: int, loss_weight: float) -> Context:
+    # Slow devices repeat their work, and train alike.
+    more = {"loss_weight": loss_weight, "extra_work": 1.5 if rank == 2 else 0.0}
+    return make_context(rank, world_size, batch_size=batch_size, **more)
+
+
+def observe(case: str, rank: int) -> SimpleNamespace:
     shares, passes = CASES.get(case, CASES["uneven batches"])
     weight = 1.0 if case == CONTROL else 3 * shares[rank] / sum(shares)
     context = context_of(rank, 3, shares[rank] // passes[rank], weight)
     return train(context, sum(shares[:rank]), passes[rank])
 
 
-def run_rank(rank: int, store: str) -> dict[str, Outcome]:
+def run_rank(rank: int, store: str) -> dict[str, SimpleNamespace]:
     with gloo(rank, 3, store):
         return {case: observe(case, rank) for case in (*CASES, CONTROL)}
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Outcome]]:
+def ranks(tmp_path_factory):
     return run_ranks(run_rank, 3, str(tmp_path_factory.mktemp("group") / "store"))
 
 
 @pytest.fixture(scope="module")
-def alone() -> torch.Tensor:
+def alone():
     return torch.tensor(train(context_of(0, 1, 24, 1.0), 0, 1).parameters, dtype=torch.float64)
 
 
-def difference(outcome: Outcome, alone: torch.Tensor) -> float:
+def difference(outcome: SimpleNamespace, alone: torch.Tensor) -> float:
     parameters = torch.tensor(outcome.parameters, dtype=torch.float64)
     return float((parameters - alone).norm() / alone.norm())
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_uneven_ranks_train_as_one_process_over_the_same_global_batch(
-    case: str, ranks: list[dict[str, Outcome]], alone: torch.Tensor
-) -> None:
+def test_uneven_ranks_train_as_one_process_over_the_same_global_batch(case, ranks, alone):
     for rank in ranks:
         assert difference(rank[case], alone) <= 1e-12
         assert rank[case].gradient_error <= 1e-12
 
 
-def test_without_weights_of_the_loss_they_train_otherwise_and_the_check_says_so(
-    ranks: list[dict[str, Outcome]], alone: torch.Tensor
-) -> None:
+def test_without_weights_of_the_loss_they_train_otherwise_and_the_check_says_so(ranks, alone):
     for rank in ranks:
         assert difference(rank[CONTROL], alone) > 1e-4
         assert rank[CONTROL].gradient_error > 0.01
 
 
-def test_each_rank_reduces_once_a_step_however_many_passes_it_has(
-    ranks: list[dict[str, Outcome]],
-) -> None:
+def test_each_rank_reduces_once_a_step_however_many_passes_it_has(ranks):
     assert {tuple(rank["uneven passes"].reductions) for rank in ranks} == {(1,) * STEPS}

@@ -62,7 +62,7 @@ def on_cpus(count: int) -> list[fakes.Device]:
     return [fakes.make_device(index=index, kind="cpu") for index in range(count)]
 
 
-def test_each_probe_is_run_in_three_passes_in_the_same_workers() -> None:
+def test_each_probe_is_run_in_three_passes_in_the_same_workers():
     examiner, records = run_check(ChangingCluster(on_cpus(2), measure), 2)
     assert {record.round for record in records} == {1, 2, 3}
     counts = [record.round for record in records]
@@ -73,7 +73,7 @@ def test_each_probe_is_run_in_three_passes_in_the_same_workers() -> None:
     }
 
 
-def test_after_a_device_is_lost_the_others_are_checked_without_it() -> None:
+def test_after_a_device_is_lost_the_others_are_checked_without_it():
     def script(point: Point, rank: int) -> Answer:
         if point.workload == "memory" and rank == 2:
             cluster.gone.add(2)

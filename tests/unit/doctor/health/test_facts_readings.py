@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from raybench.doctor.health import device_facts
-from raybench.doctor.health.device_facts import facts_readings, read_device_facts
+from raybench.doctor.health.device_facts import facts_readings
 from raybench.records.device_facts import DeviceFacts, NvLink
 from raybench.records.health import Reading
-from tests.unit.fakes import make_cluster, make_device, make_devices, make_measurement
+from tests.unit.fakes import make_device
 
 AT = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
 NO_ERRORS = {"crc": 0, "replay": 0, "recovery": 0}
@@ -152,37 +152,12 @@ def test_a_link_that_no_board_of_the_node_uses_is_not_missed():
     }
 
 
-def test_a_machine_of_one_gpu_without_links_lacks_none():
-    alone = facts_of(nvlinks=tuple(replace(link, is_active=False) for link in LINKS))
-    assert problems(*facts_readings([alone], [alone])) == {}
-
-
 def test_what_nobody_tells_has_neither_value_nor_problem():
     unknown = DeviceFacts(device=make_device(), read_at=AT)
     readings = facts_readings([unknown], [unknown])
     assert {(one.value, one.problem) for one in readings} == {(None, None)}
     assert len(readings) == len(device_facts.ACTIONS)
-
-
-def test_a_device_whose_node_does_not_answer_says_so_in_each_fact():
     before = facts_of()
     gone = DeviceFacts(device=before.device, read_at=AT, unread="the agent does not answer")
     readings = facts_readings([before], [gone])
     assert {(one.value, one.problem) for one in readings} == {(None, "the agent does not answer")}
-
-
-def test_without_nvml_nothing_is_known_and_nothing_is_wrong():
-    silent = DeviceFacts(device=make_device(), read_at=AT, unread="NVML does not answer")
-    readings = facts_readings([silent], [later(silent)])
-    assert {(one.value, one.problem) for one in readings} == {(None, None)}
-
-
-def test_the_facts_of_a_cluster_of_cpus_are_read_and_say_nothing():
-    cluster = make_cluster(
-        [replace(device, kind="cpu") for device in make_devices(a=2)],
-        lambda point, rank: make_measurement(rank),
-    )
-    cluster.start(2, "pack")
-    facts = read_device_facts(cluster)
-    assert [one.device for one in facts] == list(cluster.devices)
-    assert facts_readings(facts, facts) == ()

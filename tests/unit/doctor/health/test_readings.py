@@ -14,7 +14,6 @@ from raybench.doctor.health.suite import STAGES, Fleet, Probe, probes, title
 from raybench.job.point import Scalar
 from raybench.records import Breakdown, Cause, Record, Status
 from raybench.records.health import NOT_READ
-from raybench.workloads.same_bits import SameBits
 
 
 def fleet_of(count: int = 2, **changes) -> Fleet:
@@ -50,7 +49,7 @@ def record_of(probe: Probe, fleet: Fleet, *steps_ns: int, **changes) -> Record:
     return make_record(probe.point, devices=fleet.devices, measurements=measurements)
 
 
-def test_each_device_has_the_rate_of_its_own_median_step() -> None:
+def test_each_device_has_the_rate_of_its_own_median_step():
     fleet = fleet_of()
     probe = probe_named("gemm bf16 8192", fleet)
     record = record_of(probe, fleet, 1_000_000, 2_000_000, flops_per_step=8e11)
@@ -61,7 +60,7 @@ def test_each_device_has_the_rate_of_its_own_median_step() -> None:
     assert {one.point_id for one in readings} == {probe.point.point_id}
 
 
-def test_a_point_that_failed_is_read_of_nobody_and_says_who_made_it_fail() -> None:
+def test_a_point_that_failed_is_read_of_nobody_and_says_who_made_it_fail():
     fleet = fleet_of()
     probe = probe_named("memory 100 MB", fleet)
     record = make_failed(
@@ -77,16 +76,7 @@ def test_a_point_that_failed_is_read_of_nobody_and_says_who_made_it_fail() -> No
     assert culprit.problem == "timed out: rank 1 (alpha, cuda:1): no answer in 30 s"
 
 
-def test_a_cpu_worker_stays_the_same_subject_when_its_process_is_replaced() -> None:
-    before, after = (
-        Fleet(devices=tuple(make_device(0, kind="cpu", uuid=uuid) for uuid in uuids))
-        for uuids in (("a/1", "a/2"), ("a/1", "a/3"))
-    )
-    assert before.subjects == after.subjects
-    assert [one.name for one in after.subjects] == ["alpha worker 0", "alpha worker 1"]
-
-
-def test_of_copies_by_one_local_rank_only_that_one_is_read() -> None:
+def test_of_copies_by_one_local_rank_only_that_one_is_read():
     fleet = fleet_of()
     [probe] = probes_named("h2d alone", fleet, local_rank=1)
     measured = record_of(probe, fleet, 100, 2_000_000)
@@ -105,7 +95,7 @@ def test_of_copies_by_one_local_rank_only_that_one_is_read() -> None:
     ("direction", "name"),
     [("forward", "alpha GPU 0 to alpha GPU 1"), ("backward", "alpha GPU 1 to alpha GPU 0")],
 )
-def test_a_pair_is_named_from_where_the_bytes_come(direction: str, name: str) -> None:
+def test_a_pair_is_named_from_where_the_bytes_come(direction, name):
     fleet = fleet_of()
     [probe] = probes_named("send 256 MiB", fleet, direction=direction)
     record = record_of(probe, fleet, 1_000_000, 2_000_000, message_bytes=2 * 10**8)
@@ -117,7 +107,7 @@ def test_a_pair_is_named_from_where_the_bytes_come(direction: str, name: str) ->
     assert (link.kind, link.gb_per_s, link.latency_us) == ("nccl", reading.value, None)
 
 
-def test_a_latency_is_half_of_a_round_trip_and_holds_both_ways() -> None:
+def test_a_latency_is_half_of_a_round_trip_and_holds_both_ways():
     fleet = fleet_of()
     probe = probe_named("send latency 8 B", fleet)
     record = record_of(probe, fleet, 20_000, 24_000, message_bytes=16)
@@ -130,10 +120,8 @@ def test_a_latency_is_half_of_a_round_trip_and_holds_both_ways() -> None:
     ]
 
 
-@pytest.mark.parametrize("count", [2, 3, 4, 7])
-def test_every_pair_is_read_both_ways_and_pairs_between_nodes_are_a_test_of_their_own(
-    count: int,
-) -> None:
+@pytest.mark.parametrize("count", [2, 3])
+def test_every_pair_is_read_both_ways_and_pairs_between_nodes_are_a_test_of_their_own(count):
     fleet = two_nodes(count)
     read = Counter(
         (reading.test.name, reading.subject.uuids)
@@ -149,32 +137,7 @@ def test_every_pair_is_read_both_ways_and_pairs_between_nodes_are_a_test_of_thei
     assert set(read.values()) == {1}
 
 
-def test_between_many_nodes_devices_meet_those_of_their_local_rank() -> None:
-    fleet = two_nodes(9)
-    between = {
-        reading.subject.uuids
-        for probe in probes(fleet, ["pairs"])
-        for reading in read_record(
-            record_of(probe, fleet, *[10**6] * 18, message_bytes=8), probe, fleet
-        )
-        if reading.test.name == "send 256 MiB between nodes"
-    }
-    assert between == {
-        (f"GPU-{start}", f"GPU-{end}")
-        for rank in range(9)
-        for start, end in ((rank, rank + 9), (rank + 9, rank))
-    }
-
-
-def test_one_pair_at_a_time_reads_the_same_pairs() -> None:
-    fleet = fleet_of(4)
-    serial = probes(fleet, ["pairs"], serial=True)
-    assert {probe.point.params["partners"] for probe in serial} == {
-        "0-1", "0-2", "0-3", "1-2", "1-3", "2-3",
-    }  # fmt: skip
-
-
-def test_devices_together_are_read_per_node_and_over_all() -> None:
+def test_devices_together_are_read_per_node_and_over_all():
     fleet = two_nodes()
     node, cluster = probes_named("all_reduce 1 GiB", fleet)
     figures = {"message_bytes": 2**30, "busbw_factor": 1.0}
@@ -186,7 +149,7 @@ def test_devices_together_are_read_per_node_and_over_all() -> None:
     assert (whole.subject.kind, whole.subject.name) == ("cluster", "all 4 devices")
 
 
-def test_a_training_step_is_read_in_parts_of_each_rank() -> None:
+def test_a_training_step_is_read_in_parts_of_each_rank():
     fleet = fleet_of()
     probe = probe_named("step compute", fleet)
     slow = Breakdown(local_ms=((4.0, 4.2, 4.1), (5.0, 5.0, 5.2)), comm_ms=(2.0,), tail_ms=(1.5,))
@@ -227,39 +190,15 @@ def bits(*digests: int, changed: int | None = None, misplaced: int | None = None
         (bits(7, 7, changed=0), {0}),
     ],
 )
-def test_wrong_bits_are_those_of_the_minority_or_of_who_contradicts_itself(
-    found, named: set[int]
-) -> None:
+def test_wrong_bits_are_those_of_the_minority_or_of_who_contradicts_itself(found, named):
     problems = wrong_bits(found, fleet_of(len(found)).subjects)
     assert set(problems) == named
     assert all(text.startswith("wrong bits: ") for text in problems.values())
-
-
-def test_devices_of_different_models_are_not_compared_to_the_last_bit() -> None:
     devices = (make_device(0), make_device(1, name="Other GPU"))
     assert not wrong_bits(bits(7, 8), Fleet(devices=devices).subjects)
 
 
-def test_the_problem_of_wrong_bits_stands_beside_the_figure() -> None:
-    fleet = fleet_of(3)
-    probe = probe_named("same bits bf16 2048", fleet)
-    record = record_of(probe, fleet, *[10**6] * 3, flops_per_step=1e12)
-    by_rank = bits(7, 8, 7)
-    record = replace(
-        record,
-        measurements=tuple(
-            replace(
-                one, workload_metrics={m: float(by_rank[rank][m.name]) for m in SameBits.metrics}
-            )
-            for rank, one in enumerate(record.measurements)
-        ),
-    )
-    readings = read_record(record, probe, fleet)
-    assert [bool(one.problem) for one in readings] == [False, True, False]
-    assert all(one.value == pytest.approx(1000.0) for one in readings)
-
-
-def test_of_a_failed_turn_the_pair_that_failed_is_told_apart_from_the_others() -> None:
+def test_of_a_failed_turn_the_pair_that_failed_is_told_apart_from_the_others():
     fleet = fleet_of(4)
     probe = probes_named("send 256 MiB", fleet, direction="forward", turn=0)[0]
     record = make_failed(
@@ -274,30 +213,22 @@ def test_of_a_failed_turn_the_pair_that_failed_is_told_apart_from_the_others() -
     assert list(told.values()) == [f"{NOT_READ}alpha GPU 3 failed"]
 
 
-def test_points_are_named_by_what_is_not_usual_of_them() -> None:
-    fleet = fleet_of()
-    names = [title(probe.point) for probe in probes(fleet, STAGES)]
-    assert "gemm bf16 256" in names
-    assert "host_copy d2h local rank 1 128 MiB" in names
-    assert "memory 100 MB" in names
+def test_points_are_named_by_what_is_not_usual_of_them():
+    names = [title(probe.point) for probe in probes(fleet_of(), STAGES)]
+    assert {"gemm bf16 256", "memory 100 MB", "host_copy d2h local rank 1 128 MiB"} <= set(names)
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_no_point_comes_twice_in_a_check(kind: str, count: int) -> None:
+def test_no_point_comes_twice_in_a_check(kind, count):
     made = probes(fleet_of(count, kind=kind), STAGES)
     assert len({probe.point.point_id for probe in made}) == len(made)
     assert {probe.point.world_size for probe in made} == {count}
     assert all(probe.test.stage in STAGES for probe in made)
 
 
-@pytest.mark.parametrize("stage", ["alone", "pairs", "together", "smoke", "straggler"])
-def test_only_the_stages_that_are_asked_for_are_run(stage) -> None:
-    assert {probe.test.stage for probe in probes(fleet_of(), [stage])} == {stage}
-
-
-def test_what_a_device_has_no_room_for_is_not_run_and_said_of_that_device() -> None:
+def test_what_a_device_has_no_room_for_is_not_run_and_said_of_that_device():
     fleet = fleet_of()
     made = probes(fleet, ["alone"])
     free = {"GPU-0": 100 * 2**30, "GPU-1": 2 * 2**30}
@@ -311,14 +242,3 @@ def test_what_a_device_has_no_room_for_is_not_run_and_said_of_that_device() -> N
     assert problems["alpha GPU 1"] == "no room: 2.0 GiB of its memory are free, the test needs 3.8"
     assert problems["alpha GPU 0"] == f"{NOT_READ}alpha GPU 1 has no room"
     assert split_by_room(made, fleet, {}) == (made, ())
-
-
-def test_what_the_host_paces_is_replayed_from_a_graph_or_bad_only_far_off() -> None:
-    made = {probe.test.name: probe for probe in probes(fleet_of(), STAGES)}
-    in_graph = {name for name, probe in made.items() if probe.point.cuda_graph}
-    assert {"gemm tf32 1024", "same bits bf16 2048", "all_reduce 32 KiB"} <= in_graph
-    assert "gemm tf32 8192" not in in_graph
-    lenient = {name for name, probe in made.items() if probe.test.bad_ratio == 3.0}
-    assert lenient == {"launch", "launch and wait", "send latency 8 B", "smoke 784-256-10"}
-    on_cpu = probes(fleet_of(kind="cpu"), STAGES)
-    assert not any(probe.point.cuda_graph for probe in on_cpu)

@@ -67,22 +67,35 @@ def both_ways(*pairs: tuple[int, int]) -> set[tuple[int, int]]:
     return {*pairs, *((second, first) for first, second in pairs)}
 
 
-def test_a_device_that_is_slower_than_seven_alike_is_suspect() -> None:
-    found = unhealthy(judge(make_readings([750.0] * 5 + [690.0] + [750.0] * 2), devices(8)))
-    assert list(found) == ["alpha GPU 5"]
-    assert found["alpha GPU 5"].verdict is Verdict.SUSPECT
-    assert found["alpha GPU 5"].ratio == pytest.approx(750 / 690, rel=0.01)
-    assert "median of 8 alike" in found["alpha GPU 5"].expected
-    assert found["alpha GPU 5"].action is Action.WATCH
+ALL, BOTH = "all 4 NVIDIA H200", "both NVIDIA H200"
 
 
-def test_a_device_that_takes_more_than_one_and_a_half_times_as_long_is_bad_and_to_be_reset() -> (
-    None
-):
-    found = unhealthy(judge(make_readings([450.0] + [750.0] * 3), devices(4)))
-    assert found["alpha GPU 0"].verdict is Verdict.BAD
-    assert found["alpha GPU 0"].action is Action.RESET
-    assert found["alpha GPU 0"].command.startswith("nvidia-smi --gpu-reset -i 0")
+@pytest.mark.parametrize(
+    ("values", "named", "verdict", "action", "expected"),
+    [
+        ([750.0] * 5 + [690.0] + [750.0] * 2, "alpha GPU 5", "suspect", "watch", "of 8 alike"),
+        ([450.0] + [750.0] * 3, "alpha GPU 0", "bad", "reset", "of 4 alike"),
+        # Of two devices the other is what is expected; of one, what its model reaches.
+        ([750.0, 720.0], None, "", "", ""),
+        ([750.0, 615.0], "alpha GPU 1", "suspect", "watch", "the best of 2 alike"),
+        ([750.0, 450.0], "alpha GPU 1", "bad", "reset", "the best of 2 alike"),
+        ([750.0], None, "", "", ""),
+        ([600.0], "alpha GPU 0", "suspect", "watch", "671 to 701 TFLOP/s"),
+        # Where all are slow none is blamed.
+        ([400.0] * 4, ALL, "suspect", "setting", "671 to 701 TFLOP/s"),
+        ([400.0] * 2, BOTH, "suspect", "setting", "671 to 701 TFLOP/s"),
+        # Without a value nothing is healthy.
+        ([750.0, 750.0, None, 750.0, 750.0], "alpha GPU 2", "untested", None, ""),
+    ],
+)
+def test_a_device_is_held_against_those_alike(values, named, verdict, action, expected):
+    found = unhealthy(judge(make_readings(values), devices(len(values))))
+    assert list(found) == ([named] if named else [])
+    for one in found.values():
+        assert one.verdict.value == verdict
+        assert action is None or one.action.value == action
+        assert expected in one.expected
+        assert verdict != "bad" or one.command.startswith("nvidia-smi --gpu-reset -i ")
 
 
 @pytest.mark.parametrize(
@@ -92,16 +105,14 @@ def test_a_device_that_takes_more_than_one_and_a_half_times_as_long_is_bad_and_t
         ({"power_cap_w": 400.0, "power_cap_default_w": 700.0}, "nvidia-smi --power-limit=700"),
     ],
 )
-def test_a_device_that_a_process_or_a_power_limit_slows_down_is_a_setting(
-    changes: dict[str, Any], command: str
-) -> None:
+def test_a_device_that_a_process_or_a_power_limit_slows_down_is_a_setting(changes, command):
     fleet = [*devices(3), make_device(3, **changes)]
     found = unhealthy(judge(make_readings([750.0] * 3 + [450.0]), fleet))["alpha GPU 3"]
     assert found.action is Action.SETTING
     assert found.command.startswith(command)
 
 
-def test_wrong_bits_are_bad_however_fast_the_device_is() -> None:
+def test_wrong_bits_are_bad_however_fast_the_device_is():
     readings = make_readings([750.0] * 4)
     readings[1] = replace(readings[1], problem="its result differs from that of the 3 others")
     found = unhealthy(judge(readings, devices(4)))
@@ -111,7 +122,7 @@ def test_wrong_bits_are_bad_however_fast_the_device_is() -> None:
     assert "kubectl cordon alpha" in found["alpha GPU 1"].command
 
 
-def test_who_did_not_run_is_bad_and_whom_that_kept_from_running_is_not_tested() -> None:
+def test_who_did_not_run_is_bad_and_whom_that_kept_from_running_is_not_tested():
     readings = make_readings([None, None])
     reasons = ("timeout: no answer for 30 s", f"{NOT_READ}alpha GPU 0 was stopped")
     readings = [replace(one, problem=reasons[place % 2]) for place, one in enumerate(readings)]
@@ -122,60 +133,28 @@ def test_who_did_not_run_is_bad_and_whom_that_kept_from_running_is_not_tested() 
     }
 
 
-def in_one_pass(problem: str, value: float | None = None) -> dict[str, Finding]:
-    """What is said where the second of two devices has this problem in one of three passes."""
+@pytest.mark.parametrize(
+    ("problem", "value", "verdict", "action"),
+    [
+        ("error: CUDA error: out of memory", None, Verdict.SUSPECT, Action.WATCH),
+        (f"{WRONG_RESULT}a copy arrived with other bytes", None, Verdict.BAD, Action.REPLACE),
+        ("wrong bits: it changed", 750.0, Verdict.BAD, Action.REPLACE),
+        (f"{NOT_READ}alpha GPU 0 crashed", None, None, None),
+    ],
+)
+def test_a_problem_in_one_pass_of_three(problem, value, verdict, action):
     readings = make_readings([750.0, 750.0], passes=3)
     assert (readings[3].pass_number, readings[3].subject.name) == (2, "alpha GPU 1")
     readings[3] = replace(readings[3], value=value, problem=problem)
-    return unhealthy(judge(readings, devices(2)))
+    found = unhealthy(judge(readings, devices(2)))
+    assert list(found) == (["alpha GPU 1"] if verdict else [])
+    for one in found.values():
+        assert (one.verdict, one.action) == (verdict, action)
+        times = "" if verdict is Verdict.BAD else " (in 1 of 3 passes)"
+        assert one.reason == f"{problem}{times}"
 
 
-def test_an_error_in_one_pass_of_three_is_watched_and_named() -> None:
-    found = in_one_pass("error: CUDA error: out of memory")
-    (one,) = found.values()
-    assert (one.subject.name, one.verdict) == ("alpha GPU 1", Verdict.SUSPECT)
-    assert one.reason == "error: CUDA error: out of memory (in 1 of 3 passes)"
-    assert one.action is Action.WATCH
-    assert one.command.startswith("nvidia-smi -q -i 1")
-
-
-@pytest.mark.parametrize(
-    ("problem", "value"),
-    [(f"{WRONG_RESULT}a copy arrived with other bytes", None), ("wrong bits: it changed", 750.0)],
-)
-def test_a_wrong_result_in_one_pass_of_three_is_bad(problem: str, value: float | None) -> None:
-    (one,) = in_one_pass(problem, value).values()
-    assert (one.verdict, one.action) == (Verdict.BAD, Action.REPLACE)
-    assert one.reason == problem
-
-
-def test_where_nobody_ran_and_nobody_is_named_all_are_untested() -> None:
-    readings = [replace(one, problem="error: no memory") for one in make_readings([None, None])]
-    verdicts = {one.verdict for one in judge(readings, devices(2))}
-    assert verdicts == {Verdict.UNTESTED}
-
-
-def test_one_pass_that_another_made_fail_leaves_the_others_healthy() -> None:
-    readings = make_readings([750.0] * 4)
-    readings[2] = replace(readings[2], value=None, problem=f"{NOT_READ}alpha GPU 0 crashed")
-    assert unhealthy(judge(readings, devices(4))) == {}
-
-
-def test_a_test_that_a_device_has_no_value_of_is_never_healthy() -> None:
-    found = unhealthy(judge(make_readings([750.0, 750.0, None, 750.0, 750.0]), devices(5)))
-    assert {name: one.verdict for name, one in found.items()} == {"alpha GPU 2": Verdict.UNTESTED}
-
-
-def test_of_two_devices_one_is_bad_at_one_and_a_half_times_the_time_of_the_other() -> None:
-    assert unhealthy(judge(make_readings([750.0, 720.0]), devices(2))) == {}
-    (found,) = unhealthy(judge(make_readings([750.0, 615.0]), devices(2))).values()
-    assert (found.subject.name, found.verdict) == ("alpha GPU 1", Verdict.SUSPECT)
-    found = unhealthy(judge(make_readings([750.0, 450.0]), devices(2)))
-    assert found["alpha GPU 1"].verdict is Verdict.BAD
-    assert "the best of 2 alike" in found["alpha GPU 1"].expected
-
-
-def test_devices_of_two_models_are_held_against_their_own() -> None:
+def test_devices_of_two_models_are_held_against_their_own():
     fast, slow = make_readings([750.0] * 4), make_readings([300.0] * 8)[:24]
     others = [
         replace(one, subject=make_subject(10 + int(one.subject.uuids[0][4:]), model="A100"))
@@ -184,21 +163,7 @@ def test_devices_of_two_models_are_held_against_their_own() -> None:
     assert unhealthy(judge([*fast, *others], devices(4))) == {}
 
 
-def test_all_slow_alike_is_seen_against_what_the_model_reaches() -> None:
-    found = unhealthy(judge(make_readings([400.0] * 4), devices(4)))
-    assert list(found) == ["all 4 NVIDIA H200"]
-    assert found["all 4 NVIDIA H200"].verdict is Verdict.SUSPECT
-    assert found["all 4 NVIDIA H200"].action is Action.SETTING
-    assert "671 to 701 TFLOP/s" in found["all 4 NVIDIA H200"].expected
-
-
-def test_a_variable_that_makes_all_slow_is_named() -> None:
-    fleet = devices(4, environment={"CUDA_LAUNCH_BLOCKING": "1", "NCCL_P2P_DISABLE": "1"})
-    found = unhealthy(judge(make_readings([400.0] * 4), fleet))
-    assert found["all 4 NVIDIA H200"].command == "unset CUDA_LAUNCH_BLOCKING"
-
-
-def test_a_variable_is_named_only_where_it_is_set_and_the_test_uses_it() -> None:
+def test_a_variable_is_named_only_where_it_is_set_and_the_test_uses_it():
     variables = {"NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "0", "NCCL_ALGO": "Tree"}
     fleet = devices(4, topology="NVLink x18", environment=variables)
     together = make_test(name="all_reduce 1 GiB", stage="together", kind="node", unit="GB/s")
@@ -211,7 +176,7 @@ def test_a_variable_is_named_only_where_it_is_set_and_the_test_uses_it() -> None
     assert found.command.startswith("nvidia-smi topo -m; ")
 
 
-def test_what_a_link_to_the_host_carries_is_up_to_the_host() -> None:
+def test_what_a_link_to_the_host_carries_is_up_to_the_host():
     links = make_test(name="both alone", stage="host-links", unit="GB/s", floor=0.03)
     assert unhealthy(judge(make_readings([60.0] * 2, links), devices(2))) == {}
     assert unhealthy(judge(make_readings([60.0], links), devices(1))) == {}
@@ -219,31 +184,13 @@ def test_what_a_link_to_the_host_carries_is_up_to_the_host() -> None:
     assert list(half) == ["both NVIDIA H200"]
 
 
-def test_of_two_devices_that_are_both_slow_neither_is_blamed() -> None:
-    assert list(unhealthy(judge(make_readings([400.0] * 2), devices(2)))) == ["both NVIDIA H200"]
-
-
-def test_a_lone_device_is_held_against_its_model() -> None:
-    assert unhealthy(judge(make_readings([750.0]), devices(1))) == {}
-    found = unhealthy(judge(make_readings([600.0]), devices(1)))
-    assert found["alpha GPU 0"].verdict is Verdict.SUSPECT
-    assert "committed" not in found["alpha GPU 0"].expected
-    assert "671 to 701" in found["alpha GPU 0"].expected
-
-
-def test_a_lone_device_that_nothing_is_known_of_is_said_to_be_unknown() -> None:
+def test_a_lone_device_that_nothing_is_known_of_is_said_to_be_unknown():
     readings = make_readings([600.0], make_test(**UNKNOWN_MODEL))
     device, model = judge(readings, devices(1))
     assert device.verdict is Verdict.UNKNOWN
     assert "nothing is known of what NVIDIA H200 reaches" in device.reason
     assert "datasheet says 990 TFLOP/s" in device.reason
     assert (model.test, model.verdict) == (EXPECTED_TEST, Verdict.UNKNOWN)
-
-
-def test_devices_alike_of_an_unknown_model_are_healthy_and_the_model_is_unknown() -> None:
-    found = judge(make_readings([600.0] * 4, make_test(**UNKNOWN_MODEL)), devices(4))
-    assert [one.verdict for one in found] == [Verdict.HEALTHY] * 4 + [Verdict.UNKNOWN]
-    assert "that all are slow would not be seen" in found[-1].reason
 
 
 def past(values: Sequence[float], rank: int, test: HealthTest) -> list[PastValue]:
@@ -253,7 +200,7 @@ def past(values: Sequence[float], rank: int, test: HealthTest) -> list[PastValue
     ]
 
 
-def test_one_of_two_devices_is_held_against_its_own_past() -> None:
+def test_one_of_two_devices_is_held_against_its_own_past():
     test = make_test(**UNKNOWN_MODEL, floor=0.03)
     earlier = past([700.0, 702.0, 698.0], 0, test) + past([700.0, 690.0, 710.0], 1, test)
     found = unhealthy(judge(make_readings([700.0, 595.0], test), devices(2), earlier))
@@ -261,7 +208,7 @@ def test_one_of_two_devices_is_held_against_its_own_past() -> None:
     assert "its earlier checks" in found["alpha GPU 1"].expected
 
 
-def test_a_fleet_that_is_slower_than_in_earlier_checks_is_slow_alike() -> None:
+def test_a_fleet_that_is_slower_than_in_earlier_checks_is_slow_alike():
     test = make_test(**UNKNOWN_MODEL)
     earlier = past([700.0, 702.0, 698.0], 0, test)
     found = unhealthy(judge(make_readings([560.0] * 6, test), devices(6), earlier))
@@ -269,20 +216,20 @@ def test_a_fleet_that_is_slower_than_in_earlier_checks_is_slow_alike() -> None:
     assert "earlier checks of this model, 3 of them" in found["all 6 NVIDIA H200"].expected
 
 
-def test_two_earlier_checks_say_nothing_yet_however_many_devices_they_had() -> None:
+def test_two_earlier_checks_say_nothing_yet_however_many_devices_they_had():
     test = make_test(**UNKNOWN_MODEL)
     earlier = [one for rank in range(4) for one in past([700.0, 702.0], rank, test)]
     assert unhealthy(judge(make_readings([560.0] * 4, test), devices(4), earlier)) == {}
 
 
-def test_workers_that_share_their_cores_may_all_have_a_busy_hour() -> None:
+def test_workers_that_share_their_cores_may_all_have_a_busy_hour():
     test = make_test(**UNKNOWN_MODEL, floor=0.1)
     earlier = past([25.0, 26.0, 25.5], 0, test)
     assert unhealthy(judge(make_readings([11.5] * 2, test), devices(2), earlier)) == {}
     assert list(unhealthy(judge(make_readings([2.0] * 2, test), devices(2), earlier)))
 
 
-def test_a_fact_is_wrong_by_itself_and_not_by_its_value() -> None:
+def test_a_fact_is_wrong_by_itself_and_not_by_its_value():
     readings = make_readings([0.0, 3.0, 0.0, 0.0], FACT, passes=1)
     assert unhealthy(judge(readings, devices(4))) == {}
     readings[1] = replace(readings[1], problem="the driver reported Xid 79 during the check")
@@ -290,12 +237,7 @@ def test_a_fact_is_wrong_by_itself_and_not_by_its_value() -> None:
     assert (found.verdict, found.action) == (Verdict.BAD, Action.RESET)
 
 
-def test_a_fact_that_the_driver_does_not_tell_is_unknown() -> None:
-    found = judge(make_readings([None], FACT, passes=1), devices(1))
-    assert [one.verdict for one in found] == [Verdict.UNKNOWN]
-
-
-def test_a_device_that_is_slow_with_all_partners_is_to_blame_for_its_pairs() -> None:
+def test_a_device_that_is_slow_with_all_partners_is_to_blame_for_its_pairs():
     slow = both_ways((1, 0), (1, 2), (1, 3))
     findings = judge(pair_readings(4, slow), devices(4))
     found = unhealthy(findings)
@@ -305,24 +247,16 @@ def test_a_device_that_is_slow_with_all_partners_is_to_blame_for_its_pairs() -> 
     assert len(victims) == 6
 
 
-def test_a_pair_that_is_slow_while_both_are_fast_with_others_is_the_path() -> None:
+def test_two_paths_of_one_device_are_two_paths_where_most_of_its_others_are_fast():
+    found = unhealthy(judge(pair_readings(8, both_ways((0, 1), (0, 2))), devices(8)))
+    assert all(one.subject.kind == "pair" for one in found.values())
+    assert len(found) == 4
     found = unhealthy(judge(pair_readings(4, both_ways((1, 2))), devices(4)))
     assert set(found) == {"alpha GPU 1 to GPU 2", "alpha GPU 2 to GPU 1"}
     assert all("the path between the two is to blame" in one.reason for one in found.values())
 
 
-def test_two_paths_of_one_device_are_two_paths_where_most_of_its_others_are_fast() -> None:
-    found = unhealthy(judge(pair_readings(8, both_ways((0, 1), (0, 2))), devices(8)))
-    assert all(one.subject.kind == "pair" for one in found.values())
-    assert len(found) == 4
-
-
-def test_of_three_hosts_a_slow_link_is_a_path_and_not_a_host() -> None:
-    found = unhealthy(judge(pair_readings(3, both_ways((0, 1))), on_nodes(3, 1)))
-    assert {one.subject.kind for one in found.values()} == {"pair"}
-
-
-def test_a_node_that_is_slow_with_two_others_is_to_blame_and_none_of_its_devices() -> None:
+def test_a_node_that_is_slow_with_two_others_is_to_blame_and_none_of_its_devices():
     fleet = on_nodes(6, 2)
     slow = both_ways(*((mine, other) for mine in (2, 3) for other in (0, 1, 4, 5)))
     found = unhealthy(judge(pair_readings(6, slow), fleet))
@@ -330,13 +264,13 @@ def test_a_node_that_is_slow_with_two_others_is_to_blame_and_none_of_its_devices
     assert found["node1"].subject.uuids == ("GPU-2", "GPU-3")
 
 
-def test_the_path_of_two_nodes_is_one_finding_for_all_their_devices() -> None:
+def test_the_path_of_two_nodes_is_one_finding_for_all_their_devices():
     fleet = on_nodes(6, 2)
     slow = both_ways(*((mine, other) for mine in (0, 1) for other in (2, 3)))
     assert list(unhealthy(judge(pair_readings(6, slow), fleet))) == ["node0 to node1"]
 
 
-def test_with_one_pair_alone_neither_its_devices_nor_its_path_is_blamed() -> None:
+def test_with_one_pair_alone_neither_its_devices_nor_its_path_is_blamed():
     readings = [*make_readings([750.0] * 2), *pair_readings(2, [(0, 1)])]
     (found,) = unhealthy(judge(readings, devices(2))).values()
     assert found.subject.name == "alpha GPU 0 to GPU 1"
@@ -350,7 +284,7 @@ def straggler(wait_ms: Sequence[float], compute_ms: Sequence[float]) -> list[Rea
     return [*make_readings(wait_ms, wait), *make_readings(compute_ms, compute)]
 
 
-def test_the_rank_that_others_wait_for_is_named_and_that_its_device_is_slow_alone() -> None:
+def test_the_rank_that_others_wait_for_is_named_and_that_its_device_is_slow_alone():
     readings = [*make_readings([750.0] * 3 + [450.0]), *straggler([4, 4, 4, 0.1], [6, 6, 6, 10])]
     findings = judge(readings, devices(4))
     waits = {one.subject.name: one for one in findings if one.test == WAIT_TEST}
@@ -359,20 +293,13 @@ def test_the_rank_that_others_wait_for_is_named_and_that_its_device_is_slow_alon
     assert [waits[f"alpha GPU {rank}"].culprit for rank in range(3)] == ["alpha GPU 3"] * 3
     assert waits["alpha GPU 0"].verdict is Verdict.HEALTHY
     assert waits["alpha GPU 3"].action is Action.WATCH
-
-
-def test_a_rank_that_is_late_with_a_good_device_points_at_its_cpu_or_its_data() -> None:
+    # Of a good device the CPU or the data is late.
     readings = [*make_readings([750.0] * 4), *straggler([4, 4, 0.1, 4], [6, 6, 6, 6])]
-    waits = [one for one in judge(readings, devices(4)) if one.test == WAIT_TEST]
-    assert "look at its CPU and its data" in waits[2].evidence
+    late = [one for one in judge(readings, devices(4)) if one.test == WAIT_TEST][2]
+    assert "look at its CPU and its data" in late.evidence
 
 
-def test_ranks_that_wait_little_for_each_other_have_no_straggler() -> None:
-    readings = straggler([0.3, 0.2, 0.3, 0.1], [6, 6, 6, 6])
-    assert unhealthy(judge(readings, devices(4))) == {}
-
-
-def test_a_rank_that_is_late_in_two_of_three_passes_is_no_straggler() -> None:
+def test_a_rank_that_is_late_in_two_of_three_passes_is_no_straggler():
     readings = straggler([4, 4, 0.1, 4], [6, 6, 6, 6])
     readings = [
         replace(one, value=0.1) if one.pass_number == 3 and one.test.name == WAIT_TEST else one
@@ -381,22 +308,7 @@ def test_a_rank_that_is_late_in_two_of_three_passes_is_no_straggler() -> None:
     assert unhealthy(judge(readings, devices(4))) == {}
 
 
-def test_a_cpu_worker_beside_a_busy_neighbour_is_named() -> None:
-    fleet = [make_device(rank, kind="cpu", name="EPYC", uuid=f"alpha/{rank}") for rank in range(2)]
-    for place, device in enumerate(fleet):
-        fleet[place] = replace(device, node_id="n")
-    readings = [
-        replace(
-            one, subject=make_subject(0, uuids=(f"alpha/{one.subject.uuids[0][-1]}",), model="EPYC")
-        )
-        for one in make_readings([60.0, 25.0], make_test(floor=0.1))
-    ]
-    found = list(unhealthy(judge(readings, fleet)).values())
-    assert [one.subject.uuids for one in found] == [("alpha/1",)]
-    assert found[0].command.startswith("ps ")
-
-
-def test_a_test_may_call_a_device_bad_only_when_it_is_further_off() -> None:
+def test_a_test_may_call_a_device_bad_only_when_it_is_further_off():
     readings = make_readings([50.0, 25.0], make_test(floor=0.1))
     lenient = [replace(one, test=replace(one.test, bad_ratio=3.0)) for one in readings]
     assert Verdict.BAD in {one.verdict for one in judge(readings, devices(2))}
