@@ -128,7 +128,7 @@ def _victims(driver: int, title: str) -> list[int]:
 def check_start(struck: Struck) -> None:
     assert struck.returncode == 3, struck.lines
     (line,) = struck.lines
-    assert line.startswith("the private Ray of this host did not start: its ")
+    assert line.startswith("the private Ray of this host did not start: ")
     assert "nothing is measured yet, so type the same command again" in line
     assert struck.after_s < _MOST_S
 

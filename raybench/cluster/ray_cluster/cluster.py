@@ -21,6 +21,7 @@ from raybench.cluster.ray_cluster.connection import Connection
 from raybench.cluster.ray_cluster.liveness import HeadMonitor, StartGuard, end_process
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
 from raybench.cluster.ray_cluster.placement import WorkerHandle
+from raybench.cluster.ray_cluster.private_ray import remove_private_folder
 from raybench.cluster.ray_cluster.process_groups import ProcessGroups
 from raybench.cluster.ray_cluster.ray_errors import answer_of, node_lost
 from raybench.cluster.ray_cluster.replacement import Standbys
@@ -257,7 +258,7 @@ class RayCluster:
             self._point_ended.wait_for(lambda: not self._points, _LEAVE_S)
         ray.shutdown()
         if folder := self._connection.folder:
-            folder.remove()
+            remove_private_folder(folder)
 
     def _check_open(self) -> None:
         """Raise ClusterError when a point is to end because the cluster does."""

@@ -25,8 +25,8 @@ from raybench.cluster import DeviceKind
 from raybench.cluster.ray_cluster.liveness import HeadMonitor, StartGuard, end_process
 from raybench.cluster.ray_cluster.own_clusters import find_own_cluster
 from raybench.cluster.ray_cluster.private_ray import (
-    PrivateFolder,
     read_settings_anew,
+    remove_private_folder,
     start_private_ray,
 )
 from raybench.errors import ClusterError, UsageError
@@ -58,7 +58,7 @@ class Connection:
     kind: DeviceKind
     capacity: int
     wait_s: float = 0.0
-    folder: PrivateFolder | None = None
+    folder: Path | None = None
 
 
 def starts_private(address: str) -> bool:
@@ -94,7 +94,7 @@ def connect(
     logging.getLogger("ray").setLevel(logging.ERROR)
     read_settings_anew()
     given, folder = f"--address {address}", None
-    private = partial(_private, device, wanted, oversubscribe)
+    private = partial(_private, device, wanted, oversubscribe, end)
     if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
         address, given = exported, f"RAY_ADDRESS={exported}"
     if address == "local":
@@ -111,7 +111,7 @@ def connect(
     except ClusterError:
         ray.shutdown()
         if folder:
-            folder.remove()
+            remove_private_folder(folder)
         raise
     if wait_s:
         capacity = max(capacity, wanted)
@@ -126,8 +126,8 @@ def connect(
 
 
 def _join_this_hosts(
-    private: Callable[..., tuple[str, PrivateFolder]], end: Callable[[str], None]
-) -> tuple[str, PrivateFolder | None]:
+    private: Callable[..., tuple[str, Path]], end: Callable[[str], None]
+) -> tuple[str, Path | None]:
     """Join the cluster that `ray start` made on this host; a private one if there is none.
 
     Not Ray's own "auto": that joins any raylet it finds, also the private one of another sweep,
@@ -221,9 +221,9 @@ def _guard(head: str, end: Callable[[str], None]) -> StartGuard:
 
 
 def _private(
-    device: str, wanted: int, oversubscribe: bool, because: str = ""
-) -> tuple[str, PrivateFolder]:
-    folder = start_private_ray(device, wanted, oversubscribe=oversubscribe, **_QUIET)
+    device: str, wanted: int, oversubscribe: bool, end: Callable[[str], None], because: str = ""
+) -> tuple[str, Path]:
+    folder = start_private_ray(device, wanted, end, oversubscribe=oversubscribe, **_QUIET)
     return f"private Ray on this host{because and f' ({because})'}", folder
 
 

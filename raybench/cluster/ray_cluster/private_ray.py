@@ -1,8 +1,8 @@
 """A Ray of this sweep alone, on this host, which nobody else can talk to.
 
-It lives in a folder that no other user can enter: Ray opens its own folder, and all below it, to
-everybody (mode 0777), and keeps a token in the home of the user, for everybody to read. So both go
-below a folder that is closed (0700).
+Left to itself, Ray 2.60 writes its token to ~/.ray/auth_token for everybody to read (mode 0644),
+opens its session to everybody (0777) and listens on the outside address. So it gets a token by its
+environment, which only this user can read, and a folder that is closed (0700).
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import ray._private.node
 import ray._private.ray_constants
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from raybench.cluster import reaper
-from raybench.cluster.ray_cluster.start_watch import watch_programs
+from raybench.cluster.ray_cluster.liveness import StartGuard
 from raybench.errors import ClusterError
 from raybench.records.environment import usable_cores
 
 _PREFIX = "raybench-"
+# Ray opens its own folder to everybody, so it is one below the closed one.
+_OPENED = "r"
 # Linux takes no longer path for a socket. Ray's longest one below the folder, with a process id of
 # seven digits, is added to the folder's own name.
 _MOST_BYTES = 107
@@ -40,72 +42,26 @@ _LOG_BYTES = 8 * 1024**2
 _LOG_BACKUPS = 1
 # Methods of Ray's node, each of which starts a program.
 _UNUSED = ("start_api_server", "start_monitor", "start_log_monitor")
-_NOT_STARTED = "the private Ray of this host did not start: "
+_PROGRAMS = {"gcs_server": "its head", "raylet": "its raylet"}
+# Ray may say by itself what is wrong.
+_PATIENCE_S = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivateFolder:
-    """The folder of one private Ray. Its token is in it, and nowhere else."""
-
-    path: Path
-
-    @property
-    def token(self) -> Path:
-        """The file with the token."""
-        return self.path / "token"
-
-    @property
-    def rays(self) -> Path:
-        """What Ray may open to everybody: nobody gets to it."""
-        return self.path / "r"
-
-    @property
-    def logs(self) -> Path:
-        """Ray's own."""
-        return self.rays / "session_latest" / "logs"
-
-    @property
-    def kept(self) -> Path:
-        """The file by which the folder stays where all of its processes have ended."""
-        return self.path / reaper.KEPT
-
-    def remove(self) -> None:
-        """Remove all of it. What a process of Ray still writes meanwhile is left to the watcher."""
-        shutil.rmtree(self.path, ignore_errors=True)
-
-    def keep_logs(self) -> None:
-        """Remove the token alone."""
-        self.kept.touch()
-        self.token.unlink(missing_ok=True)
-
-
-def make_private_folder() -> PrivateFolder:
-    """Make a folder with a new token. Raises ClusterError where there is no place for one."""
+def make_private_folder() -> Path:
+    """Make a folder that only this user can enter. Raises ClusterError where there is no place."""
     reasons = []
     for base in dict.fromkeys(_bases()):
         if reason := _why_not(base):
             reasons.append(f"{base} {reason}")
             continue
         try:
-            return _make(base)
+            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         except OSError as error:
             reasons.append(f"{base}: {error.strerror}")
     raise ClusterError(
         f"no folder for a private Ray: {'; '.join(reasons)}; set TMPDIR to a short path that only "
         "you can write, or that is as /tmp is (mode 1777)"
     )
-
-
-def _make(base: Path) -> PrivateFolder:
-    folder = PrivateFolder(path=Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base)))
-    try:
-        descriptor = os.open(folder.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(32))
-    except OSError:
-        folder.remove()
-        raise
-    return folder
 
 
 def _bases() -> Iterator[Path]:
@@ -137,27 +93,34 @@ def _is_held(folder: os.stat_result) -> bool:
 def start_private_ray(
     device: str,
     wanted: int,
+    end: Callable[[str], None],
     *,
     oversubscribe: bool = False,
     **quiet: Any,
-) -> PrivateFolder:
+) -> Path:
     """Start it and join it; the folder that it lives in. quiet: options of `ray.init`.
 
-    Where a part of Ray dies and Ray waits for it, this process ends, and says why.
-    oversubscribe: as many CPU workers as are wanted, also where they have to share cores.
-    Raises ClusterError.
+    oversubscribe: as many CPU workers as are wanted, also where they have to share cores. end: as
+    StartGuard's, where a program of Ray dies for which Ray waits. Raises ClusterError.
     """
     cores = usable_cores()
     folder = make_private_folder()
-    after = _what_to_type(folder)
-    watched = watch_programs(_NOT_STARTED, after, made=str(folder.kept), removed=str(folder.token))
+
+    def failed(reason: str) -> str:
+        """Keep the folder with the logs, and say why there is no Ray."""
+        (folder / reaper.KEPT).touch()
+        return (
+            f"the private Ray of this host did not start: {reason}; nothing is measured yet, so "
+            f"type the same command again; its logs: {folder / _OPENED / 'session_latest' / 'logs'}"
+        )
+
     try:
         with (
-            reaper.reap_orphans_of_children(folder.path),
-            _environment(folder),
+            reaper.reap_orphans_of_children(folder),
+            _environment(),
             _on_loopback(),
             _no_unused_programs(),
-            watched,
+            StartGuard(_ended_program, lambda reason: end(failed(reason)), patience_s=_PATIENCE_S),
         ):
             ray.init(
                 address="local",
@@ -166,19 +129,18 @@ def start_private_ray(
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _node_ip_address="127.0.0.1",
-                _temp_dir=str(folder.rays),
+                _temp_dir=str(folder / _OPENED),
                 _system_config=_quick_start(max(wanted, cores)),
                 **quiet,
             )
     except Exception as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        folder.keep_logs()
-        raise ClusterError(f"{_NOT_STARTED}{said}{after}") from None
+        raise ClusterError(failed(" ".join(str(error).split()) or type(error).__name__)) from None
     return folder
 
 
-def _what_to_type(folder: PrivateFolder) -> str:
-    return f"; nothing is measured yet, so type the same command again; its logs: {folder.logs}"
+def remove_private_folder(folder: Path) -> None:
+    """Remove all of it. What a process of Ray still writes meanwhile is left to the watcher."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_settings_anew() -> None:
@@ -187,21 +149,32 @@ def read_settings_anew() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
+def _ended_program() -> str:
+    """Say which program of the Ray that is being started has ended; empty while all live."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if child.status() == psutil.STATUS_ZOMBIE and child.name() in _PROGRAMS:
+                return f"{_PROGRAMS[child.name()]} has ended"
+    return ""
+
+
 @contextmanager
-def _environment(folder: PrivateFolder) -> Iterator[None]:
+def _environment() -> Iterator[None]:
     """Set what Ray's processes are to have, and this process only while it starts them.
 
     Whatever the user's own token is, this Ray is not asked for it.
     """
     ours = {
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(folder.token),
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # While it waits for its head Ray holds Python's lock, so that no guard can run.
+        "RAY_gcs_server_port_wait_time_s": "15",
+        "RAY_py_gcs_connect_timeout_s": "5",
         "RAY_ROTATION_MAX_BYTES": str(_LOG_BYTES),
         "RAY_ROTATION_BACKUP_COUNT": str(_LOG_BACKUPS),
     }
-    usual = {name: os.environ.get(name) for name in [*ours, "RAY_AUTH_TOKEN"]}
+    usual = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
-    os.environ.pop("RAY_AUTH_TOKEN", None)
     read_settings_anew()
     try:
         yield
