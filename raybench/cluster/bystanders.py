@@ -9,10 +9,15 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
-from raybench.cluster import proc, reaper
+import psutil
+
+from raybench.cluster import reaper
 from raybench.cluster.device_locks import CPU, DeviceLocks, Holder
 from raybench.records import Device
 
@@ -22,6 +27,15 @@ _LEAST_SHARE = 0.05
 _LEAST_S = 0.1
 # Ray's own processes, also where somebody else has started it.
 _OF_RAY = ("gcs_server", "raylet")
+# In a line of /proc/stat, behind the name: user, nice, system, irq, softirq.
+_BUSY = (1, 2, 3, 6, 7)
+
+
+class Spent(NamedTuple):
+    """Processor time of a process, and of its children that have ended and were waited for."""
+
+    own_s: float
+    children_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +45,14 @@ class Look:
     holders: of locks, but for this sweep. processes: on each GPU, by UUID, that are not of this
     sweep; a GPU of which NVML does not tell is left out.
     busy_s: of the processors that this node's processes may use; None where nobody knows.
-    own: processes of this sweep, where a worker is a CPU's.
+    own: processes of this sweep, by number and start, where a worker is a CPU's.
     """
 
     time_s: float
     holders: tuple[Holder, ...] = ()
     processes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     busy_s: float | None = None
-    own: Mapping[int, proc.Spent] = field(default_factory=dict)
+    own: Mapping[tuple[int, float], Spent] = field(default_factory=dict)
     processors: int = 0
 
 
@@ -59,8 +73,8 @@ def look(devices: Sequence[Device], locks: DeviceLocks, holder: Holder) -> Look:
         time_s=time.monotonic(),
         holders=tuple(dict.fromkeys(one for held_by in claim.others.values() for one in held_by)),
         processes={gpu.uuid: found for gpu in gpus if (found := _on_gpu(gpu, own)) is not None},
-        busy_s=proc.busy_s(processors) if counts else None,
-        own={p: spent for p in own if (spent := proc.time_spent(p)) is not None} if counts else {},
+        busy_s=_busy_s(processors) if counts else None,
+        own=_times_spent(own) if counts else {},
         processors=len(processors),
     )
 
@@ -87,39 +101,66 @@ def _load_of_others(before: Look, after: Look) -> float:
     return others_s / (after.time_s - before.time_s) if others_s > _LEAST_S else 0.0
 
 
-def _time_spent_s(before: Mapping[int, proc.Spent], after: Mapping[int, proc.Spent]) -> float:
+def _time_spent_s(
+    before: Mapping[tuple[int, float], Spent], after: Mapping[tuple[int, float], Spent]
+) -> float:
     """Add up what these processes have used of processors between two looks."""
-    nothing = proc.Spent(began="", own_s=0.0, children_s=0.0)
-
-    def earlier(process: int, now: proc.Spent) -> proc.Spent:
-        then = before.get(process, nothing)
-        return then if then.began == now.began else nothing
-
-    own_s = sum(now.own_s - earlier(p, now).own_s for p, now in after.items())
-    children_s = sum(now.children_s - earlier(p, now).children_s for p, now in after.items())
+    nothing = Spent(0.0, 0.0)
+    own_s = sum(now.own_s - before.get(p, nothing).own_s for p, now in after.items())
+    children_s = sum(now.children_s - before.get(p, nothing).children_s for p, now in after.items())
     # What has ended meanwhile is its parent's now, with all that it had used before; unless the
     # parent does not wait for its children.
-    ended = [then for p, then in before.items() if p not in after or after[p].began != then.began]
-    return own_s + max(0.0, children_s - sum(then.own_s + then.children_s for then in ended))
+    ended_s = sum(sum(then) for p, then in before.items() if p not in after)
+    return own_s + max(0.0, children_s - ended_s)
+
+
+def _times_spent(processes: Collection[int]) -> dict[tuple[int, float], Spent]:
+    found = {}
+    for number in processes:
+        with suppress(psutil.Error):  # it has ended
+            process = psutil.Process(number)
+            times = process.cpu_times()
+            spent = Spent(times.user + times.system, times.children_user + times.children_system)
+            found[number, process.create_time()] = spent
+    return found
+
+
+def _busy_s(processors: Collection[int]) -> float | None:
+    """How long these processors have worked since the host was started; None where nobody knows.
+
+    Not by psutil, which does not say which processor is which where some are off.
+    """
+    names = {f"cpu{number}" for number in processors}
+    try:
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    except OSError:
+        return None
+    busy = [sum(int(line[place]) for place in _BUSY) for line in lines if line[0] in names]
+    return sum(busy) / os.sysconf("SC_CLK_TCK") if busy else None
 
 
 def _own_processes(holder: Holder) -> set[int]:
     """Those of this sweep on this node, and of the Ray that it runs on."""
-    parents = proc.parents()
+    living = list(psutil.process_iter(["ppid", "name"]))
     raylet = os.getppid()
-    roots = {raylet, os.getpid(), *(p for p in parents if proc.name(p) in _OF_RAY)}
+    own = {raylet, os.getpid(), *(one.pid for one in living if one.info["name"] in _OF_RAY)}
     if holder.host == socket.gethostname():
-        roots.add(holder.process_id)
-    foreign = {p for p, parent in parents.items() if parent == raylet and _is_foreign(p)}
-    ours = {process: parent for process, parent in parents.items() if process not in foreign}
-    return proc.with_descendants(roots & parents.keys(), ours)
+        own.add(holder.process_id)
+    own &= {one.pid for one in living}
+    ours = [one for one in living if one.info["ppid"] != raylet or not _is_foreign(one)]
+    while children := {one.pid for one in ours if one.info["ppid"] in own} - own:
+        own |= children
+    return own
 
 
-def _is_foreign(process: int) -> bool:
+def _is_foreign(process: psutil.Process) -> bool:
     """Whether it is a worker of Ray that no sweep has started."""
-    title = proc.read(process, "cmdline")
-    is_worker = title.startswith(b"ray::") or b"default_worker.py" in title
-    return is_worker and f"{reaper.MARK}=".encode() not in proc.read(process, "environ")
+    try:
+        title = " ".join(process.cmdline())
+        is_worker = title.startswith("ray::") or "default_worker.py" in title
+        return is_worker and reaper.MARK not in process.environ()
+    except psutil.Error:
+        return False
 
 
 def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
@@ -133,4 +174,8 @@ def _on_gpu(device: Device, own: set[int]) -> tuple[str, ...] | None:
 
 
 def _describe(process: int) -> str:
-    return f"process {process} ({proc.name(process) or 'of another container'})"
+    try:
+        name = "".join(c if c.isprintable() else "?" for c in psutil.Process(process).name())
+    except psutil.Error:
+        name = "of another container"
+    return f"process {process} ({name})"

@@ -1,9 +1,8 @@
 """Nothing that raybench started outlives it: watchers end what a dead process leaves behind.
 
-Ray ends its workers when the driver or their raylet is gone, but not all that they started: what
-is no direct child stays, and when a worker is killed as well as its raylet, everything does. A
-worker that hangs outlives its raylet, and two agents of a private Ray outlive the driver by a
-minute.
+Ray 2.60 ends the process group of a dead worker, but not what has left it (sessions, daemons), and
+it does not notice the death while a forked child holds the worker's sockets. A worker that hangs
+outlives its raylet, and two agents of a private Ray outlive the driver by a minute.
 
 A watcher is a small Python that sleeps until the process that it watches has ended. It then kills
 all whose first environment bears the mark, for a worker also its process group, and the
@@ -21,6 +20,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 # The variable that bears the mark: another value for each watcher.
 MARK = "RAYBENCH_MARK"
@@ -30,10 +33,9 @@ _DRIVERS_MARK = "RAYBENCH_DRIVERS_MARK"
 KEPT = "kept"
 # Ray's processes end by themselves, and a worker writes its last lines to the log.
 _GRACE_S = 5.0
-_LOOK_S = 0.25
-# A process that is being started while the others are killed is found in the next round.
-_ROUNDS = 100
-_PAUSE_S = 0.05
+# What cannot be killed, as it waits for a device, is left.
+_LIMIT_S = 15.0
+_LOOK_S = 0.2
 
 
 def new_mark() -> str:
@@ -49,7 +51,7 @@ def reap_orphans_of_worker() -> None:
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
-    _start_watcher("worker", os.environ[MARK])
+    _start_watcher(os.environ[MARK], raylet=os.getppid())
 
 
 @contextmanager
@@ -58,10 +60,12 @@ def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[No
 
     folder: theirs. It is removed then, unless there is a file KEPT in it.
     """
+    import psutil
+
     mark = new_mark()
     before = {name: os.environ.get(name) for name in (MARK, _DRIVERS_MARK)}
     told, tell = os.pipe()
-    _start_watcher("children", mark, told, os.fspath(folder))
+    _start_watcher(mark, told=told, folder=os.fspath(folder))
     os.close(told)
     os.environ |= dict.fromkeys(before, mark)
     try:
@@ -71,25 +75,26 @@ def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[No
             del os.environ[name]
             if value is not None:
                 os.environ[name] = value
-        _tell_children(tell)
+        started = psutil.Process().children(recursive=True)
+        # Where there is no watcher nobody reads, which shows when the file is closed.
+        with suppress(BrokenPipeError), os.fdopen(tell, "w", encoding="ascii") as file:
+            file.write(" ".join(str(process.pid) for process in started))
 
 
-def _tell_children(tell: int) -> None:
-    """Write which processes this one has started, and what these have, to its watcher."""
-    numbers = _with_descendants({os.getpid()}, _parents()) - {os.getpid()}
-    # Where there is no watcher nobody reads, which shows when the file is closed.
-    with suppress(BrokenPipeError), open(tell, "w", encoding="ascii") as file:
-        file.write(" ".join(map(str, numbers)))
-
-
-def _start_watcher(kind: str, mark: str, told: int | None = None, folder: str = "") -> None:
+def _start_watcher(
+    mark: str, *, raylet: int = 0, told: int | None = None, folder: str = ""
+) -> None:
     """Not before Linux 5.3, which has no pidfd. told: where it reads of processes."""
     # Not at the top: the watcher has no use for it.
     import subprocess
 
+    import psutil
+
     if not hasattr(os, "pidfd_open"):
         return
-    command = [sys.executable, "-I", "-S", __file__, kind, str(os.getpid()), mark, folder]
+    packages = os.path.dirname(os.path.dirname(psutil.__file__))  # noqa: PTH120
+    words = [str(os.getpid()), str(raylet), mark, packages, folder]
+    command = [sys.executable, "-I", "-S", __file__, *words]
     # In a session of its own, and without the mark: it must not find itself. Where it cannot
     # start it says why on stderr, and points can be measured all the same.
     null = subprocess.DEVNULL
@@ -97,122 +102,61 @@ def _start_watcher(kind: str, mark: str, told: int | None = None, folder: str = 
     subprocess.run(command, env={}, cwd="/", start_new_session=True, stdin=stdin, stdout=null)
 
 
-def _watch(kind: str, process: int, mark: str, folder: str) -> None:
-    """Return when the process and all that it left behind are gone."""
-    is_worker = kind == "worker"
-    watched = [process, _parents()[process]] if is_worker else [process]
-    handles = [os.pidfd_open(number) for number in watched]
+def _watch(process: int, raylet: int, mark: str, packages: str, folder: str) -> None:
+    """Return when the process and all that it left behind are gone. raylet: a worker's, else 0."""
+    watched = [os.pidfd_open(one) for one in (process, raylet) if one]
     # A child of a worker would be taken for one of the workload's, and Ray kills those.
     if os.fork():
         return
     os.dup2(1, 2)
+    sys.path.append(packages)
     # Until the driver has said all, or has ended.
-    children = {(number, _began(number)) for number in map(int, sys.stdin.read().split())}
-    ended, _, _ = select.select(handles, [], [])
-    if is_worker and handles[0] not in ended:
-        _end(handles[0])
-    elif not is_worker:
-        children |= _seen_to_end(mark, children)
-    for _ in range(_ROUNDS):
-        left = _find_orphans(mark, process if is_worker else None) | _living(children)
-        if not left:
+    told = set(map(int, sys.stdin.read().split()))
+    known = {one for one in _living() if one.pid in told} if told else set()
+    ended, _, _ = select.select(watched, [], [])
+    group = process if raylet else None
+    kill_s = time.monotonic() + (0.0 if raylet and watched[0] in ended else _GRACE_S)
+    # Looks from the start: what Ray is starting may lose its parent before it can be told.
+    while (known := _find_orphans(known, mark, group)) or time.monotonic() < kill_s:
+        if time.monotonic() >= kill_s:
+            for one in known:
+                with suppress(OSError):
+                    os.kill(one.pid, signal.SIGKILL)
+        if time.monotonic() > kill_s + _LIMIT_S:
             break
-        for number in left:
-            _kill(number)
-        time.sleep(_PAUSE_S)
-    if folder and not os.path.exists(f"{folder}/{KEPT}"):  # noqa: PTH110
-        _remove(folder)
-
-
-def _seen_to_end(mark: str, children: set[tuple[int, str | None]]) -> set[tuple[int, str | None]]:
-    """Find what these and those with the mark start until the grace is over; how each began.
-
-    A worker that Ray is starting has no watcher yet, and writes a title over its environment.
-    """
-    found = set(children)
-    for _ in range(round(_GRACE_S / _LOOK_S)):
-        living = _find_orphans(mark, None) | _living(found)
-        found |= {(number, _began(number)) for number in _with_descendants(living, _parents())}
         time.sleep(_LOOK_S)
+    if folder and not os.path.exists(f"{folder}/{KEPT}"):  # noqa: PTH110
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _find_orphans(known: set[psutil.Process], mark: str, group: int | None) -> set[psutil.Process]:
+    """Living processes that are known, bear the mark or are of the group, and their descendants."""
+    living = _living()
+    found = {one for one in living if one in known or _belongs(one, mark, group)}
+    while children := {one for one in living if one.info["ppid"] in {f.pid for f in found}} - found:
+        found |= children
     return found
 
 
-def _living(known: set[tuple[int, str | None]]) -> set[int]:
-    return {number for number, began in known if began and _began(number) == began}
+def _belongs(process: psutil.Process, mark: str, group: int | None) -> bool:
+    marks = process.info["environ"] or {}
+    if mark in (marks.get(MARK), marks.get(_DRIVERS_MARK)):
+        return True
+    with suppress(ProcessLookupError):
+        return group is not None and os.getpgid(process.pid) == group
+    return False
 
 
-def _remove(folder: str) -> None:
-    # Not at the top: it would be half of a watcher's memory.
-    import shutil
+def _living() -> list[psutil.Process]:
+    # Not at the top: it would be half of the memory of a watcher that sleeps.
+    import psutil
 
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _end(handle: int) -> None:
-    """Kill a worker that does not end by itself."""
-    if not select.select([handle], [], [], _GRACE_S)[0]:
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-
-
-def _find_orphans(mark: str, group: int | None) -> set[int]:
-    """Living processes that bear the mark or are of the group, and their descendants."""
-    parents = _parents()
-    found = {p for p in parents if _is_marked(p, mark) or (group and _group(p) == group)}
-    return _with_descendants(found, parents)
-
-
-def _with_descendants(found: set[int], parents: dict[int, int]) -> set[int]:
-    while children := {p for p, parent in parents.items() if parent in found} - found:
-        found = found | children
-    return found
-
-
-def _parents() -> dict[int, int]:
-    """Process -> its parent, of all that live."""
-    with os.scandir("/proc") as entries:
-        numbers = [int(entry.name) for entry in entries if entry.name.isdecimal()]
-    facts = ((number, _stat(number)) for number in numbers)
-    return {number: int(stat[1]) for number, stat in facts if stat and stat[0] not in "ZX"}
-
-
-def _group(process: int) -> int | None:
-    stat = _stat(process)
-    return int(stat[2]) if stat else None
-
-
-def _began(process: int) -> str | None:
-    """When a living process began, which tells it from a later one of the same number."""
-    stat = _stat(process)
-    return stat[19] if stat and stat[0] not in "ZX" else None
-
-
-def _stat(process: int) -> list[str]:
-    """State, parent, process group, ...; empty for a process that is gone."""
-    # Behind the name of the program, which may hold spaces and parentheses.
-    return _read(process, "stat").decode(errors="replace").rpartition(")")[2].split()
-
-
-def _is_marked(process: int, mark: str) -> bool:
-    marks = {f"{name}={mark}".encode() for name in (MARK, _DRIVERS_MARK)}
-    return not marks.isdisjoint(_read(process, "environ").split(b"\0"))
-
-
-def _read(process: int, name: str) -> bytes:
-    """Nothing of a process that is gone, or another user's."""
-    try:
-        # pathlib would be half of a watcher's memory.
-        with open(f"/proc/{process}/{name}", "rb") as file:  # noqa: PTH123
-            return file.read()
-    except OSError:
-        return b""
-
-
-def _kill(process: int) -> None:
-    try:
-        os.kill(process, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # it is gone
+    gone = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    facts = ["ppid", "status", "environ"]
+    return [one for one in psutil.process_iter(facts) if one.info["status"] not in gone]
 
 
 if __name__ == "__main__":
-    _watch(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    _watch(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

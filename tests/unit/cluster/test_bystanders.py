@@ -6,14 +6,15 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
+import psutil
 import pytest
 from fakes import make_device
 
-from raybench.cluster import bystanders, proc
-from raybench.cluster.bystanders import Look, others_between
+from raybench.cluster import bystanders
+from raybench.cluster.bystanders import Look, Spent, others_between
 from raybench.cluster.device_locks import DeviceLocks, Holder, this_process
-from raybench.cluster.proc import Spent
 
 RUN = Holder(sweep="s", what="run a-1", user="bob", host="alpha", process_id=7, since="")
 CPU_WORKER = make_device(kind="cpu", uuid="a/1", cpu_count=2)
@@ -24,12 +25,13 @@ def seen(before: Look, after: Look, *devices: object) -> list[str]:
 
 
 def on_cpus(time_s: float, busy_s: float, **own: Spent) -> Look:
-    numbered = {int(name.removeprefix("p")): spent for name, spent in own.items()}
+    """own: what the process of this number, which began at 1, has used."""
+    numbered = {(int(name.removeprefix("p")), 1.0): spent for name, spent in own.items()}
     return Look(time_s=time_s, busy_s=busy_s, own=numbered, processors=2)
 
 
-def spent(own_s: float, children_s: float = 0.0, began: str = "1") -> Spent:
-    return Spent(began=began, own_s=own_s, children_s=children_s)
+def spent(own_s: float, children_s: float = 0.0) -> Spent:
+    return Spent(own_s=own_s, children_s=children_s)
 
 
 def test_what_the_own_processes_use_is_no_use_by_others() -> None:
@@ -51,8 +53,9 @@ def test_a_tenth_of_a_second_is_too_little_to_tell_of_a_short_point() -> None:
 
 def test_a_process_that_is_new_or_has_a_reused_number_counts_from_its_start() -> None:
     before = on_cpus(0.0, 100.0, p1=spent(5.0), p2=spent(50.0))
-    after = on_cpus(10.0, 110.0, p1=spent(9.0), p2=spent(3.0, began="2"), p3=spent(3.0))
-    assert seen(before, after) == []
+    after = on_cpus(10.0, 110.0, p1=spent(9.0), p3=spent(3.0))
+    own = {**after.own, (2, 2.0): spent(3.0)}
+    assert seen(before, replace(after, own=own)) == []
 
 
 @pytest.mark.parametrize("is_waited_for", [True, False])
@@ -92,20 +95,10 @@ def test_a_look_counts_strangers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     stranger = int(shell.stdout)
     time.sleep(0.3)
     look = bystanders.look([CPU_WORKER], locks, holder)
-    assert own.pid in look.own
-    assert os.getpid() in look.own
-    assert stranger not in look.own
-    assert stranger in proc.parents()
+    counted = {number for number, _ in look.own}
+    assert {own.pid, os.getpid()} <= counted
+    assert stranger not in counted
+    assert psutil.pid_exists(stranger)
     assert look.busy_s is not None
     assert look.busy_s > 0
     own.wait()
-
-
-def test_what_proc_says_of_processes_that_are_gone_is_nothing() -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    assert proc.time_spent(child.pid) is None
-    assert proc.name(child.pid) == ""
-    mine = proc.time_spent(os.getpid())
-    assert mine is not None
-    assert mine.own_s > 0
