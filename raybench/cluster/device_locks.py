@@ -1,12 +1,11 @@
 """Who uses the devices of this host: locks across sweeps and users.
 
-Each device has a row of slots, files in a folder that everybody may enter, and each sweep that uses
-the device holds the lock of one of them (flock: the kernel lets go of it when the holder dies). A
-sweep that wants a device for itself takes none while any is held; one that shares takes the next.
-All processors of a host are one device, `CPU`.
+Each device has a file in a folder that everybody may enter. A sweep that wants it for itself has
+the lock of the file alone, those that share have it together (flock: the kernel lets go of it when
+the holder dies). Each has a line in the file. All processors of a host are one device, `CPU`.
 
 The folder is anybody's to write in. So nothing in it is followed (links), waited for (pipes), or
-believed: what a slot says of its holder is cut, cleaned and shown, no more.
+believed: what a line says of its holder is cut, cleaned and shown, no more.
 """
 
 from __future__ import annotations
@@ -19,10 +18,12 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import psutil
 
 # All processors of a host: CPU workers are not bound to cores.
 CPU = "cpu"
@@ -30,12 +31,8 @@ CPU = "cpu"
 FOLDER_VARIABLE = "RAYBENCH_LOCK_DIR"
 # Not TMPDIR: users have each their own.
 _FOLDER = Path("/tmp/raybench-locks")
-_MOST_SLOTS = 64
-_GATE = "gate"
-# Slots are looked at in a moment; who holds the gate for longer keeps nobody out.
-_GATE_S = 2.0
-_PAUSE_S = 0.02
-_MOST_BYTES = 2048
+_MOST_BYTES = 64 * 1024
+_PAUSE_S = 0.05
 _MOST_CHARACTERS = 120
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -60,15 +57,7 @@ class Holder:
     @property
     def has_ended(self) -> bool:
         """Whether its driver was of this host and is gone: the device will be free in a moment."""
-        if self.host != socket.gethostname() or self.process_id <= 0:
-            return False
-        try:
-            os.kill(self.process_id, 0)
-        except ProcessLookupError:
-            return True
-        except OSError:
-            return False  # another user's
-        return False
+        return self.host == socket.gethostname() and _has_ended(self.process_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,104 +100,98 @@ def this_process(what: str) -> Holder:
 
 
 class DeviceLocks:
-    """The locks that this process holds, until it ends or closes them."""
+    """The devices that this process uses, until it ends or closes them."""
 
     def __init__(self) -> None:
         self._folder = Path(os.environ.get(FOLDER_VARIABLE) or _FOLDER)
-        self._held: dict[str, int] = {}
+        self._held: dict[str, tuple[int, bytes]] = {}
+        self._mode = fcntl.LOCK_EX
 
     def claim(self, devices: Sequence[str], holder: Holder, *, shared: bool) -> Claim:
         """Hold the devices, all or, where others use one of them and it is not shared, none."""
+        line = f"{json.dumps({**asdict(holder), 'locked_by': os.getpid()})}\n".encode()
+        self._mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        others: dict[str, tuple[Holder, ...]] = {}
+        new: list[str] = []
         try:
-            with self._gate() as folder:
-                others = self._others(folder, devices, holder.sweep)
-                if shared or not others:
-                    for device in devices:
-                        self._hold(folder, device, holder)
+            # In one order: of two sweeps that want the same devices one gets the first, and all.
+            for device in sorted(set(devices) - self._held.keys()):
+                file = _open_file(self._folder, device)
+                is_alone = _lock(file, fcntl.LOCK_EX)
+                if not is_alone and (users := _users(file, holder.sweep)):
+                    others[device] = users
+                if others and not shared:
+                    os.close(file)
+                    continue
+                self._held[device] = file, line
+                new.append(device)
+                if is_alone:
+                    os.ftruncate(file, 0)  # what killed sweeps have left
+                _lock(file, self._mode)
+                os.write(file, line)
         except OSError as error:
-            return Claim(problem=f"{self._folder}: {error.strerror or error}")
+            return self._problem(error)
+        if others and not shared:
+            for device in new:
+                self._let_go(device)
         return Claim(others=others)
 
     def others(self, devices: Sequence[str], sweep: str = "") -> Claim:
         """Who else uses the devices now."""
+        others: dict[str, tuple[Holder, ...]] = {}
         try:
-            with self._gate() as folder:
-                return Claim(others=self._others(folder, devices, sweep))
+            for device in devices:
+                if device in self._held:
+                    file, _ = self._held[device]
+                    # Who shares a device that somebody has alone gets the lock after that.
+                    _lock(file, self._mode)
+                    users = _users(file, sweep, is_ours=True)
+                else:
+                    file = _open_file(self._folder, device)
+                    users = () if _lock(file, fcntl.LOCK_EX) else _users(file, sweep)
+                    os.close(file)
+                if users:
+                    others[device] = users
         except OSError as error:
-            return Claim(problem=f"{self._folder}: {error.strerror or error}")
+            return self._problem(error)
+        return Claim(others=others)
 
     def close(self) -> None:
         """Let go of all."""
-        while self._held:
-            os.close(self._held.popitem()[1])
+        for device in list(self._held):
+            self._let_go(device)
 
-    @contextmanager
-    def _gate(self) -> Iterator[int]:
-        """Open the folder, in which nobody else looks or takes meanwhile."""
-        folder = _open_folder(self._folder)
-        try:
-            gate = _open_file(folder, _GATE)
-            try:
-                _lock_soon(gate)
-                yield folder
-            finally:
-                os.close(gate)
-        finally:
-            os.close(folder)
+    def _let_go(self, device: str) -> None:
+        file, line = self._held.pop(device)
+        left = os.pread(file, _MOST_BYTES, 0).replace(line, b"")
+        os.ftruncate(file, 0)
+        os.write(file, left)
+        os.close(file)
 
-    def _others(
-        self, folder: int, devices: Sequence[str], sweep: str
-    ) -> dict[str, tuple[Holder, ...]]:
-        names = sorted(os.listdir(folder))
-        found = {
-            device: tuple(
-                holder
-                for name in names
-                if _is_slot(name, device)
-                and name not in self._held
-                and (holder := _holder(folder, name)) is not None
-                and holder.sweep != sweep
-            )
-            for device in devices
-        }
-        return {device: holders for device, holders in found.items() if holders}
-
-    def _hold(self, folder: int, device: str, holder: Holder) -> None:
-        if any(_is_slot(name, device) for name in self._held):
-            return
-        for name in (_slot(device, number) for number in range(_MOST_SLOTS)):
-            with suppress(OSError):  # another's, or no file
-                self._held[name] = _take(folder, name, holder)
-                return
-        raise OSError(f"no slot of {device} can be had")
+    def _problem(self, error: OSError) -> Claim:
+        return Claim(problem=f"{self._folder}: {error.strerror or error}")
 
 
-def _slot(device: str, number: int) -> str:
-    return f"{re.sub(r'[^A-Za-z0-9-]', '_', device)}.{number}"
-
-
-def _is_slot(name: str, device: str) -> bool:
-    return name.rpartition(".")[0] == _slot(device, 0).rpartition(".")[0]
-
-
-def _open_folder(path: Path) -> int:
+def _open_file(folder: Path, device: str) -> int:
+    """Open the file of a device, made where there is none. Raises OSError for what is no file."""
     with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-        path.chmod(0o1777)  # whatever the umask
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
-
-
-def _open_file(folder: int, name: str) -> int:
-    """Open a plain file of that name, made where there is none. Raises OSError for another."""
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o1777)  # whatever the umask
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
+    name = re.sub(r"[^A-Za-z0-9-]", "_", device)
     try:
-        file = _open(folder, name)
-    except FileNotFoundError:
         # Linux refuses O_CREAT for another's file in such a folder: so only where there is none.
-        with suppress(FileExistsError):
-            made = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN, 0o600, dir_fd=folder)
-            os.fchmod(made, 0o666)
-            return made
-        file = _open(folder, name)
+        for made in (0, os.O_CREAT | os.O_EXCL, 0):
+            with suppress(FileNotFoundError, FileExistsError):
+                flags = os.O_RDWR | os.O_APPEND | _OPEN | made
+                file = os.open(name, flags, 0o600, dir_fd=place)
+                break
+        else:
+            raise OSError(f"{name} is removed by others")
+    finally:
+        os.close(place)
+    if made:
+        os.fchmod(file, 0o666)
     facts = os.fstat(file)
     if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
         os.close(file)
@@ -216,66 +199,46 @@ def _open_file(folder: int, name: str) -> int:
     return file
 
 
-def _open(folder: int, name: str) -> int:
-    try:
-        return os.open(name, os.O_RDWR | _OPEN, dir_fd=folder)
-    except PermissionError:
-        return os.open(name, os.O_RDONLY | _OPEN, dir_fd=folder)
-
-
-def _lock_soon(file: int) -> None:
-    deadline_s = time.monotonic() + _GATE_S
-    while time.monotonic() < deadline_s:
+def _lock(file: int, mode: int) -> bool:
+    """Take the lock, or change its mode. False where others have it for more than a look."""
+    for pause_s in (_PAUSE_S, 0.0):
         with suppress(BlockingIOError):
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        time.sleep(_PAUSE_S)
-    return None
+            fcntl.flock(file, mode | fcntl.LOCK_NB)
+            return True
+        time.sleep(pause_s)
+    return False
 
 
-def _take(folder: int, name: str, holder: Holder) -> int:
-    """Lock the slot and write the holder into it. Raises BlockingIOError where it is another's."""
-    file = _open_file(folder, name)
+def _users(file: int, sweep: str, *, is_ours: bool = False) -> tuple[Holder, ...]:
+    """Name the other sweeps that use a device. is_ours: whether this process does too."""
+    told = [_read_line(line) for line in os.pread(file, _MOST_BYTES, 0).splitlines()]
+    living = dict.fromkeys(
+        user for user, process in told if user.sweep != sweep and not _has_ended(process)
+    )
+    if living or is_ours or any(user.sweep == sweep for user, _ in told):
+        return tuple(living)
+    # Somebody has the lock all the same: of another container, or one who says nothing.
+    return (told or [_read_line(b"")])[-1][:1]
+
+
+def _has_ended(process_id: int) -> bool:
+    """Whether there is no such process on this host any more."""
+    return process_id > 0 and not psutil.pid_exists(process_id)
+
+
+def _read_line(line: bytes) -> tuple[Holder, int]:
+    """Return what a line says of a holder, and which process has the lock, or 0."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_RDWR:
-            os.ftruncate(file, 0)
-            os.pwrite(file, json.dumps(asdict(holder)).encode()[:_MOST_BYTES], 0)
-    except OSError:
-        os.close(file)
-        raise
-    return file
-
-
-def _holder(folder: int, name: str) -> Holder | None:
-    """Who holds the slot, as far as it says; None where nobody does, and where it is no file."""
-    try:
-        file = _open_file(folder, name)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _read_holder(os.pread(file, _MOST_BYTES, 0))
-    finally:
-        os.close(file)
-    return None
-
-
-def _read_holder(content: bytes) -> Holder:
-    try:
-        found = json.loads(content)
+        found = json.loads(line)
     except (ValueError, RecursionError):
         found = None
     told = found if isinstance(found, dict) else {}
-    number = told.get("process_id")
-    return Holder(
-        sweep=_clean(told.get("sweep")),
-        what=_clean(told.get("what")),
-        user=_clean(told.get("user")),
-        host=_clean(told.get("host")),
-        process_id=number if type(number) is int and 0 < number < 2**22 else 0,
-        since=_clean(told.get("since")),
+    process_id, locked_by = (
+        number if type(number) is int and 0 < number < 2**22 else 0
+        for number in (told.get("process_id"), told.get("locked_by"))
     )
+    words = {name: _clean(told.get(name)) for name in ("sweep", "what", "user", "host", "since")}
+    return Holder(**words, process_id=process_id), locked_by
 
 
 def _clean(text: object) -> str:
