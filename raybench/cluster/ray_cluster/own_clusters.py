@@ -15,6 +15,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from raybench.errors import ClusterError
 
 _FILE = "ray_current_cluster"
@@ -34,30 +36,20 @@ class Found:
     unused: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Raylet:
-    """A node of a cluster on this host. head: HOST:PORT. folder: its --temp-dir."""
-
-    head: str
-    folder: Path
-
-
-def find_own_cluster(usual: Path, processes: Path = Path("/proc")) -> Found:
+def find_own_cluster(usual: Path) -> Found:
     """Find the cluster of this user or root.
 
-    usual: the folder in which Ray keeps its files by default. processes: those of this host.
-    One below another folder (`ray start --temp-dir`) is found where there is none in the usual one.
+    usual: the folder in which Ray keeps its files by default. One below another folder
+    (`ray start --temp-dir`) is found where there is none in the usual one.
     Raises ClusterError where several could be meant.
     """
-    raylets = _raylets(processes)
-    heads = {raylet.head for raylet in raylets}
+    raylets = _raylets()
+    heads = {head for head, _ in raylets}
     address, owner = _read_address(usual)
-    if address in heads and owner in _check_trust():
+    if address in heads and owner in _trusted():
         return _unless_taken_over(address)
-    others = {raylet.folder for raylet in raylets} - {usual}
-    found = {
-        address for address, owner in map(_read_address, others) if owner in _check_trust()
-    } & heads
+    others = {_read_address(folder) for _, folder in raylets if folder != usual}
+    found = {at for at, its_owner in others if at in heads and its_owner in _trusted()}
     if len(found) > 1:
         raise ClusterError(
             f"--address auto: several Ray clusters run on this host ({', '.join(sorted(found))}); "
@@ -65,28 +57,24 @@ def find_own_cluster(usual: Path, processes: Path = Path("/proc")) -> Found:
         )
     if found:
         return _unless_taken_over(found.pop())
-    return Found(unused=_why_unused(address, owner))
-
-
-def _check_trust() -> tuple[int, int]:
-    return (0, os.geteuid())
-
-
-def _why_unused(address: str, owner: int) -> str:
     if not address:
-        return ""
-    if owner not in _check_trust():
-        return (
-            f"the cluster at {address} is another user's: --address {address} joins it all the same"
-        )
-    return f"the cluster at {address} is gone: no node of it runs on this host"
+        return Found()
+    if owner not in _trusted():
+        why = f"is another user's: --address {address} joins it all the same"
+    else:
+        why = "is gone: no node of it runs on this host"
+    return Found(unused=f"the cluster at {address} {why}")
+
+
+def _trusted() -> tuple[int, int]:
+    return (0, os.geteuid())
 
 
 def _unless_taken_over(address: str) -> Found:
     """On this host the kernel says whose process listens; elsewhere the raylet stands for it."""
     host, _, port = address.rpartition(":")
     owners = _listeners(int(port)) if _is_here(host.strip("[]")) else set()
-    if owners <= set(_check_trust()):
+    if owners <= set(_trusted()):
         return Found(address=address)
     return Found(unused=f"the cluster at {address} is gone: another user listens there")
 
@@ -106,20 +94,14 @@ def _read_address(folder: Path) -> tuple[str, int]:
     return (text, status.st_uid) if _ADDRESS.fullmatch(text) else ("", -1)
 
 
-def _raylets(processes: Path) -> list[_Raylet]:
-    """Those of this user and of root."""
-    found = []
-    for process in processes.glob("[0-9]*"):
-        try:
-            owner = process.stat().st_uid
-            words = (process / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has ended, or is hidden from us
-        if owner in _check_trust() and words[0].endswith(b"/raylet"):
-            options = dict(os.fsdecode(word).partition("=")[::2] for word in words)
-            if "--gcs-address" in options and "--temp_dir" in options:
-                folder = Path(options["--temp_dir"])
-                found.append(_Raylet(head=options["--gcs-address"], folder=folder))
+def _raylets() -> set[tuple[str, Path]]:
+    """Those of this user and of root: HOST:PORT of the head, and --temp-dir."""
+    found = set()
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        words, users = process.info["cmdline"] or [""], process.info["uids"]
+        if words[0].endswith("/raylet") and users and users.real in _trusted():
+            options = dict(word.partition("=")[::2] for word in words)
+            found.add((options.get("--gcs-address", ""), Path(options.get("--temp_dir", ""))))
     return found
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,25 +16,18 @@ NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
 
 
-@dataclass
 class Host:
-    """Processes and address files of a host that is only told of."""
+    """Address files of a host, and processes that it is only told of."""
 
-    root: Path
-    numbers: Iterator[int] = field(default_factory=lambda: iter(range(100, 200)))
-
-    @property
-    def usual(self) -> Path:
-        return self.root / "ray"
+    def __init__(self, root: Path) -> None:
+        self.root, self.usual = root, root / "ray"
+        self.processes: list[SimpleNamespace] = []
 
     def raylet(self, head: str, folder: Path | None = None, owner: int | None = None) -> None:
-        process = self.root / "proc" / str(next(self.numbers))
-        process.mkdir(parents=True)
         words = ["/venv/ray/core/src/ray/raylet/raylet", "--node_id=1", f"--gcs-address={head}"]
-        words += [f"--temp_dir={folder or self.usual}", "--labels={}", ""]
-        (process / "cmdline").write_bytes("\0".join(words).encode())
-        if owner is not None:
-            os.chown(process, owner, owner)
+        words += [f"--temp_dir={folder or self.usual}", "--labels={}"]
+        users = SimpleNamespace(real=os.geteuid() if owner is None else owner)
+        self.processes.append(SimpleNamespace(info={"cmdline": words, "uids": users}))
 
     def address_file(self, text: str, folder: Path | None = None) -> Path:
         path = (folder or self.usual) / "ray_current_cluster"
@@ -44,13 +36,14 @@ class Host:
         return path
 
     def found(self) -> Found:
-        (self.root / "proc").mkdir(exist_ok=True)
-        return find_own_cluster(self.usual, self.root / "proc")
+        return find_own_cluster(self.usual)
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return Host(tmp_path)
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    made = Host(tmp_path)
+    monkeypatch.setattr("psutil.process_iter", lambda _: made.processes)
+    return made
 
 
 def test_the_cluster_that_ray_start_made_here_is_found(host: Host) -> None:
