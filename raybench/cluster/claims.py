@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from raybench.cluster.bystanders import lock_name
 from raybench.cluster.device_locks import CPU, Claim, DeviceLocks, Holder, Terms
 from raybench.errors import DevicesInUseError
 from raybench.records import Device
+
+if TYPE_CHECKING:
+    from raybench.cluster.ray_cluster.node_agents import NodeAgents
 
 _POLL_S = 1.0
 # What a killed driver leaves behind is gone after so long; docs/reliability.md.
@@ -33,22 +36,10 @@ def processors_held(terms: Terms, tell: Callable[[str], None]) -> Iterator[None]
         if terms.shared:
             others()  # who is there is told when all devices are known
         else:
-            _Waiting(terms, tell).until_none(others)
+            _wait_for(others, terms, tell)
         yield
     finally:
         locks.close()
-
-
-class Nodes(Protocol):
-    """What is asked of the nodes; `NodeAgents` asks their agents."""
-
-    def claim(
-        self, devices: Sequence[Device], holder: Holder, *, shared: bool
-    ) -> list[tuple[Device, Claim]]:
-        """By node, its first device and what became of the claim."""
-
-    def release(self, devices: Sequence[Device]) -> None:
-        """Let go of what the nodes of these devices hold."""
 
 
 class Claims:
@@ -57,7 +48,7 @@ class Claims:
     tell: gets a line for the user.
     """
 
-    def __init__(self, nodes: Nodes, terms: Terms | None, tell: Callable[[str], None]) -> None:
+    def __init__(self, nodes: NodeAgents, terms: Terms | None, tell: Callable[[str], None]) -> None:
         self._nodes = nodes
         self._terms = terms
         self._tell = tell
@@ -70,7 +61,7 @@ class Claims:
         Raises DevicesInUseError where others have one of them for longer than is waited for.
         """
         if (terms := self._terms) is not None:
-            others = _Waiting(terms, self._tell).until_none(lambda: self._others_of(devices, terms))
+            others = _wait_for(lambda: self._others_of(devices, terms), terms, self._tell)
             self.others = tuple(dict.fromkeys(str(one) for held in others.values() for one in held))
 
     def refusal(self, devices: Sequence[Device]) -> str:
@@ -102,30 +93,28 @@ class Claims:
             self._tell(line)
 
 
-class _Waiting:
-    """Waits for others by the terms of a sweep, and says for whom."""
+def _wait_for(
+    others_now: Callable[[], Mapping[str, tuple[Holder, ...]]],
+    terms: Terms,
+    tell: Callable[[str], None],
+) -> Mapping[str, tuple[Holder, ...]]:
+    """Wait for others by the terms of a sweep, and say for whom.
 
-    def __init__(self, terms: Terms, tell: Callable[[str], None]) -> None:
-        self._terms = terms
-        self._tell = tell
-
-    def until_none(
-        self, others_now: Callable[[], Mapping[str, tuple[Holder, ...]]]
-    ) -> Mapping[str, tuple[Holder, ...]]:
-        """Who is there all the same, where that is allowed. Raises DevicesInUseError."""
-        begun_s, said = time.monotonic(), ""
-        while (others := others_now()) and not self._terms.shared:
-            is_ending = all(one.has_ended for held_by in others.values() for one in held_by)
-            patience_s = max(self._terms.wait_s, _ENDING_S if is_ending else 0.0)
-            if time.monotonic() >= begun_s + patience_s:
-                raise DevicesInUseError(f"{_in_use(others)}; {_ways_out(others)}")
-            if said != _in_use(others):
-                said = _in_use(others)
-                self._tell(f"waiting: {said}" + (", and ends" if is_ending else ""))
-            time.sleep(_POLL_S)
-        if others:
-            self._tell(f"not alone: {_in_use(others)}")
-        return others
+    Who is there all the same, where that is allowed. Raises DevicesInUseError.
+    """
+    begun_s, said = time.monotonic(), ""
+    while (others := others_now()) and not terms.shared:
+        is_ending = all(one.has_ended for held_by in others.values() for one in held_by)
+        patience_s = max(terms.wait_s, _ENDING_S if is_ending else 0.0)
+        if time.monotonic() >= begun_s + patience_s:
+            raise DevicesInUseError(f"{_in_use(others)}; {_ways_out(others)}")
+        if said != _in_use(others):
+            said = _in_use(others)
+            tell(f"waiting: {said}" + (", and ends" if is_ending else ""))
+        time.sleep(_POLL_S)
+    if others:
+        tell(f"not alone: {_in_use(others)}")
+    return others
 
 
 def _place(device: Device) -> str:
@@ -153,12 +142,8 @@ def _in_use(others: Mapping[str, tuple[Holder, ...]]) -> str:
 
 
 def _ways_out(others: Mapping[str, tuple[Holder, ...]]) -> str:
-    elsewhere = (
-        ""
-        if any("processors" in place for place in others)
-        else (", CUDA_VISIBLE_DEVICES to use other GPUs")
-    )
+    has_cpus = any("processors" in place for place in others)
     return (
-        "--wait SECONDS waits for them, --shared measures beside them and says so in each "
-        f"row{elsewhere}"
+        "--wait SECONDS waits for them, --shared measures beside them and says so in each row"
+        + ("" if has_cpus else ", CUDA_VISIBLE_DEVICES to use other GPUs")
     )

@@ -55,7 +55,7 @@ def test_a_standby_has_no_cuda_context_and_takes_the_gpu_of_a_killed_worker(caps
         cluster.start(2, "pack")
         before = cluster.devices[1]
         asked = [
-            standby.actor.__ray_call__.remote(lambda _: (os.getpid(), torch.cuda.is_initialized()))
+            standby.__ray_call__.remote(lambda _: (os.getpid(), torch.cuda.is_initialized()))
             for standby in standbys(cluster)
         ]
         has_context = dict(ray.get(asked))

@@ -35,8 +35,8 @@ from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 cluster = RayCluster(connect(sys.argv[1], "cpu", wanted=1), standby_on_cpus=True)
 cluster.start(1, "pack")
-((standby,),) = cluster._standbys._by_node.values()
-print(ray.get(standby.actor.__ray_call__.remote(lambda _: os.getpid())), flush=True)
+(((standby, _),),) = cluster._standbys._by_node.values()
+print(ray.get(standby.__ray_call__.remote(lambda _: os.getpid())), flush=True)
 time.sleep(600)
 """
 
@@ -77,7 +77,7 @@ def standby_processes(cluster: RayCluster) -> dict[str, set[int]]:
     """Node id -> the processes of its standbys, which are loaded when this returns."""
     standbys = cluster._workers._standbys._by_node
     return {
-        node_id: {process_id(standby.actor) for standby in there}
+        node_id: {process_id(standby) for standby, _ in there}
         for node_id, there in standbys.items()
     }
 

@@ -249,7 +249,7 @@ class RayCluster:
     def close(self) -> None:
         """Kill the actors and let go of Ray; a private cluster ends with it."""
         self._is_closing.set()
-        if self._monitor.is_down or not self._let_go():
+        if self._monitor.gone() or not self._let_go():
             # Ray would wait for a minute; the agents need no head.
             self._agents.kill(self._workers.devices)
             self._standbys.close_without_head()
@@ -285,7 +285,7 @@ class RayCluster:
         given: list[bool] = []
         thread = threading.Thread(target=lambda: given.append(self._give_back()), daemon=True)
         thread.start()
-        while thread.is_alive() and not self._monitor.is_down:
+        while thread.is_alive() and not self._monitor.gone():
             thread.join(_LOOK_S)
         return given == [True]
 

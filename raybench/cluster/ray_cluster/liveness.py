@@ -35,12 +35,21 @@ class HeadMonitor:
         self._addresses = dict(addresses)
         self._lock = threading.Lock()
         self._asked_s = -_ASK_EVERY_S
-        self._gone: str | None = None
+        self._gone = ""
 
-    @property
-    def is_down(self) -> bool:
-        """One did not answer twice in a row. Asks at most once a second."""
-        return self._ask(_ASK_EVERY_S) is not None
+    def gone(self, *, afresh: bool = False) -> str:
+        """Which one did not answer twice in a row, in words; empty while all are there.
+
+        Asks at most once a second, unless afresh.
+        """
+        with self._lock:
+            if not self._gone and (afresh or time.monotonic() >= self._asked_s + _ASK_EVERY_S):
+                self._gone = self._silent()
+                if self._gone:
+                    time.sleep(_ASK_AGAIN_S)
+                    self._gone = self._silent()
+                self._asked_s = time.monotonic()
+            return self._gone
 
     def check(self, *, afresh: bool = False) -> None:
         """Raise ClusterError when one is gone.
@@ -50,23 +59,9 @@ class HeadMonitor:
         if gone := self.gone(afresh=afresh):
             raise ClusterError(gone)
 
-    def gone(self, *, afresh: bool = False) -> str:
-        """Which one is gone, in words; empty while all are there."""
-        name = self._ask(0.0 if afresh else _ASK_EVERY_S)
-        return f"{name} at {self._addresses[name]} is gone" if name else ""
-
-    def _ask(self, every_s: float) -> str | None:
-        with self._lock:
-            if not self._gone and time.monotonic() >= self._asked_s + every_s:
-                self._gone = self._silent()
-                if self._gone:
-                    time.sleep(_ASK_AGAIN_S)
-                    self._gone = self._silent()
-                self._asked_s = time.monotonic()
-            return self._gone
-
-    def _silent(self) -> str | None:
-        return next((name for name, at in self._addresses.items() if not _listens(at)), None)
+    def _silent(self) -> str:
+        there = self._addresses.items()
+        return next((f"{name} at {at} is gone" for name, at in there if not _listens(at)), "")
 
 
 def _listens(address: str) -> bool:

@@ -44,21 +44,14 @@ _FREE_TIMEOUT_S = 2.0
 _LOOK_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Standby:
-    """is_for_late: it was started for a point that is late, and would disturb the next."""
-
-    actor: Any
-    is_loaded: Any
-    is_for_late: bool
-
-
 class Standbys:
     """At most two on each node, or four. on_cpus: also where they disturb, for tests."""
 
     def __init__(self, *, on_cpus: bool = False) -> None:
         self._on_cpus = on_cpus
-        self._by_node: defaultdict[str, list[_Standby]] = defaultdict(list)
+        self._wanted: dict[str, int] = {}
+        # Node id -> actors, and what says that each is loaded.
+        self._by_node: defaultdict[str, list[tuple[Any, Any]]] = defaultdict(list)
         self._is_closed = False
         self._lock = threading.Lock()
 
@@ -68,24 +61,22 @@ class Standbys:
         devices: all that this run has on these nodes.
         """
         with self._lock:
-            self._start_missing(count_wanted(devices, on_cpus=self._on_cpus), is_for_late=False)
+            self._wanted = count_wanted(devices, on_cpus=self._on_cpus)
+            self._start_missing(self._wanted)
 
     def prepare(self, devices: Sequence[Device]) -> None:
         """As `keep`, for devices whose point is late: one for each, and no more than four."""
         counts = Counter(device.node_id for device in devices)
-        most = {node_id: min(count, _AT_MOST_WHEN_LATE) for node_id, count in counts.items()}
         with self._lock:
-            self._start_missing(most, is_for_late=True)
+            self._start_missing({node: min(n, _AT_MOST_WHEN_LATE) for node, n in counts.items()})
 
     def dismiss(self, devices: Sequence[Device]) -> None:
-        """Let go of what was started for the late point of these devices, which has ended."""
+        """Let go of what a late point of these devices, which has ended, has left over."""
         with self._lock:
-            for node_id in {device.node_id for device in devices} & self._by_node.keys():
+            for node_id in {device.node_id for device in devices}:
                 there = self._by_node[node_id]
-                self._by_node[node_id] = [each for each in there if not each.is_for_late]
-                for standby in there:
-                    if standby.is_for_late:
-                        ray.kill(standby.actor, no_restart=True)
+                while len(there) > self._wanted.get(node_id, 0):
+                    _kill(there.pop())
 
     def take(self, node_id: str) -> Any:
         """Return the actor on this node, which is no standby any more; None where there is none.
@@ -94,11 +85,16 @@ class Standbys:
         """
         with self._lock:
             there = self._by_node[node_id]
-            there.sort(key=_is_ready, reverse=True)
+            there.sort(key=lambda one: bool(ray.wait([one[1]], timeout=0)[0]), reverse=True)
             while there:
-                standby = there.pop(0)
-                if _can_start(standby):
-                    return standby.actor
+                actor, is_loaded = there.pop(0)
+                try:
+                    ray.get(is_loaded, timeout=0)
+                except ray.exceptions.GetTimeoutError:
+                    return actor
+                except ray.exceptions.RayError:
+                    continue  # where all have failed, a new worker will say why
+                return actor
         return None
 
     def lose(self, node_ids: Collection[str]) -> None:
@@ -106,34 +102,36 @@ class Standbys:
         with self._lock:
             for node_id in self._by_node.keys() & set(node_ids):
                 for standby in self._by_node.pop(node_id):
-                    ray.kill(standby.actor, no_restart=True)
+                    _kill(standby)
 
     def close(self) -> None:
         """Let them go; no other is started."""
         for standby in self._close():
-            ray.kill(standby.actor, no_restart=True)
+            _kill(standby)
 
     def close_without_head(self) -> None:
         """As close. One that is still loading cannot be told; its raylet ends it in a minute."""
-        refs = [standby.actor.end.remote() for standby in self._close()]
+        refs = [actor.end.remote() for actor, _ in self._close()]
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=_END_TIMEOUT_S)
 
-    def _start_missing(self, counts: Mapping[str, int], *, is_for_late: bool) -> None:
-        if self._is_closed:
-            return
+    def _start_missing(self, counts: Mapping[str, int]) -> None:
         for node_id, count in counts.items():
             there = self._by_node[node_id]
-            # Those of a late point are let go with it.
-            staying = [each for each in there if is_for_late or not each.is_for_late]
-            there += [_start(node_id, is_for_late) for _ in range(count - len(staying))]
+            while len(there) < count and not self._is_closed:
+                actor = start_standby(node_id)
+                there.append((actor, actor.is_loaded.remote()))
 
-    def _close(self) -> list[_Standby]:
+    def _close(self) -> list[tuple[Any, Any]]:
         with self._lock:
             self._is_closed = True
             standbys = [standby for there in self._by_node.values() for standby in there]
             self._by_node.clear()
         return standbys
+
+
+def _kill(standby: tuple[Any, Any]) -> None:
+    ray.kill(standby[0], no_restart=True)
 
 
 def count_wanted(devices: Sequence[Device], *, on_cpus: bool) -> dict[str, int]:
@@ -147,27 +145,6 @@ def count_wanted(devices: Sequence[Device], *, on_cpus: bool) -> dict[str, int]:
             device.kind == "cuda" and device.cpu_count >= _CORES_PER_DEVICE * counts[device.node_id]
         )
     }
-
-
-def _start(node_id: str, is_for_late: bool) -> _Standby:
-    actor = start_standby(node_id)
-    return _Standby(actor=actor, is_loaded=actor.is_loaded.remote(), is_for_late=is_for_late)
-
-
-def _is_ready(standby: _Standby) -> bool:
-    """Whether it has loaded, or failed to."""
-    return bool(ray.wait([standby.is_loaded], timeout=0)[0])
-
-
-def _can_start(standby: _Standby) -> bool:
-    """Tell whether it has not failed to; where all have, a new worker will say why."""
-    try:
-        ray.get(standby.is_loaded, timeout=0)
-    except ray.exceptions.GetTimeoutError:
-        return True
-    except ray.exceptions.RayError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

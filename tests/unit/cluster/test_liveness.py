@@ -35,13 +35,13 @@ def test_what_has_just_answered_and_died_is_found_gone_before_an_actor_is_replac
         with pytest.raises(ClusterError, match=f"{dies} at {address} is gone"):
             found.check(afresh=True)
         assert time.monotonic() < started_s + 10
-        assert found.is_down
+        assert found.gone()
 
 
 def test_a_head_that_missed_one_call_is_there(monkeypatch):
     answers = iter([False, True])
     monkeypatch.setattr(liveness, "_listens", lambda _: next(answers))
-    assert not HeadMonitor({"the head": "127.0.0.1:1"}).is_down
+    assert not HeadMonitor({"the head": "127.0.0.1:1"}).gone()
 
 
 def test_a_block_that_is_left_in_time_goes_on() -> None:
