@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 
 import raybench
 from tests.integration.fault_cases import IMPORT_HANG, NOBODYS_FAULT, Case
@@ -240,26 +241,20 @@ def rank_right(case: Case, outcome: Outcome) -> bool | None:
 
 
 def descendants(process_id: int) -> dict[int, str]:
-    """The processes below this one, with their titles."""
-    found: dict[int, str] = {}
+    """The living processes below this one, with their titles."""
     try:
-        tasks = list(Path(f"/proc/{process_id}/task").iterdir())
-        children = [int(c) for task in tasks for c in (task / "children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return found
-    for child in children:
-        if title := title_of(child):
-            found |= {child: title} | descendants(child)
-    return found
+        found = psutil.Process(process_id).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return {}
+    return {one.pid: title for one in found if (title := title_of(one.pid))}
 
 
 def title_of(process_id: int) -> str | None:
     """The command line of a process; None when it is gone or a zombie."""
     try:
-        words = Path(f"/proc/{process_id}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+        return " ".join(psutil.Process(process_id).cmdline()).strip() or None
+    except psutil.Error:
         return None
-    return words.replace(b"\0", b" ").decode(errors="replace").strip() or None
 
 
 def wait_for(holds: Callable[[], bool], within_s: float) -> float:

@@ -8,10 +8,10 @@ import pytest
 
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.job.model import Measure
-from raybench.job.point import Point, Precision
 from raybench.records import Task
 from raybench.results.quality import is_slowed_by_one_rank
 from tests.measured_points import measure_row
+from tests.unit.fakes import make_point
 
 STRAGGLER = "tests.integration.probe_workloads:Straggler"
 EXAMPLE = "docs.examples.convnet:ConvNet"
@@ -28,15 +28,7 @@ def measured(
     cluster: RayCluster, workload: str = STRAGGLER, *, profile: bool = False, **params: Any
 ) -> dict[str, Any]:
     """The row of one point of two ranks."""
-    point = Point(
-        workload=workload,
-        params=params,
-        world_size=2,
-        precision=Precision.FP32,
-        batch_size=8,
-        global_batch_size=16,
-        scaling="weak",
-    )
+    point = make_point(workload=workload, params=params, world_size=2)
     settings = Measure(warmup=3, iterations=15)
     return measure_row(cluster, Task(point=point, settings=settings, profile=profile))
 

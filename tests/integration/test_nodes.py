@@ -14,8 +14,8 @@ import pytest
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
-from raybench.job.point import Point, Precision
 from raybench.records import Failure, Measurement, Status, Task
+from tests.unit.fakes import make_point
 
 FAULTY = "tests.integration.probe_workloads:Faulty"
 # A node is lost after 20 s. A machine that does other things too has more time, though less than
@@ -77,15 +77,8 @@ def freeze(raylet: int) -> None:
 
 
 def run(cluster: RayCluster, worker_ids: tuple[int, ...], fault: str = "none"):
-    point = Point(
-        workload=FAULTY,
-        params={"fault": fault, "faulty_rank": 0},
-        world_size=len(worker_ids),
-        precision=Precision.FP32,
-        batch_size=8,
-        global_batch_size=8 * len(worker_ids),
-        scaling="weak",
-    )
+    params = {"fault": fault, "faulty_rank": 0}
+    point = make_point(workload=FAULTY, params=params, world_size=len(worker_ids))
     settings = Measure(warmup=2, iterations=4, timeout_s=90.0, breakdown=False)
     return cluster.run(Task(point=point, settings=settings), worker_ids)
 

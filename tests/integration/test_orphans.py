@@ -8,13 +8,14 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.integration.fault_runs import wait_for
+from tests.integration.fault_runs import descendants, wait_for
 
 JOB = """\
 version: 1
@@ -70,37 +71,19 @@ def orphans_in(folder: Path) -> dict[int, list[int]]:
 
 def lives(process_id: int) -> bool:
     try:
-        stat = Path(f"/proc/{process_id}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(process_id).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
         return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
-
-
-def descendants(process_id: int) -> set[int]:
-    """Ray's processes, and what has not lost its parent."""
-    found, todo = set(), [process_id]
-    while todo:
-        for path in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
-            children = set(map(int, path.read_text().split())) - found
-            found |= children
-            todo += children
-    return found
 
 
 def family(folder: Path) -> list[int]:
     """What lives of all that was started with the environment of this test's driver."""
-    sign = f"{_FAMILY}={folder}".encode()
-    return [pid for pid, found in environments().items() if sign in found and lives(pid)]
-
-
-def environments() -> Mapping[int, list[bytes]]:
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            found[int(path.parent.name)] = path.read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has ended, or is another user's
-    return found
+    found = psutil.process_iter(["environ"])
+    return [
+        one.pid
+        for one in found
+        if (one.info["environ"] or {}).get(_FAMILY) == str(folder) and lives(one.pid)
+    ]
 
 
 def test_a_killed_driver_leaves_nothing_of_its_private_ray(tmp_path: Path) -> None:

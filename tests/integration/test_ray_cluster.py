@@ -24,8 +24,10 @@ from raybench.cluster.ray_cluster.node_agents import NodeAgents
 from raybench.cluster.ray_cluster.replacement import Standbys
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
-from raybench.job.point import Point, Precision
+from raybench.job.point import Point
 from raybench.records import Failure, Measurement, Status, Task
+from tests.cluster_contract import failures
+from tests.unit import fakes
 
 PROBE = "tests.integration.probe_workloads:Probe"
 FAULTY = "tests.integration.probe_workloads:Faulty"
@@ -51,25 +53,13 @@ def test_racks_are_the_labels_of_nodes_and_rails_the_indices_of_workers(cluster)
 
 
 def make_point(workload: str, world_size: int, **params: str | int) -> Point:
-    return Point(
-        workload=workload,
-        params=params,
-        world_size=world_size,
-        precision=Precision.FP32,
-        batch_size=8,
-        global_batch_size=8 * world_size,
-        scaling="weak",
-    )
+    return fakes.make_point(workload=workload, params=params, world_size=world_size)
 
 
 def run(cluster, point, *, strategy="pack", timeout_s=60.0):
     worker_ids = choose_workers(cluster.devices, point.world_size, strategy)
     settings = Measure(warmup=2, iterations=4, timeout_s=timeout_s)
     return worker_ids, cluster.run(Task(point=point, settings=settings), worker_ids)
-
-
-def failures(answers) -> list[str]:
-    return [answer.detail or answer.message for answer in answers if isinstance(answer, Failure)]
 
 
 def facts(folder: Path, world_size: int) -> list[dict]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raybench.job.model import Measure
-from raybench.job.point import Point
 from raybench.records import Measurement, Task
 from tests.script_files import write_script
+from tests.unit.fakes import make_point
 
 if TYPE_CHECKING:
     from raybench.cluster.ray_cluster.cluster import RayCluster
@@ -17,15 +17,7 @@ SETTINGS = Measure.model_validate({"warmup": 2, "iterations": 4, "breakdown": Fa
 
 
 def make_task(workload: str, *, env: dict[str, str], **params: str) -> Task:
-    point = Point(
-        workload=workload,
-        params=params,
-        world_size=1,
-        batch_size=8,
-        global_batch_size=8,
-        scaling="weak",
-        env=env,
-    )
+    point = make_point(workload=workload, params=params, env=env)
     return Task(point=point, settings=SETTINGS, precisions=None)
 
 

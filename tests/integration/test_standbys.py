@@ -20,12 +20,11 @@ from raybench.cluster.ray_cluster.actors import _index_of_gpu, start_standby, st
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.cluster.ray_cluster.placement import free_devices, reserve
-from raybench.job.model import Measure
-from raybench.job.point import Point, Precision
-from raybench.records import Answer, Failure, Task
+from raybench.records import Answer, Failure
+from tests.cluster_contract import failures
+from tests.cluster_contract import run as run_point
 from tests.integration.fault_runs import wait_for
 
-FAILING = "tests.integration.recovery_workloads:Failing"
 # A new worker takes four seconds on an idle machine, a standby less than half of that.
 SAVED = 0.75
 DRIVER = """\
@@ -52,21 +51,7 @@ def cluster(three_nodes: str) -> Iterator[RayCluster]:
 
 
 def run(cluster: RayCluster, fault: str = "none") -> tuple[Answer, ...]:
-    point = Point(
-        workload=FAILING,
-        params={"fault": fault},
-        world_size=3,
-        precision=Precision.FP32,
-        batch_size=8,
-        global_batch_size=24,
-        scaling="weak",
-    )
-    settings = Measure(warmup=2, iterations=4, timeout_s=60)
-    return cluster.run(Task(point=point, settings=settings), (0, 1, 2))
-
-
-def failures(answers: tuple[Answer, ...]) -> list[str]:
-    return [answer.detail or answer.message for answer in answers if isinstance(answer, Failure)]
+    return run_point(cluster, 0, 1, 2, fault=fault, timeout_s=60)
 
 
 def process_id(actor) -> int:

@@ -95,13 +95,6 @@ def drain_s(agents: NodeAgents) -> float:
     return time.monotonic() - started_s
 
 
-def test_without_nvml_the_agents_live_and_give_nothing(agents_without_nvml):
-    assert len(process_ids()) == 2
-    time.sleep(1.5)
-    assert agents_without_nvml.drain() == ()
-    assert len(process_ids()) == 2
-
-
 def talker(node_id: str):
     """An actor that is as a worker is: it writes to its log, and it can be frozen."""
 
@@ -116,6 +109,8 @@ def talker(node_id: str):
 
 
 def test_an_agent_reads_the_log_of_a_worker_and_kills_it_but_no_stranger(agents_without_nvml):
+    assert len(process_ids()) == 2
+    assert agents_without_nvml.drain() == ()
     node_id = devices()[0].node_id
     actor = talker(node_id)
     pid = ray.get(actor.pid.remote(), timeout=120)
@@ -139,7 +134,7 @@ def test_an_agent_reads_the_log_of_a_worker_and_kills_it_but_no_stranger(agents_
         stranger.wait()
 
 
-def test_each_node_samples_its_devices_once_a_second_in_a_process_of_its_own(agents):
+def test_each_node_samples_its_devices_once_a_second_in_a_process_without_torch(agents):
     samples = collected(agents, 12)
     assert {(s.node_id, s.uuid) for s in samples} == {(d.node_id, d.uuid) for d in devices()}
     assert {(s.sm_clock_mhz, s.gpu_utilization_pct, s.power_w) for s in samples} == {
@@ -151,6 +146,10 @@ def test_each_node_samples_its_devices_once_a_second_in_a_process_of_its_own(age
     pids = process_ids()
     assert len(set(pids.values())) == 2
     assert os.getpid() not in pids.values()
+    for pid in pids.values():
+        loaded = [Path(library.path).name for library in psutil.Process(pid).memory_maps()]
+        assert any(name.startswith("_raylet") for name in loaded)
+        assert not any("torch" in name for name in loaded)
 
 
 def test_each_node_tells_the_facts_of_its_devices_and_nothing_of_a_node_without_agent(agents):
@@ -178,14 +177,6 @@ def test_the_clocks_of_a_measurement_are_read_by_the_agent_of_its_node(agents):
     assert {one.sm_clocks_mhz for one in agents.with_clocks(answers, cpus) if one != failed} == {()}
 
 
-def test_an_agent_needs_no_torch(agents):
-    collected(agents, 1)
-    for pid in process_ids().values():
-        loaded = [Path(library.path).name for library in psutil.Process(pid).memory_maps()]
-        assert any(name.startswith("_raylet") for name in loaded)
-        assert not any("torch" in name for name in loaded)
-
-
 def test_a_dead_agent_costs_samples_and_no_time_and_is_restarted(agents):
     collected(agents, 4)
     (dead, pid), (alive, _) = process_ids().items()
@@ -201,21 +192,6 @@ def test_a_dead_agent_costs_samples_and_no_time_and_is_restarted(agents):
         time.sleep(0.2)
 
 
-def test_a_frozen_agent_is_not_waited_for_and_its_samples_come_later(agents):
-    collected(agents, 4)
-    (frozen, pid), _ = process_ids().items()
-    time.sleep(1.2)
-    os.kill(pid, signal.SIGSTOP)
-    stopped_at = datetime.now(UTC)
-    try:
-        spent_s = [drain_s(agents) for _ in range(3)]
-        assert max(spent_s) < NOT_WAITED_S, spent_s
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    samples = collected(agents, 6)
-    assert [s for s in samples if s.node_id == frozen and s.time < stopped_at]
-
-
 def looked_until(agents: NodeAgents, expected: frozenset[str], within_s: float) -> float:
     """Look as a waiting point does, until it shows the expected silence; how long that took."""
     started_s = time.monotonic()
@@ -226,17 +202,24 @@ def looked_until(agents: NodeAgents, expected: frozenset[str], within_s: float) 
 
 
 def test_a_node_whose_agent_is_frozen_is_silent_in_about_six_seconds_until_it_answers(agents):
+    """It is not waited for, and its samples come later."""
+    collected(agents, 4)
     (frozen, pid), _ = process_ids().items()
     assert agents.silent_nodes() == frozenset()
+    time.sleep(1.2)
     os.kill(pid, signal.SIGSTOP)
+    stopped_at = datetime.now(UTC)
     try:
+        drains = [drain_s(agents) for _ in range(3)]
         spent_s = looked_until(agents, frozenset({frozen}), within_s=30)
         looks = [_look_s(agents) for _ in range(5)]
     finally:
         os.kill(pid, signal.SIGCONT)
     assert spent_s > 4
-    assert max(looks) < NOT_WAITED_S, looks
+    assert max(*drains, *looks) < NOT_WAITED_S, (drains, looks)
     looked_until(agents, frozenset(), within_s=20)
+    samples = collected(agents, 6)
+    assert [s for s in samples if s.node_id == frozen and s.time < stopped_at]
     print(f"silent after {spent_s:.1f} s; a look takes {max(looks) * 1e3:.1f} ms")
 
 
