@@ -315,22 +315,13 @@ def test_a_job_file_calls_and_makes_nothing_but_a_workload(
 NAMES = ["../x", "/tmp/x", "a/b", "..", ".x", "a\\0b", "a\\nb", "x" * 10_000, "\u202ename", "nämé"]
 
 
-@pytest.mark.parametrize("name", NAMES, ids=[name[:8] for name in NAMES])
-def test_a_name_of_a_job_cannot_be_a_path(name: str, tmp_path: Path, run: Run) -> None:
-    done = run("plan", job(tmp_path, name=f'"{name}"'))
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert ": name: " in done.stderr
-    assert len(done.stderr) < 500
-
-
-@pytest.mark.parametrize("run_id", ["../../x", "/tmp/x", "a\0b", "a\nb", "x\u202ey", "latest", ""])
-def test_a_run_of_others_cannot_be_gone_on_with_outside_of_its_folder(
-    run_id: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ResultsError, match="run_id: must be"), hold_run(tmp_path / "r", run_id):
-        pass
-    assert list(tmp_path.iterdir()) == []
+def test_a_name_of_a_job_cannot_be_a_path(tmp_path: Path, run: Run) -> None:
+    for name in NAMES:
+        done = run("plan", job(tmp_path, name=f'"{name}"'))
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert ": name: " in done.stderr
+        assert len(done.stderr) < 500
 
 
 @pytest.mark.parametrize("place", ["points", "points/run-a", "traces/run-a", "runs/run-a/.driver"])

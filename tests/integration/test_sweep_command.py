@@ -155,32 +155,6 @@ def test_the_results_can_be_browsed(swept, command):
     assert "small" in done.stdout or "fp32" in done.stdout
 
 
-@pytest.mark.long
-def test_a_killed_rank_costs_its_point_only_and_exit_1(tmp_path):
-    job = write_job(
-        tmp_path,
-        f"workload: {{kind: '{FAULTY}', faulty_rank: 1}}\n"
-        "matrix: {fault: [none, kill], world_size: [2], batch_size: 4}\n"
-        "measure: {warmup: 2, iterations: 4}\n"
-        "include: [{fault: raise, world_size: 2, batch_size: 4},"
-        " {fault: none, world_size: 2, batch_size: 8}]\n",
-    )
-    done = sweep(job, tmp_path / "results", "--address", "local", "--json")
-    assert done.returncode == 1, done.stderr
-    assert isinstance(json.loads(done.stdout), dict)
-    assert "raylet" not in done.stderr
-    points = points_of(tmp_path / "results")
-    # What is lost is tried once more, as a row of its own.
-    assert list(points["status"]) == ["ok", "lost", "lost", "error", "ok"]
-    assert list(points["attempt"]) == [1, 1, 2, 1, 1]
-    lost, error = points.iloc[1], points.iloc[3]
-    assert "rank 1" in lost["error_message"]
-    assert error["error_type"] == "ValueError"
-    assert "the workload says no" in error["error_message"]
-    samples = pd.read_parquet(tmp_path / "results" / "samples")
-    assert set(samples["point_id"]) == set(points[points["status"] == "ok"]["point_id"])
-
-
 @contextmanager
 def hanging_sweep(
     folder: Path, *, in_its_own_session: bool = False
