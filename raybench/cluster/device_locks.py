@@ -1,8 +1,10 @@
 """Who uses the devices of this host: locks across sweeps and users.
 
-Each device has a file in a folder that everybody may enter. A sweep that wants it for itself has
-the lock of the file alone, those that share have it together (flock: the kernel lets go of it when
-the holder dies). Each has a line in the file. All processors of a host are one device, `CPU`.
+Each device has a file in a folder that everybody may enter. Whoever uses the device has a line in
+the file and a shared lock of it (flock: the kernel lets go of it when the holder dies). A sweep
+that wants the device for itself must get an exclusive lock first, which it then turns into a
+shared one: other processes of its own may come, and sweeps that share. All processors of a host
+are one device, `CPU`.
 
 The folder is anybody's to write in. So nothing in it is followed (links), waited for (pipes), or
 believed: what a line says of its holder is cut, cleaned and shown, no more.
@@ -105,12 +107,10 @@ class DeviceLocks:
     def __init__(self) -> None:
         self._folder = Path(os.environ.get(FOLDER_VARIABLE) or _FOLDER)
         self._held: dict[str, tuple[int, bytes]] = {}
-        self._mode = fcntl.LOCK_EX
 
     def claim(self, devices: Sequence[str], holder: Holder, *, shared: bool) -> Claim:
         """Hold the devices, all or, where others use one of them and it is not shared, none."""
         line = f"{json.dumps({**asdict(holder), 'locked_by': os.getpid()})}\n".encode()
-        self._mode = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         others: dict[str, tuple[Holder, ...]] = {}
         new: list[str] = []
         try:
@@ -127,8 +127,8 @@ class DeviceLocks:
                 new.append(device)
                 if is_alone:
                     os.ftruncate(file, 0)  # what killed sweeps have left
-                _lock(file, self._mode)
                 os.write(file, line)
+                _lock(file, fcntl.LOCK_SH)
         except OSError as error:
             return self._problem(error)
         if others and not shared:
@@ -142,10 +142,7 @@ class DeviceLocks:
         try:
             for device in devices:
                 if device in self._held:
-                    file, _ = self._held[device]
-                    # Who shares a device that somebody has alone gets the lock after that.
-                    _lock(file, self._mode)
-                    users = _users(file, sweep, is_ours=True)
+                    users = _users(self._held[device][0], sweep, is_ours=True)
                 else:
                     file = _open_file(self._folder, device)
                     users = () if _lock(file, fcntl.LOCK_EX) else _users(file, sweep)

@@ -49,7 +49,7 @@ def hanging_sweep(
         )
     with driver:
         try:
-            wait_for(lambda: len(list(folder.glob("?.json"))) == 2, within_s=60)
+            wait_for(lambda: len(list(folder.glob("?.json"))) == 2, within_s=180)
             yield driver
         finally:
             driver.kill()
