@@ -206,7 +206,7 @@ def test_ray_is_let_go_when_no_point_waits_inside_of_it_any_more(monkeypatch):
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
     worker = SimpleNamespace(
-        device=make_device(), lost_because="", actor=MagicMock(), environment={}
+        device=make_device(), lost_because="", actor=MagicMock(), environment={}, is_used=False
     )
     monkeypatch.setattr(WorkerGroup, "__getitem__", lambda *_: worker)
     # A daemon, as the threads of points are.
