@@ -20,8 +20,8 @@ import re
 import socket
 import stat
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,7 @@ FOLDER_VARIABLE = "RAYBENCH_LOCK_DIR"
 _FOLDER = Path("/tmp/raybench-locks")
 _MOST_BYTES = 64 * 1024
 _PAUSE_S = 0.05
+_TURN_S = 5.0
 _MOST_CHARACTERS = 120
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -114,21 +115,21 @@ class DeviceLocks:
         others: dict[str, tuple[Holder, ...]] = {}
         new: list[str] = []
         try:
-            # In one order: of two sweeps that want the same devices one gets the first, and all.
-            for device in sorted(set(devices) - self._held.keys()):
-                file = _open_file(self._folder, device)
-                is_alone = _lock(file, fcntl.LOCK_EX)
-                if not is_alone and (users := _users(file, holder.sweep)):
-                    others[device] = users
-                if others and not shared:
-                    os.close(file)
-                    continue
-                self._held[device] = file, line
-                new.append(device)
-                if is_alone:
-                    os.ftruncate(file, 0)  # what killed sweeps have left
-                os.write(file, line)
-                _lock(file, fcntl.LOCK_SH)
+            with _only_claim(self._folder):
+                for device in set(devices) - self._held.keys():
+                    file = _open_file(self._folder, device)
+                    is_alone = _lock(file, fcntl.LOCK_EX)
+                    if not is_alone and (users := _users(file, holder.sweep)):
+                        others[device] = users
+                    if others and not shared:
+                        os.close(file)
+                        continue
+                    self._held[device] = file, line
+                    new.append(device)
+                    if is_alone:
+                        os.ftruncate(file, 0)  # what killed sweeps have left
+                    os.write(file, line)
+                    _lock(file, fcntl.LOCK_SH)
         except OSError as error:
             return self._problem(error)
         if others and not shared:
@@ -169,12 +170,35 @@ class DeviceLocks:
         return Claim(problem=f"{self._folder}: {error.strerror or error}")
 
 
-def _open_file(folder: Path, device: str) -> int:
-    """Open the file of a device, made where there is none. Raises OSError for what is no file."""
+@contextmanager
+def _only_claim(folder: Path) -> Iterator[None]:
+    """Let one process of the host claim devices at a time. Raises OSError after 5 s of waiting.
+
+    The kernel does not turn an exclusive lock into a shared one in one step: between the two,
+    another process could get the exclusive one.
+    """
+    place = _open_folder(folder)
+    until_s = time.monotonic() + _TURN_S
+    try:
+        while not _lock(place, fcntl.LOCK_EX):
+            if time.monotonic() > until_s:
+                raise OSError("another process holds the folder's lock")
+        yield
+    finally:
+        os.close(place)
+
+
+def _open_folder(folder: Path) -> int:
+    """Open the folder, made where there is none."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
         folder.chmod(0o1777)  # whatever the umask
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
+
+
+def _open_file(folder: Path, device: str) -> int:
+    """Open the file of a device, made where there is none. Raises OSError for what is no file."""
+    place = _open_folder(folder)
     name = re.sub(r"[^A-Za-z0-9-]", "_", device)
     try:
         # Linux refuses O_CREAT for another's file in such a folder: so only where there is none.

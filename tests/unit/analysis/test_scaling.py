@@ -176,31 +176,40 @@ def test_settings_sort_by_size_then_precision_then_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reasons", "clocks", "is_compared"),
+    ("reasons", "clocks", "ratio"),
     [
-        ((["power_cap"], ["power_cap"]), (1815.0, 1965.0), True),
-        ((["power_cap"], []), (1830.0, 1980.0), True),
-        (([], ["power_cap"]), (1980.0, 1830.0), True),
-        ((["power_cap"], ["power_cap"]), (1755.0, 1740.0), True),
-        ((["power_cap"], []), (None, None), True),
-        # The lower clocks have no known reason.
-        (([], ["power_cap"]), (1830.0, 1980.0), False),
+        ((["power_cap"], ["power_cap"]), (1815.0, 1965.0), 1965 / 1815),
+        ((["power_cap"], []), (1830.0, 1980.0), 1980 / 1830),
+        (([], ["power_cap"]), (1980.0, 1830.0), 1830 / 1980),
+        # Equal within one percent, or not known.
+        ((["power_cap"], ["power_cap"]), (1755.0, 1740.0), None),
+        ((["power_cap"], []), (None, None), None),
     ],
 )
 def test_clocks_that_a_power_cap_holds_apart_are_part_of_the_speed_up(
-    reasons: tuple[list[str], ...], clocks: tuple[float, float], is_compared: bool
+    reasons: tuple[list[str], ...], clocks: tuple[float, float], ratio: float | None
 ) -> None:
+    found = _capped(reasons, clocks)
+    assert list(found["speed_up"]) == pytest.approx([1.0, 1.6])
+    assert found["why"].isna().all()
+    told = found["clock_ratio"]
+    assert pd.isna(told.iloc[0])
+    assert pd.isna(told.iloc[1]) if ratio is None else told.iloc[1] == pytest.approx(ratio)
+
+
+def test_lower_clocks_without_a_known_reason_refuse_the_speed_up() -> None:
+    found = _capped(([], ["power_cap"]), (1830.0, 1980.0))
+    assert found["speed_up"].isna().iloc[1]
+    assert found["why"].notna().iloc[1]
+
+
+def _capped(reasons: tuple[list[str], ...], clocks: tuple[float, float]) -> pd.DataFrame:
     points = points_table([make_steady(1, 10.0), make_steady(2, 12.5)]).assign(
         sm_clock_mhz_p50=clocks
     )
     points["throttled"] = [bool(one) for one in reasons]
     points["throttle_reasons"] = list(reasons)
-    found = scaling(points, {"world_size": 1})
-    assert found["speed_up"].notna().iloc[1] == is_compared
-    assert found["why"].isna().iloc[1] == is_compared
-    ratio = found["clock_ratio"]
-    assert pd.isna(ratio.iloc[0])
-    assert ratio.iloc[1] == pytest.approx(clocks[1] / clocks[0]) if is_compared else True
+    return scaling(points, {"world_size": 1})
 
 
 def test_points_whose_clocks_differ_by_more_than_a_percent_are_not_compared() -> None:

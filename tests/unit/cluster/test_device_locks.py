@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +108,34 @@ def test_two_nodes_of_one_sweep_on_one_host_do_not_keep_each_other_out() -> None
     assert DeviceLocks().claim([CPU], me(), shared=False).others
     second.close()
     assert not DeviceLocks().others([CPU]).others
+
+
+def test_of_two_sweeps_that_start_at_once_one_has_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flock, start, took = fcntl.flock, threading.Barrier(2), []
+
+    def in_two_steps(file: int, mode: int) -> None:
+        """Turn a lock into a shared one as the kernel does, with a longer moment between."""
+        if mode & fcntl.LOCK_SH:
+            flock(file, fcntl.LOCK_UN)
+            time.sleep(0.2)
+        flock(file, mode)
+
+    def claim() -> None:
+        locks, mine = DeviceLocks(), me()
+        start.wait()
+        found = locks.claim([CPU], mine, shared=False)
+        if not found.others and not found.problem:
+            took.append(locks)
+
+    monkeypatch.setattr(fcntl, "flock", in_two_steps)
+    threads = [threading.Thread(target=claim) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(took) == 1
 
 
 # Drops its rights after the imports, for which it may need those of who runs the tests.
