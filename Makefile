@@ -9,7 +9,7 @@ CPU_CUT := --set workload.hidden=512 --set workload.layers=4 --set matrix.world_
   --set measure.rounds=1
 GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 
-.PHONY: setup sweep test lint unit integration browser benchmark clean long
+.PHONY: setup sweep test lint unit integration alone browser benchmark clean long
 setup: $(BIN)/.ready
 
 $(BIN)/.ready: pyproject.toml constraints.txt
@@ -30,11 +30,11 @@ $(BIN)/.exporters: $(BIN)/.ready
 sweep: setup
 	$(BIN)/raybench sweep jobs/ddp_scaling.yaml $(if $(GPU),,$(CPU_CUT))
 
-# One after the other: beside each other they took longer in all, and tests that hold something
-# against a clock failed. Byte code first: where none is written, each process would make it.
+# One after the other: beside each other they take longer in all. Byte code first: where none is
+# written, each process would make it.
 test: setup $(BIN)/.exporters
 	@$(BIN)/python -m compileall -q raybench tests
-	+$(MAKE) -j1 --keep-going lint unit integration
+	+$(MAKE) -j1 --keep-going lint unit integration alone
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -43,27 +43,21 @@ lint: setup
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/structure.py
 
-# Many tests hold real processes against a clock, and a machine may be busy with somebody else's
-# work. So a file in which one failed runs once more, whole and alone: one test alone would also
-# pass where only what the others left behind makes it fail. Both outputs are shown.
-# $(call run_tests,FOLDER,OPTIONS)
-define run_tests
-	$(BIN)/pytest --cache-clear $(2) -m "not long" $(1) || { \
-	  files=$$($(BIN)/pytest --last-failed --last-failed-no-failures none --collect-only -q $(1) \
-	    | sed -n 's/::.*//p' | sort -u); \
-	  test -n "$$files" && $(BIN)/pytest -m "not long" $$files; }
-endef
-
 unit: setup $(BIN)/.exporters
-	$(call run_tests,tests/unit,-n 3 --dist loadfile)
+	$(BIN)/pytest -n 3 --dist loadfile -m "not long and not alone" tests/unit
 
 integration: setup
-	$(call run_tests,tests/integration,-n 2 --dist loadfile --no-loadscope-reorder)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long and not alone" \
+	  tests/integration
+
+# Tests that hold something against a clock.
+alone: setup
+	$(BIN)/pytest -m "alone and not long" tests/unit tests/integration
 
 # Variants, and what takes most of a minute each: late nodes, standbys, killed drivers, a small soak.
 long: setup
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long and not alone"
-	$(BIN)/pytest -m alone
+	$(BIN)/pytest -m "alone and long"
 
 # The page of a report in Chromium, which must be on this machine; not part of `test`.
 browser: setup

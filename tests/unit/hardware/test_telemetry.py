@@ -57,6 +57,7 @@ def test_a_sample_holds_what_nvml_said_of_the_device_at_that_time(monkeypatch):
     assert sample.throttle_reasons == ("power_cap",)
 
 
+@pytest.mark.alone
 def test_the_clock_is_read_more_often_and_kept_by_the_time_at_which_it_was(monkeypatch):
     read_mhz = iter(range(1000, 9000))
     FakeNvml(nvmlDeviceGetClockInfo=lambda *_: next(read_mhz)).install(monkeypatch)

@@ -14,6 +14,8 @@ from raybench.measure.phases import measure
 from raybench.measure.timing import all_ranks_ns, as_rank_0_says, slowest_rank_ns
 from raybench.records import Measurement
 
+pytestmark = pytest.mark.alone
+
 CPU = torch.device("cpu")
 SLOW_S = 0.004
 

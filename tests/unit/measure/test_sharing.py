@@ -17,6 +17,8 @@ from raybench.measure.shares import Sharing, UnevenStep
 from raybench.records import RankShare
 from raybench.workloads.base import Context, Workload
 
+pytestmark = pytest.mark.alone
+
 FIXED_S, SAMPLE_S = 0.004, 0.0002
 BATCH = 100
 CASES = ("equal", "fast", "by_speed", "150/50")
