@@ -35,7 +35,7 @@ def take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
 
 def takes_flash(device: torch.device) -> bool:
     """Whether FlashAttention may be taken on the device, and can be: from Ampere on."""
-    is_allowed = device.type == "cuda" and torch._C._get_flash_sdp_enabled()
+    is_allowed = device.type == "cuda" and torch.backends.cuda.flash_sdp_enabled()
     return is_allowed and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
