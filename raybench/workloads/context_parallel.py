@@ -35,8 +35,9 @@ def take_part(whole: Tensor, dim: int, degree: int, place: int) -> Tensor:
 
 def takes_flash(device: torch.device) -> bool:
     """Whether FlashAttention may be taken on the device, and can be: from Ampere on."""
-    is_allowed = device.type == "cuda" and torch.backends.cuda.flash_sdp_enabled()
-    return is_allowed and torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    return bool(torch.backends.cuda.flash_sdp_enabled())  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
