@@ -185,7 +185,7 @@ def _write(folder: Path, rng: np.random.Generator, worlds: Sequence[int], gb_s: 
     pq.write_table(pa.concat_tables([known.slice(0, 1)] * A_NODE), devices)
     (part,) = (EXAMPLES / "points" / TEMPLATE).iterdir()
     old = pq.read_table(part)
-    template = old.slice(old.num_rows - 1, 1).to_pylist()[0]
+    template = [row for row in old.to_pylist() if row["status"] == "ok"][-1]
     template["params"] = [one for one in template["params"] if one[0] != "preset"]
     rows = [
         {
