@@ -3,7 +3,6 @@
 frame = raybench.load("results", "points")     # a pandas DataFrame
 raybench.load("results", "scaling")            # speed-up and efficiency of each point
 raybench.units("points")["step_ms_p50"]        # "ms"
-raybench.upgrade("results")                    # older parts with today's columns
 
 class Mine(raybench.Workload): ...             # what is timed: docs/workloads.md
 """
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from raybench.analysis.frames import load, units
     from raybench.job.memory import MemoryParts
     from raybench.records.metric import Metric
-    from raybench.results.older_parts import upgrade
     from raybench.workloads.base import Context, Workload, WrongResultError
     from raybench.workloads.trained import DdpOptions
 
@@ -39,14 +37,12 @@ __all__ = [
     "__version__",
     "load",
     "units",
-    "upgrade",
 ]
 
 _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
     "raybench.job.memory": ("MemoryParts",),
     "raybench.records.metric": ("Metric",),
-    "raybench.results.older_parts": ("upgrade",),
     "raybench.workloads.base": ("Context", "Workload", "WrongResultError"),
     "raybench.workloads.trained": ("DdpOptions",),
     # For the parameters of a workload.

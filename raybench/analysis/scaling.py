@@ -258,17 +258,11 @@ def _half_widths(
                 yield row, found.half_width(1 / len(logs))
 
 
-def is_by_mean(row: Row) -> bool:
-    """Whether the rates of a row follow the mean step, as from schema 5 on, not the median one."""
-    return not pd.isna(row["quick"])
-
-
 def _samples_per_joule(row: Row) -> float | None:
-    step_ms = "step_ms_mean" if is_by_mean(row) else "step_ms_p50"
-    names = ("throughput", step_ms, "inner_iterations", "energy_j")
+    names = ("throughput", "step_ms_mean", "inner_iterations", "energy_j")
     if row["status"] != "ok" or any(pd.isna(row[name]) for name in names):
         return None
-    samples_per_step = row["throughput"] * row[step_ms] / 1000
+    samples_per_step = row["throughput"] * row["step_ms_mean"] / 1000
     steps = row["iterations"] * row["inner_iterations"]
     return float(samples_per_step * steps / row["energy_j"]) if row["energy_j"] > 0 else None
 

@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from raybench.errors import JobError, UsageError
 from raybench.job import registry, rules, template_rules
-from raybench.job.device_choice import ANY, why_too_few
+from raybench.job.device_choice import why_too_few
 from raybench.job.plan import plan_problems
 from raybench.job.point import RUN_SETTINGS, SCRIPT, Point, Scalar
 from raybench.job.problems import KeyPath, Problem, key_text, rule_of, say_unknown
@@ -167,10 +167,6 @@ class Job(Section):
         """
         left_out: dict[str, Any] = dict.fromkeys(("name", "baseline", "on_error"), True)
         meaning = self.model_dump(mode="json", exclude=left_out | {"measure": {"rounds"}})
-        if self.placement.devices == ANY:
-            del meaning["placement"]["devices"]  # as before there was a choice
-        if not self.env:
-            del meaning["env"]  # runs of jobs before there was one keep their hashes
         text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

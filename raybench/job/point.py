@@ -86,14 +86,12 @@ def _are_shares(value: str) -> bool:
 class About:
     """What a run setting means.
 
-    text: in a sentence. column, unit: for the table `points`. since: the version of the tables that
-    brought the column, where that is later than 5.
+    text: in a sentence. column, unit: for the table `points`.
     """
 
     text: str
     column: str
     unit: str = ""
-    since: int = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +125,6 @@ class Execution:
             "by_speed (batches by speed), by_speed_accumulation (passes by speed), or samples of "
             "each rank, as in 96/32.",
             column="how a step is shared out",
-            since=7,
         ),
     ] = EQUAL
     slow_ratio: Annotated[
@@ -137,7 +134,6 @@ class Execution:
             text="Emulate slow devices: the speed that they have left, as a share of their own; 1: "
             "none is slow.",
             column="asked speed of emulated slow devices",
-            since=7,
         ),
     ] = 1.0
     slow_count: Annotated[
@@ -146,7 +142,6 @@ class Execution:
         About(
             text="Emulate slow devices: how many, the last ranks.",
             column="emulated slow devices, if slow_ratio < 1",
-            since=7,
         ),
     ] = 1
     slow_by: Annotated[
@@ -155,7 +150,6 @@ class Execution:
             text="Emulate slow devices: by extra compute, or by fewer multiprocessors (sms; CUDA, "
             "torch 2.11).",
             column="how slow devices are emulated",
-            since=7,
         ),
     ] = SlowBy.COMPUTE
     devices: Annotated[
@@ -165,7 +159,6 @@ class Execution:
             text="Devices that a point may use: any, those of a model, as in H200 (a part of its "
             "name), or those with these numbers by node and index, as in 0/2.",
             column="devices that the point may use",
-            since=8,
         ),
     ] = ANY
 
@@ -175,7 +168,6 @@ class Execution:
             text="Which devices: pack (as few nodes and racks as possible), spread (as many), rail "
             "(of the same index on the nodes of a rack).",
             column="how devices are chosen",
-            since=8,
         ),
     ] = "pack"
 
@@ -191,24 +183,10 @@ class Execution:
 
 
 EXECUTION = tuple(field.name for field in fields(Execution))
-# Left out of ids and names of points where they have their default: they came after the first
-# runs, whose points keep their ids.
+# Left out of ids and names of points where they have their default.
 OPTIONAL = tuple(name for name in EXECUTION if name != "precision")
 # Only for workloads whose ranks may differ.
 UNEVEN = ("shares", "slow_ratio", "slow_count", "slow_by")
-# Parameters that came to built-in workloads later, with the value that all points had before:
-# with it they are left out of ids, too.
-_LATER_PARAMETERS: Mapping[str, Scalar] = {"mode": "train", "cast_weights": False}
-_LATER_OF_TRANSFORMER: Mapping[str, Scalar] = {
-    **_LATER_PARAMETERS,
-    "attention": "auto",
-    "dp_shard": 1,
-    "cp": 1,
-    "tp": 1,
-    "reshard_after_forward": True,
-    "optimizer_dtype": "fp32",
-    "fused_optimizer": False,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +233,7 @@ class Point(Execution):
         """Twelve hex digits that stay the same as long as what is timed stays the same."""
         meaning: dict[str, object] = {
             "workload": self.workload,
-            "params": self._meant_params(),
+            "params": dict(self.params),
             "world_size": self.world_size,
             "precision": self.precision.value,
             "batch_size": self.batch_size,
@@ -264,14 +242,6 @@ class Point(Execution):
         }
         text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
-
-    def _meant_params(self) -> dict[str, Scalar]:
-        """Return the parameters that the id is made of: all, of a user's own workload."""
-        if ":" in self.workload:
-            return dict(self.params)
-        is_transformer = self.workload == "transformer"
-        later = (_LATER_OF_TRANSFORMER if is_transformer else _LATER_PARAMETERS).items()
-        return {name: value for name, value in self.params.items() if (name, value) not in later}
 
     @property
     def options(self) -> dict[str, Scalar]:

@@ -41,7 +41,6 @@ class Metric:
     meaning: what the legend of a report says, without a capital and a full stop; {ranks} is what a
     rank runs on, {baseline} the settings of the baseline. Empty: `description`.
     format: how a report writes the value.
-    since: the version of the tables that brought its column, where that is later than 5.
 
     Of a workload's own metric the tables keep the heading and the meaning; reports write it as a
     number.
@@ -58,7 +57,6 @@ class Metric:
     heading: str = ""
     meaning: str = ""
     format: Format = "number"
-    since: int = 5
 
     def __post_init__(self) -> None:
         if not str(self.name).isidentifier():

@@ -16,14 +16,7 @@ from raybench.records.metric import Metric
 from raybench.report.plain_text import counted, plain
 from raybench.results.run import Run, RunStatus
 
-
-class _StatusWords(dict[str, str]):
-    def __missing__(self, status: object) -> str:
-        """Write a status of a later version as it stands."""
-        return plain(status)
-
-
-STATUS_WORDS = _StatusWords({status.value: status.label for status in Status})
+STATUS_WORDS = {status.value: status.label for status in Status}
 # What the letters in the tables mean.
 MARKS = {
     "u": "unsteady, the level of the step time still changes",

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from raybench.analysis.rounds import Trials, latest_trials, records, without_controls
-from raybench.analysis.scaling import best_settings, is_by_mean, scaling
+from raybench.analysis.scaling import best_settings, scaling
 from raybench.analysis.settings import OPTIONAL, batch_column
 from raybench.analysis.step_times import regions_by_point
 from raybench.analysis.uneven import Fleet, fleets
@@ -67,7 +67,7 @@ class Summary:
     rank_tables: what each rank does, where one slows the others. wall_clock: what time.time() says
     of a step, by how it is used.
     regions: of the step of each point, by its id; region_tables: the same to be read.
-    plus_minus: a sentence, what ± holds over. by_mean: whether rates follow the mean step.
+    plus_minus: a sentence, what ± holds over.
     more_rounds: what further rounds would cost and give; None where the run has enough.
     scaling: the frame that the tables show, for pictures and machines.
     """
@@ -98,7 +98,6 @@ class Summary:
     without_speed_up: tuple[MessageGroup, ...]
     warnings: tuple[MessageGroup, ...]
     plus_minus: str
-    by_mean: bool
     more_rounds: MoreRounds | None
     scaling: pd.DataFrame
 
@@ -158,7 +157,7 @@ class Summary:
 
     def explain(self, tables: Sequence[Table]) -> tuple[str, ...]:
         """Say in paragraphs what the columns of these tables mean."""
-        return explain(tables, self.run.baseline, self.ranks, self.plus_minus, by_mean=self.by_mean)
+        return explain(tables, self.run.baseline, self.ranks, self.plus_minus)
 
 
 def summarize(
@@ -207,7 +206,6 @@ def summarize(
         without_speed_up=group_messages(_whys(rows)),
         warnings=group_messages([*drift_warnings(trials, ranks), *_warnings(rows)]),
         plus_minus=meaning_of_plus_minus(rows),
-        by_mean=any(row["status"] == "ok" and is_by_mean(row) for row in rows),
         more_rounds=more_rounds(rows, trials),
         scaling=frame,
     )

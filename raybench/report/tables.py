@@ -362,8 +362,9 @@ _STEP = (
     "Step: the median over the iterations; of ranks in lockstep their median, else the slowest "
     "one's. Rates follow the mean of the iterations."
 )
-# Before schema 5.
-_STEP_OF_MAXIMA = "Step: the slowest rank's time of each iteration, its median over the iterations."
+STEP_MEANING = (
+    "Median over the iterations; of ranks in lockstep their median, else the slowest one's."
+)
 _REGIONS = (
     "Regions: parts that the step names itself, each on the rank where it takes longest, and their "
     "share of the instrumented step in which they were timed."
@@ -387,27 +388,15 @@ _PARTS_FROM = (
 )
 
 
-def step_meaning(*, by_mean: bool) -> str:
-    """Say in a sentence what the step time is. by_mean: as of `explain`."""
-    if by_mean:
-        return (
-            "Median over the iterations; of ranks in lockstep their median, else the slowest one's."
-        )
-    return "Median over the iterations of the slowest rank's time."
-
-
 def explain(
     tables: Sequence[Table],
     baseline: Mapping[str, Any],
     ranks: str,
     plus_minus: str,
-    *,
-    by_mean: bool,
 ) -> tuple[str, ...]:
     """Write a paragraph for the points, one for the parts of their steps and one for the marks.
 
     plus_minus: a sentence, what ± holds over.
-    by_mean: whether rates follow the mean step, as they do from schema 5 on.
     What no table has is left out, and nothing is said twice.
     """
     # Besides the step there is nothing to explain in a table of failures.
@@ -417,7 +406,7 @@ def explain(
         if len(table.columns) > table.settings + 1
         for column in table.columns
     }
-    step = f"{_STEP if by_mean else _STEP_OF_MAXIMA} {plus_minus}".rstrip()
+    step = f"{_STEP} {plus_minus}".rstrip()
     words = {"ranks": ranks, "baseline": formatting.settings(baseline)}
     own = dict.fromkeys(metric for table in tables for metric in table.own)
     points, rates, parts = (

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raybench.errors import ResultsError
-from raybench.results.older_parts import WRITTEN_AS, read_as_today
-from raybench.results.parts import MERGED, attempts_in, sources_of
+from raybench.results.parts import MERGED, attempts_in, read_parts
 from raybench.results.reader import read_run
 from raybench.results.run import RunStatus
-from raybench.results.schema import SCHEMA_VERSION, TABLES, schema
+from raybench.results.schema import TABLES, schema
 from raybench.results.writer import (
     clear_leftovers,
     hold_run,
@@ -45,14 +44,12 @@ def compact_run(root: Path, run_id: str) -> Compaction:
     """Put the parts of a run into one a table; rows and their order stay as they are.
 
     Raises ResultsError for a run that is being measured, for parts that are damaged, and for those
-    that a later version of raybench has written.
+    that a newer version of raybench has written.
     """
     if read_run(root, run_id).status is RunStatus.RUNNING:
         raise ResultsError(f"{root}: run {run_id} is still running; compact it when it has ended")
     with hold_run(root, run_id):
         before = list(_sizes(root, run_id))
-        for table in TABLES:
-            _remove_merged(parts_of(root, table, run_id))
         clear_leftovers(root, run_id)
         if points := parts_of(root, "points", run_id):
             name = _name_of_all(points)
@@ -74,16 +71,6 @@ def _sizes(root: Path, run_id: str) -> Iterator[int]:
         yield from (path.stat().st_size for path in parts_of(root, table, run_id))
 
 
-def _remove_merged(parts: Sequence[Path]) -> None:
-    """Remove what a compaction that was killed has left."""
-    import pyarrow.parquet as pq
-
-    for path in parts if len(parts) > 1 else ():
-        if path.exists():
-            for merged in sources_of(path, pq.read_schema(path).metadata or {}):
-                merged.unlink(missing_ok=True)
-
-
 def _name_of_all(points: Sequence[Path]) -> str:
     """Name the part of all attempts of a run; as it is, where one part has them all."""
     if len(points) == 1:
@@ -93,18 +80,12 @@ def _name_of_all(points: Sequence[Path]) -> str:
 
 
 def _merge(table: str, parts: Sequence[Path], name: str) -> None:
-    import pyarrow as pa
-
     if len(parts) < 2:
         return
-    tables = [read_as_today(path, table) for path in parts]
     path = parts[0].with_name(f"{name}.parquet")
     others = [part for part in parts if part != path]
-    origins = [int(one.schema.metadata.get(WRITTEN_AS, SCHEMA_VERSION)) for one in tables]
-    metadata = schema(table).metadata | {MERGED: "/".join(part.name for part in others).encode()}
-    if (origin := min(origins)) < SCHEMA_VERSION:
-        metadata[WRITTEN_AS] = str(origin).encode()
-    whole = pa.concat_tables([one.replace_schema_metadata(None) for one in tables])
-    replace_part(path, table, whole.replace_schema_metadata(metadata))
+    whole = read_parts(parts, table, schema(table))
+    merged = {MERGED: "/".join(part.name for part in others).encode()}
+    replace_part(path, table, whole.replace_schema_metadata(schema(table).metadata | merged))
     for part in others:
         part.unlink()

@@ -19,10 +19,10 @@ from raybench.records.metric import Metric, combine_ranks, relate_to_step
 Row = Mapping[str, Any]
 
 
-def _plain(kind: str, unit: str, /, since: int = 5, **descriptions: str) -> tuple[Metric, ...]:
+def _plain(kind: str, unit: str, /, **descriptions: str) -> tuple[Metric, ...]:
     """Metrics that only `show` and the exports have, of one type and unit."""
     return tuple(
-        Metric(name=name, kind=kind, unit=unit, description=text, since=since)
+        Metric(name=name, kind=kind, unit=unit, description=text)
         for name, text in descriptions.items()
     )
 
@@ -37,7 +37,6 @@ def _memory_part(name: str, heading: str, description: str, meaning: str) -> Met
         heading=heading,
         meaning=meaning,
         format="gib",
-        since=7,
     )
 
 
@@ -138,7 +137,6 @@ METRICS: tuple[Metric, ...] = (
         heading="first",
         meaning="the first step after the workload was built, on the slowest rank",
         format="time",
-        since=7,
     ),
     Metric(
         name="compiled_step_ms",
@@ -147,33 +145,28 @@ METRICS: tuple[Metric, ...] = (
         heading="compiled",
         meaning="the first step after the last compiling one, on the slowest rank",
         format="time",
-        since=7,
     ),
     Metric(
         name="new_processes",
         description="they had run no point before: a first step is cold",
         kind="bool",
-        since=8,
     ),
     Metric(
         name="alloc_retries",
         description="allocator ran out in the timed steps, largest rank",
         kind="int64",
         over_ranks="max",
-        since=7,
     ),
     Metric(
         name="device_allocs",
         description="cudaMalloc calls in the timed steps, largest rank",
         kind="int64",
         over_ranks="max",
-        since=7,
     ),
     Metric(
         name="transports",
         description="ways of the bytes between ranks, as NCCL names them",
         kind="list<string>",
-        since=7,
     ),
     Metric(
         name="nccl_choices",
@@ -182,10 +175,9 @@ METRICS: tuple[Metric, ...] = (
         heading="NCCL ran",
         meaning="algorithm and protocol of the collectives of a step, by NCCL's own log",
         format="choices",
-        since=8,
     ),
-    *_plain("list<string>", "", since=8, attention_kernels="of torch's, those that a step ran"),
-    *_plain("list<string>", "", since=8, models_by_rank="models of the devices, in rank order"),
+    *_plain("list<string>", "", attention_kernels="of torch's, those that a step ran"),
+    *_plain("list<string>", "", models_by_rank="models of the devices, in rank order"),
     *_plain("double", "ms", local_step_ms="step without communication"),
     _part(
         "compute_ms",
@@ -228,18 +220,13 @@ METRICS: tuple[Metric, ...] = (
     *_plain(
         "list<double>",
         "ms",
-        since=8,
         wall_unsynced_ms_by_rank="host clock around a step, not waited for",
         wall_synced_ms_by_rank="the same, waited for",
     ),
-    *_plain("double", "ms", since=7, local_copy_ms="copies for collectives, in local_step_ms"),
-    *_plain(
-        "map<string,int64>", "", since=7, comm_calls="collectives a step by kind, largest rank"
-    ),
-    *_plain(
-        "map<string,int64>", "bytes", since=7, comm_bytes="their messages, as nccl-tests counts"
-    ),
-    *_plain("map<string,double>", "GB/s", since=7, comm_busbw_gb_s="inside the step, by kind"),
+    *_plain("double", "ms", local_copy_ms="copies for collectives, in local_step_ms"),
+    *_plain("map<string,int64>", "", comm_calls="collectives a step by kind, largest rank"),
+    *_plain("map<string,int64>", "bytes", comm_bytes="their messages, as nccl-tests counts"),
+    *_plain("map<string,double>", "GB/s", comm_busbw_gb_s="inside the step, by kind"),
     _memory_part(
         "parameters",
         "params",
@@ -265,7 +252,6 @@ METRICS: tuple[Metric, ...] = (
         heading="estimate",
         meaning="what was estimated of the peak before the point ran, from its settings alone",
         format="gib",
-        since=8,
     ),
     *_plain("map<string,string>", "", methods="column -> how it was measured"),
     Metric(
@@ -304,7 +290,6 @@ METRICS: tuple[Metric, ...] = (
         heading="MFU 6N",
         meaning="as MFU, by 6 operations for each of all parameters and by attention, per token",
         format="percent",
-        since=8,
     ),
     Metric(
         name="gemm_share_pct",
@@ -337,11 +322,10 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(name="energy_j", unit="J", description="all devices, timed steps", over_ranks="sum"),
     *_plain("double", "J", energy_j_error="of it, ±"),
-    *_plain("list<int64>", "samples", since=7, share_by_rank="of a step, where shares are uneven"),
+    *_plain("list<int64>", "samples", share_by_rank="of a step, where shares are uneven"),
     *_plain(
         "list<double>",
         "ms",
-        since=7,
         own_step_ms_by_rank="alone with its share, before; null: no share",
         fixed_ms_by_rank="of a step, by a probe of the device alone",
         fixed_ms_error_by_rank="standard error of it",
@@ -349,26 +333,21 @@ METRICS: tuple[Metric, ...] = (
     *_plain(
         "list<double>",
         "samples/s",
-        since=7,
         speed_by_rank="of further samples, by the probe",
         speed_error_by_rank="standard error of it",
     ),
-    *_plain(
-        "list<double>", "", since=7, slow_ratio_by_rank="measured, of emulated devices; null: none"
-    ),
+    *_plain("list<double>", "", slow_ratio_by_rank="measured, of emulated devices; null: none"),
     *_plain(
         "double",
         "ms",
-        since=7,
         exchange_ms="what an exchange adds to a balanced step",
         predicted_step_ms="longest own step and the exchange",
     ),
-    *_plain("double", "samples", since=7, crossover_batch="global; above it by_speed beats fast"),
+    *_plain("double", "samples", crossover_batch="global; above it by_speed beats fast"),
     Metric(
         name="gradient_error",
         description="to one process over all samples, relative",
         over_ranks="max",
-        since=7,
     ),
 )
 # What the reports compute against the baseline point; no columns of `points`.

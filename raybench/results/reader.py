@@ -21,10 +21,8 @@ from raybench.results import rows
 from raybench.results.parts import (
     UnreadablePartsError,
     attempts_in,
-    drop_unidentified_devices,
     plain_rows,
     read_parts,
-    sound_points,
 )
 from raybench.results.run import (
     HIDDEN,
@@ -61,9 +59,9 @@ __all__ = [
     "units",
 ]
 
-# Of a run, where somebody has left them out.
+# Of a run whose row lacks them.
 _IF_MISSING: dict[str, Any] = dict.fromkeys(
-    ("job_name", "job_text", "job_sha256", "cluster", "host", "status"), ""
+    ("job_name", "job_text", "job_sha256", "cluster", "host"), ""
 ) | dict.fromkeys(("points_total", "points_ok", "points_failed", "points_skipped"), 0)
 _ATTEMPT = ("point_id", "attempt")
 _NAMED_LOG = re.compile(r"(\d+)-(\w+)-(\d+)-rank(\d+)\.txt")
@@ -92,21 +90,8 @@ def read_table(
     wanted = whole if columns is None else pa.schema([whole.field(name) for name in columns])
     parts = _parts(Path(root), table, run_id)
     if run_id:
-        found = read_parts(parts, table, wanted)
-    else:
-        found = _read_undamaged(Path(root) / table, parts, table, wanted)
-    return _sound(found, table, run_id)
-
-
-def _sound(found: pa.Table, table: str, run_id: str | None) -> pa.Table:
-    """Keep the rows that reports can work with; what is taken out is said."""
-    checks = {"points": sound_points, "devices": drop_unidentified_devices}
-    if table not in checks:
-        return found
-    found, taken_out = checks[table](found)
-    for text in taken_out:
-        _warn(f"{table}{f' of {run_id}' if run_id else ''}: {text}")
-    return found
+        return read_parts(parts, table, wanted)
+    return _read_undamaged(Path(root) / table, parts, table, wanted)
 
 
 def load_attempt(root: Path, table: str, run_id: str, point_id: str, attempt: int) -> pd.DataFrame:
@@ -292,14 +277,11 @@ def baselines(root: Path, run_id: str | None = None) -> dict[str, dict[str, str]
 
 
 def _run_from_row(row: Mapping[str, Any]) -> Run:
-    """Make the run of a row, also of one that others have written. Raises ResultsError."""
-    if row["started_at"] is None:
-        raise ResultsError(f"run {row['run_id']}: started_at is no time of the calendar")
+    """Make the run of a row. Raises ResultsError for one without a start or a known status."""
+    if row["started_at"] is None or row["status"] not in set(RunStatus):
+        raise ResultsError(f"run {row['run_id']}: its row has no start, or no status")
     known = {name: _IF_MISSING.get(name) if value is None else value for name, value in row.items()}
-    run = rows.run_from_row(known)
-    if run.status is RunStatus.UNKNOWN:
-        _warn(f"run {run.run_id}: status {row['status']!r} is not known here")
-    return run
+    return rows.run_from_row(known)
 
 
 def _as_it_stands(root: Path, run: Run) -> Run:
@@ -327,20 +309,10 @@ def _as_it_stands(root: Path, run: Run) -> Run:
 
 
 def latest(root: Path, run_id: str) -> dict[TrialKey, Latest]:
-    """Find the latest attempt at each trial that has a row.
-
-    Raises ResultsError for a status that this version does not know: what is left cannot be told.
-    """
-    found = _last(root, run_id)
-    known = {status.value for status in Status}
-    if strange := sorted({status for _, status in found.values()} - known):
-        raise ResultsError(
-            f"{root}: run {run_id} has points that ended {', '.join(map(repr, strange))}, which "
-            "this version does not know; use the version that measured them"
-        )
+    """Find the latest attempt at each trial that has a row."""
     return {
         key: Latest(attempt=attempt, status=Status(status))
-        for key, (attempt, status) in found.items()
+        for key, (attempt, status) in _last(root, run_id).items()
     }
 
 
@@ -353,7 +325,7 @@ def _last(root: Path, run_id: str) -> dict[TrialKey, tuple[int, str]]:
 
 
 def _key(row: Mapping[str, Any]) -> TrialKey:
-    """Of the trial of a row of `points`; before there were rounds, all were of the first."""
+    """Of the trial of a row of `points`; without a round it is of the first."""
     return TrialKey(row["point_id"], row["round"] or 1, row["control_of"] or 0)
 
 

@@ -26,20 +26,12 @@ LATEST = "latest"  # means the newest run, so no run may be named so
 
 
 class RunStatus(StrEnum):
-    """How far a run has come; one that says `running` without a driver was interrupted.
-
-    UNKNOWN is read where a later version has written another status; none is written.
-    """
+    """How far a run has come; one that says `running` without a driver was interrupted."""
 
     RUNNING = "running"
     OK = "ok"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    UNKNOWN = "unknown"
-
-    @classmethod
-    def _missing_(cls, value: object) -> RunStatus:
-        return cls.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

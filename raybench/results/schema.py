@@ -1,37 +1,6 @@
 """The columns of the nine tables: their types, units and meaning.
 
 The types are Arrow's. Speed-up and efficiency are not here: they are derived when reporting.
-
-A new column says in its declaration since which version it is there (`Metric.since`,
-`About.since`). Any other change raises the version here and adds a line:
-    1  the first: runs, points, samples, devices, telemetry
-    2  points: cuda_graph, repeats, inner_iterations, step_ms_repeat_std, autocorrelation, trend,
-       local_step_ms, methods, gemm_tflops_per_device, gemm_share_pct, memory_gb_s,
-       throttle_reasons; samples: throttled; devices: state and limits of the device; telemetry:
-       memory, errors, NVLink traffic; table modules
-    3  points: error_rank, error_host, error_device, error_detail, neighbours
-    4  runs: workload_sha256, raybench_sha256, workload_files, paused_s; points: workload_sha256,
-       raybench_sha256, crowded
-    5  points: sm_clock_mhz_p50, energy_j_error, burst_tflops_per_device; peak_mem_allocated_bytes
-       is of the timed steps, before also of the warm-up; gemm_tflops_per_device is what lasts;
-       quick; the step is the median over ranks in lockstep (before: the maximum of each
-       iteration), rates are items over step_ms_mean (before: over step_ms_p50);
-       local_step_ms_by_rank, device_ms_by_rank, straggler_ms, straggler_error_ms,
-       straggler_device_ms, late_in_turn_ms, hooked_step_ms, local_step_drift_ms; all parts are
-       those of the slowest rank, comm_exposed_ms may be negative, wait_ms is bounded by the step,
-       and slowest_rank is null where no rank stands out;
-       runs: seed; points: round, is_control, control_of; samples: round, is_control. A point has a
-       row for each round; points: workload_metrics, workload_headings (null in the first parts);
-       table regions
-    6  tables health and links; runs: only_devices
-    7  points: first_step_ms, compiled_step_ms, alloc_retries, device_allocs; shares, slow_ratio,
-       slow_count, slow_by and what the probes of uneven steps found, share_by_rank to
-       gradient_error; env; transports; local_copy_ms, comm_calls, comm_bytes, comm_busbw_gb_s,
-       mem_parameters_bytes, mem_gradients_bytes, mem_optimizer_bytes, mem_activations_bytes,
-       mem_other_bytes
-    8  points: wall_unsynced_ms_by_rank, wall_synced_ms_by_rank, nccl_choices, devices,
-       models_by_rank, mfu_6n_pct, strategy, mem_estimate_bytes, new_processes,
-       attention_kernels; devices: rack
 """
 
 from __future__ import annotations
@@ -47,15 +16,7 @@ from raybench.results.metrics import METRICS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = max(
-    7,
-    *(metric.since for metric in METRICS),
-    *(setting.about.since for setting in RUN_SETTINGS.values()),
-)
-
-
-# Columns of earlier versions; `upgrade` drops them.
-GONE = {"points": ("trend",)}
+SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -352,8 +352,9 @@ def _parquet_options(table: str, row_count: int) -> dict[str, Any]:
         return options | {"compression": "none"}
     options |= {"compression": "zstd", "compression_level": 9}
     if table == "samples":
-        names = ("iteration", "start_ns", "step_ns", "host_ns", "data_ns")
-        options["column_encoding"] = dict.fromkeys(names, "DELTA_BINARY_PACKED")
+        times = ("start_ns", "step_ns", "host_ns", "data_ns")
+        split = dict.fromkeys(times, "BYTE_STREAM_SPLIT")
+        options["column_encoding"] = {"iteration": "DELTA_BINARY_PACKED", **split}
     return options
 
 

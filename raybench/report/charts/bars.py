@@ -11,7 +11,7 @@ from raybench.report.charts.figure import TIP, Entry, Figure, Panel, Spec, Value
 from raybench.report.charts.lines import level_layer
 from raybench.report.charts.series import Row, in_order, is_other, named, telling_settings
 from raybench.report.summary import Summary
-from raybench.report.tables import step_meaning
+from raybench.report.tables import STEP_MEANING
 
 MOST_BARS = 72
 _ROW_PX, _AXIS_PX = 19, 52
@@ -107,7 +107,7 @@ def times_figure(rows: Sequence[Row], summary: Summary) -> Figure | None:
     return Figure(
         anchor="times",
         title="Step time",
-        note=step_meaning(by_mean=summary.by_mean) + first_of(len(shown), len(known)),
+        note=STEP_MEANING + first_of(len(shown), len(known)),
         legend=[],
         panels=bar_panels(shown, summary.ranks, _values, _layers),
     )

@@ -12,7 +12,7 @@ from raybench.report.charts.scaling import speed_up_words
 from raybench.report.charts.series import Row, in_order, is_other
 from raybench.report.document import MARK_COLUMN
 from raybench.report.summary import Summary
-from raybench.report.tables import marks, meaning, step_meaning
+from raybench.report.tables import STEP_MEANING, marks, meaning
 from raybench.results.metrics import RATES, SCALING, value_of, workload_metrics
 
 # Of the columns that only this table has, or has with more than their value.
@@ -73,7 +73,7 @@ def point_table(rows: Sequence[Row], summary: Summary, against: str = "") -> Poi
     measured = _measurements(own, others, against, metrics)
     meanings = _meanings(metrics, summary) | _MEANINGS
     meanings["±"] = f"{meanings['±']} {summary.plus_minus}".rstrip()
-    meanings["step"] = step_meaning(by_mean=summary.by_mean)
+    meanings["step"] = STEP_MEANING
     kept = [(title, cells) for title, cells in measured if any(cell.text for cell in cells)]
     settings = [(name, [_setting(row, name) for row in own]) for name in (*words, *numbers)]
     cells = zip(*(cells for _, cells in [*settings, *kept]), strict=True)

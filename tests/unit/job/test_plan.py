@@ -216,16 +216,6 @@ def test_a_point_id_never_changes():
     assert make_point(batch_size=4, **settings).point_id == "1eab94e999f8"
 
 
-def test_a_parameter_that_came_later_leaves_ids_as_they_were():
-    with_mode = {"hidden": 8, "mode": "train"}
-    ids = [make_point(params={"hidden": 8} | more).point_id for more in ({}, {"mode": "train"})]
-    assert ids[0] == ids[1]
-    assert make_point(params={"hidden": 8, "mode": "inference"}).point_id not in ids
-    # Of a user's own class a parameter of that name may always have been there.
-    own, plain = (make_point(workload="x:Y", params=p) for p in (with_mode, {"hidden": 8}))
-    assert own.point_id != plain.point_id
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -69,7 +69,7 @@ COMMANDS = {
     "compare.80.txt": (["compare", *COMPARED], 80, str),
     "compare.json": (["compare", *COMPARED, "--json"], 80, ends),
     "show.80.txt": (["show", RUNS[0]], 80, str),
-    "show_point.80.txt": (["show", RUNS[1], "c233a932686f"], 80, str),
+    "show_point.80.txt": (["show", RUNS[1], "465121ca76d7"], 80, str),
     "advise.80.txt": (["advise", RUNS[0]], 80, str),
     "predict.80.txt": (PREDICTED, 80, str),
     "predict.md": ([*PREDICTED, "--format", "md"], 80, str),

@@ -56,7 +56,7 @@ def test_products_on_cpu_workers_are_told_as_those_of_workers() -> None:
 
 
 def test_a_model_that_only_runs_has_no_optimizer() -> None:
-    summary = load_summary(RESULTS, "transformer_scaling")
+    summary = load_summary(RESULTS, "mixed_precision")
     rows = rows_of(summary)
     answering = [{**row, "params": {**row["params"], "mode": "inference"}} for row in rows]
     words = what_ran(answering, summary.ranks)

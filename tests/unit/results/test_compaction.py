@@ -18,7 +18,6 @@ from builders import (
     make_run,
 )
 
-import raybench
 from raybench.errors import ResultsError
 from raybench.records import DeviceSample
 from raybench.results import reader
@@ -68,7 +67,6 @@ def test_each_table_is_one_part_with_the_same_rows_in_the_same_order(store: RunS
     assert {len(parts(store, name)) for name in ("runs", "devices", "points", "samples")} == {1}
     assert_same(rows(store), before)
     assert len(pd.read_parquet(store.root / "points")) == len(before["points"]) == 4
-    assert raybench.upgrade(store.root) == []
 
 
 def test_a_second_time_there_is_nothing_to_do(store: RunStore) -> None:
@@ -161,25 +159,15 @@ def test_a_run_that_is_measured_is_refused(store: RunStore) -> None:
     assert parts(store, "points") == names
 
 
-def test_a_part_of_a_later_version_stays_as_it_is(store: RunStore) -> None:
+def test_a_part_of_a_newer_version_stays_as_it_is(store: RunStore) -> None:
     path = parts(store, "samples")[0]
     part = pq.read_table(path, partitioning=None)
-    later = part.schema.metadata | {b"schema_version": b"999"}
-    replace_part(path, "samples", part.replace_schema_metadata(later))
+    newer = part.schema.metadata | {b"schema_version": b"999"}
+    replace_part(path, "samples", part.replace_schema_metadata(newer))
     names = parts(store, "samples")
-    with pytest.raises(ResultsError, match="written by a later version of raybench"):
+    with pytest.raises(ResultsError, match="written by a newer raybench"):
         compact_run(store.root, RUN)
     assert parts(store, "samples") == names
-
-
-def test_the_part_of_older_parts_says_of_which_version_they_are(store: RunStore) -> None:
-    path = parts(store, "points")[0]
-    part = pq.read_table(path, partitioning=None)
-    older = part.schema.metadata | {b"written_as_schema": b"3"}
-    replace_part(path, "points", part.replace_schema_metadata(older))
-    compact_run(store.root, RUN)
-    (whole,) = parts(store, "points")
-    assert pq.read_schema(whole).metadata[b"written_as_schema"] == b"3"
 
 
 def test_an_interrupted_run_is_compacted(store: RunStore) -> None:

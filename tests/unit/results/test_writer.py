@@ -341,7 +341,7 @@ def test_columns_that_no_longer_fit_are_one_line_with_the_file(results: Path) ->
     place = part.schema.get_field_index("world_size")
     wrong = part.set_column(place, "world_size", pa.array(["many"]))
     pq.write_table(wrong.replace_schema_metadata(part.schema.metadata), path)
-    with pytest.raises(ResultsError, match="its columns are not those of points: world_size"):
+    with pytest.raises(ResultsError, match="its column world_size does not fit"):
         load(results, "points", "run-old")
 
 

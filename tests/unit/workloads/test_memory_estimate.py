@@ -17,10 +17,6 @@ RESULTS = Path(__file__).parents[3] / "results" / "examples"
 # The memory of gradients that NCCL had not yet given back was in the peak of some points of several
 # ranks: the same point had it in one run and not in another, and a step that was watched not.
 KEPT_BUFFERS = ("ddp_scaling-20261121", "grad_accumulation-20261120")
-LEFT_OUT = {
-    "layout_losses-20261123-033730-7081 84475909f03a",  # such a one
-    "layouts-20261122-235950-1b52 5c0acf2a0817",  # its blocks were not compiled, as was asked
-}
 WITHIN = 0.1
 
 
@@ -63,7 +59,7 @@ def ratios(workload: str) -> dict[str, float]:
         if parts is not None:
             name = f"{row['run_id']} {row['point_id']}"
             found[name] = parts.total_bytes / row["peak_mem_allocated_bytes"]
-    return {name: ratio for name, ratio in found.items() if name not in LEFT_OUT}
+    return found
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,232 @@
+"""Results that a fault or a newer version has written: one line each, and the rest is read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from builders import (
+    make_device,
+    make_failed,
+    make_measure,
+    make_point,
+    make_record,
+    make_run,
+)
+
+import raybench
+from raybench import cli
+from raybench.errors import ResultsError, ResultsWarning
+from raybench.records import Status
+from raybench.results.schema import SCHEMA_VERSION
+from raybench.results.writer import RunStore
+
+# Escape, NUL, a C1 control, right-to-left override, half of a surrogate pair is not storable.
+EVIL = "\x1b[31m\x00\x9b\u202eboo\u2028"
+FORBIDDEN = {chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x202E, 0x2028)} - {"\n"}
+COMMANDS = {
+    "list": ["list"],
+    "report": ["report", "run-a"],
+    "markdown": ["report", "run-a", "--format", "md"],
+    "report as JSON": ["report", "run-a", "--format", "json"],
+    "show": ["show", "run-a"],
+    "point": ["show", "run-a", "POINT"],
+    "csv": ["export", "run-a", "--format", "csv"],
+    "junit": ["export", "run-a", "--format", "junit"],
+}
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of ok points on 1 to 6 GPUs, and one point that failed."""
+    folder = tmp_path_factory.mktemp("sound")
+    for run_id in ("run-a", "run-b"):
+        store = RunStore.create(folder, make_run(run_id), make_measure())
+        store.write_devices([make_device(index) for index in range(2)])
+        for index, size in enumerate(range(1, 7)):
+            store.write_records([(index, make_record(make_point(world_size=size)))])
+        store.write_records([(6, make_failed(make_point(world_size=8), status=Status.ERROR))])
+    return folder
+
+
+@pytest.fixture
+def results(sound: Path, tmp_path: Path) -> Path:
+    """A copy of them, to be spoilt: to write them takes ten times as long."""
+    shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+@pytest.fixture
+def called(results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    """A command in this process: its exit code, stdout and stderr."""
+    point_id = make_point(world_size=2).point_id
+
+    def call(command: list[str]) -> tuple[object, str, str]:
+        words = [point_id if word == "POINT" else word for word in command]
+        monkeypatch.setattr(sys, "argv", ["raybench", *words, "--results", str(results)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        return stopped.value.code, *capsys.readouterr()
+
+    return call
+
+
+def rewrite(path: Path, change: Change, version: str | None = None, **more: str) -> None:
+    """Write a part as somebody else might: other values, another version, more columns."""
+    part = pq.read_table(path)
+    metadata = part.schema.metadata | ({b"schema_version": version.encode()} if version else {})
+    rows = [change(row) for row in part.to_pylist()]
+    for name in more:
+        rows = [row | {name: more[name]} for row in rows]
+    fields = [*part.schema, *(pa.field(name, pa.string()) for name in more)]
+    pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields, metadata=metadata)), path)
+
+
+def parts(results: Path, table: str) -> list[Path]:
+    return sorted((results / table / "run-a").glob("*.parquet"))
+
+
+def strange_run(results: Path, **changes: Any) -> None:
+    [path] = parts(results, "runs")
+    rewrite(path, lambda row: row | changes)
+
+
+def control_characters(results: Path) -> None:
+    """Every text that nothing depends on."""
+    keys = ("run_id", "point_id", "status", "scaling", "precision", "device_type")
+
+    def change(row: dict[str, Any]) -> dict[str, Any]:
+        texts = {name: EVIL for name, value in row.items() if isinstance(value, str)}
+        maps = {name: [(EVIL, EVIL)] for name in ("params", "methods", "tags", "versions")}
+        lists = {name: [EVIL] for name in ("warnings", "throttle_reasons", "argv")}
+        evil = {name: value for name, value in (texts | maps | lists).items() if name in row}
+        return row | {name: value for name, value in evil.items() if name not in keys}
+
+    for table in ("runs", "points", "devices"):
+        for path in parts(results, table):
+            rewrite(path, change)
+
+
+def failures_in_part(results: Path) -> None:
+    """Points that failed: one out of memory without its batch, one on a host but on no rank."""
+    *_, alone, last = parts(results, "points")
+    out_of_memory = {"status": "oom", "scaling": "weak", "batch_size": None}
+    rewrite(alone, lambda row: row | out_of_memory)
+    rewrite(last, lambda row: row | {"error_host": "node7", "error_rank": None})
+
+
+STRANGE = {
+    "failures that lack something": failures_in_part,
+    "control characters": control_characters,
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_strange_results_are_shown_without_harm(
+    results: Path, called: Any, kind: str, command: str
+) -> None:
+    STRANGE[kind](results)
+    code, out, err = called(COMMANDS[command])
+    assert code in (0, 1), err
+    assert "Traceback" not in err
+    assert not set(out + err) & FORBIDDEN
+    if command == "junit" and code == 0:
+        assert len(ElementTree.fromstring(out)) == 1
+    if "JSON" in command and code == 0:
+        assert json.loads(out)["points"] is not None
+
+
+@pytest.mark.parametrize("table", ["runs", "points"])
+def test_a_newer_part_is_refused_in_one_line_and_hides_its_run_alone(
+    results: Path, called: Any, table: str
+) -> None:
+    path = parts(results, table)[0]
+    rewrite(path, dict, version="999")
+    line = (
+        f"{path}: written by a newer raybench (schema version 999, here {SCHEMA_VERSION}); "
+        "update raybench to read it"
+    )
+    with pytest.raises(ResultsError) as refused:
+        raybench.load(results, table, "run-a")
+    assert str(refused.value) == line
+    with pytest.warns(ResultsWarning) as told:
+        found = raybench.load(results, table)
+    assert [str(one.message) for one in told] == [f"{line}; run run-a is left out"]
+    assert set(found["run_id"]) == {"run-b"}
+    code, _, err = called(["report", "run-a"])
+    assert (code, err.splitlines()[-1]) == (2, line)
+
+
+def test_columns_that_a_part_lacks_are_null(results: Path) -> None:
+    path = parts(results, "points")[0]
+    part = pq.read_table(path, partitioning=None)
+    pq.write_table(part.drop_columns(["energy_j", "warnings"]), path)
+    points = raybench.load(results, "points", "run-a")
+    assert list(points.columns) == list(raybench.units("points"))
+    assert points["energy_j"].isna()[0]
+    assert points["warnings"][0] is None
+    assert len(points) == 7
+
+
+def test_a_row_without_its_point_is_damage(results: Path) -> None:
+    path = parts(results, "points")[0]
+    part = pq.read_table(path, partitioning=None)
+    pq.write_table(part.drop_columns(["point_id"]), path)
+    with pytest.raises(ResultsError, match=f"{path}: a row without point_id; remove or restore it"):
+        raybench.load(results, "points", "run-a")
+
+
+def test_a_run_without_a_known_status_is_left_out_of_the_list(results: Path, called: Any) -> None:
+    [path] = parts(results, "runs")
+    rewrite(path, lambda row: row | {"status": "sideways"})
+    code, out, err = called(["list"])
+    assert code == 0
+    assert "run-b" in out
+    assert "run-a" not in out
+    assert err.count("\n") == 1
+    assert "run run-a: its row has no start, or no status; it is left out" in err
+
+
+def test_a_damaged_part_hides_its_run_alone(results: Path) -> None:
+    damaged = parts(results, "points")[2]
+    damaged.write_bytes(damaged.read_bytes()[:300])
+    with pytest.warns(ResultsWarning, match=f"{damaged}: .*; run run-a is left out"):
+        points = raybench.load(results, "points")
+    assert set(points["run_id"]) == {"run-b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("=1+2", "'=1+2"),
+        ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
+        ("-2+3", "'-2+3"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=1", "'\ufffd=1"),
+        ("\uff1d1", "'\uff1d1"),
+        ("-1.5", "-1.5"),
+        ("+1e-3", "+1e-3"),
+        ("a=1", "a=1"),
+    ],
+)
+def test_a_cell_that_begins_a_formula_is_quoted_and_a_number_is_not(
+    results: Path, called: Any, text: str, cell: str
+) -> None:
+    for path in parts(results, "points"):
+        rewrite(path, lambda row: row | {"error_message": text, "params": [(text, text)]})
+    rows = list(csv.DictReader(io.StringIO(called(["export", "run-a", "--format", "csv"])[1])))
+    assert rows[0]["error_message"] == cell
+    assert rows[0][f"params.{text}".replace("\t", "\ufffd")] == cell
+    assert rows[0]["attempt"] == "1"
