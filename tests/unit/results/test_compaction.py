@@ -97,22 +97,28 @@ def test_a_run_that_goes_on_afterwards_is_whole_and_compacted_again(store: RunSt
     assert len(parts(store, "samples")) == 1
 
 
-def test_a_kill_before_the_old_parts_are_removed_shows_no_row_twice(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("removed", [0, 1])
+def test_a_kill_before_the_old_parts_are_removed_shows_each_row_once(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, removed: int
 ) -> None:
     class Killed(BaseException):
         pass
 
+    unlink, left = Path.unlink, [removed]
+
     def killed(path: Path, missing_ok: bool = False) -> None:
         if not path.name.startswith("."):
-            raise Killed
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            unlink(path, missing_ok=missing_ok)
 
     before = rows(store)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", killed)
         with pytest.raises(Killed):
             compact_run(store.root, RUN)
-    assert len(parts(store, "samples")) == 3
+    assert len(parts(store, "samples")) == 3 - removed
     assert_same(rows(store), before)
     compact_run(store.root, RUN)
     assert len(parts(store, "samples")) == 1
