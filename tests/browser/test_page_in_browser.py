@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -26,7 +25,7 @@ WIDE, PHONE, HUGE = (1280, 800), (390, 844), (2200, 1200)
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def browser():
     program = os.environ.get("RAYBENCH_CHROMIUM") or next(
         filter(None, map(shutil.which, NAMES)), ""
     )
@@ -40,7 +39,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session", params=RUNS, ids=lambda run: run.partition("-")[0])
-def page_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page_path(request, tmp_path_factory):
     """The page of a committed run, made by the command."""
     path = tmp_path_factory.mktemp("pages") / "page.html"
     command = [sys.executable, "-m", "raybench", "report", request.param, "--format", "html"]
@@ -50,7 +49,7 @@ def page_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def outside() -> Iterator[tuple[str, list[str]]]:
+def outside():
     """The address of a server, and the paths that it was asked for."""
     reached: list[str] = []
 
@@ -95,8 +94,8 @@ class Opened:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, PHONE, HUGE], ids=["wide", "phone", "huge"])
 def test_it_opens_without_an_error_without_a_request_and_without_scrolling_sideways(
-    browser: Browser, page_path: Path, size: tuple[int, int], theme: str
-) -> None:
+    browser, page_path, size, theme
+):
     opened = Opened(browser, page_path, size, theme)
     opened.page.screenshot(full_page=True)
     assert opened.said == []
@@ -115,8 +114,8 @@ def test_it_opens_without_an_error_without_a_request_and_without_scrolling_sidew
 
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
 def test_the_first_screen_holds_machine_model_finding_large_figures_and_a_picture(
-    browser: Browser, page_path: Path, size: tuple[int, int]
-) -> None:
+    browser, page_path, size
+):
     opened = Opened(browser, page_path, size, "light")
     for selector in (".machine", ".trained", ".lead", ".figures"):
         box = opened.page.locator(selector).bounding_box()
@@ -131,9 +130,7 @@ def test_the_first_screen_holds_machine_model_finding_large_figures_and_a_pictur
 
 
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
-def test_no_label_of_a_chart_is_smaller_than_twelve_pixels(
-    browser: Browser, page_path: Path, size: tuple[int, int]
-) -> None:
+def test_no_label_of_a_chart_is_smaller_than_twelve_pixels(browser, page_path, size):
     opened = Opened(browser, page_path, size, "light")
     smallest = opened.page.locator("svg.chart:visible").evaluate_all(
         """charts => Math.min(...charts.flatMap(chart => {
@@ -146,19 +143,19 @@ def test_no_label_of_a_chart_is_smaller_than_twelve_pixels(
     opened.context.close()
 
 
-def column(page: Page, title: str) -> list[str]:
+def column(page, title):
     """The visible cells under a head of the table of all points."""
     heads = page.locator("#all th").all_text_contents()
     cells = page.locator(f"#all tbody tr:visible td:nth-child({heads.index(title) + 1})")
     return cells.all_text_contents()
 
 
-def milliseconds(text: str) -> float:
+def milliseconds(text):
     number, unit = text.replace(",", "").split()
     return float(number) * {"µs": 1e-3, "ms": 1.0, "s": 1e3}[unit]
 
 
-def test_the_points_are_sorted_by_a_head_and_back(browser: Browser, page_path: Path) -> None:
+def test_the_points_are_sorted_by_a_head_and_back(browser, page_path):
     opened = Opened(browser, page_path, WIDE, "light")
     head = opened.page.locator("#all th", has_text="step").first
     for wanted, order in (("ascending", 1), ("descending", -1)):
@@ -173,9 +170,7 @@ def test_the_points_are_sorted_by_a_head_and_back(browser: Browser, page_path: P
     opened.context.close()
 
 
-def test_the_points_are_filtered_by_words_and_by_their_settings(
-    browser: Browser, page_path: Path
-) -> None:
+def test_the_points_are_filtered_by_words_and_by_their_settings(browser, page_path):
     opened = Opened(browser, page_path, WIDE, "light")
     page = opened.page
     points = column(page, "point")
@@ -194,7 +189,7 @@ def test_the_points_are_filtered_by_words_and_by_their_settings(
     opened.context.close()
 
 
-def test_a_print_has_every_table_and_no_controls(browser: Browser, page_path: Path) -> None:
+def test_a_print_has_every_table_and_no_controls(browser, page_path):
     opened = Opened(browser, page_path, WIDE, "dark")
     page = opened.page
     page.emulate_media(media="print")
@@ -210,9 +205,7 @@ def test_a_print_has_every_table_and_no_controls(browser: Browser, page_path: Pa
     opened.context.close()
 
 
-def test_the_theme_follows_the_reader_and_the_button_and_reaches_the_charts(
-    browser: Browser, page_path: Path
-) -> None:
+def test_the_theme_follows_the_reader_and_the_button_and_reaches_the_charts(browser, page_path):
     light, dark = (Opened(browser, page_path, WIDE, theme) for theme in ("light", "dark"))
     assert light.color("body", "backgroundColor") == "rgb(255, 255, 255)"
     assert dark.color("body", "backgroundColor") == "rgb(20, 23, 28)"
@@ -229,9 +222,7 @@ def test_the_theme_follows_the_reader_and_the_button_and_reaches_the_charts(
         opened.context.close()
 
 
-def test_a_mark_that_is_pointed_at_tells_what_it_stands_for(
-    browser: Browser, page_path: Path
-) -> None:
+def test_a_mark_that_is_pointed_at_tells_what_it_stands_for(browser, page_path):
     opened = Opened(browser, page_path, WIDE, "light")
     tip = opened.page.locator("#tip")
     assert not tip.is_visible()
@@ -255,7 +246,7 @@ def test_a_mark_that_is_pointed_at_tells_what_it_stands_for(
     opened.context.close()
 
 
-def test_tables_open_and_have_a_line_for_each_point(browser: Browser, page_path: Path) -> None:
+def test_tables_open_and_have_a_line_for_each_point(browser, page_path):
     opened = Opened(browser, page_path, PHONE, "light")
     folded = opened.page.locator("main details")
     assert folded.count() > 1
@@ -266,9 +257,7 @@ def test_tables_open_and_have_a_line_for_each_point(browser: Browser, page_path:
     opened.context.close()
 
 
-def test_without_scripts_the_charts_the_tables_and_both_themes_are_there(
-    browser: Browser, page_path: Path
-) -> None:
+def test_without_scripts_the_charts_the_tables_and_both_themes_are_there(browser, page_path):
     context = browser.new_context(java_script_enabled=False, color_scheme="dark")
     page = context.new_page()
     page.goto(page_path.as_uri())
@@ -280,9 +269,7 @@ def test_without_scripts_the_charts_the_tables_and_both_themes_are_there(
     context.close()
 
 
-def test_a_script_that_got_into_the_page_would_not_run(
-    browser: Browser, page_path: Path, tmp_path: Path, outside: tuple[str, list[str]]
-) -> None:
+def test_a_script_that_got_into_the_page_would_not_run(browser, page_path, tmp_path, outside):
     harmed = tmp_path / "harmed.html"
     text = page_path.read_text()
     address, reached = outside

@@ -40,27 +40,27 @@ PAGE = REPORTS / "ddp_scaling.html"
 AGAIN = "make it again with the commands in docs/README.md"
 
 
-def points(job: str) -> pd.DataFrame:
+def points(job):
     """The last attempt at each point in each round, without raybench."""
     rows = pd.read_parquet(RESULTS / "points" / RUNS[job]).sort_values("attempt")
     trial = [name for name in ("point_id", "round", "control_of") if name in rows]
     return rows.drop_duplicates(trial, keep="last")
 
 
-def lead(job: str) -> str:
+def lead(job):
     """The sentence that the committed report leads with."""
     line = (REPORTS / f"{job}.md").read_text().splitlines()[2]
     return re.sub(r"\\(.)", r"\1", line.strip("*"))
 
 
-def visible(page: str) -> str:
+def visible(page):
     """The words of a page outside its charts, one blank between them."""
     for element in ("style", "script", "svg"):
         page = re.sub(rf"<{element}\b.*?</{element}>", "", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
 
-def marks(svg: str) -> list[str]:
+def marks(svg):
     """What the points and lines of a chart stand for, wherever its fonts put them."""
     return sorted(
         str(element.get("aria-label"))
@@ -70,12 +70,12 @@ def marks(svg: str) -> list[str]:
 
 
 @pytest.mark.parametrize("job", ["ddp_scaling", "collectives", "largest_batch", "gemm"])
-def test_the_committed_markdown_is_what_the_tables_say_today(job: str) -> None:
+def test_the_committed_markdown_is_what_the_tables_say_today(job):
     today = markdown.format_report(load_summary(RESULTS, RUNS[job]))
     assert (REPORTS / f"{job}.md").read_text() == today, AGAIN
 
 
-def test_the_committed_health_check_is_what_the_tables_say_today() -> None:
+def test_the_committed_health_check_is_what_the_tables_say_today():
     report = load_health(RESULTS, RUNS["health"])
     assert report is not None
     assert (REPORTS / "health.md").read_text() == format_health_markdown(report), AGAIN
@@ -86,7 +86,7 @@ def test_the_committed_health_check_is_what_the_tables_say_today() -> None:
 
 
 @pytest.mark.parametrize("job", CHARTS)
-def test_the_committed_charts_show_what_the_tables_say_today(job: str) -> None:
+def test_the_committed_charts_show_what_the_tables_say_today(job):
     devices = reader.load(RESULTS, "devices", RUNS[job])
     today = poster.picture(load_summary(RESULTS, RUNS[job]), devices, "svg")
     assert today is not None
@@ -95,7 +95,7 @@ def test_the_committed_charts_show_what_the_tables_say_today(job: str) -> None:
     assert found == marks(today.decode()), AGAIN
 
 
-def test_the_committed_page_says_what_the_tables_say_today() -> None:
+def test_the_committed_page_says_what_the_tables_say_today():
     committed = PAGE.read_text()
     today = format_page(RESULTS, load_summary(RESULTS, RUNS["ddp_scaling"]))
     assert lead("ddp_scaling") in visible(committed)
@@ -103,7 +103,7 @@ def test_the_committed_page_says_what_the_tables_say_today() -> None:
     assert committed.count("<svg") == today.count("<svg"), AGAIN
 
 
-def test_the_committed_page_needs_nothing_beside_itself() -> None:
+def test_the_committed_page_needs_nothing_beside_itself():
     page = PAGE.read_text()
     assert "default-src 'none'" in page
     # Namespaces of SVG are names that nobody fetches.
@@ -112,7 +112,7 @@ def test_the_committed_page_needs_nothing_beside_itself() -> None:
     assert sum(path.stat().st_size for path in REPORTS.iterdir()) < 2_000_000
 
 
-def over_rounds(rows: pd.DataFrame) -> pd.DataFrame:
+def over_rounds(rows):
     """One row a point: the geometric mean of its rounds, and the parts of its first one."""
     rows = rows[rows.control_of.isna()]
     first = rows[rows["round"] == 1].set_index("point_id")
@@ -123,7 +123,7 @@ def over_rounds(rows: pd.DataFrame) -> pd.DataFrame:
     return first.assign(**means).reset_index()
 
 
-def test_the_scaling_report_leads_with_the_best_the_worst_and_the_share_of_communication() -> None:
+def test_the_scaling_report_leads_with_the_best_the_worst_and_the_share_of_communication():
     key = ["precision", "batch_size"]
     rows = over_rounds(points("ddp_scaling"))
     alone = rows[rows.world_size == 1].set_index(key)[["throughput", "step_ms_p50"]]
@@ -148,7 +148,7 @@ def test_the_scaling_report_leads_with_the_best_the_worst_and_the_share_of_commu
     assert "not compared" not in told
 
 
-def test_the_collectives_report_leads_with_the_bandwidths_of_the_largest_messages() -> None:
+def test_the_collectives_report_leads_with_the_bandwidths_of_the_largest_messages():
     rows = points("collectives")
     params = pd.DataFrame(rows.params.map(dict).tolist(), index=rows.index)
     is_largest = (params.size_bytes.astype(int) == 2**30) & (rows.world_size == 4)
@@ -166,7 +166,7 @@ def test_the_collectives_report_leads_with_the_bandwidths_of_the_largest_message
     )
 
 
-def test_the_search_leads_with_batches_that_ran_below_others_that_did_not() -> None:
+def test_the_search_leads_with_batches_that_ran_below_others_that_did_not():
     rows = points("largest_batch")
     recomputes = rows.params.map(lambda params: dict(params)["activation_checkpointing"])
     for flag, is_ok in recomputes.groupby(recomputes).groups.items():
@@ -176,7 +176,7 @@ def test_the_search_leads_with_batches_that_ran_below_others_that_did_not() -> N
         assert f"{largest} (bf16, 1 GPU, activation_checkpointing={flag})" in lead("largest_batch")
 
 
-def test_the_products_lead_with_the_fastest_one() -> None:
+def test_the_products_lead_with_the_fastest_one():
     rows = points("gemm")
     best = rows.loc[rows.achieved_tflops_per_device.idxmax()]
     reached = f"At most {best.achieved_tflops_per_device:.1f} TFLOP/s, {best.mfu_pct:.1f}%"

@@ -28,13 +28,13 @@ RECIPES = {
 }
 
 
-def blocks(tool: str) -> list[tuple[str, str]]:
+def blocks(tool):
     """Language and text of the code blocks of one section."""
     section = PAGE.split(f"\n## {tool}\n")[1].split("\n## ")[0]
     return re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL)
 
 
-def executed(tool: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+def executed(tool):
     """What the recipes of a tool leave, and pairs of what one prints and what the page shows."""
     left: dict[str, Any] = {}
     compared: list[tuple[str, str]] = []
@@ -49,7 +49,7 @@ def executed(tool: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     return left, compared
 
 
-def as_frame(found: Any, keys: list[str]) -> pd.DataFrame:
+def as_frame(found, keys):
     """The same for all three: sorted by keys, columns in one order."""
     if isinstance(found, pl.DataFrame):
         found = pd.DataFrame(found.to_dict(as_series=False))
@@ -59,7 +59,7 @@ def as_frame(found: Any, keys: list[str]) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, Any]]:
+def found():
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(REPOSITORY)
         return {tool: executed(tool)[0] for tool in TOOLS}

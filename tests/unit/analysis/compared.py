@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from builders import START, make_device, make_measure, make_measurement, make_point, make_record
 from builders import make_run as make_stored_run
-from commands import Command
 
-from raybench.job.point import Point
-from raybench.records import Device, Record
 from raybench.results.writer import RunStore
 
+DEVICES = (make_device(0), make_device(1))
 
-def write(
-    root: Path,
-    run_id: str,
-    records: Sequence[Record],
-    devices: Sequence[Device] = (make_device(0), make_device(1)),
-    **changes: Any,
-) -> None:
+
+def write(root, run_id, records, devices=DEVICES, **changes):
     """Write a run of these records, a part each."""
     stored = RunStore.create(root, make_stored_run(run_id, **changes), make_measure())
     stored.write_devices(devices)
@@ -33,24 +24,24 @@ def write(
         stored.write_records([(place, record)])
 
 
-def make_points(count: int) -> list[Point]:
+def make_points(count):
     """Points of one device with a batch size each."""
     return [make_point(world_size=1, batch_size=2**place) for place in range(count)]
 
 
 def sweep(
-    root: Path,
-    run_id: str,
-    factor: float = 1.0,
+    root,
+    run_id,
+    factor=1.0,
     *,
-    rounds: int = 1,
-    start_sd: float = 0.002,
-    run_shift: float = 0.0,
-    points: Sequence[Point] | None = None,
-    stall: float = 1.0,
-    day: float = 0,
-    **changes: Any,
-) -> None:
+    rounds=1,
+    start_sd=0.002,
+    run_shift=0.0,
+    points=None,
+    stall=1.0,
+    day=0,
+    **changes,
+):
     """Write a run of steps of 8 ms x factor.
 
     start_sd: standard deviation of the level of a point in a round. run_shift: of the whole run,
@@ -77,9 +68,7 @@ def sweep(
     write(root, run_id, records, started_at=START + timedelta(days=day), **changes)
 
 
-def sweep_sides(
-    root: Path, factor: float, *, runs: int = 3, seed: str = "", **settings: Any
-) -> None:
+def sweep_sides(root, factor, *, runs=3, seed="", **settings):
     """Write runs with the tags side=base and side=new in turns; `new` is `factor` times as slow."""
     shifts = settings.pop("run_sd", 0.0) * np.random.default_rng(7).standard_normal(2 * runs)
     for number in range(2 * runs):
@@ -95,7 +84,7 @@ def sweep_sides(
         )
 
 
-def compare_as_json(command: Command, *words: object) -> dict[str, Any]:
+def compare_as_json(command, *words):
     """Return what `raybench compare WORDS --json` prints."""
     code, out, err = command("compare", *words, "--json")
     assert (code, err) == (0, "")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from itertools import product
-from pathlib import Path
 
 import pytest
 from builders import make_device, make_failed, make_point, make_record
-from commands import Command
 from compared import (
     compare_as_json,
     make_points,
@@ -21,21 +19,14 @@ SIDES = ("side=base", "side=new")
 REGRESSION, UNCLEAR = 1, 5
 
 
-def flat(text: str) -> str:
+def flat(text):
     return " ".join(text.split())
 
 
 @pytest.mark.parametrize(
     ("base_rounds", "new_rounds", "base_runs", "new_runs"), list(product((1, 3), repeat=4))
 )
-def test_all_rounds_and_runs_count(
-    tmp_path: Path,
-    command: Command,
-    base_rounds: int,
-    new_rounds: int,
-    base_runs: int,
-    new_runs: int,
-) -> None:
+def test_all_rounds_and_runs_count(tmp_path, command, base_rounds, new_rounds, base_runs, new_runs):
     # The last round of each run is 10 % off, so that a mean of all rounds shows what was used.
     names: dict[str, list[str]] = {"base": [], "new": []}
     for side, rounds, runs, level in (
@@ -64,7 +55,7 @@ def test_all_rounds_and_runs_count(
     assert point["verdict"] == ("slower" if has_verdict else "unclear")
 
 
-def test_rounds_of_one_run_are_no_verdict(tmp_path: Path, command: Command) -> None:
+def test_rounds_of_one_run_are_no_verdict(tmp_path, command):
     sweep(tmp_path, "base", rounds=5)
     sweep(tmp_path, "new", 1.3, rounds=5, day=1)
     code, out, _ = command("compare", "base", "new")
@@ -76,7 +67,7 @@ def test_rounds_of_one_run_are_no_verdict(tmp_path: Path, command: Command) -> N
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_one_run_a_side_never_passes_a_gate(tmp_path: Path, command: Command) -> None:
+def test_one_run_a_side_never_passes_a_gate(tmp_path, command):
     sweep(tmp_path, "base")
     sweep(tmp_path, "new", 1.3, day=1)
     sweep(tmp_path, "same", day=2)
@@ -84,7 +75,7 @@ def test_one_run_a_side_never_passes_a_gate(tmp_path: Path, command: Command) ->
         assert command("compare", "base", new, "--fail-on", kind)[0] == UNCLEAR
 
 
-def test_a_regression_fails_the_gate_and_none_passes_it(tmp_path: Path, command: Command) -> None:
+def test_a_regression_fails_the_gate_and_none_passes_it(tmp_path, command):
     sweep_sides(tmp_path / "slow", 1.05)
     sweep_sides(tmp_path / "same", 1.0)
     for folder, kind, expected in (
@@ -97,9 +88,7 @@ def test_a_regression_fails_the_gate_and_none_passes_it(tmp_path: Path, command:
         assert code == expected, (folder, kind)
 
 
-def test_a_gate_that_could_not_have_seen_a_change_is_not_green(
-    tmp_path: Path, command: Command
-) -> None:
+def test_a_gate_that_could_not_have_seen_a_change_is_not_green(tmp_path, command):
     for number, factor in enumerate((1.0, 1.12, 0.9)):
         for side in ("base", "new"):
             sweep(tmp_path, f"{side}{number}", factor, day=number, tags={"side": side})
@@ -108,9 +97,7 @@ def test_a_gate_that_could_not_have_seen_a_change_is_not_green(
     assert command(*gate, "--blind", "95%")[0] == 0
 
 
-def test_a_shift_of_a_whole_run_is_no_regression_however_many_points_share_it(
-    tmp_path: Path, command: Command
-) -> None:
+def test_a_shift_of_a_whole_run_is_no_regression_however_many_points_share_it(tmp_path, command):
     # Three runs on either side that differ by 2 %, each moving 12 points and 3 rounds alike.
     found = 0
     for seed in "abcdef":
@@ -120,7 +107,7 @@ def test_a_shift_of_a_whole_run_is_no_regression_however_many_points_share_it(
     assert found == 0
 
 
-def test_a_stall_that_only_the_mean_sees_is_a_regression(tmp_path: Path, command: Command) -> None:
+def test_a_stall_that_only_the_mean_sees_is_a_regression(tmp_path, command):
     for number in range(6):
         side = ("base", "new")[number % 2]
         stall = 2.0 if side == "new" else 1.0
@@ -134,9 +121,7 @@ def test_a_stall_that_only_the_mean_sees_is_a_regression(tmp_path: Path, command
     assert command("compare", *SIDES, "--fail-on", "regression")[0] == REGRESSION
 
 
-def test_the_sides_change_places_without_changing_what_is_said(
-    tmp_path: Path, command: Command
-) -> None:
+def test_the_sides_change_places_without_changing_what_is_said(tmp_path, command):
     sweep_sides(tmp_path, 1.05)
     there = compare_as_json(command, *SIDES)
     back = compare_as_json(command, *reversed(SIDES))
@@ -146,9 +131,7 @@ def test_the_sides_change_places_without_changing_what_is_said(
         assert one["ratio_low"] * other["ratio_high"] == pytest.approx(1)
 
 
-def test_noise_above_the_threshold_is_unclear_with_the_command_that_decides(
-    tmp_path: Path, command: Command
-) -> None:
+def test_noise_above_the_threshold_is_unclear_with_the_command_that_decides(tmp_path, command):
     for number, factor in enumerate((1.0, 1.06, 0.97, 1.03)):
         for side in ("base", "new"):
             sweep(tmp_path, f"{side}{number}", factor, day=number, tags={"side": side})
@@ -159,7 +142,7 @@ def test_noise_above_the_threshold_is_unclear_with_the_command_that_decides(
     assert "By 4 runs of base and 4 runs of new" in out
 
 
-def test_the_worst_change_stands_first(tmp_path: Path, command: Command) -> None:
+def test_the_worst_change_stands_first(tmp_path, command):
     points = make_points(3)
     for number in range(6):
         side = ("base", "new")[number % 2]
@@ -175,9 +158,7 @@ def test_the_worst_change_stands_first(tmp_path: Path, command: Command) -> None
     assert "+40.0%" in lines[0]
 
 
-def test_a_point_that_fails_now_is_a_regression_even_with_one_run_a_side(
-    tmp_path: Path, command: Command
-) -> None:
+def test_a_point_that_fails_now_is_a_regression_even_with_one_run_a_side(tmp_path, command):
     two = make_point(world_size=2)
     write(tmp_path, "base", [make_record(make_point(world_size=1)), make_record(two)])
     write(tmp_path, "broken", [make_record(make_point(world_size=1)), make_failed(two)])
@@ -187,9 +168,7 @@ def test_a_point_that_fails_now_is_a_regression_even_with_one_run_a_side(
     assert "base: ok; new: out of memory" in out
 
 
-def test_a_point_that_failed_as_often_before_is_no_regression(
-    tmp_path: Path, command: Command
-) -> None:
+def test_a_point_that_failed_as_often_before_is_no_regression(tmp_path, command):
     for number in range(3):
         for side in ("base", "new"):
             points = make_points(3)
@@ -202,7 +181,7 @@ def test_a_point_that_failed_as_often_before_is_no_regression(
     assert command(*gate)[0] == REGRESSION
 
 
-def test_a_round_that_failed_is_a_failure(tmp_path: Path, command: Command) -> None:
+def test_a_round_that_failed_is_a_failure(tmp_path, command):
     [point] = make_points(1)
     sweep(tmp_path, "base", points=[point], rounds=3)
     failed = make_failed(point, round=2, attempt=2)
@@ -211,9 +190,7 @@ def test_a_round_that_failed_is_a_failure(tmp_path: Path, command: Command) -> N
     assert (code, "1 fail now" in out) == (REGRESSION, True)
 
 
-def test_a_gate_is_not_green_where_a_point_was_not_measured_again(
-    tmp_path: Path, command: Command
-) -> None:
+def test_a_gate_is_not_green_where_a_point_was_not_measured_again(tmp_path, command):
     for number in range(6):
         side = ("base", "new")[number % 2]
         points = make_points(3 if side == "base" else 2)
@@ -223,9 +200,7 @@ def test_a_gate_is_not_green_where_a_point_was_not_measured_again(
     assert command(*gate, "unclear")[0] == 0
 
 
-def test_a_gate_is_green_where_points_are_faster_by_an_unsure_amount(
-    tmp_path: Path, command: Command
-) -> None:
+def test_a_gate_is_green_where_points_are_faster_by_an_unsure_amount(tmp_path, command):
     for number, factor in enumerate((1.0, 1.06, 0.95)):
         for side, speed in (("base", 1.0), ("new", 0.5)):
             sweep(tmp_path, f"{side}{number}", factor * speed, day=number, tags={"side": side})
@@ -233,9 +208,7 @@ def test_a_gate_is_green_where_points_are_faster_by_an_unsure_amount(
     assert command("compare", *SIDES, "--fail-on", "regression")[0] == 0
 
 
-def test_points_of_one_side_alone_are_counted_and_told_apart(
-    tmp_path: Path, command: Command
-) -> None:
+def test_points_of_one_side_alone_are_counted_and_told_apart(tmp_path, command):
     many = [make_point(world_size=1, batch_size=2**n, params={"hidden": 64}) for n in range(36)]
     few = [make_point(world_size=1, batch_size=2**n, params={"hidden": 128}) for n in range(8)]
     sweep(tmp_path, "base", points=many)
@@ -247,7 +220,7 @@ def test_points_of_one_side_alone_are_counted_and_told_apart(
     assert len(out.splitlines()) < 10
 
 
-def test_other_devices_are_said_loudly_and_no_gate(tmp_path: Path, command: Command) -> None:
+def test_other_devices_are_said_loudly_and_no_gate(tmp_path, command):
     sweep(tmp_path, "base")
     device = make_device(0, name="NVIDIA B200")
     others = [make_record(point, step_ms=12.0, devices=(device,)) for point in make_points(3)]
@@ -261,9 +234,7 @@ def test_other_devices_are_said_loudly_and_no_gate(tmp_path: Path, command: Comm
     assert err.count("\n") == 1
 
 
-def test_runs_of_a_tag_that_differ_by_more_than_their_start_are_left_out(
-    tmp_path: Path, command: Command
-) -> None:
+def test_runs_of_a_tag_that_differ_by_more_than_their_start_are_left_out(tmp_path, command):
     sweep(tmp_path, "old", tags={"branch": "main"}, git_commit="a" * 40)
     sweep(tmp_path, "base", day=1, tags={"branch": "main"}, git_commit="b" * 40)
     sweep(tmp_path, "new", day=2, git_commit="c" * 40)
@@ -273,9 +244,7 @@ def test_runs_of_a_tag_that_differ_by_more_than_their_start_are_left_out(
     assert (named["left_out"], [run["run_id"] for run in named["base"]]) == ([], ["old", "base"])
 
 
-def test_what_changed_around_the_runs_is_told_as_markdown_and_json(
-    tmp_path: Path, command: Command
-) -> None:
+def test_what_changed_around_the_runs_is_told_as_markdown_and_json(tmp_path, command):
     sweep(tmp_path, "base")
     records = [make_record(point) for point in make_points(3)]
     write(tmp_path, "new", records, [make_device(0, driver_version="590.2"), make_device(1)])
@@ -296,9 +265,7 @@ def test_what_changed_around_the_runs_is_told_as_markdown_and_json(
         (["base", "new", "--threshold", "150%"], "--threshold: must be from 0% up to 100%"),
     ],
 )
-def test_a_mistake_is_one_line(
-    tmp_path: Path, command: Command, words: list[str], message: str
-) -> None:
+def test_a_mistake_is_one_line(tmp_path, command, words, message):
     sweep(tmp_path, "base", tags={"driver": "590"})
     sweep(tmp_path, "new", tags={"driver": "590"}, day=1)
     code, _, err = command("compare", *words)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -26,7 +25,7 @@ PARAMS = {"hidden": 4096, "dropout": 0.1, "compile": True, "data": "synthetic", 
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Path:
+def results(tmp_path):
     """A run whose first point failed at first, and one of a job with another baseline."""
     first = make_point(params=PARAMS)
     store = RunStore.create(tmp_path, make_run("run-a"), make_measure())
@@ -46,9 +45,7 @@ def results(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("table", [*TABLES, "scaling"])
-def test_types_have_a_null_of_their_own_and_do_not_depend_on_the_content(
-    results: Path, tmp_path: Path, table: str
-) -> None:
+def test_types_have_a_null_of_their_own_and_do_not_depend_on_the_content(results, tmp_path, table):
     empty = tmp_path / "empty"
     empty.mkdir()
     frames = [raybench.load(results, table), raybench.load(empty, table)]
@@ -61,14 +58,14 @@ def test_types_have_a_null_of_their_own_and_do_not_depend_on_the_content(
     assert list(raybench.units(table)) == list(frames[0].columns)
 
 
-def test_a_whole_number_that_a_row_lacks_leaves_the_others_whole(results: Path) -> None:
+def test_a_whole_number_that_a_row_lacks_leaves_the_others_whole(results):
     points = raybench.load(results, "points", "run-a").set_index("world_size")
     assert str(points.loc[2, "peak_mem_allocated_bytes"]) == str(2**30 + 1)
     assert points.loc[4, "peak_mem_allocated_bytes"] is pd.NA
     assert points.loc[2, "params"]["hidden"] == "4096"
 
 
-def test_scaling_holds_each_point_once_with_its_speed_up(results: Path) -> None:
+def test_scaling_holds_each_point_once_with_its_speed_up(results):
     frame = raybench.load(results, "scaling", "run-a").set_index("world_size")
     assert list(frame["attempt"]) == [2, 1, 1]
     assert frame.loc[2, "speed_up"] == pytest.approx(1.6, rel=0.01)
@@ -79,14 +76,14 @@ def test_scaling_holds_each_point_once_with_its_speed_up(results: Path) -> None:
     assert pd.isna(frame.loc[4, "speed_up"])
 
 
-def test_scaling_of_all_runs_takes_the_baseline_of_each(results: Path) -> None:
+def test_scaling_of_all_runs_takes_the_baseline_of_each(results):
     frame = raybench.load(results, "scaling").set_index(["run_id", "world_size"])
     assert frame.loc[("run-a", 1), "speed_up"] == 1.0
     assert frame.loc[("run-b", 2), "speed_up"] == 1.0
     assert frame.loc[("run-b", 1), "speed_up"] == pytest.approx(0.5, rel=0.01)
 
 
-def test_parameters_become_columns_that_can_be_filtered(results: Path) -> None:
+def test_parameters_become_columns_that_can_be_filtered(results):
     points = raybench.load(results, "points", params="columns")
     assert "params" not in points
     kinds = {name: str(points[f"params.{name}"].dtype) for name in (*PARAMS, "depth")}
@@ -111,7 +108,7 @@ def test_parameters_become_columns_that_can_be_filtered(results: Path) -> None:
         (("samples",), "params='columns': points and scaling have parameters, samples has not"),
     ],
 )
-def test_a_mistake_is_one_line(results: Path, arguments: tuple[str], message: str) -> None:
+def test_a_mistake_is_one_line(results, arguments, message):
     with pytest.raises(ResultsError, match=message) as caught:
         raybench.load(results, *arguments, params="columns")
     assert "\n" not in str(caught.value)

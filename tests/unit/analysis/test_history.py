@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import pytest
 from builders import START, make_device, make_point, make_record
-from commands import Command
 from compared import sweep, write
 
 from raybench.analysis.history import find_steps, history
 from raybench.results import reader
 
 
-def test_levels_change_where_steps_are_and_nowhere_else() -> None:
+def test_levels_change_where_steps_are_and_nowhere_else():
     flat = 0.002 * np.random.default_rng(5).standard_normal(30)
     assert find_steps(flat, 0.001, 0.015) == []
     stepped = flat + np.repeat([0.0, 0.04, -0.03], 10)
@@ -25,11 +23,11 @@ def test_levels_change_where_steps_are_and_nowhere_else() -> None:
     assert find_steps(stepped, 0.05, 0.015) == []
 
 
-def test_fewer_than_five_runs_show_no_step() -> None:
+def test_fewer_than_five_runs_show_no_step():
     assert find_steps(np.array([0.0, 0.0, 1.0, 1.0]), 0.001, 0.015) == []
 
 
-def test_a_history_keeps_other_devices_apart(tmp_path: Path) -> None:
+def test_a_history_keeps_other_devices_apart(tmp_path):
     for day in range(12):
         device = make_device(0, name="NVIDIA H200" if day < 6 else "NVIDIA B200")
         step_ms = (8.0 if day < 6 else 4.0) * (1 + 0.001 * (day % 2))
@@ -44,7 +42,7 @@ def test_a_history_keeps_other_devices_apart(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def nights(tmp_path: Path) -> None:
+def nights(tmp_path):
     """Ten runs of three points; from the sixth on slower by 8 %, with another driver."""
     for day in range(10):
         device = make_device(0, driver_version="590.2" if day >= 5 else "580.1")
@@ -53,7 +51,7 @@ def nights(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nights")
-def test_history_marks_the_step_and_what_changed(tmp_path: Path, command: Command) -> None:
+def test_history_marks_the_step_and_what_changed(tmp_path, command):
     code, out, err = command("history", "--chart", tmp_path / "a.svg")
     assert (code, err) == (0, "")
     assert "3 points over 10 runs: 3 steps." in out
@@ -62,7 +60,7 @@ def test_history_marks_the_step_and_what_changed(tmp_path: Path, command: Comman
 
 
 @pytest.mark.usefixtures("nights")
-def test_history_of_one_point_shows_its_runs(command: Command) -> None:
+def test_history_of_one_point_shows_its_runs(command):
     out = command("history", "--filter", "batch_size == 2")[1]
     assert "1 point over 10 runs: 1 step." in out
     point_id = make_point(world_size=1, batch_size=2).point_id
@@ -80,9 +78,7 @@ def test_history_of_one_point_shows_its_runs(command: Command) -> None:
         (["--chart", "a.pdf"], "--chart: must end in .svg or .png"),
     ],
 )
-def test_a_mistake_in_a_history_is_one_line(
-    command: Command, words: list[str], message: str
-) -> None:
+def test_a_mistake_in_a_history_is_one_line(command, words, message):
     code, _, err = command("history", *words)
     assert code == 2
     assert message in err

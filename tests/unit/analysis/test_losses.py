@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +14,7 @@ NOTHING = dict.fromkeys(
 )
 
 
-def row(step_ms: float, *local_ms: float, **parts: Any) -> dict[str, Any]:
+def row(step_ms, *local_ms, **parts):
     """A point on GPUs of which each rank's own step is known, and takes its device all the time."""
     slowest = max(local_ms, default=None)
     return {
@@ -37,7 +35,7 @@ def row(step_ms: float, *local_ms: float, **parts: Any) -> dict[str, Any]:
     }
 
 
-def lost(point: dict[str, Any], base: dict[str, Any], work: float = 1.0) -> dict[str, Any]:
+def lost(point, base, work=1.0):
     """work: share of the baseline's step in perfect scaling."""
     name = "step_ms_mean" if point["local_step_ms_by_rank"] else "step_ms_p50"
     efficiency = work * base[name] / point[name]
@@ -48,56 +46,56 @@ def lost(point: dict[str, Any], base: dict[str, Any], work: float = 1.0) -> dict
     return {name.removeprefix("lost_"): share for name, share in shares.items()}
 
 
-def test_what_the_step_takes_beyond_the_ranks_own_is_communication() -> None:
+def test_what_the_step_takes_beyond_the_ranks_own_is_communication():
     found = lost(row(10.0, 8.4, 8.4), row(8.0, 8.0))
     assert (found["comm"], found["compute"], found["wait"]) == pytest.approx((0.16, 0.04, 0.0))
     assert found["unexplained"] == pytest.approx(0.0)
     assert found["data"] is None
 
 
-def test_a_slow_rank_costs_what_its_own_step_is_longer_and_is_no_slower_compute() -> None:
+def test_a_slow_rank_costs_what_its_own_step_is_longer_and_is_no_slower_compute():
     found = lost(row(12.0, 8.4, 11.4, 8.4, 8.4), row(8.0, 8.0))
     assert (found["wait"], found["compute"]) == pytest.approx((3.0 / 12, 0.4 / 12))
     assert found["comm"] == pytest.approx(0.6 / 12)
     assert found["unexplained"] == pytest.approx(0.0)
 
 
-def test_a_slow_host_is_no_slower_host_of_the_others() -> None:
+def test_a_slow_host_is_no_slower_host_of_the_others():
     late = row(10.0, 8.0, 9.5, device_ms_by_rank=[7.9, 7.9])
     found = lost(late, row(8.0, 8.0, device_ms_by_rank=[7.9]))
     assert (found["wait"], found["host"], found["compute"]) == pytest.approx((0.15, 0.0, 0.0))
 
 
-def test_more_than_was_timed_of_communication_is_unexplained() -> None:
+def test_more_than_was_timed_of_communication_is_unexplained():
     found = lost(row(10.0, 8.0, 8.0, comm_ms=0.5), row(8.0, 8.0))
     assert (found["comm"], found["unexplained"]) == pytest.approx((0.05, 0.15))
     in_turn = lost(row(10.0, 8.0, 8.0, comm_ms=0.5, late_in_turn_ms=1.0), row(8.0, 8.0))
     assert (in_turn["comm"], in_turn["unexplained"]) == pytest.approx((0.15, 0.05))
 
 
-def test_communication_that_was_not_timed_is_unexplained() -> None:
+def test_communication_that_was_not_timed_is_unexplained():
     found = lost(row(10.0, 8.0, 8.0, comm_ms=None), row(8.0, 8.0))
     assert (found["comm"], found["unexplained"]) == (None, pytest.approx(0.2))
 
 
-def test_communication_whose_calls_were_counted_is_what_local_copies_do_not_take() -> None:
+def test_communication_whose_calls_were_counted_is_what_local_copies_do_not_take():
     calls = {"all_to_all": 4}
     found = lost(row(10.0, 8.0, 8.0, comm_ms=None) | {"comm_calls": calls}, row(8.0, 8.0))
     assert (found["comm"], found["unexplained"]) == pytest.approx((0.2, 0.0))
 
 
-def test_a_step_shorter_than_its_ranks_own_is_unexplained() -> None:
+def test_a_step_shorter_than_its_ranks_own_is_unexplained():
     found = lost(row(9.0, 9.5, 9.5), row(8.0, 8.0))
     assert (found["comm"], found["unexplained"]) == pytest.approx((0.0, -0.5 / 9))
 
 
-def test_a_baseline_that_is_not_the_sum_of_its_parts_is_unexplained() -> None:
+def test_a_baseline_that_is_not_the_sum_of_its_parts_is_unexplained():
     found = lost(row(10.0, 8.4, 8.4), row(8.0, 8.4))
     assert (found["comm"], found["compute"]) == pytest.approx((0.16, 0.0))
     assert found["unexplained"] == pytest.approx(0.04)
 
 
-def test_a_baseline_does_not_idle_longer_than_its_timed_step_leaves() -> None:
+def test_a_baseline_does_not_idle_longer_than_its_timed_step_leaves():
     # Taken apart, its steps were 0.6 ms longer than they were when they were timed.
     base = row(8.0, 8.6, device_ms_by_rank=[7.9])
     found = lost(row(10.0, 8.4, 8.4, device_ms_by_rank=[7.9, 7.9]), base)
@@ -105,13 +103,13 @@ def test_a_baseline_does_not_idle_longer_than_its_timed_step_leaves() -> None:
     assert found["unexplained"] == pytest.approx(0)
 
 
-def test_stalls_that_are_too_rare_for_the_median_are_unexplained() -> None:
+def test_stalls_that_are_too_rare_for_the_median_are_unexplained():
     found = lost(row(10.0, 8.4, 8.4, step_ms_mean=10.5), row(8.0, 8.0))
     assert (found["comm"], found["compute"]) == pytest.approx((1.6 / 10.5, 0.4 / 10.5))
     assert found["unexplained"] == pytest.approx(0.5 / 10.5)
 
 
-def test_a_late_batch_costs_a_gpu_nothing_while_it_is_busy() -> None:
+def test_a_late_batch_costs_a_gpu_nothing_while_it_is_busy():
     base = row(8.0, 8.0, data_ms=0.0)
     assert lost(row(9.0, 9.0, 9.0, data_ms=1.0), base)["data"] == 0
     idle = row(10.0, 10.0, 10.0, data_ms=1.0, device_ms_by_rank=[8.5, 8.5])
@@ -119,7 +117,7 @@ def test_a_late_batch_costs_a_gpu_nothing_while_it_is_busy() -> None:
     assert (found["data"], found["host"]) == pytest.approx((0.1, 0.05))
 
 
-def test_on_a_cpu_all_waiting_for_data_is_lost() -> None:
+def test_on_a_cpu_all_waiting_for_data_is_lost():
     on_cpu = {"device_type": "cpu", "device_ms_by_rank": None}
     base = row(8.0, 8.0, data_ms=0.5, **on_cpu)
     found = lost(row(10.0, 9.0, 9.0, data_ms=1.5, **on_cpu), base)
@@ -127,20 +125,20 @@ def test_on_a_cpu_all_waiting_for_data_is_lost() -> None:
     assert found["host"] is None
 
 
-def test_in_strong_scaling_work_that_does_not_shrink_is_lost() -> None:
+def test_in_strong_scaling_work_that_does_not_shrink_is_lost():
     found = lost(row(6.0, 6.0, 6.0), row(10.0, 10.0), work=0.5)
     assert found["compute"] == pytest.approx(1 / 6)
     assert found["unexplained"] == pytest.approx(0)
 
 
-def test_a_baseline_of_several_ranks_keeps_its_own_communication_and_slow_rank() -> None:
+def test_a_baseline_of_several_ranks_keeps_its_own_communication_and_slow_rank():
     base = row(9.0, 8.0, 7.5)
     found = lost(row(10.0, 8.5, 7.5, 7.5, 7.5), base)
     assert (found["comm"], found["wait"]) == pytest.approx((0.05, 0.05))
     assert found["compute"] == pytest.approx(0.0)
 
 
-def test_without_a_breakdown_all_is_unexplained() -> None:
+def test_without_a_breakdown_all_is_unexplained():
     bare = {"world_size": 4, "step_ms_p50": 10.0, "device_type": "cuda", **NOTHING}
     found = lost(bare, bare | {"world_size": 1, "step_ms_p50": 8.0})
     assert found.pop("unexplained") == pytest.approx(0.2)
@@ -157,14 +155,8 @@ MS = st.floats(0.1, 1000.0)
     st.floats(0.1, 1.0),
 )
 def test_the_shares_are_the_identity_of_the_step_and_its_parts(
-    local: list[float],
-    base_local: list[float],
-    step_ms: float,
-    base_ms: float,
-    comm_ms: float,
-    idle: float,
-    work: float,
-) -> None:
+    local, base_local, step_ms, base_ms, comm_ms, idle, work
+):
     """1 - efficiency = X/S + E/S + (M - w M_base)/S - w (X_base + E_base)/S, for any figures."""
     point = row(step_ms, *local, comm_ms=comm_ms, device_ms_by_rank=[ms - idle for ms in local])
     base = row(base_ms, *base_local)

@@ -18,7 +18,7 @@ IN_NODE = Network(devices_per_node=8)
 TIMES = ReduceTimes(by_world={2: [(1.0, 0.01), (2.0**26, 0.2)], 8: [(1.0, 0.01), (2.0**26, 0.4)]})
 
 
-def row(world_size: int, step_ms: float, **changes: Any) -> dict[str, Any]:
+def row(world_size, step_ms, **changes):
     return {
         **{"run_id": "run", "point_id": f"p{world_size}", "attempt": 1, "status": "ok"},
         **{"round": None, "control_of": None, "workload": "mlp", "params": PARAMS},
@@ -42,11 +42,11 @@ def row(world_size: int, step_ms: float, **changes: Any) -> dict[str, Any]:
     }
 
 
-def table(*rows: dict[str, Any]) -> pd.DataFrame:
+def table(*rows):
     return pd.DataFrame(rows)
 
 
-def test_communication_that_fits_beside_the_backward_pass_keeps_its_exposed_share() -> None:
+def test_communication_that_fits_beside_the_backward_pass_keeps_its_exposed_share():
     (one,) = predict(table(row(1, 8.0), row(2, 9.0)), [8], Network(devices_per_node=8, times=TIMES))
     # From 2 to 4 ms of communication, half of which is exposed, beside 4 ms of backward pass.
     assert one.step_ms == pytest.approx(10.0)
@@ -54,7 +54,7 @@ def test_communication_that_fits_beside_the_backward_pass_keeps_its_exposed_shar
     assert (one.efficiency, one.speed_up) == pytest.approx((0.8, 6.4))
 
 
-def test_the_interval_reaches_from_all_hidden_to_half_of_what_is_expected() -> None:
+def test_the_interval_reaches_from_all_hidden_to_half_of_what_is_expected():
     (one,) = predict(table(row(1, 8.0), row(2, 9.0)), [8], Network(devices_per_node=8, times=TIMES))
     assert one.step_ms_low < 9.0
     assert one.step_ms_high > 11.0
@@ -62,7 +62,7 @@ def test_the_interval_reaches_from_all_hidden_to_half_of_what_is_expected() -> N
     assert one.step_ms_high < 11.5
 
 
-def test_a_point_that_is_known_badly_is_no_ground_where_others_are_there() -> None:
+def test_a_point_that_is_known_badly_is_no_ground_where_others_are_there():
     wide = row(4, 30.0, step_ms_ci_low=5.0)
     good = row(1, 8.0), row(2, 9.0)
     assert predict(table(*good, wide), [8], Network(devices_per_node=8, times=TIMES)) == predict(
@@ -70,7 +70,7 @@ def test_a_point_that_is_known_badly_is_no_ground_where_others_are_there() -> No
     )
 
 
-def of_rounds(*rows: dict[str, Any], factors: tuple[float, ...]) -> pd.DataFrame:
+def of_rounds(*rows, factors):
     """The rows in as many rounds, each of which is slower by a factor."""
     return table(
         *(
@@ -81,13 +81,13 @@ def of_rounds(*rows: dict[str, Any], factors: tuple[float, ...]) -> pd.DataFrame
     )
 
 
-def half(points: pd.DataFrame, world_size: int = 4) -> float:
+def half(points, world_size=4):
     (one,) = predict(points, [world_size], IN_NODE)
     assert 0 < one.step_ms_low < one.step_ms < one.step_ms_high
     return one.half_interval
 
 
-def test_rounds_that_scatter_widen_the_interval_and_rounds_that_agree_do_not() -> None:
+def test_rounds_that_scatter_widen_the_interval_and_rounds_that_agree_do_not():
     rows = row(1, 8.0), row(2, 9.0, step_ms_ci_low=8.99, step_ms_ci_high=9.01)
     one = half(table(*rows))
     assert half(of_rounds(*rows, factors=(1.0, 1.001, 0.999))) == pytest.approx(one, rel=0.01)
@@ -96,7 +96,7 @@ def test_rounds_that_scatter_widen_the_interval_and_rounds_that_agree_do_not() -
     assert half(of_rounds(*rows, factors=(1.0, 1.06, 0.94))) < one + 0.20
 
 
-def test_the_interval_grows_with_the_distance_though_communication_does_not() -> None:
+def test_the_interval_grows_with_the_distance_though_communication_does_not():
     rows = table(row(1, 8.0), row(2, 8.0, comm_ms=0.001, comm_exposed_ms=0.0))
     halves = [half(rows, world) for world in (3, 4, 8)]
     assert halves == sorted(halves)
@@ -104,7 +104,7 @@ def test_the_interval_grows_with_the_distance_though_communication_does_not() ->
     assert halves[2] > 1.3 * halves[1]
 
 
-def test_no_efficiency_is_above_100_percent_unless_the_run_measured_that() -> None:
+def test_no_efficiency_is_above_100_percent_unless_the_run_measured_that():
     (one,) = predict(table(row(1, 8.0), row(2, 8.0)), [8], IN_NODE)
     assert one.step_ms_low < one.base_ms
     assert (one.efficiency, one.efficiency_high) == (1.0, 1.0)
@@ -116,20 +116,20 @@ BETWEEN = ReduceTimes(by_world={8: [(1.0, 0.05), (2.0**26, 2.0)]})
 
 
 @pytest.mark.parametrize("network", [IN_NODE, Network(devices_per_node=8, times=TIMES)])
-def test_more_nodes_than_were_measured_are_refused_without_their_network(network: Network) -> None:
+def test_more_nodes_than_were_measured_are_refused_without_their_network(network):
     why = r"up to 2 devices on 1 node of 8; 9, 64 devices need 2 to 8 nodes.*--network GB/s@µs"
     with pytest.raises(ResultsError, match=why):
         predict(table(row(1, 8.0), row(2, 9.0)), [8, 9, 64], network)
 
 
-def test_as_many_nodes_as_were_measured_need_no_network() -> None:
+def test_as_many_nodes_as_were_measured_need_no_network():
     rows = table(row(1, 8.0), row(4, 9.0, node_count=2))
     assert len(predict(rows, [16], IN_NODE)) == 1
     with pytest.raises(ResultsError, match="on 2 nodes of 8; 17 devices need 3 nodes"):
         predict(rows, [17], IN_NODE)
 
 
-def test_all_reduces_over_several_nodes_are_used_beyond_a_node_and_not_inside() -> None:
+def test_all_reduces_over_several_nodes_are_used_beyond_a_node_and_not_inside():
     rows = table(row(1, 8.0), row(2, 9.0))
     network = Network(devices_per_node=4, between=BETWEEN)
     assert predict(rows, [4], network) == predict(rows, [4], IN_NODE)
@@ -142,14 +142,12 @@ def test_all_reduces_over_several_nodes_are_used_beyond_a_node_and_not_inside() 
     assert eight.step_ms == pytest.approx(9.0 + 0.5 * 2.0 + 20.0 - 4.0, rel=0.01)
 
 
-def test_without_measured_all_reduces_exposed_communication_grows_as_the_bytes_on_the_wire() -> (
-    None
-):
+def test_without_measured_all_reduces_exposed_communication_grows_as_the_bytes_on_the_wire():
     (one,) = predict(table(row(1, 8.0), row(2, 9.0)), [4], IN_NODE)
     assert one.step_ms == pytest.approx(8.0 + 1.5)
 
 
-def test_a_slow_link_between_nodes_is_exposed_but_for_what_the_computation_hides() -> None:
+def test_a_slow_link_between_nodes_is_exposed_but_for_what_the_computation_hides():
     network = Network(link=Link(bus_gb_s=10.0, latency_us=0.0), devices_per_node=2)
     (one,) = predict(table(row(1, 8.0), row(2, 9.0)), [4], network)
     travels_ms = 1.5 * 4 * 8 * (4096 * 4096 + 4096) / 10e9 * 1e3
@@ -167,14 +165,12 @@ def test_a_slow_link_between_nodes_is_exposed_but_for_what_the_computation_hides
         ([row(1, 8.0), row(2, 9.0, step_ms_ci_high=12.0)], "but has 2 ±17.2%; measure for"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused_with_the_reason(
-    rows: list[dict[str, Any]], why: str
-) -> None:
+def test_what_cannot_be_predicted_is_refused_with_the_reason(rows, why):
     with pytest.raises(ResultsError, match=why):
         predict(table(*rows), [8], IN_NODE)
 
 
-def test_a_class_of_ones_own_is_predicted_where_its_communication_was_timed() -> None:
+def test_a_class_of_ones_own_is_predicted_where_its_communication_was_timed():
     own = {"workload": "my:Net", "params": {}, "methods": {"local_step_ms": "with noop_hook"}}
     (one,) = predict(table(row(1, 8.0, **own), row(2, 9.0, **own)), [4], IN_NODE)
     assert one.step_ms == pytest.approx(9.5)
@@ -183,13 +179,13 @@ def test_a_class_of_ones_own_is_predicted_where_its_communication_was_timed() ->
         predict(table(row(1, 8.0, **own), row(2, 9.0, **own)), [4], network)
 
 
-def test_series_that_lack_a_world_are_told_beside_those_that_are_predicted() -> None:
+def test_series_that_lack_a_world_are_told_beside_those_that_are_predicted():
     rows = table(row(1, 8.0), row(2, 9.0), row(1, 9.0, batch_size=8, point_id="alone"))
     assert len(predict(rows, [4, 8], IN_NODE)) == 2
     assert list(omissions(rows)) == ["alone"]
 
 
-def test_all_reduces_are_read_from_the_rows_of_a_run_of_collectives() -> None:
+def test_all_reduces_are_read_from_the_rows_of_a_run_of_collectives():
     of_two = {
         **{"workload": "collective", "status": "ok", "world_size": 2, "node_count": 1},
         "step_ms_p50": 0.5,

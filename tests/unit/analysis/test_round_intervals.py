@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from builders import make_measurement, make_point, make_record, points_table
-from numpy.typing import NDArray
 
 from raybench.analysis.rounds import Trials, latest_trials, mean_of_rounds
 from raybench.analysis.scaling import scaling
@@ -20,7 +17,7 @@ BASELINE = {"world_size": 1}
 ONE, TWO, FOUR = (make_point(world_size=n) for n in (1, 2, 4))
 
 
-def in_rounds(*times_ms: Sequence[float], control: Sequence[float] = ()) -> pd.DataFrame:
+def in_rounds(*times_ms, control=()):
     """A run of one, two and four devices: times_ms has a tuple of a step time each per round.
 
     control: the step time of the control at the end of the block of four, per round.
@@ -37,11 +34,11 @@ def in_rounds(*times_ms: Sequence[float], control: Sequence[float] = ()) -> pd.D
     return points_table([*ran, *controls])
 
 
-def of_size(found: pd.DataFrame, world_size: int) -> dict[str, Any]:
+def of_size(found, world_size):
     return dict(found.set_index("world_size").loc[world_size])
 
 
-def test_a_speed_up_is_the_mean_of_the_ratios_within_each_round() -> None:
+def test_a_speed_up_is_the_mean_of_the_ratios_within_each_round():
     # The whole second round is 20 % slower: the ratios are the same, and so sure.
     found = scaling(in_rounds((10.0, 12.5, 20.0), (12.0, 15.0, 24.0)), BASELINE)
     two = of_size(found, 2)
@@ -53,7 +50,7 @@ def test_a_speed_up_is_the_mean_of_the_ratios_within_each_round() -> None:
     assert two["rounds"] == 2
 
 
-def test_an_interval_is_that_of_the_rounds_of_this_run_alone() -> None:
+def test_an_interval_is_that_of_the_rounds_of_this_run_alone():
     noise = 0.01 * np.random.default_rng(2).standard_normal((3, 3))
     times = np.array([10.0, 12.0, 15.0]) * np.exp(noise)
     found = scaling(in_rounds(*map(tuple, times)), BASELINE)
@@ -65,20 +62,20 @@ def test_an_interval_is_that_of_the_rounds_of_this_run_alone() -> None:
         assert seen == pytest.approx(expected.half_width(1 / 3), rel=0.05), place
 
 
-def found_times(found: pd.DataFrame, times: NDArray[np.float64]) -> NDArray[np.float64]:
+def found_times(found, times):
     """Points x rounds; the builder adds a little noise, the same in each round."""
     scale = found["step_ms_p50"].to_numpy() / np.exp(np.log(times).mean(axis=0))
     return times.T * scale[:, np.newaxis]
 
 
-def test_with_one_round_nothing_has_an_interval() -> None:
+def test_with_one_round_nothing_has_an_interval():
     found = scaling(in_rounds((10.0, 12.0, 15.0)), BASELINE)
     assert found["speed_up"].notna().all()
     ends = [name for name in found if name.endswith(("_low", "_high")) and "_ci_" not in name]
     assert found[ends].isna().all(axis=None)
 
 
-def test_the_interval_of_a_speed_up_is_of_the_means_that_it_is_made_of() -> None:
+def test_the_interval_of_a_speed_up_is_of_the_means_that_it_is_made_of():
     # One step in six of the second device takes 1, 2 or 3 times as long, by round: the median
     # does not change, the samples/s do.
     records = [
@@ -99,11 +96,11 @@ def test_the_interval_of_a_speed_up_is_of_the_means_that_it_is_made_of() -> None
     assert two["speed_up_high"] / two["speed_up"] > 1.2
 
 
-def steps(times: int) -> list[int]:
+def steps(times):
     return [10_000_000] * 5 + [10_000_000 * times]
 
 
-def test_ratios_are_taken_against_the_mean_of_the_baseline_and_its_control() -> None:
+def test_ratios_are_taken_against_the_mean_of_the_baseline_and_its_control():
     # The machine becomes 4 % slower until the control; the point of four devices stands between.
     points = in_rounds((10.0, 12.0, 10.2), (10.0, 12.0, 10.2), control=(10.4, 10.4))
     four = of_size(scaling(points, BASELINE), 4)
@@ -115,13 +112,13 @@ def test_ratios_are_taken_against_the_mean_of_the_baseline_and_its_control() -> 
     assert not list(Trials(in_rounds((10.0, 12.0, 10.2), control=(10.05,))).drifts())
 
 
-def test_a_control_is_no_point_of_the_report() -> None:
+def test_a_control_is_no_point_of_the_report():
     points = in_rounds((10.0, 12.0, 15.0), control=(10.0,))
     assert len(latest_trials(points)) == 4
     assert scaling(points, BASELINE)["world_size"].tolist() == [1, 2, 4]
 
 
-def test_a_point_that_failed_in_one_round_is_the_mean_of_the_others_and_says_so() -> None:
+def test_a_point_that_failed_in_one_round_is_the_mean_of_the_others_and_says_so():
     points = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2), (10.1, 12.1, 15.1))
     lost = (points["world_size"] == 2) & (points["round"] == 2)
     points.loc[lost, ["status", "error_message", "throughput"]] = ["lost", "rank 1 died", None]
@@ -133,7 +130,7 @@ def test_a_point_that_failed_in_one_round_is_the_mean_of_the_others_and_says_so(
     assert two["speed_up"] == pytest.approx(2 * math.sqrt(10 * 10.1 / 12 / 12.1), rel=1e-3)
 
 
-def test_a_baseline_that_was_never_ok_beside_a_point_is_the_reason_for_no_speed_up() -> None:
+def test_a_baseline_that_was_never_ok_beside_a_point_is_the_reason_for_no_speed_up():
     points = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2))
     gone = (points["world_size"] == 1) & (points["round"] == 2)
     gone |= (points["world_size"] == 2) & (points["round"] == 1)
@@ -143,7 +140,7 @@ def test_a_baseline_that_was_never_ok_beside_a_point_is_the_reason_for_no_speed_
     assert two["why"] == "baseline point was not ok in any round of this point"
 
 
-def test_doubts_of_one_round_stay_and_samples_count_together() -> None:
+def test_doubts_of_one_round_stay_and_samples_count_together():
     points = in_rounds((10.0, 12.0, 15.0), (10.2, 12.2, 15.2))
     points.loc[points["round"] == 2, ["stable", "throttled"]] = [False, True]
     points.loc[points["round"] == 1, ["stable", "throttled"]] = [True, False]
@@ -155,7 +152,7 @@ def test_doubts_of_one_round_stay_and_samples_count_together() -> None:
     assert rate.tolist() == pytest.approx([8000.0 * n * 8 for n in (1, 2, 4)], rel=0.5)
 
 
-def test_what_the_first_process_of_a_host_loads_is_in_no_cold_step_of_several_rounds() -> None:
+def test_what_the_first_process_of_a_host_loads_is_in_no_cold_step_of_several_rounds():
     points = in_rounds(*[(10.0, 12.0, 15.0)] * 3)
     points["first_step_ms"] = 700.0
     is_first = (points["world_size"] == 1) & (points["round"] == 1)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +21,7 @@ from raybench.job.point import Precision
 from raybench.records import Breakdown
 
 
-def test_weak_scaling_compares_equal_batches_per_device() -> None:
+def test_weak_scaling_compares_equal_batches_per_device():
     found = scaling(
         points_table([make_steady(1, 10.0), make_steady(2, 10.0), make_steady(4, 16.0)]),
         {"world_size": 1},
@@ -33,7 +32,7 @@ def test_weak_scaling_compares_equal_batches_per_device() -> None:
     assert list(found["series"]) == [0, 0, 0]
 
 
-def test_strong_scaling_compares_equal_global_batches() -> None:
+def test_strong_scaling_compares_equal_global_batches():
     records = [
         make_steady(size, ms, scaling="strong", batch_size=64 // size, global_batch_size=64)
         for size, ms in ((1, 8.0), (2, 5.0), (4, 4.0))
@@ -44,7 +43,7 @@ def test_strong_scaling_compares_equal_global_batches() -> None:
     assert set(found["batch"]) == {64}
 
 
-def test_weak_and_strong_points_are_never_compared() -> None:
+def test_weak_and_strong_points_are_never_compared():
     strong = make_steady(2, 5.0, scaling="strong", batch_size=64, global_batch_size=64)
     found = scaling(points_table([make_steady(1, 10.0), strong]), {"world_size": 1})
     assert found["series"].nunique() == 2
@@ -61,9 +60,7 @@ def test_weak_and_strong_points_are_never_compared() -> None:
         {"params": {"grad_accumulation": 1, "hidden": 1, "layers": 8}},
     ],
 )
-def test_a_point_that_differs_in_any_other_setting_is_another_series(
-    other: dict[str, object],
-) -> None:
+def test_a_point_that_differs_in_any_other_setting_is_another_series(other):
     found = scaling(
         points_table([make_steady(1, 10.0), make_steady(2, 10.0, **other)]), {"world_size": 1}
     )
@@ -71,7 +68,7 @@ def test_a_point_that_differs_in_any_other_setting_is_another_series(
     assert found["speed_up"].isna().tolist() == [False, True]
 
 
-def test_the_speed_up_of_a_parameter_has_no_efficiency() -> None:
+def test_the_speed_up_of_a_parameter_has_no_efficiency():
     records = [
         make_steady(2, ms, params={"grad_accumulation": count})
         for count, ms in ((1, 10.0), (4, 30.0))
@@ -81,7 +78,7 @@ def test_the_speed_up_of_a_parameter_has_no_efficiency() -> None:
     assert found["efficiency"].isna().all()
 
 
-def test_a_baseline_number_is_found_however_it_is_written() -> None:
+def test_a_baseline_number_is_found_however_it_is_written():
     records = [make_steady(1, 1.0, params={"lr": 0.5}), make_steady(1, 2.0, params={"lr": 2.0})]
     assert list(scaling(points_table(records), {"lr": 2})["is_baseline"]) == [False, True]
     assert list(scaling(points_table(records), {"lr": "2.00"})["is_baseline"]) == [False, True]
@@ -92,23 +89,21 @@ def test_a_baseline_number_is_found_however_it_is_written() -> None:
     assert list(scaling(points_table(flags), {"compile": True})["is_baseline"]) == [True, False]
 
 
-def test_a_baseline_that_failed_gives_no_efficiency_and_says_so() -> None:
+def test_a_baseline_that_failed_gives_no_efficiency_and_says_so():
     found = scaling(points_table([make_failed(), make_steady(2, 10.0)]), {"world_size": 1})
     assert found["speed_up"].isna().all()
     assert pd.isna(found["why"].iloc[0])
     assert found["why"].iloc[1] == "baseline point ran out of memory"
 
 
-def test_without_a_baseline_nothing_is_compared() -> None:
+def test_without_a_baseline_nothing_is_compared():
     found = scaling(points_table([make_steady(1, 10.0)]), {})
     assert found["why"].tolist() == ["the job names no baseline"]
     assert not found["is_baseline"].any()
 
 
 @pytest.mark.parametrize("stored", [list, np.array], ids=["list", "array"])
-def test_a_workload_that_does_not_say_what_it_finishes_is_the_reason_for_no_speed_up(
-    stored: Callable[[list[str]], object],
-) -> None:
+def test_a_workload_that_does_not_say_what_it_finishes_is_the_reason_for_no_speed_up(stored):
     silent = [
         make_record(
             make_point(world_size=size),
@@ -129,7 +124,7 @@ def test_a_workload_that_does_not_say_what_it_finishes_is_the_reason_for_no_spee
     assert told not in row["warnings"]
 
 
-def test_ranks_without_collectives_are_told_why_there_are_no_parts() -> None:
+def test_ranks_without_collectives_are_told_why_there_are_no_parts():
     told = "no collective of torch.distributed was seen in a step"
     unknown = Breakdown(methods={"comm_exposed_ms": f"unknown: {told}"})
     record = make_steady(2, 10.0)
@@ -140,7 +135,7 @@ def test_ranks_without_collectives_are_told_why_there_are_no_parts() -> None:
     assert not any(told in warning for warning in row["warnings"])
 
 
-def test_points_without_samples_are_not_compared_and_need_no_reason() -> None:
+def test_points_without_samples_are_not_compared_and_need_no_reason():
     nothing = {"batch_size": None, "global_batch_size": None, "scaling": None}
     points = [make_point(world_size=size, **nothing) for size in (1, 2)]
     ranks = (make_measurement(0, [[1_000_000] * 6], items_per_step=None),)
@@ -152,7 +147,7 @@ def test_points_without_samples_are_not_compared_and_need_no_reason() -> None:
     assert list(found["batch"]) == [None, None]
 
 
-def test_the_latest_attempt_at_a_point_counts_in_the_place_of_the_first() -> None:
+def test_the_latest_attempt_at_a_point_counts_in_the_place_of_the_first():
     retried = make_record(step_ms=5.0, attempt=2)
     points = points_table([retried, make_steady(2, 10.0), make_failed()])
     latest = mean_of_rounds(points)
@@ -160,7 +155,7 @@ def test_the_latest_attempt_at_a_point_counts_in_the_place_of_the_first() -> Non
     assert scaling(points, {"world_size": 1})["speed_up"].notna().all()
 
 
-def test_the_frame_it_is_given_stays_as_it_was_and_an_empty_one_is_fine() -> None:
+def test_the_frame_it_is_given_stays_as_it_was_and_an_empty_one_is_fine():
     points = points_table([make_steady(1, 10.0), make_steady(2, 10.0)])
     before = points.copy(deep=True)
     scaling(points, {"world_size": 1})
@@ -170,7 +165,7 @@ def test_the_frame_it_is_given_stays_as_it_was_and_an_empty_one_is_fine() -> Non
     assert empty["efficiency"].dtype == "float64"
 
 
-def test_settings_sort_by_size_then_precision_then_name() -> None:
+def test_settings_sort_by_size_then_precision_then_name():
     mixed = ["bf16", "16", 4, "fp32", "adam", "8", "tf32"]
     assert sorted(mixed, key=setting_order) == [4, "8", "16", "fp32", "tf32", "bf16", "adam"]
 
@@ -186,9 +181,7 @@ def test_settings_sort_by_size_then_precision_then_name() -> None:
         ((["power_cap"], []), (None, None), None),
     ],
 )
-def test_clocks_that_a_power_cap_holds_apart_are_part_of_the_speed_up(
-    reasons: tuple[list[str], ...], clocks: tuple[float, float], ratio: float | None
-) -> None:
+def test_clocks_that_a_power_cap_holds_apart_are_part_of_the_speed_up(reasons, clocks, ratio):
     found = _capped(reasons, clocks)
     assert list(found["speed_up"]) == pytest.approx([1.0, 1.6])
     assert found["why"].isna().all()
@@ -197,13 +190,13 @@ def test_clocks_that_a_power_cap_holds_apart_are_part_of_the_speed_up(
     assert pd.isna(told.iloc[1]) if ratio is None else told.iloc[1] == pytest.approx(ratio)
 
 
-def test_lower_clocks_without_a_known_reason_refuse_the_speed_up() -> None:
+def test_lower_clocks_without_a_known_reason_refuse_the_speed_up():
     found = _capped(([], ["power_cap"]), (1830.0, 1980.0))
     assert found["speed_up"].isna().iloc[1]
     assert found["why"].notna().iloc[1]
 
 
-def _capped(reasons: tuple[list[str], ...], clocks: tuple[float, float]) -> pd.DataFrame:
+def _capped(reasons, clocks):
     points = points_table([make_steady(1, 10.0), make_steady(2, 12.5)]).assign(
         sm_clock_mhz_p50=clocks
     )
@@ -212,7 +205,7 @@ def _capped(reasons: tuple[list[str], ...], clocks: tuple[float, float]) -> pd.D
     return scaling(points, {"world_size": 1})
 
 
-def test_points_whose_clocks_differ_by_more_than_a_percent_are_not_compared() -> None:
+def test_points_whose_clocks_differ_by_more_than_a_percent_are_not_compared():
     points = points_table([make_steady(1, 10.0), make_steady(2, 12.5)]).assign(
         sm_clock_mhz_p50=[1980.0, 1900.0]
     )
@@ -225,9 +218,7 @@ def test_points_whose_clocks_differ_by_more_than_a_percent_are_not_compared() ->
     ("place", "where"), [(0, "the baseline point"), (1, "this point")], ids=["baseline", "point"]
 )
 @pytest.mark.parametrize("reason", ["thermal_sw", "thermal_hw", "power_brake"])
-def test_heat_and_faults_refuse_the_ratio_at_either_point(
-    place: int, where: str, reason: str
-) -> None:
+def test_heat_and_faults_refuse_the_ratio_at_either_point(place, where, reason):
     points = points_table([make_steady(1, 10.0), make_steady(2, 12.5)])
     points["throttled"] = [number == place for number in range(2)]
     points["throttle_reasons"] = [
@@ -237,7 +228,7 @@ def test_heat_and_faults_refuse_the_ratio_at_either_point(
     assert why == f"clocks were limited at {where} ({reason})"
 
 
-def test_two_points_that_match_the_baseline_are_told_and_nothing_is_compared() -> None:
+def test_two_points_that_match_the_baseline_are_told_and_nothing_is_compared():
     records = [make_steady(1, ms, params={"rate": rate}) for rate, ms in (("1", 8.0), ("1.0", 9.0))]
     other = make_steady(1, 4.0, params={"rate": "2"})
     found = scaling(points_table([*records, other]), {"rate": "1"})
@@ -247,7 +238,7 @@ def test_two_points_that_match_the_baseline_are_told_and_nothing_is_compared() -
     assert found["speed_up"].isna().all()
 
 
-def test_a_throughput_of_zero_is_compared_with_nothing() -> None:
+def test_a_throughput_of_zero_is_compared_with_nothing():
     points = points_table([make_steady(1, 10.0), make_steady(2, 10.0)])
     at_base = scaling(points.assign(throughput=[0.0, 12_800.0]), {"world_size": 1})
     assert at_base["why"].iloc[1] == "baseline point has no throughput"
@@ -255,7 +246,7 @@ def test_a_throughput_of_zero_is_compared_with_nothing() -> None:
     assert at_point["speed_up"].isna().tolist() == [False, True]
 
 
-def test_the_serial_fraction_is_of_one_device_where_the_baseline_has_several() -> None:
+def test_the_serial_fraction_is_of_one_device_where_the_baseline_has_several():
     serial = 0.02
     records = [
         make_steady(

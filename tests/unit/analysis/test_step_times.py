@@ -13,7 +13,7 @@ from raybench.stats.summary import step_time
 MS = 1_000_000
 
 
-def samples_of(*ranks: list[list[int]], warmup: int = 2) -> pd.DataFrame:
+def samples_of(*ranks, warmup=2):
     measurements = tuple(
         make_measurement(rank, [[ms * MS for ms in repeat] for repeat in repeats], warmup=warmup)
         for rank, repeats in enumerate(ranks)
@@ -22,17 +22,17 @@ def samples_of(*ranks: list[list[int]], warmup: int = 2) -> pd.DataFrame:
     return pd.DataFrame(rows.sample_columns("run-a", record))
 
 
-def test_ranks_apart_give_the_slowest_of_them_repeat_by_repeat_without_warm_up() -> None:
+def test_ranks_apart_give_the_slowest_of_them_repeat_by_repeat_without_warm_up():
     found = step_times(samples_of([[1, 5, 3], [2, 2, 2]], [[4, 2, 4], [1, 9, 9]]))
     assert found.tolist() == [4.0, 2.0, 4.0, 1.0, 9.0, 9.0]
 
 
-def test_the_median_is_the_step_time_of_the_row() -> None:
+def test_the_median_is_the_step_time_of_the_row():
     ranks = [[[100, 108, 103]], [[101, 104, 102]]]
     assert np.median(step_times(samples_of(*ranks))) == step_time([steps for [steps] in ranks])
 
 
-def test_attempts_are_told_apart_and_what_a_rank_lacks_is_left_out() -> None:
+def test_attempts_are_told_apart_and_what_a_rank_lacks_is_left_out():
     first = samples_of([[7, 7, 7]], [[7, 7, 7]])
     second = samples_of([[8, 8, 8]], [[8, 8, 8]]).assign(attempt=2)
     torn = second[~((second["rank"] == 1) & (second["iteration"] == second["iteration"].max()))]
@@ -43,7 +43,7 @@ def test_attempts_are_told_apart_and_what_a_rank_lacks_is_left_out() -> None:
     ]
 
 
-def test_devices_are_as_busy_as_the_least_of_those_that_worked_was_while_it_was_timed() -> None:
+def test_devices_are_as_busy_as_the_least_of_those_that_worked_was_while_it_was_timed():
     # Device 2 did not work; 10 s of set-up and warm-up, in which nobody did, are before 5 s timed.
     used = {0: 80.0, 1: 60.0, 2: 0.0}
     telemetry = pd.DataFrame(

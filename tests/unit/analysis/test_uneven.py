@@ -13,8 +13,8 @@ from builders import (
     scaling_rows,
 )
 
-from raybench.analysis.uneven import RULES, Fleet, fleets, gain_over
-from raybench.records import Breakdown, RankShare, Record
+from raybench.analysis.uneven import RULES, fleets, gain_over
+from raybench.records import Breakdown, RankShare
 from raybench.report.uneven import fleet_name, uneven_lead, uneven_listings, verdict
 
 BASELINE = {"shares": "equal"}
@@ -23,14 +23,7 @@ _HALF = 0.01 * np.random.default_rng(4).standard_normal(50)
 _NOISE = np.random.default_rng(5).permutation([*_HALF, *-_HALF])
 
 
-def ran(
-    shares: str,
-    items: tuple[int, ...],
-    own_ms: tuple[float, ...],
-    ratio: float = 0.5,
-    exchange_ms: float = 1.0,
-    **settings: object,
-) -> Record:
+def ran(shares, items, own_ms, ratio=0.5, exchange_ms=1.0, **settings):
     """A step of ranks with these samples, the last of which is slowed."""
     point = make_point(
         world_size=len(items), batch_size=64, shares=shares, slow_ratio=ratio, **settings
@@ -64,7 +57,7 @@ def ran(
     )
 
 
-def fleet(ratio: float = 0.5, own_ms: float = 10.0) -> list[Record]:
+def fleet(ratio=0.5, own_ms=10.0):
     """Two fast devices and one slow: a fast one does 64 samples in `own_ms`."""
     slow_ms = own_ms / ratio
     by_speed_ms = own_ms * 3 / (2 + ratio)
@@ -78,12 +71,12 @@ def fleet(ratio: float = 0.5, own_ms: float = 10.0) -> list[Record]:
 
 
 @pytest.fixture
-def one() -> Fleet:
+def one():
     (found,) = fleets(scaling_rows(fleet(), BASELINE))
     return found
 
 
-def test_a_fleet_is_all_points_that_are_equal_but_for_their_shares(one: Fleet) -> None:
+def test_a_fleet_is_all_points_that_are_equal_but_for_their_shares(one):
     assert list(one.scenarios) == ["equal", "fast", "by_speed"]
     assert one.slow_count == 1
     assert one.probe_ratio == pytest.approx(0.49)
@@ -95,7 +88,7 @@ def test_a_fleet_is_all_points_that_are_equal_but_for_their_shares(one: Fleet) -
     assert fleets(scaling_rows([ran("equal", (64, 64), (10, 20))], BASELINE)) == []
 
 
-def test_ranks_without_a_share_are_no_part_of_the_step(one: Fleet) -> None:
+def test_ranks_without_a_share_are_no_part_of_the_step(one):
     fast = one.scenarios["fast"]
     assert fast.row["step_ms_p50"] == pytest.approx(16.0)
     assert fast.throughput == pytest.approx(192 / 0.016)
@@ -103,7 +96,7 @@ def test_ranks_without_a_share_are_no_part_of_the_step(one: Fleet) -> None:
     assert [rank.wait_ms for rank in fast.ranks] == [0.0, 0.0, None]
 
 
-def test_the_fast_ones_wait_for_the_slow_one_of_equal_shares(one: Fleet) -> None:
+def test_the_fast_ones_wait_for_the_slow_one_of_equal_shares(one):
     equal = one.scenarios["equal"]
     assert [rank.wait_ms for rank in equal.ranks] == [10.0, 10.0, 0.0]
     assert equal.exchange_ms == pytest.approx(1.0)
@@ -112,9 +105,7 @@ def test_the_fast_ones_wait_for_the_slow_one_of_equal_shares(one: Fleet) -> None
     assert one.scenarios["by_speed"].idle_share_of_fast == 0
 
 
-def test_the_best_shares_are_named_with_their_gains_and_the_batch_below_which_they_are_not(
-    one: Fleet,
-) -> None:
+def test_the_best_shares_are_named_with_their_gains_and_the_batch_below_which_they_are_not(one):
     assert one.best.shares == "by_speed"
     assert gain_over(one.best, one.scenarios["equal"]).gain == pytest.approx(21 / 13 - 1)
     assert fleet_name(one, "GPUs") == "1 of 3 GPUs at 0.49 of the speed"
@@ -124,7 +115,7 @@ def test_the_best_shares_are_named_with_their_gains_and_the_batch_below_which_th
     assert words.endswith("below a global batch of 40 fast should be faster")
 
 
-def test_published_rules_are_held_against_what_was_measured() -> None:
+def test_published_rules_are_held_against_what_was_measured():
     found = fleets(scaling_rows([*fleet(0.5), *fleet(0.9)], BASELINE))
     applied = {rule.text: [f.slow_ratio for f in found if rule.applies(f)] for rule in RULES}
     assert applied["gap under 20 %: use all alike"] == [0.9]
@@ -137,7 +128,7 @@ def test_published_rules_are_held_against_what_was_measured() -> None:
     )
 
 
-def test_what_is_within_the_intervals_decides_no_rule_and_no_lead() -> None:
+def test_what_is_within_the_intervals_decides_no_rule_and_no_lead():
     near = [
         ran("equal", (64, 64), (10.0, 10.02), 0.89),
         ran("by_speed", (65, 63), (10.01, 10.01), 0.89),
@@ -154,7 +145,7 @@ def test_what_is_within_the_intervals_decides_no_rule_and_no_lead() -> None:
     assert uneven_lead(decided, "GPUs").endswith("; 1 cannot be told apart")
 
 
-def test_a_report_leads_with_the_shares_that_are_best_most_often_and_their_largest_gain() -> None:
+def test_a_report_leads_with_the_shares_that_are_best_most_often_and_their_largest_gain():
     found = fleets(scaling_rows([*fleet(0.9), *fleet(0.5)], BASELINE))
     assert uneven_lead(found, "GPUs").startswith(
         "shares=by_speed is best in 2 of 2 cases, by up to +23.1%"
@@ -162,7 +153,7 @@ def test_a_report_leads_with_the_shares_that_are_best_most_often_and_their_large
     assert uneven_lead([], "GPUs") == ""
 
 
-def test_scenarios_are_held_against_what_all_devices_do_alone(one: Fleet) -> None:
+def test_scenarios_are_held_against_what_all_devices_do_alone(one):
     # 64 samples alone take two fast ones 2 ms each, and the slow one 3 ms.
     together = 2 * 64 / 0.002 + 64 / 0.003
     equal = one.scenarios["equal"]
@@ -170,7 +161,7 @@ def test_scenarios_are_held_against_what_all_devices_do_alone(one: Fleet) -> Non
     assert one.scenarios["fast"].efficiency == pytest.approx(12_000 / together)
 
 
-def test_devices_that_differ_by_themselves_are_found_by_their_probes() -> None:
+def test_devices_that_differ_by_themselves_are_found_by_their_probes():
     by_probe = []
     for record in fleet(0.5):
         shares = [replace(m.share, slow_ratio=None) for m in record.measurements if m.share]

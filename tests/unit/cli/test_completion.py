@@ -20,7 +20,7 @@ PROGRAM = str(Path(sys.executable).parent / "raybench")
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Path:
+def results(tmp_path):
     for age, run_id in enumerate(RUNS):
         store = RunStore.create(tmp_path / "results", make_run(run_id), make_measure())
         for index, world_size in enumerate((2, 1)):
@@ -30,7 +30,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path / "results"
 
 
-def offered(line: str, folder: Path) -> list[str]:
+def offered(line, folder):
     """What bash is told for a line whose last word is being written."""
     words = line.split(" ")
     variables = {
@@ -71,7 +71,7 @@ def offered(line: str, folder: Path) -> list[str]:
         ("workloads ", [*BUILTIN]),
     ],
 )
-def test_what_a_word_can_become_is_offered(results: Path, line: str, wanted: list[str]) -> None:
+def test_what_a_word_can_become_is_offered(results, line, wanted):
     assert offered(f"raybench {line}", results.parent) == wanted
 
 

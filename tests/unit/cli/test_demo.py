@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from raybench.cli import raybench as command_line
-from raybench.cli.demo import STOPS, Stop
+from raybench.cli.demo import STOPS
 from raybench.errors import UsageError
 from raybench.job.catalog import template
 from raybench.job.plan import make_plan
@@ -14,7 +14,7 @@ from raybench.job.plan import make_plan
 
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: stop.name)
 @pytest.mark.parametrize("is_on_cpus", [True, False])
-def test_a_stop_of_the_tour_is_a_job_of_few_points(stop: Stop, is_on_cpus: bool) -> None:
+def test_a_stop_of_the_tour_is_a_job_of_few_points(stop, is_on_cpus):
     job = template(stop.name)
     loaded = job.load(stop.overrides(job, is_on_cpus=is_on_cpus))
     points = make_plan(loaded).points
@@ -33,7 +33,7 @@ def test_a_stop_of_the_tour_is_a_job_of_few_points(stop: Stop, is_on_cpus: bool)
         (["--json"], "--json"),
     ],
 )
-def test_the_tour_has_its_own_jobs_and_says_what_to_leave_out(more: list[str], told: str) -> None:
+def test_the_tour_has_its_own_jobs_and_says_what_to_leave_out(more, told):
     result = CliRunner().invoke(command_line, ["sweep", "--demo", *more], standalone_mode=False)
     assert isinstance(result.exception, UsageError)
     assert str(result.exception).endswith(f"leave out {told}")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Command
 
 from raybench.errors import UsageError
 
 
 @pytest.fixture
-def examined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def examined(monkeypatch):
     """The devices that each check was asked for; none is made."""
     asked: list[Any] = []
 
-    def examine(where: Any, *_: object, **__: object) -> None:
+    def examine(where, *_, **__):
         asked.append(where.only)
         raise UsageError("stopped")
 
@@ -24,9 +22,7 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return asked
 
 
-def test_a_list_that_cannot_be_written_is_refused_before_the_check(
-    tmp_path: Path, examined: list[Any], command: Command
-) -> None:
+def test_a_list_that_cannot_be_written_is_refused_before_the_check(tmp_path, examined, command):
     missing = tmp_path / "missing" / "healthy.txt"
     words = ("health", "-o", tmp_path, "--healthy-devices", missing)
     told = f"{missing}: cannot be written: No such file"
@@ -34,9 +30,7 @@ def test_a_list_that_cannot_be_written_is_refused_before_the_check(
     assert examined == []
 
 
-def test_only_the_devices_of_a_file_are_checked(
-    tmp_path: Path, examined: list[Any], command: Command
-) -> None:
+def test_only_the_devices_of_a_file_are_checked(tmp_path, examined, command):
     some = tmp_path / "some.txt"
     some.write_text("alpha:1  # the second worker\n")
     command("health", "-o", tmp_path, "--devices", some, results=None)
@@ -45,9 +39,7 @@ def test_only_the_devices_of_a_file_are_checked(
     assert "no.txt: No such file" in missing.err
 
 
-def test_a_list_of_an_earlier_check_stays_until_there_is_a_new_one(
-    tmp_path: Path, examined: list[Any], command: Command
-) -> None:
+def test_a_list_of_an_earlier_check_stays_until_there_is_a_new_one(tmp_path, examined, command):
     kept = tmp_path / "healthy.txt"
     kept.write_text("GPU-1\n")
     command("health", "-o", tmp_path, "--healthy-devices", kept, results=None)

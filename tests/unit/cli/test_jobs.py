@@ -12,7 +12,6 @@ import click
 import jsonschema
 import pytest
 from click.testing import CliRunner
-from commands import Command
 from ruamel.yaml import YAML
 
 import raybench
@@ -32,12 +31,12 @@ HEAVY = ("torch", "ray", "pandas", "pyarrow", "numpy", "scipy", "vl_convert")
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(JOB)
 
 
-def run(*arguments: str) -> str:
+def run(*arguments):
     """What the command prints on stdout; a failure raises as it does for `main`."""
     result = CliRunner().invoke(command_line, arguments, standalone_mode=False)
     if result.exception is not None:
@@ -45,7 +44,7 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def test_plan_shows_what_varies_as_a_table_and_the_rest_once() -> None:
+def test_plan_shows_what_varies_as_a_table_and_the_rest_once():
     lines = run("plan", "job.yaml").splitlines()
     assert lines[0] == "test: workload mlp"
     assert "hidden=64" in " ".join(lines[1:4])
@@ -75,9 +74,7 @@ def test_plan_shows_what_varies_as_a_table_and_the_rest_once() -> None:
         "{}",
     ],
 )
-def test_no_mistake_brings_control_characters_of_its_names_to_the_terminal(
-    arguments: str, command: Command
-) -> None:
+def test_no_mistake_brings_control_characters_of_its_names_to_the_terminal(arguments, command):
     harm = "a\x1b]0;owned\x07\x1b[31m\r\u202eb"
     words = [word.format(harm) for word in arguments.split()]
     code, out, err = command(*words, results=None)
@@ -87,7 +84,7 @@ def test_no_mistake_brings_control_characters_of_its_names_to_the_terminal(
     assert "owned" in err
 
 
-def test_plan_tells_the_makespan_of_each_isolation() -> None:
+def test_plan_tells_the_makespan_of_each_isolation():
     lines = run("plan", "job.yaml").splitlines()
     assert " ".join(lines[-2:]) == (
         "on 2 devices of 1 node, by placement.isolation, at most: 80 s (cluster), 80 s   (node), "
@@ -108,17 +105,17 @@ def test_plan_tells_the_makespan_of_each_isolation() -> None:
         (["--devices", "1000000000"], "1000000000 is not in the range"),
     ],
 )
-def test_a_size_of_a_cluster_that_cannot_be_is_refused(options: list[str], why: str) -> None:
+def test_a_size_of_a_cluster_that_cannot_be_is_refused(options, why):
     with pytest.raises((UsageError, click.BadParameter), match=why):
         run("plan", "job.yaml", *options)
 
 
-def test_plan_takes_overrides_and_a_filter() -> None:
+def test_plan_takes_overrides_and_a_filter():
     text = run("plan", "job.yaml", "--set", "matrix.world_size=4", "--filter", "batch_size > 8")
     assert "1 point; the largest needs 4 devices" in text
 
 
-def test_plan_estimates_the_memory_of_each_point_and_says_what_would_fit() -> None:
+def test_plan_estimates_the_memory_of_each_point_and_says_what_would_fit():
     wide = ("--set", "workload.hidden=16384", "--set", "matrix.world_size=1")
     text = run("plan", "job.yaml", *wide)
     assert "est. GiB" in text
@@ -131,12 +128,12 @@ def test_plan_estimates_the_memory_of_each_point_and_says_what_would_fit() -> No
 
 
 @pytest.mark.parametrize("given", ["80", "1.5", "much", "-1GB", "0GiB", "80 GiBs"])
-def test_memory_of_a_device_without_a_unit_is_refused(given: str) -> None:
+def test_memory_of_a_device_without_a_unit_is_refused(given):
     with pytest.raises(click.BadParameter, match=r"^must be a size with its unit, as in 141GB or"):
         run("plan", "job.yaml", "--device-memory", given)
 
 
-def test_plan_as_json_has_every_setting_of_every_point() -> None:
+def test_plan_as_json_has_every_setting_of_every_point():
     plan = json.loads(run("plan", "job.yaml", "--json", "--set", "measure.repeats=2"))
     assert (plan["job"], plan["devices_needed"], plan["time_at_most_s"]) == ("test", 2, 160.0)
     assert len(plan["points"]) == 4
@@ -146,7 +143,7 @@ def test_plan_as_json_has_every_setting_of_every_point() -> None:
     assert (point["scaling"], point["hidden"], point["precision"]) == ("weak", 64, "fp32")
 
 
-def test_a_warning_goes_to_stderr_and_leaves_stdout_clean() -> None:
+def test_a_warning_goes_to_stderr_and_leaves_stdout_clean():
     arguments = ["plan", "job.yaml", "--json", "--set", "exclude=[{batch_size: 9}]"]
     result = CliRunner().invoke(command_line, arguments, standalone_mode=False)
     assert "exclude[0]: matches no point" in result.stderr
@@ -156,16 +153,16 @@ def test_a_warning_goes_to_stderr_and_leaves_stdout_clean() -> None:
 
 
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
-def test_every_job_of_the_repository_plans_in_80_columns(path: Path) -> None:
+def test_every_job_of_the_repository_plans_in_80_columns(path):
     assert max(map(len, run("plan", str(path)).splitlines())) <= 80
 
 
-def test_the_committed_schema_is_that_of_the_code() -> None:
+def test_the_committed_schema_is_that_of_the_code():
     committed = (ROOT / "raybench" / "job.schema.json").read_text()
     assert committed == run("schema"), "run: raybench schema > raybench/job.schema.json"
 
 
-def test_the_schema_accepts_the_jobs_and_refuses_what_the_code_refuses() -> None:
+def test_the_schema_accepts_the_jobs_and_refuses_what_the_code_refuses():
     validator = jsonschema.Draft202012Validator(job_schema())
     template = ROOT / "raybench" / "job_template.yaml"
     for path in [*JOBS, template]:
@@ -186,7 +183,7 @@ def test_the_schema_accepts_the_jobs_and_refuses_what_the_code_refuses() -> None
         assert not validator.is_valid({**good, **bad}), bad
 
 
-def test_every_field_of_the_schema_is_described() -> None:
+def test_every_field_of_the_schema_is_described():
     schema = job_schema()
     for model in [schema, *schema["$defs"].values()]:
         for name, field in model["properties"].items():
@@ -195,7 +192,7 @@ def test_every_field_of_the_schema_is_described() -> None:
     assert set(schema["properties"]) == set(Job.model_fields)
 
 
-def test_init_writes_a_job_that_plans_and_overwrites_nothing() -> None:
+def test_init_writes_a_job_that_plans_and_overwrites_nothing():
     assert "raybench plan new.yaml" in run("init", "new.yaml")
     assert "8 points" in run("plan", "new.yaml")
     Path("new.yaml").write_text("mine")
@@ -207,12 +204,10 @@ def test_init_writes_a_job_that_plans_and_overwrites_nothing() -> None:
         run("init", "nowhere/new.yaml")
 
 
-def test_a_full_disk_leaves_no_half_a_job_behind_and_takes_no_file_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_full_disk_leaves_no_half_a_job_behind_and_takes_no_file_away(monkeypatch):
     Path("old.svg").write_text("mine")
 
-    def fill(path: Path, content: bytes) -> None:
+    def fill(path, content):
         with path.open("wb") as file:
             file.write(content[:10])
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -226,7 +221,7 @@ def test_a_full_disk_leaves_no_half_a_job_behind_and_takes_no_file_away(
     assert Path("old.svg").exists()
 
 
-def test_init_writes_a_job_that_answers_a_question_and_lists_all_of_them() -> None:
+def test_init_writes_a_job_that_answers_a_question_and_lists_all_of_them():
     assert "raybench plan gemm.yaml" in run("init", "--template", "gemm")
     assert run("plan", "gemm.yaml") == run("plan", str(ROOT / "jobs" / "gemm.yaml"))
     assert "mine.yaml: written" in run("init", "mine.yaml", "--template", "ddp_scaling")
@@ -243,9 +238,7 @@ def test_init_writes_a_job_that_answers_a_question_and_lists_all_of_them() -> No
     assert str(caught.value) == "--template: no job 'nope'; see: `raybench init --list`"
 
 
-def test_workloads_describes_a_class_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workloads_describes_a_class_of_the_user(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     Path("described_workload.py").write_text(
         "class Mine:\n"
@@ -264,7 +257,7 @@ def test_workloads_describes_a_class_of_the_user(
     "arguments",
     [["--help"], ["plan", str(JOBS[0])], ["workloads"]],
 )
-def test_no_heavy_library_is_loaded(arguments: list[str]) -> None:
+def test_no_heavy_library_is_loaded(arguments):
     program = (
         "import sys\n"
         "from raybench.cli import main\n"
@@ -280,7 +273,7 @@ def test_no_heavy_library_is_loaded(arguments: list[str]) -> None:
     assert done.stderr == "[]\n"
 
 
-def test_a_bad_job_exits_with_2_and_nothing_on_stdout() -> None:
+def test_a_bad_job_exits_with_2_and_nothing_on_stdout():
     Path("job.yaml").write_text("nothing: 1\n")
     done = subprocess.run(
         [sys.executable, "-m", raybench.__name__, "plan", "job.yaml"],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import Command
 
 RESULTS = Path(__file__).parents[3] / "results"
 RUN = "examples/ddp_scaling-20261122-142621-6209"
@@ -27,9 +26,7 @@ RUN = "examples/ddp_scaling-20261122-142621-6209"
         (("examples/collectives", "--world-size", "8"), "no step of DistributedDataParallel"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused_in_one_line(
-    command: Command, arguments: tuple[str, ...], why: str
-) -> None:
+def test_what_cannot_be_predicted_is_refused_in_one_line(command, arguments, why):
     code, _, told = command("predict", *arguments, results=RESULTS)
     assert code == 2
     assert why in told

@@ -8,7 +8,7 @@ import pytest
 from builders import make_failed, make_measurement, make_point, make_record
 from rich.console import Console
 
-from raybench.cli.progress import LineProgress, LiveProgress, Progress, make_progress
+from raybench.cli.progress import LineProgress, LiveProgress, make_progress
 from raybench.job.plan import Plan
 from raybench.records import Status
 from raybench.sweep.loop import PointAdded, PointFinished, PointRetried, PointStarted
@@ -17,7 +17,7 @@ PLAN = Plan(points=tuple(make_point(batch_size=2**power) for power in range(40))
 LONG = "rank 3 (a-node-with-a-long-name, cuda:3): " + "CUDA out of memory. " * 30
 
 
-def console_of(kind: str) -> Console:
+def console_of(kind):
     terminal = kind != "pipe"
     environment = {"TERM": "dumb" if kind == "dumb" else "xterm"}
     return Console(
@@ -25,12 +25,12 @@ def console_of(kind: str) -> Console:
     )
 
 
-def written(console: Console) -> str:
+def written(console):
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def show_all(progress: Progress) -> None:
+def show_all(progress):
     with progress:
         for index, point in enumerate(PLAN.points):
             progress.show(PointStarted(index=index, point=point, devices=()))
@@ -45,12 +45,12 @@ def show_all(progress: Progress) -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"), [("pipe", LineProgress), ("dumb", LineProgress), ("tty", LiveProgress)]
 )
-def test_only_a_terminal_that_can_move_its_cursor_is_redrawn(kind: str, expected: type) -> None:
+def test_only_a_terminal_that_can_move_its_cursor_is_redrawn(kind, expected):
     assert type(make_progress(PLAN, console_of(kind))) is expected
 
 
 @pytest.mark.parametrize("kind", ["pipe", "tty"])
-def test_every_point_of_a_long_sweep_leaves_one_line(kind: str) -> None:
+def test_every_point_of_a_long_sweep_leaves_one_line(kind):
     console = console_of(kind)
     show_all(make_progress(PLAN, console))
     lines = written(console).splitlines()
@@ -63,12 +63,12 @@ def test_every_point_of_a_long_sweep_leaves_one_line(kind: str) -> None:
     assert any("needs [b]8" in line for line in lines)
 
 
-def drawn(progress: LiveProgress, console: Console) -> list[str]:
+def drawn(progress, console):
     lines = console.render_lines(progress._picture())
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
-def test_what_is_redrawn_fits_on_the_screen_and_tells_of_the_rest() -> None:
+def test_what_is_redrawn_fits_on_the_screen_and_tells_of_the_rest():
     console = console_of("tty")
     progress = LiveProgress(PLAN, console, len(PLAN.points))
     for index, point in enumerate(PLAN.points):
@@ -79,7 +79,7 @@ def test_what_is_redrawn_fits_on_the_screen_and_tells_of_the_rest() -> None:
     assert lines[-2] == "and 20 more are running"
 
 
-def test_points_that_finish_or_are_tried_again_run_no_more() -> None:
+def test_points_that_finish_or_are_tried_again_run_no_more():
     console = console_of("tty")
     progress = LiveProgress(PLAN, console, len(PLAN.points))
     first, second = PLAN.points[:2]
@@ -92,7 +92,7 @@ def test_points_that_finish_or_are_tried_again_run_no_more() -> None:
     assert drawn(progress, console) == ["1 of 40 points"]
 
 
-def test_a_point_that_is_added_counts() -> None:
+def test_a_point_that_is_added_counts():
     console = console_of("pipe")
     progress = make_progress(Plan(points=PLAN.points[:9]), console)
     added = make_point(batch_size=999)
@@ -110,9 +110,7 @@ def test_a_point_that_is_added_counts() -> None:
         ({"flops_per_step": 4e11}, "200.0 TFLOP/s"),
     ],
 )
-def test_a_finished_point_tells_its_step_time_and_what_it_comes_to(
-    changes: dict[str, object], told: str
-) -> None:
+def test_a_finished_point_tells_its_step_time_and_what_it_comes_to(changes, told):
     items = {"items_per_step": None} if changes else {}
     measurement = make_measurement(0, [[2_000_000] * 6], **items, **changes)
     console = console_of("pipe")

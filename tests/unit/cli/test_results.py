@@ -21,14 +21,13 @@ from builders import (
     make_record,
     make_run,
 )
-from commands import Command
 
 from raybench.records import Breakdown, DeviceSample, ModuleTime, Profile
 from raybench.results.writer import RunStore
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Path:
+def results(tmp_path):
     root = tmp_path / "results"
     for day, run_id in enumerate(("run-old", "run-new")):
         run = make_run(run_id, started_at=START - timedelta(days=2 - day))
@@ -43,12 +42,12 @@ def results(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def raybench(results: Path, command: Command) -> Command:
+def raybench(results, command):
     """The command, with these results."""
     return partial(command, results=results)
 
 
-def test_report_writes_its_formats_to_files(raybench: Command, tmp_path: Path) -> None:
+def test_report_writes_its_formats_to_files(raybench, tmp_path):
     target = tmp_path / "report.md"
     done = raybench("report", "run-o", "--format", "md", "-o", target)
     assert (done.code, done.out) == (0, "")
@@ -57,10 +56,8 @@ def test_report_writes_its_formats_to_files(raybench: Command, tmp_path: Path) -
 
 
 def test_a_chart_that_cannot_be_drawn_or_written_does_not_lose_the_report(
-    raybench: Command,
-    results: Path,
-    tmp_path: Path,
-) -> None:
+    raybench, results, tmp_path
+):
     done = raybench("report", "--chart", tmp_path / "no" / "folder.svg")
     assert done.code == 2
     assert done.out == raybench("report").out
@@ -74,9 +71,7 @@ def test_a_chart_that_cannot_be_drawn_or_written_does_not_lose_the_report(
     )
 
 
-def test_compact_tells_in_one_line_what_became_of_the_parts(
-    raybench: Command, results: Path
-) -> None:
+def test_compact_tells_in_one_line_what_became_of_the_parts(raybench, results):
     before = raybench("report", "run-new").out
     done = raybench("compact", "run-new")
     assert (done.code, done.err) == (0, "")
@@ -87,7 +82,7 @@ def test_compact_tells_in_one_line_what_became_of_the_parts(
     assert raybench("compact", "nothing").code == 2
 
 
-def test_a_page_is_laid_over_that_of_another_run(raybench: Command, tmp_path: Path) -> None:
+def test_a_page_is_laid_over_that_of_another_run(raybench, tmp_path):
     page = tmp_path / "page.html"
     done = raybench("report", "run-new", "--format", "html", "--against", "run-old", "-o", page)
     assert (done.code, done.err) == (0, "")
@@ -112,9 +107,7 @@ def test_a_page_is_laid_over_that_of_another_run(raybench: Command, tmp_path: Pa
         (["report", "--github", "--format", "md"], "--github: GITHUB_STEP_SUMMARY is not set"),
     ],
 )
-def test_a_user_s_mistake_is_one_line_and_exit_2(
-    raybench: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
+def test_a_user_s_mistake_is_one_line_and_exit_2(raybench, monkeypatch, arguments, message):
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     done = raybench(*arguments)
     assert done.code == 2
@@ -122,10 +115,7 @@ def test_a_user_s_mistake_is_one_line_and_exit_2(
     assert "Traceback" not in done.err
 
 
-def test_a_damaged_run_hides_itself_alone_and_is_named_in_one_line(
-    raybench: Command,
-    results: Path,
-) -> None:
+def test_a_damaged_run_hides_itself_alone_and_is_named_in_one_line(raybench, results):
     path = results / "runs" / "run-new" / "run.parquet"
     path.write_bytes(b"garbage")
     for command in (["report"], ["list"], ["show", "latest"]):
@@ -141,10 +131,7 @@ def test_a_damaged_run_hides_itself_alone_and_is_named_in_one_line(
     assert done.err.splitlines()[-1].startswith(f"{path}: not a Parquet file")
 
 
-def test_a_run_without_its_row_is_named_with_what_to_put_back(
-    raybench: Command,
-    results: Path,
-) -> None:
+def test_a_run_without_its_row_is_named_with_what_to_put_back(raybench, results):
     path = results / "runs" / "run-new" / "run.parquet"
     path.unlink()
     told = f"{results}: run run-new has points, but no row; put {path} back\n"
@@ -154,7 +141,7 @@ def test_a_run_without_its_row_is_named_with_what_to_put_back(
     assert (done.code, done.err) == (2, told)
 
 
-def test_list_shows_all_runs_the_newest_last(raybench: Command) -> None:
+def test_list_shows_all_runs_the_newest_last(raybench):
     lines = raybench("list").out.splitlines()
     assert [line.split()[0] for line in lines] == ["run", "run-old", "run-new"]
     content = json.loads(raybench("list", "--json").out)
@@ -162,7 +149,7 @@ def test_list_shows_all_runs_the_newest_last(raybench: Command) -> None:
 
 
 @pytest.fixture
-def clone(results: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def clone(results, monkeypatch):
     """A results folder that is empty but for a folder with the runs of others."""
     mine = results.with_name("mine")
     mine.mkdir()
@@ -171,7 +158,7 @@ def clone(results: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return mine
 
 
-def test_without_runs_list_and_report_say_what_to_type(clone: Path, command: Command) -> None:
+def test_without_runs_list_and_report_say_what_to_type(clone, command):
     told = (
         "mine: no runs yet; `raybench sweep JOB` makes one; mine/examples has 2: "
         "`raybench list --results mine/examples`, `raybench report examples/RUN`\n"
@@ -186,9 +173,7 @@ def test_without_runs_list_and_report_say_what_to_type(clone: Path, command: Com
     assert (done.code, done.out) == (2, "")
 
 
-def test_a_run_of_a_results_folder_inside_is_found_by_the_folder_s_name(
-    clone: Path, command: Command
-) -> None:
+def test_a_run_of_a_results_folder_inside_is_found_by_the_folder_s_name(clone, command):
     RunStore.create(clone, make_run("mine-1"), make_measure())
     for run in (
         "examples/run-old",
@@ -207,7 +192,7 @@ def test_a_run_of_a_results_folder_inside_is_found_by_the_folder_s_name(
     assert [run["run_id"] for run in json.loads(done.out)["runs"]] == ["mine-1"]
 
 
-def test_the_name_of_a_job_means_its_newest_run(tmp_path: Path, command: Command) -> None:
+def test_the_name_of_a_job_means_its_newest_run(tmp_path, command):
     days = {"ddp-20260820-101112-ffff": 0, "ddp-20260821-101112-0000": 1, "named-by-me": 2}
     for run_id, day in days.items():
         run = make_run(run_id, job_name="ddp", started_at=START + timedelta(days=day - 1))
@@ -224,9 +209,7 @@ def test_the_name_of_a_job_means_its_newest_run(tmp_path: Path, command: Command
     assert done.err.endswith("; give more of the id, or the name of a job for its newest run\n")
 
 
-def test_list_has_the_newest_runs_and_says_how_many_there_are_more(
-    tmp_path: Path, command: Command
-) -> None:
+def test_list_has_the_newest_runs_and_says_how_many_there_are_more(tmp_path, command):
     for number in range(52):
         run = make_run(f"ddp-20260821-1011{number:02}-0000", started_at=START)
         RunStore.create(tmp_path, run, make_measure())
@@ -242,11 +225,7 @@ def test_list_has_the_newest_runs_and_says_how_many_there_are_more(
     assert len(json.loads(ask("--json").out)["runs"]) == 52
 
 
-def test_report_appends_its_markdown_to_the_summary_of_a_step(
-    raybench: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_report_appends_its_markdown_to_the_summary_of_a_step(raybench, tmp_path, monkeypatch):
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
@@ -260,7 +239,7 @@ def test_report_appends_its_markdown_to_the_summary_of_a_step(
     assert summary.stat().st_size == 2**20
 
 
-def test_list_imports_no_pandas(results: Path) -> None:
+def test_list_imports_no_pandas(results):
     code = (
         "import sys; from raybench import cli; sys.argv[1:] = ['list', '--results', sys.argv[1]]\n"
         "try: cli.main()\n"
@@ -271,9 +250,7 @@ def test_list_imports_no_pandas(results: Path) -> None:
     assert (len(told), told[-1]) == (4, "False")
 
 
-def test_show_prints_what_ranks_wrote_by_point_attempt_and_rank(
-    raybench: Command, results: Path
-) -> None:
+def test_show_prints_what_ranks_wrote_by_point_attempt_and_rank(raybench, results):
     record = replace(make_record(make_point(world_size=2)), attempt=2)
     point_id = record.point.point_id
     assert "wrote nothing that is kept" in raybench("show", "latest", "--logs").err
@@ -292,9 +269,7 @@ def test_show_prints_what_ranks_wrote_by_point_attempt_and_rank(
     assert raybench("list").code == raybench("report").code == 0
 
 
-def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(
-    raybench: Command, results: Path
-) -> None:
+def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(raybench, results):
     record = make_record()
     modules = tuple(
         ModuleTime(name=name, kind="Linear", calls=1, forward_ms=ms, backward_ms=None)
@@ -336,9 +311,7 @@ def test_show_tells_of_modules_traces_and_devices_where_a_point_has_them(
     assert content["point"]["methods"] == {"wait_ms": "tail less the shortest"}
 
 
-def test_show_has_all_attempts_and_the_whole_detail_as_json(
-    raybench: Command, results: Path
-) -> None:
+def test_show_has_all_attempts_and_the_whole_detail_as_json(raybench, results):
     detail = "".join(f"line {n}\n" for n in range(40))
     point = make_point(world_size=4)
     again = make_failed(point, attempt=2, error_rank=3, error_detail=detail)
@@ -353,13 +326,13 @@ def test_show_has_all_attempts_and_the_whole_detail_as_json(
     assert [row["attempt"] for row in content["attempts"]] == [1, 2]
 
 
-def test_a_reader_that_leaves_early_is_no_error(results: Path) -> None:
+def test_a_reader_that_leaves_early_is_no_error(results):
     for reader in ("head -n 1", "true"):
         done = in_a_shell(f"report --results {results} | {reader}")
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def in_a_shell(rest: str) -> subprocess.CompletedProcess[str]:
+def in_a_shell(rest):
     return subprocess.run(
         ["bash", "-o", "pipefail", "-c", f"{sys.executable} -m raybench {rest}"],
         capture_output=True,
@@ -368,16 +341,14 @@ def in_a_shell(rest: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_full_disk_behind_stdout_is_one_line_and_exit_2(results: Path) -> None:
+def test_a_full_disk_behind_stdout_is_one_line_and_exit_2(results):
     done = in_a_shell(f"list --results {results} > /dev/full")
     assert done.returncode == 2
     assert done.stderr == "stdout: cannot be written: No space left on device\n"
 
 
-def test_an_interrupt_is_exit_130_and_one_word(
-    raybench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object) -> None:
+def test_an_interrupt_is_exit_130_and_one_word(raybench, monkeypatch):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("raybench.cli.results.load_summary", interrupt)
@@ -385,9 +356,7 @@ def test_an_interrupt_is_exit_130_and_one_word(
     assert (done.code, done.out, done.err) == (130, "", "\ninterrupted\n")
 
 
-def test_a_bug_of_ours_is_exit_4_and_says_so_below_its_traceback(
-    raybench: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_of_ours_is_exit_4_and_says_so_below_its_traceback(raybench, monkeypatch):
     monkeypatch.setattr("raybench.cli.results.load_summary", lambda *_: {}["gone"])
     done = raybench("report")
     assert (done.code, done.out) == (4, "")
@@ -395,9 +364,7 @@ def test_a_bug_of_ours_is_exit_4_and_says_so_below_its_traceback(
     assert done.err.splitlines()[-1].startswith("raybench: this is a bug of raybench")
 
 
-def test_a_run_that_was_resumed_took_no_pauses_and_no_point_had_all_nodes(
-    tmp_path: Path, command: Command
-) -> None:
+def test_a_run_that_was_resumed_took_no_pauses_and_no_point_had_all_nodes(tmp_path, command):
     run = make_run("run-a", finished_at=START + timedelta(hours=2), paused_s=7140.0)
     written = RunStore.create(tmp_path, run, make_measure())
     devices = [make_device(), make_device(node_id="node-b", uuid="GPU-b")]
@@ -410,7 +377,7 @@ def test_a_run_that_was_resumed_took_no_pauses_and_no_point_had_all_nodes(
     assert "2 x NVIDIA H200 on 2 nodes, at most 1 node in a point\n" in text
 
 
-def test_a_host_on_which_ray_was_started_anew_is_one_node(tmp_path: Path, command: Command) -> None:
+def test_a_host_on_which_ray_was_started_anew_is_one_node(tmp_path, command):
     written = RunStore.create(tmp_path, make_run("run-a"), make_measure())
     devices = [make_device(), make_device(1, node_id="node-b")]
     written.write_devices(devices)
@@ -419,7 +386,7 @@ def test_a_host_on_which_ray_was_started_anew_is_one_node(tmp_path: Path, comman
     assert "2 x NVIDIA H200 on 1 node\n" in text
 
 
-def test_an_object_for_programs_is_asked_for_alike(raybench: Command) -> None:
+def test_an_object_for_programs_is_asked_for_alike(raybench):
     for command in (["report"], ["export"], ["compare", "run-old", "run-new"]):
         asked = raybench(*command, "--json")
         assert (asked.code, asked.err) == (0, "")
@@ -430,9 +397,7 @@ def test_an_object_for_programs_is_asked_for_alike(raybench: Command) -> None:
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
-def test_a_terminal_that_knows_no_escapes_gets_none(
-    term: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_that_knows_no_escapes_gets_none(term, monkeypatch):
     from raybench.cli import output
 
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

@@ -15,12 +15,12 @@ from raybench.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
 
 
-def plan(*arguments: str) -> list[dict[str, object]]:
+def plan(*arguments):
     words = ["sweep", "--dry-run", "--json", *arguments]
     result = CliRunner().invoke(command_line, words, standalone_mode=False)
     if result.exception is not None:
@@ -28,7 +28,7 @@ def plan(*arguments: str) -> list[dict[str, object]]:
     return json.loads(result.stdout)["points"]
 
 
-def test_what_stands_behind_the_dashes_is_the_scripts() -> None:
+def test_what_stands_behind_the_dashes_is_the_scripts():
     options = ["--script", "train.py", "--world-size", "1,2", "--items-per-step", "64"]
     points = plan(*options, "--", "--batch-size", "64", "--name", "a b", "--set", "x")
     assert [point["world_size"] for point in points] == [1, 2]
@@ -36,7 +36,7 @@ def test_what_stands_behind_the_dashes_is_the_scripts() -> None:
     assert points[0]["items_per_step"] == "64"
 
 
-def test_axes_come_by_set_and_stand_in_the_arguments() -> None:
+def test_axes_come_by_set_and_stand_in_the_arguments():
     options = ["--script", "train.py", "--set", "matrix.batch_size=8,16"]
     points = plan(*options, "--", "--batch-size", "{batch_size}")
     assert [point["batch_size"] for point in points] == [8, 16]
@@ -55,7 +55,7 @@ def test_axes_come_by_set_and_stand_in_the_arguments() -> None:
         (["--script", "train.py", "--", "{lr}"], "--script train.py -- '{lr}': unknown setting"),
     ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], message: str) -> None:
+def test_a_mistake_is_one_line(arguments, message):
     with pytest.raises(UsageError) as caught:
         plan(*arguments)
     assert message in str(caught.value)
@@ -64,6 +64,6 @@ def test_a_mistake_is_one_line(arguments: list[str], message: str) -> None:
     assert not re.search(r":\d+:\d+:", str(caught.value))
 
 
-def test_the_job_has_a_name_that_runs_can_have() -> None:
+def test_the_job_has_a_name_that_runs_can_have():
     text = job_text(ScriptGiven("dir/_my train:v2.py", (), "1", ""))
     assert 'name: "my-train-v2"' in text

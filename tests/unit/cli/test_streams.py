@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,7 @@ kept.write("all")
 @pytest.mark.parametrize(
     "stderr", ["2>/dev/full", "2>&-", "<&- >&- 2>&-", "2>&1 >/dev/null | true", "2>log"]
 )
-def test_what_cannot_be_said_is_dropped_and_all_else_is_done(stderr: str, tmp_path: Path) -> None:
+def test_what_cannot_be_said_is_dropped_and_all_else_is_done(stderr, tmp_path):
     command, *pipe = stderr.split(" | ")
     text = f"{{ {SAYS} {command}; }}"
     done = subprocess.run(

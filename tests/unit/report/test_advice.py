@@ -19,7 +19,7 @@ from raybench.report.health import HealthReport
 EXAMPLES = Path(__file__).parents[3] / "results" / "examples"
 
 
-def test_of_a_rank_that_slowed_the_others_the_gain_of_other_shares_is_estimated() -> None:
+def test_of_a_rank_that_slowed_the_others_the_gain_of_other_shares_is_estimated():
     record = make_apart([10.0, 10.0, 10.0, 20.0], 21.0)
     (advice,) = advise_run(make_summary([record]))
     # By speed a step takes 4 / 3.5 of the fast ones' own, on them alone 4 / 3.
@@ -30,13 +30,13 @@ def test_of_a_rank_that_slowed_the_others_the_gain_of_other_shares_is_estimated(
     assert advice.rows == (record.point.point_id,)
 
 
-def test_nothing_is_advised_where_all_ranks_are_alike() -> None:
+def test_nothing_is_advised_where_all_ranks_are_alike():
     advice = advise_run(make_summary([make_apart([10.0, 10.0], 11.0)]))
     assert advice == []
     assert "nothing to advise" in format_advice(advice, "run-a", 80)
 
 
-def test_a_device_that_a_check_found_bad_is_left_out_or_given_less() -> None:
+def test_a_device_that_a_check_found_bad_is_left_out_or_given_less():
     subjects = [make_subject(rank) for rank in range(4)]
     findings = [make_finding(subject, verdict=Verdict.HEALTHY) for subject in subjects[:3]]
     slow = make_finding(subjects[3], verdict=Verdict.BAD, stage="alone", ratio=2.0)

@@ -34,7 +34,7 @@ ANSWERS = {
 NO_DEVICES = pd.DataFrame()
 
 
-def svg_of(job: str) -> str:
+def svg_of(job):
     summary = load_summary(RESULTS, job)
     drawn = poster.picture(summary, reader.load(RESULTS, "devices", summary.run.run_id), "svg")
     assert drawn is not None
@@ -42,9 +42,7 @@ def svg_of(job: str) -> str:
 
 
 @pytest.mark.parametrize("job", ANSWERS)
-def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_job(
-    job: str,
-) -> None:
+def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_job(job):
     title, figures = ANSWERS[job]
     summary, svg = load_summary(RESULTS, job), svg_of(job)
     assert [one.value for one in key_figures(summary, rows_of(summary))] == figures
@@ -53,7 +51,7 @@ def test_a_run_has_the_picture_and_the_figures_that_answer_the_question_of_its_j
     assert min(float(size) for size in re.findall(r'font-size="([\d.]+)(?:px)?"', svg)) >= 12
 
 
-def test_the_colours_of_the_file_follow_the_theme_of_its_reader() -> None:
+def test_the_colours_of_the_file_follow_the_theme_of_its_reader():
     svg = svg_of("collectives")
     [rules] = re.findall(r"<style>(.*?)</style>", svg)
     assert rules.startswith("@media (prefers-color-scheme: dark)")
@@ -64,7 +62,7 @@ def test_the_colours_of_the_file_follow_the_theme_of_its_reader() -> None:
     assert drawn == set(re.findall(r'\[fill="(#[0-9a-f]{6})"\]', rules))
 
 
-def test_intervals_are_drawn() -> None:
+def test_intervals_are_drawn():
     records = [
         make_record(make_point(world_size=size), step_ms=ms + number, round=number, attempt=number)
         for number in (1, 2, 3)
@@ -76,7 +74,7 @@ def test_intervals_are_drawn() -> None:
     assert {value["x"] for value in rule["data"]["values"]} == {2, 4}
 
 
-def test_the_ideal_is_the_ratio_of_the_ranks_to_those_of_the_baseline() -> None:
+def test_the_ideal_is_the_ratio_of_the_ranks_to_those_of_the_baseline():
     records = [make_record(make_point(world_size=size)) for size in (2, 4, 8)]
     summary = make_summary(records, make_run("run-a", baseline={"world_size": "2"}))
     figure = main_figure(rows_of(summary), summary, NO_DEVICES)
@@ -86,7 +84,7 @@ def test_the_ideal_is_the_ratio_of_the_ranks_to_those_of_the_baseline() -> None:
     assert "over those of the same settings on 2 GPUs" in figure.note
 
 
-def test_the_axes_hold_every_point_also_one_that_gets_slower() -> None:
+def test_the_axes_hold_every_point_also_one_that_gets_slower():
     summary = make_summary([make_record(), make_record(make_point(world_size=2), step_ms=80.0)])
     [panel] = main_figure(rows_of(summary), summary, NO_DEVICES).panels  # type: ignore[union-attr]
     y = panel.spec["layer"][0]["encoding"]["y"]
@@ -96,14 +94,14 @@ def test_the_axes_hold_every_point_also_one_that_gets_slower() -> None:
     assert y["title"] == "times the samples/s of 1 GPU"
 
 
-def test_a_run_in_which_nothing_was_measured_has_no_picture_and_says_why() -> None:
+def test_a_run_in_which_nothing_was_measured_has_no_picture_and_says_why():
     summary = make_summary([make_failed()])
     assert poster.picture(summary, NO_DEVICES, "svg") is None
     assert why_none(summary) == "no point of this run was measured (out of memory)"
     assert why_none(make_summary([])) == "no point of this run has been finished yet"
 
 
-def test_texts_of_the_results_are_no_markup_and_there_is_a_png_too() -> None:
+def test_texts_of_the_results_are_no_markup_and_there_is_a_png_too():
     summary = make_summary(make_sweep(), make_run("run-a", job_name="<b>&job"))
     svg = poster.picture(summary, NO_DEVICES, "svg")
     assert svg is not None

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -21,7 +20,6 @@ from raybench.report.export.as_json import export_json
 from raybench.report.export.csv import export_csv
 from raybench.report.export.github_benchmark import export_github_benchmark
 from raybench.report.export.junit import export_junit
-from raybench.report.summary import Summary
 from raybench.results import reader
 from raybench.results.run import RunStatus
 from raybench.results.writer import RunStore
@@ -30,7 +28,7 @@ HOSTILE = 'a "b" <c> & ]]> \x1b[31m\x00 ünï\n=1+1,2'
 RUN_ID = "run-of-three"
 
 
-def stored(root: Path, **changes: object) -> Summary:
+def stored(root, **changes):
     """A run with a point that is ok, one that failed with a hostile message, one not run."""
     store = RunStore.create(root, make_run(RUN_ID, **changes), make_measure())
     store.write_devices([make_device(index) for index in range(2)])
@@ -53,7 +51,7 @@ def stored(root: Path, **changes: object) -> Summary:
 
 
 @pytest.fixture
-def summary(tmp_path: Path) -> Summary:
+def summary(tmp_path):
     return stored(tmp_path / "results", status=RunStatus.FAILED)
 
 
@@ -119,7 +117,7 @@ def test_github_benchmark_of_nothing_is_refused(tmp_path):
         export_github_benchmark(load_summary(tmp_path, "none"))
 
 
-def export(results: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def export(results, *arguments, **variables):
     """`raybench export` as a process of its own: what it imports warns of many things."""
     command = [sys.executable, "-m", "raybench", "export", *arguments, "--results", str(results)]
     return subprocess.run(

@@ -17,46 +17,45 @@ from raybench.analysis.losses import LOSSES
 from raybench.analysis.rounds import records
 from raybench.analysis.scaling import best_settings, scaling
 from raybench.job.point import Precision
-from raybench.records import Record
 from raybench.report.findings import bests
 from raybench.report.headline import headline
 from raybench.results.quality import BREAKDOWN
 
 
-def frame(records: list[Record], baseline: dict[str, object], **columns: object) -> pd.DataFrame:
+def frame(records, baseline, **columns):
     return scaling(points_table(records).assign(**columns), baseline)
 
 
-def said(records: list[Record], baseline: dict[str, object]) -> str:
+def said(records, baseline):
     return headline(scaling_rows(records, baseline), baseline, "GPUs")
 
 
-def ran(world_size: int, step_ms: float, precision: Precision = Precision.FP32) -> Record:
+def ran(world_size, step_ms, precision=Precision.FP32):
     return make_steady(world_size, step_ms, precision=precision)
 
 
-def test_one_series_is_told_without_best_and_worst() -> None:
+def test_one_series_is_told_without_best_and_worst():
     assert said([ran(1, 8.0), ran(2, 9.0), ran(4, 10.0)], {"world_size": 1}) == (
         "4 GPUs do 3.20 times the samples/s of 1 GPU, 80.0% efficiency (fp32, batch 64); "
         "what the rest is lost to was not measured"
     )
 
 
-def test_nothing_is_said_of_a_loss_that_is_none() -> None:
+def test_nothing_is_said_of_a_loss_that_is_none():
     found = said([ran(1, 8.0), ran(2, 8.02)], {"world_size": 1})
     assert found == (
         "2 GPUs do 2.00 times the samples/s of 1 GPU, 99.8% efficiency (fp32, batch 64)"
     )
 
 
-def test_without_a_baseline_point_it_says_why_and_what_is_left() -> None:
+def test_without_a_baseline_point_it_says_why_and_what_is_left():
     assert said([make_failed(make_point()), ran(2, 8.0)], {"world_size": 1}) == (
         "no speed-up: baseline point ran out of memory; "
         "at most 16,000 samples/s (fp32, batch 64, 2 GPUs)"
     )
 
 
-def test_a_speed_up_over_an_unsteady_baseline_stands_and_is_said_to_be_one() -> None:
+def test_a_speed_up_over_an_unsteady_baseline_stands_and_is_said_to_be_one():
     points = points_table([ran(1, 8.0), ran(2, 9.0)])
     found = scaling(points.assign(stable=[False, True]), {"world_size": 1})
     assert found["speed_up"].notna().all()
@@ -67,7 +66,7 @@ def test_a_speed_up_over_an_unsteady_baseline_stands_and_is_said_to_be_one() -> 
     assert "(fp32, batch 64, unsteady)" in told
 
 
-def test_a_baseline_that_is_known_badly_still_gives_a_value() -> None:
+def test_a_baseline_that_is_known_badly_still_gives_a_value():
     wide = points_table([ran(1, 8.0), ran(2, 9.0)]).assign(
         step_ms_ci_low=1.0, step_ms_ci_high=20.0, iterations=20
     )
@@ -77,7 +76,7 @@ def test_a_baseline_that_is_known_badly_still_gives_a_value() -> None:
     )
 
 
-def test_the_best_settings_name_a_rival_that_cannot_be_told_apart() -> None:
+def test_the_best_settings_name_a_rival_that_cannot_be_told_apart():
     found = frame([ran(1, 8.0), ran(1, 4.0, Precision.BF16), ran(2, 8.0)], {"world_size": 1})
     [best] = best_settings(found).to_dict("records")
     assert (best["precision"], best["batch"], best["world_size"]) == ("bf16", 64, 1)
@@ -93,7 +92,7 @@ def test_the_best_settings_name_a_rival_that_cannot_be_told_apart() -> None:
     assert told[0][1].startswith("bf16, batch 64: 16,000 samples/s (unsteady); fp32")
 
 
-def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence() -> None:
+def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence():
     base: dict[str, object] = {"world_size": 1}
     found = frame(
         [
@@ -117,7 +116,7 @@ def test_parts_that_exceed_the_step_feed_neither_a_share_nor_a_sentence() -> Non
     )
 
 
-def test_a_baseline_whose_parts_exceed_its_step_explains_no_loss() -> None:
+def test_a_baseline_whose_parts_exceed_its_step_explains_no_loss():
     found = frame(
         [
             make_apart([18.0] * 1, 8.0, optimizer_ms=0.5),
@@ -130,7 +129,7 @@ def test_a_baseline_whose_parts_exceed_its_step_explains_no_loss() -> None:
     assert all(pd.isna(point[name]) for name in LOSSES)
 
 
-def test_samples_per_joule_are_those_of_all_timed_steps() -> None:
+def test_samples_per_joule_are_those_of_all_timed_steps():
     found = frame([ran(1, 8.0), ran(1, 4.0, Precision.BF16)], {"world_size": 1}, energy_j=12.0)
     # Six steps of 64 samples.
     assert found["samples_per_joule"].tolist() == pytest.approx([32.0, 32.0])

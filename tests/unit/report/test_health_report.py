@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,10 +21,8 @@ from builders import (
     make_run,
     make_subject,
 )
-from commands import Command
 
-from raybench.records import Record
-from raybench.records.health import Action, Finding, Link, Verdict
+from raybench.records.health import Action, Verdict
 from raybench.report.health import HealthReport
 from raybench.report.text.health import format_text
 from raybench.results.run import RunStatus
@@ -35,11 +31,11 @@ from raybench.results.writer import RunStore
 RUN = "health-20261122-150000-abcd"
 
 
-def healthy(count: int, **changes: Any) -> list[Finding]:
+def healthy(count, **changes):
     return [make_finding(make_subject(rank), **changes) for rank in range(count)]
 
 
-def bad(rank: int, **changes: Any) -> Finding:
+def bad(rank, **changes):
     settings: dict[str, Any] = {
         "value": 470.0,
         "ratio": 1.6,
@@ -53,11 +49,11 @@ def bad(rank: int, **changes: Any) -> Finding:
     return make_finding(make_subject(rank), **settings)
 
 
-def suspect(rank: int, **changes: Any) -> Finding:
+def suspect(rank, **changes):
     return bad(rank, value=690.0, verdict=Verdict.SUSPECT, **{"ratio": 1.09, **changes})
 
 
-def slow_pair(first: int, second: int, **changes: Any) -> Finding:
+def slow_pair(first, second, **changes):
     settings: dict[str, Any] = {
         "test": "copy 256 MiB",
         "stage": "pairs",
@@ -71,7 +67,7 @@ def slow_pair(first: int, second: int, **changes: Any) -> Finding:
     return make_finding(make_pair(first, second), **settings)
 
 
-def report_of(findings: Sequence[Finding], links: Sequence[Link] = ()) -> HealthReport:
+def report_of(findings, links=()):
     return HealthReport(
         run=make_run(RUN, job_name="health"),
         machine="4 x NVIDIA H200 on 1 node",
@@ -82,7 +78,7 @@ def report_of(findings: Sequence[Finding], links: Sequence[Link] = ()) -> Health
     )
 
 
-def all_links(count: int) -> list[Link]:
+def all_links(count):
     return [make_link(first, second) for first, second in permutations(range(count), 2)]
 
 
@@ -126,15 +122,13 @@ ONE_BAD = [*healthy(3), bad(3)]
         ),
     ],
 )
-def test_the_first_line_is_the_verdict(
-    findings: list[Finding], headline: str, exit_code: int
-) -> None:
+def test_the_first_line_is_the_verdict(findings, headline, exit_code):
     report = report_of(findings)
     assert (report.headline, report.exit_code) == (headline, exit_code)
     assert format_text(report).splitlines()[0] == headline
 
 
-def test_where_only_pairs_were_tried_the_devices_of_the_run_are_counted() -> None:
+def test_where_only_pairs_were_tried_the_devices_of_the_run_are_counted():
     only = report_of([slow_pair(0, 1, verdict=Verdict.HEALTHY)])
     assert replace(only, kinds=["cuda"] * 2).headline == "The paths between both GPUs are healthy."
     node = make_finding(make_subject(kind="node", uuids=("GPU-0", "GPU-1"), name="alpha"))
@@ -143,7 +137,7 @@ def test_where_only_pairs_were_tried_the_devices_of_the_run_are_counted() -> Non
     )
 
 
-def test_all_slow_alike_is_said_to_be_no_devices_fault() -> None:
+def test_all_slow_alike_is_said_to_be_no_devices_fault():
     subject = make_subject(kind="cluster", name="all 4 NVIDIA H200", uuids=("GPU-0", "GPU-1"))
     reason = "all are slow alike: 1.40 times as long as this model takes elsewhere"
     alike = make_finding(subject, verdict=Verdict.SUSPECT, ratio=None, reason=reason)
@@ -152,7 +146,7 @@ def test_all_slow_alike_is_said_to_be_no_devices_fault() -> None:
     )
 
 
-def test_a_device_that_fails_in_several_tests_is_one_case() -> None:
+def test_a_device_that_fails_in_several_tests_is_one_case():
     findings = [*healthy(3), *(bad(3, test=f"gemm {size}") for size in (256, 2048, 8192))]
     (case,) = report_of(findings).cases
     assert case.what.startswith("gemm 8192: takes 1.60 times as long as those alike (470 TFLOP/s")
@@ -160,7 +154,7 @@ def test_a_device_that_fails_in_several_tests_is_one_case() -> None:
     assert case.commands == ["nvidia-smi --gpu-reset -i 3  # on alpha"]
 
 
-def test_what_is_slow_because_of_a_device_is_no_case_and_is_counted_with_it() -> None:
+def test_what_is_slow_because_of_a_device_is_no_case_and_is_counted_with_it():
     victims = [slow_pair(3, rank, culprit="alpha GPU 3") for rank in range(3)]
     report = report_of([*ONE_BAD, *victims])
     assert [case.subject.name for case in report.cases] == ["alpha GPU 3"]
@@ -168,7 +162,7 @@ def test_what_is_slow_because_of_a_device_is_no_case_and_is_counted_with_it() ->
     assert victims_line in format_text(report)
 
 
-def test_the_gravest_action_of_a_case_is_the_one_to_take() -> None:
+def test_the_gravest_action_of_a_case_is_the_one_to_take():
     broken = bad(3, ratio=None, action=Action.REPLACE, command="kubectl cordon alpha")
     (case,) = report_of([*ONE_BAD, broken]).cases
     assert (case.action, case.commands) == (Action.REPLACE, ["kubectl cordon alpha"])
@@ -192,13 +186,11 @@ def test_the_gravest_action_of_a_case_is_the_one_to_take() -> None:
         ),
     ],
 )
-def test_advice_on_the_set_weighs_what_a_slow_device_costs(
-    findings: list[Finding], words: str
-) -> None:
+def test_advice_on_the_set_weighs_what_a_slow_device_costs(findings, words):
     assert words in report_of(findings).advice
 
 
-def test_a_report_fits_80_columns_and_marks_outliers_without_colour() -> None:
+def test_a_report_fits_80_columns_and_marks_outliers_without_colour():
     links = [
         replace(link, gb_per_s=150.0)
         if (link.from_uuid, link.to_uuid) == ("GPU-0", "GPU-1")
@@ -214,7 +206,7 @@ def test_a_report_fits_80_columns_and_marks_outliers_without_colour() -> None:
     assert "\x1b" not in text
 
 
-def test_a_mark_is_of_the_test_that_found_it_and_links_to_the_host_are_no_matrix() -> None:
+def test_a_mark_is_of_the_test_that_found_it_and_links_to_the_host_are_no_matrix():
     others = [replace(link, kind="nccl") for link in all_links(2)]
     host = make_link(0, 1, from_uuid="host", from_name="host", kind="h2d", gb_per_s=55.0)
     report = report_of([*healthy(2), slow_pair(0, 1)], [*all_links(2), *others, host])
@@ -226,14 +218,14 @@ def test_a_mark_is_of_the_test_that_found_it_and_links_to_the_host_are_no_matrix
     assert not any(one.startswith("h2d") for one in rest)
 
 
-def test_of_a_large_fleet_the_outliers_are_named_and_the_rest_is_a_range() -> None:
+def test_of_a_large_fleet_the_outliers_are_named_and_the_rest_is_a_range():
     text = format_text(report_of([*healthy(63), bad(63)], all_links(10)))
     assert "alpha GPU 63 ! 470" in " ".join(text.split())
     assert "90 directions, 380 to 380" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
-def write_run(root: Path, run_id: str, records: Sequence[Record] = (), **changes: Any) -> RunStore:
+def write_run(root, run_id, records=(), **changes):
     """A run without the samples of a check; a sweep unless `changes` says otherwise."""
     store = RunStore.create(root, make_run(run_id, **changes), make_measure())
     for index, record in enumerate(records):
@@ -242,7 +234,7 @@ def write_run(root: Path, run_id: str, records: Sequence[Record] = (), **changes
 
 
 @pytest.fixture
-def one_bad(tmp_path: Path) -> None:
+def one_bad(tmp_path):
     store = write_run(tmp_path, RUN, job_name="health", status=RunStatus.FAILED)
     store.write_devices([make_device(rank) for rank in range(4)])
     store.write_health([*ONE_BAD, slow_pair(0, 1)], all_links(4))
@@ -266,7 +258,7 @@ def one_bad(tmp_path: Path) -> None:
         ("list --long", "1 of 4 GPUs is bad"),
     ],
 )
-def test_every_form_of_a_health_run_has_the_verdict(command: Command, words: str, has: str) -> None:
+def test_every_form_of_a_health_run_has_the_verdict(command, words, has):
     assert has in command(*words.split()).out
 
 
@@ -278,15 +270,13 @@ def test_every_form_of_a_health_run_has_the_verdict(command: Command, words: str
         ("report --format html --against latest", "a health check is not laid over another"),
     ],
 )
-def test_what_a_health_run_cannot_do_is_refused(command: Command, words: str, told: str) -> None:
+def test_what_a_health_run_cannot_do_is_refused(command, words, told):
     code, _, err = command(*words.split())
     assert code == 2
     assert told in err
 
 
-def test_a_check_that_was_interrupted_says_so_and_shows_no_scaling(
-    tmp_path: Path, command: Command
-) -> None:
+def test_a_check_that_was_interrupted_says_so_and_shows_no_scaling(tmp_path, command):
     argv = ("raybench", "health")
     write_run(tmp_path, RUN, [make_record()], argv=argv, status=RunStatus.INTERRUPTED)
     told = "The check did not come to its end: nothing can be said.\n"
@@ -297,7 +287,7 @@ FIRST, SECOND = "health-20261120-150000-abcd", "health-20261121-150000-abcd"
 
 
 @pytest.fixture
-def two_checks(tmp_path: Path) -> None:
+def two_checks(tmp_path):
     """Two checks of one fleet, of which the second finds products of one device a third slower."""
     probes = [("gemm", {"k": 256}), ("memory", {"size_bytes": 10**9})]
     records = [
@@ -318,7 +308,7 @@ def two_checks(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("two_checks")
-def test_two_checks_are_compared_figure_by_figure(command: Command) -> None:
+def test_two_checks_are_compared_figure_by_figure(command):
     text = command("compare", FIRST, SECOND).out
     headline = "1 of 4 figures is slower by more than days differ; the median changed by"
     assert headline in " ".join(text.split())
@@ -334,9 +324,7 @@ def test_two_checks_are_compared_figure_by_figure(command: Command) -> None:
 
 
 @pytest.mark.usefixtures("two_checks")
-def test_a_check_that_is_worse_fails_a_gate_and_one_that_is_better_does_not(
-    command: Command,
-) -> None:
+def test_a_check_that_is_worse_fails_a_gate_and_one_that_is_better_does_not(command):
     assert command("compare", FIRST, SECOND, "--fail-on", "regression").code == 1
     code, out, _ = command("compare", SECOND, FIRST, "--fail-on", "regression")
     assert code == 0
@@ -345,7 +333,7 @@ def test_a_check_that_is_worse_fails_a_gate_and_one_that_is_better_does_not(
 
 
 @pytest.mark.usefixtures("two_checks")
-def test_the_history_of_checks_is_that_of_their_figures(command: Command) -> None:
+def test_the_history_of_checks_is_that_of_their_figures(command):
     text = command("history", "--health").out
     assert text.startswith("4 figures over 2 checks: 1 slower in the last one than before")
     assert text.splitlines()[4].endswith("slower")
@@ -356,13 +344,13 @@ def test_the_history_of_checks_is_that_of_their_figures(command: Command) -> Non
 
 
 @pytest.mark.usefixtures("one_bad")
-def test_the_history_of_one_check_says_that_it_takes_two(command: Command) -> None:
+def test_the_history_of_one_check_says_that_it_takes_two(command):
     text = "0 figures over 1 check: nothing to compare; it takes two checks of the same devices."
     assert " ".join(command("history", "--health").out.split()) == text
 
 
 @pytest.mark.usefixtures("two_checks")
-def test_checks_and_sweeps_are_kept_apart(tmp_path: Path, command: Command) -> None:
+def test_checks_and_sweeps_are_kept_apart(tmp_path, command):
     assert "no points yet" in command("history").err
     write_run(tmp_path, "sweep-1", [make_record()])
     found = json.loads(command("history", "--json").out)

@@ -14,7 +14,7 @@ from raybench.report.charts.history import history_figure
 from raybench.report.comparison import before_and_now
 
 
-def runs(points: int, count: int = 6, apart: timedelta = timedelta(days=1)) -> pd.DataFrame:
+def runs(points, count=6, apart=timedelta(days=1)):
     """Step times of `points` points; the last one is slower from the fourth run on."""
     rows = [
         {
@@ -32,7 +32,7 @@ def runs(points: int, count: int = 6, apart: timedelta = timedelta(days=1)) -> p
     return history(pd.DataFrame(rows))
 
 
-def test_up_to_seven_points_share_a_panel_and_more_have_one_each() -> None:
+def test_up_to_seven_points_share_a_panel_and_more_have_one_each():
     few = history_figure(runs(7))
     assert (len(few.panels), len(few.legend)) == (1, 7)
     many = history_figure(runs(12))
@@ -48,7 +48,7 @@ def test_up_to_seven_points_share_a_panel_and_more_have_one_each() -> None:
         (timedelta(days=9), "%Y-%m-%d"),
     ],
 )
-def test_ticks_tell_the_hours_where_days_would_be_the_same(apart: timedelta, form: str) -> None:
+def test_ticks_tell_the_hours_where_days_would_be_the_same(apart, form):
     layers = history_figure(runs(2, apart=apart)).panels[0].spec["layer"]
     assert {layer["encoding"]["x"]["axis"]["format"] for layer in layers} == {form}
 
@@ -61,7 +61,7 @@ def test_ticks_tell_the_hours_where_days_would_be_the_same(apart: timedelta, for
         ("x" * 100 + "1" + "y" * 50, "x" * 100 + "2" + "y" * 50),
     ],
 )
-def test_values_are_shortened_so_that_their_difference_is_seen(base: str, new: str) -> None:
+def test_values_are_shortened_so_that_their_difference_is_seen(base, new):
     before, now = before_and_now(Change(name="fact", base=base, new=new), 20).split(" -> ")
     assert before != now
     assert max(len(before), len(now)) <= 20

@@ -26,13 +26,11 @@ from raybench.job.point import Precision
 from raybench.report.charts import parts as html_parts
 from raybench.report.charts import rates, scaling
 from raybench.report.charts import steps as html_steps
-from raybench.report.charts.figure import Figure
 from raybench.report.charts.figures import rows_laid_over, rows_of
 from raybench.report.charts.steps import PointSteps
 from raybench.report.charts.telemetry import telemetry_figure
 from raybench.report.html import points
 from raybench.report.html.page import PageData, format_page
-from raybench.report.summary import Summary
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>&lt;\u202e</svg></style>'
 
@@ -60,7 +58,7 @@ class Elements(HTMLParser):
             self.raw[self._inside] = data
 
 
-def samples(ranks: int, iterations: int = 30, slow_rank: int | None = None) -> pd.DataFrame:
+def samples(ranks, iterations=30, slow_rank=None):
     rng = np.random.default_rng(7)
     times = 8e6 * (1 + 0.001 * rng.standard_normal((ranks, iterations)))
     if slow_rank is not None:
@@ -76,7 +74,7 @@ def samples(ranks: int, iterations: int = 30, slow_rank: int | None = None) -> p
     )
 
 
-def page_data(summary: Summary) -> PageData:
+def page_data(summary):
     steps = []
     for row in html_steps.spread_points(rows_of(summary)):
         found = samples(int(row["world_size"]))
@@ -86,13 +84,13 @@ def page_data(summary: Summary) -> PageData:
     return PageData(summary=summary, devices=devices, telemetry=telemetry(), steps=steps)
 
 
-def device_row(rank: int) -> dict[str, Any]:
+def device_row(rank):
     device = make_device(rank)
     names = ("host", "index", "uuid", "name", "memory_bytes", "driver_version")
     return {name: getattr(device, name) for name in names}
 
 
-def telemetry(devices: int = 2) -> pd.DataFrame:
+def telemetry(devices=2):
     times = pd.date_range(START, periods=50, freq="s")
     return pd.DataFrame(
         {
@@ -107,17 +105,17 @@ def telemetry(devices: int = 2) -> pd.DataFrame:
     )
 
 
-def values(spec: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def values(spec):
     found: Sequence[Mapping[str, Any]] = spec["data"]["values"]
     return found
 
 
-def known(figure: Figure | None) -> Figure:
+def known(figure):
     assert figure is not None
     return figure
 
 
-def test_a_page_has_hostile_names_as_text_and_needs_and_runs_nothing_but_itself() -> None:
+def test_a_page_has_hostile_names_as_text_and_needs_and_runs_nothing_but_itself():
     records = [
         make_record(
             make_point(workload=HOSTILE, world_size=size, params={HOSTILE: value}),
@@ -152,7 +150,7 @@ def test_a_page_has_hostile_names_as_text_and_needs_and_runs_nothing_but_itself(
     assert "unsafe" not in policy
 
 
-def test_a_run_without_any_point_is_a_page_too() -> None:
+def test_a_run_without_any_point_is_a_page_too():
     empty = PageData(
         summary=make_summary([make_failed()]),
         devices=pd.DataFrame([device_row(0)]),
@@ -162,7 +160,7 @@ def test_a_run_without_any_point_is_a_page_too() -> None:
     assert "out of memory" in format_page(empty)
 
 
-def test_a_run_is_laid_over_another_in_charts_and_table() -> None:
+def test_a_run_is_laid_over_another_in_charts_and_table():
     summary = make_summary(make_sweep())
     slower = [
         make_record(make_point(world_size=size, precision=Precision.FP32), step_ms=step_ms)
@@ -194,7 +192,7 @@ def test_a_run_is_laid_over_another_in_charts_and_table() -> None:
     assert "change" in [name for name, _ in table.meanings]
 
 
-def test_a_series_that_is_not_drawn_is_explained_where_it_is_missing() -> None:
+def test_a_series_that_is_not_drawn_is_explained_where_it_is_missing():
     records = [
         make_record(make_point(world_size=size, batch_size=batch))
         for size in (1, 2)
@@ -212,9 +210,7 @@ def test_a_series_that_is_not_drawn_is_explained_where_it_is_missing() -> None:
     assert panel.missing in html.unescape(page)
 
 
-def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothing_is_no_bar() -> (
-    None
-):
+def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothing_is_no_bar():
     summary = make_summary(make_sweep())
     slow = {
         "slowest_rank": 1,
@@ -237,7 +233,7 @@ def test_what_a_slow_rank_takes_longer_is_a_part_of_its_own_and_less_than_nothin
     assert "-0.2" in table.rows[0][table.columns.index("exposed communication ms")]
 
 
-def test_parts_that_exceed_their_step_are_not_drawn_and_that_is_said() -> None:
+def test_parts_that_exceed_their_step_are_not_drawn_and_that_is_said():
     summary = make_summary(make_sweep())
     rows = [{**row, "compute_ms": 4.0} for row in rows_of(summary)]
     blank = {"compute_ms": float("nan"), "why_no_breakdown": "no breakdown: ..."}
@@ -252,7 +248,7 @@ def test_parts_that_exceed_their_step_are_not_drawn_and_that_is_said() -> None:
     assert rows[0]["point_id"] not in [line[0] for line in table.rows]
 
 
-def test_memory_faster_than_its_datasheet_is_told_to_be_the_cache() -> None:
+def test_memory_faster_than_its_datasheet_is_told_to_be_the_cache():
     records = [make_collective("copy", size, 0.01 + size / 1e9, 1) for size in (2**20, 2**30)]
     summary = make_summary(records)
     rows = [
@@ -266,7 +262,7 @@ def test_memory_faster_than_its_datasheet_is_told_to_be_the_cache() -> None:
     assert line["data"]["values"] == [{"y": 4800.0}]
 
 
-def test_a_single_slow_step_stays_visible_where_columns_stand_for_many() -> None:
+def test_a_single_slow_step_stays_visible_where_columns_stand_for_many():
     found = samples(2, iterations=1000)
     found.loc[(found["rank"] == 1) & (found["iteration"] == 777), "step_ns"] = 16_000_000
     by_rank = rank_by_iteration(found, 20)
@@ -275,7 +271,7 @@ def test_a_single_slow_step_stays_visible_where_columns_stand_for_many() -> None
     assert by_rank.loc[0].max() < 8.1
 
 
-def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry() -> None:
+def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry():
     before, after = telemetry(), telemetry()
     after["time"] += pd.Timedelta(hours=2)
     figure = known(telemetry_figure(pd.concat([before, after]), START))
@@ -288,7 +284,7 @@ def test_the_time_between_a_stop_and_its_resumption_is_left_out_of_the_telemetry
     assert line["encoding"]["detail"]["field"] == "part"
 
 
-def test_what_is_drawn_of_a_big_run_is_bounded_and_the_table_has_all() -> None:
+def test_what_is_drawn_of_a_big_run_is_bounded_and_the_table_has_all():
     records = [
         make_record(make_point(world_size=size, params={"hidden": hidden}, batch_size=batch))
         for size in (1, 2)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from raybench.report.point_settings import point_names, setting_columns
 
 
-def row(workload: str, batch_size: int | None = None, **params: str) -> dict[str, Any]:
+def row(workload, batch_size=None, **params):
     return {
         "point_id": f"{workload}-1",
         "workload": workload,
@@ -19,12 +17,12 @@ def row(workload: str, batch_size: int | None = None, **params: str) -> dict[str
     }
 
 
-def test_points_of_one_workload_have_a_column_for_each_setting_that_varies() -> None:
+def test_points_of_one_workload_have_a_column_for_each_setting_that_varies():
     rows = [row("mlp", 64, hidden="128"), row("mlp", 128, hidden="256")]
     assert list(setting_columns(rows).values()) == [["128", "256"], ["64", "128"]]
 
 
-def test_points_of_several_workloads_have_one_column_of_what_is_theirs() -> None:
+def test_points_of_several_workloads_have_one_column_of_what_is_theirs():
     rows = [
         row("gemm", k="256", direction=""),
         row("gemm", k="512", direction=""),
@@ -37,5 +35,5 @@ def test_points_of_several_workloads_have_one_column_of_what_is_theirs() -> None
     assert point_names(rows) == ["gemm k=256", "gemm k=512", "smoke"]
 
 
-def test_a_point_without_others_is_named_by_its_id() -> None:
+def test_a_point_without_others_is_named_by_its_id():
     assert point_names([row("mlp", 64)]) == ["mlp-1"]

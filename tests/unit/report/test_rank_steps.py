@@ -10,13 +10,13 @@ from builders import (
 )
 
 from raybench.analysis.rounds import records
-from raybench.records import Record, WallTimes
+from raybench.records import WallTimes
 from raybench.report.formatting import MILLISECONDS
 from raybench.report.rank_steps import ranks_of_point
 from raybench.report.text import terminal
 
 
-def ran(*own_ms: float, wall: bool = False, batch: int = 64) -> Record:
+def ran(*own_ms, wall=False, batch=64):
     """A step of 25 ms of ranks that take so long for their own, of which the host loses 0.5 ms."""
     clocks = WallTimes(unsynced_ms=2.5, synced_ms=30.0) if wall else None
     point = make_point(world_size=len(own_ms), batch_size=batch)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,11 +26,11 @@ from builders import (
     unscaled_point,
 )
 
-from raybench.records import Record, Status
+from raybench.records import Status
 from raybench.report import formatting
 from raybench.report.charts.figures import rows_of
 from raybench.report.export import as_json
-from raybench.report.summary import Summary, group_messages, summarize
+from raybench.report.summary import group_messages, summarize
 from raybench.report.text import markdown, runs, terminal
 from raybench.report.text.points import PointDetails, format_point, format_points
 from raybench.report.what_ran import what_ran
@@ -44,11 +42,11 @@ MS = 1_000_000
 EVIL = "[red]boo[/red] | <script>alert(1)</script> `x` \x1b[31m @someone #1\nsecond line"
 
 
-def explanation(summary: Summary) -> Sequence[str]:
+def explanation(summary):
     return summary.explain(summary.report.tables)
 
 
-def test_the_settings_of_a_point_stand_on_the_first_line_of_its_regions() -> None:
+def test_the_settings_of_a_point_stand_on_the_first_line_of_its_regions():
     points = points_table(make_sweep()[:4:2])
     regions = pd.DataFrame(
         {"point_id": one, "attempt": 1, "region": name, "calls": 1} | {"region_ms": 1.0}
@@ -59,7 +57,7 @@ def test_the_settings_of_a_point_stand_on_the_first_line_of_its_regions() -> Non
     assert [row[-4:-2] for row in table.rows] == [("1", "a"), ("", "b"), ("2", "a"), ("", "b")]
 
 
-def test_other_parameters_and_weak_and_strong_are_tables_of_their_own() -> None:
+def test_other_parameters_and_weak_and_strong_are_tables_of_their_own():
     strong = make_point(scaling="strong", batch_size=32)
     other = make_point(params={"hidden": 1})
     found = make_summary([make_record(), make_record(strong), make_record(other)]).tables
@@ -70,8 +68,8 @@ def test_other_parameters_and_weak_and_strong_are_tables_of_their_own() -> None:
     ]
 
 
-def test_an_exception_is_told_with_its_type_after_the_place_and_only_once() -> None:
-    def told(message: str, **fields: object) -> str:
+def test_an_exception_is_told_with_its_type_after_the_place_and_only_once():
+    def told(message, **fields):
         settings = {"status": Status.ERROR, "error_message": message, **fields}
         [said] = make_summary([make_failed(**settings)]).failures
         return said.text
@@ -85,8 +83,8 @@ def test_an_exception_is_told_with_its_type_after_the_place_and_only_once() -> N
     assert formatting.failure("lost", "NodeLost", "it is gone") == "it is gone"
 
 
-def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks() -> None:
-    def failed(ranks: Sequence[int]) -> str:
+def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks():
+    def failed(ranks):
         devices = tuple(make_device(index, host="vm") for index in range(3))
         records = [
             make_failed(
@@ -122,13 +120,11 @@ def test_points_in_each_of_which_one_rank_failed_are_no_failure_of_all_ranks() -
         ),
     ],
 )
-def test_texts_that_differ_in_figures_only_are_said_once_with_their_count(
-    texts: list[str], said: dict[str, int]
-) -> None:
+def test_texts_that_differ_in_figures_only_are_said_once_with_their_count(texts, said):
     assert {one.text: one.count for one in group_messages(texts)} == said
 
 
-def lost_on(host: str, batch_size: int) -> Record:
+def lost_on(host, batch_size):
     """A point that the loss of rank 1's node ended, as the sweep says it."""
     devices = (make_device(0), make_device(1, host=host, node_id=host))
     return make_failed(
@@ -141,7 +137,7 @@ def lost_on(host: str, batch_size: int) -> Record:
     )
 
 
-def test_five_hundred_points_with_one_reason_are_one_line_with_the_places() -> None:
+def test_five_hundred_points_with_one_reason_are_one_line_with_the_places():
     hosts = [f"{letter}-host" for letter in "abcdef"]
     failed = [lost_on(hosts[n % 6], n + 1) for n in range(500)]
     [said] = make_summary(failed).failures
@@ -154,7 +150,7 @@ def test_five_hundred_points_with_one_reason_are_one_line_with_the_places() -> N
     )
 
 
-def test_the_nodes_that_were_lost_are_named_also_when_the_point_was_tried_again() -> None:
+def test_the_nodes_that_were_lost_are_named_also_when_the_point_was_tried_again():
     again = make_record(lost_on("beta", 64).point, attempt=2)
     summary = make_summary([lost_on("beta", 64), again, lost_on("[b]x\x1b[0m", 8)])
     assert summary.lost_nodes == ("beta", "[b]x�[0m")
@@ -167,14 +163,14 @@ def test_the_nodes_that_were_lost_are_named_also_when_the_point_was_tried_again(
     assert "lost" not in terminal.format_report(make_summary([make_record()]))
 
 
-def test_long_parameters_and_messages_still_fit_80_columns() -> None:
+def test_long_parameters_and_messages_still_fit_80_columns():
     params = {f"parameter_{number}": "v" * 30 for number in range(12)}
     records = [make_failed(make_point(params=params), error_message="x" * 500)]
     text = terminal.format_report(make_summary(records))
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
-def test_on_a_cpu_ranks_are_workers_and_there_is_no_column_for_memory() -> None:
+def test_on_a_cpu_ranks_are_workers_and_there_is_no_column_for_memory():
     plain = make_record(devices=(make_device(kind="cpu", name="CPU"),))
     [measurement] = plain.measurements
     without = replace(measurement, peak_mem_allocated_bytes=None)
@@ -184,13 +180,13 @@ def test_on_a_cpu_ranks_are_workers_and_there_is_no_column_for_memory() -> None:
     assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
-def test_a_run_without_an_ok_point_has_no_findings_and_explains_no_column() -> None:
+def test_a_run_without_an_ok_point_has_no_findings_and_explains_no_column():
     text = terminal.format_report(make_summary([make_failed()]))
     assert "Speed-up" not in text
     assert "median" not in text
 
 
-def test_a_narrow_terminal_gets_all_figures_and_whole_run_ids() -> None:
+def test_a_narrow_terminal_gets_all_figures_and_whole_run_ids():
     text = terminal.format_report(make_summary(make_sweep()), width=40)
     assert "…" not in text
     # Whole figures, or none.
@@ -199,7 +195,7 @@ def test_a_narrow_terminal_gets_all_figures_and_whole_run_ids() -> None:
     assert run.run_id in runs.format_runs([run], {}, width=40)
 
 
-def test_without_a_baseline_point_the_report_says_why_there_is_no_efficiency() -> None:
+def test_without_a_baseline_point_the_report_says_why_there_is_no_efficiency():
     records = [make_record(make_point(world_size=2))]
     text = terminal.format_report(make_summary(records))
     assert "Without speed-up\n1 x no ok point with world_size=1 in this series" in text
@@ -209,9 +205,7 @@ def test_without_a_baseline_point_the_report_says_why_there_is_no_efficiency() -
     ("own", "asked", "is_told"),
     [("flash", "auto", True), ("cudnn", "auto", False), ("flash", "flash", False)],
 )
-def test_a_point_with_another_attention_kernel_than_its_baseline_is_told(
-    own: str, asked: str, is_told: bool
-) -> None:
+def test_a_point_with_another_attention_kernel_than_its_baseline_is_told(own, asked, is_told):
     ran = []
     for batch_size, kernel, attention in ((32, "cudnn", "auto"), (64, own, asked)):
         params = {"attention": attention, "hidden": 8, "layers": 1}
@@ -226,7 +220,7 @@ def test_a_point_with_another_attention_kernel_than_its_baseline_is_told(
     assert ("attention by cudnn" if own == "cudnn" else "attention by cudnn, flash") in said
 
 
-def test_the_table_of_a_collective_says_what_nccl_ran() -> None:
+def test_the_table_of_a_collective_says_what_nccl_ran():
     told = ("AllReduce 4096 B: RING LL, 2 channels",)
     record = make_record(make_point(world_size=2))
     ranks = tuple(
@@ -238,7 +232,7 @@ def test_the_table_of_a_collective_says_what_nccl_ran() -> None:
     assert "  RING LL, 2 channels" in text
 
 
-def test_a_run_without_points_is_reported() -> None:
+def test_a_run_without_points_is_reported():
     summary = make_summary([], device_count=0)
     assert "No point has been finished yet." in terminal.format_report(summary)
     assert "No point has been finished yet." in markdown.format_report(summary)
@@ -247,11 +241,11 @@ def test_a_run_without_points_is_reported() -> None:
     assert summary.machine == "private Ray on this host, 4 GPUs"
 
 
-def test_no_text_from_results_controls_the_terminal_whatever_its_column() -> None:
+def test_no_text_from_results_controls_the_terminal_whatever_its_column():
     """Names, parameters and paths in somebody's results are as untrusted as messages."""
     evil = "x\x1b[31m\x9b1m\u202e"
 
-    def spoilt(value: object) -> object:
+    def spoilt(value):
         if isinstance(value, dict):
             return {key + evil: spoilt(item) for key, item in value.items()}
         if isinstance(value, list):
@@ -295,11 +289,11 @@ def test_no_text_from_results_controls_the_terminal_whatever_its_column() -> Non
 @pytest.mark.parametrize(
     ("text", "span"), [("a", "`a`"), ("`a", "`` `a ``"), ("a``b", "```a``b```")]
 )
-def test_a_code_span_holds_any_backticks(text: str, span: str) -> None:
+def test_a_code_span_holds_any_backticks(text, span):
     assert markdown.code(text) == span
 
 
-def test_a_search_has_a_largest_batch_and_a_list_of_batch_sizes_has_none() -> None:
+def test_a_search_has_a_largest_batch_and_a_list_of_batch_sizes_has_none():
     fits = [make_record(make_point(batch_size=size)) for size in (64, 1024, 1472)]
     [found] = make_summary([*fits, make_failed(make_point(batch_size=1480))]).largest_batches
     assert (found.batch_size, found.ran_out) == (1472, 1480)
@@ -308,7 +302,7 @@ def test_a_search_has_a_largest_batch_and_a_list_of_batch_sizes_has_none() -> No
     assert make_summary(listed[1:]).largest_batches == ()
 
 
-def test_json_has_null_for_what_json_cannot_say() -> None:
+def test_json_has_null_for_what_json_cannot_say():
     text = as_json.format_object(a=float("nan"), b=float("inf"), c=pd.NaT, d=np.array([1, 2]))
     nulls = {"a": None, "b": None, "c": None}
     assert json.loads(text) == {"schema_version": SCHEMA_VERSION, **nulls, "d": [1, 2]}
@@ -342,26 +336,24 @@ def test_json_has_null_for_what_json_cannot_say() -> None:
         (formatting.title, make_run("x-1", job_name="ddp"), "ddp  x-1"),
     ],
 )
-def test_a_value_is_written_with_the_digits_that_it_needs(
-    function: Callable[[Any], str], value: Any, text: str
-) -> None:
+def test_a_value_is_written_with_the_digits_that_it_needs(function, value, text):
     if function is formatting.step_ms:
         value = {"step_ms_p50": 10.0, **value}
     assert function(value) == text
 
 
-def test_every_status_has_its_words() -> None:
+def test_every_status_has_its_words():
     assert set(formatting.STATUS_WORDS) == {status.value for status in Status}
 
 
-def test_a_run_that_is_not_over_tells_what_is_missing() -> None:
+def test_a_run_that_is_not_over_tells_what_is_missing():
     run = make_run("run-a", points_total=10, points_ok=0, finished_at=None)
     found = make_summary(make_sweep(), run)
     assert found.counts == "10 points: 5 ok, 1 failed, 0 skipped, 4 not run"
     assert "unfinished; 10 points" in terminal.format_report(found)
 
 
-def test_an_interrupted_run_says_so_and_its_cancelled_point_did_not_fail() -> None:
+def test_an_interrupted_run_says_so_and_its_cancelled_point_did_not_fail():
     run = make_run("run-a", points_total=8, status=RunStatus.INTERRUPTED)
     cancelled = make_failed(make_point(world_size=8), status=Status.CANCELLED)
     for text in (
@@ -373,7 +365,7 @@ def test_an_interrupted_run_says_so_and_its_cancelled_point_did_not_fail() -> No
         assert "1 cancelled, 1 not run" in said
 
 
-def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does_not_know() -> None:
+def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does_not_know():
     long = make_run("a" * 64 + "-20260821-101112-abcd")
     running = make_run("run-b", status=RunStatus.RUNNING, finished_at=None)
     text = runs.format_runs([long, running], {})
@@ -381,7 +373,7 @@ def test_the_list_of_runs_fits_80_columns_and_leaves_out_what_a_running_one_does
     assert text.splitlines()[-1].split() == ["run-b", "running", "unfinished"]
 
 
-def test_parts_that_exceed_the_step_are_left_blank_with_the_reason() -> None:
+def test_parts_that_exceed_the_step_are_left_blank_with_the_reason():
     fits, exceeds = (
         make_apart([8.0] * size, ms, optimizer_ms=0.5) for size, ms in ((1, 8.0), (4, 4.0))
     )
@@ -398,7 +390,7 @@ def test_parts_that_exceed_the_step_are_left_blank_with_the_reason() -> None:
     assert said.count == 1
 
 
-def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained() -> None:
+def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained():
     slow = make_apart([8.0, 8.0, 8.0, 9.0], 10.0, idle_ms=1.0)
     settled = [
         replace(m, repetitions=(replace(m.repetitions[0], settled=False),))
@@ -415,7 +407,7 @@ def test_marks_say_what_is_doubtful_and_only_those_that_are_set_are_explained() 
     assert "!" not in make_summary(make_sweep()).tables[0].columns
 
 
-def test_a_point_that_was_not_alone_on_its_nodes_is_marked() -> None:
+def test_a_point_that_was_not_alone_on_its_nodes_is_marked():
     beside = make_record(make_point(batch_size=1), neighbours=("abc",))
     failed = make_failed(make_point(batch_size=2), neighbours=("abc",))
     summary = make_summary([beside, failed, make_record()])
@@ -426,7 +418,7 @@ def test_a_point_that_was_not_alone_on_its_nodes_is_marked() -> None:
     assert explanation(summary)[-1] == explained
 
 
-def test_collectives_are_a_table_per_operation_read_down_the_message_size() -> None:
+def test_collectives_are_a_table_per_operation_read_down_the_message_size():
     records = [
         make_collective(operation, size, ms)
         for operation in ("all_reduce", "all_gather")
@@ -445,7 +437,7 @@ def test_collectives_are_a_table_per_operation_read_down_the_message_size() -> N
     )
 
 
-def test_without_throughput_there_is_no_speed_up_and_no_remark_about_it() -> None:
+def test_without_throughput_there_is_no_speed_up_and_no_remark_about_it():
     records = [make_collective("all_reduce", 2**20, 1.0, world_size) for world_size in (2, 4)]
     failed = make_failed(unscaled_point("collective", 8, operation="all_reduce", size_bytes=2**20))
     summary = make_summary([*records, failed])
@@ -458,7 +450,7 @@ def test_without_throughput_there_is_no_speed_up_and_no_remark_about_it() -> Non
     assert "nccl-tests" in text
 
 
-def test_a_product_is_told_as_it_lasts_and_as_it_was_in_its_first_moments() -> None:
+def test_a_product_is_told_as_it_lasts_and_as_it_was_in_its_first_moments():
     measured = make_measurement(
         0, [[2 * MS] * 6], items_per_step=None, flops_per_step=4e11, gemm_tflops=250.0
     )

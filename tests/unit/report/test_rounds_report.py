@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from builders import make_measure, make_point, make_record, make_run
 from click.testing import CliRunner
 
 from raybench.cli.plans import plan_command
-from raybench.report.summary import Summary, summarize
+from raybench.report.summary import summarize
 from raybench.report.text import terminal
 from raybench.results.reader import load
 from raybench.results.writer import RunStore
 from raybench.sweep.rounds import WORTHWHILE
 
 
-def reported(root: Path, rounds: int, control_ms: float = 10.0) -> Summary:
+def reported(root, rounds, control_ms=10.0):
     """A run of 1 and 2 GPUs in so many rounds, each with a control after the points."""
     run = make_run("run-a", baseline={"world_size": 1}, points_total=2)
     store = RunStore.create(root, run, make_measure())
@@ -35,9 +33,7 @@ def reported(root: Path, rounds: int, control_ms: float = 10.0) -> Summary:
     return summarize(run, load(root, "devices", "run-a"), load(root, "points", "run-a"))
 
 
-def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_cost(
-    tmp_path: Path,
-) -> None:
+def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_cost(tmp_path):
     summary = reported(tmp_path, 1)
     text = " ".join(terminal.format_report(summary, width=200).split())
     assert "±" not in text
@@ -51,14 +47,14 @@ def test_a_report_of_one_round_has_no_interval_and_says_what_gives_one_and_its_c
     assert "--set measure.rounds=3" in text
 
 
-def test_a_control_that_moved_is_a_warning_that_names_the_block(tmp_path: Path) -> None:
+def test_a_control_that_moved_is_a_warning_that_names_the_block(tmp_path):
     [said] = reported(tmp_path, 2, control_ms=12.0).warnings
     assert said.count == 2
     assert "at the end of the block of 2 GPUs the control took" in said.text
     assert "the machine drifts" in said.text
 
 
-def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path: Path) -> None:
+def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path):
     job = tmp_path / "job.yaml"
     job.write_text("version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: [1, 2]}\n")
     once = CliRunner().invoke(plan_command, [str(job)]).output
@@ -68,7 +64,7 @@ def test_a_plan_says_what_rounds_would_cost_and_counts_those_it_has(tmp_path: Pa
     assert "3 rounds x 2 points x 1 repeat of 3 to 20 s" in three
 
 
-def test_show_has_a_line_for_each_round_and_marks_controls(tmp_path: Path) -> None:
+def test_show_has_a_line_for_each_round_and_marks_controls(tmp_path):
     from raybench.cli.results import show_command
 
     reported(tmp_path, 2)

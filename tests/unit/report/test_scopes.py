@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -16,7 +15,7 @@ from builders import (
     points_table,
 )
 
-from raybench.records import Breakdown, Record
+from raybench.records import Breakdown
 from raybench.report.summary import summarize
 from raybench.report.text import markdown
 
@@ -27,7 +26,7 @@ LOCAL = {"block": (8.0, 4.0), "loop": (40.0, 30.0)}
 DEVICE = {"block": (8.0, 4.0), "loop": (40.0, 20.0)}
 
 
-def point(scope: str, world_size: int, *, is_new: bool = True, **params: Any) -> Record:
+def point(scope, world_size, *, is_new=True, **params):
     made = make_point(
         workload="mine:Pipeline", params={"scope": scope, **params}, world_size=world_size,
         batch_size=None, global_batch_size=None, scaling="strong",
@@ -41,7 +40,7 @@ def point(scope: str, world_size: int, *, is_new: bool = True, **params: Any) ->
     return replace(record, measurements=tuple(measurements))
 
 
-def take_apart(record: Record) -> Record:
+def take_apart(record):
     scope, size = str(record.point.params["scope"]), record.point.world_size
     local_ms, device_ms = LOCAL[scope][size - 1], DEVICE[scope][size - 1]
     breakdown = Breakdown(
@@ -51,11 +50,11 @@ def take_apart(record: Record) -> Record:
     return replace(record, measurements=tuple(measurements))
 
 
-def pipeline(**params: Any) -> list[Record]:
+def pipeline(**params):
     return [point(scope, ranks, **params) for scope in ("loop", "block") for ranks in (1, 2)]
 
 
-def test_module_and_whole_are_read_beside_each_other_cold_and_warm() -> None:
+def test_module_and_whole_are_read_beside_each_other_cold_and_warm():
     [table] = make_summary(pipeline()).scope_tables
     assert table.title == "mine:Pipeline: module beside end to end, ms"
     assert table.columns == (
@@ -72,7 +71,7 @@ def test_module_and_whole_are_read_beside_each_other_cold_and_warm() -> None:
     assert {row["GiB"] for row in cells} == {"1.00"}
 
 
-def test_a_sentence_says_what_is_gained_and_how_cold_the_whole_begins() -> None:
+def test_a_sentence_says_what_is_gained_and_how_cold_the_whole_begins():
     [(title, text)] = make_summary(pipeline()).scopes
     assert title == "2 GPUs"
     assert text == (
@@ -82,7 +81,7 @@ def test_a_sentence_says_what_is_gained_and_how_cold_the_whole_begins() -> None:
 
 
 @pytest.mark.parametrize("used", [1, 2])
-def test_a_first_step_in_used_processes_is_no_cold_one_to_be_compared(used: int) -> None:
+def test_a_first_step_in_used_processes_is_no_cold_one_to_be_compared(used):
     loop = [point("loop", ranks, is_new=ranks != used) for ranks in (1, 2)]
     found = make_summary([*loop, *pipeline()[2:]])
     [table] = found.scope_tables
@@ -94,7 +93,7 @@ def test_a_first_step_in_used_processes_is_no_cold_one_to_be_compared(used: int)
     assert "cold" not in text
 
 
-def test_what_the_whole_loses_and_the_module_does_not_is_said_by_cause() -> None:
+def test_what_the_whole_loses_and_the_module_does_not_is_said_by_cause():
     found = make_summary([take_apart(record) for record in pipeline()])
     [(_, text)] = found.scopes
     assert (
@@ -106,7 +105,7 @@ def test_what_the_whole_loses_and_the_module_does_not_is_said_by_cause() -> None
     assert (cells["comm"], cells["host"]) == ("6.3%", "31.2%")
 
 
-def test_settings_in_which_points_differ_have_a_sentence_each() -> None:
+def test_settings_in_which_points_differ_have_a_sentence_each():
     found = make_summary([*pipeline(compile=True), *pipeline(compile=False)])
     assert sorted(title for title, _ in found.scopes) == [
         "compile=false, 2 GPUs", "compile=true, 2 GPUs",
@@ -116,19 +115,19 @@ def test_settings_in_which_points_differ_have_a_sentence_each() -> None:
     assert len(table.rows) == 8
 
 
-def test_points_that_were_not_measured_have_no_line() -> None:
+def test_points_that_were_not_measured_have_no_line():
     failed = make_failed(pipeline()[0].point)
     [table] = make_summary([failed, *pipeline()[1:]]).scope_tables
     assert [row[:2] for row in table.rows] == [("block", "1"), ("", "2"), ("loop", "2")]
 
 
-def test_nothing_is_said_where_scopes_do_not_differ() -> None:
+def test_nothing_is_said_where_scopes_do_not_differ():
     found = make_summary([point("loop", 1), point("loop", 2)])
     assert (found.scope_tables, found.scopes) == ((), ())
     assert "end to end" not in markdown.format_report(found)
 
 
-def test_what_clocks_under_the_power_cap_are_of_a_speed_up_stands_beside_it() -> None:
+def test_what_clocks_under_the_power_cap_are_of_a_speed_up_stands_beside_it():
     frame = points_table(pipeline()[:2]).assign(sm_clock_mhz_p50=[1815.0, 1965.0], throttled=True)
     frame["throttle_reasons"] = [["power_cap"], ["power_cap"]]
     found = summarize(make_run("run-a"), pd.DataFrame(), frame)

@@ -27,13 +27,13 @@ COMPARED = ("ddp_scaling-20261121-132844-4b9a", "ddp_scaling-20261122-142621-620
 PREDICTED = ["predict", RUNS[0], "--world-size", "8,64,512", "--network", "45@30"]
 
 
-def marks(svg: re.Match[str]) -> str:
+def marks(svg):
     """Return how many marks a chart has, and what the last of them stands for."""
     labels = re.findall(r'aria-label="([^"]*)"', svg[0])
     return f"<p>(chart of {len(labels)} marks, the last: {labels[-1]})</p>" if labels else ""
 
 
-def visible(page: str) -> str:
+def visible(page):
     """Return the words of a page, a line for each paragraph, table row and chart."""
     page = re.sub(r"<(style|script)\b.*?</\1>", "", page, flags=re.DOTALL)
     page = re.sub(r"<svg\b.*?</svg>", marks, page, flags=re.DOTALL)
@@ -43,7 +43,7 @@ def visible(page: str) -> str:
     return "\n".join(" ".join(line.split()) for line in words.splitlines() if line.strip()) + "\n"
 
 
-def ends(text: str) -> str:
+def ends(text):
     """Return the first and the last 6,000 characters of a text that is written for programs."""
     if len(text) <= 12_000:
         return text
@@ -78,7 +78,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_prints_what_its_snapshot_holds(name: str) -> None:
+def test_a_command_prints_what_its_snapshot_holds(name):
     words, width, kept = COMMANDS[name]
     done = CliRunner().invoke(
         raybench, [*words, "--results", str(EXAMPLES)], env={"COLUMNS": str(width)}

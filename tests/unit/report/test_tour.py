@@ -15,7 +15,7 @@ from raybench.results import reader
 RESULTS = Path(__file__).parents[3] / "results" / "examples"
 
 
-def answer_of(job: str, results: Path) -> Answer:
+def answer_of(job, results):
     summary = load_summary(RESULTS, job)
     devices = reader.load(RESULTS, "devices", summary.run.run_id)
     question = f"What of {job}?"
@@ -24,7 +24,7 @@ def answer_of(job: str, results: Path) -> Answer:
     )
 
 
-def test_a_tour_has_each_question_with_its_answer_its_picture_and_its_tables() -> None:
+def test_a_tour_has_each_question_with_its_answer_its_picture_and_its_tables():
     answers = [answer_of("mixed_precision", Path("results")), answer_of("collectives", RESULTS)]
     page = format_page(answers)
     text = html.unescape(page)

@@ -10,7 +10,6 @@ from builders import make_measurement, make_record, make_summary, unscaled_point
 
 from raybench.cli.results import load_summary
 from raybench.job.point import Precision
-from raybench.records import Record
 from raybench.report.charts.figures import rows_of
 from raybench.report.key_figures import key_figures
 from raybench.report.what_ran import what_ran
@@ -22,11 +21,11 @@ from raybench.workloads.model_sizes import LANGUAGE_PRESETS, LINEAR_FEATURES, pa
 RESULTS = Path(__file__).parents[3] / "results" / "examples"
 
 
-def parameters(model: torch.nn.Module) -> int:
+def parameters(model):
     return sum(one.numel() for one in model.parameters())
 
 
-def products() -> list[Record]:
+def products():
     """Matrix products in two precisions."""
     work = {"items_per_step": None, "flops_per_step": 4e11, "gemm_tflops": 800.0}
     return [
@@ -39,7 +38,7 @@ def products() -> list[Record]:
     ]
 
 
-def test_dtypes_and_precisions_are_told_whichever_workload_comes_first() -> None:
+def test_dtypes_and_precisions_are_told_whichever_workload_comes_first():
     collectives = rows_of(load_summary(RESULTS, "collectives"))
     rows = [*collectives, *rows_of(make_summary(products()))]
     for ordered in (rows, rows[::-1]):
@@ -47,7 +46,7 @@ def test_dtypes_and_precisions_are_told_whichever_workload_comes_first() -> None
         assert ("float32" in words, "fp32, bf16" in words) == (True, True)
 
 
-def test_products_on_cpu_workers_are_told_as_those_of_workers() -> None:
+def test_products_on_cpu_workers_are_told_as_those_of_workers():
     summary = replace(make_summary(products()), ranks="workers")
     rows = [{**row, "world_size": 1 + number % 2} for number, row in enumerate(rows_of(summary))]
     places = [one.where for one in key_figures(summary, rows)]
@@ -55,7 +54,7 @@ def test_products_on_cpu_workers_are_told_as_those_of_workers() -> None:
     assert not any("GPU" in where for where in places)
 
 
-def test_a_model_that_only_runs_has_no_optimizer() -> None:
+def test_a_model_that_only_runs_has_no_optimizer():
     summary = load_summary(RESULTS, "mixed_precision")
     rows = rows_of(summary)
     answering = [{**row, "params": {**row["params"], "mode": "inference"}} for row in rows]
@@ -65,7 +64,7 @@ def test_a_model_that_only_runs_has_no_optimizer() -> None:
     assert "mode=inference" in words
 
 
-def test_the_parameters_that_are_told_are_those_of_the_models_that_are_built() -> None:
+def test_the_parameters_that_are_told_are_those_of_the_models_that_are_built():
     with torch.device("meta"):
         for preset, shape in LANGUAGE_PRESETS.items():
             for layers, seq_len in ((1, 8), (2, 1024)):

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 from builders import make_measure, make_measurement, make_point, make_record, make_run
-from commands import Command
 
 import raybench
 from raybench import Metric
 from raybench.cluster.local import this_process
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
-from raybench.records import Record
 from raybench.results.point_metrics import compute_metrics
 from raybench.results.writer import RunStore
 from raybench.sweep.loop import SweepSettings, sweep
@@ -48,7 +44,7 @@ class Pipeline(Workload):
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory):
     """A run of the workload, in one process."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "one_file_workload.py").write_text(ONE_FILE)
@@ -66,7 +62,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "results"
 
 
-def test_its_values_are_in_the_table_after_the_timed_steps(results: Path) -> None:
+def test_its_values_are_in_the_table_after_the_timed_steps(results):
     [row] = raybench.load(results, "points").to_dict("records")
     assert row["status"] == "ok", row["error_message"]
     assert row["workload_metrics"] == {"bubble_ms": 12.25, "stages": 8.0}
@@ -87,16 +83,14 @@ def test_its_values_are_in_the_table_after_the_timed_steps(results: Path) -> Non
         ("export run-a --format json", ['"bubble_ms": 12.25']),
     ],
 )
-def test_each_format_has_it_with_its_unit_and_what_it_means(
-    results: Path, words: str, texts: list[str], command: Command
-) -> None:
+def test_each_format_has_it_with_its_unit_and_what_it_means(results, words, texts, command):
     [point_id] = raybench.load(results, "points")["point_id"]
     code, out, err = command(*words.replace("POINT", point_id).split(), results=results)
     assert (code, err) == (0, "")
     assert [text for text in texts if text not in " ".join(out.split())] == []
 
 
-def of_ranks(*values: float | None, **declared: Any) -> Record:
+def of_ranks(*values, **declared):
     bubble = Metric(name="bubble_ms", description="idle", over_ranks="sum", **declared)
     return make_record(
         make_point(world_size=len(values)),
@@ -111,13 +105,13 @@ def of_ranks(*values: float | None, **declared: Any) -> Record:
     )
 
 
-def test_the_ranks_become_a_point_as_it_declares() -> None:
+def test_the_ranks_become_a_point_as_it_declares():
     assert compute_metrics(of_ranks(1.0, 2.5))["workload_metrics"] == {"bubble_ms": 3.5}
     assert compute_metrics(of_ranks(1.0, None))["workload_metrics"] is None
     assert compute_metrics(of_ranks(None, None))["workload_metrics"] is None
 
 
-def test_what_a_step_does_on_all_ranks_is_related_to_the_step_of_the_point() -> None:
+def test_what_a_step_does_on_all_ranks_is_related_to_the_step_of_the_point():
     # Steps of 8 ms.
     rate = compute_metrics(of_ranks(100.0, 60.0, over_step="per_second"))
     assert rate["workload_metrics"] == {"bubble_ms": pytest.approx(20_000)}
@@ -125,7 +119,7 @@ def test_what_a_step_does_on_all_ranks_is_related_to_the_step_of_the_point() -> 
     assert each["workload_metrics"] == {"bubble_ms": pytest.approx(2.0)}
 
 
-def test_the_rounds_of_a_point_have_its_mean(tmp_path: Path) -> None:
+def test_the_rounds_of_a_point_have_its_mean(tmp_path):
     from raybench.analysis.rounds import mean_of_rounds
     from raybench.results.rows import point_row
 

@@ -31,7 +31,7 @@ SAMPLE = DeviceSample(node_id="n0", index=0, uuid="GPU-0", time=START, power_w=3
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> RunStore:
+def store(tmp_path):
     """A run with four attempts in three parts, the last two ended together, and new devices."""
     made = RunStore.create(tmp_path, make_run(RUN), make_measure())
     made.write_devices([make_device(0)])
@@ -46,20 +46,20 @@ def store(tmp_path: Path) -> RunStore:
     return made
 
 
-def rows(store: RunStore) -> dict[str, pd.DataFrame]:
+def rows(store):
     return {table: reader.load(store.root, table, RUN) for table in TABLES}
 
 
-def assert_same(found: dict[str, pd.DataFrame], expected: dict[str, pd.DataFrame]) -> None:
+def assert_same(found, expected):
     for table, frame in expected.items():
         pd.testing.assert_frame_equal(found[table], frame)
 
 
-def parts(store: RunStore, table: str) -> list[Path]:
+def parts(store, table):
     return sorted((store.root / table / RUN).glob("[!.]*.parquet"))
 
 
-def test_each_table_is_one_part_with_the_same_rows_in_the_same_order(store: RunStore) -> None:
+def test_each_table_is_one_part_with_the_same_rows_in_the_same_order(store):
     before = rows(store)
     done = compact_run(store.root, RUN)
     assert (done.parts_before, done.parts_after) == (1 + 2 + 3 + 2 + 3, 5)
@@ -69,7 +69,7 @@ def test_each_table_is_one_part_with_the_same_rows_in_the_same_order(store: RunS
     assert len(pd.read_parquet(store.root / "points")) == len(before["points"]) == 4
 
 
-def test_a_second_time_there_is_nothing_to_do(store: RunStore) -> None:
+def test_a_second_time_there_is_nothing_to_do(store):
     compact_run(store.root, RUN)
     content = parts(store, "points")[0].read_bytes()
     done = compact_run(store.root, RUN)
@@ -77,7 +77,7 @@ def test_a_second_time_there_is_nothing_to_do(store: RunStore) -> None:
     assert parts(store, "points")[0].read_bytes() == content
 
 
-def test_the_samples_of_an_attempt_are_found(store: RunStore) -> None:
+def test_the_samples_of_an_attempt_are_found(store):
     last = make_point(world_size=4).point_id
     before = reader.load_attempt(store.root, "samples", RUN, last, 1)
     compact_run(store.root, RUN)
@@ -86,7 +86,7 @@ def test_the_samples_of_an_attempt_are_found(store: RunStore) -> None:
     assert [path.name for path in parts(store, "samples")] == [parts(store, "points")[0].name]
 
 
-def test_a_run_that_goes_on_afterwards_is_whole_and_compacted_again(store: RunStore) -> None:
+def test_a_run_that_goes_on_afterwards_is_whole_and_compacted_again(store):
     compact_run(store.root, RUN)
     clear_leftovers(store.root, RUN)
     store.write_records([(3, make_record(make_point(world_size=8)))])
@@ -98,15 +98,13 @@ def test_a_run_that_goes_on_afterwards_is_whole_and_compacted_again(store: RunSt
 
 
 @pytest.mark.parametrize("removed", [0, 1])
-def test_a_kill_before_the_old_parts_are_removed_shows_each_row_once(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch, removed: int
-) -> None:
+def test_a_kill_before_the_old_parts_are_removed_shows_each_row_once(store, monkeypatch, removed):
     class Killed(BaseException):
         pass
 
     unlink, left = Path.unlink, [removed]
 
-    def killed(path: Path, missing_ok: bool = False) -> None:
+    def killed(path, missing_ok=False):
         if not path.name.startswith("."):
             if not left[0]:
                 raise Killed
@@ -125,13 +123,11 @@ def test_a_kill_before_the_old_parts_are_removed_shows_each_row_once(
     assert_same(rows(store), before)
 
 
-def test_a_kill_before_the_rename_leaves_the_parts_as_they_are(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_before_the_rename_leaves_the_parts_as_they_are(store, monkeypatch):
     class Killed(BaseException):
         pass
 
-    def killed(*_: object) -> None:
+    def killed(*_):
         raise Killed
 
     before, names = rows(store), parts(store, "samples")
@@ -143,7 +139,7 @@ def test_a_kill_before_the_rename_leaves_the_parts_as_they_are(
     assert_same(rows(store), before)
 
 
-def test_samples_without_a_row_do_not_come_back(store: RunStore) -> None:
+def test_samples_without_a_row_do_not_come_back(store):
     store.write_records([(5, make_record(make_point(world_size=16)))])
     (part,) = (path for path in parts(store, "points") if path.name.startswith("00005"))
     part.unlink()
@@ -151,7 +147,7 @@ def test_samples_without_a_row_do_not_come_back(store: RunStore) -> None:
     assert make_point(world_size=16).point_id not in set(rows(store)["samples"]["point_id"])
 
 
-def test_a_run_that_is_measured_is_refused(store: RunStore) -> None:
+def test_a_run_that_is_measured_is_refused(store):
     names = parts(store, "points")
     with (
         hold_run(store.root, RUN),
@@ -165,7 +161,7 @@ def test_a_run_that_is_measured_is_refused(store: RunStore) -> None:
     assert parts(store, "points") == names
 
 
-def test_a_part_of_a_newer_version_stays_as_it_is(store: RunStore) -> None:
+def test_a_part_of_a_newer_version_stays_as_it_is(store):
     path = parts(store, "samples")[0]
     part = pq.read_table(path, partitioning=None)
     newer = part.schema.metadata | {b"schema_version": b"999"}
@@ -176,6 +172,6 @@ def test_a_part_of_a_newer_version_stays_as_it_is(store: RunStore) -> None:
     assert parts(store, "samples") == names
 
 
-def test_an_interrupted_run_is_compacted(store: RunStore) -> None:
+def test_an_interrupted_run_is_compacted(store):
     store.write_run(replace(make_run(RUN), status=RunStatus.INTERRUPTED))
     assert compact_run(store.root, RUN).parts_after == 5

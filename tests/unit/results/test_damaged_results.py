@@ -8,7 +8,6 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -48,7 +47,7 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sound(tmp_path_factory):
     """Two runs of ok points on 1 to 6 GPUs, and one point that failed."""
     folder = tmp_path_factory.mktemp("sound")
     for run_id in ("run-a", "run-b"):
@@ -61,18 +60,18 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def results(sound: Path, tmp_path: Path) -> Path:
+def results(sound, tmp_path):
     """A copy of them, to be spoilt: to write them takes ten times as long."""
     shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
 @pytest.fixture
-def called(results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+def called(results, monkeypatch, capsys):  # type: ignore[no-untyped-def]
     """A command in this process: its exit code, stdout and stderr."""
     point_id = make_point(world_size=2).point_id
 
-    def call(command: list[str]) -> tuple[object, str, str]:
+    def call(command):
         words = [point_id if word == "POINT" else word for word in command]
         monkeypatch.setattr(sys, "argv", ["raybench", *words, "--results", str(results)])
         with pytest.raises(SystemExit) as stopped:
@@ -82,7 +81,7 @@ def called(results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return call
 
 
-def rewrite(path: Path, change: Change, version: str | None = None, **more: str) -> None:
+def rewrite(path, change, version=None, **more):
     """Write a part as somebody else might: other values, another version, more columns."""
     part = pq.read_table(path)
     metadata = part.schema.metadata | ({b"schema_version": version.encode()} if version else {})
@@ -93,20 +92,20 @@ def rewrite(path: Path, change: Change, version: str | None = None, **more: str)
     pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields, metadata=metadata)), path)
 
 
-def parts(results: Path, table: str) -> list[Path]:
+def parts(results, table):
     return sorted((results / table / "run-a").glob("*.parquet"))
 
 
-def strange_run(results: Path, **changes: Any) -> None:
+def strange_run(results, **changes):
     [path] = parts(results, "runs")
     rewrite(path, lambda row: row | changes)
 
 
-def control_characters(results: Path) -> None:
+def control_characters(results):
     """Every text that nothing depends on."""
     keys = ("run_id", "point_id", "status", "scaling", "precision", "device_type")
 
-    def change(row: dict[str, Any]) -> dict[str, Any]:
+    def change(row):
         texts = {name: EVIL for name, value in row.items() if isinstance(value, str)}
         maps = {name: [(EVIL, EVIL)] for name in ("params", "methods", "tags", "versions")}
         lists = {name: [EVIL] for name in ("warnings", "throttle_reasons", "argv")}
@@ -118,7 +117,7 @@ def control_characters(results: Path) -> None:
             rewrite(path, change)
 
 
-def failures_in_part(results: Path) -> None:
+def failures_in_part(results):
     """Points that failed: one out of memory without its batch, one on a host but on no rank."""
     *_, alone, last = parts(results, "points")
     out_of_memory = {"status": "oom", "scaling": "weak", "batch_size": None}
@@ -134,9 +133,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("kind", STRANGE)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_strange_results_are_shown_without_harm(
-    results: Path, called: Any, kind: str, command: str
-) -> None:
+def test_strange_results_are_shown_without_harm(results, called, kind, command):
     STRANGE[kind](results)
     code, out, err = called(COMMANDS[command])
     assert code in (0, 1), err
@@ -149,9 +146,7 @@ def test_strange_results_are_shown_without_harm(
 
 
 @pytest.mark.parametrize("table", ["runs", "points"])
-def test_a_newer_part_is_refused_in_one_line_and_hides_its_run_alone(
-    results: Path, called: Any, table: str
-) -> None:
+def test_a_newer_part_is_refused_in_one_line_and_hides_its_run_alone(results, called, table):
     path = parts(results, table)[0]
     rewrite(path, dict, version="999")
     line = (
@@ -169,7 +164,7 @@ def test_a_newer_part_is_refused_in_one_line_and_hides_its_run_alone(
     assert (code, err.splitlines()[-1]) == (2, line)
 
 
-def test_columns_that_a_part_lacks_are_null(results: Path) -> None:
+def test_columns_that_a_part_lacks_are_null(results):
     path = parts(results, "points")[0]
     part = pq.read_table(path, partitioning=None)
     pq.write_table(part.drop_columns(["energy_j", "warnings"]), path)
@@ -180,7 +175,7 @@ def test_columns_that_a_part_lacks_are_null(results: Path) -> None:
     assert len(points) == 7
 
 
-def test_a_row_without_its_point_is_damage(results: Path) -> None:
+def test_a_row_without_its_point_is_damage(results):
     path = parts(results, "points")[0]
     part = pq.read_table(path, partitioning=None)
     pq.write_table(part.drop_columns(["point_id"]), path)
@@ -188,7 +183,7 @@ def test_a_row_without_its_point_is_damage(results: Path) -> None:
         raybench.load(results, "points", "run-a")
 
 
-def test_a_run_without_a_known_status_is_left_out_of_the_list(results: Path, called: Any) -> None:
+def test_a_run_without_a_known_status_is_left_out_of_the_list(results, called):
     [path] = parts(results, "runs")
     rewrite(path, lambda row: row | {"status": "sideways"})
     code, out, err = called(["list"])
@@ -199,7 +194,7 @@ def test_a_run_without_a_known_status_is_left_out_of_the_list(results: Path, cal
     assert "run run-a: its row has no start, or no status; it is left out" in err
 
 
-def test_a_damaged_part_hides_its_run_alone(results: Path) -> None:
+def test_a_damaged_part_hides_its_run_alone(results):
     damaged = parts(results, "points")[2]
     damaged.write_bytes(damaged.read_bytes()[:300])
     with pytest.warns(ResultsWarning, match=f"{damaged}: .*; run run-a is left out"):
@@ -221,9 +216,7 @@ def test_a_damaged_part_hides_its_run_alone(results: Path) -> None:
         ("a=1", "a=1"),
     ],
 )
-def test_a_cell_that_begins_a_formula_is_quoted_and_a_number_is_not(
-    results: Path, called: Any, text: str, cell: str
-) -> None:
+def test_a_cell_that_begins_a_formula_is_quoted_and_a_number_is_not(results, called, text, cell):
     for path in parts(results, "points"):
         rewrite(path, lambda row: row | {"error_message": text, "params": [(text, text)]})
     rows = list(csv.DictReader(io.StringIO(called(["export", "run-a", "--format", "csv"])[1])))

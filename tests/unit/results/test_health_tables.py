@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from builders import (
     make_finding,
     make_link,
@@ -33,11 +31,11 @@ HEALTHY = make_finding(make_subject(1))
 LINKS = [make_link(0, 1), make_link(1, 0, gb_per_s=None)]
 
 
-def store_of(root: Path) -> RunStore:
+def store_of(root):
     return RunStore.create(root, make_run("health-1"), make_measure())
 
 
-def test_findings_and_links_come_back_as_they_were_written(tmp_path: Path) -> None:
+def test_findings_and_links_come_back_as_they_were_written(tmp_path):
     store_of(tmp_path).write_health([BAD, UNTESTED, HEALTHY], LINKS)
     assert [finding for _, finding in read_findings(tmp_path, "health-1")] == [
         BAD,
@@ -47,7 +45,7 @@ def test_findings_and_links_come_back_as_they_were_written(tmp_path: Path) -> No
     assert read_links(tmp_path, "health-1") == LINKS
 
 
-def test_the_tables_are_read_as_all_others(tmp_path: Path) -> None:
+def test_the_tables_are_read_as_all_others(tmp_path):
     store_of(tmp_path).write_health([BAD, HEALTHY], LINKS)
     health = raybench.load(tmp_path, "health")
     assert list(health["verdict"]) == ["bad", "healthy"]
@@ -56,7 +54,7 @@ def test_the_tables_are_read_as_all_others(tmp_path: Path) -> None:
     assert raybench.units("links")["gb_per_s"] == "GB/s"
 
 
-def test_only_what_was_healthy_is_held_against_later_checks(tmp_path: Path) -> None:
+def test_only_what_was_healthy_is_held_against_later_checks(tmp_path):
     assert past_values(tmp_path) == ()
     store_of(tmp_path).write_health([BAD, UNTESTED, HEALTHY], [])
     assert [(past.test, past.value) for past in past_values(tmp_path)] == [
@@ -64,7 +62,7 @@ def test_only_what_was_healthy_is_held_against_later_checks(tmp_path: Path) -> N
     ]
 
 
-def test_a_check_without_links_has_no_part_of_them(tmp_path: Path) -> None:
+def test_a_check_without_links_has_no_part_of_them(tmp_path):
     store_of(tmp_path).write_health([HEALTHY], [])
     assert not (tmp_path / "links").exists()
     assert read_links(tmp_path, "health-1") == []

@@ -9,7 +9,7 @@ import pytest
 from builders import make_device, make_measurement, make_point, make_record, make_samples
 
 from raybench.job.point import Precision
-from raybench.records import Breakdown, Measurement, Record, Repetition, WallTimes
+from raybench.records import Breakdown, Record, Repetition, WallTimes
 from raybench.results import point_metrics as module
 from raybench.results.point_metrics import compute_metrics, mean_step_ms
 from raybench.stats.stragglers import MARK_ERRORS
@@ -17,7 +17,7 @@ from raybench.stats.stragglers import MARK_ERRORS
 MS = 1_000_000
 
 
-def breakdown(local_ms: float = 40.0, **changes: Any) -> Breakdown:
+def breakdown(local_ms=40.0, **changes):
     """A rank of its own speed: 40 ms without communication, of which the device needs 39."""
     settings: dict[str, Any] = {
         "local_ms": ((local_ms,) * 3, (local_ms,) * 3),
@@ -32,16 +32,16 @@ def breakdown(local_ms: float = 40.0, **changes: Any) -> Breakdown:
     return Breakdown(**settings)
 
 
-def of(*ranks: Measurement, **changes: Any) -> dict[str, Any]:
+def of(*ranks, **changes):
     point = make_point(world_size=len(ranks), precision=changes.pop("precision", Precision.BF16))
     return compute_metrics(make_record(point, measurements=ranks, **changes))
 
 
-def rank(number: int = 0, step_ms: float = 42.0, **changes: Any) -> Measurement:
+def rank(number=0, step_ms=42.0, **changes):
     return make_measurement(number, [[round(step_ms * MS)] * 6], **changes)
 
 
-def test_balanced_ranks_do_not_wait_and_expose_what_the_step_takes_beyond_the_local_one() -> None:
+def test_balanced_ranks_do_not_wait_and_expose_what_the_step_takes_beyond_the_local_one():
     found = of(*(rank(n, breakdown=breakdown()) for n in range(4)))
     assert found["comm_exposed_ms"] == pytest.approx(2.0)
     assert found["wait_ms"] == 0.0
@@ -53,7 +53,7 @@ def test_balanced_ranks_do_not_wait_and_expose_what_the_step_takes_beyond_the_lo
     assert found["methods"] == {"comm_exposed_ms": "timed less local"}
 
 
-def test_a_slow_rank_is_named_with_how_much_longer_its_own_step_is_and_where() -> None:
+def test_a_slow_rank_is_named_with_how_much_longer_its_own_step_is_and_where():
     slow = breakdown(45.0, device_ms=44.0, comm_ms=(1.0,) * 3, hooked_ms=(47.0,) * 3)
     fast = breakdown(tail_ms=(6.5, 6.6, 6.4), comm_ms=(6.0,) * 3, hooked_ms=(47.0,) * 3)
     found = of(*(rank(n, 47.0, breakdown=slow if n == 2 else fast) for n in range(4)))
@@ -70,7 +70,7 @@ def test_a_slow_rank_is_named_with_how_much_longer_its_own_step_is_and_where() -
     assert found["compute_ms"] == pytest.approx(40.0)
 
 
-def test_the_parts_are_those_of_one_rank_the_slowest_and_add_up_to_the_step() -> None:
+def test_the_parts_are_those_of_one_rank_the_slowest_and_add_up_to_the_step():
     late = breakdown(45.0, device_ms=39.0)
     found = of(rank(0, 47.0, breakdown=breakdown()), rank(1, 47.0, breakdown=late))
     names = ("compute_ms", "optimizer_ms", "host_gap_ms", "comm_exposed_ms")
@@ -79,7 +79,7 @@ def test_the_parts_are_those_of_one_rank_the_slowest_and_add_up_to_the_step() ->
     assert found["straggler_device_ms"] == 0.0
 
 
-def test_a_wait_is_none_where_the_instrumented_step_was_another_step() -> None:
+def test_a_wait_is_none_where_the_instrumented_step_was_another_step():
     """bf16, batch 512 on two H200s: a wait of 2.50 ms in a step that had no room for it."""
     waiting = breakdown(4.2, device_ms=4.1, hooked_ms=(7.4,) * 3, tail_ms=(3.0,) * 3)
     last = breakdown(4.25, device_ms=4.1, hooked_ms=(7.3,) * 3, tail_ms=(0.5,) * 3)
@@ -91,7 +91,7 @@ def test_a_wait_is_none_where_the_instrumented_step_was_another_step() -> None:
     assert "wait_ms" not in of(rank(0, breakdown=breakdown()))["methods"]
 
 
-def test_a_wait_fits_beside_the_ranks_own_step_and_the_last_collective() -> None:
+def test_a_wait_fits_beside_the_ranks_own_step_and_the_last_collective():
     waiting, last = breakdown(tail_ms=(4.5,) * 3), breakdown(tail_ms=(1.5,) * 3)
     ranks = (rank(0, breakdown=waiting), rank(1, breakdown=last))
     assert of(*ranks)["wait_ms"] == pytest.approx(42.0 - 40.0 - 1.5)
@@ -99,7 +99,7 @@ def test_a_wait_fits_beside_the_ranks_own_step_and_the_last_collective() -> None
     assert of(rank(0, breakdown=no_room), ranks[1])["wait_ms"] == 0.0
 
 
-def test_the_host_clocks_of_all_ranks_are_kept_in_their_order_or_none() -> None:
+def test_the_host_clocks_of_all_ranks_are_kept_in_their_order_or_none():
     walls = [WallTimes(unsynced_ms=5.0 + n, synced_ms=43.0 + n) for n in range(2)]
     found = of(*(rank(n, breakdown=breakdown(wall=wall)) for n, wall in enumerate(walls)))
     assert found["wall_unsynced_ms_by_rank"] == [5.0, 6.0]
@@ -108,19 +108,19 @@ def test_the_host_clocks_of_all_ranks_are_kept_in_their_order_or_none() -> None:
     assert found["wall_synced_ms_by_rank"] is None
 
 
-def test_a_single_rank_has_no_communication() -> None:
+def test_a_single_rank_has_no_communication():
     found = of(rank(breakdown=breakdown(comm_ms=(), tail_ms=(), hooked_ms=())))
     assert [found[f"{name}_ms"] for name in ("comm", "comm_exposed", "wait")] == [None] * 3
     assert (found["slowest_rank"], found["straggler_ms"]) == (None, None)
     assert found["local_step_ms_by_rank"] == [40.0]
 
 
-def test_a_step_shorter_than_its_local_one_exposes_less_than_nothing() -> None:
+def test_a_step_shorter_than_its_local_one_exposes_less_than_nothing():
     found = of(*(rank(n, 39.5, breakdown=breakdown()) for n in (0, 1)))
     assert found["comm_exposed_ms"] == pytest.approx(-0.5)
 
 
-def test_without_the_breakdown_of_every_rank_no_part_is_known() -> None:
+def test_without_the_breakdown_of_every_rank_no_part_is_known():
     for ranks in ([rank(0), rank(1)], [rank(0, breakdown=breakdown()), rank(1)]):
         found = of(*ranks)
         names = ("local_step", "compute", "comm", "comm_exposed", "wait", "optimizer", "host_gap")
@@ -129,18 +129,18 @@ def test_without_the_breakdown_of_every_rank_no_part_is_known() -> None:
         assert found["local_step_ms_by_rank"] is found["device_ms_by_rank"] is None
 
 
-def test_without_a_breakdown_the_rank_that_stands_out_is_named_by_the_timed_steps() -> None:
+def test_without_a_breakdown_the_rank_that_stands_out_is_named_by_the_timed_steps():
     assert of(rank(0, 42), rank(1, 43))["slowest_rank"] == 1
     assert of(rank(0, 42), rank(1, 42.5))["slowest_rank"] is None
 
 
-def test_equal_ranks_have_no_slowest_one() -> None:
+def test_equal_ranks_have_no_slowest_one():
     found = of(*(rank(n, breakdown=breakdown(40.0 + 0.1 * n)) for n in range(4)))
     assert found["straggler_ms"] == pytest.approx(0.2)
     assert found["slowest_rank"] is None
 
 
-def test_a_late_host_must_stand_out_from_how_far_the_timed_steps_wander_and_a_device_not() -> None:
+def test_a_late_host_must_stand_out_from_how_far_the_timed_steps_wander_and_a_device_not():
     """On hosts that are 10 % slower for a second and faster again, a rank is late by chance."""
     wandering = [[round(ms * MS) for ms in (40.0, 46.0, 41.0, 45.0) for _ in range(10)]]
     ranks = [make_measurement(number, wandering, breakdown=breakdown()) for number in (0, 1)]
@@ -152,12 +152,12 @@ def test_a_late_host_must_stand_out_from_how_far_the_timed_steps_wander_and_a_de
     assert (slow["straggler_error_ms"], slow["slowest_rank"]) == (0.0, 1)
 
 
-def test_the_local_steps_say_how_far_they_drift_between_their_blocks() -> None:
+def test_the_local_steps_say_how_far_they_drift_between_their_blocks():
     drifting = replace(breakdown(), local_ms=((40.0,) * 3, (39.0,) * 3, (39.2,) * 3))
     assert of(rank(breakdown=drifting))["local_step_drift_ms"] == pytest.approx(-0.9)
 
 
-def test_on_a_cpu_computing_is_the_local_step_less_the_optimizer_and_the_data() -> None:
+def test_on_a_cpu_computing_is_the_local_step_less_the_optimizer_and_the_data():
     timed = make_samples([42 * MS] * 6, data=[3 * MS] * 6)
     measured = replace(
         rank(breakdown=breakdown(device_ms=None)),
@@ -169,22 +169,20 @@ def test_on_a_cpu_computing_is_the_local_step_less_the_optimizer_and_the_data() 
 
 
 @pytest.mark.parametrize(("device_ms", "bound"), [(39.9, False), (30.0, True), (41.0, False)])
-def test_a_point_is_host_bound_when_the_device_idles_for_more_than_a_twentieth(
-    device_ms: float, bound: bool
-) -> None:
+def test_a_point_is_host_bound_when_the_device_idles_for_more_than_a_twentieth(device_ms, bound):
     found = of(rank(breakdown=breakdown(device_ms=device_ms)))
     assert found["host_bound"] is bound
     assert found["host_gap_ms"] == pytest.approx(max(0.0, 40 - device_ms))
 
 
-def test_a_point_is_host_bound_where_its_slowest_rank_is() -> None:
+def test_a_point_is_host_bound_where_its_slowest_rank_is():
     late, fast = breakdown(42.0, device_ms=30.0), breakdown()
     assert of(rank(0, breakdown=fast), rank(1, breakdown=late))["host_bound"] is True
     early = breakdown(38.0, device_ms=30.0)
     assert of(rank(0, breakdown=fast), rank(1, breakdown=early))["host_bound"] is False
 
 
-def test_bandwidths_are_those_of_nccl_tests() -> None:
+def test_bandwidths_are_those_of_nccl_tests():
     settings = {"items_per_step": None, "message_bytes": 2**30, "busbw_factor": 1.5}
     found = of(*(rank(n, 4.5, **settings) for n in range(4)))
     assert found["algbw_gb_s"] == pytest.approx(2**30 / 4.5e-3 / 1e9)
@@ -192,15 +190,13 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert (found["throughput"], found["memory_gb_s"]) == (None, None)
 
 
-def test_memory_bandwidth_is_counted_bytes_over_the_step() -> None:
+def test_memory_bandwidth_is_counted_bytes_over_the_step():
     found = of(rank(0, 2.0, items_per_step=None, memory_bytes=8 * 10**9))
     assert found["memory_gb_s"] == pytest.approx(4000.0)
     assert (found["algbw_gb_s"], found["busbw_gb_s"]) == (None, None)
 
 
-def test_mfu_is_against_the_datasheet_and_the_share_against_the_measured_product(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mfu_is_against_the_datasheet_and_the_share_against_the_measured_product(monkeypatch):
     monkeypatch.setattr(module, "dense_peak_tflops", lambda name, precision: 1000.0)
     ranks = (
         rank(0, 10.0, flops_per_step=4e12, model_flops_per_step=5e12, gemm_tflops=800.0),
@@ -215,12 +211,12 @@ def test_mfu_is_against_the_datasheet_and_the_share_against_the_measured_product
     assert found["gemm_share_pct"] == pytest.approx(400 / 7.5)
 
 
-def test_an_unknown_device_or_a_cpu_has_no_mfu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_device_or_a_cpu_has_no_mfu(monkeypatch):
     peaks = {"Known": 1000.0, "Slower": 500.0}
     monkeypatch.setattr(module, "dense_peak_tflops", lambda name, precision: peaks.get(name))
     ranks = [rank(n, 10.0, flops_per_step=4e12) for n in (0, 1)]
 
-    def mfu(*names: str, kind: str = "cuda") -> Any:
+    def mfu(*names, kind="cuda"):
         devices = tuple(make_device(n, name=name, kind=kind) for n, name in enumerate(names))
         return of(*ranks, devices=devices)["mfu_pct"]
 
@@ -230,18 +226,18 @@ def test_an_unknown_device_or_a_cpu_has_no_mfu(monkeypatch: pytest.MonkeyPatch) 
     assert mfu("Known", "Known", kind="cpu") is None
 
 
-def test_unknown_operations_make_no_rate() -> None:
+def test_unknown_operations_make_no_rate():
     found = of(rank(gemm_tflops=800.0))
     names = ("flops_per_step", "achieved_tflops_per_device", "mfu_pct", "mfu_6n_pct")
     assert [found[name] for name in (*names, "gemm_share_pct")] == [None] * 5
 
 
-def test_energy_is_that_of_all_devices_or_unknown() -> None:
+def test_energy_is_that_of_all_devices_or_unknown():
     assert of(rank(0, energy_j=100.0), rank(1, energy_j=150.0))["energy_j"] == 250.0
     assert of(rank(0, energy_j=100.0), rank(1))["energy_j"] is None
 
 
-def test_energy_has_an_error_of_the_counters_period_at_both_ends() -> None:
+def test_energy_has_an_error_of_the_counters_period_at_both_ends():
     steps = [250 * MS] * 8
     measured = make_measurement(0, [steps], energy_j=1400.0)
     found = of(measured, replace(measured, rank=1, energy_j=1000.0))
@@ -249,14 +245,14 @@ def test_energy_has_an_error_of_the_counters_period_at_both_ends() -> None:
     assert of(replace(measured, energy_j=None))["energy_j_error"] is None
 
 
-def test_the_clock_is_the_median_of_the_slowest_device_or_unknown() -> None:
+def test_the_clock_is_the_median_of_the_slowest_device_or_unknown():
     fast, slow = rank(0, sm_clocks_mhz=(1980, 1980, 1965)), rank(1, sm_clocks_mhz=(1755, 1770))
     assert of(fast, slow)["sm_clock_mhz_p50"] == 1762.5
     assert of(fast, rank(1))["sm_clock_mhz_p50"] is None
 
 
-def test_the_burst_is_of_the_first_30_ms_of_the_warm_up_of_a_bare_product() -> None:
-    def product(warmup_ms: list[int]) -> dict[str, Any]:
+def test_the_burst_is_of_the_first_30_ms_of_the_warm_up_of_a_bare_product():
+    def product(warmup_ms):
         measured = make_measurement(0, [[2 * MS] * 30], flops_per_step=2e12)
         warm = make_samples([ms * MS for ms in warmup_ms])
         repetition = replace(measured.repetitions[0], warmup=warm)
@@ -273,14 +269,14 @@ def test_the_burst_is_of_the_first_30_ms_of_the_warm_up_of_a_bare_product() -> N
     assert of(rank(flops_per_step=2e12))["burst_tflops_per_device"] is None
 
 
-def marked(marks: tuple[bool, ...], reasons: tuple[str, ...] = ()) -> Measurement:
+def marked(marks, reasons=()):
     measured = rank(throttle_reasons=reasons)
     [repetition] = measured.repetitions
     timed = replace(repetition.timed, throttled=marks)
     return replace(measured, repetitions=(replace(repetition, timed=timed),))
 
 
-def test_one_throttled_sample_marks_the_point_and_names_the_reasons_once() -> None:
+def test_one_throttled_sample_marks_the_point_and_names_the_reasons_once():
     slow = marked((False,) * 5 + (True,), ("sw_power_cap", "sw_thermal"))
     found = of(marked((False,) * 6), replace(slow, rank=1))
     assert (found["throttled"], found["throttle_reasons"]) == (True, ["sw_power_cap", "sw_thermal"])
@@ -288,13 +284,13 @@ def test_one_throttled_sample_marks_the_point_and_names_the_reasons_once() -> No
     assert (found["throttled"], found["throttle_reasons"]) == (False, [])
 
 
-def test_without_counters_throttling_is_unknown() -> None:
+def test_without_counters_throttling_is_unknown():
     found = of(rank())
     assert (found["throttled"], found["throttle_reasons"]) == (None, None)
 
 
-def test_a_point_is_stable_when_its_level_stayed_in_all_repeats() -> None:
-    def settled(*answers: bool | None) -> bool | None:
+def test_a_point_is_stable_when_its_level_stayed_in_all_repeats():
+    def settled(*answers):
         measured = make_measurement(0, [[MS] * 60] * len(answers))
         parts = zip(measured.repetitions, answers, strict=True)
         repetitions = tuple(replace(part, settled=answer) for part, answer in parts)
@@ -307,7 +303,7 @@ def test_a_point_is_stable_when_its_level_stayed_in_all_repeats() -> None:
     assert settled(True, None) is None, "too few steps tell nothing"
 
 
-def test_repeats_are_counted_and_their_medians_compared() -> None:
+def test_repeats_are_counted_and_their_medians_compared():
     measured = make_measurement(0, [[MS] * 10, [3 * MS] * 10])
     found = of(measured)
     assert (found["repeats"], found["iterations"]) == (2, 20)
@@ -315,26 +311,26 @@ def test_repeats_are_counted_and_their_medians_compared() -> None:
     assert of(rank())["step_ms_repeat_std"] is None
 
 
-def test_the_steps_in_a_sample_are_told() -> None:
+def test_the_steps_in_a_sample_are_told():
     measured = rank()
     [repetition] = measured.repetitions
     loops = replace(measured, repetitions=(replace(repetition, inner_iterations=20),))
     assert of(loops)["inner_iterations"] == 20
 
 
-def test_the_mean_step_is_the_whole_time_over_the_steps_of_the_rank_that_took_longest() -> None:
+def test_the_mean_step_is_the_whole_time_over_the_steps_of_the_rank_that_took_longest():
     repeats = ([[10, 10], [10]], [[10, 40], [10]])
     measurements = tuple(make_measurement(rank, steps) for rank, steps in enumerate(repeats))
     assert measurements[1].step_ns == (10, 40, 10)
     assert mean_step_ms(make_record(measurements=measurements)) == 20 / MS
 
 
-def test_items_that_some_ranks_do_not_finish_count_for_those_that_do() -> None:
+def test_items_that_some_ranks_do_not_finish_count_for_those_that_do():
     assert of(rank(0, 10.0), rank(1, 10.0, items_per_step=None))["throughput"] == 6400
     assert of(rank(0, 10.0, items_per_step=None))["throughput"] is None
 
 
-def test_rates_need_no_more_than_the_step_time() -> None:
+def test_rates_need_no_more_than_the_step_time():
     record: Record = make_record(measurements=(rank(0, 10.0, memory_bytes=10**9),))
     assert module.rates(record, 10.0)["memory_gb_s"] == pytest.approx(100.0)
     assert module.rates(record, 0.0)["memory_gb_s"] is None

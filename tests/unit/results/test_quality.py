@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from builders import (
@@ -16,7 +14,7 @@ from builders import (
     make_record,
 )
 
-from raybench.records import Breakdown, Device
+from raybench.records import Breakdown
 from raybench.records.environment import usable_cores
 from raybench.report import formatting
 from raybench.results.quality import (
@@ -32,20 +30,20 @@ from raybench.results.rows import device_row, point_row
 NAN = float("nan")
 
 
-def row(step_ms: float, device_type: str = "cuda", **columns: Any) -> dict[str, Any]:
+def row(step_ms, device_type="cuda", **columns):
     ends = {"step_ms_ci_low": None, "step_ms_ci_high": None}
     known = dict.fromkeys(BREAKDOWN)
     return {"step_ms_p50": step_ms, "device_type": device_type, **ends, **known, **columns}
 
 
-def test_an_interval_is_wide_beyond_a_tenth_of_the_step_to_either_side() -> None:
+def test_an_interval_is_wide_beyond_a_tenth_of_the_step_to_either_side():
     assert half_interval(row(10.0, step_ms_ci_low=9.0, step_ms_ci_high=12.0)) == pytest.approx(0.15)
     assert is_imprecise(row(10.0, step_ms_ci_low=8.9, step_ms_ci_high=11.0))
     assert not is_imprecise(row(10.0, step_ms_ci_low=9.1, step_ms_ci_high=11.0))
 
 
 @pytest.mark.parametrize("nothing", [None, NAN])
-def test_what_is_not_known_of_an_interval_is_no_reason_to_doubt(nothing: float | None) -> None:
+def test_what_is_not_known_of_an_interval_is_no_reason_to_doubt(nothing):
     unknown = {"step_ms_ci_low": nothing, "step_ms_ci_high": nothing}
     assert half_interval(row(10.0, **unknown)) is None
     assert not is_imprecise(row(10.0, **unknown))
@@ -67,13 +65,11 @@ def test_what_is_not_known_of_an_interval_is_no_reason_to_doubt(nothing: float |
         ({}, False),
     ],
 )
-def test_parts_are_no_breakdown_beyond_a_tenth_above_the_step(
-    parts: dict[str, float], contradicts: bool
-) -> None:
+def test_parts_are_no_breakdown_beyond_a_tenth_above_the_step(parts, contradicts):
     assert (why_no_breakdown(row(10.0, **parts)) is not None) is contradicts
 
 
-def slow_row(step_ms: float, *local_ms: float, **changes: Any) -> list[str]:
+def slow_row(step_ms, *local_ms, **changes):
     """The warnings of a point whose ranks have these local steps, at the pace of the device."""
     step_ns = [[round(step_ms * 1e6)] * 6]
     ranks = tuple(
@@ -97,7 +93,7 @@ def slow_row(step_ms: float, *local_ms: float, **changes: Any) -> list[str]:
     return [text for text in row["warnings"] if not text.startswith("host-bound")]
 
 
-def test_a_slow_rank_is_told_with_its_excess_its_place_and_what_that_costs() -> None:
+def test_a_slow_rank_is_told_with_its_excess_its_place_and_what_that_costs():
     assert slow_row(11.51, 6.05, 11.03) == [
         "rank 1 is slower: its own step takes 4.98 ms longer than the other's (device), "
         "which costs 4.98 ms of 11.5 ms"
@@ -112,7 +108,7 @@ def test_a_slow_rank_is_told_with_its_excess_its_place_and_what_that_costs() -> 
     assert slow_row(6.49, 6.03, 6.05) == []
 
 
-def test_ranks_late_in_turn_and_communication_below_nothing_are_told() -> None:
+def test_ranks_late_in_turn_and_communication_below_nothing_are_told():
     measured = [make_measurement(rank, [[10_000_000] * 6]) for rank in (0, 1)]
     steps = [((8.0, 9.0) * 3, (8.0, 9.0) * 3), ((9.0, 8.0) * 3, (9.0, 8.0) * 3)]
     ranks = tuple(
@@ -128,17 +124,17 @@ def test_ranks_late_in_turn_and_communication_below_nothing_are_told() -> None:
     assert slow_row(10.0, 10.1, 10.1) == []
 
 
-def test_the_wait_of_an_older_row_makes_no_rank_slow() -> None:
+def test_the_wait_of_an_older_row_makes_no_rank_slow():
     assert not is_slowed_by_one_rank(row(10.0, wait_ms=5.0, slowest_rank=1))
 
 
-def test_of_rounds_that_name_no_rank_in_common_none_is_slow() -> None:
+def test_of_rounds_that_name_no_rank_in_common_none_is_slow():
     late = {"straggler_ms": 2.0, "straggler_error_ms": 0.1}
     assert is_slowed_by_one_rank(row(10.0, **late, slowest_rank=0))
     assert not is_slowed_by_one_rank(row(10.0, **late, slowest_rank=None))
 
 
-def test_data_counts_beside_compute_on_a_cpu_alone() -> None:
+def test_data_counts_beside_compute_on_a_cpu_alone():
     parts = {"compute_ms": 8.0, "data_ms": 4.0}
     assert why_no_breakdown(row(10.0, "cuda", **parts)) is None
     assert "the parts come to 12 ms, the step takes 10 ms" in str(
@@ -146,16 +142,16 @@ def test_data_counts_beside_compute_on_a_cpu_alone() -> None:
     )
 
 
-def test_a_failed_point_has_no_parts_to_contradict() -> None:
+def test_a_failed_point_has_no_parts_to_contradict():
     assert why_no_breakdown(row(NAN, compute_ms=3.0)) is None
 
 
-def cpu_workers(count: int, **facts: Any) -> list[Device]:
+def cpu_workers(count, **facts):
     known = {"kind": "cpu", "name": "CPU", "cpu_count": 2, "host": "alpha", "address": "10.0.0.1"}
     return [make_device(rank, **known | facts) for rank in range(count)]
 
 
-def test_workers_are_crowded_beyond_the_cores_of_their_host_however_many_nodes_ray_sees() -> None:
+def test_workers_are_crowded_beyond_the_cores_of_their_host_however_many_nodes_ray_sees():
     assert list(crowding(cpu_workers(2))) == []
     assert list(crowding(cpu_workers(4))) == ["4 CPU workers share 2 cores of alpha"]
     second = cpu_workers(2, node_id="node-b")
@@ -165,8 +161,8 @@ def test_workers_are_crowded_beyond_the_cores_of_their_host_however_many_nodes_r
     assert list(crowding([make_device(rank, cpu_count=1) for rank in range(4)])) == []
 
 
-def test_a_row_says_whether_its_workers_were_crowded() -> None:
-    def crowded(devices: list[Device]) -> object:
+def test_a_row_says_whether_its_workers_were_crowded():
+    def crowded(devices):
         point = make_point(world_size=len(devices))
         return point_row("r", make_record(point, devices=tuple(devices)), make_measure())["crowded"]
 
@@ -186,9 +182,7 @@ def test_a_row_says_whether_its_workers_were_crowded() -> None:
         ({}, None),
     ],
 )
-def test_cores_are_those_of_the_affinity_and_of_the_quota(
-    tmp_path: Path, files: dict[str, str], cores: int | None
-) -> None:
+def test_cores_are_those_of_the_affinity_and_of_the_quota(tmp_path, files, cores):
     for name, content in files.items():
         path = tmp_path / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -196,8 +190,8 @@ def test_cores_are_those_of_the_affinity_and_of_the_quota(
     assert usable_cores(tmp_path) == (cores or len(os.sched_getaffinity(0)))
 
 
-def test_the_machine_counts_processors_and_not_workers() -> None:
-    def told(devices: list[Device]) -> str:
+def test_the_machine_counts_processors_and_not_workers():
+    def told(devices):
         return formatting.machine([device_row("r", device) for device in devices])
 
     assert told(cpu_workers(2)) == "2 workers on 1 x CPU (2 cores)"

@@ -15,14 +15,14 @@ from builders import (
     make_samples,
 )
 
-from raybench.records import Breakdown, Measurement, PeakParts, Record, Repetition, Status, Traffic
+from raybench.records import Breakdown, PeakParts, Repetition, Status, Traffic
 from raybench.results import rows
 from raybench.results.schema import TABLES
 
 MS = 1_000_000
 
 
-def two_ranks(**changes: object) -> Record:
+def two_ranks(**changes):
     steps = [[10 * MS, 12 * MS, 10 * MS, 30 * MS, 10 * MS], [11 * MS] * 5]
     measurements = tuple(
         make_measurement(rank, [ns], items_per_step=64) for rank, ns in enumerate(steps)
@@ -30,17 +30,17 @@ def two_ranks(**changes: object) -> Record:
     return make_record(make_point(world_size=2), measurements=measurements, **changes)
 
 
-def row_of(record: Record, **measure: object) -> rows.Row:
+def row_of(record, **measure):
     return rows.point_row("run-a", record, make_measure(**measure))
 
 
-def test_the_step_of_ranks_that_differ_is_that_of_the_one_with_the_largest_median() -> None:
+def test_the_step_of_ranks_that_differ_is_that_of_the_one_with_the_largest_median():
     row = row_of(two_ranks())
     assert row["step_ms_p50"] == row["step_ms_max"] == 11
     assert row["step_ms_ci_low"] == row["step_ms_ci_high"] == 11
 
 
-def test_the_step_of_ranks_in_lockstep_is_their_median_and_not_the_maximum() -> None:
+def test_the_step_of_ranks_in_lockstep_is_their_median_and_not_the_maximum():
     steps = [[100 * MS, 102 * MS] * 5, [102 * MS, 100 * MS] * 5]
     measurements = tuple(make_measurement(rank, [ns]) for rank, ns in enumerate(steps))
     row = row_of(make_record(make_point(world_size=2), measurements=measurements))
@@ -48,13 +48,13 @@ def test_the_step_of_ranks_in_lockstep_is_their_median_and_not_the_maximum() -> 
     assert row["skew_ms_p50"] == 2
 
 
-def test_throughput_is_global_over_the_whole_time_of_the_rank_that_took_longest() -> None:
+def test_throughput_is_global_over_the_whole_time_of_the_rank_that_took_longest():
     row = row_of(two_ranks())
     assert row["step_ms_mean"] == pytest.approx(statistics.mean([10, 12, 10, 30, 10]))
     assert row["throughput"] == pytest.approx(128 / 0.0144)
 
 
-def test_a_mean_far_above_the_median_is_told() -> None:
+def test_a_mean_far_above_the_median_is_told():
     stalls = make_record(measurements=(make_measurement(0, [[10 * MS] * 16 + [12 * MS]]),))
     assert row_of(stalls, target_ci=0.5)["warnings"] == [
         "some steps are much longer: the mean of 10.12 ms, which the rates follow, is 1.2% above "
@@ -64,22 +64,22 @@ def test_a_mean_far_above_the_median_is_told() -> None:
     assert row_of(rare, target_ci=0.5)["warnings"] == []
 
 
-def test_a_quick_look_is_marked_and_says_how_long_it_was() -> None:
+def test_a_quick_look_is_marked_and_says_how_long_it_was():
     row = row_of(make_record(), min_seconds=0.0)
     assert row["quick"] is True
     assert row["warnings"] == ["quick: 0.048 s timed"]
     assert row_of(make_record())["quick"] is False
 
 
-def test_fewer_seconds_than_asked_are_told_unless_the_count_is_fixed() -> None:
+def test_fewer_seconds_than_asked_are_told_unless_the_count_is_fixed():
     counts = {"min": 5, "max": 50}
     (warning,) = row_of(make_record(), iterations=counts)["warnings"]
     assert warning == "time budget: 0.048 s of 2 s timed"
     assert row_of(make_record(), iterations=counts, min_seconds=0.05)["warnings"] == []
 
 
-def test_a_row_says_whether_its_level_still_changes_and_where_nobody_can_tell() -> None:
-    def warned(settled: bool | None, **measure: object) -> list[str]:
+def test_a_row_says_whether_its_level_still_changes_and_where_nobody_can_tell():
+    def warned(settled, **measure):
         (measured,) = make_record().measurements
         (repetition,) = measured.repetitions
         changed = replace(measured, repetitions=(replace(repetition, settled=settled),))
@@ -93,25 +93,25 @@ def test_a_row_says_whether_its_level_still_changes_and_where_nobody_can_tell() 
     assert warned(None) == [], "a fixed count was meant"
 
 
-def test_skew_is_that_of_the_timed_samples_and_names_no_rank_that_does_not_stand_out() -> None:
+def test_skew_is_that_of_the_timed_samples_and_names_no_rank_that_does_not_stand_out():
     row = row_of(two_ranks())
     assert row["skew_ms_p50"] == 1.0
     assert row["slowest_rank"] is None
 
 
-def test_one_rank_has_neither_skew_nor_slowest_rank_nor_backend() -> None:
+def test_one_rank_has_neither_skew_nor_slowest_rank_nor_backend():
     row = row_of(make_record())
     assert (row["skew_ms_p50"], row["slowest_rank"], row["backend"]) == (None, None, None)
 
 
-def test_memory_and_setup_are_the_maximum_over_ranks() -> None:
+def test_memory_and_setup_are_the_maximum_over_ranks():
     row = row_of(two_ranks())
     assert row["peak_mem_allocated_bytes"] == 2**30 + 1
     assert row["peak_mem_reserved_bytes"] == 2**31 + 1
     assert row["setup_s"] == 1.5
 
 
-def test_what_nccl_ran_is_what_the_ranks_that_know_tell() -> None:
+def test_what_nccl_ran_is_what_the_ranks_that_know_tell():
     told = ("AllReduce 4096 B: RING LL, 2 channels", "AllGather 64 B: RING LL, 1 channel")
     point = make_point(world_size=2)
     ranks = [
@@ -122,12 +122,12 @@ def test_what_nccl_ran_is_what_the_ranks_that_know_tell() -> None:
     assert row_of(make_record())["nccl_choices"] is None
 
 
-def test_a_row_has_what_was_estimated_of_its_memory() -> None:
+def test_a_row_has_what_was_estimated_of_its_memory():
     assert row_of(make_record(mem_estimate_bytes=2**30))["mem_estimate_bytes"] == 2**30
     assert row_of(make_record())["mem_estimate_bytes"] is None
 
 
-def test_the_ways_of_the_bytes_are_those_of_all_ranks() -> None:
+def test_the_ways_of_the_bytes_are_those_of_all_ranks():
     ways = (("P2P/CUMEM",), ("NET/Socket on eth0 (10.0.0.1)", "P2P/CUMEM"))
     point = make_point(world_size=2)
     ranks = [
@@ -138,7 +138,7 @@ def test_the_ways_of_the_bytes_are_those_of_all_ranks() -> None:
     assert row_of(make_record())["transports"] is None
 
 
-def test_the_first_step_is_that_of_the_slowest_rank_and_of_the_first_build() -> None:
+def test_the_first_step_is_that_of_the_slowest_rank_and_of_the_first_build():
     row = row_of(make_record(measurements=(cold(0, 90, 20), cold(1, 70, 30))))
     assert (row["first_step_ms"], row["compiled_step_ms"]) == (90.0, None)
     assert (row["alloc_retries"], row["device_allocs"]) == (None, None)
@@ -148,7 +148,7 @@ def test_the_first_step_is_that_of_the_slowest_rank_and_of_the_first_build() -> 
     ("news", "all_new"),
     [((True, True), True), ((True, False), False), ((None, None), None)],
 )
-def test_processes_are_new_where_all_are(news: tuple[bool | None, ...], all_new: object) -> None:
+def test_processes_are_new_where_all_are(news, all_new):
     ranks = [
         make_measurement(rank, [[MS] * 6], is_of_new_process=is_new)
         for rank, is_new in enumerate(news)
@@ -157,14 +157,14 @@ def test_processes_are_new_where_all_are(news: tuple[bool | None, ...], all_new:
     assert row["new_processes"] is all_new
 
 
-def test_the_first_step_after_compiling_is_told_where_something_was_compiled() -> None:
+def test_the_first_step_after_compiling_is_told_where_something_was_compiled():
     row = row_of(make_record(measurements=(cold(0, 90, 20, compiling=1), cold(1, 70, 30))))
     assert row["compiled_step_ms"] == 20.0
     row = row_of(make_record(measurements=(cold(0, 90, 20, compiling=2),)))
     assert row["compiled_step_ms"] is None
 
 
-def cold(rank: int, *warmup_ms: int, compiling: int = 0) -> Measurement:
+def cold(rank, *warmup_ms, compiling=0):
     """Two builds; the warm-up of the first one took so long."""
     measurement = make_measurement(rank, [[MS] * 6] * 2)
     first, second = measurement.repetitions
@@ -173,7 +173,7 @@ def cold(rank: int, *warmup_ms: int, compiling: int = 0) -> Measurement:
     return replace(measurement, repetitions=(first, second))
 
 
-def sent(kind: str, calls: int, message_bytes: int, ranks: int = 2) -> Traffic:
+def sent(kind, calls, message_bytes, ranks=2):
     return Traffic(
         kind=kind,
         ranks=ranks,
@@ -183,12 +183,12 @@ def sent(kind: str, calls: int, message_bytes: int, ranks: int = 2) -> Traffic:
     )
 
 
-def apart(*breakdowns: Breakdown) -> rows.Row:
+def apart(*breakdowns):
     measurements = [make_measurement(r, [[MS] * 6], breakdown=b) for r, b in enumerate(breakdowns)]
     return row_of(make_record(make_point(world_size=2), measurements=tuple(measurements)))
 
 
-def test_what_a_step_sends_is_told_by_kind_of_the_rank_that_sends_most() -> None:
+def test_what_a_step_sends_is_told_by_kind_of_the_rank_that_sends_most():
     first = (sent("all_gather", 4, 100), sent("send", 1, 10, ranks=1))
     row = apart(Breakdown(traffic=first), Breakdown(traffic=(sent("all_gather", 4, 120),)))
     assert row["comm_calls"] == {"all_gather": 4, "send of 1": 1}
@@ -196,14 +196,14 @@ def test_what_a_step_sends_is_told_by_kind_of_the_rank_that_sends_most() -> None
     assert row["comm_busbw_gb_s"] is None
 
 
-def test_the_bus_bandwidth_in_the_step_is_that_of_timed_gradients() -> None:
+def test_the_bus_bandwidth_in_the_step_is_that_of_timed_gradients():
     timed = Breakdown(traffic=(sent("all_reduce", 2, 3_000_000),), comm_ms=(2.0, 2.0))
     assert apart(timed, timed)["comm_busbw_gb_s"] == {"all_reduce": pytest.approx(1.5)}
     others = replace(timed, traffic=(*timed.traffic, sent("all_gather", 1, 10)))
     assert apart(others, others)["comm_busbw_gb_s"] is None
 
 
-def test_the_bus_bandwidth_of_timed_calls_is_that_of_the_rank_that_waits_least_in_each() -> None:
+def test_the_bus_bandwidth_of_timed_calls_is_that_of_the_rank_that_waits_least_in_each():
     gathered, sums = sent("all_gather", 2, 3_000_000), sent("all_reduce", 1, 10**6)
     ranks = [
         Breakdown(traffic=(replace(gathered, call_ms=calls), sums), comm_ms=(1.0,))
@@ -214,7 +214,7 @@ def test_the_bus_bandwidth_of_timed_calls_is_that_of_the_rank_that_waits_least_i
     assert apart(ranks[0], fewer)["comm_busbw_gb_s"] is None
 
 
-def test_the_memory_at_the_peak_is_that_of_the_rank_that_holds_most() -> None:
+def test_the_memory_at_the_peak_is_that_of_the_rank_that_holds_most():
     parts = PeakParts(
         parameters_bytes=4,
         gradients_bytes=2,
@@ -235,9 +235,7 @@ def test_the_memory_at_the_peak_is_that_of_the_rank_that_holds_most() -> None:
         ((0, 3), "3 calls of cudaMalloc"),
     ],
 )
-def test_an_allocator_that_had_to_work_in_timed_steps_is_told_of(
-    calls: tuple[int, int], warning: str | None
-) -> None:
+def test_an_allocator_that_had_to_work_in_timed_steps_is_told_of(calls, warning):
     counts = {"alloc_retries": calls[0], "device_allocs": calls[1]}
     row = row_of(make_record(measurements=(make_measurement(0, [[MS] * 6], **counts),)))
     assert (row["alloc_retries"], row["device_allocs"]) == calls
@@ -245,7 +243,7 @@ def test_an_allocator_that_had_to_work_in_timed_steps_is_told_of(
     assert bool(row["warnings"]) is bool(warning)
 
 
-def test_on_a_cpu_the_memory_is_null_and_the_backend_gloo() -> None:
+def test_on_a_cpu_the_memory_is_null_and_the_backend_gloo():
     devices = tuple(make_device(rank, kind="cpu", name="CPU") for rank in range(2))
     plain = two_ranks(devices=devices)
     measurements = tuple(
@@ -257,21 +255,21 @@ def test_on_a_cpu_the_memory_is_null_and_the_backend_gloo() -> None:
     assert (row["backend"], row["device_type"]) == ("gloo", "cpu")
 
 
-def test_iterations_are_what_was_done_in_all_repeats() -> None:
+def test_iterations_are_what_was_done_in_all_repeats():
     record = make_record(measurements=(make_measurement(0, [[MS] * 6, [3 * MS] * 6], warmup=3),))
     row = row_of(record, repeats=2)
     assert (row["iterations"], row["warmup_iterations"]) == (12, 6)
     assert row["step_ms_p50"] == 2.0
 
 
-def test_fewer_iterations_than_asked_are_told() -> None:
+def test_fewer_iterations_than_asked_are_told():
     assert row_of(make_record(), iterations=25, repeats=2)["warnings"] == [
         "time budget: 6 of 50 iterations"
     ]
     assert row_of(make_record())["warnings"] == []
 
 
-def test_an_interval_wider_than_asked_is_told_after_the_record_s_own_warnings() -> None:
+def test_an_interval_wider_than_asked_is_told_after_the_record_s_own_warnings():
     wide = (make_measurement(0, [[9 * MS, 10 * MS, 11 * MS, 9 * MS, 11 * MS]]),)
     record = make_record(measurements=wide, warnings=("clocks were low",))
     first, second = row_of(record, iterations=5, target_ci=0.01)["warnings"]
@@ -281,7 +279,7 @@ def test_an_interval_wider_than_asked_is_told_after_the_record_s_own_warnings() 
     assert row_of(record, iterations=5, target_ci=0.99)["warnings"] == ["clocks were low"]
 
 
-def test_waiting_for_data_is_the_longest_over_ranks_and_null_when_nobody_tells() -> None:
+def test_waiting_for_data_is_the_longest_over_ranks_and_null_when_nobody_tells():
     steps = [MS] * 5
     ranks = tuple(
         replace(
@@ -300,8 +298,8 @@ def test_waiting_for_data_is_the_longest_over_ranks_and_null_when_nobody_tells()
     assert row_of(two_ranks())["data_ms"] is None
 
 
-def test_a_repeat_in_which_a_rank_did_not_wait_for_data_counts_as_no_wait() -> None:
-    def repetition(count: int, **parts: list[int]) -> Repetition:
+def test_a_repeat_in_which_a_rank_did_not_wait_for_data_counts_as_no_wait():
+    def repetition(count, **parts):
         return Repetition(warmup=make_samples([]), timed=make_samples([MS] * count, **parts))
 
     first, idle, busy = (
@@ -318,19 +316,19 @@ def test_a_repeat_in_which_a_rank_did_not_wait_for_data_counts_as_no_wait() -> N
     assert row_of(both)["data_ms"] == 2.0
 
 
-def test_ranks_with_different_sample_counts_are_our_bug() -> None:
+def test_ranks_with_different_sample_counts_are_our_bug():
     ranks = (make_measurement(0, [[MS] * 5]), make_measurement(1, [[MS] * 4]))
     with pytest.raises(ValueError, match="equally many samples"):
         row_of(make_record(make_point(world_size=2), measurements=ranks))
 
 
-def test_a_failed_point_has_its_reason_and_no_number() -> None:
+def test_a_failed_point_has_its_reason_and_no_number():
     row = row_of(make_failed())
     assert (row["status"], row["error_type"]) == ("oom", "OutOfMemoryError")
     assert "step_ms_p50" not in row
 
 
-def test_a_failed_point_names_the_rank_and_its_device() -> None:
+def test_a_failed_point_names_the_rank_and_its_device():
     devices = (make_device(0), make_device(3, host="beta"))
     failed = make_failed(
         make_point(world_size=2), devices=devices, error_rank=1, error_detail="Traceback\n  line"
@@ -343,12 +341,12 @@ def test_a_failed_point_names_the_rank_and_its_device() -> None:
     assert [row_of(make_record())[name] for name in named] == [None] * 4
 
 
-def test_a_row_names_the_points_that_ran_beside_it() -> None:
+def test_a_row_names_the_points_that_ran_beside_it():
     assert row_of(make_record(neighbours=("a", "b")))["neighbours"] == ["a", "b"]
     assert row_of(make_record())["neighbours"] == []
 
 
-def test_half_a_surrogate_pair_in_what_a_rank_tells_does_not_lose_the_row() -> None:
+def test_half_a_surrogate_pair_in_what_a_rank_tells_does_not_lose_the_row():
     half = "bad \udc80 text"
     failed = make_failed(error_type=half, error_message=half, error_detail=half, warnings=(half,))
     row = rows.storable(row_of(failed))
@@ -356,12 +354,12 @@ def test_half_a_surrogate_pair_in_what_a_rank_tells_does_not_lose_the_row() -> N
     assert told == ["bad ? text"] * 4
 
 
-def test_a_skipped_point_has_no_device() -> None:
+def test_a_skipped_point_has_no_device():
     row = row_of(make_failed(status=Status.SKIPPED, devices=()))
     assert (row["device_name"], row["node_count"], row["backend"]) == (None, None, None)
 
 
-def test_parameters_are_text_that_yaml_readers_know() -> None:
+def test_parameters_are_text_that_yaml_readers_know():
     record = make_record(make_point(params={"compile": True, "lr": 1e-3, "hidden": 8}))
     assert row_of(record)["params"] == {"compile": "true", "lr": "0.001", "hidden": "8"}
 
@@ -376,15 +374,15 @@ def test_parameters_are_text_that_yaml_readers_know() -> None:
         ("runs", rows.run_row(make_run())),
     ],
 )
-def test_a_row_holds_columns_of_its_table_only(table: str, row: rows.Row) -> None:
+def test_a_row_holds_columns_of_its_table_only(table, row):
     assert set(row) <= {column.name for column in TABLES[table]}
 
 
-def test_a_device_row_holds_all_that_is_known_of_the_device() -> None:
+def test_a_device_row_holds_all_that_is_known_of_the_device():
     assert {column.name for column in TABLES["devices"]} == set(rows.device_row("r", make_device()))
 
 
-def test_samples_keep_every_iteration_of_every_rank_and_its_part_times() -> None:
+def test_samples_keep_every_iteration_of_every_rank_and_its_part_times():
     timed = make_samples([5, 6], data=[1, 2], tokenize=[3, 4])
     repetition = Repetition(warmup=make_samples([9]), timed=timed)
     record = make_record(
@@ -399,6 +397,6 @@ def test_samples_keep_every_iteration_of_every_rank_and_its_part_times() -> None
     assert (second["data_ns"], second["other_parts_ns"]) == (2, {"tokenize": 4})
 
 
-def test_a_run_comes_back_from_its_row_but_for_the_types_of_its_baseline() -> None:
+def test_a_run_comes_back_from_its_row_but_for_the_types_of_its_baseline():
     run = make_run()
     assert rows.run_from_row(rows.run_row(run)) == replace(run, baseline={"world_size": "1"})

@@ -34,26 +34,26 @@ SUFFIXES = {
 }
 
 
-def test_points_has_every_column_of_the_design() -> None:
+def test_points_has_every_column_of_the_design():
     assert set(POINTS.split()) <= set(schema("points").names)
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_every_field_carries_a_short_description_and_its_unit(table: str) -> None:
+def test_every_field_carries_a_short_description_and_its_unit(table):
     for column, field in zip(TABLES[table], schema(table), strict=True):
         assert 0 < len(field.metadata[b"description"]) <= 60
         assert field.metadata.get(b"unit", b"").decode() == column.unit == units(table)[field.name]
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_unit_in_a_name_is_the_unit_of_the_column(table: str) -> None:
+def test_a_unit_in_a_name_is_the_unit_of_the_column(table):
     for name, unit in units(table).items():
         told = [meant for suffix, meant in SUFFIXES.items() if name.endswith(suffix)]
         assert not told or unit in told, name
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_the_schema_tells_its_table_and_version_and_has_no_inferred_type(table: str) -> None:
+def test_the_schema_tells_its_table_and_version_and_has_no_inferred_type(table):
     metadata = schema(table).metadata
     assert metadata[b"table"].decode() == table
     assert metadata[b"schema_version"].decode() == str(SCHEMA_VERSION)

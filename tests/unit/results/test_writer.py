@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 import raybench
 from raybench.analysis import frames
 from raybench.errors import ResultsError
-from raybench.records import ModuleTime, Profile, Record, Status
+from raybench.records import ModuleTime, Profile, Status
 from raybench.results import reader
 from raybench.results.point_metrics import compute_metrics
 from raybench.results.reader import find_run, load, load_attempt, read_runs, read_table
@@ -37,7 +37,7 @@ from raybench.results.writer import RunStore, check_writable, hold_run
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Path:
+def results(tmp_path):
     """Two runs: run-old with an ok and a failed point, run-new with one point that was skipped."""
     root = tmp_path / "results"
     old = RunStore.create(root, make_run("run-old"), make_measure())
@@ -51,11 +51,11 @@ def results(tmp_path: Path) -> Path:
     return root
 
 
-def part_of(results: Path, table: str, run_id: str = "run-old") -> Path:
+def part_of(results, table, run_id="run-old"):
     return sorted((results / table / run_id).glob("*.parquet"))[0]
 
 
-def test_pandas_reads_a_table_with_no_help(results: Path) -> None:
+def test_pandas_reads_a_table_with_no_help(results):
     points = pd.read_parquet(results / "points")
     assert list(points.columns) == schema("points").names
     assert sorted(points["status"]) == ["ok", "oom", "skipped"]
@@ -65,7 +65,7 @@ def test_pandas_reads_a_table_with_no_help(results: Path) -> None:
 
 
 @pytest.mark.parametrize("table", ["runs", "points", "samples", "devices"])
-def test_pandas_and_load_read_the_same(results: Path, table: str) -> None:
+def test_pandas_and_load_read_the_same(results, table):
     plain = pd.read_parquet(results / table)
     ours = load(results, table)
     scalar = [c.name for c in TABLES[table] if not c.kind.startswith(("map", "list"))]
@@ -79,9 +79,7 @@ def test_pandas_and_load_read_the_same(results: Path, table: str) -> None:
 
 
 @pytest.mark.parametrize("table", ["runs", "points", "samples", "devices"])
-def test_every_part_carries_the_whole_schema_with_units_and_its_version(
-    results: Path, table: str
-) -> None:
+def test_every_part_carries_the_whole_schema_with_units_and_its_version(results, table):
     for path in (results / table).rglob("*.parquet"):
         found = pq.read_schema(path)
         assert found.equals(schema(table), check_metadata=False)
@@ -89,14 +87,14 @@ def test_every_part_carries_the_whole_schema_with_units_and_its_version(
         assert [f.metadata for f in found] == [f.metadata for f in schema(table)]
 
 
-def test_a_column_of_nulls_only_keeps_its_type(results: Path) -> None:
+def test_a_column_of_nulls_only_keeps_its_type(results):
     part = pq.read_table(part_of(results, "points", "run-new"))
     assert part["step_ms_p50"].null_count == 1
     assert part.schema.field("step_ms_p50").type == pa.float64()
     assert part.schema.field("error_type").type == pa.string()
 
 
-def test_the_samples_of_a_point_are_all_there_and_whole_numbers(results: Path) -> None:
+def test_the_samples_of_a_point_are_all_there_and_whole_numbers(results):
     samples = load(results, "samples", "run-old")
     assert len(samples) == 2 * (2 + 6)
     assert samples["step_ns"].dtype == "int64"
@@ -106,9 +104,7 @@ def test_the_samples_of_a_point_are_all_there_and_whole_numbers(results: Path) -
         assert tuple(timed["step_ns"]) == measurement.repetitions[0].timed.step_ns
 
 
-def test_the_run_is_there_before_anything_is_measured_and_is_rewritten_at_the_end(
-    tmp_path: Path,
-) -> None:
+def test_the_run_is_there_before_anything_is_measured_and_is_rewritten_at_the_end(tmp_path):
     run = make_run("run-x", status=RunStatus.RUNNING, finished_at=None, points_ok=0)
     written = RunStore.create(tmp_path, run, make_measure())
     assert [known.status for known in read_runs(tmp_path)] == [RunStatus.RUNNING]
@@ -119,14 +115,14 @@ def test_the_run_is_there_before_anything_is_measured_and_is_rewritten_at_the_en
     assert dict(found.tags) == {"rack": "7"}
 
 
-def test_each_attempt_has_its_own_part(tmp_path: Path) -> None:
+def test_each_attempt_has_its_own_part(tmp_path):
     written = RunStore.create(tmp_path, make_run("run-x"), make_measure())
     written.write_records([(0, make_failed())])
     written.write_records([(0, make_record(attempt=2))])
     assert list(load(tmp_path, "points")["attempt"]) == [1, 2]
 
 
-def test_a_half_written_dot_file_is_seen_by_no_reader(results: Path) -> None:
+def test_a_half_written_dot_file_is_seen_by_no_reader(results):
     before = len(load(results, "points"))
     part = part_of(results, "points")
     (part.parent / f".{part.name}.77").write_bytes(part.read_bytes()[:200])
@@ -135,13 +131,11 @@ def test_a_half_written_dot_file_is_seen_by_no_reader(results: Path) -> None:
     assert len(pq.read_table(results / "points")) == before
 
 
-def test_a_kill_before_the_rename_leaves_the_old_part_whole(
-    results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_before_the_rename_leaves_the_old_part_whole(results, monkeypatch):
     class Killed(BaseException):
         pass
 
-    def killed(*_: object) -> None:
+    def killed(*_):
         raise Killed
 
     monkeypatch.setattr(Path, "replace", killed)
@@ -153,9 +147,7 @@ def test_a_kill_before_the_rename_leaves_the_old_part_whole(
     assert [path.name for path in (results / "runs" / "run-old").iterdir()] == ["run.parquet"]
 
 
-def test_a_point_that_is_seen_has_its_samples(
-    results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_point_that_is_seen_has_its_samples(results, monkeypatch):
     order = []
     rename = Path.replace
     monkeypatch.setattr(
@@ -167,7 +159,7 @@ def test_a_point_that_is_seen_has_its_samples(
     assert order == ["samples", "points"]
 
 
-def test_attempts_that_ended_together_share_their_parts_and_are_found_there(results: Path) -> None:
+def test_attempts_that_ended_together_share_their_parts_and_are_found_there(results):
     sizes = (4, 1, 8)
     records = [make_record(make_point(world_size=size)) for size in sizes]
     batch = [(5, records[0]), (6, make_failed(make_point(world_size=16))), (9, records[1])]
@@ -186,7 +178,7 @@ def test_attempts_that_ended_together_share_their_parts_and_are_found_there(resu
         assert len(load_attempt(results, "samples", "run-old", point_id, attempt)) == len(found)
 
 
-def test_a_full_disk_leaves_no_half_part_and_is_one_line(results: Path) -> None:
+def test_a_full_disk_leaves_no_half_part_and_is_one_line(results):
     code = (
         "import resource, sys\n"
         "from builders import make_failed, make_measure\n"
@@ -213,9 +205,7 @@ def test_a_full_disk_leaves_no_half_part_and_is_one_line(results: Path) -> None:
     assert sorted((results / "points").rglob("*")) == before
 
 
-def test_the_rows_of_one_attempt_are_found_also_where_parts_were_put_into_one(
-    results: Path,
-) -> None:
+def test_the_rows_of_one_attempt_are_found_also_where_parts_were_put_into_one(results):
     point_id = make_point(world_size=2).point_id
     found = load_attempt(results, "samples", "run-old", point_id, 1)
     assert sorted(found["rank"].unique()) == [0, 1]
@@ -225,22 +215,20 @@ def test_the_rows_of_one_attempt_are_found_also_where_parts_were_put_into_one(
     assert len(load_attempt(results, "samples", "run-old", point_id, 1)) == len(found)
 
 
-def test_a_part_that_goes_while_its_folder_is_read_is_no_error(
-    results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_goes_while_its_folder_is_read_is_no_error(results, monkeypatch):
     listed = part_of(results, "samples")
     monkeypatch.setattr(reader, "_parts", lambda *_: [listed])
     listed.unlink()
     assert load(results, "samples").empty
 
 
-def test_some_columns_of_a_table_are_read_alone(results: Path) -> None:
+def test_some_columns_of_a_table_are_read_alone(results):
     assert read_table(results, "points", "run-new", ["status", "run_id"]).to_pylist() == [
         {"status": "skipped", "run_id": "run-new"}
     ]
 
 
-def test_a_hundred_parts_stay_below_six_megabytes(tmp_path: Path) -> None:
+def test_a_hundred_parts_stay_below_six_megabytes(tmp_path):
     written = RunStore.create(tmp_path, make_run("run-x"), make_measure())
     record = make_record(make_point(world_size=4), count=50, error_message=None)
     written.write_records([(0, record)])
@@ -251,13 +239,13 @@ def test_a_hundred_parts_stay_below_six_megabytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "run_id", ["../evil", "a/b", "..", ".hidden", "", "12345", "latest", "a\\b", "run\n"]
 )
-def test_a_run_id_that_is_no_plain_name_is_refused(tmp_path: Path, run_id: str) -> None:
+def test_a_run_id_that_is_no_plain_name_is_refused(tmp_path, run_id):
     with pytest.raises(ResultsError, match="run_id: must be"):
         RunStore.create(tmp_path / "results", make_run(run_id), make_measure())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_whose_folders_were_taken_away_is_not_begun_anew(results: Path) -> None:
+def test_a_run_whose_folders_were_taken_away_is_not_begun_anew(results):
     store = RunStore(root=results, run_id="run-old", measure=make_measure())
     results.rename(results.with_name("elsewhere"))
     with pytest.raises(ResultsError, match="the folders of run run-old are gone") as told:
@@ -266,12 +254,12 @@ def test_a_run_whose_folders_were_taken_away_is_not_begun_anew(results: Path) ->
     assert not results.exists()
 
 
-def test_a_run_is_never_written_over(results: Path) -> None:
+def test_a_run_is_never_written_over(results):
     with pytest.raises(ResultsError, match="run run-old is already there"):
         RunStore.create(results, make_run("run-old"), make_measure())
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "results").write_text("a file")
     with pytest.raises(ResultsError) as caught:
         RunStore.create(tmp_path / "results", make_run(), make_measure())
@@ -279,7 +267,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_part_that_cannot_be_written_is_one_line(results: Path) -> None:
+def test_a_part_that_cannot_be_written_is_one_line(results):
     shutil.rmtree(results / "points" / "run-old")
     (results / "points" / "run-old").write_text("a file")
     with pytest.raises(ResultsError, match=r"points/run-old/.*cannot be written: File exists"):
@@ -289,7 +277,7 @@ def test_a_part_that_cannot_be_written_is_one_line(results: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"PAR1 but not more PAR1"])
-def test_a_corrupt_part_is_named_in_one_line(results: Path, content: bytes) -> None:
+def test_a_corrupt_part_is_named_in_one_line(results, content):
     path = part_of(results, "points")
     path.write_bytes(content)
     with pytest.raises(ResultsError) as caught:
@@ -299,7 +287,7 @@ def test_a_corrupt_part_is_named_in_one_line(results: Path, content: bytes) -> N
 
 
 @pytest.mark.parametrize("cut", [0.3, 0.7, 0.99])
-def test_a_truncated_part_is_named_in_one_line(results: Path, cut: float) -> None:
+def test_a_truncated_part_is_named_in_one_line(results, cut):
     path = part_of(results, "samples")
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * cut)])
@@ -307,14 +295,14 @@ def test_a_truncated_part_is_named_in_one_line(results: Path, cut: float) -> Non
         load(results, "samples", "run-old")
 
 
-def test_a_part_with_a_column_name_that_is_no_text_is_named_in_one_line(results: Path) -> None:
+def test_a_part_with_a_column_name_that_is_no_text_is_named_in_one_line(results):
     path = part_of(results, "samples")
     path.write_bytes(path.read_bytes().replace(b"iteration", b"iterati\xaan"))
     with pytest.raises(ResultsError, match="not a Parquet file, or a damaged one"):
         load(results, "samples", "run-old")
 
 
-def test_a_foreign_parquet_file_is_named(results: Path) -> None:
+def test_a_foreign_parquet_file_is_named(results):
     path = results / "points" / "run-old" / "foreign.parquet"
     pq.write_table(pa.table({"a": [1]}), path)
     with pytest.raises(ResultsError, match=r"foreign\.parquet: not a part of the table points"):
@@ -324,7 +312,7 @@ def test_a_foreign_parquet_file_is_named(results: Path) -> None:
         load(results, "points", "run-old")
 
 
-def test_a_part_of_an_older_schema_gets_nulls_and_one_of_a_newer_is_cut(results: Path) -> None:
+def test_a_part_of_an_older_schema_gets_nulls_and_one_of_a_newer_is_cut(results):
     path = part_of(results, "points")
     part = pq.read_table(path)
     older = part.drop_columns(["energy_j", "scaling"])
@@ -335,7 +323,7 @@ def test_a_part_of_an_older_schema_gets_nulls_and_one_of_a_newer_is_cut(results:
     assert points["scaling"].isna().sum() == 1
 
 
-def test_columns_that_no_longer_fit_are_one_line_with_the_file(results: Path) -> None:
+def test_columns_that_no_longer_fit_are_one_line_with_the_file(results):
     path = part_of(results, "points")
     part = pq.read_table(path)
     place = part.schema.get_field_index("world_size")
@@ -345,13 +333,13 @@ def test_columns_that_no_longer_fit_are_one_line_with_the_file(results: Path) ->
         load(results, "points", "run-old")
 
 
-def test_an_empty_table_has_its_columns(results: Path) -> None:
+def test_an_empty_table_has_its_columns(results):
     telemetry = load(results, "telemetry")
     assert list(telemetry.columns) == schema("telemetry").names
     assert telemetry.empty
 
 
-def test_an_unknown_table_and_a_missing_folder_are_one_line(tmp_path: Path) -> None:
+def test_an_unknown_table_and_a_missing_folder_are_one_line(tmp_path):
     with pytest.raises(ResultsError, match=r"got 'point'; did you mean 'points'\?"):
         load(tmp_path, "point")
     with pytest.raises(ResultsError, match="no such folder of results"):
@@ -362,12 +350,12 @@ def test_an_unknown_table_and_a_missing_folder_are_one_line(tmp_path: Path) -> N
     ("text", "run_id"),
     [("run-old", "run-old"), ("run-o", "run-old"), ("latest", "run-new")],
 )
-def test_a_run_is_found_by_id_prefix_and_latest(results: Path, text: str, run_id: str) -> None:
+def test_a_run_is_found_by_id_prefix_and_latest(results, text, run_id):
     assert find_run(results, text) == (results, run_id)
 
 
 @pytest.mark.parametrize("path", ["runs/run-old", "points/run-old/", "runs/run-old/run.parquet"])
-def test_a_run_is_found_by_a_path_into_the_results(results: Path, path: str) -> None:
+def test_a_run_is_found_by_a_path_into_the_results(results, path):
     assert find_run(results, f"{results}/{path}") == (results, "run-old")
 
 
@@ -383,9 +371,7 @@ def test_a_run_is_found_by_a_path_into_the_results(results: Path, path: str) -> 
         ("/etc/passwd", "not a run of"),
     ],
 )
-def test_a_run_that_cannot_be_told_names_the_candidates(
-    results: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_cannot_be_told_names_the_candidates(results, text, message, monkeypatch):
     # Where the folder above the working directory has no results.
     monkeypatch.chdir(results)
     with pytest.raises(ResultsError) as caught:
@@ -394,28 +380,24 @@ def test_a_run_that_cannot_be_told_names_the_candidates(
     assert "\n" not in str(caught.value)
 
 
-def test_a_path_finds_a_run_in_any_results_folder(results: Path, tmp_path: Path) -> None:
+def test_a_path_finds_a_run_in_any_results_folder(results, tmp_path):
     assert find_run(tmp_path / "nowhere", f"{results}/points/run-old") == (results, "run-old")
 
 
-def test_load_takes_a_run_as_the_commands_do_and_names_the_runs_when_there_is_none(
-    results: Path,
-) -> None:
+def test_load_takes_a_run_as_the_commands_do_and_names_the_runs_when_there_is_none(results):
     assert set(load(results, "points", "latest")["run_id"]) == {"run-new"}
     assert set(load(results, "points", "run-o")["run_id"]) == {"run-old"}
     with pytest.raises(ResultsError, match="no run 'run-odl'; did you mean 'run-old'"):
         load(results, "points", "run-odl")
 
 
-def test_results_that_are_a_file_are_not_said_to_be_missing(tmp_path: Path) -> None:
+def test_results_that_are_a_file_are_not_said_to_be_missing(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ResultsError, match="file: a file, not a folder of results"):
         load(tmp_path / "file", "points")
 
 
-def test_a_folder_that_cannot_take_a_run_is_told_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_take_a_run_is_told_before_anything_is_made(tmp_path, monkeypatch):
     check_writable(tmp_path / "new" / "results")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
@@ -426,7 +408,7 @@ def test_a_folder_that_cannot_take_a_run_is_told_before_anything_is_made(
         check_writable(tmp_path / "results")
 
 
-def test_without_runs_the_user_is_told_how_to_make_one(tmp_path: Path) -> None:
+def test_without_runs_the_user_is_told_how_to_make_one(tmp_path):
     with pytest.raises(ResultsError, match="no runs yet; `raybench sweep JOB` makes one"):
         find_run(tmp_path, "latest")
 
@@ -439,9 +421,7 @@ def test_without_runs_the_user_is_told_how_to_make_one(tmp_path: Path) -> None:
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_what_is_written_is_read_back(
-    tmp_path: Path, message: str, step_ms: float, world_size: int
-) -> None:
+def test_what_is_written_is_read_back(tmp_path, message, step_ms, world_size):
     shutil.rmtree(tmp_path / "results", ignore_errors=True)
     written = RunStore.create(tmp_path / "results", make_run("run-x"), make_measure())
     record = make_record(make_point(world_size=world_size), step_ms=step_ms, warnings=(message,))
@@ -454,7 +434,7 @@ def test_what_is_written_is_read_back(
     assert row["started_at"] == START
 
 
-def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before() -> None:
+def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before():
     assert raybench.load is frames.load
     assert raybench.units("points")["step_ms_p50"] == "ms"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -468,14 +448,12 @@ def test_load_and_units_come_with_the_package_and_import_nothing_heavy_before() 
     assert done.stdout.strip() == "[]"
 
 
-def unfinished(root: Path, host: str) -> None:
+def unfinished(root, host):
     run = make_run("run-b", status=RunStatus.RUNNING, finished_at=None, host=host, points_ok=0)
     RunStore.create(root, run, make_measure()).write_records([(0, make_record())])
 
 
-def test_a_run_is_running_while_its_driver_lives_and_interrupted_afterwards(
-    tmp_path: Path,
-) -> None:
+def test_a_run_is_running_while_its_driver_lives_and_interrupted_afterwards(tmp_path):
     with hold_run(tmp_path, "run-b"):
         unfinished(tmp_path, socket.gethostname())
         assert [run.status for run in read_runs(tmp_path)] == [RunStatus.RUNNING]
@@ -488,9 +466,7 @@ def test_a_run_is_running_while_its_driver_lives_and_interrupted_afterwards(
 
 
 @pytest.mark.parametrize("is_held_once", [True, False])
-def test_what_cannot_be_told_of_a_driver_is_not_called_interrupted(
-    tmp_path: Path, is_held_once: bool
-) -> None:
+def test_what_cannot_be_told_of_a_driver_is_not_called_interrupted(tmp_path, is_held_once):
     host = "another-host" if is_held_once else socket.gethostname()
     unfinished(tmp_path, host)
     if is_held_once:
@@ -499,7 +475,7 @@ def test_what_cannot_be_told_of_a_driver_is_not_called_interrupted(
     assert [run.status for run in read_runs(tmp_path)] == [RunStatus.RUNNING]
 
 
-def test_a_run_has_one_driver_and_readers_do_not_keep_it_out(tmp_path: Path) -> None:
+def test_a_run_has_one_driver_and_readers_do_not_keep_it_out(tmp_path):
     unfinished(tmp_path, socket.gethostname())
     with (
         hold_run(tmp_path, "run-b"),
@@ -512,10 +488,8 @@ def test_a_run_has_one_driver_and_readers_do_not_keep_it_out(tmp_path: Path) -> 
         pass
 
 
-def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(record: Record) -> dict[str, object]:
+def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(tmp_path, monkeypatch):
+    def broken(record):
         if record.point.batch_size == 1:
             raise ArithmeticError("a bug of ours")
         return compute_metrics(record)
@@ -532,7 +506,7 @@ def test_an_attempt_of_which_no_row_can_be_made_costs_only_itself(
     assert set(load(tmp_path, "samples")["point_id"]) == {good.point.point_id}
 
 
-def test_names_that_are_no_text_for_utf8_are_kept_as_far_as_they_go(tmp_path: Path) -> None:
+def test_names_that_are_no_text_for_utf8_are_kept_as_far_as_they_go(tmp_path):
     module = ModuleTime(name="a\ud800", kind="B", calls=1, forward_ms=1.0, backward_ms=None)
     record = make_record()
     (measurement,) = record.measurements
@@ -547,9 +521,7 @@ def test_names_that_are_no_text_for_utf8_are_kept_as_far_as_they_go(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("table", "name"), [("points", "point_id"), ("runs", "run_id")])
-def test_a_row_without_its_key_is_refused_with_the_name_of_its_part(
-    results: Path, table: str, name: str
-) -> None:
+def test_a_row_without_its_key_is_refused_with_the_name_of_its_part(results, table, name):
     path = part_of(results, table)
     rows = pq.read_table(path)
     place = rows.column_names.index(name)
@@ -559,7 +531,7 @@ def test_a_row_without_its_key_is_refused_with_the_name_of_its_part(
         read_table(results, table, "run-old")
 
 
-def test_a_results_folder_with_an_impossible_name_is_one_short_line() -> None:
+def test_a_results_folder_with_an_impossible_name_is_one_short_line():
     with pytest.raises(ResultsError, match="File name too long") as refused:
         read_runs(Path("x" * 5000))
     assert len(str(refused.value)) < 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
@@ -37,24 +36,24 @@ speeds_drawn = st.lists(
 )
 
 
-def longest_step_s(speeds: Sequence[DeviceSpeed], shares: Sequence[int]) -> float:
+def longest_step_s(speeds, shares):
     """Return the seconds until the last device has done its share, exchange apart."""
     return max(speed.step_s(items) for speed, items in zip(speeds, shares, strict=True))
 
 
-def _fast(speeds: list[DeviceSpeed]) -> tuple[bool, ...]:
+def _fast(speeds):
     return fast_devices([speed.items_per_s for speed in speeds])
 
 
-def _fits(speeds: list[DeviceSpeed], shares: tuple[int, ...]) -> bool:
+def _fits(speeds, shares):
     limits = (speed.most for speed in speeds)
     return all(most is None or items <= most for items, most in zip(shares, limits, strict=True))
 
 
 @given(speeds_drawn, st.integers(1, 200), st.sampled_from([1, 2, 8]))
 def test_shares_by_speed_are_whole_fit_and_are_never_worse_than_equal_or_fast_ones(
-    speeds: list[DeviceSpeed], units: int, unit: int
-) -> None:
+    speeds, units, unit
+):
     batch = units * unit
     try:
         shares = shares_by_speed(speeds, batch, unit)
@@ -79,28 +78,26 @@ def test_shares_by_speed_are_whole_fit_and_are_never_worse_than_equal_or_fast_on
     st.lists(st.tuples(st.floats(0, 0.5), st.floats(0.5, 4)), min_size=1, max_size=3),
     st.integers(1, 8),
 )
-def test_no_other_shares_in_units_are_done_earlier(
-    lines: list[tuple[float, float]], batch: int
-) -> None:
+def test_no_other_shares_in_units_are_done_earlier(lines, batch):
     speeds = [DeviceSpeed(fixed_s=fixed, items_per_s=rate) for fixed, rate in lines]
     all_shares = product(range(batch + 1), repeat=len(speeds))
     least = min(longest_step_s(speeds, one) for one in all_shares if sum(one) == batch)
     assert longest_step_s(speeds, shares_by_speed(speeds, batch)) == pytest.approx(least)
 
 
-def test_a_device_that_would_not_have_begun_when_the_others_are_done_gets_nothing() -> None:
+def test_a_device_that_would_not_have_begun_when_the_others_are_done_gets_nothing():
     quick = DeviceSpeed(fixed_s=0.0, items_per_s=100)
     assert shares_by_speed([quick, DeviceSpeed(fixed_s=5.0, items_per_s=100)], 100) == (100, 0)
 
 
-def test_what_one_memory_does_not_hold_goes_to_the_others() -> None:
+def test_what_one_memory_does_not_hold_goes_to_the_others():
     speeds = [DeviceSpeed(fixed_s=0.0, items_per_s=rate, most=50) for rate in (30, 10, 10)]
     assert shares_by_speed(speeds, 100) == (50, 25, 25)
     with pytest.raises(ValueError, match="hold 150 items together, not 151"):
         shares_by_speed(speeds, 151)
 
 
-def test_what_was_measured_of_a_step_counts_and_not_the_line_through_it() -> None:
+def test_what_was_measured_of_a_step_counts_and_not_the_line_through_it():
     # One more than 100 takes a tile more; a second device has a line that meets the first stair.
     steps = ((100, 0.010), (101, 0.015), (200, 0.015), (201, 0.020))
     stairs = DeviceSpeed(fixed_s=0.005, items_per_s=20_000, steps=steps)
@@ -114,23 +111,23 @@ def test_what_was_measured_of_a_step_counts_and_not_the_line_through_it() -> Non
     assert stairs.with_step(101, 0.0101).step_s(101) == pytest.approx(0.0101)
 
 
-def test_a_longer_step_that_was_measured_to_be_shorter_takes_as_long_as_the_one_before() -> None:
+def test_a_longer_step_that_was_measured_to_be_shorter_takes_as_long_as_the_one_before():
     noisy = DeviceSpeed(fixed_s=0.02, items_per_s=1000, steps=((10, 0.02), (20, 0.019)))
     assert noisy.step_s(20) == pytest.approx(0.02)
     assert [noisy.items_by(s) for s in (0.018, 0.03)] == [0.0, pytest.approx(30)]
 
 
-def _of_stairs(ratio: float) -> Callable[[int], float]:
+def _of_stairs(ratio):
     """Seconds of a step whose products go by tiles of 128 rows and stairs of 1024."""
 
-    def step_s(items: int) -> float:
+    def step_s(items):
         tiles, stairs = (math.ceil(items / of) * of for of in (128, 1024))
         return (0.002 + 1e-5 * (0.6 * items + 0.2 * tiles + 0.2 * stairs)) / ratio
 
     return step_s
 
 
-def _probe(step_s: Callable[[int], float], equal: int) -> DeviceSpeed:
+def _probe(step_s, equal):
     steps = [(size, step_s(size)) for size in (equal // 2, equal, equal * 3 // 2, 2 * equal)]
     line = fit_line(steps)
     return DeviceSpeed(fixed_s=line.intercept, items_per_s=1 / line.slope, steps=tuple(steps))
@@ -138,9 +135,7 @@ def _probe(step_s: Callable[[int], float], equal: int) -> DeviceSpeed:
 
 @pytest.mark.parametrize("ratio", [0.9, 0.8, 0.7, 0.5, 0.33])
 @pytest.mark.parametrize("equal", [1024, 8192])
-def test_on_stairs_measured_shares_are_as_good_as_the_best_to_1_percent(
-    ratio: float, equal: int
-) -> None:
+def test_on_stairs_measured_shares_are_as_good_as_the_best_to_1_percent(ratio, equal):
     steps, unit = [_of_stairs(1.0), _of_stairs(ratio)], equal // 64
     shares, own_s = balance(
         [_probe(step_s, equal) for step_s in steps],
@@ -155,7 +150,7 @@ def test_on_stairs_measured_shares_are_as_good_as_the_best_to_1_percent(
     assert max(own_s) == pytest.approx(best_s, rel=0.012)
 
 
-def test_shares_by_speed_are_no_others_where_equal_ones_were_measured_to_be_better() -> None:
+def test_shares_by_speed_are_no_others_where_equal_ones_were_measured_to_be_better():
     speeds = [
         DeviceSpeed(fixed_s=0.0, items_per_s=rate, steps=((100, 100 / rate),)) for rate in (100, 80)
     ]
@@ -164,13 +159,13 @@ def test_shares_by_speed_are_no_others_where_equal_ones_were_measured_to_be_bett
     assert (shares, own_s) == ((100, 100), (1.0, 1.25))
 
 
-def test_the_fast_devices_are_those_above_the_largest_gap() -> None:
+def test_the_fast_devices_are_those_above_the_largest_gap():
     assert fast_devices([100, 52, 98, 50]) == (True, False, True, False)
     assert fast_devices([100, 99, 98]) == (True, True, True)
     assert fast_devices([7]) == (True,)
 
 
-def test_eight_fast_and_two_slow_devices_gain_what_the_theory_says() -> None:
+def test_eight_fast_and_two_slow_devices_gain_what_the_theory_says():
     for ratio, gain in ((0.95, 1.0421), (0.9, 1.0889), (0.8, 1.2), (0.7, 1.175), (0.5, 1.125)):
         rates = [1000.0] * 8 + [1000.0 * ratio] * 2
         speeds = [DeviceSpeed(fixed_s=0.0, items_per_s=rate) for rate in rates]
@@ -183,7 +178,7 @@ def test_eight_fast_and_two_slow_devices_gain_what_the_theory_says() -> None:
         assert best_s / by_speed_s == pytest.approx(gain, rel=1e-3)
 
 
-def test_below_the_crossover_the_fast_devices_alone_are_quicker() -> None:
+def test_below_the_crossover_the_fast_devices_alone_are_quicker():
     speeds = [DeviceSpeed(fixed_s=0.001, items_per_s=rate) for rate in (1000, 1000, 500)]
     are_fast = _fast(speeds)
     batch = crossover_batch(speeds, are_fast, exchange_s=0.02, fast_exchange_s=0.01)
@@ -196,7 +191,7 @@ def test_below_the_crossover_the_fast_devices_alone_are_quicker() -> None:
     assert crossover_batch(speeds[:2], (True, True), exchange_s=1, fast_exchange_s=0) is None
 
 
-def test_equal_shares_differ_by_a_unit_at_most_and_need_whole_units() -> None:
+def test_equal_shares_differ_by_a_unit_at_most_and_need_whole_units():
     assert equal_shares(3, 16, 2) == (6, 6, 4)
     with pytest.raises(ValueError, match="not made up of units of 4"):
         equal_shares(2, 10, 4)

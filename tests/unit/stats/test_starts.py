@@ -9,7 +9,7 @@ from scipy.stats import t as student
 from raybench.stats.starts import scatter
 
 
-def coverage(count: int, starts: int, *, own: float, common: float) -> float:
+def coverage(count, starts, *, own, common):
     """How often the 95 % interval of the mean of some starts holds their true level, 0."""
     rng = np.random.default_rng(5)
     held = []
@@ -23,13 +23,11 @@ def coverage(count: int, starts: int, *, own: float, common: float) -> float:
 
 @pytest.mark.parametrize("count", [1, 5, 36])
 @pytest.mark.parametrize(("own", "common"), [(0.015, 0.0), (0.003, 0.02)])
-def test_an_interval_over_three_starts_holds_the_level_in_95_of_100(
-    count: int, own: float, common: float
-) -> None:
+def test_an_interval_over_three_starts_holds_the_level_in_95_of_100(count, own, common):
     assert 0.92 < coverage(count, 3, own=own, common=common) < 0.99
 
 
-def test_one_point_alone_has_students_interval() -> None:
+def test_one_point_alone_has_students_interval():
     values = np.array([[0.01, -0.02, 0.04]])
     [found] = scatter(values)
     assert found is not None
@@ -38,7 +36,7 @@ def test_one_point_alone_has_students_interval() -> None:
     assert found.half_width(1 / 3) == pytest.approx(expected)
 
 
-def test_points_that_are_alike_make_each_other_surer() -> None:
+def test_points_that_are_alike_make_each_other_surer():
     values = 0.01 * np.random.default_rng(1).standard_normal((36, 3))
     [alone] = scatter(values[:1])
     first = scatter(values)[0]
@@ -48,13 +46,13 @@ def test_points_that_are_alike_make_each_other_surer() -> None:
     assert abs(first.sd - 0.01) < abs(alone.sd - 0.01)
 
 
-def test_points_that_a_start_moves_alike_tell_no_more_than_one() -> None:
+def test_points_that_a_start_moves_alike_tell_no_more_than_one():
     shift = np.array([0.01, -0.03, 0.02])
     found = scatter(np.tile(shift, (36, 1)))
     assert {round(one.degrees, 6) for one in found if one is not None} == {2.0}
 
 
-def test_a_noisy_point_among_quiet_ones_keeps_its_noise() -> None:
+def test_a_noisy_point_among_quiet_ones_keeps_its_noise():
     rng = np.random.default_rng(3)
     sds = np.array([0.003] * 9 + [0.05])
     found = scatter(sds[:, np.newaxis] * rng.standard_normal((10, 4)))
@@ -63,7 +61,7 @@ def test_a_noisy_point_among_quiet_ones_keeps_its_noise() -> None:
     assert found[9].sd > 4 * found[0].sd
 
 
-def test_the_noisiest_of_many_points_is_held_in_three_of_four_runs() -> None:
+def test_the_noisiest_of_many_points_is_held_in_three_of_four_runs():
     rng = np.random.default_rng(6)
     sds = np.array([0.05] + [0.005] * 35)
     held = []
@@ -75,14 +73,14 @@ def test_the_noisiest_of_many_points_is_held_in_three_of_four_runs() -> None:
     assert np.mean(held) > 0.74
 
 
-def test_the_level_of_a_side_is_no_scatter_of_its_starts() -> None:
+def test_the_level_of_a_side_is_no_scatter_of_its_starts():
     values = np.array([[0.0, 0.01, 1.0, 1.01]])
     [apart] = scatter(values, sides=[0, 0, 1, 1])
     assert apart is not None
     assert (apart.degrees, apart.sd) == (2, pytest.approx(0.01 / 2**0.5))
 
 
-def test_a_point_without_two_starts_on_a_side_has_no_scatter() -> None:
+def test_a_point_without_two_starts_on_a_side_has_no_scatter():
     values = np.array([[0.0, np.nan, 1.0], [0.0, 0.1, np.nan]])
     found = scatter(values, sides=[0, 0, 1])
     assert found[0] is None
@@ -90,7 +88,7 @@ def test_a_point_without_two_starts_on_a_side_has_no_scatter() -> None:
     assert scatter(np.array([[1.0], [2.0]])) == [None, None]
 
 
-def test_starts_that_agree_to_the_last_digit_make_any_change_certain() -> None:
+def test_starts_that_agree_to_the_last_digit_make_any_change_certain():
     [found] = scatter(np.zeros((1, 4)))
     assert found is not None
     assert found.p_value(0.01, 1.0) == 0

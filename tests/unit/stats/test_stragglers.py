@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.stats.stragglers import (
-    Blocks,
     find_straggler,
     host_error_ms,
     late_in_turn_ms,
@@ -21,7 +20,7 @@ from raybench.stats.stragglers import (
 MS = st.floats(0.01, 1e4)
 
 
-def steps_of(level_ms: float, scatter: float, seed: int) -> Blocks:
+def steps_of(level_ms, scatter, seed):
     """Two blocks of five steps with normal noise."""
     rng = np.random.default_rng(seed)
     return [
@@ -57,7 +56,7 @@ AUDIT = [
 
 @pytest.mark.parametrize("delayed_rank", [0, 1])
 @pytest.mark.parametrize("case", AUDIT, ids=lambda case: case.name)
-def test_the_trials_of_the_audit_are_marked_right(case: Case, delayed_rank: int) -> None:
+def test_the_trials_of_the_audit_are_marked_right(case, delayed_rank):
     ranks = [steps_of(case.other_ms, 0.003, 1), steps_of(case.other_ms, 0.003, 2)]
     ranks[delayed_rank] = steps_of(case.delayed_ms, 0.003, 3)
     found = find_straggler(ranks)
@@ -71,9 +70,7 @@ def test_the_trials_of_the_audit_are_marked_right(case: Case, delayed_rank: int)
 
 @pytest.mark.parametrize(("count", "trials"), [(2, 600), (4, 300), (64, 100)])
 @pytest.mark.parametrize("scatter", [0.01, 0.03, 0.08])
-def test_equal_ranks_hardly_ever_have_a_slow_one_however_much_they_scatter(
-    scatter: float, count: int, trials: int
-) -> None:
+def test_equal_ranks_hardly_ever_have_a_slow_one_however_much_they_scatter(scatter, count, trials):
     marked = 0
     for trial in range(trials):
         found = find_straggler([steps_of(10.0, scatter, count * trial + n) for n in range(count)])
@@ -83,7 +80,7 @@ def test_equal_ranks_hardly_ever_have_a_slow_one_however_much_they_scatter(
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_hosts_whose_pace_wanders_have_no_slow_one_but_a_late_one_stands_out(count: int) -> None:
+def test_hosts_whose_pace_wanders_have_no_slow_one_but_a_late_one_stands_out(count):
     """By 11 % with a memory of 35 steps, as hosts of H200s in a step that Python bounds."""
     rng = np.random.default_rng(7)
     marked = {0.0: 0, 6.0: 0}
@@ -99,7 +96,7 @@ def test_hosts_whose_pace_wanders_have_no_slow_one_but_a_late_one_stands_out(cou
     assert marked[6.0] >= 90
 
 
-def wandering(rng: np.random.Generator) -> Blocks:
+def wandering(rng):
     """A hundred steps in two halves, 35 steps apart."""
     pace, noise = [0.0], rng.standard_normal(135)
     for step in noise:
@@ -108,14 +105,14 @@ def wandering(rng: np.random.Generator) -> Blocks:
     return [steps[:50], steps[85:135]]
 
 
-def of_hosts(rng: np.random.Generator, late_ms: list[float]) -> list[Blocks]:
+def of_hosts(rng, late_ms):
     """Ten steps of 10 ms on each rank, whose host is 3 % slower or faster all the while."""
     paces = 10 * (1 + 0.03 * rng.standard_normal(len(late_ms))) + late_ms
     return [[[pace] * 5, [pace] * 5] for pace in paces.tolist()]
 
 
 @pytest.mark.parametrize("count", [6, 16, 64])
-def test_the_slowest_of_many_hosts_that_differ_by_chance_is_not_slow(count: int) -> None:
+def test_the_slowest_of_many_hosts_that_differ_by_chance_is_not_slow(count):
     rng = np.random.default_rng(3)
     marked = 0
     for _ in range(300):
@@ -127,7 +124,7 @@ def test_the_slowest_of_many_hosts_that_differ_by_chance_is_not_slow(count: int)
 
 
 @pytest.mark.parametrize("slow", [1, 2])
-def test_a_host_that_is_later_than_chance_stands_out_and_hides_no_other(slow: int) -> None:
+def test_a_host_that_is_later_than_chance_stands_out_and_hides_no_other(slow):
     ranks = of_hosts(np.random.default_rng(4), [4.0] * slow + [0.0] * (16 - slow))
     found = find_straggler(ranks)
     assert found is not None
@@ -135,7 +132,7 @@ def test_a_host_that_is_later_than_chance_stands_out_and_hides_no_other(slow: in
     assert stands_out(found.excess_ms, host_error_ms(ranks, []), 10.0)
 
 
-def test_two_hosts_differ_by_what_the_timed_steps_wander_but_not_by_their_noise() -> None:
+def test_two_hosts_differ_by_what_the_timed_steps_wander_but_not_by_their_noise():
     ranks = of_hosts(np.random.default_rng(5), [0.0, 0.5])
     noise = 0.1 * np.random.default_rng(6).standard_normal(200)
     pace = np.repeat([10.0, 10.8, 10.1, 10.9, 10.2, 10.7, 10.0, 10.6], 25)
@@ -143,7 +140,7 @@ def test_two_hosts_differ_by_what_the_timed_steps_wander_but_not_by_their_noise(
     assert host_error_ms(ranks, [(pace + noise).tolist()]) > 0.3
 
 
-def test_a_rank_that_was_late_for_a_moment_only_is_not_slow() -> None:
+def test_a_rank_that_was_late_for_a_moment_only_is_not_slow():
     late = [[12.0] * 12, [10.0] * 10]
     found = find_straggler([late, [[10.0] * 12, [10.0] * 10]])
     assert found is not None
@@ -151,7 +148,7 @@ def test_a_rank_that_was_late_for_a_moment_only_is_not_slow() -> None:
     assert not stands_out(found.excess_ms, found.error_ms, 10.0)
 
 
-def test_of_four_ranks_the_slowest_is_held_against_the_lower_median_of_the_others() -> None:
+def test_of_four_ranks_the_slowest_is_held_against_the_lower_median_of_the_others():
     assert slowest_and_other([10.0, 13.0, 11.0, 10.5]) == (1, 3)
     assert slowest_and_other([10.0, 13.0, 11.0]) == (1, 0)
     assert slowest_and_other([5.0, 5.0]) == (0, 1)
@@ -159,7 +156,7 @@ def test_of_four_ranks_the_slowest_is_held_against_the_lower_median_of_the_other
         slowest_and_other([5.0])
 
 
-def test_ranks_that_are_late_in_turn_cost_what_no_one_of_them_does() -> None:
+def test_ranks_that_are_late_in_turn_cost_what_no_one_of_them_does():
     first = [[10.0, 12.0] * 5]
     second = [[12.0, 10.0] * 5]
     assert late_in_turn_ms([first, second]) == pytest.approx(1.0)
@@ -170,7 +167,7 @@ def test_ranks_that_are_late_in_turn_cost_what_no_one_of_them_does() -> None:
 
 
 @given(st.lists(st.lists(st.lists(MS, min_size=1), min_size=1), min_size=2))
-def test_the_excess_and_its_error_are_never_negative(ranks: list[list[list[float]]]) -> None:
+def test_the_excess_and_its_error_are_never_negative(ranks):
     found = find_straggler(ranks)
     assert found is not None
     assert found.rank != found.other

@@ -11,23 +11,23 @@ from raybench.stats import summary as stats
 SAMPLES = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=60)
 
 
-def coverage(noise: np.ndarray) -> float:
+def coverage(noise):
     """How often the interval of each row holds the true median, which is 10."""
     intervals = [stats.median_interval([10 + row]) for row in noise]
     return float(np.mean([i is not None and i.low <= 10 <= i.high for i in intervals]))
 
 
-def noise(runs: int, count: int, phi: float) -> np.ndarray:
+def noise(runs, count, phi):
     return autocorrelated(np.random.default_rng(7), runs=runs, count=count, phi=phi)
 
 
 @pytest.mark.parametrize("count", [5, 6, 30, 100, 1000])
 @pytest.mark.parametrize("phi", [0.0, 0.3, 0.6])
-def test_the_interval_covers_the_median_though_neighbours_are_alike(phi: float, count: int) -> None:
+def test_the_interval_covers_the_median_though_neighbours_are_alike(phi, count):
     assert coverage(noise(600, count, phi)) >= 0.925
 
 
-def test_repeats_that_differ_among_themselves_are_not_independent_samples() -> None:
+def test_repeats_that_differ_among_themselves_are_not_independent_samples():
     noise = 0.001 * np.random.default_rng(1).standard_normal((4, 50))
     levels = np.array([[1.0], [1.01], [1.02], [1.03]])
     apart = stats.median_interval((levels + noise).tolist())
@@ -38,21 +38,21 @@ def test_repeats_that_differ_among_themselves_are_not_independent_samples() -> N
     assert apart.low < 1.005 < 1.025 < apart.high
 
 
-def test_the_autocorrelation_is_that_within_repeats() -> None:
+def test_the_autocorrelation_is_that_within_repeats():
     assert stats.autocorrelation([[1.0] * 20, [2.0] * 20]) is None
     assert stats.autocorrelation([[1.0] * 20 + [2.0] * 20]) == pytest.approx(0.95, abs=0.03)
 
 
-def test_below_five_samples_there_is_no_interval() -> None:
+def test_below_five_samples_there_is_no_interval():
     assert stats.median_interval([[1.0] * 2, [1.0] * 2]) is None
     assert stats.median_interval([[1.0] * 2, [1.0] * 3]) == stats.Interval(low=1.0, high=1.0)
 
 
-def test_a_step_that_takes_no_time_has_no_interval() -> None:
+def test_a_step_that_takes_no_time_has_no_interval():
     assert stats.median_interval([[0.0] * 3 + [1.0] * 3]) is None
 
 
-def test_the_autocorrelation_is_that_of_the_series_whatever_the_outliers() -> None:
+def test_the_autocorrelation_is_that_of_the_series_whatever_the_outliers():
     rng = np.random.default_rng(3)
     for phi in (0.0, 0.5, 0.8):
         row = 1 + 0.01 * autocorrelated(rng, runs=1, count=4000, phi=phi)[0]
@@ -66,17 +66,17 @@ def test_the_autocorrelation_is_that_of_the_series_whatever_the_outliers() -> No
 @pytest.mark.parametrize(
     ("degrees", "expected"), [(5, 2.571), (9, 2.262), (29, 2.045), (1e6, 1.96)]
 )
-def test_students_t_is_that_of_the_tables(degrees: float, expected: float) -> None:
+def test_students_t_is_that_of_the_tables(degrees, expected):
     assert stats.student_t(degrees) == pytest.approx(expected, rel=2e-3)
     assert stats.student_t(9, confidence=0.99) == pytest.approx(3.250, rel=2e-3)
 
 
-def test_the_spread_between_repeats_is_that_of_their_medians() -> None:
+def test_the_spread_between_repeats_is_that_of_their_medians():
     assert stats.repeat_std([[1.0, 1.0, 9.0], [3.0, 3.0, 3.0]]) == pytest.approx(np.sqrt(2))
     assert stats.repeat_std([[1.0, 2.0]]) is None
 
 
-def test_of_ranks_the_smallest_is_taken_step_by_step() -> None:
+def test_of_ranks_the_smallest_is_taken_step_by_step():
     ranks = [[1.0, 5.0, 3.0], [4.0, 2.0, 3.0]]
     assert stats.median_of_smallest(ranks) == 2.0
     assert stats.median_above_smallest(ranks) == [0.0, 0.0]
@@ -86,7 +86,7 @@ def test_of_ranks_the_smallest_is_taken_step_by_step() -> None:
 
 @given(SAMPLES)
 @settings(max_examples=50, deadline=None)
-def test_the_interval_holds_the_median_and_scales_with_the_samples(samples: list[float]) -> None:
+def test_the_interval_holds_the_median_and_scales_with_the_samples(samples):
     interval = stats.median_interval([samples])
     if interval is None:
         assert len(samples) < stats.MIN_SAMPLES
@@ -97,7 +97,7 @@ def test_the_interval_holds_the_median_and_scales_with_the_samples(samples: list
     assert doubled.low == pytest.approx(2 * interval.low)
 
 
-def test_a_summary_of_known_samples() -> None:
+def test_a_summary_of_known_samples():
     summary = stats.summarize([1.0, 2.0, 3.0, 4.0, 100.0])
     assert (summary.mean, summary.p50, summary.min, summary.max) == (22.0, 3.0, 1.0, 100.0)
     assert summary.std == pytest.approx(43.6177, abs=1e-3)
@@ -106,7 +106,7 @@ def test_a_summary_of_known_samples() -> None:
         stats.summarize([])
 
 
-def test_the_step_of_ranks_in_lockstep_is_their_median_without_the_jitter_of_the_slowest() -> None:
+def test_the_step_of_ranks_in_lockstep_is_their_median_without_the_jitter_of_the_slowest():
     rng = np.random.default_rng(5)
     ends = 1000.0 * np.arange(401) + 3 * rng.standard_normal((8, 401))
     ranks = np.diff(ends, axis=1)
@@ -116,19 +116,19 @@ def test_the_step_of_ranks_in_lockstep_is_their_median_without_the_jitter_of_the
     assert np.median(stats.per_iteration_max(ranks.tolist())) > 1004
 
 
-def test_the_step_of_ranks_that_differ_is_that_of_the_slowest() -> None:
+def test_the_step_of_ranks_that_differ_is_that_of_the_slowest():
     ranks = [[100, 900, 100], [102, 102, 102], [99, 99, 99]]
     assert stats.step_series(ranks).tolist() == [102, 102, 102]
     assert stats.step_series(ranks[:1]).tolist() == [100, 900, 100]
     assert stats.step_time(ranks) == 102
 
 
-def test_ranks_are_told_apart_by_their_medians_and_spread() -> None:
+def test_ranks_are_told_apart_by_their_medians_and_spread():
     ranks = [[1, 9, 1, 9, 1], [9, 1, 9, 1, 8]]
     assert stats.per_iteration_max(ranks).tolist() == [9, 9, 9, 9, 8]
     assert stats.median_skew(ranks) == 8
 
 
-def test_ranks_with_different_counts_are_refused() -> None:
+def test_ranks_with_different_counts_are_refused():
     with pytest.raises(ValueError, match=r"equally many samples, got \[1, 2\]"):
         stats.per_iteration_max([[1.0], [1.0, 2.0]])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from builders import make_measure, make_run
 from fakes import make_point
@@ -43,7 +41,7 @@ CASES: dict[str, tuple[str, str | tuple[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory):
     """A run of all of them in one process, with a good point after each."""
     root = tmp_path_factory.mktemp("misbehaving") / "results"
     store = RunStore.create(root, make_run("run-a"), make_measure())
@@ -64,7 +62,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def points(results: Path) -> pd.DataFrame:
+def points(results):
     return load(results, "points").set_index("workload", drop=False)
 
 

@@ -13,11 +13,11 @@ LINE = "vm:1:2 [0] NCCL INFO Channel 00/0 : {sender}[0] -> {receiver}[1] via {wa
 
 
 @pytest.fixture(autouse=True)
-def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_log(monkeypatch):
     monkeypatch.delenv("NCCL_DEBUG", raising=False)
 
 
-def test_the_ways_are_those_of_the_last_group() -> None:
+def test_the_ways_are_those_of_the_last_group():
     log = NcclFile()
     with log.record():
         path = Path(os.environ["NCCL_DEBUG_FILE"])
@@ -32,9 +32,7 @@ def test_the_ways_are_those_of_the_last_group() -> None:
     assert log.routes() == ("SHM/direct",)
 
 
-def test_a_log_that_the_user_has_switched_on_stays_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_log_that_the_user_has_switched_on_stays_as_it_is(monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     log = NcclFile()
     with log.record():
@@ -43,7 +41,7 @@ def test_a_log_that_the_user_has_switched_on_stays_as_it_is(
     assert log.routes() == ()
 
 
-def test_variables_beside_the_switch_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_beside_the_switch_are_put_back(monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG_SUBSYS", "COLL")
     with NcclFile().record():
         assert os.environ["NCCL_DEBUG_SUBSYS"] == "INIT,NET"
@@ -74,7 +72,7 @@ CHOICE = (
 )
 
 
-def test_a_step_tells_what_nccl_ran_and_the_ways_stay_known() -> None:
+def test_a_step_tells_what_nccl_ran_and_the_ways_stay_known():
     log = NcclFile(lambda: nccl.read_again)
     with log.record():
         nccl = FakeNccl()
@@ -91,7 +89,7 @@ def test_a_step_tells_what_nccl_ran_and_the_ways_stay_known() -> None:
     assert log.routes() == ("P2P/IPC",)
 
 
-def test_a_step_that_fails_leaves_the_log_as_it_was() -> None:
+def test_a_step_that_fails_leaves_the_log_as_it_was():
     log = NcclFile(lambda: nccl.read_again)
     with log.record():
         nccl = FakeNccl()
@@ -101,7 +99,7 @@ def test_a_step_that_fails_leaves_the_log_as_it_was() -> None:
     nccl.file.close()
 
 
-def test_the_step_runs_where_nccl_tells_nothing_because_others_take_part_in_it() -> None:
+def test_the_step_runs_where_nccl_tells_nothing_because_others_take_part_in_it():
     steps: list[int] = []
     without = NcclFile(lambda: None)
     assert without.routes() == ()

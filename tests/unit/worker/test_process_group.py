@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ TASK = Task(point=make_point(), settings=Measure(warmup=1, iterations=1))
 
 
 @pytest.fixture
-def groups() -> Iterator[list[Group]]:
+def groups():
     host = StoreHost("127.0.0.1")
     address, port = host.endpoint()
     yield [
@@ -28,7 +27,7 @@ def groups() -> Iterator[list[Group]]:
 
 
 @pytest.fixture
-def ours() -> Iterator[ProcessGroup]:
+def ours():
     made = ProcessGroup(torch.device("cpu"))
     yield made
     made.leave()
@@ -44,7 +43,7 @@ def test_the_end_of_an_earlier_group_is_not_taken_for_that_of_the_present_one(ou
 def test_a_group_that_is_ended_while_it_is_formed_is_not_in_the_way_of_the_next(
     ours, groups, monkeypatch
 ):
-    def form(*given, **named) -> None:
+    def form(*given, **named):
         assert ours.is_taken_down(timeout_s=5.0)
         usual(*given, **named)
 

@@ -6,7 +6,6 @@ Those of several ranks are in tests/integration/test_script_ranks.py.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -20,20 +19,20 @@ from tests.script_files import write_script
 ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
 
 
-def make_task(script: Path, measure=None, **params) -> Task:
+def make_task(script, measure=None, **params):
     given = {"path": str(script), "args": "", "items_per_step": "", "step_of": "", **params}
     point = make_point(workload="script", params=given)
     settings = {"warmup": 5, "iterations": 10, "breakdown": False, **(measure or {})}
     return Task(point=point, settings=Measure(**settings))
 
 
-def run(tmp_path: Path, text: str, measure=None, **params):
+def run(tmp_path, text, measure=None, **params):
     """The answer of a worker alone."""
     script = write_script(tmp_path, text)
     return Worker("cpu", 0).run(make_task(script, measure=measure, **params), ALONE, None)
 
 
-def counts(answer: Measurement) -> tuple[int, int]:
+def counts(answer):
     (repetition,) = answer.repetitions
     return len(repetition.warmup.step_ns), len(repetition.timed.step_ns)
 
@@ -165,14 +164,14 @@ def test_what_a_script_has_started_ends_with_it(tmp_path):
     assert no_children()
 
 
-def is_running(process_id: int) -> bool:
+def is_running(process_id):
     try:
         return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def no_children() -> bool:
+def no_children():
     return not [c for c in psutil.Process().children() if "train.py" in " ".join(c.cmdline())]
 
 

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 
@@ -23,7 +23,7 @@ from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.measure import phases
 from raybench.measure.flops import Counted
-from raybench.records import Answer, Failure, Group, Measurement, RankInfo, Status, Task
+from raybench.records import Failure, Group, Measurement, RankInfo, Status, Task
 from raybench.records.environment import code_of
 from raybench.worker.rendezvous import StoreHost
 from raybench.worker.worker import Worker
@@ -47,12 +47,12 @@ Register = Callable[[type], str]
 
 
 @pytest.fixture
-def workload(monkeypatch: pytest.MonkeyPatch) -> Register:
+def workload(monkeypatch):
     """Registers a class as `own_workloads:<name>`."""
     module = ModuleType("own_workloads")
     monkeypatch.setitem(sys.modules, "own_workloads", module)
 
-    def register(workload_class: type) -> str:
+    def register(workload_class):
         setattr(module, workload_class.__name__, workload_class)
         return f"own_workloads:{workload_class.__name__}"
 
@@ -60,40 +60,40 @@ def workload(monkeypatch: pytest.MonkeyPatch) -> Register:
 
 
 @pytest.fixture
-def host() -> Iterator[StoreHost]:
+def host():
     host = StoreHost("127.0.0.1")
     yield host
     del host
 
 
-def make_group(host: StoreHost, name: str = "group-0") -> Group:
+def make_group(host, name="group-0"):
     address, port = host.endpoint()
     return Group(name=name, store_address=address, store_port=port)
 
 
-def make_task(workload: str = "mlp", **measure) -> Task:
+def make_task(workload="mlp", **measure):
     given = MLP if workload == "mlp" else {"workload": workload, "params": {}}
     settings = Measure(**{"warmup": 1, "iterations": 1, "breakdown": False, **measure})
     return Task(point=make_point(**given), settings=settings)
 
 
-def run(task: Task, worker: Worker | None = None, group: Group | None = None) -> Answer:
+def run(task, worker=None, group=None):
     return (worker or Worker("cpu", 0)).run(task, ALONE, group)
 
 
-def measured(task: Task, worker: Worker | None = None, group: Group | None = None) -> Measurement:
+def measured(task, worker=None, group=None):
     answer = run(task, worker, group)
     assert isinstance(answer, Measurement), answer
     return answer
 
 
-def failed(task: Task, worker: Worker | None = None, group: Group | None = None) -> Failure:
+def failed(task, worker=None, group=None):
     answer = run(task, worker, group)
     assert isinstance(answer, Failure), answer
     return answer
 
 
-def raising(error: BaseException) -> type:
+def raising(error):
     class Raising(Plain):
         def step(self) -> None:
             raise error
@@ -370,7 +370,7 @@ class Mute(Exception):
         raise RuntimeError("not even this")
 
 
-def _noted(notes: object) -> Exception:
+def _noted(notes):
     error = ValueError("said")
     error.__notes__ = notes
     return error

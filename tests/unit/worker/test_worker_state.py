@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +21,7 @@ SETTINGS = {setting.name: setting for setting in settings()}
 
 
 @pytest.fixture
-def state() -> ProcessState:
+def state():
     return ProcessState(CPU)
 
 
@@ -46,7 +45,7 @@ def test_a_setting_that_cannot_be_put_back_is_told(tmp_path, monkeypatch):
     assert state.restore() == ("a changed working directory",)
 
 
-def _least_cpu_s(call: Callable[[], object]) -> float:
+def _least_cpu_s(call):
     """The fastest of five calls, with what is loaded now frozen as in a worker."""
     times_s = []
     gc.collect()
@@ -59,7 +58,7 @@ def _least_cpu_s(call: Callable[[], object]) -> float:
     return min(times_s)
 
 
-def _store_half_a_million_items() -> None:
+def _store_half_a_million_items():
     # 40 ms where a core is alone; as much slower as the tested code where a thread shares it.
     stored = {}
     for i in range(500_000):
@@ -72,7 +71,7 @@ def test_a_clean_process_is_restored_sooner_than_half_a_million_items_are_stored
 
 
 def test_a_mode_that_ends_with_the_garbage_changes_nothing_afterwards(state):
-    def hold_mode() -> Iterator[None]:
+    def hold_mode():
         with torch.enable_grad():
             yield
 
