@@ -17,7 +17,6 @@ from raybench.cluster.allocator import (
     in_device_order,
     shares,
 )
-from raybench.records import Device
 
 
 def test_workers_are_ordered_by_node_then_device_whatever_order_they_came_in():
@@ -218,7 +217,7 @@ def shape(devices, worker_ids):
     return sorted(nodes.count(node) for node in set(nodes))
 
 
-def racks(**nodes: dict[str, int]) -> list[Device]:
+def racks(**nodes):
     """Devices of the nodes of each rack."""
     return [
         make_device(node, index, rack=rack)

@@ -1,7 +1,5 @@
 """The committed cluster files are accepted by Ray's own validation."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from ruamel.yaml import YAML
 REPOSITORY = Path(__file__).parents[3]
 
 
-def documented_cluster(provider: str) -> str:
+def documented_cluster(provider):
     blocks = re.findall(
         r"```yaml\n(cluster_name:.*?)```", (REPOSITORY / "docs/cluster.md").read_text(), re.DOTALL
     )

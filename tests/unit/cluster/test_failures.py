@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -34,7 +32,7 @@ IN_A_SYNC = """Thread 0x2 (most recent call first):
 """
 
 
-def failed(rank: int, error_type: str, message: str = "", *, keeps: bool = True) -> Failure:
+def failed(rank, error_type, message="", *, keeps=True):
     return Failure(
         rank=rank,
         status=Status.ERROR,
@@ -44,11 +42,11 @@ def failed(rank: int, error_type: str, message: str = "", *, keeps: bool = True)
     )
 
 
-def measured(rank: int) -> Measurement:
+def measured(rank):
     return Measurement(rank=rank, repetitions=(), items_per_step=1, setup_s=0.0)
 
 
-def seen(*answers, world_size=3, finished=(), tails=None) -> PointObservation:
+def seen(*answers, world_size=3, finished=(), tails=None):
     return PointObservation(
         world_size=world_size,
         answers={answer.rank: answer for answer in answers},

@@ -1,7 +1,5 @@
 """What an agent reads of the workers beside it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

@@ -1,7 +1,5 @@
 """How the ranks of a point are brought to their end, whatever has launched them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import replace
@@ -13,7 +11,7 @@ import ray
 from fakes import make_device, make_measurement, make_point
 
 from raybench.cluster import point_end
-from raybench.cluster.point_end import Outcome, RunningRanks, finish_point, when_late_s
+from raybench.cluster.point_end import RunningRanks, finish_point, when_late_s
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import Connection
 from raybench.cluster.ray_cluster.process_groups import ProcessGroups
@@ -31,9 +29,9 @@ class ScriptedRanks(RunningRanks):
     tails: what the processes wrote. freed: what is said of the memory of killed ones.
     """
 
-    def __init__(self, *answers, kind="cuda", tails=(), freed=()) -> None:
+    def __init__(self, *answers, kind="cuda", tails=(), freed=()):
         self.devices = [make_device(index=rank, kind=kind) for rank in range(len(answers))]
-        self.calls: list[str] = []
+        self.calls = []
         self._there = [answer for answer in answers if answer is not None]
         self._tails, self._freed = dict(enumerate(tails)), freed
 
@@ -65,7 +63,7 @@ def _little_grace(monkeypatch):
     monkeypatch.setattr(point_end, "GRACE_S", 0.05)
 
 
-def finish(*answers, task=TASK, **facts) -> tuple[Outcome, list[str]]:
+def finish(*answers, task=TASK, **facts):
     ranks = ScriptedRanks(*answers, **facts)
     return finish_point(ranks, task), ranks.calls
 
@@ -185,7 +183,7 @@ def test_a_point_is_late_before_its_deadline_but_not_while_it_may_measure(
 def test_the_store_starts_before_the_workers_where_points_can_have_a_group(
     monkeypatch, count, begun
 ):
-    calls: list[str] = []
+    calls = []
     monkeypatch.setattr(ProcessGroups, "start", lambda _: calls.append("store"))
     monkeypatch.setattr(WorkerGroup, "start", lambda *_: calls.append("workers"))
     RayCluster(Connection(where="here", needed={}, kind="cpu", capacity=2)).start(count, "pack")
@@ -193,7 +191,7 @@ def test_the_store_starts_before_the_workers_where_points_can_have_a_group(
 
 
 def test_ray_is_let_go_when_no_point_waits_inside_of_it_any_more(monkeypatch):
-    calls: list[str] = []
+    calls = []
     connection = Connection(where="here", needed={}, kind="cpu", capacity=1)
     cluster, waits = RayCluster(connection), threading.Event()
 
@@ -219,7 +217,7 @@ def test_ray_is_let_go_when_no_point_waits_inside_of_it_any_more(monkeypatch):
     assert {*calls[1:]} == {"the cluster is let go", "shutdown"}
 
 
-def run_until_let_go(cluster: RayCluster, calls: list[str]) -> None:
+def run_until_let_go(cluster, calls):
     try:
         cluster.run(Task(point=make_point(), settings=Measure()), (0,))
     except ClusterError as error:

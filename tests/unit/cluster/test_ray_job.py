@@ -1,7 +1,5 @@
 """What `raybench sweep` does inside `ray job submit --working-dir`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,14 +1,11 @@
 """The watcher of a worker, with a shell or a Python in the part of the worker."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -38,14 +35,14 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Lin
 
 
 @pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+def mark(monkeypatch):
     value = f"test-{time.monotonic_ns()}"
     monkeypatch.setenv(reaper.MARK, value)
     return value
 
 
 @contextmanager
-def raylet_and_worker(starts: str, then: str = "time.sleep(60)") -> Iterator[tuple[int, int]]:
+def raylet_and_worker(starts, then="time.sleep(60)"):
     """Process ids of a worker and of what stands for its raylet."""
     worker = textwrap.dedent(WORKER).format(starts=starts, then=then)
     command = [sys.executable, "-c", textwrap.dedent(RAYLET), worker]
@@ -59,14 +56,14 @@ def raylet_and_worker(starts: str, then: str = "time.sleep(60)") -> Iterator[tup
             raylet.kill()
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid):
     try:
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
         return False
 
 
-def living(holds: Callable[[psutil.Process], bool]) -> set[int]:
+def living(holds):
     """The processes of which it holds, as far as they may be looked at."""
     found = set()
     for process in psutil.process_iter():
@@ -76,23 +73,23 @@ def living(holds: Callable[[psutil.Process], bool]) -> set[int]:
     return found
 
 
-def marked(mark: str) -> set[int]:
+def marked(mark):
     return living(lambda process: mark in process.environ().values()) - {os.getpid()}
 
 
-def watchers(mark: str) -> list[int]:
+def watchers(mark):
     """The watchers that were started for workers with this mark."""
     return [*living(lambda process: mark in process.cmdline())]
 
 
-def started_by(worker: int, mark: str) -> set[int]:
+def started_by(worker, mark):
     """What bears the mark or is of the worker's group, and what these have started."""
     known = marked(mark) | living(lambda process: os.getpgid(process.pid) == worker)
     children = {child.pid for pid in known for child in psutil.Process(pid).children(True)}
     return (known | children) - {worker}
 
 
-def seconds_until(holds: Callable[[], bool], within_s: float) -> float:
+def seconds_until(holds, within_s):
     started_s = time.monotonic()
     while not holds():
         assert time.monotonic() - started_s < within_s
@@ -111,7 +108,7 @@ ORPHANS = {
 }
 
 
-def test_what_a_killed_worker_started_is_gone_soon_and_its_watcher_with_it(mark: str) -> None:
+def test_what_a_killed_worker_started_is_gone_soon_and_its_watcher_with_it(mark):
     with raylet_and_worker("; ".join(ORPHANS.values())) as (_, worker):
         left = started_by(worker, mark)
         assert len(left) >= len(ORPHANS)
@@ -121,12 +118,12 @@ def test_what_a_killed_worker_started_is_gone_soon_and_its_watcher_with_it(mark:
         seconds_until(lambda: not watchers(mark), within_s=SOON_S)
 
 
-def test_the_children_of_a_worker_that_ends_by_itself_are_gone_too(mark: str) -> None:
+def test_the_children_of_a_worker_that_ends_by_itself_are_gone_too(mark):
     with raylet_and_worker(ORPHANS["a daemon"], then="") as _:
         seconds_until(lambda: not marked(mark), within_s=SOON_S)
 
 
-def test_a_worker_that_hangs_ends_when_its_raylet_has_been_gone_for_five_seconds(mark: str) -> None:
+def test_a_worker_that_hangs_ends_when_its_raylet_has_been_gone_for_five_seconds(mark):
     with raylet_and_worker(ORPHANS["a daemon"]) as (raylet, worker):
         os.kill(raylet, signal.SIGKILL)
         took_s = seconds_until(lambda: not is_alive(worker), within_s=20)
@@ -134,7 +131,7 @@ def test_a_worker_that_hangs_ends_when_its_raylet_has_been_gone_for_five_seconds
         seconds_until(lambda: not marked(mark), within_s=SOON_S)
 
 
-def test_the_watcher_is_no_child_no_member_and_small(mark: str) -> None:
+def test_the_watcher_is_no_child_no_member_and_small(mark):
     with raylet_and_worker("pass") as (raylet, worker):
         (watcher,) = watchers(mark)
         process = psutil.Process(watcher)
@@ -148,7 +145,7 @@ def test_the_watcher_is_no_child_no_member_and_small(mark: str) -> None:
         assert Path(f"/proc/{watcher}/fd/2").readlink() == Path(os.devnull)
 
 
-def test_nothing_of_other_workers_is_touched(mark: str) -> None:
+def test_nothing_of_other_workers_is_touched(mark):
     other = {**os.environ, reaper.MARK: f"{mark}-other"}
     with subprocess.Popen(["sleep", "60"], env=other, start_new_session=True) as neighbour:
         with raylet_and_worker(ORPHANS["a daemon"]) as (_, worker):
@@ -160,8 +157,8 @@ def test_nothing_of_other_workers_is_touched(mark: str) -> None:
 
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_its_folder(
-    is_kept: bool, tmp_path: Path
-) -> None:
+    is_kept, tmp_path
+):
     driver = """
         import os, subprocess, sys, time
         from raybench.cluster import reaper
@@ -193,7 +190,7 @@ def test_what_was_started_in_the_block_ends_five_seconds_after_its_driver_with_i
     assert (folder / "logs" / "one").exists() == is_kept
 
 
-def test_what_a_dead_raylet_was_starting_ends_with_its_driver(tmp_path: Path) -> None:
+def test_what_a_dead_raylet_was_starting_ends_with_its_driver(tmp_path):
     driver = """
         import subprocess, sys, time
         from raybench.cluster import reaper
@@ -214,7 +211,7 @@ def test_what_a_dead_raylet_was_starting_ends_with_its_driver(tmp_path: Path) ->
     seconds_until(lambda: not is_alive(worker), within_s=20)
 
 
-def test_a_driver_goes_on_without_its_watcher() -> None:
+def test_a_driver_goes_on_without_its_watcher():
     child = subprocess.Popen(["sleep", "60"])
     try:
         with reaper.reap_orphans_of_children():

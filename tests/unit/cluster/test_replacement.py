@@ -1,7 +1,5 @@
 """Which standbys a node has, and how a worker gets its next process; Ray's calls are replaced."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -23,7 +21,7 @@ OTHER = replace(GPU, process_id=12, uuid="GPU-0")
 
 
 def test_gpu_nodes_with_four_cores_for_each_device_have_two_standbys_at_most_one_for_each_device():
-    def on(node_id: str, kind: str, cores: int):
+    def on(node_id, kind, cores):
         return replace(GPU, node_id=node_id, kind=kind, cpu_count=cores)
 
     devices = [on("wide", "cuda", 12)] * 3 + [on("narrow", "cuda", 7)] * 2 + [on("lone", "cuda", 4)]
@@ -35,16 +33,16 @@ def test_gpu_nodes_with_four_cores_for_each_device_have_two_standbys_at_most_one
 @pytest.fixture
 def started(monkeypatch):
     """Replaces the start of standbys; their numbers by what `is_loaded` is, and those killed."""
-    begun: list[str] = []
-    loaded: dict[str, object] = {}
-    killed: list[str] = []
+    begun = []
+    loaded = {}
+    killed = []
 
-    def start(node_id: str) -> SimpleNamespace:
+    def start(node_id):
         name = f"{node_id}{len(begun)}"
         begun.append(name)
         return SimpleNamespace(name=name, is_loaded=SimpleNamespace(remote=lambda: name))
 
-    def get(name: str, timeout: float) -> object:
+    def get(name, timeout):
         answer = loaded.get(name, GetTimeoutError())
         if isinstance(answer, Exception):
             raise answer
@@ -133,17 +131,17 @@ class Ref:
 class Actor:
     """Answers `attach_device` with a device, an exception, or never (None)."""
 
-    def __init__(self, name: str, answer: object, calls: list[str]) -> None:
+    def __init__(self, name, answer, calls):
         self.name, self._answer, self._calls = name, answer, calls
         self.attach_device = SimpleNamespace(remote=self._attach)
 
-    def _attach(self, kind: str, index: int) -> Ref:
+    def _attach(self, kind, index):
         self._calls.append(f"{self.name} takes {kind}:{index}")
         return Ref(self._answer)
 
 
 @pytest.fixture
-def calls() -> list[str]:
+def calls():
     return []
 
 
@@ -154,7 +152,7 @@ def replaced(monkeypatch, calls):
     spares: what each standby of its node answers. fresh: what a new worker answers.
     """
 
-    def run(*spares: object, fresh: object) -> WorkerHandle:
+    def run(*spares, fresh):
         def get(ref):
             if isinstance(ref.answer, Exception):
                 raise ref.answer
@@ -183,7 +181,7 @@ def replaced(monkeypatch, calls):
         slot = Slot(node_id="n", placement=None, bundle=0)
         worker = WorkerHandle(slot=slot, actor=Actor("old", None, calls), device=GPU, is_used=True)
 
-        def lose_worker(worker: WorkerHandle, reason: str) -> None:
+        def lose_worker(worker, reason):
             worker.lost_because = reason
 
         Replacement("cuda", agents, standbys, lambda _: None, lose_worker).run([worker])

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import threading
 from datetime import UTC, datetime
 
@@ -9,13 +7,13 @@ from fakes import make_cluster, make_devices, make_measurement, make_point
 
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
-from raybench.records import Answer, Failure, Record, Status, Task
+from raybench.records import Failure, Status, Task
 from raybench.records.failure_text import DETAIL_CHARACTERS
 from raybench.sweep.inflight import InFlight, make_record_of
 from raybench.sweep.scheduler import Attempt
 
 
-def begun(running: InFlight, cluster, sizes) -> None:
+def begun(running, cluster, sizes):
     """Start a point for each batch size, and return when the last has ended."""
     for index, size in enumerate(sizes):
         attempt = Attempt(index=index, point=make_point(batch_size=size), number=1)
@@ -27,7 +25,7 @@ def begun(running: InFlight, cluster, sizes) -> None:
 
 @pytest.fixture
 def cluster():
-    def answer(point, rank: int) -> Answer:
+    def answer(point, rank):
         if point.batch_size == 13:
             raise ClusterError("the head is gone")
         return make_measurement(rank)
@@ -37,7 +35,7 @@ def cluster():
     return made
 
 
-def test_what_has_ended_by_now_is_taken_together_up_to_sixty_four(cluster) -> None:
+def test_what_has_ended_by_now_is_taken_together_up_to_sixty_four(cluster):
     running = InFlight(cluster)
     begun(running, cluster, range(20, 90))
     taken = [running.next_finished(None), running.next_finished(None)]
@@ -48,7 +46,7 @@ def test_what_has_ended_by_now_is_taken_together_up_to_sixty_four(cluster) -> No
     assert running.next_finished(0.01) == []
 
 
-def test_attempts_that_ended_before_the_cluster_was_lost_are_kept(cluster) -> None:
+def test_attempts_that_ended_before_the_cluster_was_lost_are_kept(cluster):
     running = InFlight(cluster)
     begun(running, cluster, [1, 2, 13])
     assert [attempt.index for attempt, _ in running.next_finished(None)] == [0, 1]
@@ -57,7 +55,7 @@ def test_attempts_that_ended_before_the_cluster_was_lost_are_kept(cluster) -> No
     assert [attempt.attempt.index for attempt in running.now] == [2]
 
 
-def record_of(detail: str, output: str, error_type: str = "ValueError") -> Record:
+def record_of(detail, output, error_type="ValueError"):
     """The record of a lone rank that failed with this traceback and had written this."""
     failure = Failure(
         rank=0,
@@ -101,7 +99,7 @@ def test_a_detail_is_no_longer_than_what_readers_take(output):
     assert found.error_detail.startswith("[cut: ")
 
 
-def test_a_point_that_ran_out_of_memory_names_the_estimate_and_what_fits() -> None:
+def test_a_point_that_ran_out_of_memory_names_the_estimate_and_what_fits():
     failure = Failure(rank=0, status=Status.OOM, error_type="OutOfMemoryError", message="no room")
     params = {"grad_accumulation": 1, "hidden": 65_536, "layers": 1, "mode": "train"}
     point = make_point(params=params, batch_size=4_194_304)

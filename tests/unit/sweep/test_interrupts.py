@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: real signals, in processes of their own where they end the process."""
 
-from __future__ import annotations
-
 import io
 import math
 import os
@@ -9,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
 from rich.console import Console
@@ -18,21 +15,21 @@ from raybench.cli.output import ConsoleListener
 from raybench.sweep.interrupts import Interrupts
 
 
-def tell(number: int = signal.SIGINT) -> None:
+def tell(number=signal.SIGINT):
     os.kill(os.getpid(), number)
 
 
-def entered() -> Interrupts:
+def entered():
     return Interrupts(ConsoleListener(Console(file=io.StringIO())))
 
 
-def interrupted_before_points(reached: list[str]) -> None:
+def interrupted_before_points(reached):
     with entered():
         tell()
         reached.append("went on")
 
 
-def interrupted_twice_while_points_run(reached: list[str]) -> None:
+def interrupted_twice_while_points_run(reached):
     with entered() as interrupts, interrupts.points_run():
         reached.append(f"stopping: {interrupts.stopping}")
         tell()
@@ -41,13 +38,13 @@ def interrupted_twice_while_points_run(reached: list[str]) -> None:
         reached.append("went on")
 
 
-def terminated_while_points_run(reached: list[str]) -> None:
+def terminated_while_points_run(reached):
     with entered() as interrupts, interrupts.points_run():
         tell(signal.SIGTERM)
         reached.append("went on")
 
 
-def interrupted_again_while_rows_are_written(reached: list[str]) -> None:
+def interrupted_again_while_rows_are_written(reached):
     with entered():
         try:
             tell()
@@ -56,13 +53,13 @@ def interrupted_again_while_rows_are_written(reached: list[str]) -> None:
             reached.append("written")
 
 
-def interrupted_once_while_held_back(reached: list[str]) -> None:
+def interrupted_once_while_held_back(reached):
     with entered() as interrupts, interrupts.held_back(math.inf):
         tell()
         reached.append("the end")
 
 
-def interrupted_twice_while_held_back(reached: list[str]) -> None:
+def interrupted_twice_while_held_back(reached):
     with entered() as interrupts, interrupts.held_back():
         tell()
         reached.append("after the first")
@@ -70,7 +67,7 @@ def interrupted_twice_while_held_back(reached: list[str]) -> None:
         reached.append("after the second")
 
 
-def interrupted_twice_while_held_back_for_good(reached: list[str]) -> None:
+def interrupted_twice_while_held_back_for_good(reached):
     with entered() as interrupts, interrupts.held_back(math.inf):
         tell()
         tell()
@@ -89,10 +86,8 @@ def interrupted_twice_while_held_back_for_good(reached: list[str]) -> None:
         (interrupted_twice_while_held_back_for_good, ["the end"]),
     ],
 )
-def test_what_asks_to_stop_now_raises_once_and_nothing_else_does(
-    block: Callable[[list[str]], None], expected: list[str]
-) -> None:
-    reached: list[str] = []
+def test_what_asks_to_stop_now_raises_once_and_nothing_else_does(block, expected):
+    reached = []
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         block(reached)
@@ -116,7 +111,7 @@ with Interrupts(ConsoleListener(Console(stderr=True))) as interrupts, interrupts
 """
 
 
-def test_the_second_ctrl_c_works_within_2_s_while_the_main_thread_is_stuck() -> None:
+def test_the_second_ctrl_c_works_within_2_s_while_the_main_thread_is_stuck():
     command = [sys.executable, "-c", STUCK, "3"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -152,7 +147,7 @@ with Interrupts(ConsoleListener(console)) as interrupts, interrupts.held_back(ma
 """
 
 
-def test_the_second_ctrl_c_ends_the_process_where_nothing_may_be_raised() -> None:
+def test_the_second_ctrl_c_ends_the_process_where_nothing_may_be_raised():
     with subprocess.Popen(
         [sys.executable, "-c", HELD_BACK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -379,7 +379,7 @@ def test_a_cluster_that_goes_when_all_is_measured_spoils_nothing(monkeypatch):
     cluster = started(make_devices(a=1), lambda _, rank: make_measurement(rank))
     asked = iter([None, None])
 
-    def refresh(_: float) -> None:
+    def refresh(_):
         if next(asked, "gone") == "gone":
             raise ClusterError("Ray's head does not answer")
 

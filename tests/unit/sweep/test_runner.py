@@ -1,7 +1,5 @@
 """How a sweep ends, told apart by its exit, its row and its words; without Ray."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -11,10 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -25,19 +21,17 @@ from rich.console import Console
 from raybench import cli
 from raybench.cli.output import ConsoleListener
 from raybench.cli.progress import LineProgress
-from raybench.cluster import Cluster
 from raybench.cluster.local import LocalCluster
 from raybench.errors import ClusterError, ResultsError, UsageError
-from raybench.job.model import Job, load_job
+from raybench.job.model import load_job
 from raybench.job.plan import make_plan
-from raybench.job.point import Point
-from raybench.records import Answer, Device, Failure, Profile, Status, TrialKey, by_point
+from raybench.records import Device, Failure, Profile, Status, TrialKey, by_point
 from raybench.records.environment import code_of
 from raybench.results.reader import count_points
-from raybench.results.run import Run, RunStatus
+from raybench.results.run import RunStatus
 from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.interrupts import Interrupts
-from raybench.sweep.loop import Before, Event, PointFinished, SweepSettings
+from raybench.sweep.loop import Before, PointFinished, SweepSettings
 from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunRows, RunState
 from raybench.sweep.runner import _closing, record_run
@@ -52,31 +46,31 @@ class NoWorkers:
     devices: tuple[Device, ...] = ()
     capacity = 1
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error):
         self._error = error
 
-    def start(self, count: int, strategy: str) -> None:
+    def start(self, count, strategy):
         raise self._error
 
 
 class SlowToClose:
     """A cluster whose end is too slow for the user."""
 
-    def close(self) -> None:
+    def close(self):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(30)
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text("version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: [1, 2]}\n")
     return load_job(path)
 
 
 @pytest.fixture
-def sweeping(tmp_path: Path, job: Job) -> Callable[[Cluster], tuple[Run, str]]:
-    def call(cluster: Cluster) -> tuple[Run, str]:
+def sweeping(tmp_path, job):
+    def call(cluster):
         run = make_run("run-a", status=RunStatus.RUNNING, finished_at=None)
         store = RunStore.create(tmp_path / "results", run, make_measure())
         console, plan = Console(file=io.StringIO(), width=200), make_plan(job)
@@ -99,22 +93,18 @@ def sweeping(tmp_path: Path, job: Job) -> Callable[[Cluster], tuple[Run, str]]:
     return call
 
 
-def stored_status(tmp_path: Path) -> str:
+def stored_status(tmp_path):
     return str(pd.read_parquet(tmp_path / "results" / "runs")["status"].item())
 
 
-def test_an_interrupt_while_workers_start_leaves_no_run_that_seems_to_go_on(
-    sweeping, tmp_path: Path
-) -> None:
+def test_an_interrupt_while_workers_start_leaves_no_run_that_seems_to_go_on(sweeping, tmp_path):
     run, said = sweeping(NoWorkers(KeyboardInterrupt()))
     assert run.status is RunStatus.INTERRUPTED
     assert stored_status(tmp_path) == "interrupted"
     assert said == GO_ON + "interrupted before any point finished\n"
 
 
-def test_workers_that_cannot_start_make_the_run_failed_and_the_error_goes_on(
-    sweeping, tmp_path: Path
-) -> None:
+def test_workers_that_cannot_start_make_the_run_failed_and_the_error_goes_on(sweeping, tmp_path):
     with pytest.raises(ClusterError, match="no room"):
         sweeping(NoWorkers(ClusterError("no room")))
     assert stored_status(tmp_path) == "failed"
@@ -122,9 +112,9 @@ def test_workers_that_cannot_start_make_the_run_failed_and_the_error_goes_on(
 
 
 def test_a_point_whose_row_is_written_counts_even_if_the_interrupt_comes_as_it_is_shown(
-    sweeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(_: LineProgress, event: Event) -> None:
+    sweeping, tmp_path, monkeypatch
+):
+    def interrupt(_, event):
         if isinstance(event, PointFinished):
             raise KeyboardInterrupt
 
@@ -136,7 +126,7 @@ def test_a_point_whose_row_is_written_counts_even_if_the_interrupt_comes_as_it_i
     )
 
 
-def test_the_run_says_where_its_traces_lie(sweeping, tmp_path: Path) -> None:
+def test_the_run_says_where_its_traces_lie(sweeping, tmp_path):
     traced = replace(make_measurement(), profile=Profile(trace=b"gzip"))
     _, said = sweeping(make_cluster([make_device()], lambda *_: traced))
     folder = tmp_path / "results" / "traces" / "run-a"
@@ -144,10 +134,8 @@ def test_the_run_says_where_its_traces_lie(sweeping, tmp_path: Path) -> None:
     assert len(list(folder.iterdir())) == 2
 
 
-def test_the_point_that_an_interrupt_cut_short_is_neither_finished_nor_failed(
-    sweeping, tmp_path: Path
-) -> None:
-    def script(point: Point, _: int) -> Answer:
+def test_the_point_that_an_interrupt_cut_short_is_neither_finished_nor_failed(sweeping, tmp_path):
+    def script(point, _):
         if point.batch_size == 2:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(30)
@@ -159,10 +147,8 @@ def test_the_point_that_an_interrupt_cut_short_is_neither_finished_nor_failed(
     assert list(pd.read_parquet(tmp_path / "results" / "points")["status"]) == ["ok", "cancelled"]
 
 
-def test_one_ctrl_c_lets_the_point_in_flight_finish_and_starts_no_other(
-    sweeping, tmp_path: Path
-) -> None:
-    def script(point: Point, _: int) -> Answer:
+def test_one_ctrl_c_lets_the_point_in_flight_finish_and_starts_no_other(sweeping, tmp_path):
+    def script(point, _):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)
         return make_measurement()
@@ -177,8 +163,8 @@ def test_one_ctrl_c_lets_the_point_in_flight_finish_and_starts_no_other(
     assert rest[1].startswith("interrupted: 1 finished point is kept; see: ")
 
 
-def test_ctrl_c_in_the_last_point_interrupts_nothing(sweeping, tmp_path: Path) -> None:
-    def script(point: Point, _: int) -> Answer:
+def test_ctrl_c_in_the_last_point_interrupts_nothing(sweeping, tmp_path):
+    def script(point, _):
         if point.batch_size == 2:
             os.kill(os.getpid(), signal.SIGINT)
         return make_measurement()
@@ -188,9 +174,7 @@ def test_ctrl_c_in_the_last_point_interrupts_nothing(sweeping, tmp_path: Path) -
     assert GO_ON not in said
 
 
-def test_an_end_that_takes_too_long_is_told_where_the_whole_run_is(
-    tmp_path: Path, job: Job
-) -> None:
+def test_an_end_that_takes_too_long_is_told_where_the_whole_run_is(tmp_path, job):
     run = make_run("run-a")
     store = RunStore.create(tmp_path / "results", run, make_measure())
     start = RunState(
@@ -215,9 +199,7 @@ def test_an_end_that_takes_too_long_is_told_where_the_whole_run_is(
     )
 
 
-def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_runs(
-    tmp_path: Path, job: Job
-) -> None:
+def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_runs(tmp_path, job):
     statuses = [Status.OK, Status.OOM, Status.LOST, Status.CANCELLED]
     store = RunStore.create(tmp_path / "results", make_run("run-a"), make_measure())
     start = RunState(
@@ -239,13 +221,7 @@ def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_r
 
 
 @pytest.mark.parametrize("given", ["nan", "inf", "-1", "1e9"])
-def test_a_wait_that_no_clock_can_keep_is_refused(
-    tmp_path: Path,
-    job: Job,
-    given: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_wait_that_no_clock_can_keep_is_refused(tmp_path, job, given, monkeypatch, capsys):
     argv = ["raybench", "sweep", str(tmp_path / "job.yaml"), "--dry-run", "--wait", given]
     monkeypatch.setattr("sys.argv", argv)
     with pytest.raises(SystemExit) as stopped:
@@ -257,17 +233,17 @@ def test_a_wait_that_no_clock_can_keep_is_refused(
 
 @pytest.mark.parametrize(("oversubscribe", "wanted"), [("false", 7), ("true", 4)])
 def test_points_beside_each_other_ask_for_more_devices_but_not_on_cores_that_they_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, oversubscribe: str, wanted: int
-) -> None:
+    tmp_path, monkeypatch, oversubscribe, wanted
+):
     path = tmp_path / "job.yaml"
     path.write_text(
         "version: 1\nname: a\nworkload: {kind: mlp}\n"
         "matrix: {world_size: [1, 2, 4], batch_size: 4}\n"
         f"placement: {{isolation: device, oversubscribe: {oversubscribe}}}\n"
     )
-    asked: list[int] = []
+    asked = []
 
-    def connect(_address: str, _device: str, count: int, **_: object) -> None:
+    def connect(_address, _device, count, **_):
         asked.append(count)
         raise ClusterError("seen")
 
@@ -278,9 +254,7 @@ def test_points_beside_each_other_ask_for_more_devices_but_not_on_cores_that_the
     assert asked == [wanted]
 
 
-def test_a_search_without_a_maximum_leaves_no_run_on_cpu_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_without_a_maximum_leaves_no_run_on_cpu_workers(tmp_path, monkeypatch):
     path = tmp_path / "job.yaml"
     path.write_text("version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: auto}\n")
     cpus = LocalCluster([make_device(kind="cpu")], lambda _: pytest.fail("a worker started"))
@@ -292,14 +266,14 @@ def test_a_search_without_a_maximum_leaves_no_run_on_cpu_workers(
 
 
 def test_a_disk_that_is_full_is_told_once_and_what_is_written_stays(
-    sweeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def script(point: Point, _: int) -> Answer:
+    sweeping, tmp_path, monkeypatch
+):
+    def script(point, _):
         if point.batch_size == 2:
             monkeypatch.setattr(RunStore, "_write", full)
         return make_measurement()
 
-    def full(self: RunStore, table: str, *_: object) -> None:
+    def full(self, table, *_):
         raise ResultsError(f"{table}: no space left")
 
     with pytest.raises(ResultsError, match=r"^samples: no space left$"):
@@ -309,10 +283,8 @@ def test_a_disk_that_is_full_is_told_once_and_what_is_written_stays(
     assert list(pd.read_parquet(tmp_path / "results" / "points")["status"]) == ["ok"]
 
 
-def test_rows_that_are_removed_while_the_sweep_runs_are_told_and_left_to_be_run(
-    sweeping, tmp_path: Path
-) -> None:
-    def script(point: Point, _: int) -> Answer:
+def test_rows_that_are_removed_while_the_sweep_runs_are_told_and_left_to_be_run(sweeping, tmp_path):
+    def script(point, _):
         if point.batch_size == 2:
             shutil.rmtree(tmp_path / "results" / "points")
         return make_measurement()
@@ -326,8 +298,8 @@ def test_rows_that_are_removed_while_the_sweep_runs_are_told_and_left_to_be_run(
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
-    tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, job, monkeypatch, capsys
+):
     monkeypatch.setattr("raybench.sweep.runner.run_sweep", lambda *_: pytest.fail("went on"))
     (tmp_path / "file").touch()
     argv = ["raybench", "sweep", str(tmp_path / "job.yaml"), "-o", str(tmp_path / "file")]
@@ -351,12 +323,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
         ),
     ],
 )
-def test_a_mistake_in_the_command_is_one_line(
-    words: list[str],
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_mistake_in_the_command_is_one_line(words, told, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["raybench", *words])
     with pytest.raises(SystemExit) as stopped:
         cli.main()
@@ -365,8 +332,8 @@ def test_a_mistake_in_the_command_is_one_line(
 
 
 def test_a_command_to_be_typed_is_quoted_and_called_as_this_one_was(
-    tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, job, monkeypatch, capsys
+):
     monkeypatch.setattr("sys.argv", ["/x/raybench/__main__.py", "init", "my job.yaml"])
     monkeypatch.chdir(tmp_path)
     for words, told in (
@@ -401,9 +368,7 @@ def test_a_command_to_be_typed_is_quoted_and_called_as_this_one_was(
         ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, b"k=\xc3\xa9"),
     ],
 )
-def test_bytes_that_are_no_text_here_are_one_line(
-    variables: dict[str, str], given: bytes, tmp_path: Path
-) -> None:
+def test_bytes_that_are_no_text_here_are_one_line(variables, given, tmp_path):
     command = [*map(str.encode, (sys.executable, "-m", "raybench", "list", "--results")), given]
     done = subprocess.run(
         command, capture_output=True, cwd=tmp_path, env={**os.environ, **variables}
@@ -413,7 +378,7 @@ def test_bytes_that_are_no_text_here_are_one_line(
     assert done.stderr.count(b"\n") == 1
 
 
-def test_a_reader_of_the_help_that_has_left_is_no_error() -> None:
+def test_a_reader_of_the_help_that_has_left_is_no_error():
     piped = f"{shlex.quote(sys.executable)} -m raybench --help | :"
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {piped}"], capture_output=True, text=True
@@ -421,7 +386,7 @@ def test_a_reader_of_the_help_that_has_left_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_reader_of_the_progress_that_has_left_does_not_end_the_sweep() -> None:
+def test_a_reader_of_the_progress_that_has_left_does_not_end_the_sweep():
     reader, writer = os.pipe()
     os.close(reader)
     script = (
@@ -437,9 +402,7 @@ def test_a_reader_of_the_progress_that_has_left_does_not_end_the_sweep() -> None
     assert (done.returncode, done.stdout) == (0, b"went on\n")
 
 
-def test_a_bad_tag_is_told_by_a_dry_run_too(
-    tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_tag_is_told_by_a_dry_run_too(tmp_path, job, monkeypatch, capsys):
     argv = ["raybench", "sweep", str(tmp_path / "job.yaml"), "--dry-run", "--tag", "rack"]
     monkeypatch.setattr("sys.argv", argv)
     with pytest.raises(SystemExit) as stopped:
@@ -448,12 +411,10 @@ def test_a_bad_tag_is_told_by_a_dry_run_too(
     assert "--tag rack: expected KEY=VALUE" in capsys.readouterr().err
 
 
-def test_a_lost_point_is_tried_once_more_and_counts_as_its_last_attempt(
-    sweeping, tmp_path: Path
-) -> None:
-    calls: list[int] = []
+def test_a_lost_point_is_tried_once_more_and_counts_as_its_last_attempt(sweeping, tmp_path):
+    calls = []
 
-    def script(point: Point, rank: int) -> Answer:
+    def script(point, rank):
         calls.append(point.batch_size or 0)
         if len(calls) == 1:
             return Failure(rank=rank, status=Status.LOST, error_type="Died", message="gone")
@@ -472,13 +433,13 @@ def test_a_lost_point_is_tried_once_more_and_counts_as_its_last_attempt(
 
 
 @pytest.fixture
-def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
+def resume(tmp_path, job, monkeypatch):
     """`raybench sweep --resume run-a` of a run that ended so; the Start that it came to."""
     results = tmp_path / "results"
     first = make_plan(job).points[0]
     code = code_of("raybench.workloads.mlp")
 
-    def call(status: Status, *options: str, **of_run: object) -> RunState | None:
+    def call(status, *options, **of_run):
         settings = {
             "job_sha256": job.meaning_sha256,
             "job_text": job.text,
@@ -490,9 +451,9 @@ def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
         run = make_run("run-a", **(settings | of_run))
         store = RunStore.create(results, run, make_measure())
         store.write_records([(0, make_failed(first, status=status))])
-        starts: list[RunState] = []
+        starts = []
 
-        def run_sweep(_: Job, start: RunState, *__: object) -> Run:
+        def run_sweep(_, start, *__):
             starts.append(start)
             return count_points(start.run, by_point(start.ended))
 
@@ -521,9 +482,7 @@ def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
         (Status.CANCELLED, ("--filter", "batch_size == 1"), [2, None]),
     ],
 )
-def test_a_resumed_run_has_left_what_is_not_ok(
-    resume, job: Job, status: Status, options: tuple[str, ...], attempts: list[int | None]
-) -> None:
+def test_a_resumed_run_has_left_what_is_not_ok(resume, job, status, options, attempts):
     start = resume(status, *options)
     made = start.before.made
     left = {key.point_id: made.get(key.point_id, 0) + 1 for key in start.todo}
@@ -538,16 +497,14 @@ def test_a_resumed_run_has_left_what_is_not_ok(
     assert tuple(words[7:]) == options
 
 
-def test_the_pause_before_a_run_goes_on_is_added_to_those_before(resume) -> None:
+def test_the_pause_before_a_run_goes_on_is_added_to_those_before(resume):
     ended_at = datetime.now(UTC) - timedelta(hours=1)
     start = resume(Status.CANCELLED, finished_at=ended_at, paused_s=10.0)
     assert 3610 <= start.run.paused_s < 3700
     assert make_run().paused_s is None
 
 
-def test_what_a_killed_driver_left_half_written_is_gone_when_its_run_goes_on(
-    resume, tmp_path: Path
-) -> None:
+def test_what_a_killed_driver_left_half_written_is_gone_when_its_run_goes_on(resume, tmp_path):
     folder = tmp_path / "results" / "samples" / "run-a"
     folder.mkdir(parents=True)
     (folder / ".00001-0123456789ab-1.parquet.4711").write_bytes(b"PAR1")
@@ -556,9 +513,7 @@ def test_what_a_killed_driver_left_half_written_is_gone_when_its_run_goes_on(
     assert [path.name for path in folder.iterdir()] == [".theirs"]
 
 
-def test_a_run_without_points_left_says_so_and_exits_by_its_rows(
-    resume, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_points_left_says_so_and_exits_by_its_rows(resume, capsys):
     assert resume(Status.OOM, "--filter", "batch_size == 1") is None
     assert resume.code == 1
     said = capsys.readouterr()
@@ -567,9 +522,7 @@ def test_a_run_without_points_left_says_so_and_exits_by_its_rows(
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_a_dry_run_without_points_left_says_so_and_prints_no_report(
-    resume, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
-) -> None:
+def test_a_dry_run_without_points_left_says_so_and_prints_no_report(resume, capsys, options):
     assert resume(Status.OOM, "--filter", "batch_size == 1", "--dry-run", *options) is None
     assert resume.code == 0
     said = capsys.readouterr()
@@ -577,9 +530,7 @@ def test_a_dry_run_without_points_left_says_so_and_prints_no_report(
     assert (json.loads(said.out)["points"] == []) if options else (said.out == "")
 
 
-def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(
-    resume, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(resume, capsys):
     options = ("--set", "measure.timeout_s=99", "--set", "matrix.batch_size=1,2,3")
     assert resume(Status.OK, *options) is None
     assert resume.code == 2
@@ -599,8 +550,8 @@ def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(
     ],
 )
 def test_a_program_that_is_another_by_now_is_refused_and_its_files_are_named(
-    resume, capsys: pytest.CaptureFixture[str], of_run: dict[str, object], told: str
-) -> None:
+    resume, capsys, of_run, told
+):
     assert resume(Status.OK, **of_run) is None
     assert resume.code == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -608,9 +559,7 @@ def test_a_program_that_is_another_by_now_is_refused_and_its_files_are_named(
     assert line.endswith("; resume it with the same code, or start a new run")
 
 
-def test_a_run_that_does_not_tell_of_its_code_goes_on_with_a_warning(
-    resume, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_does_not_tell_of_its_code_goes_on_with_a_warning(resume, capsys):
     start = resume(Status.OK, workload_files={}, raybench_sha256=None)
     assert start is not None
     assert start.run.raybench_sha256 is None  # of its points, some are of code that nobody knows
@@ -619,9 +568,7 @@ def test_a_run_that_does_not_tell_of_its_code_goes_on_with_a_warning(
     assert line.startswith("run run-a does not tell of which code its points are")
 
 
-def test_a_run_that_another_driver_writes_is_refused_in_one_line(
-    resume, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_another_driver_writes_is_refused_in_one_line(resume, tmp_path, capsys):
     with hold_run(tmp_path / "results", "run-a"):
         assert resume(Status.OK) is None
     assert resume.code == 2
@@ -629,7 +576,7 @@ def test_a_run_that_another_driver_writes_is_refused_in_one_line(
     assert "run run-a is being written by another sweep" in line
 
 
-def test_devices_that_come_during_the_run_have_their_rows(tmp_path: Path, job: Job) -> None:
+def test_devices_that_come_during_the_run_have_their_rows(tmp_path, job):
     run, plan = make_run("run-a"), make_plan(job)
     store = RunStore.create(tmp_path, run, make_measure())
     start = RunState(
@@ -642,7 +589,7 @@ def test_devices_that_come_during_the_run_have_their_rows(tmp_path: Path, job: J
     assert sorted(pd.read_parquet(tmp_path / "devices")["host"]) == ["host-a", "host-b"]
 
 
-def test_devices_of_another_model_do_not_go_into_a_resumed_run(tmp_path: Path, job: Job) -> None:
+def test_devices_of_another_model_do_not_go_into_a_resumed_run(tmp_path, job):
     run, plan = make_run("run-a"), make_plan(job)
     store = RunStore.create(tmp_path, run, make_measure())
     start = RunState(
