@@ -97,39 +97,18 @@ def test_what_asks_to_stop_now_raises_once_and_nothing_else_does(block, expected
 
 # A mutex that is locked twice: native code that no signal gets out of.
 STUCK = """
-import ctypes, sys
+import ctypes
 from rich.console import Console
 from raybench.cli.output import ConsoleListener
 from raybench.sweep.interrupts import Interrupts
 with Interrupts(ConsoleListener(Console(stderr=True))) as interrupts, interrupts.points_run():
-    interrupts.in_flight = int(sys.argv[1])
+    interrupts.in_flight = 3
     interrupts.farewell = lambda _: print("go on", flush=True)
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(mutex)
     print("in native code", flush=True)
     libc.pthread_mutex_lock(mutex)
 """
-
-
-def test_the_second_ctrl_c_works_within_2_s_while_the_main_thread_is_stuck():
-    command = [sys.executable, "-c", STUCK, "3"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
-        process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        shown_after_s = time.monotonic()
-        said, stopping = process.communicate(timeout=30)
-        took_s = time.monotonic() - shown_after_s
-    assert process.returncode == 130
-    assert said == "go on\n"
-    assert stopping == ("finishing the 3 points in flight, then stopping; Ctrl-C again stops now\n")
-    # 2 s, and what a busy machine needs; the program alone would go on for 30 s.
-    assert took_s < 8
 
 
 # As in `ray.init`: interrupted, it would crash the process at its exit.
@@ -147,19 +126,29 @@ with Interrupts(ConsoleListener(console)) as interrupts, interrupts.held_back(ma
 """
 
 
-def test_the_second_ctrl_c_ends_the_process_where_nothing_may_be_raised():
-    with subprocess.Popen(
-        [sys.executable, "-c", HELD_BACK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
+@pytest.mark.parametrize(
+    ("program", "out", "err"),
+    [
+        (
+            STUCK,
+            "go on\n",
+            "finishing the 3 points in flight, then stopping; Ctrl-C again stops now\n",
+        ),
+        (HELD_BACK, "", "\x1b[?25l\x1b[?25hinterrupted\n"),
+    ],
+    ids=["in native code", "where nothing may be raised"],
+)
+def test_the_second_ctrl_c_ends_the_process_within_2_s(program, out, err):
+    command, pipe = [sys.executable, "-c", program], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        time.sleep(0.2)
+        time.sleep(0.5)
+        assert process.poll() is None
         process.send_signal(signal.SIGINT)
         shown_after_s = time.monotonic()
-        _, said = process.communicate(timeout=30)
+        assert process.communicate(timeout=30) == (out, err)
         took_s = time.monotonic() - shown_after_s
     assert process.returncode == 130
-    assert said == "\x1b[?25l\x1b[?25hinterrupted\n"
     # 2 s, and what a busy machine needs; the program alone would go on for 30 s.
     assert took_s < 8

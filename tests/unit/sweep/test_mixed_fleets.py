@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 from builders import make_measure
-from fakes import ScriptedWorker, make_device, make_measurement
+from fakes import ScriptedWorker, make_device, make_measurement, make_settings
 
 from raybench.analysis.rounds import records
 from raybench.analysis.scaling import scaling
@@ -13,18 +13,13 @@ from raybench.job.plan import make_plan
 from raybench.records import Cause, Status
 from raybench.results.rows import point_row
 from raybench.results.schema import TABLES
-from raybench.sweep.loop import SweepSettings, sweep
+from raybench.sweep.loop import sweep
 from raybench.sweep.rounds import Rounds
 
 HEAD = "version: 1\nname: job\nworkload: {kind: mlp}\nplacement: {isolation: %s}\n"
 STEP_NS = {"NVIDIA H200": 1_000_000, "NVIDIA A100": 2_000_000}
 # Two of each node; ranks are by node, so 0 and 1 are an H200 and an A100.
-FLEET = [
-    make_device("a", 0, name="NVIDIA H200"),
-    make_device("a", 1, name="NVIDIA A100"),
-    make_device("b", 0, name="NVIDIA H200"),
-    make_device("b", 1, name="NVIDIA A100"),
-]
+FLEET = [make_device(node, index, name=name) for node in "ab" for index, name in enumerate(STEP_NS)]
 
 
 def worker_of(device):
@@ -48,18 +43,9 @@ def run(plan, isolation="cluster"):
     """The records, by the devices that were asked for and their number."""
     cluster = LocalCluster(FLEET, worker_of)
     cluster.start(len(FLEET), "pack")
-    settings = SweepSettings(
-        measure=make_measure(), strategy="pack", stop_on_error=False, isolation=isolation
-    )
-    found = []
-    for _ in sweep(
-        Rounds(plan=plan),
-        settings,
-        cluster,
-        lambda batch: found.extend(record for _, record in batch),
-    ):
-        pass
-    return {(one.point.devices, one.point.world_size): one for one in found}
+    written = []
+    list(sweep(Rounds(plan=plan), make_settings(isolation=isolation), cluster, written.extend))
+    return {(one.point.devices, one.point.world_size): one for _, one in written}
 
 
 @pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
@@ -109,7 +95,4 @@ def test_efficiency_is_held_against_what_the_devices_do_alone(tmp_path):
 def test_where_a_model_was_not_measured_alone_there_is_no_efficiency_and_a_reason(tmp_path):
     rows = scaled(plan_of(tmp_path, "world_size: [1, 2]"))
     assert pd.isna(rows["any", 2]["efficiency"])
-    assert rows["any", 2]["why"] == (
-        "its devices differ, and what NVIDIA A100 does alone was not measured: add points of "
-        "world_size 1 with each of the devices"
-    )
+    assert "what NVIDIA A100 does alone was not measured" in rows["any", 2]["why"]

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import groupby
 
 import pytest
-from fakes import make_devices, make_measurement, make_point
+from fakes import make_devices, make_measurement, make_point, make_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,19 +13,8 @@ from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
 from raybench.job.sections import BatchSearch
-from raybench.records import (
-    Failure,
-    Status,
-    TrialKey,
-)
-from raybench.sweep.loop import (
-    Before,
-    PointAdded,
-    PointFinished,
-    RoundStarted,
-    SweepSettings,
-    sweep,
-)
+from raybench.records import Failure, Status, TrialKey
+from raybench.sweep.loop import Before, PointAdded, PointFinished, RoundStarted, sweep
 from raybench.sweep.rounds import Rounds
 
 BASELINE = {"world_size": 1}
@@ -90,11 +79,8 @@ def test_a_point_that_failed_is_not_in_later_rounds(status):
 
 def test_later_rounds_measure_what_a_search_for_batches_has_found():
     plan = Plan(points=(make_point(batch_size=8),), batch_search=BatchSearch(start=8))
-    first = {
-        TrialKey(make_point(batch_size=b).point_id): status
-        for b, status in ((8, "ok"), (16, "ok"), (32, "oom"), (24, "oom"), (20, "ok"))
-        for status in [Status(status)]
-    }
+    ended = {8: Status.OK, 16: Status.OK, 32: Status.OOM, 24: Status.OOM, 20: Status.OK}
+    first = {TrialKey(make_point(batch_size=b).point_id): ended[b] for b in ended}
     rounds = Rounds(plan=plan, count=2)
     assert [attempt.point.batch_size for attempt in rounds.attempts(1, first)] == [8]
     assert [attempt.point.batch_size for attempt in rounds.attempts(2, first)] == [20]
@@ -104,10 +90,7 @@ class Swept:
     """A sweep on workers of this process. processes: of each record, which start ran it."""
 
     def __init__(self, rounds, before=None, fail=(), measure=None, **more):
-        self.tasks = []
-        self.records = []
-        self.processes = []
-        self.starts = 0
+        self.tasks, self.records, self.processes, self.starts = [], [], [], 0
         cluster = LocalCluster(make_devices(a=4), lambda _: self)
         restart = cluster.restart
 
@@ -115,18 +98,17 @@ class Swept:
             self.starts += 1
             restart()
 
-        cluster.restart = counted  # type: ignore[method-assign]
+        cluster.restart = counted
         cluster.start(4, "pack")
         self._fail = fail
-        chosen = SweepSettings(measure=measure or Measure(), strategy="pack", stop_on_error=False)
+        chosen = make_settings(measure=measure or Measure())
         self.events = list(sweep(rounds, chosen, cluster, self._write, before, **more))
 
     def run(self, task, place, _):
         self.tasks.append(task)
-        rank = place.rank
-        if any(key.point_id == task.point.point_id for key in self._fail):
-            return Failure(rank=rank, status=Status.ERROR, error_type="X", message="because")
-        return make_measurement(rank)
+        if task.point.point_id in self._fail:
+            return Failure(rank=place.rank, status=Status.ERROR, error_type="X", message="no")
+        return make_measurement(place.rank)
 
     def _write(self, batch):
         self.records += [record for _, record in batch]
@@ -141,12 +123,8 @@ def test_every_round_runs_in_workers_of_its_own_and_attempts_count_over_all_roun
     rounds = rounds_of(count=3)
     swept = Swept(rounds)
     assert [record.round for record in swept.records] == swept.processes
-    assert [(one.round, one.rounds, len(one.trials)) for one in swept.rounds] == [
-        (1, 3, 12),
-        (2, 3, 12),
-        (3, 3, 12),
-    ]
-    assert [one.later for one in swept.rounds] == [24, 12, 0]
+    told = [(one.round, one.rounds, len(one.trials), one.later) for one in swept.rounds]
+    assert told == [(1, 3, 12, 24), (2, 3, 12, 12), (3, 3, 12, 0)]
     attempts = {}
     for record in swept.records:
         attempts.setdefault(record.point.point_id, []).append(record.attempt)
@@ -156,8 +134,7 @@ def test_every_round_runs_in_workers_of_its_own_and_attempts_count_over_all_roun
 
 def test_a_failed_point_costs_one_row_and_none_in_the_next_round():
     rounds = rounds_of()
-    failed = TrialKey(rounds.plan.points[4].point_id)
-    swept = Swept(rounds, fail=[failed])
+    swept = Swept(rounds, fail=[rounds.plan.points[4].point_id])
     assert [r.round for r in swept.records if r.status is Status.ERROR] == [1]
     assert swept.rounds[1].later == 0
     finished = sum(isinstance(event, PointFinished) for event in swept.events)
@@ -186,14 +163,9 @@ def test_a_run_of_one_round_can_go_on_with_more():
 
 
 def test_no_round_shortens_the_look_and_the_first_alone_takes_the_step_apart():
-    measure = Measure(rounds=4, min_seconds=2.0)
-    swept = Swept(rounds_of(), measure=measure)
-    asked = [
-        (task.settings.min_seconds, task.settings.target_ci, task.settings.breakdown)
-        for task in swept.tasks
-    ]
-    assert set(asked) == {(2.0, 0.01, True), (2.0, 0.01, False)}
-    assert sum(breakdown for *_, breakdown in asked) == 3 * (1 + 2 + 4)
+    asked = [task.settings for task in Swept(rounds_of(), measure=Measure(min_seconds=2.0)).tasks]
+    assert {(settings.min_seconds, settings.target_ci) for settings in asked} == {(2.0, 0.01)}
+    assert sum(settings.breakdown for settings in asked) == 3 * (1 + 2 + 4)
 
 
 def test_what_a_device_sustains_is_asked_once_and_stands_in_the_rows_of_all_rounds():
@@ -234,13 +206,9 @@ def test_further_rounds_run_what_is_asked_for_until_nothing_is():
     known, new = rounds.plan.points[0], make_point(batch_size=64)
     asked = {3: [known, new], 4: [new], 5: []}
     swept = Swept(rounds, further=asked.__getitem__)
-    later = [(r.round, r.point.point_id, r.attempt) for r in swept.records if r.round > 2]
-    assert [(number, point_id) for number, point_id, _ in later] == [
-        (3, known.point_id),
-        (3, new.point_id),
-        (4, new.point_id),
-    ]
-    assert [attempt for *_, attempt in later[1:]] == [1, 2]
+    _, *later = [(r.round, r.point.point_id, r.attempt) for r in swept.records if r.round > 2]
+    assert swept.records[-3].point == known
+    assert later == [(3, new.point_id, 1), (4, new.point_id, 2)]
     added = {event.index for event in swept.events if isinstance(event, PointAdded)}
     assert min(added) >= rounds.first_free_index
     assert len(added) == 3
