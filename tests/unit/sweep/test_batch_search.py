@@ -5,14 +5,11 @@ from dataclasses import replace
 
 import pytest
 from builders import START
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.cli import raybench as command_line
-from raybench.errors import JobError, UsageError
-from raybench.job.model import load_job
-from raybench.job.plan import make_plan
+from jobs import MLP, plan, problems_of
+from raybench.errors import UsageError
 from raybench.records import Record, Status
 from raybench.sweep.batch_search import (
     BatchSearches,
@@ -35,31 +32,33 @@ def searched(limit, *, start=64, most=MOST):
     return list(outcomes), step
 
 
-def test_the_batch_is_doubled_until_memory_runs_out_and_then_bisected():
-    tried, end = searched(1475)
-    assert tried == [64, 128, 256, 512, 1024, 2048, 1536, 1280, 1408, 1472, 1504, 1488, 1480]
-    assert end == Found(largest=1472, ran_out=1480)
+DOUBLED = [64, 128, 256, 512, 1024, 2048]
+NO_LARGER = Ended(reason="batch_size 200 fits, and no larger one may be tried")
 
 
-def test_a_small_batch_is_found_to_the_item():
-    assert searched(77)[1] == Found(largest=77, ran_out=78)
+@pytest.mark.parametrize(
+    ("limit", "most", "tried", "end"),
+    [
+        (
+            1475,
+            MOST,
+            [*DOUBLED, 1536, 1280, 1408, 1472, 1504, 1488, 1480],
+            Found(largest=1472, ran_out=1480),
+        ),
+        (77, MOST, [64, 128, 96, 80, 72, 76, 78, 77], Found(largest=77, ran_out=78)),
+        (5, MOST, [64, 32, 16, 8, 4, 6, 5], Found(largest=5, ran_out=6)),
+        (0, MOST, [64, 32, 16, 8, 4, 2, 1], Ended(reason="not even batch_size 1 fits")),
+        (10_000, 200, [64, 128, 200], NO_LARGER),
+    ],
+)
+def test_the_batch_is_doubled_or_halved_and_then_bisected(limit, most, tried, end):
+    assert searched(limit, most=most) == (tried, end)
 
 
-def test_where_the_first_batch_does_not_fit_smaller_ones_are_tried():
-    assert searched(5) == ([64, 32, 16, 8, 4, 6, 5], Found(largest=5, ran_out=6))
-    assert searched(0) == ([64, 32, 16, 8, 4, 2, 1], Ended(reason="not even batch_size 1 fits"))
-
-
-def test_nothing_above_the_maximum_is_tried():
-    tried, end = searched(10_000, start=64, most=200)
-    assert tried == [64, 128, 200]
-    assert end == Ended(reason="batch_size 200 fits, and no larger one may be tried")
-
-
-def test_a_failure_that_says_nothing_of_memory_ends_the_search_and_is_named():
-    for status in (Status.ERROR, Status.TIMEOUT, Status.LOST, Status.SKIPPED):
-        end = next_batch(64, MOST, {64: Status.OK, 128: status})
-        assert end == Ended(reason=f"batch_size 128 ended {status.value}")
+@pytest.mark.parametrize("status", [Status.ERROR, Status.TIMEOUT, Status.LOST, Status.SKIPPED])
+def test_a_failure_that_says_nothing_of_memory_ends_the_search_and_is_named(status):
+    end = next_batch(64, MOST, {64: Status.OK, 128: status})
+    assert end == Ended(reason=f"batch_size 128 ended {status.value}")
 
 
 def test_what_was_skipped_above_a_batch_that_ran_out_does_not_matter():
@@ -83,15 +82,13 @@ def test_the_answer_is_within_one_percent_or_one_item_of_the_limit(limit, start,
         assert limit >= most or limit == 0
 
 
-def plan_of(folder, matrix):
-    job = folder / "job.yaml"
-    job.write_text(f"version: 1\nname: test\nworkload: {{kind: mlp}}\nmatrix: {{{matrix}}}\n")
-    return make_plan(load_job(job))
+def plan_of(matrix):
+    return plan(f"{MLP}matrix: {{{matrix}}}\n")
 
 
 @pytest.fixture
-def two_series(tmp_path):
-    return plan_of(tmp_path, "precision: [fp32, bf16], world_size: 2, batch_size: {start: 8}")
+def two_series():
+    return plan_of("precision: [fp32, bf16], world_size: 2, batch_size: {start: 8}")
 
 
 def record(point, status):
@@ -100,10 +97,8 @@ def record(point, status):
 
 def outcome(point):
     """fp32 needs twice the memory of bf16."""
-    assert point.batch_size is not None
-    return (
-        Status.OK if point.batch_size <= {"fp32": 20, "bf16": 40}[point.precision] else Status.OOM
-    )
+    fits = point.batch_size <= {"fp32": 20, "bf16": 40}[point.precision]
+    return Status.OK if fits else Status.OOM
 
 
 def run_all(plan, statuses, most=1000):
@@ -176,27 +171,25 @@ def test_ranks_that_share_their_work_have_one_batch_that_grows(two_series):
     assert [(p.batch_size, p.global_batch_size) for p in following] == [(16, 16)]
 
 
-def test_without_a_search_nothing_follows(tmp_path):
-    plan = plan_of(tmp_path, "batch_size: [8, 16]")
+def test_without_a_search_nothing_follows():
+    plan = plan_of("batch_size: [8, 16]")
     follow = BatchSearches(plan, {})
     assert follow(record(plan.points[0], Status.OK)) == ()
     assert list(follow.endings()) == []
     assert with_probes(plan, {plan.points[0].point_id: Status.OK}) is plan
 
 
-def test_a_host_is_not_filled_for_want_of_a_maximum(tmp_path, two_series):
+def test_a_host_is_not_filled_for_want_of_a_maximum(two_series):
     check_bounded(two_series, "cuda")
     with pytest.raises(UsageError, match=r"batch_size: auto on CPU .* give a maximum.* max: 128"):
         check_bounded(two_series, "cpu")
-    check_bounded(plan_of(tmp_path, "batch_size: {max: 128}"), "cpu")
-    check_bounded(plan_of(tmp_path, "batch_size: 128"), "cpu")
+    check_bounded(plan_of("batch_size: {max: 128}"), "cpu")
+    check_bounded(plan_of("batch_size: 128"), "cpu")
 
 
-def test_a_maximum_that_is_no_number_is_told_once(tmp_path):
-    with pytest.raises(JobError) as told:
-        plan_of(tmp_path, "batch_size: {max: abc}")
-    assert str(told.value).endswith("matrix.batch_size.max: must be an integer, given 'abc'")
-    assert len(str(told.value).splitlines()) == 1
+def test_a_maximum_that_is_no_number_is_told_once():
+    (line,) = problems_of(f"{MLP}matrix: {{batch_size: {{max: abc}}}}\n")
+    assert line.endswith("matrix.batch_size.max: must be an integer, given 'abc'")
 
 
 @pytest.mark.parametrize(
@@ -207,18 +200,15 @@ def test_a_maximum_that_is_no_number_is_told_once(tmp_path):
         ("{start: 8, max: 9}", "batch_size: 8, ... until memory runs out or 9 is reached,"),
     ],
 )
-def test_the_plan_of_a_search_says_what_it_cannot_know(tmp_path, given, told):
+def test_the_plan_of_a_search_says_what_it_cannot_know(tmp_path, command, given, told):
     job = tmp_path / "job.yaml"
-    job.write_text(
-        "version: 1\nname: test\nworkload: {kind: mlp}\n"
-        f"matrix: {{world_size: [1, 2], batch_size: {given}}}\n"
-    )
-    planned = CliRunner().invoke(command_line, ["plan", str(job)], catch_exceptions=False).stdout
+    job.write_text(f"{MLP}matrix: {{world_size: [1, 2], batch_size: {given}}}\n")
+    planned = command("plan", job, results=None).out
     text = " ".join(planned.split())
     assert told in text
     assert "2 series; the largest needs 2 devices" in text
     assert "the number of points is known when the sweep has ended" in text
     assert max(map(len, planned.splitlines())) <= 80
-    as_json = CliRunner().invoke(command_line, ["plan", str(job), "--json"]).stdout
-    assert json.loads(as_json)["time_at_most_s"] is None
-    assert json.loads(as_json)["batch_search"]["start"] in (8, 64)
+    as_json = json.loads(command("plan", job, "--json", results=None).out)
+    assert as_json["time_at_most_s"] is None
+    assert as_json["batch_search"]["start"] in (8, 64)
