@@ -243,6 +243,8 @@ def test_workers_are_started_where_a_point_would_have_them(strategy):
         chosen = choose_workers(TWO_RACKS, world_size, strategy)
         nodes = Counter(TWO_RACKS[worker_id].node_id for worker_id in chosen)
         assert shares(free, world_size, strategy, of_node) == nodes
+    assert shares(free, 9, strategy, of_node) == free
+    assert shares({}, 3, strategy) == {}
 
 
 def test_beside_others_a_point_of_a_rack_stays_in_one_rack():

@@ -19,7 +19,7 @@ CPU_WORKER = make_device(kind="cpu", uuid="a/1", cpu_count=2)
 
 
 def seen(before, after, *devices):
-    return list(others_between(before, after, devices or [CPU_WORKER]))  # type: ignore[arg-type]
+    return list(others_between(before, after, devices or [CPU_WORKER]))
 
 
 def on_cpus(time_s, busy_s, **own):
@@ -66,12 +66,8 @@ def test_a_child_that_ends_does_not_count_for_what_it_did_before(is_waited_for):
 def test_sweeps_and_processes_that_came_or_went_are_told_once():
     gpu = make_device()
     before = Look(time_s=0.0, holders=(RUN,), processes={gpu.uuid: ("process 4 (python)",)})
-    after = Look(time_s=1.0, holders=(RUN,), processes={gpu.uuid: ("process 4 (python)",)})
-    told = [
-        "run a-1 of bob (process 7 on alpha)",
-        "process 4 (python) on cuda:0 of host-a",
-    ]
-    nothing = Look(time_s=0.5)
+    after, nothing = replace(before, time_s=1.0), Look(time_s=0.5)
+    told = ["run a-1 of bob (process 7 on alpha)", "process 4 (python) on cuda:0 of host-a"]
     assert seen(before, after, gpu) == told
     assert seen(before, nothing, gpu) == told
     assert seen(nothing, after, gpu) == told
@@ -84,19 +80,13 @@ def test_a_look_counts_strangers_alone(monkeypatch):
     locks, holder = DeviceLocks(), this_process("run mine")
     own = subprocess.Popen([sys.executable, "-c", spin])
     # Its parent ends at once, and it belongs to nobody here any more.
-    shell = subprocess.run(
-        ["sh", "-c", f"'{sys.executable}' -c '{spin}' >/dev/null & echo $!"],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    stranger = int(shell.stdout)
+    command = ["sh", "-c", f"'{sys.executable}' -c '{spin}' >/dev/null & echo $!"]
+    stranger = int(subprocess.check_output(command))
     time.sleep(0.3)
     look = bystanders.look([CPU_WORKER], locks, holder)
     counted = {number for number, _ in look.own}
     assert {own.pid, os.getpid()} <= counted
     assert stranger not in counted
     assert psutil.pid_exists(stranger)
-    assert look.busy_s is not None
     assert look.busy_s > 0
     own.wait()

@@ -36,7 +36,6 @@ def other():
     """Another sweep, which has the processors and one GPU."""
     command = [sys.executable, "-c", HOLD, "run other-1", CPU, "GPU-1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()
@@ -44,6 +43,13 @@ def other():
 
 def me(what="run mine-1"):
     return this_process(what)
+
+
+def claimed(locks, holder=None, *, shared=False):
+    """What is said of the others where the processors are claimed."""
+    found = locks.claim([CPU], holder or me(), shared=shared)
+    assert not found.problem
+    return [one.what for one in found.others.get(CPU, ())]
 
 
 def test_a_device_that_another_sweep_has_is_refused_and_nothing_is_held(other):
@@ -70,27 +76,22 @@ def test_the_kernel_frees_the_devices_of_a_killed_sweep(other):
 
 def test_who_shares_takes_its_place_and_keeps_later_ones_out(other):
     shared = DeviceLocks()
-    assert [one.what for one in shared.claim([CPU], me("run b"), shared=True).others[CPU]] == [
-        "run other-1"
-    ]
+    assert claimed(shared, me("run b"), shared=True) == ["run other-1"]
     other.kill()
     other.wait()
-    claim = DeviceLocks().claim([CPU], me("run c"), shared=False)
-    assert [one.what for one in claim.others[CPU]] == ["run b"]
+    assert claimed(DeviceLocks(), me("run c")) == ["run b"]
     shared.close()
-    assert not DeviceLocks().claim([CPU], me("run c"), shared=False).others
+    assert claimed(DeviceLocks(), me("run c")) == []
 
 
 def test_who_shares_beside_one_alone_is_seen_and_has_the_device_after_it():
     alone, shared = DeviceLocks(), DeviceLocks()
     mine = me("run a")
-    assert not alone.claim([CPU], mine, shared=False).others
-    assert [one.what for one in shared.claim([CPU], me("run b"), shared=True).others[CPU]] == [
-        "run a"
-    ]
+    assert claimed(alone, mine) == []
+    assert claimed(shared, me("run b"), shared=True) == ["run a"]
     assert [one.what for one in alone.others([CPU], mine.sweep).others[CPU]] == ["run b"]
     alone.close()
-    assert DeviceLocks().claim([CPU], me("run c"), shared=False).others
+    assert claimed(DeviceLocks(), me("run c")) == ["run b"]
     shared.close()
     assert not DeviceLocks().others([CPU]).others
 
@@ -98,9 +99,9 @@ def test_who_shares_beside_one_alone_is_seen_and_has_the_device_after_it():
 def test_two_nodes_of_one_sweep_on_one_host_do_not_keep_each_other_out():
     first, second, mine = DeviceLocks(), DeviceLocks(), me()
     for locks in (first, second, first):
-        assert not locks.claim([CPU], mine, shared=False).others
+        assert claimed(locks, mine) == []
     first.close()
-    assert DeviceLocks().claim([CPU], me(), shared=False).others
+    assert claimed(DeviceLocks())
     second.close()
     assert not DeviceLocks().others([CPU]).others
 
@@ -118,8 +119,7 @@ def test_of_two_sweeps_that_start_at_once_one_has_the_device(monkeypatch):
     def claim():
         locks, mine = DeviceLocks(), me()
         start.wait()
-        found = locks.claim([CPU], mine, shared=False)
-        if not found.others and not found.problem:
+        if not claimed(locks, mine):
             took.append(locks)
 
     monkeypatch.setattr(fcntl, "flock", in_two_steps)
@@ -144,14 +144,11 @@ def test_two_users_lock_the_same_file_and_neither_can_remove_it(monkeypatch):
         folder = Path(place, "locks")
         monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
         locks = DeviceLocks()
-        assert not locks.claim([CPU], me(), shared=True).problem
-        assert (folder.stat().st_mode & 0o7777, (folder / CPU).stat().st_mode & 0o777) == (
-            0o1777,
-            0o666,
-        )
+        assert claimed(locks, shared=True) == []
+        assert folder.stat().st_mode & 0o7777 == 0o1777
+        assert (folder / CPU).stat().st_mode & 0o777 == 0o666
         command = [sys.executable, "-c", STRANGER, "run other-1", CPU]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
             assert process.stdout.readline() == "held\n"
             [other] = locks.others([CPU], me().sweep).others[CPU][1:]
             assert (other.what, other.process_id) == ("run other-1", process.pid)
@@ -178,10 +175,10 @@ def test_a_folder_that_is_a_link_gives_no_locks_and_says_so(folder, tmp_path):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\xff\xfe", b"[1]", b"9" * 5000, b"[" * 2048, b'{"process_id": 1e400, "what": 3}'],
-)
+STRANGE = [b"", b"\xff\xfe", b"[1]", b"9" * 5000, b"[" * 2048, b'{"process_id": 1e400, "what": 3}']
+
+
+@pytest.mark.parametrize("content", STRANGE)
 def test_what_a_line_says_is_not_believed(folder, content):
     locks = DeviceLocks()
     locks.claim([CPU], me(), shared=False)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 
-from raybench.cluster.allocator import shares
 from raybench.cluster.ray_cluster.node_agent import kill_siblings, log_tail, new_output
 
 
@@ -31,14 +30,6 @@ def test_only_a_sibling_is_killed():
         kill_siblings([child.pid, 2**22 + 1])
         assert child.poll() is None
         child.kill()
-
-
-def test_pack_fills_the_fullest_nodes_and_spread_takes_from_all_in_turn():
-    free = {"a": 2, "b": 4, "c": 1}
-    assert shares(free, 5, "pack") == {"b": 4, "a": 1}
-    assert shares(free, 5, "spread") == {"b": 2, "a": 2, "c": 1}
-    assert shares(free, 9, "pack") == shares(free, 9, "spread") == {"b": 4, "a": 2, "c": 1}
-    assert shares({}, 3, "spread") == {}
 
 
 def test_new_output_is_what_was_written_since_and_a_progress_bar_is_its_last_state(tmp_path):

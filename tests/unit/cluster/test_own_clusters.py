@@ -43,12 +43,6 @@ def host(tmp_path, monkeypatch):
     return made
 
 
-def test_the_cluster_that_ray_start_made_here_is_found(host):
-    host.raylet("192.0.2.1:6379")
-    host.address_file("192.0.2.1:6379")
-    assert host.found() == Found(address="192.0.2.1:6379")
-
-
 def test_without_a_file_none_is_found_as_for_the_private_ray_of_another_sweep(host):
     host.raylet("127.0.0.1:1234", host.root / "raybench-1")
     assert host.found() == Found()

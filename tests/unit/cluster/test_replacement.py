@@ -12,10 +12,7 @@ from raybench.cluster.ray_cluster import replacement
 from raybench.cluster.ray_cluster.placement import Slot, WorkerHandle
 from raybench.cluster.ray_cluster.replacement import Replacement, Standbys, count_wanted
 
-GPU = replace(make_device(), kind="cuda", node_id="n", cpu_count=8)
-GPU = replace(
-    make_device(), kind="cuda", node_id="n", index=1, uuid="GPU-1", process_id=10, cpu_count=8
-)
+GPU = make_device(1, node_id="n", process_id=10, cpu_count=8)
 SAME = replace(GPU, process_id=11)
 OTHER = replace(GPU, process_id=12, uuid="GPU-0")
 
@@ -33,9 +30,7 @@ def test_gpu_nodes_with_four_cores_for_each_device_have_two_standbys_at_most_one
 @pytest.fixture
 def started(monkeypatch):
     """Replaces the start of standbys; their numbers by what `is_loaded` is, and those killed."""
-    begun = []
-    loaded = {}
-    killed = []
+    begun, loaded, killed = [], {}, []
 
     def start(node_id):
         name = f"{node_id}{len(begun)}"
@@ -208,11 +203,6 @@ def test_a_standby_that_is_no_good_is_killed_and_the_next_or_a_new_worker_tried(
     calls.clear()
     assert replaced(standby, SAME, fresh=None).device == SAME
     assert calls[-1] == "standby takes cuda:1"
-
-
-def test_without_a_standby_a_new_worker_is_started(replaced, calls):
-    assert replaced(fresh=SAME).device == SAME
-    assert calls[-1] == "new takes cuda:1"
 
 
 def test_a_new_worker_that_is_killed_while_it_starts_is_started_again_and_not_for_ever(
