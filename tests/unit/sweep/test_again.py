@@ -5,7 +5,6 @@ import json
 import pytest
 from builders import make_measure, make_record, make_run
 
-from raybench import cli
 from raybench.job.model import load_job
 from raybench.job.plan import make_plan
 from raybench.results.run import RunStatus
@@ -42,15 +41,11 @@ def keep(root, run_id, job, slower):
 
 
 @pytest.fixture
-def call(results, monkeypatch, capsys):
+def call(results, command):
     def ask(*words):
-        argv = ["raybench", "sweep", *words, "-o", str(results), "--dry-run", "--json"]
-        monkeypatch.setattr("sys.argv", argv)
-        with pytest.raises(SystemExit):
-            cli.main()
-        said = capsys.readouterr()
-        points = json.loads(said.out)["points"] if said.out else []
-        return [point["batch_size"] for point in points], said.err
+        done = command("sweep", *words, "-o", results, "--dry-run", "--json", results=None)
+        points = json.loads(done.out)["points"] if done.out else []
+        return [point["batch_size"] for point in points], done.err
 
     return ask
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 from rich.console import Console
@@ -15,84 +16,56 @@ from raybench.cli.output import ConsoleListener
 from raybench.sweep.interrupts import Interrupts
 
 
-def tell(number=signal.SIGINT):
-    os.kill(os.getpid(), number)
-
-
 def entered():
     return Interrupts(ConsoleListener(Console(file=io.StringIO())))
 
 
-def interrupted_before_points(reached):
-    with entered():
-        tell()
-        reached.append("went on")
+def held_back_for_good(interrupts):
+    return interrupts.held_back(math.inf)
 
 
-def interrupted_twice_while_points_run(reached):
-    with entered() as interrupts, interrupts.points_run():
-        reached.append(f"stopping: {interrupts.stopping}")
-        tell()
-        reached.append(f"stopping: {interrupts.stopping}")
-        tell()
-        reached.append("went on")
-
-
-def terminated_while_points_run(reached):
-    with entered() as interrupts, interrupts.points_run():
-        tell(signal.SIGTERM)
-        reached.append("went on")
-
-
-def interrupted_again_while_rows_are_written(reached):
-    with entered():
-        try:
-            tell()
-        finally:
-            tell()
-            reached.append("written")
-
-
-def interrupted_once_while_held_back(reached):
-    with entered() as interrupts, interrupts.held_back(math.inf):
-        tell()
-        reached.append("the end")
-
-
-def interrupted_twice_while_held_back(reached):
-    with entered() as interrupts, interrupts.held_back():
-        tell()
-        reached.append("after the first")
-        tell()
-        reached.append("after the second")
-
-
-def interrupted_twice_while_held_back_for_good(reached):
-    with entered() as interrupts, interrupts.held_back(math.inf):
-        tell()
-        tell()
-        reached.append("the end")
+def interrupted(block, sent, reached):
+    with entered() as interrupts, block(interrupts):
+        assert not interrupts.stopping
+        for name in sent:
+            os.kill(os.getpid(), signal.Signals[name])
+            reached.append(interrupts.stopping)
 
 
 @pytest.mark.parametrize(
-    ("block", "expected"),
+    ("block", "sent", "expected"),
     [
-        (interrupted_before_points, []),
-        (interrupted_twice_while_points_run, ["stopping: False", "stopping: True"]),
-        (terminated_while_points_run, []),
-        (interrupted_again_while_rows_are_written, ["written"]),
-        (interrupted_once_while_held_back, ["the end"]),
-        (interrupted_twice_while_held_back, ["after the first"]),
-        (interrupted_twice_while_held_back_for_good, ["the end"]),
+        (nullcontext, ["SIGINT"], []),
+        (Interrupts.points_run, ["SIGINT", "SIGINT"], [True]),
+        (Interrupts.points_run, ["SIGTERM"], []),
+        (Interrupts.held_back, ["SIGINT", "SIGINT"], [True]),
+        (held_back_for_good, ["SIGINT"], [True]),
+        (held_back_for_good, ["SIGINT", "SIGINT"], [True, True]),
     ],
 )
-def test_what_asks_to_stop_now_raises_once_and_nothing_else_does(block, expected):
-    reached = []
-    before = signal.getsignal(signal.SIGTERM)
+def test_what_asks_to_stop_now_raises_once_and_nothing_else_does(block, sent, expected):
+    """expected: whether it is stopping, after each signal that lets the block go on."""
+    reached, before = [], signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
-        block(reached)
+        interrupted(block, sent, reached)
     assert reached == expected
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def interrupted_while_rows_are_written(written):
+    with entered():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            written.append(True)
+
+
+def test_a_second_signal_does_not_cut_short_what_is_written():
+    written = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_while_rows_are_written(written)
+    assert written
 
 
 # A mutex that is locked twice: native code that no signal gets out of.

@@ -127,20 +127,6 @@ def test_after_a_batch_that_ran_out_of_memory_the_bigger_ones_are_skipped():
 
 
 @pytest.mark.parametrize(
-    ("answers", "expected"),
-    [
-        ([(Status.ERROR, "DistBackendError"), (Status.LOST, "WorkerDied")], Status.LOST),
-        ([(Status.LOST, "PeerFailed"), (Status.ERROR, "ValueError")], Status.ERROR),
-        ([(Status.ERROR, "RuntimeError"), (Status.OOM, "OutOfMemoryError")], Status.OOM),
-        ([(Status.TIMEOUT, "Timeout"), (Status.TIMEOUT, "Timeout")], Status.TIMEOUT),
-    ],
-)
-def test_the_cause_is_told_and_not_what_it_did_to_the_peers(answers, expected):
-    cluster = make_started(make_devices(a=2), lambda _, rank: failure(rank, *answers[rank]))
-    assert run(make_plan_of(2), cluster)[0][0].status is expected
-
-
-@pytest.mark.parametrize(
     ("stop_on_error", "expected"),
     [
         (False, [Status.OK, Status.ERROR, Status.OK]),

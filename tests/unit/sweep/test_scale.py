@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from fakes import make_cluster, make_measurement, make_point
+from fakes import make_plan_of, make_point, make_started
 
 from raybench.job.model import Measure
 from raybench.records import Task
@@ -34,8 +34,7 @@ def devices(workers):
 
 def decide(isolation, workers):
     """Start and end points of all sizes, one after the other; how many."""
-    sizes = [1, 8, 64, 256, workers]
-    points = [make_point(world_size=size, batch_size=8) for size in sizes]
+    points = make_plan_of(1, 8, 64, 256, workers).points
     attempts = [Attempt(index=i, point=point, number=1) for i, point in enumerate(points)]
     schedule = Schedule(attempts, isolation)
     schedule.see(devices(workers), workers, frozenset(), 0)
@@ -58,8 +57,7 @@ def test_answers_are_collected_in_time_that_grows_with_the_ranks():
     """They come one by one, as those of thousands of actors do."""
 
     def collect(workers):
-        cluster = make_cluster(list(devices(workers)), lambda point, rank: make_measurement(rank))
-        cluster.start(workers, "pack")
+        cluster = make_started(list(devices(workers)))
         task = Task(point=make_point(world_size=workers), settings=Measure())
         assert len(cluster.run(task, range(workers))) == workers
 

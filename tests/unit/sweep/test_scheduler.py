@@ -67,7 +67,7 @@ def test_a_point_that_does_not_fit_is_skipped_with_both_numbers_and_what_was_los
 
 def test_a_lost_worker_is_given_to_nobody_also_when_its_point_ends_later():
     devices = make_devices(a=1, b=1)
-    made = schedule([make_point(batch_size=n) for n in (1, 2, 4)], devices, "device")
+    made = schedule(make_plan_of(1, 1, 1).points, devices, "device")
     assert started(made) == [(0, (0,)), (1, (1,))]
     made.see(devices, 2, frozenset({0}), 0)
     made.free(attempts([make_point()])[0])
@@ -90,7 +90,7 @@ def test_a_point_waits_for_workers_that_are_coming_while_smaller_ones_run():
 
 
 def test_a_point_is_skipped_when_the_workers_that_were_coming_did_not_come():
-    made = Schedule(attempts([make_point(world_size=4)]), "cluster")
+    made = Schedule(attempts(make_plan_of(4).points), "cluster")
     made.see(make_devices(a=2), 2, frozenset(), pending=2)
     assert made.next() is None
     made.see(make_devices(a=2), 2, frozenset(), pending=0)
@@ -101,9 +101,8 @@ def test_a_cuda_graph_on_a_cpu_is_skipped():
     gpus = make_devices(a=2)
     cpus = [replace(device, kind="cpu") for device in gpus]
     point = replace(make_point(world_size=2), cuda_graph=True)
-    assert skipped(schedule([point], cpus)) == {
-        0: ("NeedsCuda", "cuda_graph: true needs CUDA devices")
-    }
+    told = "cuda_graph: true needs CUDA devices"
+    assert skipped(schedule([point], cpus)) == {0: ("NeedsCuda", told)}
     assert started(schedule([point], gpus)) == [(0, (0, 1))]
 
 
@@ -177,18 +176,18 @@ def test_rails_and_strategies_that_vary_need_a_worker_on_each_device(strategies,
 
 
 def test_one_point_at_a_time_has_the_cluster():
-    made = schedule([make_point(batch_size=n) for n in (1, 2)], make_devices(a=2))
+    made = schedule(make_plan_of(1, 1).points, make_devices(a=2))
     assert len(started(made)) == 1
 
 
 def test_with_isolation_device_big_points_start_first_and_small_ones_fill_the_rest():
-    points = [make_point(world_size=n, batch_size=i + 1) for i, n in enumerate((1, 2, 4, 1, 1))]
+    points = make_plan_of(1, 2, 4, 1, 1).points
     made = schedule(points, make_devices(a=8), "device")
     assert started(made) == [(2, (0, 1, 2, 3)), (1, (4, 5)), (0, (6,)), (3, (7,))]
 
 
 def test_with_isolation_node_a_node_has_one_point_and_a_point_of_two_nodes_has_both():
-    points = [make_point(world_size=n, batch_size=i + 1) for i, n in enumerate((1, 4, 1, 1))]
+    points = make_plan_of(1, 4, 1, 1).points
     made = schedule(points, make_devices(a=2, b=2, c=2), "node")
     assert started(made) == [(1, (0, 1, 2, 3)), (0, (4,))]
     made.free(Attempt(index=1, point=points[1], number=1))
@@ -196,7 +195,7 @@ def test_with_isolation_node_a_node_has_one_point_and_a_point_of_two_nodes_has_b
 
 
 def test_an_attempt_that_is_made_again_goes_before_what_waits():
-    points = [make_point(batch_size=n) for n in (1, 2, 4)]
+    points = make_plan_of(1, 1, 1).points
     made = schedule(points, make_devices(a=1))
     [(index, _)] = started(made)
     made.free(attempts(points)[index])
