@@ -55,7 +55,7 @@ def claimed(locks, holder=None, *, shared=False):
 def test_a_device_that_another_sweep_has_is_refused_and_nothing_is_held(other):
     locks = DeviceLocks()
     claim = locks.claim(["GPU-0", "GPU-1"], me(), shared=False)
-    [holder] = claim.others.pop("GPU-1")  # type: ignore[attr-defined]
+    [holder] = claim.others.pop("GPU-1")
     assert not claim.others
     assert (holder.what, holder.process_id) == ("run other-1", other.pid)
     assert "run other-1 of" in str(holder)
