@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from raybench.cluster.local import LocalCluster
+from raybench.job.model import Measure
+from raybench.job.plan import Plan
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Device, Measurement, Repetition, Samples
+from raybench.sweep.loop import SweepSettings
 
 
 def make_device(node: str = "a", index: int = 0, **changes) -> Device:
@@ -104,3 +107,27 @@ class ChangingCluster(LocalCluster):
             device = self.late.pop(0)
             self._devices = (*self._devices, device)
             self._workers[device.uuid] = self._worker
+
+
+def measured(_, rank):
+    """A script of workers that measure each point."""
+    return make_measurement(rank)
+
+
+def make_started(devices: list[Device], script: Callable[[Point, int], Answer] = measured):
+    """A cluster with a worker on each device."""
+    cluster = make_cluster(devices, script)
+    cluster.start(len(devices), "pack")
+    return cluster
+
+
+def make_plan_of(*world_sizes: int, **changes) -> Plan:
+    """A plan of points of these sizes, of which the first has batch size 1, the second 2."""
+    sized = enumerate(world_sizes, start=1)
+    points = tuple(make_point(world_size=size, batch_size=batch) for batch, size in sized)
+    return Plan(points=points, **changes)
+
+
+def make_settings(**changes) -> SweepSettings:
+    usual = {"measure": Measure(), "strategy": "pack", "stop_on_error": False}
+    return SweepSettings(**{**usual, **changes})

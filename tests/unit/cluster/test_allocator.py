@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from fakes import make_device, make_devices
@@ -17,7 +18,6 @@ from raybench.cluster.allocator import (
     in_device_order,
     shares,
 )
-from raybench.records import Device
 
 
 def test_workers_are_ordered_by_node_then_device_whatever_order_they_came_in():
@@ -27,38 +27,24 @@ def test_workers_are_ordered_by_node_then_device_whatever_order_they_came_in():
 
 
 def test_nodes_that_share_an_address_stay_apart():
-    devices = [
-        make_device("b", 0, address="127.0.0.1"),
-        make_device("a", 1, address="127.0.0.1"),
-        make_device("b", 1, address="127.0.0.1"),
-        make_device("a", 0, address="127.0.0.1"),
-    ]
-    ordered = [devices[position] for position in in_device_order(devices)]
-    assert [(device.node_id, device.index) for device in ordered] == [
-        ("a", 0),
-        ("a", 1),
-        ("b", 0),
-        ("b", 1),
-    ]
+    places = [("b", 0), ("a", 1), ("b", 1), ("a", 0)]
+    devices = [make_device(*place, address="127.0.0.1") for place in places]
+    assert in_device_order(devices) == [3, 1, 0, 2]
 
 
 @pytest.mark.parametrize(
     ("strategy", "world_size", "expected"),
     [
-        ("pack", 1, [("b", 0)]),
-        ("pack", 3, [("b", 0), ("b", 1), ("b", 2)]),
-        ("pack", 4, [("a", 0), ("b", 0), ("b", 1), ("b", 2)]),
-        ("spread", 2, [("a", 0), ("b", 0)]),
-        ("spread", 3, [("a", 0), ("b", 0), ("c", 0)]),
-        ("spread", 5, [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("c", 0)]),
+        ("pack", 1, (2,)),
+        ("pack", 3, (2, 3, 4)),
+        ("pack", 4, (0, 2, 3, 4)),
+        ("spread", 2, (0, 2)),
+        ("spread", 3, (0, 2, 5)),
+        ("spread", 5, (0, 1, 2, 3, 5)),
     ],
 )
 def test_pack_fills_nodes_and_spread_takes_turns(strategy, world_size, expected):
-    devices = make_devices(a=2, b=3, c=1)
-    worker_ids = choose_workers(devices, world_size, strategy)
-    assert [
-        (devices[worker_id].node_id, devices[worker_id].index) for worker_id in worker_ids
-    ] == expected
+    assert choose_workers(make_devices(a=2, b=3, c=1), world_size, strategy) == expected
 
 
 def test_too_few_devices_is_said():
@@ -68,11 +54,8 @@ def test_too_few_devices_is_said():
 
 def test_places_are_those_of_torchrun():
     ranked = assign_ranks(make_devices(a=1, b=2))
-    assert [(p.rank, p.local_rank, p.local_world_size, p.node_rank) for p in ranked] == [
-        (0, 0, 1, 0),
-        (1, 0, 2, 1),
-        (2, 1, 2, 1),
-    ]
+    places = [(p.rank, p.local_rank, p.local_world_size, p.node_rank) for p in ranked]
+    assert places == [(0, 0, 1, 0), (1, 0, 2, 1), (2, 1, 2, 1)]
     assert {place.world_size for place in ranked} == {3}
 
 
@@ -139,8 +122,8 @@ def test_a_node_that_is_partly_taken_has_nothing_to_offer_with_isolation_node():
 
 
 def test_a_point_stays_on_the_models_that_it_would_have_on_the_idle_cluster():
-    devices = [make_device("a", i, name="new") for i in range(2)]
-    devices += [make_device("b", 0, name="old")]
+    devices = [make_device(*place) for place in (("a", 0), ("a", 1), ("b", 0))]
+    devices[2] = replace(devices[2], name="old")
     allocator = DeviceAllocator(devices, (), "pack", "device")
     assert taken(allocator, 1, 1, 1) == [(0,), (1,), None]
 
@@ -200,25 +183,19 @@ def test_whatever_comes_and_goes_places_are_disjoint_and_of_the_same_shape(
             continue
         allocator.take(worker_ids)
         running.append(worker_ids)
-        assert shape(devices, worker_ids) == shape(
-            devices, choose_workers(devices, world_size, strategy)
-        )
-    used = [worker_id for worker_ids in running for worker_id in worker_ids]
-    assert len(used) == len(set(used))
-    nodes = [
-        node
-        for worker_ids in running
-        for node in {devices[worker_id].node_id for worker_id in worker_ids}
-    ]
-    assert isolation == "device" or len(nodes) == len(set(nodes))
+        alone = choose_workers(devices, world_size, strategy)
+        assert shape(devices, worker_ids) == shape(devices, alone)
+    used = Counter(worker_id for worker_ids in running for worker_id in worker_ids)
+    assert set(used.values()) <= {1}
+    nodes = Counter(node for ids in running for node in {devices[one].node_id for one in ids})
+    assert isolation == "device" or set(nodes.values()) <= {1}
 
 
 def shape(devices, worker_ids):
-    nodes = [devices[worker_id].node_id for worker_id in worker_ids]
-    return sorted(nodes.count(node) for node in set(nodes))
+    return sorted(Counter(devices[worker_id].node_id for worker_id in worker_ids).values())
 
 
-def racks(**nodes: dict[str, int]) -> list[Device]:
+def racks(**nodes):
     """Devices of the nodes of each rack."""
     return [
         make_device(node, index, rack=rack)
@@ -266,6 +243,8 @@ def test_workers_are_started_where_a_point_would_have_them(strategy):
         chosen = choose_workers(TWO_RACKS, world_size, strategy)
         nodes = Counter(TWO_RACKS[worker_id].node_id for worker_id in chosen)
         assert shares(free, world_size, strategy, of_node) == nodes
+    assert shares(free, 9, strategy, of_node) == free
+    assert shares({}, 3, strategy) == {}
 
 
 def test_beside_others_a_point_of_a_rack_stays_in_one_rack():

@@ -1,7 +1,5 @@
 """The committed cluster files are accepted by Ray's own validation."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from ruamel.yaml import YAML
 REPOSITORY = Path(__file__).parents[3]
 
 
-def documented_cluster(provider: str) -> str:
+def documented_cluster(provider):
     blocks = re.findall(
         r"```yaml\n(cluster_name:.*?)```", (REPOSITORY / "docs/cluster.md").read_text(), re.DOTALL
     )
@@ -31,12 +29,3 @@ def test_ray_accepts_the_cluster_file(text):
 
     config = YAML(typ="safe").load(text)
     validate_config(prepare_config(config))
-
-
-def test_a_broken_cluster_file_is_refused_by_the_same_check():
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    config = YAML(typ="safe").load((REPOSITORY / "cluster.yaml").read_text())
-    config["provider"] = {"type": "local", "head_pi": "192.0.2.10"}
-    with pytest.raises(Exception, match="head_ip"):
-        validate_config(prepare_config(config))

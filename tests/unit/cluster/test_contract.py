@@ -1,12 +1,7 @@
 """The cluster in this process holds what is asked of every cluster."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
-from raybench.cluster import Cluster
 from raybench.cluster.local import this_process
 from tests.cluster_contract import PointContract
 
@@ -14,7 +9,7 @@ from tests.cluster_contract import PointContract
 class TestThisProcess(PointContract):
     @pytest.fixture(scope="class")
     @classmethod
-    def cluster(cls) -> Iterator[Cluster]:
+    def cluster(cls):
         joined = this_process()
         joined.start(1, "pack")
         yield joined

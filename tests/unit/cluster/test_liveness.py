@@ -1,24 +1,21 @@
 """A head, or a raylet, that has died is found out at once; one that missed a call is there."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from raybench.cluster.ray_cluster import liveness
-from raybench.cluster.ray_cluster.liveness import HeadMonitor, StartGuard
+from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.errors import ClusterError
 
 
 @contextmanager
-def listening() -> Iterator[str]:
+def listening():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
@@ -44,14 +41,7 @@ def test_a_head_that_missed_one_call_is_there(monkeypatch):
     assert not HeadMonitor({"the head": "127.0.0.1:1"}).gone()
 
 
-def test_a_block_that_is_left_in_time_goes_on() -> None:
-    ended: list[str] = []
-    with StartGuard(lambda: "its head is gone", ended.append, patience_s=5.0):
-        time.sleep(0.5)
-    assert ended == []
-
-
-def test_a_process_that_hangs_in_the_block_is_ended_with_the_exit_code_of_a_lost_cluster() -> None:
+def test_a_process_that_hangs_in_the_block_is_ended_with_the_exit_code_of_a_lost_cluster():
     hangs = (
         "import time\n"
         "from raybench.cluster.ray_cluster.liveness import StartGuard, end_process\n"

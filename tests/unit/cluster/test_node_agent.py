@@ -1,12 +1,8 @@
 """What an agent reads of the workers beside it."""
 
-from __future__ import annotations
-
 import os
-import subprocess
 
-from raybench.cluster.allocator import shares
-from raybench.cluster.ray_cluster.node_agent import kill_siblings, log_tail, new_output
+from raybench.cluster.ray_cluster.node_agent import log_tail, new_output
 
 
 def test_the_tail_of_a_log_is_its_last_lines_without_colours_and_marks_of_ray(tmp_path):
@@ -26,21 +22,6 @@ def test_of_two_logs_of_one_process_id_the_newer_is_read(tmp_path):
         path.write_text(name)
         os.utime(path, (1e9 - age_s, 1e9 - age_s))
     assert log_tail(tmp_path, 77) == "worker-new-77.err"
-
-
-def test_only_a_sibling_is_killed():
-    with subprocess.Popen(["sleep", "60"]) as child:
-        kill_siblings([child.pid, 2**22 + 1])
-        assert child.poll() is None
-        child.kill()
-
-
-def test_pack_fills_the_fullest_nodes_and_spread_takes_from_all_in_turn():
-    free = {"a": 2, "b": 4, "c": 1}
-    assert shares(free, 5, "pack") == {"b": 4, "a": 1}
-    assert shares(free, 5, "spread") == {"b": 2, "a": 2, "c": 1}
-    assert shares(free, 9, "pack") == shares(free, 9, "spread") == {"b": 4, "a": 2, "c": 1}
-    assert shares({}, 3, "spread") == {}
 
 
 def test_new_output_is_what_was_written_since_and_a_progress_bar_is_its_last_state(tmp_path):

@@ -1,26 +1,19 @@
 """How the ranks of a point are brought to their end, whatever has launched them."""
 
-from __future__ import annotations
-
-import threading
 import time
 from dataclasses import replace
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
-import ray
 from fakes import make_device, make_measurement, make_point
 
 from raybench.cluster import point_end
-from raybench.cluster.point_end import Outcome, RunningRanks, finish_point, when_late_s
+from raybench.cluster.point_end import RunningRanks, finish_point, when_late_s
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import Connection
 from raybench.cluster.ray_cluster.process_groups import ProcessGroups
 from raybench.cluster.ray_cluster.workers import WorkerGroup
-from raybench.errors import ClusterError
 from raybench.job.model import Measure
-from raybench.records import Failure, Measurement, Status, Task
+from raybench.records import Failure, Status, Task
 
 TASK = Task(point=make_point(), settings=Measure(max_seconds=0.1, timeout_s=0.3))
 
@@ -31,9 +24,9 @@ class ScriptedRanks(RunningRanks):
     tails: what the processes wrote. freed: what is said of the memory of killed ones.
     """
 
-    def __init__(self, *answers, kind="cuda", tails=(), freed=()) -> None:
+    def __init__(self, *answers, kind="cuda", tails=(), freed=()):
         self.devices = [make_device(index=rank, kind=kind) for rank in range(len(answers))]
-        self.calls: list[str] = []
+        self.calls = []
         self._there = [answer for answer in answers if answer is not None]
         self._tails, self._freed = dict(enumerate(tails)), freed
 
@@ -65,25 +58,23 @@ def _little_grace(monkeypatch):
     monkeypatch.setattr(point_end, "GRACE_S", 0.05)
 
 
-def finish(*answers, task=TASK, **facts) -> tuple[Outcome, list[str]]:
+def finish(*answers, task=TASK, **facts):
     ranks = ScriptedRanks(*answers, **facts)
     return finish_point(ranks, task), ranks.calls
 
 
 def failure(rank, error_type="ValueError", *, status=Status.ERROR, reusable=True, detail=""):
-    return Failure(
-        rank=rank,
-        status=status,
-        error_type=error_type,
-        message="not even closed",
-        detail=detail,
-        worker_reusable=reusable,
-    )
+    facts = {"error_type": error_type, "message": "not even closed", "detail": detail}
+    return Failure(rank=rank, status=status, worker_reusable=reusable, **facts)
 
 
-def test_processes_are_prepared_before_those_of_a_late_point_are_killed():
-    outcome, calls = finish(None)
-    assert calls == ["prepare", "abort", "kill [0]"]
+@pytest.mark.parametrize(("max_seconds", "prepared"), [(0.1, ["prepare"]), (0.3, [])])
+def test_processes_are_prepared_for_a_late_point_unless_it_may_measure_until_its_time_is_up(
+    max_seconds, prepared
+):
+    settings = Measure(max_seconds=max_seconds, timeout_s=0.3)
+    outcome, calls = finish(None, task=replace(TASK, settings=settings))
+    assert calls == [*prepared, "abort", "kill [0]"]
     assert (outcome.was_late, outcome.unfit) == (True, {0})
 
 
@@ -92,28 +83,14 @@ def test_a_group_of_which_one_rank_failed_is_given_up_whenever_the_others_answer
     answers = [make_measurement(0), make_measurement(1)]
     answers[failing_rank] = failure(failing_rank)
     outcome, calls = finish(*answers)
-    assert outcome.group_is_gone
-    assert calls == ["abort"]
-    assert outcome.unfit == frozenset()
+    assert (outcome.group_is_gone, outcome.unfit, calls) == (True, frozenset(), ["abort"])
     assert outcome.answers[failing_rank] is answers[failing_rank]
 
 
 def test_a_group_whose_ranks_all_measured_is_kept():
     outcome, calls = finish(make_measurement(0), make_measurement(1))
-    assert (outcome.group_is_gone, calls) == (False, [])
-
-
-def test_nothing_is_prepared_for_a_point_that_may_measure_until_its_time_is_up():
-    settings = Measure(max_seconds=0.3, timeout_s=0.3)
-    ranks = ScriptedRanks(None)
-    outcome = finish_point(ranks, Task(point=make_point(), settings=settings))
-    assert ranks.calls == ["abort", "kill [0]"]
-    assert (outcome.was_late, outcome.unfit) == (True, {0})
-
-
-def test_nothing_is_prepared_for_a_point_that_ends_in_time():
-    outcome, calls = finish(make_measurement())
-    assert (outcome.was_late, outcome.unfit, calls) == (False, frozenset(), [])
+    assert (outcome.group_is_gone, outcome.unfit, calls) == (False, frozenset(), [])
+    assert not outcome.was_late
 
 
 def test_a_rank_that_does_not_stop_beside_one_that_failed_is_killed():
@@ -158,9 +135,7 @@ def test_memory_that_a_killed_process_keeps_is_told_and_on_lost_nodes_nobody_is_
 
 
 def test_a_measurement_in_a_process_that_is_no_good_any_more_costs_the_process():
-    spoiled = Measurement(
-        rank=0, repetitions=(), items_per_step=1, setup_s=0.0, worker_reusable=False
-    )
+    spoiled = replace(make_measurement(0), worker_reusable=False)
     outcome, calls = finish(spoiled, make_measurement(1))
     assert (outcome.answers[0], outcome.unfit) == (spoiled, {0})
     assert calls == ["abort", "kill [0]"]
@@ -185,42 +160,8 @@ def test_a_point_is_late_before_its_deadline_but_not_while_it_may_measure(
 def test_the_store_starts_before_the_workers_where_points_can_have_a_group(
     monkeypatch, count, begun
 ):
-    calls: list[str] = []
+    calls = []
     monkeypatch.setattr(ProcessGroups, "start", lambda _: calls.append("store"))
     monkeypatch.setattr(WorkerGroup, "start", lambda *_: calls.append("workers"))
     RayCluster(Connection(where="here", needed={}, kind="cpu", capacity=2)).start(count, "pack")
     assert calls == begun
-
-
-def test_ray_is_let_go_when_no_point_waits_inside_of_it_any_more(monkeypatch):
-    calls: list[str] = []
-    connection = Connection(where="here", needed={}, kind="cpu", capacity=1)
-    cluster, waits = RayCluster(connection), threading.Event()
-
-    def wait(*_, **__):
-        waits.set()
-        time.sleep(0.3)
-        calls.append("waited")
-        return [], []
-
-    monkeypatch.setattr(ray, "wait", wait)
-    monkeypatch.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
-    worker = SimpleNamespace(
-        device=make_device(), lost_because="", actor=MagicMock(), environment={}, is_used=False
-    )
-    monkeypatch.setattr(WorkerGroup, "__getitem__", lambda *_: worker)
-    # A daemon, as the threads of points are.
-    point = threading.Thread(target=run_until_let_go, args=(cluster, calls), daemon=True)
-    point.start()
-    assert waits.wait(30)
-    cluster.close()
-    point.join(30)
-    assert calls[0] == "waited"
-    assert {*calls[1:]} == {"the cluster is let go", "shutdown"}
-
-
-def run_until_let_go(cluster: RayCluster, calls: list[str]) -> None:
-    try:
-        cluster.run(Task(point=make_point(), settings=Measure()), (0,))
-    except ClusterError as error:
-        calls.append(str(error))

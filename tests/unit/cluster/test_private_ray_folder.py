@@ -1,8 +1,5 @@
 """Where the folder of a private Ray is made; tests/integration/test_security.py enters it."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,21 +12,19 @@ SOCKET = "session_2026-11-22_03-57-34_123456_1234567/sockets/plasma_store"
 
 
 @pytest.fixture(autouse=True)
-def no_folder_of_rays(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_folder_of_rays(monkeypatch):
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.delenv("TMPDIR", raising=False)
 
 
 @pytest.fixture
-def short_folder() -> Iterator[Path]:
+def short_folder():
     """Short enough for sockets, which pytest's own are not."""
     with TemporaryDirectory(prefix="rb", dir="/tmp") as folder:
         yield Path(folder)
 
 
-def test_a_path_too_long_for_sockets_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_too_long_for_sockets_is_passed_over(tmp_path, monkeypatch):
     far = tmp_path / ("x" * 100)
     far.mkdir()
     monkeypatch.setenv("TMPDIR", str(far))
@@ -39,9 +34,7 @@ def test_a_path_too_long_for_sockets_is_passed_over(
     assert folder.parent != far
 
 
-def test_a_folder_that_others_could_rename_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch, short_folder: Path
-) -> None:
+def test_a_folder_that_others_could_rename_is_passed_over(monkeypatch, short_folder):
     monkeypatch.setenv("TMPDIR", str(short_folder))
     made = make_private_folder()
     assert made.parent == short_folder
@@ -54,8 +47,8 @@ def test_a_folder_that_others_could_rename_is_passed_over(
     assert again.parent == short_folder
 
 
-def test_where_there_is_no_place_each_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**_: object) -> str:
+def test_where_there_is_no_place_each_reason_is_told(monkeypatch):
+    def full(**_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("tempfile.mkdtemp", full)

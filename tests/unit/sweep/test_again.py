@@ -1,16 +1,11 @@
 """`raybench sweep --again`: which points of which run are measured once more."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from builders import make_measure, make_record, make_run
 
-from raybench import cli
-from raybench.job.model import Job, load_job
+from raybench.job.model import load_job
 from raybench.job.plan import make_plan
 from raybench.results.run import RunStatus
 from raybench.results.writer import RunStore
@@ -20,7 +15,7 @@ FIRST, SECOND = "a-20261101-000000-0001", "a-20261102-000000-0002"
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Path:
+def results(tmp_path):
     """Two runs: the second is as fast, 2 % slower and 30 % slower than the first, once each."""
     (tmp_path / "job.yaml").write_text(TEXT)
     job = load_job(tmp_path / "job.yaml", ["matrix.batch_size=1,2,4,8"])
@@ -29,7 +24,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path / "results"
 
 
-def keep(root: Path, run_id: str, job: Job, slower: tuple[float, ...]) -> None:
+def keep(root, run_id, job, slower):
     run = make_run(
         run_id,
         job_name="a",
@@ -46,28 +41,22 @@ def keep(root: Path, run_id: str, job: Job, slower: tuple[float, ...]) -> None:
 
 
 @pytest.fixture
-def call(
-    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[list[int], str]]:
-    def ask(*words: str) -> tuple[list[int], str]:
-        argv = ["raybench", "sweep", *words, "-o", str(results), "--dry-run", "--json"]
-        monkeypatch.setattr("sys.argv", argv)
-        with pytest.raises(SystemExit):
-            cli.main()
-        said = capsys.readouterr()
-        points = json.loads(said.out)["points"] if said.out else []
-        return [point["batch_size"] for point in points], said.err
+def call(results, command):
+    def ask(*words):
+        done = command("sweep", *words, "-o", results, "--dry-run", "--json", results=None)
+        points = json.loads(done.out)["points"] if done.out else []
+        return [point["batch_size"] for point in points], done.err
 
     return ask
 
 
-def test_only_unclear_are_the_points_that_compare_calls_so(call) -> None:
+def test_only_unclear_are_the_points_that_compare_calls_so(call):
     # One run a side decides nothing.
     assert call("--again", SECOND, "--only", "unclear", "--against", FIRST)[0] == [1, 2, 4, 8]
     assert call("--again", "latest", "--only", "unclear")[0] == [1, 2, 4, 8]
 
 
-def test_all_points_of_the_run_with_what_was_set_there(call) -> None:
+def test_all_points_of_the_run_with_what_was_set_there(call):
     assert call("--again", SECOND)[0] == [1, 2, 4, 8]
     assert call("--again", SECOND, "--filter", "batch_size > 2")[0] == [4, 8]
 
@@ -81,7 +70,7 @@ def test_all_points_of_the_run_with_what_was_set_there(call) -> None:
         (("--again", SECOND, "--set", "measure.rounds=2"), "--again RUN: has its job"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(call, words: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_meant_is_one_line(call, words, said):
     points, error = call(*words)
     assert points == []
     assert said in error

@@ -1,28 +1,20 @@
 """The search for the largest batch that fits: decided from how its points ended, and resumed so."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from builders import START
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raybench.cli import raybench as command_line
-from raybench.errors import JobError, UsageError
-from raybench.job.model import load_job
-from raybench.job.plan import Plan, make_plan
-from raybench.job.point import Point
+from jobs import MLP, plan, problems_of
+from raybench.errors import UsageError
 from raybench.records import Record, Status
 from raybench.sweep.batch_search import (
     BatchSearches,
     Ended,
     Found,
-    Step,
     check_bounded,
     next_batch,
     with_probes,
@@ -31,43 +23,45 @@ from raybench.sweep.batch_search import (
 MOST = 2**31 - 1
 
 
-def searched(limit: int, *, start: int = 64, most: int = MOST) -> tuple[list[int], Step]:
+def searched(limit, *, start=64, most=MOST):
     """The batch sizes that are tried where `limit` is the largest that fits, and the end."""
-    outcomes: dict[int, Status] = {}
+    outcomes = {}
     while isinstance(step := next_batch(start, most, outcomes), int):
         assert step not in outcomes
         outcomes[step] = Status.OK if step <= limit else Status.OOM
     return list(outcomes), step
 
 
-def test_the_batch_is_doubled_until_memory_runs_out_and_then_bisected() -> None:
-    tried, end = searched(1475)
-    assert tried == [64, 128, 256, 512, 1024, 2048, 1536, 1280, 1408, 1472, 1504, 1488, 1480]
-    assert end == Found(largest=1472, ran_out=1480)
+DOUBLED = [64, 128, 256, 512, 1024, 2048]
+NO_LARGER = Ended(reason="batch_size 200 fits, and no larger one may be tried")
 
 
-def test_a_small_batch_is_found_to_the_item() -> None:
-    assert searched(77)[1] == Found(largest=77, ran_out=78)
+@pytest.mark.parametrize(
+    ("limit", "most", "tried", "end"),
+    [
+        (
+            1475,
+            MOST,
+            [*DOUBLED, 1536, 1280, 1408, 1472, 1504, 1488, 1480],
+            Found(largest=1472, ran_out=1480),
+        ),
+        (77, MOST, [64, 128, 96, 80, 72, 76, 78, 77], Found(largest=77, ran_out=78)),
+        (5, MOST, [64, 32, 16, 8, 4, 6, 5], Found(largest=5, ran_out=6)),
+        (0, MOST, [64, 32, 16, 8, 4, 2, 1], Ended(reason="not even batch_size 1 fits")),
+        (10_000, 200, [64, 128, 200], NO_LARGER),
+    ],
+)
+def test_the_batch_is_doubled_or_halved_and_then_bisected(limit, most, tried, end):
+    assert searched(limit, most=most) == (tried, end)
 
 
-def test_where_the_first_batch_does_not_fit_smaller_ones_are_tried() -> None:
-    assert searched(5) == ([64, 32, 16, 8, 4, 6, 5], Found(largest=5, ran_out=6))
-    assert searched(0) == ([64, 32, 16, 8, 4, 2, 1], Ended(reason="not even batch_size 1 fits"))
+@pytest.mark.parametrize("status", [Status.ERROR, Status.TIMEOUT, Status.LOST, Status.SKIPPED])
+def test_a_failure_that_says_nothing_of_memory_ends_the_search_and_is_named(status):
+    end = next_batch(64, MOST, {64: Status.OK, 128: status})
+    assert end == Ended(reason=f"batch_size 128 ended {status.value}")
 
 
-def test_nothing_above_the_maximum_is_tried() -> None:
-    tried, end = searched(10_000, start=64, most=200)
-    assert tried == [64, 128, 200]
-    assert end == Ended(reason="batch_size 200 fits, and no larger one may be tried")
-
-
-def test_a_failure_that_says_nothing_of_memory_ends_the_search_and_is_named() -> None:
-    for status in (Status.ERROR, Status.TIMEOUT, Status.LOST, Status.SKIPPED):
-        end = next_batch(64, MOST, {64: Status.OK, 128: status})
-        assert end == Ended(reason=f"batch_size 128 ended {status.value}")
-
-
-def test_what_was_skipped_above_a_batch_that_ran_out_does_not_matter() -> None:
+def test_what_was_skipped_above_a_batch_that_ran_out_does_not_matter():
     outcomes = {64: Status.OK, 128: Status.SKIPPED, 96: Status.OOM}
     assert next_batch(64, MOST, outcomes) == 80
 
@@ -77,9 +71,7 @@ def test_what_was_skipped_above_a_batch_that_ran_out_does_not_matter() -> None:
     start=st.integers(1, 10**5),
     most=st.integers(10**5, 10**6),
 )
-def test_the_answer_is_within_one_percent_or_one_item_of_the_limit(
-    limit: int, start: int, most: int
-) -> None:
+def test_the_answer_is_within_one_percent_or_one_item_of_the_limit(limit, start, most):
     tried, end = searched(limit, start=start, most=most)
     assert len(tried) <= 2 * most.bit_length()
     assert max(tried) <= most
@@ -90,34 +82,30 @@ def test_the_answer_is_within_one_percent_or_one_item_of_the_limit(
         assert limit >= most or limit == 0
 
 
-def plan_of(folder: Path, matrix: str) -> Plan:
-    job = folder / "job.yaml"
-    job.write_text(f"version: 1\nname: test\nworkload: {{kind: mlp}}\nmatrix: {{{matrix}}}\n")
-    return make_plan(load_job(job))
+def plan_of(matrix):
+    return plan(f"{MLP}matrix: {{{matrix}}}\n")
 
 
 @pytest.fixture
-def two_series(tmp_path: Path) -> Plan:
-    return plan_of(tmp_path, "precision: [fp32, bf16], world_size: 2, batch_size: {start: 8}")
+def two_series():
+    return plan_of("precision: [fp32, bf16], world_size: 2, batch_size: {start: 8}")
 
 
-def record(point: Point, status: Status) -> Record:
+def record(point, status):
     return Record(point=point, attempt=1, status=status, started_at=START, duration_s=1.0)
 
 
-def outcome(point: Point) -> Status:
+def outcome(point):
     """fp32 needs twice the memory of bf16."""
-    assert point.batch_size is not None
-    return (
-        Status.OK if point.batch_size <= {"fp32": 20, "bf16": 40}[point.precision] else Status.OOM
-    )
+    fits = point.batch_size <= {"fp32": 20, "bf16": 40}[point.precision]
+    return Status.OK if fits else Status.OOM
 
 
-def run_all(plan: Plan, statuses: dict[str, Status], most: int = 1000) -> list[Point]:
+def run_all(plan, statuses, most=1000):
     """Run what is left of the plan and what follows; `statuses` takes how the points ended."""
     follow = BatchSearches(plan, statuses)
     waiting = [point for point in plan.points if point.point_id not in statuses]
-    ran: list[Point] = []
+    ran = []
     while waiting and len(ran) < most:
         point = waiting.pop(0)
         ran.append(point)
@@ -126,11 +114,11 @@ def run_all(plan: Plan, statuses: dict[str, Status], most: int = 1000) -> list[P
     return ran
 
 
-def batches(points: list[Point], precision: str) -> list[int | None]:
+def batches(points, precision):
     return [point.batch_size for point in points if point.precision == precision]
 
 
-def test_each_series_of_the_plan_is_searched_by_itself(two_series: Plan) -> None:
+def test_each_series_of_the_plan_is_searched_by_itself(two_series):
     ran = run_all(two_series, {})
     assert batches(ran, "fp32") == [8, 16, 32, 24, 20, 22, 21]
     assert batches(ran, "bf16") == [8, 16, 32, 64, 48, 40, 44, 42, 41]
@@ -138,10 +126,10 @@ def test_each_series_of_the_plan_is_searched_by_itself(two_series: Plan) -> None
     assert len({point.point_id for point in ran}) == len(ran)
 
 
-def test_a_search_goes_on_where_it_stopped_whenever_that_was(two_series: Plan) -> None:
+def test_a_search_goes_on_where_it_stopped_whenever_that_was(two_series):
     whole = run_all(two_series, {})
     for stop_after in range(len(whole) + 1):
-        statuses: dict[str, Status] = {}
+        statuses = {}
         before = run_all(two_series, statuses, most=stop_after)
         resumed = with_probes(two_series, statuses)
         assert list(resumed.points[2:])[: len(before) - 2] == before[2:]
@@ -150,25 +138,23 @@ def test_a_search_goes_on_where_it_stopped_whenever_that_was(two_series: Plan) -
         assert len(before) + len(after) == len(whole)
 
 
-def test_a_search_goes_on_below_a_point_that_was_skipped_for_want_of_memory(
-    two_series: Plan,
-) -> None:
-    statuses: dict[str, Status] = {}
+def test_a_search_goes_on_below_a_point_that_was_skipped_for_want_of_memory(two_series):
+    statuses = {}
     whole = run_all(two_series, statuses)
     skipped = next(p for p in whole if p.precision == "fp32" and p.batch_size == 32)
     resumed = with_probes(two_series, statuses | {skipped.point_id: Status.SKIPPED})
     assert {p.point_id for p in resumed.points} == {p.point_id for p in whole}
 
 
-def test_points_that_are_tried_again_lead_to_no_point_twice(two_series: Plan) -> None:
-    statuses: dict[str, Status] = {}
+def test_points_that_are_tried_again_lead_to_no_point_twice(two_series):
+    statuses = {}
     whole = run_all(two_series, statuses)
     failed = {id_: status for id_, status in statuses.items() if status is Status.OK}
     again = run_all(with_probes(two_series, statuses), failed)
     assert [p.point_id for p in again] == [p.point_id for p in whole if outcome(p) is Status.OOM]
 
 
-def test_the_end_of_a_search_without_a_batch_is_told_with_its_settings(two_series: Plan) -> None:
+def test_the_end_of_a_search_without_a_batch_is_told_with_its_settings(two_series):
     follow = BatchSearches(two_series, {})
     fp32, bf16 = two_series.points
     assert follow(record(fp32, Status.TIMEOUT)) == ()
@@ -178,34 +164,32 @@ def test_the_end_of_a_search_without_a_batch_is_told_with_its_settings(two_serie
     assert list(found.endings()) == []
 
 
-def test_ranks_that_share_their_work_have_one_batch_that_grows(two_series: Plan) -> None:
+def test_ranks_that_share_their_work_have_one_batch_that_grows(two_series):
     shared = [replace(p, scaling="strong", global_batch_size=8) for p in two_series.points]
     plan = replace(two_series, points=tuple(shared))
     following = BatchSearches(plan, {})(record(shared[1], Status.OK))
     assert [(p.batch_size, p.global_batch_size) for p in following] == [(16, 16)]
 
 
-def test_without_a_search_nothing_follows(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, "batch_size: [8, 16]")
+def test_without_a_search_nothing_follows():
+    plan = plan_of("batch_size: [8, 16]")
     follow = BatchSearches(plan, {})
     assert follow(record(plan.points[0], Status.OK)) == ()
     assert list(follow.endings()) == []
     assert with_probes(plan, {plan.points[0].point_id: Status.OK}) is plan
 
 
-def test_a_host_is_not_filled_for_want_of_a_maximum(tmp_path: Path, two_series: Plan) -> None:
+def test_a_host_is_not_filled_for_want_of_a_maximum(two_series):
     check_bounded(two_series, "cuda")
     with pytest.raises(UsageError, match=r"batch_size: auto on CPU .* give a maximum.* max: 128"):
         check_bounded(two_series, "cpu")
-    check_bounded(plan_of(tmp_path, "batch_size: {max: 128}"), "cpu")
-    check_bounded(plan_of(tmp_path, "batch_size: 128"), "cpu")
+    check_bounded(plan_of("batch_size: {max: 128}"), "cpu")
+    check_bounded(plan_of("batch_size: 128"), "cpu")
 
 
-def test_a_maximum_that_is_no_number_is_told_once(tmp_path: Path) -> None:
-    with pytest.raises(JobError) as told:
-        plan_of(tmp_path, "batch_size: {max: abc}")
-    assert str(told.value).endswith("matrix.batch_size.max: must be an integer, given 'abc'")
-    assert len(str(told.value).splitlines()) == 1
+def test_a_maximum_that_is_no_number_is_told_once():
+    (line,) = problems_of(f"{MLP}matrix: {{batch_size: {{max: abc}}}}\n")
+    assert line.endswith("matrix.batch_size.max: must be an integer, given 'abc'")
 
 
 @pytest.mark.parametrize(
@@ -216,20 +200,15 @@ def test_a_maximum_that_is_no_number_is_told_once(tmp_path: Path) -> None:
         ("{start: 8, max: 9}", "batch_size: 8, ... until memory runs out or 9 is reached,"),
     ],
 )
-def test_the_plan_of_a_search_says_what_it_cannot_know(
-    tmp_path: Path, given: str, told: str
-) -> None:
+def test_the_plan_of_a_search_says_what_it_cannot_know(tmp_path, command, given, told):
     job = tmp_path / "job.yaml"
-    job.write_text(
-        "version: 1\nname: test\nworkload: {kind: mlp}\n"
-        f"matrix: {{world_size: [1, 2], batch_size: {given}}}\n"
-    )
-    planned = CliRunner().invoke(command_line, ["plan", str(job)], catch_exceptions=False).stdout
+    job.write_text(f"{MLP}matrix: {{world_size: [1, 2], batch_size: {given}}}\n")
+    planned = command("plan", job, results=None).out
     text = " ".join(planned.split())
     assert told in text
     assert "2 series; the largest needs 2 devices" in text
     assert "the number of points is known when the sweep has ended" in text
     assert max(map(len, planned.splitlines())) <= 80
-    as_json = CliRunner().invoke(command_line, ["plan", str(job), "--json"]).stdout
-    assert json.loads(as_json)["time_at_most_s"] is None
-    assert json.loads(as_json)["batch_search"]["start"] in (8, 64)
+    as_json = json.loads(command("plan", job, "--json", results=None).out)
+    assert as_json["time_at_most_s"] is None
+    assert as_json["batch_search"]["start"] in (8, 64)

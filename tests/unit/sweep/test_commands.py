@@ -1,7 +1,5 @@
 """A command that is shown can be copied and typed, whatever is in its names."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest
@@ -22,7 +20,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_shell_reads_the_name_that_was_meant_and_the_terminal_nothing_else(name: str) -> None:
+def test_a_shell_reads_the_name_that_was_meant_and_the_terminal_nothing_else(name):
     text = command("sweep", name, "--json")
     assert text.isprintable()
     shown = text.partition(" ")[2].removeprefix("-m raybench ")

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: real signals, in processes of their own where they end the process."""
 
-from __future__ import annotations
-
 import io
 import math
 import os
@@ -9,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 from rich.console import Console
@@ -18,123 +16,72 @@ from raybench.cli.output import ConsoleListener
 from raybench.sweep.interrupts import Interrupts
 
 
-def tell(number: int = signal.SIGINT) -> None:
-    os.kill(os.getpid(), number)
-
-
-def entered() -> Interrupts:
+def entered():
     return Interrupts(ConsoleListener(Console(file=io.StringIO())))
 
 
-def interrupted_before_points(reached: list[str]) -> None:
-    with entered():
-        tell()
-        reached.append("went on")
+def held_back_for_good(interrupts):
+    return interrupts.held_back(math.inf)
 
 
-def interrupted_twice_while_points_run(reached: list[str]) -> None:
-    with entered() as interrupts, interrupts.points_run():
-        reached.append(f"stopping: {interrupts.stopping}")
-        tell()
-        reached.append(f"stopping: {interrupts.stopping}")
-        tell()
-        reached.append("went on")
-
-
-def terminated_while_points_run(reached: list[str]) -> None:
-    with entered() as interrupts, interrupts.points_run():
-        tell(signal.SIGTERM)
-        reached.append("went on")
-
-
-def interrupted_again_while_rows_are_written(reached: list[str]) -> None:
-    with entered():
-        try:
-            tell()
-        finally:
-            tell()
-            reached.append("written")
-
-
-def interrupted_once_while_held_back(reached: list[str]) -> None:
-    with entered() as interrupts, interrupts.held_back(math.inf):
-        tell()
-        reached.append("the end")
-
-
-def interrupted_twice_while_held_back(reached: list[str]) -> None:
-    with entered() as interrupts, interrupts.held_back():
-        tell()
-        reached.append("after the first")
-        tell()
-        reached.append("after the second")
-
-
-def interrupted_twice_while_held_back_for_good(reached: list[str]) -> None:
-    with entered() as interrupts, interrupts.held_back(math.inf):
-        tell()
-        tell()
-        reached.append("the end")
+def interrupted(block, sent, reached):
+    with entered() as interrupts, block(interrupts):
+        assert not interrupts.stopping
+        for name in sent:
+            os.kill(os.getpid(), signal.Signals[name])
+            reached.append(interrupts.stopping)
 
 
 @pytest.mark.parametrize(
-    ("block", "expected"),
+    ("block", "sent", "expected"),
     [
-        (interrupted_before_points, []),
-        (interrupted_twice_while_points_run, ["stopping: False", "stopping: True"]),
-        (terminated_while_points_run, []),
-        (interrupted_again_while_rows_are_written, ["written"]),
-        (interrupted_once_while_held_back, ["the end"]),
-        (interrupted_twice_while_held_back, ["after the first"]),
-        (interrupted_twice_while_held_back_for_good, ["the end"]),
+        (nullcontext, ["SIGINT"], []),
+        (Interrupts.points_run, ["SIGINT", "SIGINT"], [True]),
+        (Interrupts.points_run, ["SIGTERM"], []),
+        (Interrupts.held_back, ["SIGINT", "SIGINT"], [True]),
+        (held_back_for_good, ["SIGINT"], [True]),
+        (held_back_for_good, ["SIGINT", "SIGINT"], [True, True]),
     ],
 )
-def test_what_asks_to_stop_now_raises_once_and_nothing_else_does(
-    block: Callable[[list[str]], None], expected: list[str]
-) -> None:
-    reached: list[str] = []
-    before = signal.getsignal(signal.SIGTERM)
+def test_what_asks_to_stop_now_raises_once_and_nothing_else_does(block, sent, expected):
+    """expected: whether it is stopping, after each signal that lets the block go on."""
+    reached, before = [], signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
-        block(reached)
+        interrupted(block, sent, reached)
     assert reached == expected
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def interrupted_while_rows_are_written(written):
+    with entered():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            written.append(True)
+
+
+def test_a_second_signal_does_not_cut_short_what_is_written():
+    written = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_while_rows_are_written(written)
+    assert written
+
+
 # A mutex that is locked twice: native code that no signal gets out of.
 STUCK = """
-import ctypes, sys
+import ctypes
 from rich.console import Console
 from raybench.cli.output import ConsoleListener
 from raybench.sweep.interrupts import Interrupts
 with Interrupts(ConsoleListener(Console(stderr=True))) as interrupts, interrupts.points_run():
-    interrupts.in_flight = int(sys.argv[1])
+    interrupts.in_flight = 3
     interrupts.farewell = lambda _: print("go on", flush=True)
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(mutex)
     print("in native code", flush=True)
     libc.pthread_mutex_lock(mutex)
 """
-
-
-def test_the_second_ctrl_c_works_within_2_s_while_the_main_thread_is_stuck() -> None:
-    command = [sys.executable, "-c", STUCK, "3"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
-        process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
-        assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        shown_after_s = time.monotonic()
-        said, stopping = process.communicate(timeout=30)
-        took_s = time.monotonic() - shown_after_s
-    assert process.returncode == 130
-    assert said == "go on\n"
-    assert stopping == ("finishing the 3 points in flight, then stopping; Ctrl-C again stops now\n")
-    # 2 s, and what a busy machine needs; the program alone would go on for 30 s.
-    assert took_s < 8
 
 
 # As in `ray.init`: interrupted, it would crash the process at its exit.
@@ -152,19 +99,29 @@ with Interrupts(ConsoleListener(console)) as interrupts, interrupts.held_back(ma
 """
 
 
-def test_the_second_ctrl_c_ends_the_process_where_nothing_may_be_raised() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HELD_BACK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout
+@pytest.mark.parametrize(
+    ("program", "out", "err"),
+    [
+        (
+            STUCK,
+            "go on\n",
+            "finishing the 3 points in flight, then stopping; Ctrl-C again stops now\n",
+        ),
+        (HELD_BACK, "", "\x1b[?25l\x1b[?25hinterrupted\n"),
+    ],
+    ids=["in native code", "where nothing may be raised"],
+)
+def test_the_second_ctrl_c_ends_the_process_within_2_s(program, out, err):
+    command, pipe = [sys.executable, "-c", program], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        time.sleep(0.2)
+        time.sleep(0.5)
+        assert process.poll() is None
         process.send_signal(signal.SIGINT)
         shown_after_s = time.monotonic()
-        _, said = process.communicate(timeout=30)
+        assert process.communicate(timeout=30) == (out, err)
         took_s = time.monotonic() - shown_after_s
     assert process.returncode == 130
-    assert said == "\x1b[?25l\x1b[?25hinterrupted\n"
     # 2 s, and what a busy machine needs; the program alone would go on for 30 s.
     assert took_s < 8

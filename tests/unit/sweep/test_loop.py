@@ -7,23 +7,24 @@ import sys
 import threading
 import time
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import (
     ChangingCluster,
     ScriptedWorker,
-    make_cluster,
     make_device,
     make_devices,
     make_measurement,
+    make_plan_of,
     make_point,
+    make_settings,
+    make_started,
+    measured,
 )
 
 from raybench.cluster.local import LocalCluster
 from raybench.errors import ClusterError
-from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
 from raybench.job.sections import BatchSearch
@@ -34,31 +35,26 @@ from raybench.sweep.loop import (
     PointFinished,
     PointRetried,
     PointStarted,
-    SweepSettings,
     sweep,
 )
 from raybench.sweep.rounds import Rounds
 
 
-def run(plan, cluster, *, stop_on_error=False, isolation="cluster", precisions=(), **more):
-    settings = settings_of(stop_on_error=stop_on_error, isolation=isolation)
-    settings = replace(settings, precisions=precisions)
+def begun(plan, cluster, written, before=None, asked=None, **settings):
+    """The events of a sweep, of which the records go to `written` with their indices."""
+    rounds = Rounds(plan=plan)
+    chosen = make_settings(**settings)
+    return sweep(rounds, chosen, cluster, written.extend, before, **(asked or {}))
+
+
+def run(plan, cluster, **more):
     written = []
-    write = more.pop("write", lambda batch: written.extend(record for _, record in batch))
-    events = list(sweep(Rounds(plan=plan), settings, cluster, write, **more))
-    return written, events
+    events = list(begun(plan, cluster, written, **more))
+    return [record for _, record in written], events
 
 
-def settings_of(*, stop_on_error=False, isolation="cluster"):
-    return SweepSettings(
-        measure=Measure(), strategy="pack", stop_on_error=stop_on_error, isolation=isolation
-    )
-
-
-def plan_of(*world_sizes, **changes):
-    sized = enumerate(world_sizes)
-    points = (make_point(world_size=n, batch_size=i + 1) for i, n in sized)
-    return Plan(points=tuple(points), **changes)
+def statuses(records):
+    return [record.status for record in records]
 
 
 def together(parties):
@@ -73,105 +69,80 @@ def together(parties):
     return script
 
 
-def started(devices, script):
-    cluster = make_cluster(devices, script)
-    cluster.start(len(devices), "pack")
-    return cluster
-
-
 def failure(rank, status, error_type="X", message="because"):
     return Failure(rank=rank, status=status, error_type=error_type, message=message)
 
 
+def failing(status, *batch_sizes):
+    """A script of which the points of these batch sizes fail."""
+
+    def script(point, rank):
+        return failure(rank, status) if point.batch_size in batch_sizes else measured(point, rank)
+
+    return script
+
+
+@pytest.fixture
+def stuck():
+    """A script of which each point waits until the test is over."""
+    release = threading.Event()
+
+    def script(point, rank):
+        release.wait(30)
+        return make_measurement(rank)
+
+    yield script
+    release.set()
+
+
 def test_a_measured_point_has_one_measurement_per_rank_in_rank_order():
-    plan = Plan(points=(make_point(world_size=1), make_point(world_size=3)))
-    cluster = started(make_devices(a=3), lambda point, rank: make_measurement(rank))
-    records, events = run(plan, cluster)
-    assert [record.status for record in records] == [Status.OK, Status.OK]
+    records, events = run(make_plan_of(1, 3), make_started(make_devices(a=3)))
+    assert statuses(records) == [Status.OK, Status.OK]
     assert [m.rank for m in records[1].measurements] == [0, 1, 2]
     assert [type(event) for event in events] == [PointStarted, PointFinished] * 2
 
 
 def test_a_record_is_written_before_its_event_is_seen():
     written = []
-    cluster = started(make_devices(a=1), lambda point, rank: make_measurement(rank))
-    settings = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
-    plan = Plan(points=(make_point(),))
-    for event in sweep(
-        Rounds(plan=plan),
-        settings,
-        cluster,
-        lambda batch: written.extend(record for _, record in batch),
-    ):
+    for event in begun(make_plan_of(1), make_started(make_devices(a=1)), written):
         if isinstance(event, PointFinished):
-            assert written == [event.record]
+            assert written == [(0, event.record)]
 
 
 def test_one_failed_rank_drops_the_measurements_of_all():
     def script(point, rank):
         return failure(1, Status.OOM) if rank == 1 else make_measurement(rank)
 
-    records, _ = run(Plan(points=(make_point(world_size=2),)), started(make_devices(a=2), script))
-    assert records[0].status is Status.OOM
-    assert records[0].measurements == ()
-    assert records[0].error_message == "rank 1 (host-a, cuda:1): because"
+    [record], _ = run(make_plan_of(2), make_started(make_devices(a=2), script))
+    assert (record.status, record.measurements) == (Status.OOM, ())
+    assert record.error_message == "rank 1 (host-a, cuda:1): because"
 
 
 def test_after_a_batch_that_ran_out_of_memory_the_bigger_ones_are_skipped():
-    def script(point, rank):
-        return failure(0, Status.OOM) if point.batch_size == 32 else make_measurement(rank)
-
     plan = Plan(points=tuple(make_point(batch_size=size) for size in (16, 32, 64, 8)))
-    records, _ = run(plan, started(make_devices(a=1), script))
-    assert [(record.point.batch_size, record.status) for record in records] == [
-        (8, Status.OK),
-        (16, Status.OK),
-        (32, Status.OOM),
-        (64, Status.SKIPPED),
-    ]
+    records, _ = run(plan, make_started(make_devices(a=1), failing(Status.OOM, 32)))
+    assert [record.point.batch_size for record in records] == [8, 16, 32, 64]
+    assert statuses(records) == [Status.OK, Status.OK, Status.OOM, Status.SKIPPED]
     assert records[3].error_message == "oom at batch_size 32"
 
 
 @pytest.mark.parametrize(
-    ("answers", "expected"),
+    ("stop_on_error", "expected"),
     [
-        ([(Status.ERROR, "DistBackendError"), (Status.LOST, "WorkerDied")], Status.LOST),
-        ([(Status.LOST, "PeerFailed"), (Status.ERROR, "ValueError")], Status.ERROR),
-        ([(Status.ERROR, "RuntimeError"), (Status.OOM, "OutOfMemoryError")], Status.OOM),
-        ([(Status.TIMEOUT, "Timeout"), (Status.TIMEOUT, "Timeout")], Status.TIMEOUT),
+        (False, [Status.OK, Status.ERROR, Status.OK]),
+        (True, [Status.OK, Status.ERROR, Status.SKIPPED]),
     ],
 )
-def test_the_cause_is_told_and_not_what_it_did_to_the_peers(answers, expected):
-    def script(point, rank):
-        return failure(rank, *answers[rank])
-
-    records, _ = run(Plan(points=(make_point(world_size=2),)), started(make_devices(a=2), script))
-    assert records[0].status is expected
-
-
-def test_a_failed_point_costs_no_other_point():
-    def script(point, rank):
-        return failure(rank, Status.ERROR) if point.batch_size == 2 else make_measurement(rank)
-
-    plan = Plan(points=tuple(make_point(batch_size=n) for n in (1, 2, 4)))
-    records, _ = run(plan, started(make_devices(a=1), script))
-    assert [record.status for record in records] == [Status.OK, Status.ERROR, Status.OK]
-
-
-def test_on_error_stop_leaves_the_rest_as_skipped_rows():
-    def script(point, rank):
-        return failure(rank, Status.ERROR)
-
-    plan = Plan(points=tuple(make_point(batch_size=n) for n in (1, 2)))
-    records, _ = run(plan, started(make_devices(a=1), script), stop_on_error=True)
-    assert [record.status for record in records] == [Status.ERROR, Status.SKIPPED]
-    assert plan.points[0].point_id in (records[1].error_message or "")
+def test_a_failed_point_costs_no_other_point_but_with_on_error_stop(stop_on_error, expected):
+    plan, cluster = make_plan_of(1, 1, 1), make_started(make_devices(a=1), failing(Status.ERROR, 2))
+    records, _ = run(plan, cluster, stop_on_error=stop_on_error)
+    assert statuses(records) == expected
+    assert (plan.points[1].point_id in (records[2].error_message or "")) == stop_on_error
 
 
 def test_a_point_too_big_for_the_cluster_is_a_skipped_row():
-    cluster = started(make_devices(a=1), lambda point, rank: make_measurement(rank))
-    records, events = run(Plan(points=(make_point(world_size=2), make_point())), cluster)
-    assert [record.status for record in records] == [Status.SKIPPED, Status.OK]
+    records, events = run(make_plan_of(2, 1), make_started(make_devices(a=1)))
+    assert statuses(records) == [Status.SKIPPED, Status.OK]
     assert records[0].error_message == "needs 2 devices, the cluster has 1"
     assert [type(event) for event in events] == [PointFinished, PointStarted, PointFinished]
 
@@ -187,50 +158,30 @@ def test_what_ends_the_sweep_leaves_a_row_of_the_point_in_flight_and_goes_on(sto
     def script(point, rank):
         raise stop
 
-    written = []
-    settings = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
-    cluster = started(make_devices(a=1), script)
-    events = sweep(
-        Rounds(plan=Plan(points=(make_point(),))),
-        settings,
-        cluster,
-        lambda batch: written.extend(record for _, record in batch),
-    )
-    with pytest.raises(type(stop)):
-        list(events)
-    assert [(one.status, one.error_message) for one in written] == [(status, message)]
+    cluster = make_started(make_devices(a=1), script)
+    assert in_flight(cluster, type(stop), make_plan_of(1)) == [(0, status, message)]
 
 
 def test_cpu_workers_that_share_cores_are_told():
-    devices = [
-        make_device("a", index, kind="cpu", cpu_count=2, uuid=f"a/{index}") for index in range(4)
-    ]
-    cluster = started(devices, lambda point, rank: make_measurement(rank))
-    records, _ = run(Plan(points=(make_point(world_size=2), make_point(world_size=4))), cluster)
-    assert records[0].warnings == ()
-    assert records[1].warnings == ("4 CPU workers share 2 cores of host-a",)
+    devices = [make_device("a", n, kind="cpu", cpu_count=2, uuid=f"a/{n}") for n in range(4)]
+    records, _ = run(make_plan_of(2, 4), make_started(devices))
+    told = "4 CPU workers share 2 cores of host-a"
+    assert [record.warnings for record in records] == [(), (told,)]
 
 
 def test_a_lost_point_is_tried_once_more_and_both_attempts_are_rows():
-    cluster = started(make_devices(a=1), lambda point, rank: failure(rank, Status.LOST))
-    records, events = run(Plan(points=(make_point(),)), cluster)
+    cluster = make_started(make_devices(a=1), failing(Status.LOST, 1))
+    records, events = run(make_plan_of(1), cluster)
     assert [(one.status, one.attempt) for one in records] == [(Status.LOST, 1), (Status.LOST, 2)]
-    assert [type(event) for event in events] == [
-        PointStarted,
-        PointRetried,
-        PointStarted,
-        PointFinished,
-    ]
+    told = [PointStarted, PointRetried, PointStarted, PointFinished]
+    assert [type(event) for event in events] == told
 
 
 def test_only_the_attempts_asked_for_are_made_and_indices_are_those_of_the_whole_plan():
-    plan = Plan(points=tuple(make_point(batch_size=n) for n in (1, 2, 4)))
-    cluster = started(make_devices(a=1), lambda point, rank: make_measurement(rank))
-    settings = SweepSettings(measure=Measure(), strategy="pack", stop_on_error=False)
-    written = []
+    plan, written = make_plan_of(1, 1, 1), []
     chosen = plan.points[1].point_id
     before = Before(made={chosen: 2}, chosen=[chosen])
-    list(sweep(Rounds(plan=plan), settings, cluster, written.extend, before))
+    list(begun(plan, make_started(make_devices(a=1)), written, before))
     assert [(index, one.point.batch_size, one.attempt) for index, one in written] == [(1, 2, 3)]
 
 
@@ -240,19 +191,18 @@ def test_the_row_of_a_failed_point_has_the_rank_and_what_it_left_behind():
             return failure(0, Status.LOST, "PeerFailed")
         return Failure(rank=1, status=Status.ERROR, error_type="X", message="y", detail="in f")
 
-    records, _ = run(plan_of(2), started(make_devices(a=2), script))
-    assert (records[0].error_rank, records[0].error_detail) == (1, "in f")
+    [record], _ = run(make_plan_of(2), make_started(make_devices(a=2), script))
+    assert (record.error_rank, record.error_detail) == (1, "in f")
 
 
 def test_with_isolation_device_points_run_at_once_and_know_of_each_other():
-    cluster = started(make_devices(a=4), together(2))
-    records, events = run(plan_of(2, 2), cluster, isolation="device")
+    cluster = make_started(make_devices(a=4), together(2))
+    records, events = run(make_plan_of(2, 2), cluster, isolation="device")
     assert [type(event) for event in events] == [PointStarted] * 2 + [PointFinished] * 2
-    assert [record.status for record in records] == [Status.OK] * 2
+    assert statuses(records) == [Status.OK] * 2
     ids = {record.point.point_id for record in records}
     assert all({record.point.point_id, *record.neighbours} == ids for record in records)
-    devices = [device.index for record in records for device in record.devices]
-    assert sorted(devices) == [0, 1, 2, 3]
+    assert sorted(device.index for one in records for device in one.devices) == [0, 1, 2, 3]
 
 
 def test_a_neighbour_that_ended_before_the_point_did_is_told_and_one_after_it_is_not():
@@ -266,7 +216,8 @@ def test_a_neighbour_that_ended_before_the_point_did_is_told_and_one_after_it_is
             time.sleep(0.1)
         return make_measurement(rank)
 
-    records, _ = run(plan_of(1, 1, 1), started(make_devices(a=2), script), isolation="device")
+    cluster = make_started(make_devices(a=2), script)
+    records, _ = run(make_plan_of(1, 1, 1), cluster, isolation="device")
     by_batch = {record.point.batch_size: record for record in records}
     ids = {batch: record.point.point_id for batch, record in by_batch.items()}
     assert set(by_batch[1].neighbours) == {ids[2], ids[3]}
@@ -275,8 +226,8 @@ def test_a_neighbour_that_ended_before_the_point_did_is_told_and_one_after_it_is
 
 
 def test_with_isolation_node_a_point_has_its_nodes_alone():
-    cluster = started(make_devices(a=2, b=2), together(2))
-    records, _ = run(plan_of(1, 1, 1, 1), cluster, isolation="node")
+    cluster = make_started(make_devices(a=2, b=2), together(2))
+    records, _ = run(make_plan_of(1, 1, 1, 1), cluster, isolation="node")
     assert [record.neighbours for record in records] == [()] * 4
     assert {record.devices[0].node_id for record in records} == {"a", "b"}
 
@@ -291,125 +242,97 @@ def test_with_isolation_cluster_no_point_has_neighbours():
         inside.pop()
         return make_measurement(rank)
 
-    records, _ = run(plan_of(1, 1, 1), started(make_devices(a=4), script))
+    records, _ = run(make_plan_of(1, 1, 1), make_started(make_devices(a=4), script))
     assert [(record.status, record.neighbours) for record in records] == [(Status.OK, ())] * 3
 
 
 def test_records_are_written_on_the_thread_that_asked_for_the_sweep():
     threads = []
-    cluster = started(make_devices(a=2), together(2))
-    run(
-        plan_of(1, 1),
-        cluster,
-        isolation="device",
-        write=lambda *_: threads.append(threading.current_thread()),
+    list(
+        sweep(
+            Rounds(plan=make_plan_of(1, 1)),
+            make_settings(isolation="device"),
+            make_started(make_devices(a=2), together(2)),
+            lambda _: threads.append(threading.current_thread()),
+        )
     )
     assert set(threads) == {threading.current_thread()}
 
 
 def test_when_it_is_to_stop_what_is_in_flight_ends_and_nothing_else_starts():
-    asked = []
+    ended = []
     meet = together(2)
 
     def script(point, rank):
         meet(point, rank)
-        asked.append(True)
+        ended.append(True)
         return make_measurement(rank) if point.batch_size == 1 else failure(rank, Status.LOST)
 
-    cluster = started(make_devices(a=2), script)
-    records, events = run(
-        plan_of(1, 1, 1, 1), cluster, isolation="device", stopping=lambda: bool(asked)
-    )
+    cluster, asked = make_started(make_devices(a=2), script), {"stopping": lambda: bool(ended)}
+    records, events = run(make_plan_of(1, 1, 1, 1), cluster, isolation="device", asked=asked)
     assert {record.point.batch_size for record in records} == {1, 2}
     assert not any(isinstance(event, PointRetried) for event in events)
 
 
-def in_flight(cluster, error, *, before=lambda: None):
+def in_flight(cluster, error, plan, *, before=lambda: None):
     """The rows that are written when the sweep ends with `error`."""
     written = []
-    events = sweep(
-        Rounds(plan=plan_of(1, 1, 1)),
-        settings_of(isolation="device"),
-        cluster,
-        lambda batch: written.extend((i, r.status, r.error_message) for i, r in batch),
-    )
+    events = begun(plan, cluster, written, isolation="device")
     before()
     with pytest.raises(error):
         list(events)
-    return written
+    return [(index, record.status, record.error_message) for index, record in written]
 
 
-def test_an_interrupt_ends_the_sweep_at_once_however_stuck_its_points_are():
-    release = threading.Event()
-
-    def script(point, rank):
-        release.wait(30)
-        return make_measurement(rank)
-
+def test_an_interrupt_ends_the_sweep_at_once_however_stuck_its_points_are(stuck):
     def interrupt():
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     began_s = time.monotonic()
     # A shell that runs the tests in the background has them ignore it.
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    written = in_flight(started(make_devices(a=2), script), KeyboardInterrupt, before=interrupt)
-    signal.signal(signal.SIGINT, usual)
-    release.set()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    cluster = make_started(make_devices(a=2), stuck)
+    written = in_flight(cluster, KeyboardInterrupt, make_plan_of(1, 1, 1), before=interrupt)
     # The points are stuck for 30 s.
     assert time.monotonic() - began_s < 15
     assert written == [(index, Status.CANCELLED, "by the user") for index in (0, 1)]
 
 
-def test_when_the_cluster_is_gone_every_point_in_flight_is_lost():
+def test_when_the_cluster_is_gone_every_point_in_flight_is_lost(stuck):
     meet = together(2)
-    release = threading.Event()
 
     def script(point, rank):
         meet(point, rank)
         if point.batch_size == 1:
             raise ClusterError("Ray's head does not answer")
-        release.wait(30)
+        return stuck(point, rank)
 
-    written = in_flight(started(make_devices(a=2), script), ClusterError)
-    release.set()
+    cluster = make_started(make_devices(a=2), script)
+    written = in_flight(cluster, ClusterError, make_plan_of(1, 1, 1))
     assert written == [(index, Status.LOST, "Ray's head does not answer") for index in (0, 1)]
 
 
 def test_a_cluster_that_goes_when_all_is_measured_spoils_nothing(monkeypatch):
-    cluster = started(make_devices(a=1), lambda _, rank: make_measurement(rank))
+    cluster = make_started(make_devices(a=1))
     asked = iter([None, None])
 
-    def refresh(_: float) -> None:
+    def refresh(_):
         if next(asked, "gone") == "gone":
             raise ClusterError("Ray's head does not answer")
 
     monkeypatch.setattr(cluster, "refresh", refresh)
-    written, events = run(plan_of(1, 1), cluster)
-    assert [record.status for record in written] == [Status.OK] * 2
+    records, events = run(make_plan_of(1, 1), cluster)
+    assert statuses(records) == [Status.OK] * 2
     assert sum(isinstance(event, PointFinished) for event in events) == 2
 
 
-def test_a_sweep_that_is_closed_between_two_events_leaves_rows_of_what_is_in_flight():
-    release = threading.Event()
-
-    def script(point, rank):
-        release.wait(30)
-        return make_measurement(rank)
-
-    written = []
-    with closing(
-        sweep(
-            Rounds(plan=plan_of(1, 1)),
-            settings_of(isolation="device"),
-            started(make_devices(a=2), script),
-            lambda batch: written.extend((index, record.status) for index, record in batch),
-        )
-    ) as events:
+def test_a_sweep_that_is_closed_between_two_events_leaves_rows_of_what_is_in_flight(stuck):
+    written, cluster = [], make_started(make_devices(a=2), stuck)
+    with closing(begun(make_plan_of(1, 1), cluster, written, isolation="device")) as events:
         next(events)
         # With the second event the first point is on its way, and the second is not yet.
         next(events)
-    release.set()
-    assert written == [(0, Status.CANCELLED)]
+    assert [(index, record.status) for index, record in written] == [(0, Status.CANCELLED)]
 
 
 def test_points_that_a_record_asks_for_come_after_the_plan_with_indices_of_their_own():
@@ -417,44 +340,36 @@ def test_points_that_a_record_asks_for_come_after_the_plan_with_indices_of_their
         size = record.point.batch_size
         return (make_point(batch_size=2 * size),) if size < 8 else ()
 
-    indices = []
-    cluster = started(make_devices(a=1), lambda point, rank: make_measurement(rank))
-    _, events = run(
-        Plan(points=(make_point(batch_size=2), make_point(batch_size=64))),
-        cluster,
-        follow=follow,
-        write=lambda batch: indices.extend((i, record.point.batch_size) for i, record in batch),
-    )
-    assert indices == [(0, 2), (1, 64), (2, 4), (3, 8)]
-    added = [event.index for event in events if isinstance(event, PointAdded)]
-    assert added == [2, 3]
+    plan, written = Plan(points=(make_point(batch_size=2), make_point(batch_size=64))), []
+    cluster = make_started(make_devices(a=1))
+    events = list(begun(plan, cluster, written, asked={"follow": follow}))
+    ran = [(index, record.point.batch_size) for index, record in written]
+    assert ran == [(0, 2), (1, 64), (2, 4), (3, 8)]
+    assert [event.index for event in events if isinstance(event, PointAdded)] == [2, 3]
 
 
-def test_a_batch_that_does_not_fit_stops_no_search_and_any_other_run_with_on_error_stop():
-    def script(point, rank):
-        return failure(rank, Status.OOM) if point.batch_size == 1 else make_measurement(rank)
-
-    for search, expected in ((None, Status.SKIPPED), (BatchSearch(start=1), Status.OK)):
-        plan = plan_of(1, 1, batch_search=search)
-        plan = Plan(points=(plan.points[0], make_point(world_size=2)), batch_search=search)
-        cluster = started(make_devices(a=2), script)
-        records, _ = run(plan, cluster, stop_on_error=True)
-        assert [record.status for record in records] == [Status.OOM, expected]
+@pytest.mark.parametrize(
+    ("search", "expected"), [(None, Status.SKIPPED), (BatchSearch(start=1), Status.OK)]
+)
+def test_a_batch_that_does_not_fit_stops_no_search_and_any_other_run_with_on_error_stop(
+    search, expected
+):
+    plan = make_plan_of(1, 2, batch_search=search)
+    cluster = make_started(make_devices(a=2), failing(Status.OOM, 1))
+    assert statuses(run(plan, cluster, stop_on_error=True)[0]) == [Status.OOM, expected]
 
 
 def test_what_ran_out_of_memory_in_an_earlier_sweep_is_not_tried_again():
-    cluster = started(make_devices(a=1), lambda point, rank: make_measurement(rank))
-    records, _ = run(plan_of(1, 1, 1), cluster, ran_out=[make_point(batch_size=2)])
-    assert [record.status for record in records] == [Status.OK, Status.OK, Status.SKIPPED]
+    asked = {"ran_out": [make_point(batch_size=2)]}
+    records, _ = run(make_plan_of(1, 1, 1), make_started(make_devices(a=1)), asked=asked)
+    assert statuses(records) == [Status.OK, Status.OK, Status.SKIPPED]
 
 
 def test_points_that_fit_run_before_the_workers_that_are_coming_are_waited_for():
     devices = make_devices(a=2, b=2)
-    cluster = ChangingCluster(
-        devices[:2], lambda point, rank: make_measurement(rank), late=devices[2:]
-    )
+    cluster = ChangingCluster(devices[:2], measured, late=devices[2:])
     cluster.start(2, "pack")
-    records, _ = run(plan_of(4, 2, 8), cluster)
+    records, _ = run(make_plan_of(4, 2, 8), cluster)
     told = [(record.point.world_size, record.status) for record in records]
     assert told == [(2, Status.OK), (8, Status.SKIPPED), (4, Status.OK)]
 
@@ -468,13 +383,9 @@ def test_after_a_node_is_lost_its_point_is_tried_on_what_is_left_and_bigger_ones
 
     cluster = ChangingCluster(make_devices(a=2, b=2), script)
     cluster.start(4, "pack")
-    records, _ = run(plan_of(2, 2, 4), cluster)
-    assert [(r.point.world_size, r.status) for r in records] == [
-        (2, Status.LOST),
-        (2, Status.OK),
-        (2, Status.OK),
-        (4, Status.LOST),
-    ]
+    records, _ = run(make_plan_of(2, 2, 4), cluster)
+    assert [record.point.world_size for record in records] == [2, 2, 2, 4]
+    assert statuses(records) == [Status.LOST, Status.OK, Status.OK, Status.LOST]
     assert {device.node_id for device in records[1].devices} == {"b"}
     assert records[3].error_message == "needs 4 devices, 2 are left since node host-a was lost"
 
@@ -482,43 +393,40 @@ def test_after_a_node_is_lost_its_point_is_tried_on_what_is_left_and_bigger_ones
 class Elastic(LocalCluster):
     """Notes what it is told to be enough."""
 
-    enough: list[int]
-
     def give_back(self, count, strategy):
         self.enough.append(count)
 
 
 @pytest.mark.parametrize(("gives_back", "enough"), [(True, [4, 4, 2]), (False, [])])
 def test_what_the_biggest_waiting_point_does_not_need_is_given_back(gives_back, enough):
-    worker = ScriptedWorker(lambda _, rank: make_measurement(rank))
-    cluster = Elastic(make_devices(a=2, b=2), lambda _: worker)
+    cluster = Elastic(make_devices(a=2, b=2), lambda _: ScriptedWorker(measured))
     cluster.enough = []
     cluster.start(4, "pack")
-    settings = replace(settings_of(), gives_back=gives_back)
-    list(sweep(Rounds(plan=plan_of(1, 4, 2)), settings, cluster, lambda _: None))
+    run(make_plan_of(1, 4, 2), cluster, gives_back=gives_back)
     assert cluster.enough == enough
 
 
 def test_a_breakpoint_in_a_workload_of_the_in_process_cluster_works():
-    folders = Path(__file__).parents[:2]
+    folders = [str(folder) for folder in Path(__file__).parents[:2]]
     program = (
-        f"import sys; sys.path[:0] = {[str(folder) for folder in folders]}\n"
+        f"import sys; sys.path[:0] = {folders}\n"
         "from test_loop import *\n"
         "def script(point, rank):\n"
         "    answer = 41\n"
         "    breakpoint()\n"
         "    return make_measurement(rank)\n"
-        "records, _ = run(plan_of(1), started(make_devices(a=1), script))\n"
+        "records, _ = run(make_plan_of(1), make_started(make_devices(a=1), script))\n"
         "print(records[0].status.value)\n"
     )
+    # Ray sets it in processes that it has joined, such as this one's after integration tests.
+    environment = {name: os.environ[name] for name in os.environ if name != "PYTHONBREAKPOINT"}
     done = subprocess.run(
         [sys.executable, "-c", program],
         input="p answer + 1\nc\n",
         capture_output=True,
         text=True,
         timeout=60,
-        # Ray sets it in processes that it has joined, such as this one's after integration tests.
-        env={name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"},
+        env=environment,
     )
     assert "42" in done.stdout
     assert done.stdout.endswith("ok\n")
@@ -534,5 +442,5 @@ def test_each_task_says_which_precisions_its_workers_live_to_see():
 
     cluster = LocalCluster(make_devices(a=2), lambda _: Asked())
     cluster.start(2, "pack")
-    run(plan_of(1, 2), cluster, precisions=(Precision.FP32, Precision.BF16))
+    run(make_plan_of(1, 2), cluster, precisions=(Precision.FP32, Precision.BF16))
     assert asked == [(Precision.FP32, Precision.BF16)] * 3

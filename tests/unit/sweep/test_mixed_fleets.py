@@ -1,41 +1,31 @@
 """Devices of several models in one cluster: points on some of them, held against what each does."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 import pytest
 from builders import make_measure
-from fakes import ScriptedWorker, make_device, make_measurement
+from fakes import ScriptedWorker, make_device, make_measurement, make_settings
 
 from raybench.analysis.rounds import records
 from raybench.analysis.scaling import scaling
 from raybench.cluster.local import LocalCluster
 from raybench.job.model import load_job
-from raybench.job.plan import Plan, make_plan
-from raybench.job.point import Point
-from raybench.records import Answer, Cause, Device, Record, Status
+from raybench.job.plan import make_plan
+from raybench.records import Cause, Status
 from raybench.results.rows import point_row
 from raybench.results.schema import TABLES
-from raybench.sweep.loop import SweepSettings, sweep
+from raybench.sweep.loop import sweep
 from raybench.sweep.rounds import Rounds
 
 HEAD = "version: 1\nname: job\nworkload: {kind: mlp}\nplacement: {isolation: %s}\n"
 STEP_NS = {"NVIDIA H200": 1_000_000, "NVIDIA A100": 2_000_000}
 # Two of each node; ranks are by node, so 0 and 1 are an H200 and an A100.
-FLEET = [
-    make_device("a", 0, name="NVIDIA H200"),
-    make_device("a", 1, name="NVIDIA A100"),
-    make_device("b", 0, name="NVIDIA H200"),
-    make_device("b", 1, name="NVIDIA A100"),
-]
+FLEET = [make_device(node, index, name=name) for node in "ab" for index, name in enumerate(STEP_NS)]
 
 
-def worker_of(device: Device) -> ScriptedWorker:
+def worker_of(device):
     """A worker that keeps step with the slowest of its point."""
 
-    def script(point: Point, rank: int) -> Answer:
+    def script(point, rank):
         is_mixed = point.devices == "any" and point.world_size > 1
         step_ns = max(STEP_NS.values()) if is_mixed else STEP_NS[device.name]
         return make_measurement(rank, (step_ns,) * 6)
@@ -43,32 +33,23 @@ def worker_of(device: Device) -> ScriptedWorker:
     return ScriptedWorker(script)
 
 
-def plan_of(folder: Path, matrix: str, isolation: str = "cluster") -> Plan:
+def plan_of(folder, matrix, isolation="cluster"):
     path = folder / "job.yaml"
     path.write_text(HEAD % isolation + f"matrix: {{batch_size: 8, {matrix}}}\nbaseline: {{}}\n")
     return make_plan(load_job(path))
 
 
-def run(plan: Plan, isolation: str = "cluster") -> dict[tuple[str, int], Record]:
+def run(plan, isolation="cluster"):
     """The records, by the devices that were asked for and their number."""
     cluster = LocalCluster(FLEET, worker_of)
     cluster.start(len(FLEET), "pack")
-    settings = SweepSettings(
-        measure=make_measure(), strategy="pack", stop_on_error=False, isolation=isolation
-    )
-    found: list[Record] = []
-    for _ in sweep(
-        Rounds(plan=plan),
-        settings,
-        cluster,
-        lambda batch: found.extend(record for _, record in batch),
-    ):
-        pass
-    return {(one.point.devices, one.point.world_size): one for one in found}
+    written = []
+    list(sweep(Rounds(plan=plan), make_settings(isolation=isolation), cluster, written.extend))
+    return {(one.point.devices, one.point.world_size): one for _, one in written}
 
 
 @pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
-def test_points_run_on_the_devices_that_they_ask_for(tmp_path: Path, isolation: str) -> None:
+def test_points_run_on_the_devices_that_they_ask_for(tmp_path, isolation):
     plan = plan_of(tmp_path, "world_size: 2, devices: [H200, A100, any, 3/0]", isolation)
     found = run(plan, isolation)
     models = {
@@ -84,7 +65,7 @@ def test_points_run_on_the_devices_that_they_ask_for(tmp_path: Path, isolation: 
     assert [device.node_id for device in found["3/0", 2].devices] == ["a", "b"]
 
 
-def test_a_point_for_which_too_few_of_a_model_are_there_says_what_is(tmp_path: Path) -> None:
+def test_a_point_for_which_too_few_of_a_model_are_there_says_what_is(tmp_path):
     record = run(plan_of(tmp_path, "world_size: 3, devices: A100"))["A100", 3]
     assert (record.status, record.error_type) == (Status.SKIPPED, Cause.TOO_FEW_DEVICES)
     assert record.error_message == (
@@ -92,14 +73,14 @@ def test_a_point_for_which_too_few_of_a_model_are_there_says_what_is(tmp_path: P
     )
 
 
-def scaled(plan: Plan) -> dict[tuple[str, int], dict[str, object]]:
+def scaled(plan):
     content = [point_row("run-a", record, make_measure()) for record in run(plan).values()]
     columns = [column.name for column in TABLES["points"]]
     frame = scaling(pd.DataFrame(content, columns=columns), {"world_size": 1})
     return {(row["devices"], row["world_size"]): row for row in records(frame)}
 
 
-def test_efficiency_is_held_against_what_the_devices_do_alone(tmp_path: Path) -> None:
+def test_efficiency_is_held_against_what_the_devices_do_alone(tmp_path):
     rows = scaled(plan_of(tmp_path, "world_size: [1, 2, 4], devices: [H200, A100, any]"))
     assert rows["any", 4]["models_by_rank"] == ["NVIDIA H200", "NVIDIA A100"] * 2
     assert rows["H200", 2]["efficiency"] == pytest.approx(1.0)
@@ -111,12 +92,7 @@ def test_efficiency_is_held_against_what_the_devices_do_alone(tmp_path: Path) ->
     assert pd.isna(rows["any", 4]["lost_comm"])
 
 
-def test_where_a_model_was_not_measured_alone_there_is_no_efficiency_and_a_reason(
-    tmp_path: Path,
-) -> None:
+def test_where_a_model_was_not_measured_alone_there_is_no_efficiency_and_a_reason(tmp_path):
     rows = scaled(plan_of(tmp_path, "world_size: [1, 2]"))
     assert pd.isna(rows["any", 2]["efficiency"])
-    assert rows["any", 2]["why"] == (
-        "its devices differ, and what NVIDIA A100 does alone was not measured: add points of "
-        "world_size 1 with each of the devices"
-    )
+    assert "what NVIDIA A100 does alone was not measured" in rows["any", 2]["why"]

@@ -1,14 +1,10 @@
 """The plan several times, each in fresh workers: order, controls, and what a resumed run does."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 import pytest
-from fakes import make_devices, make_measurement, make_point
+from fakes import make_devices, make_measurement, make_point, make_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,44 +13,25 @@ from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.job.point import Precision
 from raybench.job.sections import BatchSearch
-from raybench.records import (
-    Answer,
-    Failure,
-    Group,
-    RankInfo,
-    Record,
-    Status,
-    Task,
-    TrialKey,
-)
-from raybench.sweep.loop import (
-    Before,
-    PointAdded,
-    PointFinished,
-    RoundStarted,
-    SweepSettings,
-    sweep,
-)
+from raybench.records import Failure, Status, TrialKey
+from raybench.sweep.loop import Before, PointAdded, PointFinished, RoundStarted, sweep
 from raybench.sweep.rounds import Rounds
-from raybench.sweep.scheduler import Attempt
 
 BASELINE = {"world_size": 1}
 
 
-def rounds_of(count: int = 2, seed: int = 7, sizes: Sequence[int] = (1, 2, 4)) -> Rounds:
+def rounds_of(count=2, seed=7, sizes=(1, 2, 4)):
     points = tuple(make_point(world_size=n, batch_size=b) for n in sizes for b in (8, 16, 32))
     return Rounds(plan=Plan(points=points, baseline=BASELINE), count=count, seed=seed)
 
 
-def blocks(attempts: Sequence[Attempt]) -> list[int]:
+def blocks(attempts):
     return [block for block, _ in groupby(attempts, key=lambda attempt: attempt.block)]
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**31 - 1), number=st.integers(1, 4))
-def test_each_round_has_each_point_once_in_blocks_of_one_size_and_a_control_ends_each(
-    seed: int, number: int
-) -> None:
+def test_each_round_has_each_point_once_in_blocks_of_one_size_and_a_control_ends_each(seed, number):
     rounds = rounds_of(count=4, seed=seed)
     attempts = rounds.attempts(number, {})
     assert blocks(attempts) == ([1, 2, 4] if number % 2 else [4, 2, 1])
@@ -69,8 +46,8 @@ def test_each_round_has_each_point_once_in_blocks_of_one_size_and_a_control_ends
     assert len({attempt.key for attempt in attempts}) == len(attempts)
 
 
-def test_the_order_follows_from_the_seed_and_differs_from_round_to_round() -> None:
-    def order(seed: int, number: int) -> list[TrialKey]:
+def test_the_order_follows_from_the_seed_and_differs_from_round_to_round():
+    def order(seed, number):
         return [t.key._replace(round=1) for t in rounds_of(5, seed).attempts(number, {})]
 
     assert order(1, 1) == order(1, 1)
@@ -78,12 +55,12 @@ def test_the_order_follows_from_the_seed_and_differs_from_round_to_round() -> No
     assert order(1, 1) != order(1, 3)
 
 
-def test_one_round_keeps_the_order_of_the_plan_and_has_no_control() -> None:
+def test_one_round_keeps_the_order_of_the_plan_and_has_no_control():
     rounds = rounds_of(count=1)
     assert [attempt.point for attempt in rounds.attempts(1, {})] == list(rounds.plan.points)
 
 
-def test_the_control_is_the_baseline_point_that_scatters_least() -> None:
+def test_the_control_is_the_baseline_point_that_scatters_least():
     fast = [make_point(precision=p, batch_size=b) for p in (Precision.FP16,) for b in (8, 64)]
     sure = [make_point(batch_size=b) for b in (8, 16)]
     plan = Plan(points=(*fast, *sure, make_point(world_size=2)), baseline=BASELINE)
@@ -92,7 +69,7 @@ def test_the_control_is_the_baseline_point_that_scatters_least() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.OOM, Status.ERROR, Status.TIMEOUT, Status.SKIPPED])
-def test_a_point_that_failed_is_not_in_later_rounds(status: Status) -> None:
+def test_a_point_that_failed_is_not_in_later_rounds(status):
     rounds = rounds_of()
     failed = rounds.plan.points[4].point_id
     assert failed not in {t.point.point_id for t in rounds.attempts(2, {TrialKey(failed): status})}
@@ -100,13 +77,10 @@ def test_a_point_that_failed_is_not_in_later_rounds(status: Status) -> None:
     assert failed in {attempt.point.point_id for attempt in lost}
 
 
-def test_later_rounds_measure_what_a_search_for_batches_has_found() -> None:
+def test_later_rounds_measure_what_a_search_for_batches_has_found():
     plan = Plan(points=(make_point(batch_size=8),), batch_search=BatchSearch(start=8))
-    first = {
-        TrialKey(make_point(batch_size=b).point_id): status
-        for b, status in ((8, "ok"), (16, "ok"), (32, "oom"), (24, "oom"), (20, "ok"))
-        for status in [Status(status)]
-    }
+    ended = {8: Status.OK, 16: Status.OK, 32: Status.OOM, 24: Status.OOM, 20: Status.OK}
+    first = {TrialKey(make_point(batch_size=b).point_id): ended[b] for b in ended}
     rounds = Rounds(plan=plan, count=2)
     assert [attempt.point.batch_size for attempt in rounds.attempts(1, first)] == [8]
     assert [attempt.point.batch_size for attempt in rounds.attempts(2, first)] == [20]
@@ -115,57 +89,42 @@ def test_later_rounds_measure_what_a_search_for_batches_has_found() -> None:
 class Swept:
     """A sweep on workers of this process. processes: of each record, which start ran it."""
 
-    def __init__(
-        self,
-        rounds: Rounds,
-        before: Before | None = None,
-        fail: Sequence[TrialKey] = (),
-        measure: Measure | None = None,
-        **more: Any,
-    ) -> None:
-        self.tasks: list[Task] = []
-        self.records: list[Record] = []
-        self.processes: list[int] = []
-        self.starts = 0
+    def __init__(self, rounds, before=None, fail=(), measure=None, **more):
+        self.tasks, self.records, self.processes, self.starts = [], [], [], 0
         cluster = LocalCluster(make_devices(a=4), lambda _: self)
         restart = cluster.restart
 
-        def counted() -> None:
+        def counted():
             self.starts += 1
             restart()
 
-        cluster.restart = counted  # type: ignore[method-assign]
+        cluster.restart = counted
         cluster.start(4, "pack")
         self._fail = fail
-        chosen = SweepSettings(measure=measure or Measure(), strategy="pack", stop_on_error=False)
+        chosen = make_settings(measure=measure or Measure())
         self.events = list(sweep(rounds, chosen, cluster, self._write, before, **more))
 
-    def run(self, task: Task, place: RankInfo, _: Group | None) -> Answer:
+    def run(self, task, place, _):
         self.tasks.append(task)
-        rank = place.rank
-        if any(key.point_id == task.point.point_id for key in self._fail):
-            return Failure(rank=rank, status=Status.ERROR, error_type="X", message="because")
-        return make_measurement(rank)
+        if task.point.point_id in self._fail:
+            return Failure(rank=place.rank, status=Status.ERROR, error_type="X", message="no")
+        return make_measurement(place.rank)
 
-    def _write(self, batch: Sequence[tuple[int, Record]]) -> None:
+    def _write(self, batch):
         self.records += [record for _, record in batch]
         self.processes += [self.starts] * len(batch)
 
     @property
-    def rounds(self) -> list[RoundStarted]:
+    def rounds(self):
         return [event for event in self.events if isinstance(event, RoundStarted)]
 
 
-def test_every_round_runs_in_workers_of_its_own_and_attempts_count_over_all_rounds() -> None:
+def test_every_round_runs_in_workers_of_its_own_and_attempts_count_over_all_rounds():
     rounds = rounds_of(count=3)
     swept = Swept(rounds)
     assert [record.round for record in swept.records] == swept.processes
-    assert [(one.round, one.rounds, len(one.trials)) for one in swept.rounds] == [
-        (1, 3, 12),
-        (2, 3, 12),
-        (3, 3, 12),
-    ]
-    assert [one.later for one in swept.rounds] == [24, 12, 0]
+    told = [(one.round, one.rounds, len(one.trials), one.later) for one in swept.rounds]
+    assert told == [(1, 3, 12, 24), (2, 3, 12, 12), (3, 3, 12, 0)]
     attempts = {}
     for record in swept.records:
         attempts.setdefault(record.point.point_id, []).append(record.attempt)
@@ -173,10 +132,9 @@ def test_every_round_runs_in_workers_of_its_own_and_attempts_count_over_all_roun
     assert {len(made) for made in attempts.values()} == {3, 12}
 
 
-def test_a_failed_point_costs_one_row_and_none_in_the_next_round() -> None:
+def test_a_failed_point_costs_one_row_and_none_in_the_next_round():
     rounds = rounds_of()
-    failed = TrialKey(rounds.plan.points[4].point_id)
-    swept = Swept(rounds, fail=[failed])
+    swept = Swept(rounds, fail=[rounds.plan.points[4].point_id])
     assert [r.round for r in swept.records if r.status is Status.ERROR] == [1]
     assert swept.rounds[1].later == 0
     finished = sum(isinstance(event, PointFinished) for event in swept.events)
@@ -185,7 +143,7 @@ def test_a_failed_point_costs_one_row_and_none_in_the_next_round() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(count=st.integers(0, 23))
-def test_a_run_that_was_cut_short_goes_on_with_exactly_what_it_lacks(count: int) -> None:
+def test_a_run_that_was_cut_short_goes_on_with_exactly_what_it_lacks(count):
     rounds = rounds_of()
     whole = [attempt.key for number in (1, 2) for attempt in rounds.attempts(number, {})]
     kept = dict.fromkeys(whole[:count], Status.OK)
@@ -197,30 +155,25 @@ def test_a_run_that_was_cut_short_goes_on_with_exactly_what_it_lacks(count: int)
     assert swept.starts == max(1, len({key.round for key in left}))
 
 
-def test_a_run_of_one_round_can_go_on_with_more() -> None:
+def test_a_run_of_one_round_can_go_on_with_more():
     one, three = rounds_of(count=1), rounds_of(count=3)
     kept = {attempt.key: Status.OK for attempt in one.attempts(1, {})}
     swept = Swept(three, Before(kept=kept))
     assert [record.round for record in swept.records] == [2] * 12 + [3] * 12
 
 
-def test_no_round_shortens_the_look_and_the_first_alone_takes_the_step_apart() -> None:
-    measure = Measure(rounds=4, min_seconds=2.0)
-    swept = Swept(rounds_of(), measure=measure)
-    asked = [
-        (task.settings.min_seconds, task.settings.target_ci, task.settings.breakdown)
-        for task in swept.tasks
-    ]
-    assert set(asked) == {(2.0, 0.01, True), (2.0, 0.01, False)}
-    assert sum(breakdown for *_, breakdown in asked) == 3 * (1 + 2 + 4)
+def test_no_round_shortens_the_look_and_the_first_alone_takes_the_step_apart():
+    asked = [task.settings for task in Swept(rounds_of(), measure=Measure(min_seconds=2.0)).tasks]
+    assert {(settings.min_seconds, settings.target_ci) for settings in asked} == {(2.0, 0.01)}
+    assert sum(settings.breakdown for settings in asked) == 3 * (1 + 2 + 4)
 
 
-def test_what_a_device_sustains_is_asked_once_and_stands_in_the_rows_of_all_rounds() -> None:
+def test_what_a_device_sustains_is_asked_once_and_stands_in_the_rows_of_all_rounds():
     """Workers tell it where the task has precisions for them to find out."""
-    asked: list[tuple[str, bool]] = []
+    asked = []
 
     class Probed(Swept):
-        def run(self, task: Task, place: RankInfo, _: Group | None) -> Answer:
+        def run(self, task, place, _):
             asked.append((task.point.point_id, task.precisions is not None))
             found = None if task.precisions is None else 100.0 + place.rank
             return replace(make_measurement(place.rank), gemm_tflops=found)
@@ -238,7 +191,7 @@ def test_what_a_device_sustains_is_asked_once_and_stands_in_the_rows_of_all_roun
         assert found == [100.0, 101.0][: record.point.world_size]
 
 
-def test_rounds_may_keep_the_workers_and_the_order_of_the_plan() -> None:
+def test_rounds_may_keep_the_workers_and_the_order_of_the_plan():
     plan = rounds_of().plan
     rounds = Rounds(plan=plan, count=3, seed=None, has_controls=False, in_fresh_workers=False)
     swept = Swept(rounds)
@@ -248,24 +201,20 @@ def test_rounds_may_keep_the_workers_and_the_order_of_the_plan() -> None:
         assert [r.point.point_id for r in swept.records if r.round == number] == order
 
 
-def test_further_rounds_run_what_is_asked_for_until_nothing_is() -> None:
+def test_further_rounds_run_what_is_asked_for_until_nothing_is():
     rounds = rounds_of(count=2, sizes=(1,))
     known, new = rounds.plan.points[0], make_point(batch_size=64)
     asked = {3: [known, new], 4: [new], 5: []}
     swept = Swept(rounds, further=asked.__getitem__)
-    later = [(r.round, r.point.point_id, r.attempt) for r in swept.records if r.round > 2]
-    assert [(number, point_id) for number, point_id, _ in later] == [
-        (3, known.point_id),
-        (3, new.point_id),
-        (4, new.point_id),
-    ]
-    assert [attempt for *_, attempt in later[1:]] == [1, 2]
+    _, *later = [(r.round, r.point.point_id, r.attempt) for r in swept.records if r.round > 2]
+    assert swept.records[-3].point == known
+    assert later == [(3, new.point_id, 1), (4, new.point_id, 2)]
     added = {event.index for event in swept.events if isinstance(event, PointAdded)}
     assert min(added) >= rounds.first_free_index
     assert len(added) == 3
 
 
-def test_a_sweep_that_is_stopped_asks_for_no_further_round() -> None:
+def test_a_sweep_that_is_stopped_asks_for_no_further_round():
     swept = Swept(
         rounds_of(count=2), stopping=lambda: True, further=lambda _: pytest.fail("it was asked")
     )

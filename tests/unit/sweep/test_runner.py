@@ -1,7 +1,5 @@
 """How a sweep ends, told apart by its exit, its row and its words; without Ray."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -11,387 +9,334 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from builders import make_failed, make_measure, make_run
-from fakes import make_cluster, make_device, make_measurement
+from fakes import (
+    ScriptedWorker,
+    make_cluster,
+    make_device,
+    make_measurement,
+    make_settings,
+    measured,
+)
 from rich.console import Console
 
 from raybench import cli
 from raybench.cli.output import ConsoleListener
 from raybench.cli.progress import LineProgress
-from raybench.cluster import Cluster
 from raybench.cluster.local import LocalCluster
-from raybench.errors import ClusterError, ResultsError, UsageError
-from raybench.job.model import Job, load_job
+from raybench.errors import ClusterError, ResultsError
+from raybench.job.model import load_job
 from raybench.job.plan import make_plan
-from raybench.job.point import Point
-from raybench.records import Answer, Device, Failure, Profile, Status, TrialKey, by_point
+from raybench.records import Failure, Profile, Status, TrialKey, by_point
 from raybench.records.environment import code_of
 from raybench.results.reader import count_points
-from raybench.results.run import Run, RunStatus
+from raybench.results.run import RunStatus
 from raybench.results.writer import RunStore, hold_run
 from raybench.sweep.interrupts import Interrupts
-from raybench.sweep.loop import Before, Event, PointFinished, SweepSettings
+from raybench.sweep.loop import Before, PointFinished
 from raybench.sweep.rounds import Rounds
-from raybench.sweep.run_state import RunRows, RunState
-from raybench.sweep.runner import _closing, record_run
+from raybench.sweep.run_state import RunRows, RunState, RunTarget
+from raybench.sweep.runner import record_run, run_sweep
 
-SETTINGS = SweepSettings(measure=make_measure(), strategy="pack", stop_on_error=False)
-GO_ON = "go on with: raybench sweep job.yaml --resume run-a\n"
+SETTINGS = make_settings(measure=make_measure())
+RESUME = "raybench sweep job.yaml --resume run-a"
+GO_ON = f"go on with: {RESUME}\n"
 
 
 class NoWorkers:
     """A cluster whose start goes wrong."""
 
-    devices: tuple[Device, ...] = ()
+    devices = ()
     capacity = 1
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error):
         self._error = error
 
-    def start(self, count: int, strategy: str) -> None:
+    def start(self, count, strategy):
         raise self._error
 
 
-class SlowToClose:
+class SlowToClose(LocalCluster):
     """A cluster whose end is too slow for the user."""
 
-    def close(self) -> None:
+    def close(self):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(30)
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The results, below the current directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "results"
+
+
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text("version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: [1, 2]}\n")
     return load_job(path)
 
 
+def state_of(job, **changes):
+    """A run of the job of which nothing is done yet."""
+    run = make_run("run-a", status=RunStatus.RUNNING, finished_at=None)
+    usual = {"before": Before(), "is_resumed": False, "resume_command": RESUME}
+    return RunState(**{"run": run, "rounds": Rounds(plan=make_plan(job)), **usual, **changes})
+
+
 @pytest.fixture
-def sweeping(tmp_path: Path, job: Job) -> Callable[[Cluster], tuple[Run, str]]:
-    def call(cluster: Cluster) -> tuple[Run, str]:
-        run = make_run("run-a", status=RunStatus.RUNNING, finished_at=None)
-        store = RunStore.create(tmp_path / "results", run, make_measure())
-        console, plan = Console(file=io.StringIO(), width=200), make_plan(job)
-        try:
-            start = RunState(
-                run=run,
-                rounds=Rounds(plan=plan),
-                before=Before(),
-                is_resumed=False,
-                resume_command="raybench sweep job.yaml --resume run-a",
-            )
-            rows = RunRows(start, store, ConsoleListener(console))
-            with Interrupts(ConsoleListener(console)) as interrupts:
-                ended = record_run(SETTINGS, cluster, 1, rows, interrupts)
-        finally:
-            assert isinstance(console.file, io.StringIO)
-            call.said = console.file.getvalue()
-        return ended, call.said
+def console():
+    return Console(file=io.StringIO(), width=200)
+
+
+@pytest.fixture
+def listener(console):
+    return ConsoleListener(console)
+
+
+@pytest.fixture
+def said(console):
+    """All that the user was told."""
+    return console.file.getvalue
+
+
+@pytest.fixture
+def rows_of(folder, listener):
+    def make(state):
+        return RunRows(state, RunStore.create(folder, state.run, make_measure()), listener)
+
+    return make
+
+
+@pytest.fixture
+def sweeping(job, listener, rows_of):
+    """Record a run of the job on a cluster."""
+
+    def call(cluster, **changes):
+        with Interrupts(listener) as interrupts:
+            return record_run(SETTINGS, cluster, 1, rows_of(state_of(job, **changes)), interrupts)
 
     return call
 
 
-def stored_status(tmp_path: Path) -> str:
-    return str(pd.read_parquet(tmp_path / "results" / "runs")["status"].item())
+@pytest.fixture
+def stored(folder):
+    """What a column of a table holds."""
+    return lambda table, column: list(pd.read_parquet(folder / table)[column])
 
 
-def test_an_interrupt_while_workers_start_leaves_no_run_that_seems_to_go_on(
-    sweeping, tmp_path: Path
-) -> None:
-    run, said = sweeping(NoWorkers(KeyboardInterrupt()))
-    assert run.status is RunStatus.INTERRUPTED
-    assert stored_status(tmp_path) == "interrupted"
-    assert said == GO_ON + "interrupted before any point finished\n"
+def one_worker(script):
+    return make_cluster([make_device()], script)
+
+
+def test_an_interrupt_while_workers_start_leaves_no_run_that_seems_to_go_on(sweeping, stored, said):
+    assert sweeping(NoWorkers(KeyboardInterrupt())).status is RunStatus.INTERRUPTED
+    assert stored("runs", "status") == ["interrupted"]
+    assert said() == GO_ON + "interrupted before any point finished\n"
 
 
 def test_workers_that_cannot_start_make_the_run_failed_and_the_error_goes_on(
-    sweeping, tmp_path: Path
-) -> None:
+    sweeping, stored, said
+):
     with pytest.raises(ClusterError, match="no room"):
         sweeping(NoWorkers(ClusterError("no room")))
-    assert stored_status(tmp_path) == "failed"
-    assert sweeping.said == GO_ON + "stopped before any point finished\n"
+    assert stored("runs", "status") == ["failed"]
+    assert said() == GO_ON + "stopped before any point finished\n"
 
 
 def test_a_point_whose_row_is_written_counts_even_if_the_interrupt_comes_as_it_is_shown(
-    sweeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(_: LineProgress, event: Event) -> None:
+    sweeping, said, monkeypatch
+):
+    def interrupt(_, event):
         if isinstance(event, PointFinished):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(LineProgress, "show", interrupt)
-    run, said = sweeping(make_cluster([make_device()], lambda *_: make_measurement()))
+    run = sweeping(one_worker(measured))
     assert (run.status, run.points_ok, run.points_failed) == (RunStatus.INTERRUPTED, 1, 0)
-    assert said.startswith(
-        GO_ON + "interrupted: 1 finished point is kept; see: raybench report run-a "
-    )
+    assert said().startswith(GO_ON + "interrupted: 1 finished point is kept; see: ")
 
 
-def test_the_run_says_where_its_traces_lie(sweeping, tmp_path: Path) -> None:
+def test_the_run_says_where_its_traces_lie(sweeping, folder, said):
     traced = replace(make_measurement(), profile=Profile(trace=b"gzip"))
-    _, said = sweeping(make_cluster([make_device()], lambda *_: traced))
-    folder = tmp_path / "results" / "traces" / "run-a"
-    assert said.splitlines()[-1].startswith(f"traces: {folder} ")
-    assert len(list(folder.iterdir())) == 2
+    sweeping(one_worker(lambda *_: traced))
+    traces = folder / "traces" / "run-a"
+    assert said().splitlines()[-1].startswith(f"traces: {traces} ")
+    assert len(list(traces.iterdir())) == 2
 
 
 def test_the_point_that_an_interrupt_cut_short_is_neither_finished_nor_failed(
-    sweeping, tmp_path: Path
-) -> None:
-    def script(point: Point, _: int) -> Answer:
+    sweeping, stored, said
+):
+    def script(point, rank):
         if point.batch_size == 2:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(30)
         return make_measurement()
 
-    run, said = sweeping(make_cluster([make_device()], script))
+    run = sweeping(one_worker(script))
     assert (run.points_ok, run.points_failed, run.points_skipped) == (1, 0, 0)
-    assert said.splitlines()[-1].startswith("interrupted: 1 finished point is kept")
-    assert list(pd.read_parquet(tmp_path / "results" / "points")["status"]) == ["ok", "cancelled"]
+    assert said().splitlines()[-1].startswith("interrupted: 1 finished point is kept")
+    assert stored("points", "status") == ["ok", "cancelled"]
 
 
-def test_one_ctrl_c_lets_the_point_in_flight_finish_and_starts_no_other(
-    sweeping, tmp_path: Path
-) -> None:
-    def script(point: Point, _: int) -> Answer:
+def test_one_ctrl_c_lets_the_point_in_flight_finish_and_starts_no_other(sweeping, stored, said):
+    def script(point, rank):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)
         return make_measurement()
 
-    run, said = sweeping(make_cluster([make_device()], script))
+    run = sweeping(one_worker(script))
     assert (run.status, run.points_ok) == (RunStatus.INTERRUPTED, 1)
-    assert stored_status(tmp_path) == "interrupted"
-    finishing, line, *rest = said.splitlines()
-    assert finishing == ("finishing the point in flight, then stopping; Ctrl-C again stops now")
+    assert stored("runs", "status") == ["interrupted"]
+    finishing, line, *rest = said().splitlines()
+    assert finishing.startswith("finishing the point in flight, then stopping")
     assert "[1/2]  ok " in line
     assert rest[0] + "\n" == GO_ON
     assert rest[1].startswith("interrupted: 1 finished point is kept; see: ")
 
 
-def test_ctrl_c_in_the_last_point_interrupts_nothing(sweeping, tmp_path: Path) -> None:
-    def script(point: Point, _: int) -> Answer:
+def test_ctrl_c_in_the_last_point_interrupts_nothing(sweeping, said):
+    def script(point, rank):
         if point.batch_size == 2:
             os.kill(os.getpid(), signal.SIGINT)
         return make_measurement()
 
-    run, said = sweeping(make_cluster([make_device()], script))
+    run = sweeping(one_worker(script))
     assert (run.status, run.points_ok) == (RunStatus.OK, 2)
-    assert GO_ON not in said
+    assert GO_ON not in said()
 
 
-def test_an_end_that_takes_too_long_is_told_where_the_whole_run_is(
-    tmp_path: Path, job: Job
-) -> None:
-    run = make_run("run-a")
-    store = RunStore.create(tmp_path / "results", run, make_measure())
-    start = RunState(
-        run=run,
-        rounds=Rounds(plan=make_plan(job)),
-        ended={TrialKey(point.point_id): Status.OK for point in make_plan(job).points},
-        before=Before(chosen=()),
-        is_resumed=True,
-        resume_command="raybench sweep job.yaml --resume run-a",
-    )
-    cluster, console = SlowToClose(), Console(file=io.StringIO(), width=200)
-    rows = RunRows(start, store, ConsoleListener(console))
-    with Interrupts(ConsoleListener(console)) as interrupts:
-        interrupts.farewell = rows.tell_kept
-        with pytest.raises(KeyboardInterrupt), _closing(cluster, interrupts):
-            pass
-    rows.tell_kept("told again")
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue() == (
-        "ended at once: 2 finished points are kept; "
-        f"see: raybench report run-a --results {store.root}\n"
-    )
+def test_an_end_that_takes_too_long_is_told_once_where_the_whole_run_is(
+    job, folder, listener, said, monkeypatch
+):
+    cluster = SlowToClose([make_device()], lambda _: ScriptedWorker(measured))
+    monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: cluster)
+    where = RunTarget(address="local", device="cuda", output=folder, profiled=frozenset())
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(job, state_of(job), where, listener)
+    told = f"2 finished points are kept; see: raybench report run-a --results {folder}\n"
+    assert said().endswith(f"\nended at once: {told}")
 
 
 def test_what_is_kept_of_a_run_that_was_cut_short_is_counted_as_in_the_list_of_runs(
-    tmp_path: Path, job: Job
-) -> None:
+    job, rows_of, said
+):
     statuses = [Status.OK, Status.OOM, Status.LOST, Status.CANCELLED]
-    store = RunStore.create(tmp_path / "results", make_run("run-a"), make_measure())
-    start = RunState(
-        run=make_run("run-a"),
-        rounds=Rounds(plan=make_plan(job)),
-        ended={TrialKey(str(number)): status for number, status in enumerate(statuses)},
-        before=Before(chosen=()),
-        is_resumed=True,
-        resume_command="",
-    )
-    console = Console(file=io.StringIO(), width=200)
-    rows = RunRows(start, store, ConsoleListener(console))
+    ended = {TrialKey(str(number)): status for number, status in enumerate(statuses)}
+    rows = rows_of(state_of(job, ended=ended, before=Before(chosen=())))
     rows.tell_kept("stopped")
+    rows.tell_kept("told again")
     listed = rows.close()
     assert (listed.points_ok, listed.points_failed) == (1, 2)
-    assert isinstance(console.file, io.StringIO)
-    told = "stopped: 3 finished points are kept (1 ok, 2 failed); see: raybench report run-a "
-    assert console.file.getvalue().startswith(told)
-
-
-@pytest.mark.parametrize("given", ["nan", "inf", "-1", "1e9"])
-def test_a_wait_that_no_clock_can_keep_is_refused(
-    tmp_path: Path,
-    job: Job,
-    given: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    argv = ["raybench", "sweep", str(tmp_path / "job.yaml"), "--dry-run", "--wait", given]
-    monkeypatch.setattr("sys.argv", argv)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 2
-    told = f"--wait {float(given):g}: must be from 0 to 1,000,000 seconds\n"
-    assert capsys.readouterr() == ("", told)
-
-
-@pytest.mark.parametrize(("oversubscribe", "wanted"), [("false", 7), ("true", 4)])
-def test_points_beside_each_other_ask_for_more_devices_but_not_on_cores_that_they_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, oversubscribe: str, wanted: int
-) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(
-        "version: 1\nname: a\nworkload: {kind: mlp}\n"
-        "matrix: {world_size: [1, 2, 4], batch_size: 4}\n"
-        f"placement: {{isolation: device, oversubscribe: {oversubscribe}}}\n"
-    )
-    asked: list[int] = []
-
-    def connect(_address: str, _device: str, count: int, **_: object) -> None:
-        asked.append(count)
-        raise ClusterError("seen")
-
-    monkeypatch.setattr("raybench.sweep.runner.connect", connect)
-    argv = ["sweep", str(path), "-o", str(tmp_path / "results"), "--address", "local"]
-    with pytest.raises(ClusterError, match="seen"):
-        cli.raybench.main([*argv, "--device", "cpu"], standalone_mode=False)
-    assert asked == [wanted]
-
-
-def test_a_search_without_a_maximum_leaves_no_run_on_cpu_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text("version: 1\nname: a\nworkload: {kind: mlp}\nmatrix: {batch_size: auto}\n")
-    cpus = LocalCluster([make_device(kind="cpu")], lambda _: pytest.fail("a worker started"))
-    monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: cpus)
-    argv = ["raybench", "sweep", str(path), "-o", str(tmp_path / "results")]
-    with pytest.raises(UsageError, match="auto on CPU workers"):
-        cli.raybench.main(argv[1:], standalone_mode=False)
-    assert not (tmp_path / "results" / "runs").exists()
-
-
-def test_a_disk_that_is_full_is_told_once_and_what_is_written_stays(
-    sweeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def script(point: Point, _: int) -> Answer:
-        if point.batch_size == 2:
-            monkeypatch.setattr(RunStore, "_write", full)
-        return make_measurement()
-
-    def full(self: RunStore, table: str, *_: object) -> None:
-        raise ResultsError(f"{table}: no space left")
-
-    with pytest.raises(ResultsError, match=r"^samples: no space left$"):
-        sweeping(make_cluster([make_device()], script))
-    assert sweeping.said.splitlines()[-2] + "\n" == GO_ON
-    assert sweeping.said.splitlines()[-1].startswith("stopped: 1 finished point is kept; see: ")
-    assert list(pd.read_parquet(tmp_path / "results" / "points")["status"]) == ["ok"]
-
-
-def test_rows_that_are_removed_while_the_sweep_runs_are_told_and_left_to_be_run(
-    sweeping, tmp_path: Path
-) -> None:
-    def script(point: Point, _: int) -> Answer:
-        if point.batch_size == 2:
-            shutil.rmtree(tmp_path / "results" / "points")
-        return make_measurement()
-
-    with pytest.raises(ResultsError, match=r"points/run-a: the rows of 1 point were removed"):
-        sweeping(make_cluster([make_device()], script))
-    assert GO_ON in sweeping.said
-    assert "stopped: 1 finished point is kept; see: " in sweeping.said
-    assert stored_status(tmp_path) == "failed"
-    assert len(pd.read_parquet(tmp_path / "results" / "points")) == 1
-
-
-def test_a_folder_that_cannot_be_written_is_told_before_ray_starts(
-    tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("raybench.sweep.runner.run_sweep", lambda *_: pytest.fail("went on"))
-    (tmp_path / "file").touch()
-    argv = ["raybench", "sweep", str(tmp_path / "job.yaml"), "-o", str(tmp_path / "file")]
-    monkeypatch.setattr("sys.argv", argv)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err.endswith("file is not a folder; choose another folder\n")
+    assert said().startswith("stopped: 3 finished points are kept (1 ok, 2 failed); see: ")
+    assert len(said().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["sweep"], "Missing argument 'JOB'; see: raybench sweep --help\n"),
-        (["swep"], "unknown command 'swep'; did you mean 'sweep'?\n"),
-        (["repot"], "unknown command 'repot'; did you mean 'report'?\n"),
-        (["report", "--xyz"], "No such option '--xyz'; see: raybench report --help\n"),
-        (
-            ["plan", "job.yaml", "--nodes", "0"],
-            "Invalid value for '--nodes': 0 is not in the range x>=1; see: raybench plan --help\n",
+        *(
+            (("--wait", given), f"--wait {float(given):g}: must be from 0 to 1,000,000 seconds")
+            for given in ("nan", "inf", "-1", "1e9")
         ),
+        (("--tag", "rack"), "--tag rack: expected KEY=VALUE"),
     ],
 )
-def test_a_mistake_in_the_command_is_one_line(
-    words: list[str],
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("sys.argv", ["raybench", *words])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err == told
+def test_what_no_sweep_can_keep_to_is_told_by_a_dry_run_too(job, words, told, command):
+    done = command("sweep", "job.yaml", "--dry-run", *words, results=None)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(told)
+    assert len(done.err.splitlines()) == 1
+
+
+def test_a_relative_output_in_a_ray_job_is_refused_in_one_line(job, folder, command, monkeypatch):
+    config = '{"runtime_env": {"working_dir": "gcs://_ray_pkg_0d3a.zip"}}'
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", config)
+    done = command("sweep", "job.yaml", results=None)
+    assert done.code == 2
+    (line,) = done.err.splitlines()
+    assert line.startswith("--output results: a Ray job's working directory is thrown away; give")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("oversubscribe", "wait", "wanted"), [("false", (), 7), ("true", (), 4), ("false", ("9",), 4)]
+)
+def test_points_beside_each_other_ask_for_more_devices_but_wait_for_none_and_share_no_cores(
+    job, monkeypatch, oversubscribe, wait, wanted
+):
+    asked = []
+
+    def connect(_address, _device, count, **_):
+        asked.append(count)
+        raise ClusterError("seen")
+
+    monkeypatch.setattr("raybench.sweep.runner.connect", connect)
+    placement = f"placement={{isolation: device, oversubscribe: {oversubscribe}}}"
+    argv = ["sweep", "job.yaml", "--address", "local", "--device", "cpu", "--set", placement]
+    argv += ["--set", "matrix.world_size=1,2,4", "--set", "matrix.batch_size=4"]
+    with pytest.raises(ClusterError, match="seen"):
+        cli.raybench.main([*argv, *(("--wait", *wait) if wait else ())], standalone_mode=False)
+    assert asked == [wanted]
+
+
+def test_a_disk_that_is_full_is_told_once_and_what_is_written_stays(
+    sweeping, stored, said, monkeypatch
+):
+    def script(point, rank):
+        if point.batch_size == 2:
+            monkeypatch.setattr(RunStore, "write_records", full)
+        return make_measurement()
+
+    def full(*_):
+        raise ResultsError("samples: no space left")
+
+    with pytest.raises(ResultsError, match=r"^samples: no space left$"):
+        sweeping(one_worker(script))
+    assert said().splitlines()[-2] + "\n" == GO_ON
+    assert said().splitlines()[-1].startswith("stopped: 1 finished point is kept; see: ")
+    assert stored("points", "status") == ["ok"]
+
+
+def test_rows_that_are_removed_while_the_sweep_runs_are_told_and_left_to_be_run(
+    sweeping, folder, stored, said
+):
+    def script(point, rank):
+        if point.batch_size == 2:
+            shutil.rmtree(folder / "points")
+        return make_measurement()
+
+    with pytest.raises(ResultsError, match=r"points/run-a: the rows of 1 point were removed"):
+        sweeping(one_worker(script))
+    assert GO_ON in said()
+    assert "stopped: 1 finished point is kept; see: " in said()
+    assert stored("runs", "status") == ["failed"]
+    assert stored("points", "status") == ["ok"]
 
 
 def test_a_command_to_be_typed_is_quoted_and_called_as_this_one_was(
-    tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["/x/raybench/__main__.py", "init", "my job.yaml"])
-    monkeypatch.chdir(tmp_path)
+    job, tmp_path, listener, said, monkeypatch, capsys
+):
     for words, told in (
-        (["init", "my job.yaml"], "look at its points with: python -m raybench plan 'my job.yaml'"),
+        (["init", "my job.yaml"], "python -m raybench plan 'my job.yaml'"),
         (["list"], "`python -m raybench sweep JOB` makes one"),
     ):
         monkeypatch.setattr("sys.argv", ["/x/raybench/__main__.py", *words])
         with pytest.raises(SystemExit):
             cli.main()
         assert told in "".join(capsys.readouterr())
-    store = RunStore.create(tmp_path / "two words", make_run("run-a"), make_measure())
-    start = RunState(
-        run=make_run("run-a"),
-        rounds=Rounds(plan=make_plan(job)),
-        ended={TrialKey("1"): Status.OK},
-        before=Before(chosen=()),
-        is_resumed=True,
-        resume_command="",
-    )
-    console = Console(file=io.StringIO(), width=200)
-    RunRows(start, store, ConsoleListener(console)).tell_kept("stopped")
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().endswith(
-        f"see: python -m raybench report run-a --results '{store.root}'\n"
-    )
+    state = state_of(job, ended={TrialKey("1"): Status.OK}, before=Before(chosen=()))
+    store = RunStore.create(tmp_path / "two words", state.run, make_measure())
+    RunRows(state, store, listener).tell_kept("stopped")
+    told = f"see: python -m raybench report run-a --results '{store.root}'\n"
+    assert said().endswith(told)
 
 
 @pytest.mark.parametrize(
@@ -401,84 +346,38 @@ def test_a_command_to_be_typed_is_quoted_and_called_as_this_one_was(
         ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, b"k=\xc3\xa9"),
     ],
 )
-def test_bytes_that_are_no_text_here_are_one_line(
-    variables: dict[str, str], given: bytes, tmp_path: Path
-) -> None:
+def test_bytes_that_are_no_text_here_are_one_line(variables, given):
     command = [*map(str.encode, (sys.executable, "-m", "raybench", "list", "--results")), given]
-    done = subprocess.run(
-        command, capture_output=True, cwd=tmp_path, env={**os.environ, **variables}
-    )
+    done = subprocess.run(command, capture_output=True, env={**os.environ, **variables})
     assert done.returncode == 2
     assert done.stderr.startswith(b"arguments must be UTF-8 and the locale too, given b'k=")
     assert done.stderr.count(b"\n") == 1
 
 
-def test_a_reader_of_the_help_that_has_left_is_no_error() -> None:
-    piped = f"{shlex.quote(sys.executable)} -m raybench --help | :"
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {piped}"], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+def test_a_lost_point_is_tried_once_more_and_counts_as_its_last_attempt(sweeping, stored, said):
+    calls = []
 
-
-def test_a_reader_of_the_progress_that_has_left_does_not_end_the_sweep() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    script = (
-        "from raybench.cli.output import make_console, say\n"
-        "from raybench.cli.output import keep_stderr_usable\n"
-        "keep_stderr_usable()\n"
-        "console = make_console()\n"
-        "for number in range(3): say(console, str(number))\n"
-        "print('went on')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=writer)
-    os.close(writer)
-    assert (done.returncode, done.stdout) == (0, b"went on\n")
-
-
-def test_a_bad_tag_is_told_by_a_dry_run_too(
-    tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = ["raybench", "sweep", str(tmp_path / "job.yaml"), "--dry-run", "--tag", "rack"]
-    monkeypatch.setattr("sys.argv", argv)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 2
-    assert "--tag rack: expected KEY=VALUE" in capsys.readouterr().err
-
-
-def test_a_lost_point_is_tried_once_more_and_counts_as_its_last_attempt(
-    sweeping, tmp_path: Path
-) -> None:
-    calls: list[int] = []
-
-    def script(point: Point, rank: int) -> Answer:
-        calls.append(point.batch_size or 0)
+    def script(point, rank):
+        calls.append(point.batch_size)
         if len(calls) == 1:
             return Failure(rank=rank, status=Status.LOST, error_type="Died", message="gone")
         return make_measurement()
 
-    run, said = sweeping(make_cluster([make_device()], script))
+    run = sweeping(one_worker(script))
     assert calls == [1, 1, 2]
     assert (run.status, run.points_ok, run.points_failed) == (RunStatus.OK, 2, 0)
-    assert "rank 0 (host-a, cuda:0): gone (tried once more)" in said
-    points = pd.read_parquet(tmp_path / "results" / "points")
-    assert list(zip(points["status"], points["attempt"], strict=True)) == [
-        ("lost", 1),
-        ("ok", 2),
-        ("ok", 1),
-    ]
+    assert "rank 0 (host-a, cuda:0): gone (tried once more)" in said()
+    assert stored("points", "status") == ["lost", "ok", "ok"]
+    assert stored("points", "attempt") == [1, 2, 1]
 
 
 @pytest.fixture
-def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
-    """`raybench sweep --resume run-a` of a run that ended so; the Start that it came to."""
-    results = tmp_path / "results"
+def resume(folder, job, monkeypatch, command):
+    """`raybench sweep --resume run-a` of a run that ended so: what it began with, if it did."""
     first = make_plan(job).points[0]
     code = code_of("raybench.workloads.mlp")
 
-    def call(status: Status, *options: str, **of_run: object) -> RunState | None:
+    def call(status, *options, **of_run):
         settings = {
             "job_sha256": job.meaning_sha256,
             "job_text": job.text,
@@ -487,25 +386,28 @@ def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
             "workload_files": code.workload,
             "raybench_sha256": code.raybench_sha256,
         }
-        run = make_run("run-a", **(settings | of_run))
-        store = RunStore.create(results, run, make_measure())
+        store = RunStore.create(folder, make_run("run-a", **(settings | of_run)), make_measure())
         store.write_records([(0, make_failed(first, status=status))])
-        starts: list[RunState] = []
+        starts = []
 
-        def run_sweep(_: Job, start: RunState, *__: object) -> Run:
+        def run_sweep(_, start, *__):
             starts.append(start)
             return count_points(start.run, by_point(start.ended))
 
         monkeypatch.setattr("raybench.sweep.runner.run_sweep", run_sweep)
-        path = str(tmp_path / "job.yaml")
-        argv = ["raybench", "sweep", path, "-o", str(results), "--resume", "run-a", *options]
-        monkeypatch.setattr("sys.argv", argv)
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        call.code = stopped.value.code
+        words = ("sweep", "job.yaml", "-o", folder, "--resume", "run-a", *options)
+        call.done = command(*words, results=None)
         return starts[0] if starts else None
 
     return call
+
+
+def refusal(resume, *asked, **of_run):
+    """The one line with which it is refused to go on."""
+    assert resume(*asked, **of_run) is None
+    assert resume.done.code == 2
+    (line,) = resume.done.err.splitlines()
+    return line
 
 
 @pytest.mark.parametrize(
@@ -521,9 +423,7 @@ def resume(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch):
         (Status.CANCELLED, ("--filter", "batch_size == 1"), [2, None]),
     ],
 )
-def test_a_resumed_run_has_left_what_is_not_ok(
-    resume, job: Job, status: Status, options: tuple[str, ...], attempts: list[int | None]
-) -> None:
+def test_a_resumed_run_has_left_what_is_not_ok(resume, job, status, options, attempts):
     start = resume(status, *options)
     made = start.before.made
     left = {key.point_id: made.get(key.point_id, 0) + 1 for key in start.todo}
@@ -533,57 +433,40 @@ def test_a_resumed_run_has_left_what_is_not_ok(
     ran_out = status is Status.OOM and not options
     assert [p.batch_size for p in start.ran_out] == [1] * ran_out
     words = shlex.split(start.resume_command)
-    assert words[3:5] == ["--resume", "run-a"]
-    assert words[5] == "-o"
+    assert words[3:6] == ["--resume", "run-a", "-o"]
     assert tuple(words[7:]) == options
 
 
-def test_the_pause_before_a_run_goes_on_is_added_to_those_before(resume) -> None:
+def test_the_pause_before_a_run_goes_on_is_added_to_those_before(resume):
     ended_at = datetime.now(UTC) - timedelta(hours=1)
     start = resume(Status.CANCELLED, finished_at=ended_at, paused_s=10.0)
     assert 3610 <= start.run.paused_s < 3700
-    assert make_run().paused_s is None
 
 
-def test_what_a_killed_driver_left_half_written_is_gone_when_its_run_goes_on(
-    resume, tmp_path: Path
-) -> None:
-    folder = tmp_path / "results" / "samples" / "run-a"
-    folder.mkdir(parents=True)
-    (folder / ".00001-0123456789ab-1.parquet.4711").write_bytes(b"PAR1")
-    (folder / ".theirs").touch()
+def test_what_a_killed_driver_left_half_written_is_gone_when_its_run_goes_on(resume, folder):
+    samples = folder / "samples" / "run-a"
+    samples.mkdir(parents=True)
+    (samples / ".00001-0123456789ab-1.parquet.4711").write_bytes(b"PAR1")
+    (samples / ".theirs").touch()
     assert resume(Status.OK)
-    assert [path.name for path in folder.iterdir()] == [".theirs"]
+    assert [path.name for path in samples.iterdir()] == [".theirs"]
 
 
-def test_a_run_without_points_left_says_so_and_exits_by_its_rows(
-    resume, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert resume(Status.OOM, "--filter", "batch_size == 1") is None
-    assert resume.code == 1
-    said = capsys.readouterr()
-    assert "run run-a: nothing to do; the points that failed: --retry-failed" in said.err
-    assert "run-a" in said.out
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--dry-run", "--json")])
+def test_a_run_without_points_left_says_so_and_exits_by_its_rows(resume, options):
+    assert resume(Status.OOM, "--filter", "batch_size == 1", *options) is None
+    code, out, err = resume.done
+    assert err.startswith("run run-a: nothing to do; the points that failed: --retry-failed\n")
+    assert code == (not options)
+    if "--json" in options:
+        assert json.loads(out)["points"] == []
+    else:
+        assert ("run-a" in out) == (not options)
 
 
-@pytest.mark.parametrize("options", [(), ("--json",)])
-def test_a_dry_run_without_points_left_says_so_and_prints_no_report(
-    resume, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
-) -> None:
-    assert resume(Status.OOM, "--filter", "batch_size == 1", "--dry-run", *options) is None
-    assert resume.code == 0
-    said = capsys.readouterr()
-    assert said.err == "run run-a: nothing to do; the points that failed: --retry-failed\n"
-    assert (json.loads(said.out)["points"] == []) if options else (said.out == "")
-
-
-def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(
-    resume, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(resume):
     options = ("--set", "measure.timeout_s=99", "--set", "matrix.batch_size=1,2,3")
-    assert resume(Status.OK, *options) is None
-    assert resume.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refusal(resume, Status.OK, *options)
     assert "matrix.batch_size was [1, 2], is [1, 2, 3], measure.timeout_s was " in line
 
 
@@ -592,72 +475,36 @@ def test_a_job_that_means_something_else_is_refused_and_the_settings_are_named(
     [
         (
             {"workload_files": {"raybench/workloads/mlp.py": "0", "gone.py": "1"}},
-            "gone.py is gone, raybench/workloads/__init__.py is new, "
-            "raybench/workloads/base.py is new",
+            "gone.py is gone, raybench/workloads/__init__.py is new, ",
         ),
         ({"raybench_sha256": "0" * 64}, "raybench itself has changed; "),
     ],
 )
-def test_a_program_that_is_another_by_now_is_refused_and_its_files_are_named(
-    resume, capsys: pytest.CaptureFixture[str], of_run: dict[str, object], told: str
-) -> None:
-    assert resume(Status.OK, **of_run) is None
-    assert resume.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_a_program_that_is_another_by_now_is_refused_and_its_files_are_named(resume, of_run, told):
+    line = refusal(resume, Status.OK, **of_run)
     assert f"--resume run-a: the code is not that of the run: {told}" in line
-    assert line.endswith("; resume it with the same code, or start a new run")
 
 
-def test_a_run_that_does_not_tell_of_its_code_goes_on_with_a_warning(
-    resume, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_does_not_tell_of_its_code_goes_on_with_a_warning(resume):
     start = resume(Status.OK, workload_files={}, raybench_sha256=None)
-    assert start is not None
     assert start.run.raybench_sha256 is None  # of its points, some are of code that nobody knows
     assert start.code.raybench_sha256
-    (line,) = capsys.readouterr().err.splitlines()[:1]
-    assert line.startswith("run run-a does not tell of which code its points are")
+    assert resume.done.err.startswith("run run-a does not tell of which code its points are")
 
 
-def test_a_run_that_another_driver_writes_is_refused_in_one_line(
-    resume, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with hold_run(tmp_path / "results", "run-a"):
-        assert resume(Status.OK) is None
-    assert resume.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "run run-a is being written by another sweep" in line
+def test_a_run_that_another_driver_writes_is_refused_in_one_line(resume, folder):
+    with hold_run(folder, "run-a"):
+        assert "run run-a is being written by another sweep" in refusal(resume, Status.OK)
 
 
-def test_devices_that_come_during_the_run_have_their_rows(tmp_path: Path, job: Job) -> None:
-    run, plan = make_run("run-a"), make_plan(job)
-    store = RunStore.create(tmp_path, run, make_measure())
-    start = RunState(
-        run=run, rounds=Rounds(plan=plan), before=Before(), is_resumed=False, resume_command=""
-    )
-    rows = RunRows(start, store, ConsoleListener(Console(file=io.StringIO())))
+def test_devices_that_come_during_the_run_have_their_rows(job, rows_of, stored):
+    rows = rows_of(state_of(job))
     first, second = make_device(), make_device("b")
     for devices in ([first], [first], [first, second], [first, second]):
         rows.keep_devices(devices)
-    assert sorted(pd.read_parquet(tmp_path / "devices")["host"]) == ["host-a", "host-b"]
+    assert sorted(stored("devices", "host")) == ["host-a", "host-b"]
 
 
-def test_devices_of_another_model_do_not_go_into_a_resumed_run(tmp_path: Path, job: Job) -> None:
-    run, plan = make_run("run-a"), make_plan(job)
-    store = RunStore.create(tmp_path, run, make_measure())
-    start = RunState(
-        run=run,
-        rounds=Rounds(plan=plan),
-        before=Before(),
-        models=frozenset({"Other GPU"}),
-        is_resumed=True,
-        resume_command="",
-    )
-    cluster = make_cluster([make_device()], lambda *_: make_measurement())
-    console = Console(file=io.StringIO())
-    rows, interrupts = (
-        RunRows(start, store, ConsoleListener(console)),
-        Interrupts(ConsoleListener(console)),
-    )
+def test_devices_of_another_model_do_not_go_into_a_resumed_run(sweeping):
     with pytest.raises(ClusterError, match="was measured on Other GPU, this cluster has Test GPU"):
-        record_run(SETTINGS, cluster, 1, rows, interrupts)
+        sweeping(one_worker(measured), models=frozenset({"Other GPU"}), is_resumed=True)

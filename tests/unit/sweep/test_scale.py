@@ -1,23 +1,19 @@
 """What the driver does for a point grows with its ranks, and with the workers, no faster."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 
 import pytest
-from fakes import make_cluster, make_measurement, make_point
+from fakes import make_plan_of, make_point, make_started
 
-from raybench.cluster.allocator import Isolation
 from raybench.job.model import Measure
-from raybench.records import Device, Task
+from raybench.records import Task
 from raybench.sweep.makespan import imagine_devices
 from raybench.sweep.scheduler import Assign, Attempt, Schedule
 
 FEW, MANY = 512, 4_096
 
 
-def seconds(act: Callable[[int], object], workers: int) -> float:
+def seconds(act, workers):
     """Of this thread's processor time, of two tries the least."""
     took = []
     for _ in range(2):
@@ -27,19 +23,18 @@ def seconds(act: Callable[[int], object], workers: int) -> float:
     return min(took)
 
 
-def grows_at_most_in_proportion(act: Callable[[int], object]) -> bool:
+def grows_at_most_in_proportion(act):
     """Eight times as many take eight times as long, and 64 times where each looks at each."""
     return seconds(act, MANY) < 3 * MANY / FEW * seconds(act, FEW)
 
 
-def devices(workers: int) -> tuple[Device, ...]:
+def devices(workers):
     return imagine_devices(workers, workers // 8)
 
 
-def decide(isolation: Isolation, workers: int) -> int:
+def decide(isolation, workers):
     """Start and end points of all sizes, one after the other; how many."""
-    sizes = [1, 8, 64, 256, workers]
-    points = [make_point(world_size=size, batch_size=8) for size in sizes]
+    points = make_plan_of(1, 8, 64, 256, workers).points
     attempts = [Attempt(index=i, point=point, number=1) for i, point in enumerate(points)]
     schedule = Schedule(attempts, isolation)
     schedule.see(devices(workers), workers, frozenset(), 0)
@@ -61,9 +56,8 @@ def test_decisions_over_thousands_of_workers_grow_with_the_workers(isolation):
 def test_answers_are_collected_in_time_that_grows_with_the_ranks():
     """They come one by one, as those of thousands of actors do."""
 
-    def collect(workers: int) -> None:
-        cluster = make_cluster(list(devices(workers)), lambda point, rank: make_measurement(rank))
-        cluster.start(workers, "pack")
+    def collect(workers):
+        cluster = make_started(list(devices(workers)))
         task = Task(point=make_point(world_size=workers), settings=Measure())
         assert len(cluster.run(task, range(workers))) == workers
 

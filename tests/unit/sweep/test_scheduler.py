@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from fakes import make_devices, make_point
+from fakes import make_devices, make_plan_of, make_point
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,9 +17,9 @@ def attempts(points):
     return [Attempt(index=index, point=point, number=1) for index, point in enumerate(points)]
 
 
-def schedule(points, devices, isolation="cluster", *, capacity=None, **changes):
+def schedule(points, devices, isolation="cluster", **changes):
     made = Schedule(attempts(points), isolation, **changes)
-    made.see(devices, len(devices) if capacity is None else capacity, frozenset(), 0)
+    made.see(devices, len(devices), frozenset(), 0)
     return made
 
 
@@ -47,36 +47,27 @@ def test_a_point_that_fits_gets_workers_in_rank_order():
     assert started(schedule([make_point(world_size=2)], make_devices(a=4))) == [(0, (0, 1))]
 
 
-def test_a_point_that_does_not_fit_is_skipped_with_both_numbers():
-    made = schedule([make_point(world_size=8)], make_devices(a=2), capacity=4)
-    assert skipped(made) == {0: ("TooFewDevices", "needs 8 devices, the cluster has 4")}
-
-
-def test_a_point_that_the_cluster_could_hold_but_has_no_workers_for_says_so():
-    made = schedule([make_point(world_size=4)], make_devices(a=3), capacity=4)
-    reason = "needs 4 devices, 3 have a worker: the others did not come"
-    assert skipped(made) == {0: ("TooFewDevices", reason)}
-
-
-def test_a_point_that_fitted_before_a_node_was_lost_names_the_node():
-    made = schedule([make_point(world_size=n) for n in (4, 2, 8)], make_devices(a=2, b=2))
-    made.see(make_devices(a=2, b=2), 2, frozenset({2, 3}), 0)
-    assert skipped(made) == {
-        0: ("NodeLost", "needs 4 devices, 2 are left since node host-b was lost"),
-        2: ("TooFewDevices", "needs 8 devices, the cluster has 2"),
-    }
-
-
-def test_no_node_is_called_lost_of_which_a_worker_is_left():
-    made = schedule([make_point(world_size=n) for n in (4, 3)], make_devices(a=2, b=2))
-    made.see(make_devices(a=2, b=2), 4, frozenset({2}), 0)
-    told = "needs 4 devices, 3 are left since 1 worker on host-b was lost"
-    assert skipped(made) == {0: ("WorkerLost", told)}
+@pytest.mark.parametrize(
+    ("world_size", "capacity", "lost", "cause", "told"),
+    [
+        (8, 4, (), "TooFewDevices", "the cluster has 4"),
+        (5, 6, (), "TooFewDevices", "4 have a worker: the others did not come"),
+        (4, 2, (2, 3), "NodeLost", "2 are left since node host-b was lost"),
+        (8, 2, (2, 3), "TooFewDevices", "the cluster has 2"),
+        (4, 4, (2,), "WorkerLost", "3 are left since 1 worker on host-b was lost"),
+    ],
+)
+def test_a_point_that_does_not_fit_is_skipped_with_both_numbers_and_what_was_lost(
+    world_size, capacity, lost, cause, told
+):
+    made = schedule([make_point(world_size=n) for n in (world_size, 2)], make_devices(a=2, b=2))
+    made.see(make_devices(a=2, b=2), capacity, frozenset(lost), 0)
+    assert skipped(made) == {0: (cause, f"needs {world_size} devices, {told}")}
 
 
 def test_a_lost_worker_is_given_to_nobody_also_when_its_point_ends_later():
     devices = make_devices(a=1, b=1)
-    made = schedule([make_point(batch_size=n) for n in (1, 2, 4)], devices, "device")
+    made = schedule(make_plan_of(1, 1, 1).points, devices, "device")
     assert started(made) == [(0, (0,)), (1, (1,))]
     made.see(devices, 2, frozenset({0}), 0)
     made.free(attempts([make_point()])[0])
@@ -99,7 +90,7 @@ def test_a_point_waits_for_workers_that_are_coming_while_smaller_ones_run():
 
 
 def test_a_point_is_skipped_when_the_workers_that_were_coming_did_not_come():
-    made = Schedule(attempts([make_point(world_size=4)]), "cluster")
+    made = Schedule(attempts(make_plan_of(4).points), "cluster")
     made.see(make_devices(a=2), 2, frozenset(), pending=2)
     assert made.next() is None
     made.see(make_devices(a=2), 2, frozenset(), pending=0)
@@ -110,9 +101,8 @@ def test_a_cuda_graph_on_a_cpu_is_skipped():
     gpus = make_devices(a=2)
     cpus = [replace(device, kind="cpu") for device in gpus]
     point = replace(make_point(world_size=2), cuda_graph=True)
-    assert skipped(schedule([point], cpus)) == {
-        0: ("NeedsCuda", "cuda_graph: true needs CUDA devices")
-    }
+    told = "cuda_graph: true needs CUDA devices"
+    assert skipped(schedule([point], cpus)) == {0: ("NeedsCuda", told)}
     assert started(schedule([point], gpus)) == [(0, (0, 1))]
 
 
@@ -124,14 +114,11 @@ def test_after_a_stop_every_point_is_skipped_and_names_the_failed_one():
 
 
 def test_the_workers_that_the_plan_can_keep_busy_are_started():
-    plan = Plan(points=tuple(make_point(world_size=n) for n in (1, 2, 4, 64)))
-    assert workers_needed(plan, 8) == 4
-    assert workers_needed(plan, 64) == 64
-    assert workers_needed(Plan(points=(make_point(world_size=8),)), 4) == 0
-    assert workers_needed(plan, 8, "device") == 7
-    assert workers_needed(plan, 6, "device") == 6
+    plan, too_big = make_plan_of(1, 2, 4, 64), make_plan_of(8)
+    assert [workers_needed(plan, 8), workers_needed(plan, 64)] == [4, 64]
+    assert [workers_needed(plan, capacity, "device") for capacity in (8, 6)] == [7, 6]
     assert workers_needed(plan, 8, "node") == 8
-    assert workers_needed(Plan(points=(make_point(world_size=8),)), 4, "node") == 0
+    assert workers_needed(too_big, 4) == workers_needed(too_big, 4, "node") == 0
 
 
 def test_what_needs_more_memory_than_a_batch_that_ran_out_is_not_tried():
@@ -189,18 +176,18 @@ def test_rails_and_strategies_that_vary_need_a_worker_on_each_device(strategies,
 
 
 def test_one_point_at_a_time_has_the_cluster():
-    made = schedule([make_point(batch_size=n) for n in (1, 2)], make_devices(a=2))
+    made = schedule(make_plan_of(1, 1).points, make_devices(a=2))
     assert len(started(made)) == 1
 
 
 def test_with_isolation_device_big_points_start_first_and_small_ones_fill_the_rest():
-    points = [make_point(world_size=n, batch_size=i + 1) for i, n in enumerate((1, 2, 4, 1, 1))]
+    points = make_plan_of(1, 2, 4, 1, 1).points
     made = schedule(points, make_devices(a=8), "device")
     assert started(made) == [(2, (0, 1, 2, 3)), (1, (4, 5)), (0, (6,)), (3, (7,))]
 
 
 def test_with_isolation_node_a_node_has_one_point_and_a_point_of_two_nodes_has_both():
-    points = [make_point(world_size=n, batch_size=i + 1) for i, n in enumerate((1, 4, 1, 1))]
+    points = make_plan_of(1, 4, 1, 1).points
     made = schedule(points, make_devices(a=2, b=2, c=2), "node")
     assert started(made) == [(1, (0, 1, 2, 3)), (0, (4,))]
     made.free(Attempt(index=1, point=points[1], number=1))
@@ -208,7 +195,7 @@ def test_with_isolation_node_a_node_has_one_point_and_a_point_of_two_nodes_has_b
 
 
 def test_an_attempt_that_is_made_again_goes_before_what_waits():
-    points = [make_point(batch_size=n) for n in (1, 2, 4)]
+    points = make_plan_of(1, 1, 1).points
     made = schedule(points, make_devices(a=1))
     [(index, _)] = started(made)
     made.free(attempts(points)[index])
