@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 
 import pynvml
 import pytest
@@ -28,7 +27,7 @@ GPU_PROBE = "tests.gpu.gpu_workloads:GpuProbe"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ray_cluster.RayCluster]:
+def cluster():
     count = min(torch.cuda.device_count(), 4)
     joined = ray_cluster.RayCluster(connect("local", "cuda", wanted=count))
     joined.start(count, "pack")

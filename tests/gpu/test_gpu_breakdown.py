@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
 from raybench.job.point import USUAL_PRECISIONS, Point, Precision
-from raybench.records import Record, Task
+from raybench.records import Task
 from raybench.results import rows
 from tests.measured_points import measure_record
 
@@ -31,7 +30,7 @@ DELAY_MS = 10.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
+def cluster():
     count = min(torch.cuda.device_count(), 2)
     joined = RayCluster(connect("local", "cuda", wanted=count))
     joined.start(count, "pack")
@@ -40,15 +39,15 @@ def cluster() -> Iterator[RayCluster]:
 
 
 def record_of(
-    cluster: RayCluster,
-    workload: str = "mlp",
+    cluster,
+    workload="mlp",
     *,
-    world_size: int = 1,
-    batch_size: int = 64,
-    precision: Precision = Precision.BF16,
-    profile: bool = False,
-    **params: Any,
-) -> Record:
+    world_size=1,
+    batch_size=64,
+    precision=Precision.BF16,
+    profile=False,
+    **params,
+):
     point = Point(
         workload=workload,
         params=params,
@@ -73,7 +72,7 @@ def row_of(cluster: RayCluster, workload: str = "mlp", **settings: Any) -> dict[
 
 @two_devices
 @pytest.mark.parametrize("slow_rank", [0, 1])
-def test_a_slow_rank_is_named_with_its_delay(cluster: RayCluster, slow_rank: int) -> None:
+def test_a_slow_rank_is_named_with_its_delay(cluster, slow_rank):
     # Large enough that the other rank waits for nothing else: a slow host takes 4 ms for the step.
     row = row_of(
         cluster,
@@ -92,9 +91,7 @@ def test_a_slow_rank_is_named_with_its_delay(cluster: RayCluster, slow_rank: int
 
 @two_devices
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
-def test_the_example_of_the_documents_is_taken_apart(
-    cluster: RayCluster, precision: Precision
-) -> None:
+def test_the_example_of_the_documents_is_taken_apart(cluster, precision):
     row = row_of(cluster, EXAMPLE, world_size=2, batch_size=256, precision=precision)
     parts = ("compute_ms", "comm_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms")
     assert all(row[name] is not None for name in parts)
@@ -104,14 +101,14 @@ def test_the_example_of_the_documents_is_taken_apart(
 
 
 @two_devices
-def test_the_compiled_example_is_taken_apart_by_local_copies(cluster: RayCluster) -> None:
+def test_the_compiled_example_is_taken_apart_by_local_copies(cluster):
     row = row_of(cluster, EXAMPLE, world_size=2, batch_size=256, compile=True)
     assert row["comm_exposed_ms"] is not None
     assert "local copies" in row["methods"]["comm_exposed_ms"]
 
 
 @two_devices
-def test_communication_that_computing_cannot_hide_is_exposed(cluster: RayCluster) -> None:
+def test_communication_that_computing_cannot_hide_is_exposed(cluster):
     # 8 layers of 64 MiB of gradients, and 64 rows to compute.
     row = row_of(cluster, world_size=2, hidden=4096, layers=8)
     assert row["comm_exposed_ms"] > 0.2
@@ -130,9 +127,7 @@ def test_communication_that_computing_cannot_hide_is_exposed(cluster: RayCluster
     ],
     ids=["tiny", "big"],
 )
-def test_the_host_holds_up_a_tiny_model_only(
-    cluster: RayCluster, settings: dict[str, int], host_bound: bool
-) -> None:
+def test_the_host_holds_up_a_tiny_model_only(cluster, settings, host_bound):
     row = row_of(cluster, **settings)
     assert row["host_bound"] is host_bound
     assert 0 < row["optimizer_ms"] < row["local_step_ms"]
@@ -145,7 +140,7 @@ def test_the_host_holds_up_a_tiny_model_only(
 
 
 @pytest.mark.parametrize("precision", USUAL_PRECISIONS)
-def test_every_precision_can_be_taken_apart(cluster: RayCluster, precision: Precision) -> None:
+def test_every_precision_can_be_taken_apart(cluster, precision):
     # In fp16 the step itself waits for the device.
     row = row_of(cluster, precision=precision, hidden=1024, layers=4)
     assert row["compute_ms"] > 0
@@ -154,7 +149,7 @@ def test_every_precision_can_be_taken_apart(cluster: RayCluster, precision: Prec
 
 # The last one: it replaces the processes.
 @two_devices
-def test_a_profile_has_kernels_and_times_by_module(cluster: RayCluster) -> None:
+def test_a_profile_has_kernels_and_times_by_module(cluster):
     record = record_of(cluster, world_size=2, hidden=1024, layers=4, profile=True)
     for measurement in record.measurements:
         assert measurement.worker_reusable is False

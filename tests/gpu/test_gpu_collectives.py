@@ -1,10 +1,5 @@
 """Collectives, matrix products and memory on CUDA devices: `pytest -s -m gpu tests/gpu`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 
@@ -38,7 +33,7 @@ SETTINGS = Measure(
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ray_cluster.RayCluster]:
+def cluster():
     count = torch.cuda.device_count()
     joined = ray_cluster.RayCluster(connect("local", "cuda", wanted=count))
     joined.start(count, "pack")
@@ -46,9 +41,7 @@ def cluster() -> Iterator[ray_cluster.RayCluster]:
     joined.close()
 
 
-def run(
-    cluster: ray_cluster.RayCluster, workload: str, world_size: int, **settings: Any
-) -> dict[str, Any]:
+def run(cluster, workload, world_size, **settings):
     """The numbers of one point. A wrong payload or product is a failure."""
     point = Point(
         workload=workload,
@@ -70,9 +63,7 @@ def run(
     ("operation", "in_place"),
     [(operation, place) for operation, places in PLACES.items() for place in places],
 )
-def test_what_every_operation_moves_is_right(
-    cluster: ray_cluster.RayCluster, operation: str, in_place: bool | None, cuda_graph: bool
-) -> None:
+def test_what_every_operation_moves_is_right(cluster, operation, in_place, cuda_graph):
     for dtype in ("float32", "bfloat16", "int8"):
         found = run(
             cluster,
@@ -89,7 +80,7 @@ def test_what_every_operation_moves_is_right(
 
 
 @needs_peers
-def test_a_large_all_reduce_uses_nvlink(cluster: ray_cluster.RayCluster) -> None:
+def test_a_large_all_reduce_uses_nvlink(cluster):
     found = run(
         cluster, "collective", len(cluster.devices), operation="all_reduce", size_bytes=2**30
     )
@@ -99,9 +90,7 @@ def test_a_large_all_reduce_uses_nvlink(cluster: ray_cluster.RayCluster) -> None
 
 
 @needs_peers
-def test_a_small_all_reduce_from_a_graph_is_not_slower_than_from_python(
-    cluster: ray_cluster.RayCluster,
-) -> None:
+def test_a_small_all_reduce_from_a_graph_is_not_slower_than_from_python(cluster):
     eager, graph = (
         run(
             cluster,
@@ -119,9 +108,7 @@ def test_a_small_all_reduce_from_a_graph_is_not_slower_than_from_python(
 
 
 @pytest.mark.parametrize("precision", USUAL_PRECISIONS)
-def test_large_products_reach_the_rate_of_their_format(
-    cluster: ray_cluster.RayCluster, precision: Precision
-) -> None:
+def test_large_products_reach_the_rate_of_their_format(cluster, precision):
     found = run(cluster, "gemm", 1, precision=precision, m=8192, n=8192, k=8192)
     rate = found["achieved_tflops_per_device"]
     print(f"gemm 8192 {precision}: {rate:.0f} TFLOP/s")
@@ -131,18 +118,14 @@ def test_large_products_reach_the_rate_of_their_format(
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True], ids=["eager", "graph"])
-def test_a_triad_reaches_the_bandwidth_of_hbm(
-    cluster: ray_cluster.RayCluster, cuda_graph: bool
-) -> None:
+def test_a_triad_reaches_the_bandwidth_of_hbm(cluster, cuda_graph):
     found = run(cluster, "memory", 1, operation="triad", size_bytes=2**30, cuda_graph=cuda_graph)
     print(f"triad 3 x 1 GiB: {found['memory_gb_s']:.0f} GB/s")
     # The datasheet says 3350 for an H100 SXM and 4800 for an H200.
     assert 2000 < found["memory_gb_s"] < 4800
 
 
-def test_devices_that_work_alone_do_not_slow_each_other(
-    cluster: ray_cluster.RayCluster,
-) -> None:
+def test_devices_that_work_alone_do_not_slow_each_other(cluster):
     one, every = (
         run(cluster, "memory", count, operation="copy", size_bytes=2**30)["memory_gb_s"]
         for count in (1, len(cluster.devices))

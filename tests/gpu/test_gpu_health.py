@@ -91,14 +91,14 @@ def hog(index: int) -> Iterator[None]:
             process.kill()
 
 
-def test_healthy_gpus_are_healthy(tmp_path: Path) -> None:
+def test_healthy_gpus_are_healthy(tmp_path):
     found = check(tmp_path, ["alone", "host-links", "pairs", "together"], FEW)
     assert not ill(found)
     assert len(found["healthy"]) == len(found["devices"])
     assert {link["kind"] for link in found["links"]} == {"h2d", "nccl"}
 
 
-def test_a_gpu_that_another_program_keeps_busy_is_named(tmp_path: Path) -> None:
+def test_a_gpu_that_another_program_keeps_busy_is_named(tmp_path):
     with hog(1):
         found = check(tmp_path, ["alone"], [GEMM, "memory 500 MB"])
     [busy] = [one for one in found["devices"] if one["index"] == 1]
@@ -112,8 +112,8 @@ def test_a_gpu_that_another_program_keeps_busy_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("sms", "least", "most"), [(99, 1.1, 1.5), (66, 1.4, 2), (33, 2, 4)])
 def test_a_worker_that_is_confined_to_some_of_132_multiprocessors_is_named(
-    sms: int, least: float, most: float, tmp_path: Path
-) -> None:
+    sms, least, most, tmp_path
+):
     found = check(tmp_path, ["alone"], [GEMM], FEW_SMS=str(sms))
     if "H200" not in found["devices"][0]["name"]:
         pytest.skip("what so few multiprocessors do is known of an H200")
@@ -124,7 +124,7 @@ def test_a_worker_that_is_confined_to_some_of_132_multiprocessors_is_named(
     assert finding["verdict"] == ("bad" if finding["ratio"] > 1.5 else "suspect")
 
 
-def test_without_peer_to_peer_all_are_slow_alike_and_the_variable_is_named(tmp_path: Path) -> None:
+def test_without_peer_to_peer_all_are_slow_alike_and_the_variable_is_named(tmp_path):
     found = check(tmp_path, ["pairs", "together"], FEW, NCCL_P2P_DISABLE="1")
     if "H200" not in found["devices"][0]["name"]:
         pytest.skip("what all_reduce reaches is known of H200s")

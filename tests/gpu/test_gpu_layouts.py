@@ -42,7 +42,7 @@ def be_rank(rank: int, folder: str) -> None:
         dist.destroy_process_group()
 
 
-def test_compiled_layouts_compute_on_two_gpus_what_one_does(tmp_path: Path) -> None:
+def test_compiled_layouts_compute_on_two_gpus_what_one_does(tmp_path):
     mp.spawn(be_rank, args=(str(tmp_path),), nprocs=2)
     found = {name: float((tmp_path / f"{name}-0").read_text()) for name in LAYOUTS}
     print(found)

@@ -72,7 +72,7 @@ def make_context(*, cuda_graph: bool = False) -> Context:
     )
 
 
-def test_regions_have_the_time_of_the_device_though_the_host_is_ahead() -> None:
+def test_regions_have_the_time_of_the_device_though_the_host_is_ahead():
     context = make_context()
     breakdown = measure(lambda: Spinning(context), context, SETTINGS).breakdown
     assert breakdown is not None
@@ -85,7 +85,7 @@ def test_regions_have_the_time_of_the_device_though_the_host_is_ahead() -> None:
     assert "CUDA events" in breakdown.methods["regions"]
 
 
-def test_the_timed_steps_make_no_event_for_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timed_steps_make_no_event_for_regions(monkeypatch):
     made = []
 
     class Counted(torch.cuda.Event):
@@ -103,7 +103,7 @@ def test_the_timed_steps_make_no_event_for_regions(monkeypatch: pytest.MonkeyPat
     assert steps < len(made) < 2 * steps
 
 
-def test_regions_in_a_backward_pass_are_timed_on_the_stream_that_it_runs_on() -> None:
+def test_regions_in_a_backward_pass_are_timed_on_the_stream_that_it_runs_on():
     context = make_context()
     breakdown = measure(lambda: InBackward(context), context, SETTINGS).breakdown
     assert breakdown is not None
@@ -111,7 +111,7 @@ def test_regions_in_a_backward_pass_are_timed_on_the_stream_that_it_runs_on() ->
     assert 0 < found["in backward"] < found["backward"]
 
 
-def test_a_step_with_regions_can_be_captured_and_says_why_it_has_none() -> None:
+def test_a_step_with_regions_can_be_captured_and_says_why_it_has_none():
     context = make_context(cuda_graph=True)
     breakdown = measure(lambda: Spinning(context), context, SETTINGS).breakdown
     assert breakdown is not None

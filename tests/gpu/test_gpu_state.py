@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,16 +27,14 @@ MLP = {"hidden": 4096, "layers": 8}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ray_cluster.RayCluster]:
+def cluster():
     joined = ray_cluster.RayCluster(connect("local", "cuda", wanted=1))
     joined.start(1, "pack")
     yield joined
     joined.close()
 
 
-def run(
-    cluster, workload, params, precision=Precision.BF16, *, cuda_graph=False, **measure
-) -> Measurement:
+def run(cluster, workload, params, precision=Precision.BF16, *, cuda_graph=False, **measure):
     batch_size = {"mlp": 1024, "transformer": 4}.get(workload, 64)
     point = Point(
         workload=workload,

@@ -31,7 +31,7 @@ BUSY_S = 3.0
 
 
 @pytest.fixture(scope="module")
-def device() -> torch.device:
+def device():
     found = torch.device("cuda", 0)
     torch.cuda.set_device(found)
     torch.zeros(1, device=found)
@@ -45,7 +45,7 @@ def described(device):
 
 @pytest.fixture
 def show(capsys):
-    def printed(*what: object) -> None:
+    def printed(*what):
         with capsys.disabled():
             print("\n", *what)
 

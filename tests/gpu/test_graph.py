@@ -39,7 +39,7 @@ def make_context(*, cuda_graph: bool) -> Context:
 class Counting:
     """Adds one to a counter on the device, with many launches; counts what Python does too."""
 
-    def __init__(self, context: Context, launches: int = 20) -> None:
+    def __init__(self, context, launches=20):
         # Exact where float32 would round thousands of small steps.
         self._total = torch.zeros(1, dtype=torch.float64, device=context.device)
         self._launches = launches
@@ -96,7 +96,7 @@ def test_replayed_launches_take_less_than_those_of_python():
 
 def test_a_long_kernel_takes_as_long_in_a_graph():
     class Long(Counting):
-        def step(self) -> None:
+        def step(self):
             torch.cuda._sleep(4_000_000)
 
     times = []

@@ -47,7 +47,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[str]:
+def two_nodes():
     """The address of a Ray cluster of two nodes, each with a GPU that the other does not see."""
     first, second = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:2]
     with socket.socket() as free:

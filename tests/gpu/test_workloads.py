@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -33,7 +33,7 @@ BUILDS: dict[str, Build] = {
 
 
 @pytest.fixture(autouse=True)
-def _fp32_and_no_memory_afterwards() -> Iterator[None]:
+def _fp32_and_no_memory_afterwards():
     torch.cuda.reset_peak_memory_stats()
     yield
     precision.apply(Precision.FP32)
@@ -54,9 +54,7 @@ def make_context(mode: Precision) -> Context:
 
 @pytest.mark.parametrize("mode", USUAL_PRECISIONS)
 @pytest.mark.parametrize("name", BUILDS)
-def test_a_workload_trains_on_the_device(
-    name: str, mode: Precision, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workload_trains_on_the_device(name, mode, monkeypatch):
     monkeypatch.setattr(trained, "LEARNING_RATE", 1e-3)
     workload = BUILDS[name](make_context(mode))
     before = [parameter.detach().clone() for parameter in workload.model.parameters()]
@@ -70,7 +68,7 @@ def test_a_workload_trains_on_the_device(
     workload.close()
 
 
-def test_checkpointing_saves_memory() -> None:
+def test_checkpointing_saves_memory():
     peaks = []
     for checkpointing in (False, True):
         torch.cuda.empty_cache()
@@ -91,9 +89,7 @@ def test_checkpointing_saves_memory() -> None:
 # Importing inductor: torch's own use of torch.jit.script_method (fixed in pytorch#189914).
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("mode", [Precision.FP32, Precision.TF32, Precision.BF16])
-def test_a_compiled_workload_trains_in_every_precision(
-    mode: Precision, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_workload_trains_in_every_precision(mode, monkeypatch):
     monkeypatch.setattr(trained, "LEARNING_RATE", 1e-3)
     workload = Mlp(make_context(mode), hidden=256, layers=2, compile=True)
     weight = next(workload.model.parameters())
@@ -119,9 +115,7 @@ def random_operands(*shape: int, count: int) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("operation", "shape"), [(torch.matmul, (1024, 1024)), (functional.conv2d, (64, 64, 8, 8))]
 )
-def test_fp32_is_exact_and_tf32_is_not(
-    operation: Callable[..., Tensor], shape: tuple[int, ...]
-) -> None:
+def test_fp32_is_exact_and_tf32_is_not(operation, shape):
     operands = random_operands(*shape, count=2)
     precision.apply(Precision.FP32)
     assert relative_error(operation, *operands) < 1e-5
@@ -129,7 +123,7 @@ def test_fp32_is_exact_and_tf32_is_not(
     assert 5e-5 < relative_error(operation, *operands) < 1e-2
 
 
-def test_attention_in_fp32_is_exact() -> None:
+def test_attention_in_fp32_is_exact():
     # Its kernels multiply on tensor cores: this shows that they do not round to TF32.
     attention = partial(functional.scaled_dot_product_attention, is_causal=True)
     operands = random_operands(2, 4, 256, 64, count=3)

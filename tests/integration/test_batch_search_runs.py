@@ -55,7 +55,7 @@ def points_of(folder: Path) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory):
+def searched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("searched")
     (folder / "limited.py").write_text(WORKLOAD)
     (folder / "job.yaml").write_text(JOB)

@@ -1,12 +1,7 @@
 """A rank slowed on purpose, through Ray and gloo to the row of its point."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
-from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.job.model import Measure
 from raybench.records import Task
 from raybench.results.quality import is_slowed_by_one_rank
@@ -19,14 +14,12 @@ DELAY_MS = 60.0
 
 
 @pytest.fixture
-def cluster(three_workers: RayCluster) -> RayCluster:
+def cluster(three_workers):
     """Points are on the first two."""
     return three_workers
 
 
-def measured(
-    cluster: RayCluster, workload: str = STRAGGLER, *, profile: bool = False, **params: Any
-) -> dict[str, Any]:
+def measured(cluster, workload=STRAGGLER, *, profile=False, **params):
     """The row of one point of two ranks."""
     point = make_point(workload=workload, params=params, world_size=2)
     settings = Measure(warmup=3, iterations=15)
@@ -34,7 +27,7 @@ def measured(
 
 
 @pytest.mark.parametrize("slow_rank", [pytest.param(0, marks=pytest.mark.long), 1])
-def test_a_slow_rank_is_named_with_its_delay(cluster: RayCluster, slow_rank: int) -> None:
+def test_a_slow_rank_is_named_with_its_delay(cluster, slow_rank):
     row = measured(cluster, slow_rank=slow_rank, delay_ms=DELAY_MS)
     assert is_slowed_by_one_rank(row)
     assert row["slowest_rank"] == slow_rank
@@ -53,7 +46,7 @@ def test_a_slow_rank_is_named_with_its_delay(cluster: RayCluster, slow_rank: int
     assert "noop_hook" in row["methods"]["comm_exposed_ms"]
 
 
-def test_of_equal_ranks_none_is_slow(cluster: RayCluster) -> None:
+def test_of_equal_ranks_none_is_slow(cluster):
     row = measured(cluster)
     assert not is_slowed_by_one_rank(row)
     assert row["slowest_rank"] is None
@@ -66,14 +59,14 @@ SMALL = {"channels": 4, "image_size": 8}
 PARTS = ("compute_ms", "comm_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms")
 
 
-def test_the_example_of_the_documents_is_taken_apart(cluster: RayCluster) -> None:
+def test_the_example_of_the_documents_is_taken_apart(cluster):
     row = measured(cluster, EXAMPLE, **SMALL)
     assert all(row[name] is not None for name in PARTS), row
     assert row["throughput"] > 0
 
 
 @pytest.mark.long
-def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster: RayCluster) -> None:
+def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster):
     compiled = measured(cluster, EXAMPLE, **SMALL, compile=True)
     assert all(compiled[name] is not None for name in PARTS if name != "comm_ms"), compiled
     # For its gradients DDP's hook would compile another model.
@@ -83,7 +76,7 @@ def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster: RayCl
     assert "noop_hook" in measured(cluster, EXAMPLE, **SMALL)["methods"]["comm_exposed_ms"]
 
 
-def test_a_profiled_process_is_replaced(cluster: RayCluster) -> None:
+def test_a_profiled_process_is_replaced(cluster):
     measured(cluster)  # another class would have new processes
     before = [device.process_id for device in cluster.devices[:2]]
     measured(cluster)

@@ -52,12 +52,12 @@ def params(row: pd.Series) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def collectives(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+def collectives(tmp_path_factory):
     _, points = sweep(tmp_path_factory.mktemp("collectives"), COLLECTIVES)
     return points
 
 
-def test_every_operation_is_measured_with_its_bandwidths(collectives: pd.DataFrame) -> None:
+def test_every_operation_is_measured_with_its_bandwidths(collectives):
     ok = collectives[collectives["status"] == "ok"]
     assert len(ok) == 7
     for _, row in ok.iterrows():
@@ -70,9 +70,7 @@ def test_every_operation_is_measured_with_its_bandwidths(collectives: pd.DataFra
         assert pd.isna(row["throughput"])
 
 
-def test_a_cuda_graph_on_cpus_is_skipped_and_one_rank_is_an_error(
-    collectives: pd.DataFrame,
-) -> None:
+def test_a_cuda_graph_on_cpus_is_skipped_and_one_rank_is_an_error(collectives):
     by_type = collectives.dropna(subset="error_type").set_index("error_type")["error_message"]
     assert by_type["NeedsCuda"] == "cuda_graph: true needs CUDA devices"
     assert "needs at least 2 ranks, world_size is 1; raise world_size" in by_type["UsageError"]
@@ -80,7 +78,7 @@ def test_a_cuda_graph_on_cpus_is_skipped_and_one_rank_is_an_error(
 
 
 @pytest.mark.long
-def test_memory_bandwidth_is_that_of_one_device_whatever_the_rank_count(tmp_path: Path) -> None:
+def test_memory_bandwidth_is_that_of_one_device_whatever_the_rank_count(tmp_path):
     done, points = sweep(tmp_path, MEMORY)
     assert (done.returncode, set(points["status"])) == (0, {"ok"})
     for _, row in points.iterrows():

@@ -22,7 +22,7 @@ def doctor(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_sound_cluster_ends_with_0_and_a_crippling_variable_is_found_on_its_workers() -> None:
+def test_a_sound_cluster_ends_with_0_and_a_crippling_variable_is_found_on_its_workers():
     done = doctor("--address", "local", "--json", NCCL_P2P_DISABLE="1")
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(done.stdout)
@@ -37,7 +37,7 @@ def test_a_sound_cluster_ends_with_0_and_a_crippling_variable_is_found_on_its_wo
 
 
 @pytest.mark.long
-def test_workers_that_cannot_talk_to_each_other_fail_with_the_reason() -> None:
+def test_workers_that_cannot_talk_to_each_other_fail_with_the_reason():
     done = doctor("--address", "local", GLOO_SOCKET_IFNAME="nowhere0")
     assert done.returncode == 1, done.stdout + done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80

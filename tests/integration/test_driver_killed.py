@@ -1,28 +1,23 @@
 """SIGKILL of the driver, or of its Ray: real processes and signals; the run goes on after it."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from tests.integration.driver_kills import KilledSweep
-from tests.integration.fault_injection import Waiting, harmed_sweep
+from tests.integration.fault_injection import harmed_sweep
 from tests.integration.fault_runs import descendants, rows, start_sweep, sweep_command, write_job
 
 POINTS = 8
 
 
 @pytest.mark.long
-def test_after_each_sigkill_the_tables_are_whole_and_at_the_end_each_point_is_there_once(
-    tmp_path: Path,
-) -> None:
+def test_after_each_sigkill_the_tables_are_whole_and_at_the_end_each_point_is_there_once(tmp_path):
     seed = random.randrange(1000)
     print("seed", seed)
     chance = random.Random(seed)
@@ -49,10 +44,8 @@ def test_after_each_sigkill_the_tables_are_whole_and_at_the_end_each_point_is_th
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["/raylet/raylet", "gcs_server"])
-def test_when_its_own_ray_is_killed_a_sweep_ends_in_seconds_and_can_be_resumed(
-    name: str, tmp_path: Path
-) -> None:
-    def kill(process: subprocess.Popen[str], _: Waiting) -> None:
+def test_when_its_own_ray_is_killed_a_sweep_ends_in_seconds_and_can_be_resumed(name, tmp_path):
+    def kill(process, _):
         # A raylet has the command lines of Ray's agents further on.
         [found] = [p for p, title in descendants(process.pid).items() if name in title.split()[0]]
         os.kill(found, signal.SIGKILL)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -65,7 +64,7 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
+def address():
     """A head with one CPU slot, to which the autoscaler adds two nodes of one at most."""
     with tempfile.TemporaryDirectory(prefix="as-", dir="/tmp") as folder:
         import ray.util
@@ -112,9 +111,7 @@ def wait_until(is_so, head: subprocess.Popen[bytes]) -> None:
         time.sleep(0.2)
 
 
-def sweep(
-    folder: Path, address: str, world_sizes: str, wait_s: int
-) -> tuple[subprocess.CompletedProcess[str], pd.DataFrame]:
+def sweep(folder, address, world_sizes, wait_s):
     job = folder / "job.yaml"
     job.write_text(
         "version: 1\nname: elastic\nworkload: {kind: mlp, hidden: 32, layers: 1}\n"
@@ -133,12 +130,10 @@ def sweep(
     return done, pd.read_parquet(folder / "results" / "points").set_index("world_size")
 
 
-def test_nodes_come_for_the_biggest_point_and_go_when_no_point_needs_them(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_come_for_the_biggest_point_and_go_when_no_point_needs_them(address, monkeypatch):
     import ray
 
-    def nodes() -> int:
+    def nodes():
         return sum(node["Alive"] for node in ray.nodes())
 
     for name, value in NO_TOKEN.items():
@@ -164,9 +159,7 @@ def test_nodes_come_for_the_biggest_point_and_go_when_no_point_needs_them(
         cluster.close()
 
 
-def test_a_point_whose_nodes_never_come_is_skipped_and_says_why(
-    address: str, tmp_path: Path
-) -> None:
+def test_a_point_whose_nodes_never_come_is_skipped_and_says_why(address, tmp_path):
     done, points = sweep(tmp_path, address, "[1, 4]", wait_s=20)
     assert done.returncode == 0, done.stderr
     assert points["status"].to_dict() == {1: "ok", 4: "skipped"}

@@ -30,7 +30,7 @@ NUMBERED = {0: IMPORT_ERROR} | {2 * place + 2: case for place, case in enumerate
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Of one sweep: the import fails once, and then each fault stands between points that work."""
     made = tmp_path_factory.mktemp("faults")
     faults = [("none", 0)] * (2 * len(CHOSEN) + 2)

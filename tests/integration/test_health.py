@@ -32,9 +32,7 @@ Findings = Sequence[Mapping[str, Any]]
 
 
 @contextmanager
-def check_of(
-    output: Path, stages: Sequence[str], **environment: str
-) -> Iterator[subprocess.Popen[str]]:
+def check_of(output, stages, **environment):
     """A check that runs, and is ended whatever becomes of the test."""
     with subprocess.Popen(
         [*CHECK, str(output), *stages],
@@ -75,14 +73,14 @@ def ill(found: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
 
 
 @pytest.fixture(scope="module")
-def flipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], Path]:
+def flipped(tmp_path_factory):
     """A whole check in which the second worker flips one bit of each product."""
     output = tmp_path_factory.mktemp("health") / "results"
     with check_of(output, ALL, FLIP_BITS="1") as check:
         return end_of(check), output
 
 
-def test_a_flipped_bit_is_told_with_the_worker_that_flipped_it(flipped) -> None:
+def test_a_flipped_bit_is_told_with_the_worker_that_flipped_it(flipped):
     found, _ = flipped
     wrong = {
         name: one["reason"]
@@ -95,7 +93,7 @@ def test_a_flipped_bit_is_told_with_the_worker_that_flipped_it(flipped) -> None:
     assert 1 not in found["healthy"]
 
 
-def test_the_samples_of_a_check_lie_in_the_tables_as_of_any_run(flipped) -> None:
+def test_the_samples_of_a_check_lie_in_the_tables_as_of_any_run(flipped):
     found, output = flipped
     points, runs = load(output, "points"), load(output, "runs")
     assert list(runs["job_name"]) == ["health"]
@@ -107,7 +105,7 @@ def test_the_samples_of_a_check_lie_in_the_tables_as_of_any_run(flipped) -> None
     assert len(load(output, "health")) == len(found["findings"])
 
 
-def test_the_tables_have_each_direction_of_each_pair(flipped) -> None:
+def test_the_tables_have_each_direction_of_each_pair(flipped):
     found, output = flipped
     links = load(output, "links")
     ways = {(one["from_uuid"], one["to_uuid"]) for one in found["links"]}
@@ -118,7 +116,7 @@ def test_the_tables_have_each_direction_of_each_pair(flipped) -> None:
     assert (links["latency_us"].dropna() > 0).all()
 
 
-def test_all_stages_are_judged(flipped) -> None:
+def test_all_stages_are_judged(flipped):
     found, _ = flipped
     assert {one["stage"] for one in found["findings"]} == set(ALL)
     assert not [one for one in found["findings"] if one["verdict"] == "untested"]
@@ -183,7 +181,7 @@ def pinned(cores: Mapping[int, int]) -> Iterator[None]:
 @pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each worker")
-def test_a_worker_with_a_busy_neighbour_on_its_core_is_named(tmp_path: Path) -> None:
+def test_a_worker_with_a_busy_neighbour_on_its_core_is_named(tmp_path):
     output = tmp_path / "results"
     first, second, *_ = sorted(os.sched_getaffinity(0))
     with check_of(output, ["alone"]) as check:
@@ -201,9 +199,7 @@ def test_a_worker_with_a_busy_neighbour_on_its_core_is_named(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("harm", "reason"), [(signal.SIGSTOP, "timed out"), (signal.SIGKILL, "worker lost")]
 )
-def test_a_worker_that_is_frozen_or_killed_is_named_and_the_check_goes_on(
-    harm: signal.Signals, reason: str, tmp_path: Path
-) -> None:
+def test_a_worker_that_is_frozen_or_killed_is_named_and_the_check_goes_on(harm, reason, tmp_path):
     output = tmp_path / "results"
     with check_of(output, ["alone", "pairs"]) as check:
         os.kill(workers_of(output, check)[1], harm)
@@ -222,7 +218,7 @@ def test_a_worker_that_is_frozen_or_killed_is_named_and_the_check_goes_on(
 @pytest.mark.long
 @pytest.mark.skipif(why_not() is not None, reason=f"needs hosts of its own: {why_not()}")
 @pytest.mark.skipif(not shutil.which("tc"), reason="needs tc")
-def test_a_slow_link_between_two_of_three_hosts_is_a_path_and_no_device(tmp_path: Path) -> None:
+def test_a_slow_link_between_two_of_three_hosts_is_a_path_and_no_device(tmp_path):
     output = tmp_path / "results"
     with hosts(3) as (head, *others):
         head.start_ray("--head", "--port=6379", "--include-dashboard=false", cpus=1)

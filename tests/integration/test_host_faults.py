@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def three() -> Iterator[list[Host]]:
+def three():
     """Three hosts with one CPU worker each, in one Ray cluster."""
     with hosts(3) as made:
         head, *others = made
@@ -61,7 +60,7 @@ def test_a_cut_cable_costs_the_points_that_need_its_host_and_a_host_that_is_back
     )
     command = sweep_command(tmp_path, "--device", "cpu", address=f"{head.address}:6379")
 
-    def cut(*_: object) -> None:
+    def cut(*_):
         pull_cable(head, victim)
 
     ended = harmed_sweep(head.command(command), tmp_path, 1, 3, cut, stay_s=5.0)

@@ -9,13 +9,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from tests.integration.namespaces import Host, hosts, why_not
+from tests.integration.namespaces import hosts, why_not
 
 PROBE = "tests.integration.probe_workloads:Probe"
 PYTHON = Path(sys.executable)
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[list[Host]]:
+def nodes():
     """Three hosts that are one Ray cluster of six CPU slots, and one without Ray."""
     with hosts(4) as made:
         head, *others, _ = made
@@ -40,7 +39,7 @@ def nodes() -> Iterator[list[Host]]:
 
 
 @pytest.fixture
-def lone() -> Iterator[Host]:
+def lone():
     """A host on which nothing runs."""
     with hosts(1) as (made,):
         yield made

@@ -1,15 +1,12 @@
 """A sweep on a cluster that is there, all of whose slots are free."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 
 
-def test_a_sweep_joins_the_cluster_at_its_address(three_nodes: str, tmp_path: Path) -> None:
+def test_a_sweep_joins_the_cluster_at_its_address(three_nodes, tmp_path):
     job = tmp_path / "job.yaml"
     job.write_text(
         "version: 1\nname: small\n"
@@ -45,9 +42,7 @@ sys.exit(run_tour(where, (large, small)))
 """
 
 
-def test_a_tour_leaves_out_what_fits_nowhere_and_makes_a_page_of_the_rest(
-    three_nodes: str, tmp_path: Path
-) -> None:
+def test_a_tour_leaves_out_what_fits_nowhere_and_makes_a_page_of_the_rest(three_nodes, tmp_path):
     results = tmp_path / "results"
     command = [sys.executable, "-c", TOUR, three_nodes, str(results)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,9 +33,7 @@ pytestmark = [
 
 
 @contextmanager
-def batch_job(
-    folder: Path, job: Path, results: Path, script: str = "slurm.sbatch"
-) -> Iterator[subprocess.Popen[str]]:
+def batch_job(folder, job, results, script="slurm.sbatch"):
     """Start the batch script on the first of two new hosts."""
     with hosts(2) as nodes, slurm(folder, nodes) as variables:
         first = nodes[0]
@@ -57,9 +54,7 @@ def child_of(process_id: int) -> int:
     return int(child)
 
 
-def test_a_slurm_job_whose_time_is_up_is_queued_again_and_its_next_start_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_a_slurm_job_whose_time_is_up_is_queued_again_and_its_next_start_goes_on(tmp_path):
     job, results = tmp_path / "job.yaml", tmp_path / "results"
     job.write_text(JOB)
     with batch_job(tmp_path / "first", job, results) as batch:
@@ -85,7 +80,7 @@ def test_a_slurm_job_whose_time_is_up_is_queued_again_and_its_next_start_goes_on
 
 
 @pytest.mark.timeout(2 * PATIENCE_S + 60)
-def test_a_slurm_job_by_symmetric_run_spans_both_hosts(tmp_path: Path) -> None:
+def test_a_slurm_job_by_symmetric_run_spans_both_hosts(tmp_path):
     job, results = tmp_path / "job.yaml", tmp_path / "results"
     job.write_text(JOB.replace("[8, 16, 32, 64]", "[8]") + "placement: {strategy: spread}\n")
     with batch_job(tmp_path / "slurm", job, results, "slurm-symmetric.sbatch") as batch:

@@ -1,9 +1,6 @@
 """Many more CPU workers than their host has cores: they start, meet, and sum what all have."""
 
-from __future__ import annotations
-
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +24,7 @@ _LIMIT_S = 900
 @pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.timeout(_LIMIT_S)
-def test_64_workers_of_one_host_do_a_point_together(tmp_path: Path) -> None:
+def test_64_workers_of_one_host_do_a_point_together(tmp_path):
     (tmp_path / "job.yaml").write_text(JOB)
     command = sweep_command(tmp_path, "--device", "cpu")
     done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S - 20)

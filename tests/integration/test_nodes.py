@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,13 +46,13 @@ def node(head):
 
 
 @pytest.fixture
-def told() -> list[str]:
+def told():
     """The lines for the user."""
     return []
 
 
 @pytest.fixture
-def cluster(head, node, told) -> Iterator[RayCluster]:
+def cluster(head, node, told):
     """Two workers on each of two nodes."""
     joined = RayCluster(connect(head.address, "cpu", wanted=4), told.append)
     joined.start(4, "pack")
@@ -94,9 +93,7 @@ def are_measured(answers) -> bool:
         pytest.param("node frozen", freeze, marks=pytest.mark.long),
     ],
 )
-def test_a_lost_node_costs_its_workers_and_the_others_go_on(
-    cluster, node, told, fault: str, harm: Callable[[int], None]
-):
+def test_a_lost_node_costs_its_workers_and_the_others_go_on(cluster, node, told, fault, harm):
     assert are_measured(run(cluster, (0, 1, 2, 3)))
     here = {
         worker_id
@@ -107,7 +104,7 @@ def test_a_lost_node_costs_its_workers_and_the_others_go_on(
     left = tuple(sorted({0, 1, 2, 3} - here))
     harmed_s: list[float] = []
 
-    def strike() -> None:
+    def strike():
         harmed_s.append(time.monotonic())
         harm(raylet_of(node))
 

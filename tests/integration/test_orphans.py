@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,9 +29,7 @@ _FAMILY = "RAYBENCH_TEST_FAMILY"
 
 
 @contextmanager
-def hanging_sweep(
-    folder: Path, *options: str, terminal: int | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
+def hanging_sweep(folder, *options, terminal=None):
     """A driver whose two workers hang, and have children; it leads a session of its own."""
     job = folder / "job.yaml"
     job.write_text(JOB.format(folder=folder))
@@ -86,7 +83,7 @@ def family(folder: Path) -> list[int]:
     ]
 
 
-def test_a_killed_driver_leaves_nothing_of_its_private_ray(tmp_path: Path) -> None:
+def test_a_killed_driver_leaves_nothing_of_its_private_ray(tmp_path):
     with hanging_sweep(tmp_path, "--address", "local") as driver:
         assert len(family(tmp_path)) > 8, "Ray's processes, two workers and their children"
         first, second = orphans_in(tmp_path).values()
@@ -101,7 +98,7 @@ def test_a_killed_driver_leaves_nothing_of_its_private_ray(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_a_closed_terminal_leaves_nothing(tmp_path: Path) -> None:
+def test_a_closed_terminal_leaves_nothing(tmp_path):
     ours, theirs = pty.openpty()
     with hanging_sweep(tmp_path, "--address", "local", terminal=theirs) as driver:
         rays = descendants(driver.pid)
@@ -112,9 +109,7 @@ def test_a_closed_terminal_leaves_nothing(tmp_path: Path) -> None:
     print(f"gone after the terminal was closed: {took_s:.1f} s")
 
 
-def test_a_killed_worker_or_driver_leaves_nothing_on_a_cluster(
-    tmp_path: Path, three_nodes: str
-) -> None:
+def test_a_killed_worker_or_driver_leaves_nothing_on_a_cluster(tmp_path, three_nodes):
     with hanging_sweep(tmp_path, "--address", three_nodes) as driver:
         first, second = orphans_in(tmp_path).values()
         os.kill(first[0], signal.SIGKILL)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ time.sleep(600)
 
 
 @pytest.fixture
-def raylet() -> Iterator[int]:
+def raylet():
     """The process of a private Ray that was told of one CPU."""
     connect("local", "cpu", wanted=1)
     yield ray._private.worker._global_node.all_processes["raylet"][0].process.pid
@@ -37,8 +36,8 @@ class Nothing:
 
 
 def test_a_process_that_does_not_come_up_keeps_no_other_waiting_and_none_comes_unasked(
-    raylet: int, tmp_path: Path
-) -> None:
+    raylet, tmp_path
+):
     (tmp_path / "sitecustomize.py").write_text(_STUCK)
     environment = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
     _stuck = ray.remote(Nothing).options(num_cpus=0, runtime_env=environment).remote()
@@ -90,9 +89,7 @@ measure: {warmup: 1, iterations: 3, breakdown: false}
 class Struck:
     """A sweep of which a process was ended while it started: what it said, and how late."""
 
-    def __init__(
-        self, folder: Path, title: str, signal_name: str, delay_s: float, said: str
-    ) -> None:
+    def __init__(self, folder, title, signal_name, delay_s, said):
         (folder / "job.yaml").write_text(SMALL_JOB)
         errors = folder / "stderr.txt"
         command = sweep_command(folder, "--device", "cpu")
@@ -119,7 +116,7 @@ class Struck:
         return said in errors.read_text() and bool(_victims(driver.pid, title))
 
 
-def _victims(driver: int, title: str) -> list[int]:
+def _victims(driver, title):
     # The raylet has the command lines of all others among its arguments.
     found = descendants(driver).items()
     return [process for process, words in found if title in " ".join(words.split(" ")[:4])]
@@ -133,23 +130,19 @@ def check_start(struck: Struck) -> None:
     assert struck.after_s < _MOST_S
 
 
-def test_a_head_that_dies_while_ray_starts_is_told_in_one_line_and_in_time(tmp_path: Path) -> None:
+def test_a_head_that_dies_while_ray_starts_is_told_in_one_line_and_in_time(tmp_path):
     check_start(Struck(tmp_path, *AT_RAYS_START[0], said=""))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", AT_RAYS_START[1:], ids=lambda fault: " by ".join(fault[:2]))
-def test_what_dies_while_ray_starts_is_told_in_one_line_and_in_time(
-    fault: tuple[str, str, float], tmp_path: Path
-) -> None:
+def test_what_dies_while_ray_starts_is_told_in_one_line_and_in_time(fault, tmp_path):
     check_start(Struck(tmp_path, *fault, said=""))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", AT_THE_WORKERS_START, ids=lambda fault: " by ".join(fault[:2]))
-def test_what_dies_while_workers_start_is_told_with_the_command_to_go_on_with(
-    fault: tuple[str, str, float], tmp_path: Path
-) -> None:
+def test_what_dies_while_workers_start_is_told_with_the_command_to_go_on_with(fault, tmp_path):
     struck = Struck(tmp_path, *fault, said="; run ")
     assert struck.returncode == 3, struck.lines
     _, again, stopped, reason = struck.lines
@@ -162,9 +155,7 @@ def test_what_dies_while_workers_start_is_told_with_the_command_to_go_on_with(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_a_worker_that_is_killed_while_it_starts_is_started_again(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_worker_that_is_killed_while_it_starts_is_started_again(name, tmp_path):
     struck = Struck(tmp_path, "ray::_Worker", name, 0.2, said="; run ")
     assert struck.returncode == 0, struck.lines
     assert struck.lines[1].startswith("a worker could not start: its process ")
@@ -190,7 +181,7 @@ cli.main()
 
 
 @pytest.mark.long
-def test_a_head_that_dies_while_workers_are_let_go_spoils_no_finished_run(tmp_path: Path) -> None:
+def test_a_head_that_dies_while_workers_are_let_go_spoils_no_finished_run(tmp_path):
     (tmp_path / "job.yaml").write_text(SMALL_JOB)
     command = sweep_command(tmp_path, "--device", "cpu")
     options = command[command.index("raybench") + 1 :]

@@ -6,14 +6,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from raybench.cluster.allocator import Strategy, choose_workers
+from raybench.cluster.allocator import choose_workers
 from raybench.cluster.claims import Claims
 from raybench.cluster.ray_cluster import cluster as ray_cluster
 from raybench.cluster.ray_cluster import workers
@@ -33,15 +32,15 @@ FAULTY = "tests.integration.probe_workloads:Faulty"
 
 
 @pytest.fixture(scope="module")
-def cluster(three_nodes: str) -> Iterator[ray_cluster.RayCluster]:
+def cluster(three_nodes):
     joined = ray_cluster.RayCluster(connect(three_nodes, "cpu", wanted=6))
     joined.start(6, "pack")
     yield joined
     joined.close()
 
 
-def test_racks_are_the_labels_of_nodes_and_rails_the_indices_of_workers(cluster) -> None:
-    def places(world_size: int, strategy: Strategy) -> list[tuple[str, int]]:
+def test_racks_are_the_labels_of_nodes_and_rails_the_indices_of_workers(cluster):
+    def places(world_size, strategy):
         chosen = choose_workers(cluster.devices, world_size, strategy)
         return [(cluster.devices[one].rack, cluster.devices[one].index) for one in chosen]
 

@@ -15,9 +15,7 @@ def run(cluster: Cluster, name: str, world_size: int, args: str = "") -> list[Me
     return [answer for answer in answers if isinstance(answer, Measurement)]
 
 
-def test_a_script_of_the_real_torch_gives_samples_and_parts_of_both_ranks(
-    three_workers: Cluster,
-) -> None:
+def test_a_script_of_the_real_torch_gives_samples_and_parts_of_both_ranks(three_workers):
     for measurement in run(three_workers, "ddp.py", 2, "--accumulation 2"):
         (repetition,) = measurement.repetitions
         assert len(repetition.timed.step_ns) == 30
@@ -30,7 +28,7 @@ def test_a_script_of_the_real_torch_gives_samples_and_parts_of_both_ranks(
 
 
 @pytest.mark.long
-def test_what_hooks_cannot_tell_is_unknown_with_the_reason(three_workers: Cluster) -> None:
+def test_what_hooks_cannot_tell_is_unknown_with_the_reason(three_workers):
     breakdown = run(three_workers, "fsdp.py", 2)[0].breakdown
     assert breakdown is not None
     assert breakdown.hooked_ms == ()
@@ -40,13 +38,13 @@ def test_what_hooks_cannot_tell_is_unknown_with_the_reason(three_workers: Cluste
 @pytest.mark.long
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_is_measured_unchanged(three_workers: Cluster, name: str, world_size: int) -> None:
+def test_a_script_is_measured_unchanged(three_workers, name, world_size):
     for measurement in run(three_workers, name, world_size):
         assert measurement.warnings == ()
         assert min(measurement.repetitions[0].timed.step_ns) > 0
 
 
 @pytest.mark.long
-def test_the_slower_of_two_optimizers_ends_an_iteration(three_workers: Cluster) -> None:
+def test_the_slower_of_two_optimizers_ends_an_iteration(three_workers):
     (both,) = run(three_workers, "gan.py", 1)
     assert both.warnings == ()

@@ -6,11 +6,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from raybench.cluster import Cluster, point_end
+from raybench.cluster import point_end
 from raybench.records import Answer, Failure, Status
 from tests.cluster_contract import PointContract, failures, places, process_ids, run
 
@@ -23,7 +22,7 @@ WAITED = "ranks 0 and 2 waited in a collective"
 
 
 @pytest.fixture(scope="module")
-def cluster(three_workers: Cluster) -> Iterator[Cluster]:
+def cluster(three_workers):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(point_end, "GRACE_S", PATIENCE_S)
         run(three_workers, 0, 1, 2)  # the class of an earlier file costs its processes here
@@ -103,7 +102,7 @@ class TestRay(PointContract):
     def test_points_on_other_workers_run_at_once(self, cluster):
         answers: dict[tuple[int, ...], tuple[Answer, ...]] = {}
 
-        def measure(*worker_ids: int) -> None:
+        def measure(*worker_ids):
             answers[worker_ids] = run(cluster, *worker_ids)
 
         for disjoint in ([(0, 1), (2,)], [(0,), (1, 2)]):

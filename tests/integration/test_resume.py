@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,9 +53,7 @@ def statuses(folder: Path) -> list[str]:
 
 
 @pytest.mark.long
-def test_sigterm_keeps_what_finished_and_the_command_it_prints_does_the_rest(
-    tmp_path: Path,
-) -> None:
+def test_sigterm_keeps_what_finished_and_the_command_it_prints_does_the_rest(tmp_path):
     with started(tmp_path, points=1) as process:
         time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
@@ -84,7 +81,7 @@ def test_sigterm_keeps_what_finished_and_the_command_it_prints_does_the_rest(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """The results folder, on a disk of its own where this process may mount one."""
     results = tmp_path / "results"
     results.mkdir()
@@ -146,12 +143,8 @@ def make_writable(results: Path) -> None:
     ids=["full", "read-only"],
 )
 def test_a_disk_that_takes_no_more_is_one_line_and_the_run_goes_on_when_it_does(
-    small_disk: Path,
-    tmp_path: Path,
-    harm: Callable[[subprocess.Popen[str], Path], None],
-    undo: Callable[[Path], None],
-    reason: str,
-) -> None:
+    small_disk, tmp_path, harm, undo, reason
+):
     with started(tmp_path, points=1) as process:
         harm(process, small_disk)
         _, said = process.communicate(timeout=60)

@@ -40,7 +40,7 @@ def processes(folder: Path, run_id: str, attempts: set[tuple[str, int]]) -> set[
 
 
 @pytest.mark.long
-def test_a_run_that_is_killed_in_its_second_round_goes_on_there(tmp_path: Path) -> None:
+def test_a_run_that_is_killed_in_its_second_round_goes_on_there(tmp_path):
     (tmp_path / "job.yaml").write_text(JOB)
     with subprocess.Popen(
         command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

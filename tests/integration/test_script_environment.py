@@ -11,7 +11,7 @@ from tests.script_files import write_script
 from tests.unit.fakes import make_point
 
 if TYPE_CHECKING:
-    from raybench.cluster.ray_cluster.cluster import RayCluster
+    pass
 
 SETTINGS = Measure.model_validate({"warmup": 2, "iterations": 4, "breakdown": False})
 
@@ -26,10 +26,8 @@ def environment(process_id: int) -> list[str]:
     return Path(f"/proc/{process_id}/environ").read_text(encoding="utf-8").split("\0")
 
 
-def test_processes_are_started_with_the_variables_of_their_points(
-    three_workers: RayCluster, tmp_path: Path
-) -> None:
-    def run(task: Task) -> int:
+def test_processes_are_started_with_the_variables_of_their_points(three_workers, tmp_path):
+    def run(task):
         (answer,) = three_workers.run(task, [2])
         assert isinstance(answer, Measurement), answer
         return three_workers.devices[2].process_id

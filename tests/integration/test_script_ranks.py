@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -22,7 +21,7 @@ SLACK_S = 25.0
 
 
 @pytest.fixture(scope="module")
-def cluster(three_workers: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(three_workers, tmp_path_factory):
     # After a class of an earlier file this costs its processes.
     run(three_workers, tmp_path_factory.mktemp("first"), "steps(10**9)")
     with pytest.MonkeyPatch.context() as patched:

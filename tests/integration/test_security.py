@@ -57,10 +57,10 @@ Run = Callable[..., Called]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(monkeypatch, capsys):
     """A command, in this process: a new one each would take a minute."""
 
-    def called(*arguments: object) -> Called:
+    def called(*arguments):
         monkeypatch.setattr(sys, "argv", ["raybench", *map(str, arguments)])
         with pytest.raises(SystemExit) as stopped:
             cli.main()
@@ -86,7 +86,7 @@ def family_of(driver: int) -> set[int]:
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def place():
     """A folder as /tmp is, short enough for Ray's sockets, which pytest's own are not."""
     with TemporaryDirectory(prefix="rb", dir="/tmp") as folder:
         Path(folder).chmod(0o1777)
@@ -126,8 +126,8 @@ def measuring(command: Sequence[str], place: Path) -> Iterator[set[int]]:
 
 
 def test_a_private_ray_listens_on_loopback_alone_with_a_token_that_nobody_else_ever_sees(
-    tmp_path: Path, place: Path
-) -> None:
+    tmp_path, place
+):
     with measuring([*long_sweep(tmp_path), "--address", "local"], place) as family:
         found = listening(family)
         asked = _ask_without_token(family)
@@ -182,8 +182,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user"
 @needs_root
 @pytest.mark.long
 def test_another_user_of_the_host_gets_neither_the_token_nor_the_session_nor_into_ray(
-    tmp_path: Path, place: Path
-) -> None:
+    tmp_path, place
+):
     with measuring([*long_sweep(tmp_path), "--address", "local"], place) as family:
         [folder] = place.glob("raybench-*")
         raylet = next(pid for pid in family if b"/raylet\0" in _command_line(pid)[:200])
@@ -216,9 +216,7 @@ while True:
 
 @needs_root
 @pytest.mark.long
-def test_a_cluster_that_another_user_has_planted_is_neither_asked_nor_joined(
-    tmp_path: Path, place: Path
-) -> None:
+def test_a_cluster_that_another_user_has_planted_is_neither_asked_nor_joined(tmp_path, place):
     variables = environment(place)
     token = place / "home" / ".ray" / "auth_token"
     token.parent.mkdir()
@@ -300,9 +298,7 @@ HOSTILE_WORKLOADS = {
 
 
 @pytest.mark.parametrize("workload", HOSTILE_WORKLOADS.values(), ids=HOSTILE_WORKLOADS.keys())
-def test_a_job_file_calls_and_makes_nothing_but_a_workload(
-    workload: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_file_calls_and_makes_nothing_but_a_workload(workload, tmp_path, run, monkeypatch):
     path = job(tmp_path, workload)
     monkeypatch.chdir(tmp_path)
     done = run("plan", path)
@@ -315,7 +311,7 @@ def test_a_job_file_calls_and_makes_nothing_but_a_workload(
 NAMES = ["../x", "/tmp/x", "a/b", "..", ".x", "a\\0b", "a\\nb", "x" * 10_000, "\u202ename", "nämé"]
 
 
-def test_a_name_of_a_job_cannot_be_a_path(tmp_path: Path, run: Run) -> None:
+def test_a_name_of_a_job_cannot_be_a_path(tmp_path, run):
     for name in NAMES:
         done = run("plan", job(tmp_path, name=f'"{name}"'))
         assert done.returncode == 2
@@ -325,7 +321,7 @@ def test_a_name_of_a_job_cannot_be_a_path(tmp_path: Path, run: Run) -> None:
 
 
 @pytest.mark.parametrize("place", ["points", "points/run-a", "traces/run-a", "runs/run-a/.driver"])
-def test_a_link_in_results_does_not_lead_a_sweep_out_of_them(place: str, tmp_path: Path) -> None:
+def test_a_link_in_results_does_not_lead_a_sweep_out_of_them(place, tmp_path):
     elsewhere, root = tmp_path / "elsewhere", tmp_path / "results"
     elsewhere.mkdir()
     (root / place).parent.mkdir(parents=True)
@@ -336,7 +332,7 @@ def test_a_link_in_results_does_not_lead_a_sweep_out_of_them(place: str, tmp_pat
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_results_folder_may_itself_be_a_link(tmp_path: Path) -> None:
+def test_a_results_folder_may_itself_be_a_link(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "results").symlink_to(tmp_path / "disk")
     with hold_run(tmp_path / "results", "run-a"):
@@ -344,7 +340,7 @@ def test_a_results_folder_may_itself_be_a_link(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hostile(tmp_path_factory):
     """Results in which every text that others can choose is hostile."""
     root = tmp_path_factory.mktemp("hostile") / "results"
     told = make_run(
@@ -366,7 +362,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_texts_of_others_control_no_terminal(hostile: Path, run: Run) -> None:
+def test_texts_of_others_control_no_terminal(hostile, run):
     [failed] = (hostile / "points" / "run-a").glob("00002-*")
     point = failed.name.split("-")[1]
     for words in (
@@ -382,7 +378,7 @@ def test_texts_of_others_control_no_terminal(hostile: Path, run: Run) -> None:
             json.loads(done.stdout)
 
 
-def test_markdown_of_others_texts_has_no_markup_of_theirs(hostile: Path, run: Run) -> None:
+def test_markdown_of_others_texts_has_no_markup_of_theirs(hostile, run):
     text = run("report", "run-a", "--format", "md", "--results", hostile).stdout
     # What is escaped is text, and so is everything in a code span.
     prose = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", re.sub(r"\\.", "", text))
@@ -391,9 +387,7 @@ def test_markdown_of_others_texts_has_no_markup_of_theirs(hostile: Path, run: Ru
         assert markup not in prose
 
 
-def test_a_chart_of_others_texts_is_a_picture_and_no_program(
-    hostile: Path, tmp_path: Path, run: Run
-) -> None:
+def test_a_chart_of_others_texts_is_a_picture_and_no_program(hostile, tmp_path, run):
     from xml.etree import ElementTree
 
     chart = tmp_path / "chart.svg"
@@ -406,7 +400,7 @@ def test_a_chart_of_others_texts_is_a_picture_and_no_program(
     assert not names & {"script", "a", "image", "foreignObject", "iframe"}
 
 
-def test_no_pickle_is_read() -> None:
+def test_no_pickle_is_read():
     sources = Path(__file__).parents[2].glob("raybench/**/*.py")
     loads = re.compile(
         r"\b(pickle|cloudpickle|marshal|shelve|dill)\b.*\bload|read_pickle|torch\.load"

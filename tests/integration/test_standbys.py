@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -43,7 +42,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark
 
 
 @pytest.fixture
-def cluster(three_nodes: str) -> Iterator[RayCluster]:
+def cluster(three_nodes):
     joined = RayCluster(connect(three_nodes, "cpu", wanted=3), standby_on_cpus=True)
     joined.start(3, "pack")
     yield joined
@@ -110,7 +109,7 @@ def test_a_killed_rank_is_replaced_by_the_standby_of_its_node_and_by_a_new_worke
         wait_until_gone(process, 10)
 
 
-def test_a_standby_ends_with_its_driver(three_nodes: str):
+def test_a_standby_ends_with_its_driver(three_nodes):
     command = [sys.executable, "-c", DRIVER, three_nodes]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ OTHER = "tests.integration.probe_workloads:Straggler"
 
 
 @pytest.fixture
-def cluster(three_workers: RayCluster) -> RayCluster:
+def cluster(three_workers):
     """Points are on the first two."""
     return three_workers
 
@@ -47,9 +46,7 @@ def measure(cluster: RayCluster, workload: str, world_size: int, **params) -> li
     return measurements
 
 
-def run(
-    cluster: RayCluster, folder: Path, mess: str = "none"
-) -> tuple[list[dict], list[Measurement]]:
+def run(cluster, folder, mess="none"):
     """What each of two ranks saw before it made its mess, and its measurement."""
     answers = measure(cluster, MESS, 2, folder=str(folder), mess=mess)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], answers

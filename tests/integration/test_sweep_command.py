@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,7 +61,7 @@ measure: {warmup: 3, iterations: 10}
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory):
+def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("swept")
     options = ("--address", "local", "--profile", "world_size == 2 and precision == 'bf16'")
     done = sweep(write_job(folder, MLP_JOB), folder / "results", *options)
@@ -156,9 +155,7 @@ def test_the_results_can_be_browsed(swept, command):
 
 
 @contextmanager
-def hanging_sweep(
-    folder: Path, *, in_its_own_session: bool = False
-) -> Iterator[subprocess.Popen[str]]:
+def hanging_sweep(folder, *, in_its_own_session=False):
     """A sweep into folder/results whose first point has ended and whose second one hangs."""
     job = write_job(
         folder,
@@ -375,7 +372,7 @@ def test_a_workload_of_ones_own_is_found_from_the_current_directory(tmp_path, mo
 
 
 @pytest.mark.long
-def test_the_tour_answers_each_of_its_questions_on_two_cores(tmp_path: Path) -> None:
+def test_the_tour_answers_each_of_its_questions_on_two_cores(tmp_path):
     from raybench.cli.demo import STOPS
 
     done = subprocess.run(

@@ -33,14 +33,14 @@ NOT_WAITED_S = 3.0
 
 # Once for all tests that come after those without an NVML: each start takes seconds.
 @pytest.fixture(scope="module")
-def agents(three_nodes) -> Iterator[NodeAgents]:
+def agents(three_nodes):
     """Agents whose processes find an NVML with devices."""
     with _agents(three_nodes, {"PYTHONPATH": str(FAKE_NVML)}) as started:
         yield started
 
 
 @pytest.fixture
-def agents_without_nvml(three_nodes) -> Iterator[NodeAgents]:
+def agents_without_nvml(three_nodes):
     """Agents as this machine has them."""
     with _agents(three_nodes, {}) as started:
         yield started

@@ -23,7 +23,7 @@ SWEEP = [sys.executable, "-m", "raybench", "sweep"]
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def job(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
@@ -35,7 +35,7 @@ def sweep(job: Path, *options: str) -> list[str]:
     return [*SWEEP, str(job), *where, *options]
 
 
-def test_a_second_sweep_is_refused_before_anything_starts_and_leaves_no_run(job: Path) -> None:
+def test_a_second_sweep_is_refused_before_anything_starts_and_leaves_no_run(job):
     locks = DeviceLocks()
     locks.claim([CPU], this_process("run first-1"), shared=False)
     begun_s = time.monotonic()
@@ -50,7 +50,7 @@ def test_a_second_sweep_is_refused_before_anything_starts_and_leaves_no_run(job:
     locks.close()
 
 
-def test_a_tour_is_refused_at_once_and_not_job_by_job(job: Path) -> None:
+def test_a_tour_is_refused_at_once_and_not_job_by_job(job):
     locks = DeviceLocks()
     locks.claim([CPU], this_process("run first-1"), shared=False)
     _, *options = sweep(job)[len(SWEEP) :]
@@ -62,7 +62,7 @@ def test_a_tour_is_refused_at_once_and_not_job_by_job(job: Path) -> None:
     locks.close()
 
 
-def test_a_shared_sweep_is_seen_by_others_and_its_rows_say_who_was_there(job: Path) -> None:
+def test_a_shared_sweep_is_seen_by_others_and_its_rows_say_who_was_there(job):
     locks = DeviceLocks()
     locks.claim([CPU], this_process("run first-1"), shared=False)
     with subprocess.Popen(

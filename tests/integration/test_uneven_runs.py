@@ -35,9 +35,7 @@ def measured(cluster: RayCluster, **settings: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "shares", ["by_speed", pytest.param("by_speed_accumulation", marks=pytest.mark.long)]
 )
-def test_all_samples_of_a_step_are_done_with_the_gradients_of_one_process(
-    three_workers: RayCluster, shares: str
-) -> None:
+def test_all_samples_of_a_step_are_done_with_the_gradients_of_one_process(three_workers, shares):
     row = measured(three_workers, shares=shares)
     assert sum(row["share_by_rank"]) == 96
     assert row["gradient_error"] < 1e-5
@@ -53,9 +51,7 @@ def test_all_samples_of_a_step_are_done_with_the_gradients_of_one_process(
     assert OwnSpeeds([row]).together(row) == pytest.approx(sum(probe_speeds(row)))
 
 
-def test_the_fast_ranks_train_alone_and_the_slow_one_is_no_part_of_the_figures(
-    three_workers: RayCluster,
-) -> None:
+def test_the_fast_ranks_train_alone_and_the_slow_one_is_no_part_of_the_figures(three_workers):
     row = measured(three_workers, shares="fast")
     assert row["share_by_rank"] == [48, 48, 0]
     assert len(row["local_step_ms_by_rank"]) == 2
@@ -64,7 +60,7 @@ def test_the_fast_ranks_train_alone_and_the_slow_one_is_no_part_of_the_figures(
     assert row["comm_ms"] > 0
 
 
-def test_workers_are_as_before_after_an_uneven_point(three_workers: RayCluster) -> None:
+def test_workers_are_as_before_after_an_uneven_point(three_workers):
     measured(three_workers, shares="64/20/12")
     point = replace(POINT, slow_ratio=1.0)
     task = Task(point=point, settings=Measure(warmup=3, iterations=15))
