@@ -39,12 +39,12 @@ from tests.integration.fault_runs import (
     rank_right,
     rows,
     start_sweep,
-    sweep_command,
     write_failing_import,
     write_job,
 )
 from tests.integration.fault_workloads import CGROUP_PREFIX, memory_cgroups
 from tests.integration.soak import soaked
+from tests.integration.sweeps import sweep_command
 
 TIMEOUT_S = 10.0
 # Of a script, whose start is longer.

@@ -3,20 +3,15 @@
 import pytest
 import torch
 
-from raybench.cluster.ray_cluster import cluster as ray_cluster
-from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure, Span
-from raybench.job.point import USUAL_PRECISIONS, Point, Precision
+from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.records import Task
 from raybench.results.point_metrics import compute_metrics
+from tests.gpu.gpus import GPU, needs_two, private_ray
 from tests.measured_points import measure_record
+from tests.unit.fakes import make_point
 
-pytestmark = [
-    pytest.mark.gpu,
-    # Ray's own sockets and log files, closed by its threads after the test.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
-needs_peers = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+pytestmark = GPU
 
 # Of each operation what torch can do: None is its own way, True the other one in place.
 PLACES = {
@@ -34,30 +29,25 @@ SETTINGS = Measure(
 
 @pytest.fixture(scope="module")
 def cluster():
-    count = torch.cuda.device_count()
-    joined = ray_cluster.RayCluster(connect("local", "cuda", wanted=count))
-    joined.start(count, "pack")
-    yield joined
-    joined.close()
+    with private_ray(torch.cuda.device_count()) as joined:
+        yield joined
 
 
 def run(cluster, workload, world_size, **settings):
     """The numbers of one point. A wrong payload or product is a failure."""
-    point = Point(
+    point = make_point(
         workload=workload,
         world_size=world_size,
         precision=settings.pop("precision", Precision.FP32),
         cuda_graph=settings.pop("cuda_graph", False),
         params={name: value for name, value in settings.items() if value is not None},
-        batch_size=None,
-        global_batch_size=None,
-        scaling=None,
+        **dict.fromkeys(("batch_size", "global_batch_size", "scaling")),
     )
     record = measure_record(cluster, Task(point=point, settings=SETTINGS))
     return compute_metrics(record)
 
 
-@needs_peers
+@needs_two
 @pytest.mark.parametrize("cuda_graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize(
     ("operation", "in_place"),
@@ -79,7 +69,7 @@ def test_what_every_operation_moves_is_right(cluster, operation, in_place, cuda_
         assert 0 < found["step_ms_p50"] < 100
 
 
-@needs_peers
+@needs_two
 def test_a_large_all_reduce_uses_nvlink(cluster):
     found = run(
         cluster, "collective", len(cluster.devices), operation="all_reduce", size_bytes=2**30
@@ -89,7 +79,7 @@ def test_a_large_all_reduce_uses_nvlink(cluster):
     assert 100 < found["busbw_gb_s"] < 1000
 
 
-@needs_peers
+@needs_two
 def test_a_small_all_reduce_from_a_graph_is_not_slower_than_from_python(cluster):
     eager, graph = (
         run(

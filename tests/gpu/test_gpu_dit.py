@@ -1,9 +1,5 @@
 """The diffusion transformer on a CUDA device: kernels of attention, compiled blocks, graphs."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,12 +8,12 @@ from raybench.job.point import Precision
 from raybench.measure import phases
 from raybench.workloads import precision
 from raybench.workloads.attention import attention_part, choose_kernel, merge
-from raybench.workloads.base import Context
 from raybench.workloads.dit import Dit
+from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
 
-SMALL: dict[str, Any] = {
+SMALL = {
     "height": 256, "width": 256, "text_tokens": 64, "double_blocks": 2, "single_blocks": 2,
 }  # fmt: skip
 
@@ -27,15 +23,6 @@ def _fp32_and_no_memory_afterwards():
     yield
     precision.apply(Precision.FP32)
     torch.cuda.empty_cache()
-
-
-def make_context(**changes: Any) -> Context:
-    settings: dict[str, Any] = {
-        "device": torch.device("cuda", 0), "rank": 0, "world_size": 1, "local_rank": 0,
-        "batch_size": 1, "precision": Precision.BF16, **changes,
-    }  # fmt: skip
-    precision.apply(settings["precision"])
-    return Context(**settings)
 
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
@@ -71,7 +58,7 @@ def test_compiled_blocks_compute_the_same_and_each_kind_is_compiled_once():
     outputs = []
     for compiled in (False, True):
         counters.clear()
-        workload = Dit(make_context(), **SMALL, compile=compiled)
+        workload = Dit(make_context(Precision.BF16, batch_size=1), **SMALL, compile=compiled)
         workload.step()
         outputs.append(workload.output)
     assert outputs[0] is not None
@@ -83,7 +70,7 @@ def test_compiled_blocks_compute_the_same_and_each_kind_is_compiled_once():
 
 @pytest.mark.parametrize("scope", ["double_block", "loop"])
 def test_steps_are_measured_as_replays_of_a_graph(scope):
-    context = make_context(cuda_graph=True)
+    context = make_context(Precision.BF16, batch_size=1, cuda_graph=True)
     settings = Measure(warmup=2, iterations=3, breakdown=False)
     done = phases.measure(
         lambda: Dit(context, **SMALL, scope=scope, steps=2),  # type: ignore[arg-type]

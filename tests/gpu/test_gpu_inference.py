@@ -1,9 +1,5 @@
 """Models that only run, on a CUDA device: `pytest -m gpu tests/gpu`."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,11 +8,11 @@ from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.measure.phases import measure
 from raybench.workloads import precision
 from raybench.workloads.bandwidth import memory_gb_s
-from raybench.workloads.base import Context
 from raybench.workloads.layers import Decoder, KeyValueCache
 from raybench.workloads.mlp import Mlp
 from raybench.workloads.model_sizes import DECODER_PRESETS
 from raybench.workloads.transformer import Transformer
+from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
 
@@ -28,19 +24,6 @@ def _fp32_and_no_memory_afterwards():
     yield
     precision.apply(Precision.FP32)
     torch.cuda.empty_cache()
-
-
-def make_context(mode=Precision.FP32, *, batch_size=2, cuda_graph=False):
-    precision.apply(mode)
-    return Context(
-        device=torch.device("cuda", 0),
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        batch_size=batch_size,
-        precision=mode,
-        cuda_graph=cuda_graph,
-    )
 
 
 def test_prompt_and_tokens_one_by_one_give_the_logits_of_the_whole_sequence():
@@ -63,9 +46,9 @@ def test_prompt_and_tokens_one_by_one_give_the_logits_of_the_whole_sequence():
 @pytest.mark.parametrize("mode", [Precision.FP32, Precision.FP16, Precision.BF16])
 @pytest.mark.parametrize("cuda_graph", [False, True])
 def test_decoding_gives_what_a_pass_over_the_whole_sequence_gives(mode, cuda_graph):
-    context = make_context(mode, cuda_graph=cuda_graph)
+    context = make_context(mode, batch_size=2, cuda_graph=cuda_graph)
     tokens = torch.randint(50_304, (2, 33), generator=context.generator(), device=context.device)
-    seen: dict[str, Any] = {}
+    seen = {}
 
     class Watched(Transformer):
         def check(self):
@@ -100,7 +83,7 @@ def test_a_model_that_only_runs_needs_less_memory_and_time_than_one_that_trains(
 
 
 def test_half_precision_runs_in_a_graph_though_it_could_not_train_in_one():
-    context = make_context(Precision.FP16, cuda_graph=True)
+    context = make_context(Precision.FP16, batch_size=2, cuda_graph=True)
     done = measure(lambda: Mlp(context, mode="inference"), context, SETTINGS)
     assert done.repetitions[0].timed.step_ns
 
@@ -118,7 +101,7 @@ def test_a_residual_network_runs_in_every_precision(mode):
     pytest.importorskip("torchvision")
     from raybench.workloads.resnet50 import ResNet
 
-    context = make_context(mode, batch_size=8)
+    context = make_context(mode)
     for channels_last in (False, True):
         network = ResNet(context, mode="inference", channels_last=channels_last)
         network.step()

@@ -1,16 +1,12 @@
 """Regions of a step on a GPU: `pytest -m gpu tests/gpu`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 
 from raybench.job.model import Measure
-from raybench.job.point import Precision
 from raybench.measure.phases import measure
-from raybench.workloads import precision
-from raybench.workloads.base import Context
+from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
 
@@ -21,10 +17,10 @@ CYCLES = 10_000_000
 class Spinning:
     """The device spins for one part and three times as long for another; the host goes on."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context):
         self.context = context
 
-    def step(self) -> None:
+    def step(self):
         with self.context.region("both"):
             with self.context.region("short"):
                 torch.cuda._sleep(CYCLES)
@@ -36,12 +32,12 @@ class Spinning:
 class InBackward(Spinning):
     """Regions that autograd's own thread enters."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context):
         super().__init__(context)
         self._model = nn.Linear(4096, 4096, device=context.device)
         self._rows = torch.randn(4096, 4096, device=context.device)
 
-    def step(self) -> None:
+    def step(self):
         context = self.context
 
         class Timed(torch.autograd.Function):
@@ -57,19 +53,6 @@ class InBackward(Spinning):
 
         with context.region("backward"):
             Timed.apply(self._model(self._rows)).sum().backward()  # type: ignore[no-untyped-call]
-
-
-def make_context(*, cuda_graph: bool = False) -> Context:
-    precision.apply(Precision.FP32)
-    return Context(
-        device=torch.device("cuda", 0),
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        batch_size=8,
-        precision=Precision.FP32,
-        cuda_graph=cuda_graph,
-    )
 
 
 def test_regions_have_the_time_of_the_device_though_the_host_is_ahead():

@@ -1,20 +1,14 @@
 """Scripts of users on CUDA devices, unchanged: `pytest -m gpu tests/gpu/test_gpu_scripts.py`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from raybench.records import Failure, Measurement, RankInfo, Status, Task
+from raybench.records import Failure, Measurement, RankInfo, Status
 from raybench.worker.worker import Worker
+from tests.gpu.gpus import private_ray
 from tests.real_scripts import SCRIPTS, make_task
-
-if TYPE_CHECKING:
-    from raybench.cluster.ray_cluster.cluster import RayCluster
 
 pytestmark = pytest.mark.gpu
 
@@ -37,15 +31,10 @@ def test_a_script_is_measured_unchanged_on_the_device(name):
 
 @pytest.fixture(scope="module")
 def two_gpus():
-    from raybench.cluster.ray_cluster.cluster import RayCluster
-    from raybench.cluster.ray_cluster.connection import connect
-
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    cluster = RayCluster(connect("local", "cuda", 2))
-    cluster.start(2, "pack")
-    yield cluster
-    cluster.close()
+    with private_ray(2) as cluster:
+        yield cluster
 
 
 # Plain DistributedDataParallel trains below, after a fault.
@@ -76,7 +65,7 @@ def test_a_rank_alone_uses_the_device_of_its_worker(two_gpus, tmp_path):
     assert two_gpus.devices[1].uuid.removeprefix("GPU-") in answer.output
 
 
-def task_of(folder: Path, text: str, **asked: Any) -> Task:
+def task_of(folder, text, **asked):
     path = folder / "train.py"
     path.write_text(text, encoding="utf-8")
     task = make_task("", **asked)
@@ -103,7 +92,7 @@ for step in range(10**9):
 """
 
 
-def run_faulty(cluster: RayCluster, folder: Path, fault: str, timeout_s: float) -> list[Failure]:
+def run_faulty(cluster, folder, fault, timeout_s):
     text = FAULTY.format(fault=fault)
     task = task_of(folder, text, world_size=2, timeout_s=timeout_s, max_seconds=5)
     answers = cluster.run(task, (0, 1))

@@ -1,21 +1,15 @@
 """Steps without their peers, on two GPUs: `pytest -m gpu tests/gpu/test_gpu_twin.py`."""
 
 import pytest
-import torch
 
-from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
-from raybench.job.point import Point, Precision
+from raybench.job.point import Precision
 from raybench.records import Task
+from tests.gpu.gpus import TWO_GPUS, private_ray
 from tests.measured_points import measure_row
+from tests.unit.fakes import make_point
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices"),
-    # Ray's own sockets and log files, closed by its threads after the test.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = TWO_GPUS
 SHARDED, OWN_DDP, REDUCE = (
     f"tests.gpu.twin_workloads:{name}" for name in ("Sharded", "OwnDdp", "Reduce")
 )
@@ -29,26 +23,19 @@ SHOWN = (
 
 @pytest.fixture(scope="module")
 def cluster():
-    joined = RayCluster(connect("local", "cuda", wanted=2))
-    joined.start(2, "pack")
-    yield joined
-    joined.close()
+    with private_ray(2) as joined:
+        yield joined
 
 
 def row_of(cluster, workload, *, batch_size=1, world_size=2, env=None, profile=False, **params):
-    is_collective = workload == "collective"
-    point = Point(
-        env=env or {},
-        workload=workload,
-        params=params,
-        world_size=world_size,
-        precision=Precision.FP32 if is_collective else Precision.BF16,
-        batch_size=None if is_collective else batch_size,
-        global_batch_size=None if is_collective else batch_size * world_size,
-        scaling=None if is_collective else "weak",
+    settings = {"precision": Precision.BF16, "batch_size": batch_size}
+    if workload == "collective":
+        settings = dict.fromkeys(("batch_size", "global_batch_size", "scaling"))
+    point = make_point(
+        env=env or {}, workload=workload, params=params, world_size=world_size, **settings
     )
-    settings = Measure(warmup=10, iterations=60)
-    row = measure_row(cluster, Task(point=point, settings=settings, profile=profile))
+    measure = Measure(warmup=10, iterations=60)
+    row = measure_row(cluster, Task(point=point, settings=measure, profile=profile))
     # Shown with -rP: these are figures to look at, not only to pass.
     print(workload, params, {name: row.get(name) for name in SHOWN}, row["warnings"])
     return row

@@ -3,19 +3,14 @@
 import pytest
 import torch
 
-from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
-from raybench.job.point import Point, Precision, SlowBy
+from raybench.job.point import SlowBy
 from raybench.records import Task
+from tests.gpu.gpus import TWO_GPUS, private_ray
 from tests.measured_points import measure_row
+from tests.unit.fakes import make_point
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices"),
-    # Ray's own sockets and log files, closed by its threads after the test.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = TWO_GPUS
 DOUBLE, UNWEIGHTED = (f"tests.gpu.uneven_workloads:{name}" for name in ("Double", "Unweighted"))
 PASSES = 8
 # 20 ms of products in fp32, which no power cap slows down.
@@ -28,21 +23,17 @@ SHOWN = (
 
 @pytest.fixture(scope="module")
 def cluster():
-    joined = RayCluster(connect("local", "cuda", wanted=2))
-    joined.start(2, "pack")
-    yield joined
-    joined.close()
+    with private_ray(2) as joined:
+        yield joined
 
 
 def measured(cluster, workload, *, batch_size, passes, **settings):
-    point = Point(
+    point = make_point(
         workload=workload,
         params={"grad_accumulation": passes, **(MLP if workload == "mlp" else {})},
         world_size=2,
-        precision=Precision.FP32,
         batch_size=batch_size,
         global_batch_size=2 * batch_size * passes,
-        scaling="weak",
         **settings,
     )
     measure = Measure(warmup=5, iterations=20, max_seconds=4)

@@ -1,7 +1,5 @@
 """Steps captured in a CUDA graph and replayed: `pytest -m gpu tests/gpu`."""
 
-from __future__ import annotations
-
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
@@ -10,30 +8,14 @@ import torch
 
 from raybench.errors import UsageError
 from raybench.job.model import Measure
-from raybench.job.point import Precision
 from raybench.measure.phases import measure
 from raybench.measure.timing import TRIAL_REPLAYS
-from raybench.records import Measurement
-from raybench.workloads import precision
-from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp
+from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
 
 SETTINGS = Measure(warmup=20, iterations=50, breakdown=False)
-
-
-def make_context(*, cuda_graph: bool) -> Context:
-    precision.apply(Precision.FP32)
-    return Context(
-        device=torch.device("cuda", 0),
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        batch_size=8,
-        precision=Precision.FP32,
-        cuda_graph=cuda_graph,
-    )
 
 
 class Counting:
@@ -44,30 +26,30 @@ class Counting:
         self._total = torch.zeros(1, dtype=torch.float64, device=context.device)
         self._launches = launches
         self.python_steps = 0
-        self.checks: list[float] = []
+        self.checks = []
 
-    def step(self) -> None:
+    def step(self):
         self.python_steps += 1
         for _ in range(self._launches):
             self._total.add_(1 / self._launches)
 
-    def check(self) -> None:
+    def check(self):
         self.checks.append(self._total.item())
 
 
 class Waiting(Counting):
     """Waits for the device in its step."""
 
-    def step(self) -> None:
+    def step(self):
         super().step()
         self._total.item()
 
 
-def measured(workload: object, context: Context) -> Measurement:
+def measured(workload, context):
     return measure(lambda: workload, context, SETTINGS)
 
 
-def median_ns(done: Measurement) -> float:
+def median_ns(done):
     (repetition,) = done.repetitions
     return float(torch.tensor(repetition.timed.step_ns).double().median())
 
@@ -125,7 +107,7 @@ def test_a_step_that_waits_for_the_device_is_refused_in_one_line():
     assert "\n" not in told
 
 
-def refusal_of_waiting() -> str:
+def refusal_of_waiting():
     context = make_context(cuda_graph=True)
     with pytest.raises(UsageError) as told:
         measured(Waiting(context), context)

@@ -1,13 +1,10 @@
 """The built-in workloads on a CUDA device: `pytest -m gpu tests/gpu`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from raybench.job.point import USUAL_PRECISIONS, Precision
@@ -16,12 +13,13 @@ from raybench.workloads.base import Context
 from raybench.workloads.linear import Linear
 from raybench.workloads.mlp import Mlp
 from raybench.workloads.transformer import Transformer
+from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
 
 Build = Callable[[Context], Linear | Mlp | Transformer]
 
-BUILDS: dict[str, Build] = {
+BUILDS = {
     "linear": Linear,
     "linear with a loader": partial(Linear, data="dataloader", num_workers=2, pin_memory=True),
     "mlp": partial(Mlp, hidden=1024, layers=4, grad_accumulation=2),
@@ -38,18 +36,6 @@ def _fp32_and_no_memory_afterwards():
     yield
     precision.apply(Precision.FP32)
     torch.cuda.empty_cache()
-
-
-def make_context(mode: Precision) -> Context:
-    precision.apply(mode)
-    return Context(
-        device=torch.device("cuda", 0),
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        batch_size=8,
-        precision=mode,
-    )
 
 
 @pytest.mark.parametrize("mode", USUAL_PRECISIONS)
@@ -101,12 +87,12 @@ def test_a_compiled_workload_trains_in_every_precision(mode, monkeypatch):
     torch._dynamo.reset()
 
 
-def relative_error(operation: Callable[..., Tensor], *operands: Tensor) -> float:
+def relative_error(operation, *operands):
     exact = operation(*(operand.double() for operand in operands))
     return ((operation(*operands) - exact).abs().max() / exact.abs().max()).item()
 
 
-def random_operands(*shape: int, count: int) -> list[Tensor]:
+def random_operands(*shape, count):
     generator = torch.Generator("cuda").manual_seed(0)
     return [torch.randn(shape, generator=generator, device="cuda") for _ in range(count)]
 

@@ -6,21 +6,17 @@ import json
 import os
 import re
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 
 import raybench
 from tests.integration.fault_cases import IMPORT_HANG, NOBODYS_FAULT, Case
 
 REPOSITORY = Path(__file__).parents[2]
-RAYBENCH = [sys.executable, "-m", "raybench"]
 FAULTY_SCRIPT = Path(__file__).with_name("fault_script.py")
 FAULTY = "tests.integration.fault_workloads:Faulty"
 _STEPS = 6
@@ -89,11 +85,6 @@ def write_failing_import(folder: Path, case: Case) -> str:
     fault = "time.sleep(3600)" if case is IMPORT_HANG else "import no_such_package"
     (folder / "at_import.py").write_text(_FAILS_ONCE.format(folder=str(folder), fault=fault))
     return "at_import:Faulty"
-
-
-def sweep_command(folder: Path, *options: str, address: str = "local") -> list[str]:
-    results = ["-o", str(folder / "results"), "--address", address]
-    return [*RAYBENCH, "sweep", str(folder / "job.yaml"), *results, *options]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -238,29 +229,3 @@ def rank_right(case: Case, outcome: Outcome) -> bool | None:
     told = re.match(r"rank (\d+)", outcome.message or "")
     rank = outcome.error_rank if outcome.error_rank is not None else told and int(told[1])
     return bool(rank == case.rank)
-
-
-def descendants(process_id: int) -> dict[int, str]:
-    """The living processes below this one, with their titles."""
-    try:
-        found = psutil.Process(process_id).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return {}
-    return {one.pid: title for one in found if (title := title_of(one.pid))}
-
-
-def title_of(process_id: int) -> str | None:
-    """The command line of a process; None when it is gone or a zombie."""
-    try:
-        return " ".join(psutil.Process(process_id).cmdline()).strip() or None
-    except psutil.Error:
-        return None
-
-
-def wait_for(holds: Callable[[], bool], within_s: float) -> float:
-    """Until this holds; how long that took."""
-    started_s = time.monotonic()
-    while not holds():
-        assert time.monotonic() - started_s < within_s
-        time.sleep(0.1)
-    return time.monotonic() - started_s

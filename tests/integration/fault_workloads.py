@@ -119,7 +119,7 @@ class Faulty:
                 os.kill(os.getpid(), signal.SIGKILL)
         else:
             self._mark("fault")
-            _FAULTS[self._fault](self._context)
+            FAULTS[self._fault](self._context)
 
     def _wait(self) -> None:
         """Stand still until the harm is done, and as much longer as the file says."""
@@ -203,7 +203,7 @@ def _device_hang(context: Context) -> None:
     torch.cuda.synchronize(context.device)
 
 
-_FAULTS: dict[str, Callable[[Context], None]] = {
+FAULTS: dict[str, Callable[[Context], None]] = {
     "raise_init": _raise,
     "hang_init": lambda _: time.sleep(3600),
     "exit_init": lambda _: os._exit(3),

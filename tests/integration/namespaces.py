@@ -16,8 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 _UNSHARE = ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--kill-child"]
+HEAD = ("--head", "--port=6379", "--include-dashboard=false")
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+
+
+def only_child(process_id: int) -> int:
+    """The command itself: nsenter waits for it outside and passes no signal on."""
+    (child,) = Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()
+    return int(child)
 
 
 def why_not() -> str | None:
@@ -61,6 +70,9 @@ class Host:
             [ray, "start", *options, f"--node-ip-address={self.address}", *sizes], **environment
         )
         assert started.returncode == 0, started.stdout + started.stderr
+
+    def join(self, head: Host, cpus: int = 2) -> None:
+        self.start_ray(f"--address={head.address}:6379", cpus=cpus)
 
 
 def slow_path(host: Host, other: Host, rate: str) -> None:
@@ -126,6 +138,17 @@ def hosts(count: int) -> Iterator[list[Host]]:
 
 
 @contextmanager
+def ray_hosts(count: int, *, without_ray: int = 0, cpus: int = 2) -> Iterator[list[Host]]:
+    """`count` hosts that are one Ray cluster, and more hosts without Ray after them."""
+    with hosts(count + without_ray) as made:
+        head = made[0]
+        head.start_ray(*HEAD, cpus=cpus)
+        for host in made[1:count]:
+            host.join(head, cpus=cpus)
+        yield made
+
+
+@contextmanager
 def _host(number: int, scratch: Path) -> Iterator[Host]:
     name, names = f"node{number}", scratch / f"hosts{number}"
     # As Debian and Ubuntu write it: the host's own name is a loopback address.
@@ -162,3 +185,8 @@ def _enter(host: Host, words: str) -> None:
     enter = ["nsenter", "--target", str(host.process_id), "--net"]
     done = subprocess.run([*enter, *words.split()], capture_output=True, text=True)
     assert done.returncode == 0, f"{words}: {done.stderr}"
+
+
+_reason = why_not()
+needs_hosts = pytest.mark.skipif(_reason is not None, reason=f"needs hosts of its own: {_reason}")
+needs_tc = pytest.mark.skipif(not shutil.which("tc"), reason="needs tc")

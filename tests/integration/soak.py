@@ -12,15 +12,8 @@ from typing import Any
 
 import psutil
 
-from tests.integration.fault_runs import (
-    descendants,
-    marks,
-    rows,
-    start_sweep,
-    sweep_command,
-    title_of,
-    write_job,
-)
+from tests.integration.fault_runs import marks, rows, start_sweep, write_job
+from tests.integration.sweeps import descendants, sweep_command, title_of
 
 WORKERS, TIMEOUT_S, SETTLED_POINTS = 4, 5.0, 50
 FAULTS = ("raise_init", "raise", "unpicklable", "oom", "exit", "kill", "segfault", "sleep", "stop")

@@ -11,13 +11,13 @@ import tempfile
 import time
 from pathlib import Path
 
-import pandas as pd
 import psutil
 import pytest
 
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from tests.cluster_contract import failures, run
+from tests.integration.sweeps import raybench, sweep_command, table, wait_for, write_text
 
 PATIENCE_S = 280
 # As `AutoscalingCluster` of ray.cluster_utils makes it, which begins by ending every Ray of the
@@ -57,7 +57,7 @@ NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * PATIENCE_S)]
 
 
-def free_port() -> int:
+def free_port():
     with socket.create_server(("127.0.0.1", 0)) as free:
         number: int = free.getsockname()[1]
         return number
@@ -84,7 +84,8 @@ def address():
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        wait_until(lambda: can_connect(port), head)
+        wait_for(lambda: head.poll() is not None or can_connect(port), PATIENCE_S)
+        assert head.poll() is None, "the head has ended"
         yield address
         ours = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
         for process in ours:
@@ -93,7 +94,7 @@ def address():
         head.wait()
 
 
-def can_connect(port: int) -> bool:
+def can_connect(port):
     import ray.util
 
     try:
@@ -103,31 +104,11 @@ def can_connect(port: int) -> bool:
     return True
 
 
-def wait_until(is_so, head: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert head.poll() is None, "the head has ended"
-        assert time.monotonic() < deadline_s
-        time.sleep(0.2)
-
-
-def sweep(folder, address, world_sizes, wait_s):
-    job = folder / "job.yaml"
-    job.write_text(
-        "version: 1\nname: elastic\nworkload: {kind: mlp, hidden: 32, layers: 1}\n"
-        f"matrix: {{world_size: {world_sizes}, batch_size: 4}}\n"
-        "measure: {warmup: 2, iterations: 5, breakdown: false}\n"
-    )
-    command = [sys.executable, "-m", "raybench", "sweep", str(job), "--address", address]
-    done = subprocess.run(
-        [*command, "-o", str(folder / "results"), "--device", "cpu", "--wait", str(wait_s)],
-        env={**os.environ, **NO_TOKEN},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert (folder / "results" / "points").is_dir(), done.stderr
-    return done, pd.read_parquet(folder / "results" / "points").set_index("world_size")
+JOB = """\
+workload: {kind: mlp, hidden: 32, layers: 1}
+matrix: {world_size: [1, 4], batch_size: 4}
+measure: {warmup: 2, iterations: 5, breakdown: false}
+"""
 
 
 def test_nodes_come_for_the_biggest_point_and_go_when_no_point_needs_them(address, monkeypatch):
@@ -138,7 +119,7 @@ def test_nodes_come_for_the_biggest_point_and_go_when_no_point_needs_them(addres
 
     for name, value in NO_TOKEN.items():
         monkeypatch.setenv(name, value)
-    told: list[str] = []
+    told = []
     cluster = RayCluster(connect(address, "cpu", wanted=3, wait_s=PATIENCE_S), told.append)
     try:
         cluster.start(3, "pack")
@@ -150,9 +131,7 @@ def test_nodes_come_for_the_biggest_point_and_go_when_no_point_needs_them(addres
         cluster.give_back(1, "pack")
         assert len(cluster.lost) == 2
         assert told[-1].endswith("any more: given back")
-        while nodes() > 1 and time.monotonic() < deadline_s:
-            time.sleep(0.5)
-        assert nodes() == 1
+        wait_for(lambda: nodes() == 1, PATIENCE_S)
         (left,) = {0, 1, 2} - cluster.lost
         assert failures(run(cluster, left)) == []
     finally:
@@ -160,8 +139,11 @@ def test_nodes_come_for_the_biggest_point_and_go_when_no_point_needs_them(addres
 
 
 def test_a_point_whose_nodes_never_come_is_skipped_and_says_why(address, tmp_path):
-    done, points = sweep(tmp_path, address, "[1, 4]", wait_s=20)
+    write_text(tmp_path, JOB)
+    command = sweep_command(tmp_path, "--device", "cpu", "--wait", "20", address=address)
+    done = raybench(*command[3:], timeout_s=PATIENCE_S, env={**os.environ, **NO_TOKEN})
     assert done.returncode == 0, done.stderr
+    points = table(tmp_path).set_index("world_size")
     assert points["status"].to_dict() == {1: "ok", 4: "skipped"}
     assert points.loc[4, "error_message"].startswith("needs 4 devices, ")
     assert "of 4 workers are there after --wait 20: no more are waited for" in done.stderr

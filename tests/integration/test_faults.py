@@ -1,25 +1,19 @@
 """Faults of ranks in a real `raybench sweep`: each costs its point alone, and its row says what."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.integration.fault_cases import CASES, IMPORT_ERROR
 from tests.integration.fault_runs import (
-    Outcome,
     marks,
     outcomes,
     rank_right,
     rows,
     start_sweep,
-    sweep_command,
-    title_of,
     write_failing_import,
     write_job,
 )
 from tests.integration.soak import soaked
+from tests.integration.sweeps import sweep_command, title_of
 
 TIMEOUT_S = 4.0
 # The limits are of a machine that does nothing else; the benchmark holds them.
@@ -46,7 +40,7 @@ def folder(tmp_path_factory):
     return made
 
 
-def attempts(folder: Path, number: int) -> list[Outcome]:
+def attempts(folder, number):
     return [each for each in outcomes(folder, NUMBERED, TIMEOUT_S) if each.number == number]
 
 

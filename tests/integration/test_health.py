@@ -1,15 +1,12 @@
 """`raybench health` on real Ray and gloo, with faults that are injected for real."""
 
-from __future__ import annotations
-
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -19,11 +16,9 @@ import pandas as pd
 import pytest
 
 from raybench import load
-from tests.integration.namespaces import hosts, slow_path, why_not
+from tests.integration.health_runs import BETWEEN, CHECK, ill
+from tests.integration.namespaces import needs_hosts, needs_tc, ray_hosts, slow_path
 
-CHECK = [sys.executable, "-m", "tests.integration.health_runs"]
-# As the suite names what may be between nodes or within one.
-BETWEEN = "send 4 MiB"
 ALL = ["alone", "pairs", "together", "smoke", "straggler"]
 # Of the first points of a check: by then its workers are there.
 _START_S = 120.0
@@ -47,13 +42,13 @@ def check_of(output, stages, **environment):
             check.terminate()
 
 
-def end_of(check: subprocess.Popen[str]) -> Mapping[str, Any]:
+def end_of(check):
     said, complaint = check.communicate(timeout=280.0)
     assert check.returncode == 0, complaint
     return json.loads(said)
 
 
-def workers_of(output: Path, check: subprocess.Popen[str]) -> list[int]:
+def workers_of(output, check):
     """The processes of the workers, once the first point is done."""
     deadline_s = time.monotonic() + _START_S
     while not list(output.glob("points/*/[!.]*.parquet")):
@@ -61,15 +56,6 @@ def workers_of(output: Path, check: subprocess.Popen[str]) -> list[int]:
         assert check.poll() is None, check.communicate()
         time.sleep(0.05)
     return [int(pid) for pid in pd.read_parquet(output / "devices")["process_id"]]
-
-
-def ill(found: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    """What is bad or suspect, by the name of the subject."""
-    named: dict[str, list[Mapping[str, Any]]] = {}
-    for finding in found["findings"]:
-        if finding["verdict"] in ("bad", "suspect"):
-            named.setdefault(finding["subject"]["name"], []).append(finding)
-    return named
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +109,7 @@ def test_all_stages_are_judged(flipped):
 
 
 @contextmanager
-def busy(core: int, count: int) -> Iterator[None]:
+def busy(core, count):
     """Keep one core busy with so many processes, each of a session of its own."""
     spin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     with ExitStack() as stack:
@@ -137,7 +123,7 @@ def busy(core: int, count: int) -> Iterator[None]:
 
 
 @contextmanager
-def ahead_of_others(process_id: int) -> Iterator[None]:
+def ahead_of_others(process_id):
     """Put the session of a process ahead of whatever else this host does, where that is allowed.
 
     Processes that keep one core busy push all others to the next one, where a worker would wait for
@@ -155,15 +141,15 @@ def ahead_of_others(process_id: int) -> Iterator[None]:
 
 
 @contextmanager
-def pinned(cores: Mapping[int, int]) -> Iterator[None]:
+def pinned(cores):
     """Keep processes on one core each. Again and again: a point's end puts back what it found."""
 
-    def pin(process_id: int, core: int) -> None:
+    def pin(process_id, core):
         with suppress(OSError):
             for thread in Path(f"/proc/{process_id}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), {core})
 
-    def keep() -> None:
+    def keep():
         while not is_over.wait(0.05):
             for process_id, core in cores.items():
                 pin(process_id, core)
@@ -216,14 +202,11 @@ def test_a_worker_that_is_frozen_or_killed_is_named_and_the_check_goes_on(harm, 
 
 
 @pytest.mark.long
-@pytest.mark.skipif(why_not() is not None, reason=f"needs hosts of its own: {why_not()}")
-@pytest.mark.skipif(not shutil.which("tc"), reason="needs tc")
+@needs_hosts
+@needs_tc
 def test_a_slow_link_between_two_of_three_hosts_is_a_path_and_no_device(tmp_path):
     output = tmp_path / "results"
-    with hosts(3) as (head, *others):
-        head.start_ray("--head", "--port=6379", "--include-dashboard=false", cpus=1)
-        for host in others:
-            host.start_ray(f"--address={head.address}:6379", cpus=1)
+    with ray_hosts(3, cpus=1) as (head, *others):
         slow_path(*others, rate="200mbit")
         address = {"HEALTH_ADDRESS": f"{head.address}:6379", "HEALTH_TESTS": BETWEEN}
         done = head.run([*CHECK, output, "pairs"], timeout_s=270, **address)

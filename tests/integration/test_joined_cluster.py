@@ -5,27 +5,25 @@ import sys
 
 import pandas as pd
 
+from tests.integration.sweeps import raybench, sweep_command, table, write_text
+
+JOB = """\
+workload: {kind: mlp, hidden: 32}
+matrix: {world_size: 3, batch_size: 4}
+placement: {strategy: spread}
+measure: {warmup: 2, iterations: 5}
+"""
+
 
 def test_a_sweep_joins_the_cluster_at_its_address(three_nodes, tmp_path):
-    job = tmp_path / "job.yaml"
-    job.write_text(
-        "version: 1\nname: small\n"
-        "workload: {kind: mlp, hidden: 32}\nmatrix: {world_size: 3, batch_size: 4}\n"
-        "placement: {strategy: spread}\nmeasure: {warmup: 2, iterations: 5}\n"
-    )
-    command = [sys.executable, "-m", "raybench", "sweep", str(job), "--address", three_nodes]
-    results = tmp_path / "results"
-    done = subprocess.run(
-        [*command, "-o", str(results), "--device", "cpu"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    write_text(tmp_path, JOB)
+    _, _, _, *words = sweep_command(tmp_path, "--device", "cpu", address=three_nodes)
+    done = raybench(*words)
     assert done.returncode == 0, done.stderr
     assert f"Ray cluster at {three_nodes}, up to 6 CPU workers" in done.stderr
-    (point,) = pd.read_parquet(results / "points").to_dict("records")
+    (point,) = table(tmp_path).to_dict("records")
     assert (point["node_count"], point["strategy"]) == (3, "spread")
-    assert sorted(pd.read_parquet(results / "devices")["rack"]) == ["left", "left", "right"]
+    assert sorted(table(tmp_path, "devices")["rack"]) == ["left", "left", "right"]
 
 
 TOUR = """

@@ -1,20 +1,18 @@
 """How the Ray that a sweep starts for itself brings up processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import ray
 
 from raybench.cluster.ray_cluster.actors import start_standby
 from raybench.cluster.ray_cluster.connection import connect
-from tests.integration.fault_runs import descendants, environment, sweep_command, wait_for
+from tests.integration.fault_runs import environment
+from tests.integration.sweeps import descendants, sweep_command, wait_for
 
 _STUCK = """\
 import pathlib, time
@@ -111,7 +109,7 @@ class Struck:
         self.lines = errors.read_text().splitlines()
 
     @staticmethod
-    def _is_there(driver: subprocess.Popen[bytes], title: str, said: str, errors: Path) -> bool:
+    def _is_there(driver, title, said, errors):
         assert driver.poll() is None, errors.read_text()
         return said in errors.read_text() and bool(_victims(driver.pid, title))
 
@@ -122,7 +120,7 @@ def _victims(driver, title):
     return [process for process, words in found if title in " ".join(words.split(" ")[:4])]
 
 
-def check_start(struck: Struck) -> None:
+def check_start(struck):
     assert struck.returncode == 3, struck.lines
     (line,) = struck.lines
     assert line.startswith("the private Ray of this host did not start: ")

@@ -1,13 +1,10 @@
 """Groups across the nodes of a real Ray cluster, and what faults do to them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
@@ -22,13 +19,12 @@ from raybench.cluster.ray_cluster.node_agents import NodeAgents
 from raybench.cluster.ray_cluster.replacement import Standbys
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
-from raybench.job.point import Point
 from raybench.records import Failure, Status, Task
 from tests.cluster_contract import failures
 from tests.unit import fakes
 
 PROBE = "tests.integration.probe_workloads:Probe"
-FAULTY = "tests.integration.probe_workloads:Faulty"
+FAULTY = "tests.integration.probe_workloads:Failing"
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +46,7 @@ def test_racks_are_the_labels_of_nodes_and_rails_the_indices_of_workers(cluster)
     assert places(6, "rail")[4:] == [("right", 0), ("right", 1)]
 
 
-def make_point(workload: str, world_size: int, **params: str | int) -> Point:
+def make_point(workload, world_size, **params):
     return fakes.make_point(workload=workload, params=params, world_size=world_size)
 
 
@@ -60,7 +56,7 @@ def run(cluster, point, *, strategy="pack", timeout_s=60.0):
     return worker_ids, cluster.run(Task(point=point, settings=settings), worker_ids)
 
 
-def facts(folder: Path, world_size: int) -> list[dict]:
+def facts(folder, world_size):
     return [
         json.loads((folder / f"{world_size}-{rank}.json").read_text()) for rank in range(world_size)
     ]
@@ -145,7 +141,7 @@ def test_a_store_that_was_killed_is_replaced_and_the_workers_are_kept(cluster):
     assert [device.process_id for device in cluster.devices] == before
 
 
-def _is_store(process: psutil.Process) -> bool:
+def _is_store(process):
     """By the title that Ray gives the process of an actor: its class."""
     with suppress(psutil.Error, IndexError):
         return process.cmdline()[0].startswith("ray::_Store")

@@ -1,15 +1,12 @@
 """Scripts of the real torch, and of what is built on it, unchanged on two gloo ranks."""
 
-from __future__ import annotations
-
 import pytest
 
-from raybench.cluster import Cluster
 from raybench.records import Measurement
 from tests.real_scripts import SCRIPTS, make_task
 
 
-def run(cluster: Cluster, name: str, world_size: int, args: str = "") -> list[Measurement]:
+def run(cluster, name, world_size, args=""):
     answers = cluster.run(make_task(name, world_size, args), range(world_size))
     assert all(isinstance(answer, Measurement) for answer in answers), answers
     return [answer for answer in answers if isinstance(answer, Measurement)]

@@ -1,7 +1,5 @@
 """Variables of a job reach the processes of a point when these start, and no other point's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +14,12 @@ if TYPE_CHECKING:
 SETTINGS = Measure.model_validate({"warmup": 2, "iterations": 4, "breakdown": False})
 
 
-def make_task(workload: str, *, env: dict[str, str], **params: str) -> Task:
+def make_task(workload, *, env, **params):
     point = make_point(workload=workload, params=params, env=env)
     return Task(point=point, settings=SETTINGS, precisions=None)
 
 
-def environment(process_id: int) -> list[str]:
+def environment(process_id):
     """As the process was started."""
     return Path(f"/proc/{process_id}/environ").read_text(encoding="utf-8").split("\0")
 

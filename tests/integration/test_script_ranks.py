@@ -1,17 +1,14 @@
 """Scripts on two ranks, of which one fails, hangs or ends before the other."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
-from raybench.cluster import Cluster, point_end
+from raybench.cluster import point_end
 from raybench.job.model import Measure
 from raybench.job.point import SCRIPT, Point
-from raybench.records import Measurement, Task
+from raybench.records import Task
 from tests.cluster_contract import process_ids
 from tests.script_files import write_script
 
@@ -29,7 +26,7 @@ def cluster(three_workers, tmp_path_factory):
         yield three_workers
 
 
-def run(cluster: Cluster, folder: Path, text: str, **measure):
+def run(cluster, folder, text, **measure):
     """The answers of two ranks of one node that run this script."""
     script = write_script(folder, text)
     point = Point(
@@ -44,12 +41,12 @@ def run(cluster: Cluster, folder: Path, text: str, **measure):
     return cluster.run(Task(point=point, settings=Measure(**settings)), (0, 1))
 
 
-def counts(answer: Measurement) -> tuple[int, int]:
+def counts(answer):
     (repetition,) = answer.repetitions
     return len(repetition.warmup.step_ns), len(repetition.timed.step_ns)
 
 
-def is_running(process_id: int) -> bool:
+def is_running(process_id):
     try:
         return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,7 +1,5 @@
 """A standby takes the worker of a worker that died; what Ray keeps for us meanwhile."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -19,10 +17,10 @@ from raybench.cluster.ray_cluster.actors import _index_of_gpu, start_standby, st
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.cluster.ray_cluster.placement import free_devices, reserve
-from raybench.records import Answer, Failure
+from raybench.records import Failure
 from tests.cluster_contract import failures
 from tests.cluster_contract import run as run_point
-from tests.integration.fault_runs import wait_for
+from tests.integration.sweeps import wait_for
 
 # A new worker takes four seconds on an idle machine, a standby less than half of that.
 SAVED = 0.75
@@ -49,15 +47,15 @@ def cluster(three_nodes):
     joined.close()
 
 
-def run(cluster: RayCluster, fault: str = "none") -> tuple[Answer, ...]:
+def run(cluster, fault="none"):
     return run_point(cluster, 0, 1, 2, fault=fault, timeout_s=60)
 
 
-def process_id(actor) -> int:
+def process_id(actor):
     return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
 
 
-def standby_processes(cluster: RayCluster) -> dict[str, set[int]]:
+def standby_processes(cluster):
     """Node id -> the processes of its standbys, which are loaded when this returns."""
     standbys = cluster._workers._standbys._by_node
     return {
@@ -66,7 +64,7 @@ def standby_processes(cluster: RayCluster) -> dict[str, set[int]]:
     }
 
 
-def wait_until_gone(process: int, within_s: float) -> float:
+def wait_until_gone(process, within_s):
     return wait_for(lambda: not psutil.pid_exists(process), within_s)
 
 
@@ -147,11 +145,11 @@ def test_ray_keeps_the_gpu_of_a_dead_worker_for_us_and_a_standby_sees_what_worke
         host.shutdown()
 
 
-def facts(worker_id) -> tuple[dict[str, str], int]:
+def facts(worker_id):
     """Its environment, and the index of the GPU that it would take."""
     return environment(worker_id), ray.get(worker_id.__ray_call__.remote(lambda _: _index_of_gpu()))
 
 
-def environment(worker_id) -> dict[str, str]:
+def environment(worker_id):
     found = ray.get(worker_id.__ray_call__.remote(lambda _: dict(os.environ)))
     return {name: value for name, value in found.items() if name != reaper.MARK}

@@ -1,21 +1,18 @@
 """A worker's process is as good after a point as it was before, or it is replaced."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess
 
 import pytest
 
-from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Measurement, Task
-from tests.integration.fault_runs import wait_for
+from tests.integration.sweeps import wait_for
 
 MESS = "tests.integration.probe_workloads:Mess"
-FAULTY = "tests.integration.probe_workloads:Faulty"
+FAULTY = "tests.integration.probe_workloads:Failing"
 OTHER = "tests.integration.probe_workloads:Straggler"
 
 
@@ -25,11 +22,11 @@ def cluster(three_workers):
     return three_workers
 
 
-def process_ids(cluster: RayCluster) -> list[int]:
+def process_ids(cluster):
     return [device.process_id for device in cluster.devices[:2]]
 
 
-def measure(cluster: RayCluster, workload: str, world_size: int, **params) -> list[Measurement]:
+def measure(cluster, workload, world_size, **params):
     point = Point(
         workload=workload,
         params=params,

@@ -1,13 +1,10 @@
 """The agents on real Ray: one process per node, and what becomes of it when it dies or hangs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -47,7 +44,7 @@ def agents_without_nvml(three_nodes):
 
 
 @contextmanager
-def _agents(address: str, variables: dict[str, str]) -> Iterator[NodeAgents]:
+def _agents(address, variables):
     ray.init(address=address, runtime_env={"env_vars": variables}, log_to_driver=False)
     try:
         started = NodeAgents(HeadMonitor({"the head": address}))
@@ -68,7 +65,7 @@ def devices():
     ]
 
 
-def collected(agents: NodeAgents, count: int):
+def collected(agents, count):
     samples = []
     deadline_s = time.monotonic() + 30.0
     while len(samples) < count and time.monotonic() < deadline_s:
@@ -77,7 +74,7 @@ def collected(agents: NodeAgents, count: int):
     return samples
 
 
-def process_ids() -> dict[str, int]:
+def process_ids():
     """Of the agents, by node: Ray titles an actor by its class, and its raylet knows the node."""
     found = {}
     for process in psutil.Process().children(recursive=True):
@@ -89,17 +86,17 @@ def process_ids() -> dict[str, int]:
     return found
 
 
-def drain_s(agents: NodeAgents) -> float:
+def drain_s(agents):
     started_s = time.monotonic()
     agents.drain()
     return time.monotonic() - started_s
 
 
-def talker(node_id: str):
+def talker(node_id):
     """An actor that is as a worker is: it writes to its log, and it can be frozen."""
 
     class Talker:
-        def pid(self) -> int:
+        def pid(self):
             print("\x1b[31mstep 1\x1b[0m of 2\x07", flush=True)
             print("last words", file=sys.stderr, flush=True)
             return os.getpid()
@@ -192,7 +189,7 @@ def test_a_dead_agent_costs_samples_and_no_time_and_is_restarted(agents):
         time.sleep(0.2)
 
 
-def looked_until(agents: NodeAgents, expected: frozenset[str], within_s: float) -> float:
+def looked_until(agents, expected, within_s):
     """Look as a waiting point does, until it shows the expected silence; how long that took."""
     started_s = time.monotonic()
     while (silent := agents.silent_nodes()) != expected:
@@ -223,7 +220,7 @@ def test_a_node_whose_agent_is_frozen_is_silent_in_about_six_seconds_until_it_an
     print(f"silent after {spent_s:.1f} s; a look takes {max(looks) * 1e3:.1f} ms")
 
 
-def _look_s(agents: NodeAgents) -> float:
+def _look_s(agents):
     time.sleep(0.3)  # it looks four times a second at most
     started_s = time.monotonic()
     agents.silent_nodes()

@@ -1,14 +1,10 @@
 """Steps that are shared out unevenly, through Ray and gloo to the rows of their points."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from raybench.analysis.own_speeds import OwnSpeeds, probe_speeds
-from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.job.model import Measure
 from raybench.job.point import Point
 from raybench.records import Failure, Task
@@ -25,7 +21,7 @@ POINT = Point(
 )
 
 
-def measured(cluster: RayCluster, **settings: Any) -> dict[str, Any]:
+def measured(cluster, **settings):
     """The row of a point of three ranks, the last of which is slow."""
     point = replace(POINT, **settings)
     measure = Measure(warmup=3, iterations=15)
