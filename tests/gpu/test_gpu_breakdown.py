@@ -15,7 +15,7 @@ from tests.measured_points import measure_record
 from tests.unit.fakes import make_point
 
 pytestmark = GPU
-SLOWED = "tests.gpu.breakdown_workloads:SlowedMlp"
+SLOWED = "tests.gpu.gpu_workloads:SlowedMlp"
 EXAMPLE = "docs.examples.convnet:ConvNet"
 DELAY_MS = 10.0
 

@@ -11,7 +11,7 @@ from tests.unit.fakes import make_point
 
 pytestmark = TWO_GPUS
 SHARDED, OWN_DDP, REDUCE = (
-    f"tests.gpu.twin_workloads:{name}" for name in ("Sharded", "OwnDdp", "Reduce")
+    f"tests.gpu.gpu_workloads:{name}" for name in ("Sharded", "OwnDdp", "Reduce")
 )
 SHOWN = (
     *("step_ms_p50", "local_step_ms", "compute_ms", "comm_ms", "comm_exposed_ms", "host_gap_ms"),

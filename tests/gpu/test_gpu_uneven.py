@@ -11,7 +11,7 @@ from tests.measured_points import measure_row
 from tests.unit.fakes import make_point
 
 pytestmark = TWO_GPUS
-DOUBLE, UNWEIGHTED = (f"tests.gpu.uneven_workloads:{name}" for name in ("Double", "Unweighted"))
+DOUBLE, UNWEIGHTED = (f"tests.gpu.gpu_workloads:{name}" for name in ("Double", "Unweighted"))
 PASSES = 8
 # 20 ms of products in fp32, which no power cap slows down.
 MLP = {"hidden": 1024, "layers": 4}

@@ -118,6 +118,9 @@ def test_after_each_sigkill_the_tables_are_whole_and_at_the_end_each_point_is_th
     sweep.check_each_point_once()
 
 
+FAULTS = [("none", 0), ("wait", 0), ("none", 0), ("none", 0)]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["/raylet/raylet", "gcs_server"])
 def test_when_its_own_ray_is_killed_a_sweep_ends_in_seconds_and_can_be_resumed(name, tmp_path):
@@ -127,7 +130,7 @@ def test_when_its_own_ray_is_killed_a_sweep_ends_in_seconds_and_can_be_resumed(n
         [found] = [pid for pid, title in there if name in title.split()[0]]
         os.kill(found, signal.SIGKILL)
 
-    write_job(tmp_path, [("none", 0), ("wait", 0), ("none", 0), ("none", 0)], 2, timeout_s=90.0)
+    write_job(tmp_path, FAULTS, 2, timeout_s=90.0)
     command = sweeps.sweep_command(tmp_path, "--device", "cpu")
     ended = harmed_sweep(command, tmp_path, 1, 2, kill, stay_s=None)
     assert ended.code == 3, ended.said
@@ -139,6 +142,27 @@ def test_when_its_own_ray_is_killed_a_sweep_ends_in_seconds_and_can_be_resumed(n
     assert again.returncode == 0, said
     count = Counter(row["number"] for row in rows(tmp_path) if row["status"] == "ok")
     assert count == dict.fromkeys(range(4), 1)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_when_the_head_of_a_joined_cluster_is_killed_a_sweep_ends_in_seconds(tmp_path):
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 0})
+    head = cluster.head_node.all_processes["gcs_server"][0].process.pid
+    write_job(tmp_path, FAULTS, 2, timeout_s=90.0)
+    command = sweeps.sweep_command(tmp_path, "--device", "cpu", address=cluster.address)
+    try:
+        ended = harmed_sweep(
+            command, tmp_path, 1, 2, lambda *_: os.kill(head, signal.SIGKILL), stay_s=5.0
+        )
+    finally:
+        cluster.shutdown()
+    assert ended.code == 3, ended.said
+    assert ended.end_s < 20
+    assert ended.gone_s is not None, ended.left
+    assert [row["status"] for row in rows(tmp_path)] == ["ok", "lost"]
 
 
 ROUNDS = """\
