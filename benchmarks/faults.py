@@ -24,18 +24,16 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.common import options, write_result
-from tests.integration.fault_cases import (
+from tests.integration.fault_runs import (
     CASES,
     CUDA_CASES,
     IMPORT_ERROR,
     IMPORT_HANG,
     Case,
-    between_good_points,
-    possible,
-)
-from tests.integration.fault_runs import (
     Outcome,
+    between_good_points,
     outcomes,
+    possible,
     rank_right,
     rows,
     start_sweep,

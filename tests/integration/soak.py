@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from tests.integration.fault_runs import marks, rows, start_sweep, write_job
-from tests.integration.sweeps import descendants, sweep_command, title_of
+from tests.integration.sweeps import count_rows, descendants, sweep_command, title_of
 
 WORKERS, TIMEOUT_S, SETTLED_POINTS = 4, 5.0, 50
 FAULTS = ("raise_init", "raise", "unpicklable", "oom", "exit", "kill", "segfault", "sleep", "stop")
@@ -68,7 +68,7 @@ def look(process: subprocess.Popen[str], folder: Path, looks: list[dict[str, flo
     """Look at the driver after every ten rows until it ends."""
     driver = psutil.Process(process.pid)
     while process.poll() is None:
-        written = len(list((folder / "results").glob("points/*/[!.]*.parquet")))
+        written = count_rows(folder)
         if written >= (looks[-1]["rows"] + 10 if looks else 1):
             try:
                 looks.append(look_at(driver, written))

@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.integration.fault_cases import CASES, IMPORT_ERROR
 from tests.integration.fault_runs import (
+    CASES,
+    IMPORT_ERROR,
     marks,
     outcomes,
     rank_right,

@@ -5,23 +5,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from raybench import load
 from tests.integration.health_runs import BETWEEN, CHECK, ill
 from tests.integration.namespaces import needs_hosts, needs_tc, ray_hosts, slow_path
+from tests.integration.sweeps import table, wait_for_rows
 
 ALL = ["alone", "pairs", "together", "smoke", "straggler"]
-# Of the first points of a check: by then its workers are there.
-_START_S = 120.0
 
 Findings = Sequence[Mapping[str, Any]]
 
@@ -48,14 +45,10 @@ def end_of(check):
     return json.loads(said)
 
 
-def workers_of(output, check):
+def workers_of(folder, check):
     """The processes of the workers, once the first point is done."""
-    deadline_s = time.monotonic() + _START_S
-    while not list(output.glob("points/*/[!.]*.parquet")):
-        assert time.monotonic() < deadline_s
-        assert check.poll() is None, check.communicate()
-        time.sleep(0.05)
-    return [int(pid) for pid in pd.read_parquet(output / "devices")["process_id"]]
+    wait_for_rows(check, folder, 1)
+    return [int(pid) for pid in table(folder, "devices")["process_id"]]
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +164,7 @@ def test_a_worker_with_a_busy_neighbour_on_its_core_is_named(tmp_path):
     output = tmp_path / "results"
     first, second, *_ = sorted(os.sched_getaffinity(0))
     with check_of(output, ["alone"]) as check:
-        workers = workers_of(output, check)
+        workers = workers_of(tmp_path, check)
         on_cores = pinned({workers[0]: first, workers[1]: second})
         with ahead_of_others(workers[0]), on_cores, busy(second, 4):
             found = end_of(check)
@@ -188,7 +181,7 @@ def test_a_worker_with_a_busy_neighbour_on_its_core_is_named(tmp_path):
 def test_a_worker_that_is_frozen_or_killed_is_named_and_the_check_goes_on(harm, reason, tmp_path):
     output = tmp_path / "results"
     with check_of(output, ["alone", "pairs"]) as check:
-        os.kill(workers_of(output, check)[1], harm)
+        os.kill(workers_of(tmp_path, check)[1], harm)
         found = end_of(check)
     told = [
         one

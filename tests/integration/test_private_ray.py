@@ -12,7 +12,7 @@ import ray
 from raybench.cluster.ray_cluster.actors import start_standby
 from raybench.cluster.ray_cluster.connection import connect
 from tests.integration.fault_runs import environment
-from tests.integration.sweeps import descendants, sweep_command, wait_for
+from tests.integration.sweeps import begin, descendants, sweep_command, wait_for, write_text
 
 _STUCK = """\
 import pathlib, time
@@ -76,8 +76,6 @@ AT_THE_WORKERS_START = [
 # 5 s where a core is free; Ray itself waits for a minute.
 _MOST_S = 30.0
 SMALL_JOB = """\
-version: 1
-name: small
 workload: {kind: mlp, hidden: 8, layers: 1}
 matrix: {world_size: [1, 2], batch_size: 1}
 measure: {warmup: 1, iterations: 3, breakdown: false}
@@ -88,17 +86,12 @@ class Struck:
     """A sweep of which a process was ended while it started: what it said, and how late."""
 
     def __init__(self, folder, title, signal_name, delay_s, said):
-        (folder / "job.yaml").write_text(SMALL_JOB)
+        write_text(folder, SMALL_JOB)
         errors = folder / "stderr.txt"
-        command = sweep_command(folder, "--device", "cpu")
+        own = {**environment(folder), "RAYBENCH_LOCK_DIR": str(folder / "locks")}
         with (
-            errors.open("w") as file,
-            subprocess.Popen(
-                command,
-                stdout=subprocess.DEVNULL,
-                stderr=file,
-                env={**environment(folder), "RAYBENCH_LOCK_DIR": str(folder / "locks")},
-            ) as driver,
+            errors.open("w") as said_by_it,
+            begin(folder, stdout=subprocess.DEVNULL, stderr=said_by_it, env=own) as driver,
         ):
             wait_for(lambda: self._is_there(driver, title, said, errors), within_s=90)
             time.sleep(delay_s)
@@ -180,7 +173,7 @@ cli.main()
 
 @pytest.mark.long
 def test_a_head_that_dies_while_workers_are_let_go_spoils_no_finished_run(tmp_path):
-    (tmp_path / "job.yaml").write_text(SMALL_JOB)
+    write_text(tmp_path, SMALL_JOB)
     command = sweep_command(tmp_path, "--device", "cpu")
     options = command[command.index("raybench") + 1 :]
     done = subprocess.run(

@@ -4,9 +4,7 @@ import json
 import os
 import signal
 import time
-from contextlib import suppress
 
-import psutil
 import pytest
 
 from raybench.cluster.allocator import choose_workers
@@ -21,6 +19,7 @@ from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.records import Failure, Status, Task
 from tests.cluster_contract import failures
+from tests.integration.sweeps import descendants
 from tests.unit import fakes
 
 PROBE = "tests.integration.probe_workloads:Probe"
@@ -131,18 +130,13 @@ def test_no_worker_at_all_is_one_clear_error(cluster, monkeypatch):
 
 
 def test_a_store_that_was_killed_is_replaced_and_the_workers_are_kept(cluster):
-    [store] = [one for one in psutil.Process().children(recursive=True) if _is_store(one)]
-    os.kill(store.pid, signal.SIGKILL)
+    titles = descendants(os.getpid()).items()
+    # Ray gives the process of an actor its class as title.
+    [store] = [pid for pid, title in titles if title.startswith("ray::_Store")]
+    os.kill(store, signal.SIGKILL)
     before = [device.process_id for device in cluster.devices]
     started_s = time.monotonic()
     _, answers = run(cluster, make_point(FAULTY, 6))
     print(f"store killed: next point done {time.monotonic() - started_s:.1f} s later")
     assert failures(answers) == []
     assert [device.process_id for device in cluster.devices] == before
-
-
-def _is_store(process):
-    """By the title that Ray gives the process of an actor: its class."""
-    with suppress(psutil.Error, IndexError):
-        return process.cmdline()[0].startswith("ray::_Store")
-    return False

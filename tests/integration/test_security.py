@@ -17,7 +17,7 @@ import pytest
 from raybench import cli
 from raybench.errors import ResultsError
 from raybench.results.writer import RunStore, hold_run
-from tests.integration.sweeps import descendants, wait_for
+from tests.integration.sweeps import RAYBENCH, begin, descendants, wait_for, write_text
 from tests.unit.builders import (
     make_device,
     make_failed,
@@ -27,13 +27,6 @@ from tests.unit.builders import (
     make_run,
 )
 
-RAYBENCH = [sys.executable, "-m", "raybench"]
-JOB = """\
-version: 1
-name: {name}
-workload: {workload}
-matrix: {{world_size: 1, batch_size: 4}}
-"""
 # Markup of HTML, of Markdown and of rich, and a line that goes on.
 EVIL = "[red]boo[/red] | a <script>alert(1)</script> `x` ![i](//h/p.png) @you\nlast"
 
@@ -51,10 +44,9 @@ def run(monkeypatch, capsys):
     return called
 
 
-def job(folder, workload="{kind: mlp}", name="small"):
-    path = folder / "job.yaml"
-    path.write_text(JOB.format(workload=workload, name=name), encoding="utf-8")
-    return path
+def job(folder, workload="{kind: mlp}"):
+    write_text(folder, f"workload: {workload}\nmatrix: {{world_size: 1, batch_size: 4}}\n")
+    return folder / "job.yaml"
 
 
 def listening(family):
@@ -84,23 +76,19 @@ def environment(place):
     return {**usual, "HOME": str(home), "TMPDIR": str(place), "RAYBENCH_LOCK_DIR": locks}
 
 
-def long_sweep(folder):
-    """A sweep whose one point, of two workers, does not end by itself."""
-    path = folder / "job.yaml"
-    path.write_text(
-        "version: 1\nname: long\nworkload: {kind: mlp, hidden: 8}\n"
-        "matrix: {world_size: 2, batch_size: 1}\nbaseline: {world_size: 2}\n"
-        "measure: {iterations: 1000000, timeout_s: 600}\n"
-    )
-    return [*RAYBENCH, "sweep", str(path), "-o", str(folder / "r"), "--device", "cpu"]
+LONG = """\
+workload: {kind: mlp, hidden: 8}
+matrix: {world_size: 2, batch_size: 1}
+baseline: {world_size: 2}
+measure: {iterations: 1000000, timeout_s: 600}
+"""
 
 
 @contextmanager
-def measuring(command, place):
-    """All processes of a driver while it measures; it is killed at the end."""
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment(place)
-    ) as driver:
+def measuring(folder, place):
+    """All processes of a sweep of two workers, which does not end by itself; it is killed."""
+    write_text(folder, LONG)
+    with begin(folder, stdout=subprocess.DEVNULL, env=environment(place)) as driver:
         try:
             yield _when_measuring(driver.pid)
         finally:
@@ -110,7 +98,7 @@ def measuring(command, place):
 def test_a_private_ray_listens_on_loopback_alone_with_a_token_that_nobody_else_ever_sees(
     tmp_path, place
 ):
-    with measuring([*long_sweep(tmp_path), "--address", "local"], place) as family:
+    with measuring(tmp_path, place) as family:
         found = listening(family)
         asked = _ask_without_token(family)
         [folder] = place.glob("raybench-*")
@@ -166,7 +154,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user"
 def test_another_user_of_the_host_gets_neither_the_token_nor_the_session_nor_into_ray(
     tmp_path, place
 ):
-    with measuring([*long_sweep(tmp_path), "--address", "local"], place) as family:
+    with measuring(tmp_path, place) as family:
         [folder] = place.glob("raybench-*")
         raylet = next(pid for pid in family if b"/raylet\0" in _command_line(pid)[:200])
         words = [str(folder), str(raylet), _head_of(family)]
@@ -329,14 +317,8 @@ def test_markdown_of_others_texts_has_no_markup_of_theirs(tmp_path, run):
 
 
 def test_no_pickle_is_read():
-    sources = Path(__file__).parents[2].glob("raybench/**/*.py")
     loads = re.compile(
         r"\b(pickle|cloudpickle|marshal|shelve|dill)\b.*\bload|read_pickle|torch\.load"
     )
-    found = [
-        f"{path.name}: {line.strip()}"
-        for path in sources
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if loads.search(line)
-    ]
-    assert found == []
+    sources = Path(__file__).parents[2].glob("raybench/**/*.py")
+    assert [path.name for path in sources if loads.search(path.read_text("utf-8"))] == []

@@ -7,9 +7,9 @@ import subprocess
 import pytest
 
 from raybench.job.model import Measure
-from raybench.job.point import Point, Precision
 from raybench.records import Measurement, Task
 from tests.integration.sweeps import wait_for
+from tests.unit.fakes import make_point
 
 MESS = "tests.integration.probe_workloads:Mess"
 FAULTY = "tests.integration.probe_workloads:Failing"
@@ -27,15 +27,7 @@ def process_ids(cluster):
 
 
 def measure(cluster, workload, world_size, **params):
-    point = Point(
-        workload=workload,
-        params=params,
-        world_size=world_size,
-        precision=Precision.FP32,
-        batch_size=8,
-        global_batch_size=8 * world_size,
-        scaling="weak",
-    )
+    point = make_point(workload=workload, params=params, world_size=world_size)
     settings = Measure(warmup=2, iterations=2, breakdown=False, timeout_s=60.0)
     answers = cluster.run(Task(point=point, settings=settings), tuple(range(world_size)))
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
