@@ -40,15 +40,11 @@ while True:
 
 
 def check(output, stages, tests, **environment):
+    own = {"HEALTH_DEVICE": "cuda", "HEALTH_TESTS": ",".join(tests)}
     done = subprocess.run(
         [*CHECK, str(output / "results"), *stages],
         cwd=REPOSITORY,
-        env={
-            **os.environ,
-            "HEALTH_DEVICE": "cuda",
-            "HEALTH_TESTS": ",".join(tests),
-            **environment,
-        },
+        env={**os.environ, **own, **environment},
         capture_output=True,
         text=True,
         timeout=150,

@@ -75,13 +75,8 @@ def three_nodes(_workers):
 
     # A process for each slot, which Ray would start for each driver, takes a second of a core.
     settings = {"prestart_worker_first_driver": False}
-    head = {
-        "num_cpus": 2,
-        "num_gpus": 0,
-        "labels": {"rack": "left"},
-        "_system_config": settings,
-    }
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    left = {"num_cpus": 2, "num_gpus": 0, "labels": {"rack": "left"}}
+    cluster = Cluster(initialize_head=True, head_node_args={**left, "_system_config": settings})
     for rack in ("left", "right"):
         cluster.add_node(num_cpus=2, num_gpus=0, labels={"rack": rack})
     cluster.wait_for_nodes()

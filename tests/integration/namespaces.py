@@ -105,16 +105,12 @@ def dropped_packets(host: Host) -> int:
 
 def pull_cable(switch: Host, host: Host) -> None:
     """Cut the host off, without a word to it. switch: the first host, which has the bridge."""
-    _ip(switch, f"link set {_port(host)} down")
+    _ip(switch, f"link set port-{host.name} down")
 
 
 def plug_cable(switch: Host, host: Host) -> None:
     """Connect the host again."""
-    _ip(switch, f"link set {_port(host)} up")
-
-
-def _port(host: Host) -> str:
-    return f"port-{host.name}"
+    _ip(switch, f"link set port-{host.name} up")
 
 
 @contextmanager
@@ -129,7 +125,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
         _ip(first, f"address add {first.address}/24 dev net0")
         _ip(first, "link set net0 up")
         for host in others:
-            port = _port(host)
+            port = f"port-{host.name}"
             _ip(first, f"link add {port} type veth peer name net0 netns {host.process_id}")
             _ip(first, f"link set {port} master net0 up")
             _ip(host, f"address add {host.address}/24 dev net0")

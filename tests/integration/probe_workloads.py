@@ -21,7 +21,6 @@ from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp
 from tests.integration.fault_workloads import FAULTS
 
-LATE_S = 2.0
 # Process groups of earlier points of this process; kept, so that no new one is taken for it.
 _seen_groups: list[dist.ProcessGroup] = []
 
@@ -96,7 +95,7 @@ class Failing(Mlp):
 
     def close(self) -> None:
         if self._fault == "late":
-            time.sleep(LATE_S)
+            time.sleep(2.0)
             raise ValueError("not even closed")
 
 

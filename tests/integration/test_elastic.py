@@ -20,6 +20,10 @@ from tests.cluster_contract import failures, run
 from tests.integration.sweeps import raybench, sweep_command, table, wait_for, write_text
 
 PATIENCE_S = 280
+COMMANDS = (
+    *("initialization", "setup", "head_setup", "worker_setup"),
+    *("head_start_ray", "worker_start_ray"),
+)
 # As `AutoscalingCluster` of ray.cluster_utils makes it, which begins by ending every Ray of the
 # host, and whose example is not in the package.
 CONFIG = {
@@ -30,14 +34,9 @@ CONFIG = {
     "head_node_type": "ray.head.default",
     "auth": {"ssh_user": "nobody"},
     "file_mounts": {},
-    "cluster_synced_files": [],
     "file_mounts_sync_continuously": False,
-    "initialization_commands": [],
-    "setup_commands": [],
-    "head_setup_commands": [],
-    "worker_setup_commands": [],
-    "head_start_ray_commands": [],
-    "worker_start_ray_commands": [],
+    **{f"{name}_commands": [] for name in COMMANDS},
+    "cluster_synced_files": [],
     "available_node_types": {
         "ray.head.default": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
         "worker": {"resources": {"CPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": 2},
@@ -59,8 +58,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * PATIENCE_S)]
 
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as free:
-        number: int = free.getsockname()[1]
-        return number
+        return free.getsockname()[1]
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ PROBE = "tests.integration.probe_workloads:Probe"
 PYTHON = Path(sys.executable)
 SWEEP = [PYTHON.with_name("raybench"), "sweep"]
 
-long = pytest.mark.long
 pytestmark = needs_hosts
 
 
@@ -79,7 +78,9 @@ def test_a_sweep_spans_hosts_whose_own_names_are_loopback_addresses(
     assert {one["sum"] for one in told} == {6}
 
 
-@pytest.mark.parametrize("given", ["--address ", pytest.param("RAY_ADDRESS=", marks=long)])
+@pytest.mark.parametrize(
+    "given", ["--address ", pytest.param("RAY_ADDRESS=", marks=pytest.mark.long)]
+)
 def test_a_host_that_is_no_node_of_the_cluster_is_told_at_once(nodes, tmp_path, given):
     command = [*SWEEP, write_job(tmp_path), "-o", tmp_path / "out"]
     address = "10.99.0.10:6379"
@@ -186,7 +187,7 @@ NO_TOKENS = [
 ]
 
 
-@pytest.mark.parametrize("wrong", [NO_TOKENS[1:2], pytest.param(NO_TOKENS, marks=long)])
+@pytest.mark.parametrize("wrong", [NO_TOKENS[1:2], pytest.param(NO_TOKENS, marks=pytest.mark.long)])
 def test_a_cluster_with_a_token_and_other_versions_is_told_in_one_line(lone, tmp_path, wrong):
     """`ray start` asks for the token of ~/.ray/auth_token wherever there is one."""
     (tmp_path / "numpy-9.9.9.dist-info").mkdir()

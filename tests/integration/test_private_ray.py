@@ -113,22 +113,21 @@ def _victims(driver, title):
     return [process for process, words in found if title in " ".join(words.split(" ")[:4])]
 
 
-def check_start(struck):
+@pytest.mark.parametrize(
+    "fault",
+    [
+        AT_RAYS_START[0],
+        *(pytest.param(fault, marks=pytest.mark.long) for fault in AT_RAYS_START[1:]),
+    ],
+    ids=lambda fault: " by ".join(fault[:2]),
+)
+def test_what_dies_while_ray_starts_is_told_in_one_line_and_in_time(fault, tmp_path):
+    struck = Struck(tmp_path, *fault, said="")
     assert struck.returncode == 3, struck.lines
     (line,) = struck.lines
     assert line.startswith("the private Ray of this host did not start: ")
     assert "nothing is measured yet, so type the same command again" in line
     assert struck.after_s < _MOST_S
-
-
-def test_a_head_that_dies_while_ray_starts_is_told_in_one_line_and_in_time(tmp_path):
-    check_start(Struck(tmp_path, *AT_RAYS_START[0], said=""))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("fault", AT_RAYS_START[1:], ids=lambda fault: " by ".join(fault[:2]))
-def test_what_dies_while_ray_starts_is_told_in_one_line_and_in_time(fault, tmp_path):
-    check_start(Struck(tmp_path, *fault, said=""))
 
 
 @pytest.mark.long

@@ -216,15 +216,14 @@ def test_a_cluster_that_another_user_has_planted_is_neither_asked_nor_joined(tmp
 
 def _when_measuring(driver):
     """All processes of a driver, once its two workers are in a point."""
-    deadline_s = time.monotonic() + 180
-    while time.monotonic() < deadline_s:
-        family = family_of(driver)
-        titles = [_command_line(pid) for pid in family]
-        if sum(title.startswith(b"ray::_Worker.run") for title in titles) == 2:
-            time.sleep(1)
-            return family_of(driver)
-        time.sleep(0.2)
-    raise AssertionError("no point was started")
+
+    def are_in_a_point():
+        titles = [_command_line(pid) for pid in family_of(driver)]
+        return sum(title.startswith(b"ray::_Worker.run") for title in titles) == 2
+
+    wait_for(are_in_a_point, within_s=180)
+    time.sleep(1)
+    return family_of(driver)
 
 
 def _command_line(process_id):
@@ -256,13 +255,11 @@ def _ask_without_token(family):
 
 HOSTILE_WORKLOADS = {
     "a tag that calls": "!!python/object/apply:os.system [touch pwned]",
-    "a tag that makes an object": "!!python/object/new:subprocess.Popen [[touch, pwned]]",
     "a tag deeper down": "{kind: mlp, hidden: !!python/name:os.system x}",
     "a function": "{kind: 'os:system', command: touch pwned}",
     "a class that would be a process": "{kind: 'subprocess:Popen', args: touch pwned}",
     "a function of a function": "{kind: 'os:system.__call__'}",
     "a path": "{kind: '/tmp/evil:Evil'}",
-    "a folder above": "{kind: '../evil:Evil'}",
     "code": '{kind: \'__import__("os").system("touch pwned"):X\'}',
 }
 

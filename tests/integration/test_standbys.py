@@ -51,15 +51,16 @@ def run(cluster, fault="none"):
     return run_point(cluster, 0, 1, 2, fault=fault, timeout_s=60)
 
 
-def process_id(actor):
-    return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+def of_process(actor, ask):
+    """What this function returns in the process of an actor."""
+    return ray.get(actor.__ray_call__.remote(lambda _: ask()))
 
 
 def standby_processes(cluster):
     """Node id -> the processes of its standbys, which are loaded when this returns."""
     standbys = cluster._workers._standbys._by_node
     return {
-        node_id: {process_id(standby) for standby, _ in there}
+        node_id: {of_process(standby, os.getpid) for standby, _ in there}
         for node_id, there in standbys.items()
     }
 
@@ -147,9 +148,9 @@ def test_ray_keeps_the_gpu_of_a_dead_worker_for_us_and_a_standby_sees_what_worke
 
 def facts(worker_id):
     """Its environment, and the index of the GPU that it would take."""
-    return environment(worker_id), ray.get(worker_id.__ray_call__.remote(lambda _: _index_of_gpu()))
+    return environment(worker_id), of_process(worker_id, _index_of_gpu)
 
 
 def environment(worker_id):
-    found = ray.get(worker_id.__ray_call__.remote(lambda _: dict(os.environ)))
+    found = of_process(worker_id, lambda: dict(os.environ))
     return {name: value for name, value in found.items() if name != reaper.MARK}
