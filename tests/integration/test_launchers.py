@@ -104,7 +104,6 @@ workload: {kind: mlp, hidden: 64, layers: 2}
 matrix: {world_size: [2], batch_size: [8, 16, 32, 64]}
 measure: {warmup: 2, iterations: 100000, min_seconds: 6, max_seconds: 6, breakdown: false}
 """
-# Of Ray, several hosts and a sweep with six seconds a point.
 PATIENCE_S = 240
 
 pytestmark = [pytest.mark.long, needs_hosts]

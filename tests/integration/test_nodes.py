@@ -154,4 +154,3 @@ def test_a_node_that_comes_late_gets_workers_and_a_frozen_one_that_answers_again
         cluster.close()
         if node is not None:
             head.remove_node(node, allow_graceful=False)
-    print("\n".join(told))
