@@ -24,27 +24,25 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.common import options, write_result
-from tests.integration.fault_cases import (
+from tests.integration.fault_runs import (
     CASES,
     CUDA_CASES,
     IMPORT_ERROR,
     IMPORT_HANG,
     Case,
-    between_good_points,
-    possible,
-)
-from tests.integration.fault_runs import (
     Outcome,
+    between_good_points,
     outcomes,
+    possible,
     rank_right,
     rows,
     start_sweep,
-    sweep_command,
     write_failing_import,
     write_job,
 )
 from tests.integration.fault_workloads import CGROUP_PREFIX, memory_cgroups
 from tests.integration.soak import soaked
+from tests.integration.sweeps import sweep_command
 
 TIMEOUT_S = 10.0
 # Of a script, whose start is longer.

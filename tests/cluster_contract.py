@@ -7,7 +7,7 @@ from raybench.job.model import Measure
 from raybench.job.point import Point, Precision
 from raybench.records import Answer, Failure, Measurement, Status, Task
 
-FAILING = "tests.integration.recovery_workloads:Failing"
+FAILING = "tests.integration.probe_workloads:Failing"
 
 
 def run(
@@ -63,7 +63,7 @@ class PointContract:
         assert isinstance(answer, Failure)
         assert (answer.status, answer.error_type) == (Status.ERROR, "ValueError")
         assert answer.message == "the workload says no"
-        assert "recovery_workloads.py" in answer.detail
+        assert "probe_workloads.py" in answer.detail
         assert failures(run(cluster, 0)) == []
         assert cluster.devices == before
 

@@ -1,17 +1,27 @@
-"""A workload for the tests on GPUs: an all_reduce that is checked, and faults on demand."""
+"""Workloads for the tests on GPUs: sums that are checked, faults, and steps that are slowed."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
 import torch.distributed as dist
 from pydantic import Field
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
 
 from raybench.workloads.base import Context
+from raybench.workloads.mlp import Mlp, linear_stack
+from raybench.workloads.trained import GradAccumulation, Recipe, Trained, slices
+
+_CALIBRATION_CYCLES = 20_000_000
+WIDTH = 512
 
 Fault = Literal["none", "raise", "oom", "kill", "stop", "hang", "skip", "late"]
 
@@ -65,3 +75,129 @@ class GpuProbe:
             os.kill(os.getpid(), signal.SIGSTOP)
         if self._fault == "hang":
             time.sleep(3600)
+
+
+class SlowedMlp(Mlp):
+    """An mlp; on `slow_rank` the device spins for `delay_ms` before each step."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        slow_rank: Annotated[int, Field(ge=0)] = 1,
+        delay_ms: Annotated[float, Field(ge=0)] = 0.0,
+        hidden: Annotated[int, Field(gt=0)] = 2048,
+        layers: Annotated[int, Field(gt=0)] = 8,
+    ) -> None:
+        super().__init__(context, hidden=hidden, layers=layers)
+        is_slow = context.rank == slow_rank and delay_ms > 0
+        self._cycles = round(delay_ms * _cycles_per_ms()) if is_slow else 0
+
+    def step(self) -> None:
+        if self._cycles:
+            torch.cuda._sleep(self._cycles)
+        super().step()
+
+
+def _cycles_per_ms() -> float:
+    # The first two bring the clock up.
+    for _ in range(3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        torch.cuda._sleep(_CALIBRATION_CYCLES)
+        end.record()
+        torch.cuda.synchronize()
+    return _CALIBRATION_CYCLES / start.elapsed_time(end)
+
+
+def _layers(width: int, layers: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+
+
+class _Training:
+    """AdamW steps of a stack of layers."""
+
+    def __init__(self, context: Context, net: nn.Module, width: int) -> None:
+        self.context, self.net = context, net
+        self.optimizer = torch.optim.AdamW(net.parameters(), lr=1e-12)
+        self.rows = torch.randn(context.batch_size, width, device=context.device)
+        self.items_per_step = context.batch_size
+
+    def step(self) -> None:
+        with self.context.autocast():
+            loss = self.net(self.rows).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class Sharded(_Training):
+    """A model sharded by FSDP2."""
+
+    def __init__(self, context: Context, *, width: int = 4096, layers: int = 8) -> None:
+        torch.manual_seed(0)
+        with context.device:
+            net = _layers(width, layers)
+        if context.world_size > 1:
+            for layer in net:
+                fully_shard(layer)
+            fully_shard(net)
+        super().__init__(context, net, width)
+
+
+class OwnDdp(_Training):
+    """A model under DistributedDataParallel that raybench has not wrapped, or has."""
+
+    def __init__(
+        self, context: Context, *, width: int = 8192, layers: int = 8, by_context: bool = False
+    ) -> None:
+        torch.manual_seed(0)
+        with context.device:
+            net: nn.Module = _layers(width, layers)
+        if by_context or context.world_size == 1:
+            net = context.ddp(net)
+        else:
+            net = DistributedDataParallel(net)
+        super().__init__(context, net, width)
+
+
+class Reduce:
+    """A matrix product, then an all_reduce that nothing hides."""
+
+    def __init__(self, context: Context, *, size: int = 8192, message_mib: int = 512) -> None:
+        self.a = torch.randn(size, size, device=context.device, dtype=torch.bfloat16)
+        self.buffer = torch.zeros(message_mib * 2**18, device=context.device)
+        self.is_alone = context.world_size == 1
+        self.items_per_step = 1
+
+    def step(self) -> None:
+        torch.mm(self.a, self.a)
+        if not self.is_alone:
+            dist.all_reduce(self.buffer)
+
+
+class Double(Trained):
+    """Trains three linear layers in double precision."""
+
+    def __init__(self, context: Context, *, grad_accumulation: GradAccumulation = 1) -> None:
+        shape = (context.batch_size * grad_accumulation, WIDTH)
+        generator = context.generator()
+        inputs, targets = (
+            torch.randn(shape, generator=generator, device=context.device, dtype=torch.float64)
+            for _ in range(2)
+        )
+        self.train(
+            context,
+            Recipe(
+                loss=mse_loss, optimizer="sgd", grad_accumulation=grad_accumulation, compile=False
+            ),
+            lambda: linear_stack(WIDTH, 3).double(),
+            slices(inputs, targets, context.batch_size),
+        )
+
+
+class Unweighted(Double):
+    """Says that it weighs its loss, and does not."""
+
+    def __init__(self, context: Context, *, grad_accumulation: GradAccumulation = 1) -> None:
+        super().__init__(replace(context, loss_weight=1.0), grad_accumulation=grad_accumulation)

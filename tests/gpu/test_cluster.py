@@ -1,58 +1,37 @@
 """Groups of GPUs on a private Ray: identities, NCCL sums, faults. Needs two devices or more."""
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Iterator
 
 import pynvml
 import pytest
 import torch
 
 from raybench.cluster.allocator import choose_workers
-from raybench.cluster.ray_cluster import cluster as ray_cluster
-from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
-from raybench.job.point import Point, Precision
+from raybench.job.point import Precision
 from raybench.records import Failure, Measurement, Status, Task
+from tests.cluster_contract import failures
+from tests.gpu.gpus import TWO_GPUS, private_ray
+from tests.unit.fakes import make_point
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices"),
-    # Ray's own sockets and log files, closed by its threads after the test.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
-
+pytestmark = TWO_GPUS
 GPU_PROBE = "tests.gpu.gpu_workloads:GpuProbe"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ray_cluster.RayCluster]:
-    count = min(torch.cuda.device_count(), 4)
-    joined = ray_cluster.RayCluster(connect("local", "cuda", wanted=count))
-    joined.start(count, "pack")
-    yield joined
-    joined.close()
+def cluster():
+    with private_ray(min(torch.cuda.device_count(), 4)) as joined:
+        yield joined
 
 
 def run(cluster, world_size, *, precision=Precision.BF16, timeout_s=60.0, **params):
-    point = Point(
-        workload=GPU_PROBE,
-        params=params,
-        world_size=world_size,
-        precision=precision,
-        batch_size=8,
-        global_batch_size=8 * world_size,
-        scaling="weak",
+    point = make_point(
+        workload=GPU_PROBE, params=params, world_size=world_size, precision=precision
     )
     worker_ids = choose_workers(cluster.devices, world_size, "pack")
     settings = Measure(warmup=3, iterations=20, timeout_s=timeout_s)
     return cluster.run(Task(point=point, settings=settings), worker_ids)
-
-
-def failures(answers) -> list[str]:
-    return [answer.detail or answer.message for answer in answers if isinstance(answer, Failure)]
 
 
 def test_every_worker_has_a_gpu_of_its_own_in_index_order(cluster):
@@ -94,7 +73,7 @@ def test_event_times_agree_with_the_host_clock_over_a_block(cluster):
     assert min(steps) > 4_000_000
 
 
-def over_sockets() -> bool:
+def over_sockets():
     """Whether the ranks are told to talk as those of several hosts without InfiniBand do.
 
     An abort can take 3 s there, which is longer than a rank is waited for.
@@ -102,7 +81,7 @@ def over_sockets() -> bool:
     return os.environ.get("NCCL_P2P_DISABLE") == os.environ.get("NCCL_SHM_DISABLE") == "1"
 
 
-def used_bytes(device) -> int:
+def used_bytes(device):
     """What NVML says is in use on this device, by whatever process."""
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)

@@ -1,68 +1,41 @@
 """Where the time goes on GPUs, from the workers to the row: `pytest -m gpu tests/gpu`."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
-from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
-from raybench.job.point import USUAL_PRECISIONS, Point, Precision
-from raybench.records import Record, Task
+from raybench.job.point import USUAL_PRECISIONS, Precision
+from raybench.records import Task
 from raybench.results import rows
+from tests.gpu.gpus import GPU, needs_two, private_ray
 from tests.measured_points import measure_record
+from tests.unit.fakes import make_point
 
-pytestmark = [
-    pytest.mark.gpu,
-    # Ray's own sockets and log files, closed by its threads after the test.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
-two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
-
-SLOWED = "tests.gpu.breakdown_workloads:SlowedMlp"
+pytestmark = GPU
+SLOWED = "tests.gpu.gpu_workloads:SlowedMlp"
 EXAMPLE = "docs.examples.convnet:ConvNet"
 DELAY_MS = 10.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
-    count = min(torch.cuda.device_count(), 2)
-    joined = RayCluster(connect("local", "cuda", wanted=count))
-    joined.start(count, "pack")
-    yield joined
-    joined.close()
+def cluster():
+    with private_ray(min(torch.cuda.device_count(), 2)) as joined:
+        yield joined
 
 
-def record_of(
-    cluster: RayCluster,
-    workload: str = "mlp",
-    *,
-    world_size: int = 1,
-    batch_size: int = 64,
-    precision: Precision = Precision.BF16,
-    profile: bool = False,
-    **params: Any,
-) -> Record:
-    point = Point(
-        workload=workload,
-        params=params,
-        world_size=world_size,
-        precision=precision,
-        batch_size=batch_size,
-        global_batch_size=batch_size * world_size,
-        scaling="weak",
-    )
-    settings = Measure(warmup=10, iterations=40)
-    return measure_record(cluster, Task(point=point, settings=settings, profile=profile))
+def record_of(cluster, workload="mlp", *, profile=False, **given):
+    names = ("world_size", "batch_size", "precision")
+    settings = {"precision": Precision.BF16, "batch_size": 64}
+    settings |= {name: given.pop(name) for name in names if name in given}
+    point = make_point(workload=workload, params=given, **settings)
+    measure = Measure(warmup=10, iterations=40)
+    return measure_record(cluster, Task(point=point, settings=measure, profile=profile))
 
 
-def row_of(cluster: RayCluster, workload: str = "mlp", **settings: Any) -> dict[str, Any]:
+def row_of(cluster, workload="mlp", **settings):
     row = rows.point_row("run-a", record_of(cluster, workload, **settings), Measure())
     columns = [name for name in row if name.endswith("_ms") or name == "step_ms_p50"]
     told = {name: row[name] for name in (*columns, "host_bound", "slowest_rank")}
@@ -71,9 +44,9 @@ def row_of(cluster: RayCluster, workload: str = "mlp", **settings: Any) -> dict[
     return row
 
 
-@two_devices
+@needs_two
 @pytest.mark.parametrize("slow_rank", [0, 1])
-def test_a_slow_rank_is_named_with_its_delay(cluster: RayCluster, slow_rank: int) -> None:
+def test_a_slow_rank_is_named_with_its_delay(cluster, slow_rank):
     # Large enough that the other rank waits for nothing else: a slow host takes 4 ms for the step.
     row = row_of(
         cluster,
@@ -90,11 +63,9 @@ def test_a_slow_rank_is_named_with_its_delay(cluster: RayCluster, slow_rank: int
     assert row["local_step_ms"] > DELAY_MS
 
 
-@two_devices
+@needs_two
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
-def test_the_example_of_the_documents_is_taken_apart(
-    cluster: RayCluster, precision: Precision
-) -> None:
+def test_the_example_of_the_documents_is_taken_apart(cluster, precision):
     row = row_of(cluster, EXAMPLE, world_size=2, batch_size=256, precision=precision)
     parts = ("compute_ms", "comm_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms")
     assert all(row[name] is not None for name in parts)
@@ -103,15 +74,15 @@ def test_the_example_of_the_documents_is_taken_apart(
     assert row["throughput"] > 0
 
 
-@two_devices
-def test_the_compiled_example_is_taken_apart_by_local_copies(cluster: RayCluster) -> None:
+@needs_two
+def test_the_compiled_example_is_taken_apart_by_local_copies(cluster):
     row = row_of(cluster, EXAMPLE, world_size=2, batch_size=256, compile=True)
     assert row["comm_exposed_ms"] is not None
     assert "local copies" in row["methods"]["comm_exposed_ms"]
 
 
-@two_devices
-def test_communication_that_computing_cannot_hide_is_exposed(cluster: RayCluster) -> None:
+@needs_two
+def test_communication_that_computing_cannot_hide_is_exposed(cluster):
     # 8 layers of 64 MiB of gradients, and 64 rows to compute.
     row = row_of(cluster, world_size=2, hidden=4096, layers=8)
     assert row["comm_exposed_ms"] > 0.2
@@ -130,9 +101,7 @@ def test_communication_that_computing_cannot_hide_is_exposed(cluster: RayCluster
     ],
     ids=["tiny", "big"],
 )
-def test_the_host_holds_up_a_tiny_model_only(
-    cluster: RayCluster, settings: dict[str, int], host_bound: bool
-) -> None:
+def test_the_host_holds_up_a_tiny_model_only(cluster, settings, host_bound):
     row = row_of(cluster, **settings)
     assert row["host_bound"] is host_bound
     assert 0 < row["optimizer_ms"] < row["local_step_ms"]
@@ -145,7 +114,7 @@ def test_the_host_holds_up_a_tiny_model_only(
 
 
 @pytest.mark.parametrize("precision", USUAL_PRECISIONS)
-def test_every_precision_can_be_taken_apart(cluster: RayCluster, precision: Precision) -> None:
+def test_every_precision_can_be_taken_apart(cluster, precision):
     # In fp16 the step itself waits for the device.
     row = row_of(cluster, precision=precision, hidden=1024, layers=4)
     assert row["compute_ms"] > 0
@@ -153,8 +122,8 @@ def test_every_precision_can_be_taken_apart(cluster: RayCluster, precision: Prec
 
 
 # The last one: it replaces the processes.
-@two_devices
-def test_a_profile_has_kernels_and_times_by_module(cluster: RayCluster) -> None:
+@needs_two
+def test_a_profile_has_kernels_and_times_by_module(cluster):
     record = record_of(cluster, world_size=2, hidden=1024, layers=4, profile=True)
     for measurement in record.measurements:
         assert measurement.worker_reusable is False

@@ -1,27 +1,17 @@
 """Collectives, matrix products and memory on CUDA devices: `pytest -s -m gpu tests/gpu`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 
-from raybench.cluster.ray_cluster import cluster as ray_cluster
-from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure, Span
-from raybench.job.point import USUAL_PRECISIONS, Point, Precision
+from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.records import Task
 from raybench.results.point_metrics import compute_metrics
+from tests.gpu.gpus import GPU, needs_two, private_ray
 from tests.measured_points import measure_record
+from tests.unit.fakes import make_point
 
-pytestmark = [
-    pytest.mark.gpu,
-    # Ray's own sockets and log files, closed by its threads after the test.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
-needs_peers = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+pytestmark = GPU
 
 # Of each operation what torch can do: None is its own way, True the other one in place.
 PLACES = {
@@ -38,41 +28,32 @@ SETTINGS = Measure(
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ray_cluster.RayCluster]:
-    count = torch.cuda.device_count()
-    joined = ray_cluster.RayCluster(connect("local", "cuda", wanted=count))
-    joined.start(count, "pack")
-    yield joined
-    joined.close()
+def cluster():
+    with private_ray(torch.cuda.device_count()) as joined:
+        yield joined
 
 
-def run(
-    cluster: ray_cluster.RayCluster, workload: str, world_size: int, **settings: Any
-) -> dict[str, Any]:
+def run(cluster, workload, world_size, **settings):
     """The numbers of one point. A wrong payload or product is a failure."""
-    point = Point(
+    point = make_point(
         workload=workload,
         world_size=world_size,
         precision=settings.pop("precision", Precision.FP32),
         cuda_graph=settings.pop("cuda_graph", False),
         params={name: value for name, value in settings.items() if value is not None},
-        batch_size=None,
-        global_batch_size=None,
-        scaling=None,
+        **dict.fromkeys(("batch_size", "global_batch_size", "scaling")),
     )
     record = measure_record(cluster, Task(point=point, settings=SETTINGS))
     return compute_metrics(record)
 
 
-@needs_peers
+@needs_two
 @pytest.mark.parametrize("cuda_graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize(
     ("operation", "in_place"),
     [(operation, place) for operation, places in PLACES.items() for place in places],
 )
-def test_what_every_operation_moves_is_right(
-    cluster: ray_cluster.RayCluster, operation: str, in_place: bool | None, cuda_graph: bool
-) -> None:
+def test_what_every_operation_moves_is_right(cluster, operation, in_place, cuda_graph):
     for dtype in ("float32", "bfloat16", "int8"):
         found = run(
             cluster,
@@ -88,8 +69,8 @@ def test_what_every_operation_moves_is_right(
         assert 0 < found["step_ms_p50"] < 100
 
 
-@needs_peers
-def test_a_large_all_reduce_uses_nvlink(cluster: ray_cluster.RayCluster) -> None:
+@needs_two
+def test_a_large_all_reduce_uses_nvlink(cluster):
     found = run(
         cluster, "collective", len(cluster.devices), operation="all_reduce", size_bytes=2**30
     )
@@ -98,10 +79,8 @@ def test_a_large_all_reduce_uses_nvlink(cluster: ray_cluster.RayCluster) -> None
     assert 100 < found["busbw_gb_s"] < 1000
 
 
-@needs_peers
-def test_a_small_all_reduce_from_a_graph_is_not_slower_than_from_python(
-    cluster: ray_cluster.RayCluster,
-) -> None:
+@needs_two
+def test_a_small_all_reduce_from_a_graph_is_not_slower_than_from_python(cluster):
     eager, graph = (
         run(
             cluster,
@@ -119,9 +98,7 @@ def test_a_small_all_reduce_from_a_graph_is_not_slower_than_from_python(
 
 
 @pytest.mark.parametrize("precision", USUAL_PRECISIONS)
-def test_large_products_reach_the_rate_of_their_format(
-    cluster: ray_cluster.RayCluster, precision: Precision
-) -> None:
+def test_large_products_reach_the_rate_of_their_format(cluster, precision):
     found = run(cluster, "gemm", 1, precision=precision, m=8192, n=8192, k=8192)
     rate = found["achieved_tflops_per_device"]
     print(f"gemm 8192 {precision}: {rate:.0f} TFLOP/s")
@@ -131,18 +108,14 @@ def test_large_products_reach_the_rate_of_their_format(
 
 
 @pytest.mark.parametrize("cuda_graph", [False, True], ids=["eager", "graph"])
-def test_a_triad_reaches_the_bandwidth_of_hbm(
-    cluster: ray_cluster.RayCluster, cuda_graph: bool
-) -> None:
+def test_a_triad_reaches_the_bandwidth_of_hbm(cluster, cuda_graph):
     found = run(cluster, "memory", 1, operation="triad", size_bytes=2**30, cuda_graph=cuda_graph)
     print(f"triad 3 x 1 GiB: {found['memory_gb_s']:.0f} GB/s")
     # The datasheet says 3350 for an H100 SXM and 4800 for an H200.
     assert 2000 < found["memory_gb_s"] < 4800
 
 
-def test_devices_that_work_alone_do_not_slow_each_other(
-    cluster: ray_cluster.RayCluster,
-) -> None:
+def test_devices_that_work_alone_do_not_slow_each_other(cluster):
     one, every = (
         run(cluster, "memory", count, operation="copy", size_bytes=2**30)["memory_gb_s"]
         for count in (1, len(cluster.devices))

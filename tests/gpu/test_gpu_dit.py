@@ -1,10 +1,5 @@
 """The diffusion transformer on a CUDA device: kernels of attention, compiled blocks, graphs."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,35 +7,26 @@ from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.measure import phases
 from raybench.workloads import precision
-from raybench.workloads.attention import Kernel, attention_part, choose_kernel, merge
-from raybench.workloads.base import Context
+from raybench.workloads.attention import attention_part, choose_kernel, merge
 from raybench.workloads.dit import Dit
+from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
 
-SMALL: dict[str, Any] = {
+SMALL = {
     "height": 256, "width": 256, "text_tokens": 64, "double_blocks": 2, "single_blocks": 2,
 }  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
-def _fp32_and_no_memory_afterwards() -> Iterator[None]:
+def _fp32_and_no_memory_afterwards():
     yield
     precision.apply(Precision.FP32)
     torch.cuda.empty_cache()
 
 
-def make_context(**changes: Any) -> Context:
-    settings: dict[str, Any] = {
-        "device": torch.device("cuda", 0), "rank": 0, "world_size": 1, "local_rank": 0,
-        "batch_size": 1, "precision": Precision.BF16, **changes,
-    }  # fmt: skip
-    precision.apply(settings["precision"])
-    return Context(**settings)
-
-
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
-def test_each_kernel_gives_the_log_sum_exp_by_which_parts_are_merged(kernel: Kernel) -> None:
+def test_each_kernel_gives_the_log_sum_exp_by_which_parts_are_merged(kernel):
     # As the workload has them: heads inside of tokens, and a number that no tile divides.
     shape = (3, 1, 1200, 24, 128)
     generator = torch.Generator("cuda").manual_seed(1)
@@ -59,20 +45,20 @@ def test_each_kernel_gives_the_log_sum_exp_by_which_parts_are_merged(kernel: Ker
         assert float((found - expected).norm() / expected.norm()) < 1e-2
 
 
-def test_torch_takes_a_kernel_that_gives_a_log_sum_exp() -> None:
+def test_torch_takes_a_kernel_that_gives_a_log_sum_exp():
     tokens = torch.empty(1, 24, 4608, 128, device="cuda", dtype=torch.bfloat16)
     print("attention: auto is", choose_kernel("auto", tokens))
     assert choose_kernel("auto", tokens) in ("flash", "cudnn")
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_compiled_blocks_compute_the_same_and_each_kind_is_compiled_once() -> None:
+def test_compiled_blocks_compute_the_same_and_each_kind_is_compiled_once():
     from torch._dynamo.utils import counters
 
     outputs = []
     for compiled in (False, True):
         counters.clear()
-        workload = Dit(make_context(), **SMALL, compile=compiled)
+        workload = Dit(make_context(Precision.BF16, batch_size=1), **SMALL, compile=compiled)
         workload.step()
         outputs.append(workload.output)
     assert outputs[0] is not None
@@ -83,8 +69,8 @@ def test_compiled_blocks_compute_the_same_and_each_kind_is_compiled_once() -> No
 
 
 @pytest.mark.parametrize("scope", ["double_block", "loop"])
-def test_steps_are_measured_as_replays_of_a_graph(scope: str) -> None:
-    context = make_context(cuda_graph=True)
+def test_steps_are_measured_as_replays_of_a_graph(scope):
+    context = make_context(Precision.BF16, batch_size=1, cuda_graph=True)
     settings = Measure(warmup=2, iterations=3, breakdown=False)
     done = phases.measure(
         lambda: Dit(context, **SMALL, scope=scope, steps=2),  # type: ignore[arg-type]

@@ -1,26 +1,20 @@
 """A health check on two GPUs or more, with faults that are injected for real."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices"),
-]
+from tests.gpu.gpus import TWO_GPUS
+from tests.integration.health_runs import CHECK, ill
+
+pytestmark = TWO_GPUS
 
 REPOSITORY = Path(__file__).parents[2]
-CHECK = [sys.executable, "-m", "tests.integration.health_runs"]
 # Few, so that a check takes little more than the start of its workers.
 GEMM = "gemm bf16 8192"
 FEW = [
@@ -45,16 +39,12 @@ while True:
 """
 
 
-def check(output: Path, stages: list[str], tests: list[str], **environment: str) -> Any:
+def check(output, stages, tests, **environment):
+    own = {"HEALTH_DEVICE": "cuda", "HEALTH_TESTS": ",".join(tests)}
     done = subprocess.run(
         [*CHECK, str(output / "results"), *stages],
         cwd=REPOSITORY,
-        env={
-            **os.environ,
-            "HEALTH_DEVICE": "cuda",
-            "HEALTH_TESTS": ",".join(tests),
-            **environment,
-        },
+        env={**os.environ, **own, **environment},
         capture_output=True,
         text=True,
         timeout=150,
@@ -64,21 +54,13 @@ def check(output: Path, stages: list[str], tests: list[str], **environment: str)
     return json.loads(done.stdout)
 
 
-def ill(found: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    named: dict[str, list[Mapping[str, Any]]] = {}
-    for finding in found["findings"]:
-        if finding["verdict"] in ("bad", "suspect", "untested"):
-            named.setdefault(finding["subject"]["name"], []).append(finding)
-    return named
-
-
-def name_of_last(found: Mapping[str, Any]) -> str:
+def name_of_last(found):
     last = found["devices"][-1]
     return f"{last['host']} GPU {last['index']}"
 
 
 @contextmanager
-def hog(index: int) -> Iterator[None]:
+def hog(index):
     """Another program that multiplies on one GPU without a pause."""
     with subprocess.Popen(
         [sys.executable, "-c", HOG, str(index)], stdout=subprocess.PIPE, text=True
@@ -91,18 +73,18 @@ def hog(index: int) -> Iterator[None]:
             process.kill()
 
 
-def test_healthy_gpus_are_healthy(tmp_path: Path) -> None:
+def test_healthy_gpus_are_healthy(tmp_path):
     found = check(tmp_path, ["alone", "host-links", "pairs", "together"], FEW)
-    assert not ill(found)
+    assert not ill(found, "untested")
     assert len(found["healthy"]) == len(found["devices"])
     assert {link["kind"] for link in found["links"]} == {"h2d", "nccl"}
 
 
-def test_a_gpu_that_another_program_keeps_busy_is_named(tmp_path: Path) -> None:
+def test_a_gpu_that_another_program_keeps_busy_is_named(tmp_path):
     with hog(1):
         found = check(tmp_path, ["alone"], [GEMM, "memory 500 MB"])
     [busy] = [one for one in found["devices"] if one["index"] == 1]
-    named = ill(found)
+    named = ill(found, "untested")
     assert list(named) == [f"{busy['host']} GPU 1"], named
     [worst, *_] = [one for one in named[f"{busy['host']} GPU 1"] if one["test"] == GEMM]
     assert worst["verdict"] == "bad"
@@ -112,23 +94,23 @@ def test_a_gpu_that_another_program_keeps_busy_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("sms", "least", "most"), [(99, 1.1, 1.5), (66, 1.4, 2), (33, 2, 4)])
 def test_a_worker_that_is_confined_to_some_of_132_multiprocessors_is_named(
-    sms: int, least: float, most: float, tmp_path: Path
-) -> None:
+    sms, least, most, tmp_path
+):
     found = check(tmp_path, ["alone"], [GEMM], FEW_SMS=str(sms))
     if "H200" not in found["devices"][0]["name"]:
         pytest.skip("what so few multiprocessors do is known of an H200")
-    named = ill(found)
+    named = ill(found, "untested")
     assert list(named) == [name_of_last(found)], named
     [finding] = named[name_of_last(found)]
     assert least < finding["ratio"] < most, finding
     assert finding["verdict"] == ("bad" if finding["ratio"] > 1.5 else "suspect")
 
 
-def test_without_peer_to_peer_all_are_slow_alike_and_the_variable_is_named(tmp_path: Path) -> None:
+def test_without_peer_to_peer_all_are_slow_alike_and_the_variable_is_named(tmp_path):
     found = check(tmp_path, ["pairs", "together"], FEW, NCCL_P2P_DISABLE="1")
     if "H200" not in found["devices"][0]["name"]:
         pytest.skip("what all_reduce reaches is known of H200s")
-    slow = [one for findings in ill(found).values() for one in findings]
+    slow = [one for findings in ill(found, "untested").values() for one in findings]
     assert slow
     assert not [one for one in slow if one["subject"]["kind"] == "device"]
     assert any("NCCL_P2P_DISABLE" in one["command"] for one in slow)

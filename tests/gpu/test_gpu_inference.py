@@ -1,10 +1,5 @@
 """Models that only run, on a CUDA device: `pytest -m gpu tests/gpu`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,11 +8,11 @@ from raybench.job.point import USUAL_PRECISIONS, Precision
 from raybench.measure.phases import measure
 from raybench.workloads import precision
 from raybench.workloads.bandwidth import memory_gb_s
-from raybench.workloads.base import Context
 from raybench.workloads.layers import Decoder, KeyValueCache
 from raybench.workloads.mlp import Mlp
 from raybench.workloads.model_sizes import DECODER_PRESETS
 from raybench.workloads.transformer import Transformer
+from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
 
@@ -25,28 +20,13 @@ SETTINGS = Measure(warmup=15, iterations=30, breakdown=False)
 
 
 @pytest.fixture(autouse=True)
-def _fp32_and_no_memory_afterwards() -> Iterator[None]:
+def _fp32_and_no_memory_afterwards():
     yield
     precision.apply(Precision.FP32)
     torch.cuda.empty_cache()
 
 
-def make_context(
-    mode: Precision = Precision.FP32, *, batch_size: int = 2, cuda_graph: bool = False
-) -> Context:
-    precision.apply(mode)
-    return Context(
-        device=torch.device("cuda", 0),
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        batch_size=batch_size,
-        precision=mode,
-        cuda_graph=cuda_graph,
-    )
-
-
-def test_prompt_and_tokens_one_by_one_give_the_logits_of_the_whole_sequence() -> None:
+def test_prompt_and_tokens_one_by_one_give_the_logits_of_the_whole_sequence():
     shape, device = DECODER_PRESETS["124m"], torch.device("cuda", 0)
     precision.apply(Precision.FP32)
     with device:
@@ -65,24 +45,22 @@ def test_prompt_and_tokens_one_by_one_give_the_logits_of_the_whole_sequence() ->
 
 @pytest.mark.parametrize("mode", [Precision.FP32, Precision.FP16, Precision.BF16])
 @pytest.mark.parametrize("cuda_graph", [False, True])
-def test_decoding_gives_what_a_pass_over_the_whole_sequence_gives(
-    mode: Precision, cuda_graph: bool
-) -> None:
-    context = make_context(mode, cuda_graph=cuda_graph)
+def test_decoding_gives_what_a_pass_over_the_whole_sequence_gives(mode, cuda_graph):
+    context = make_context(mode, batch_size=2, cuda_graph=cuda_graph)
     tokens = torch.randint(50_304, (2, 33), generator=context.generator(), device=context.device)
-    seen: dict[str, Any] = {}
+    seen = {}
 
     class Watched(Transformer):
-        def check(self) -> None:
+        def check(self):
             with self.answering():
                 seen["whole"] = self.model(tokens)[:, -1:].float()
                 seen["step"] = seen["answer"].float()
 
-        def answer_by(self, forward: Any) -> None:
+        def answer_by(self, forward):
             # In a graph the answer is where the captured pass has put it.
             super().answer_by(lambda: seen.update(answer=forward()))
 
-    def build() -> Watched:
+    def build():
         return Watched(context, seq_len=32, mode="inference", phase="decode")
 
     done = measure(build, context, SETTINGS)
@@ -91,7 +69,7 @@ def test_decoding_gives_what_a_pass_over_the_whole_sequence_gives(
     assert done.memory_bytes is not None
 
 
-def test_a_model_that_only_runs_needs_less_memory_and_time_than_one_that_trains() -> None:
+def test_a_model_that_only_runs_needs_less_memory_and_time_than_one_that_trains():
     found = []
     for mode in ("train", "inference"):
         context = make_context(Precision.BF16, batch_size=4)
@@ -104,13 +82,13 @@ def test_a_model_that_only_runs_needs_less_memory_and_time_than_one_that_trains(
     assert run_ns < train_ns / 2
 
 
-def test_half_precision_runs_in_a_graph_though_it_could_not_train_in_one() -> None:
-    context = make_context(Precision.FP16, cuda_graph=True)
+def test_half_precision_runs_in_a_graph_though_it_could_not_train_in_one():
+    context = make_context(Precision.FP16, batch_size=2, cuda_graph=True)
     done = measure(lambda: Mlp(context, mode="inference"), context, SETTINGS)
     assert done.repetitions[0].timed.step_ns
 
 
-def test_the_triad_is_of_the_device_memory_and_leaves_none_behind() -> None:
+def test_the_triad_is_of_the_device_memory_and_leaves_none_behind():
     before = torch.cuda.memory_allocated()
     found = memory_gb_s(make_context())
     assert found is not None
@@ -119,11 +97,11 @@ def test_the_triad_is_of_the_device_memory_and_leaves_none_behind() -> None:
 
 
 @pytest.mark.parametrize("mode", USUAL_PRECISIONS)
-def test_a_residual_network_runs_in_every_precision(mode: Precision) -> None:
+def test_a_residual_network_runs_in_every_precision(mode):
     pytest.importorskip("torchvision")
     from raybench.workloads.resnet50 import ResNet
 
-    context = make_context(mode, batch_size=8)
+    context = make_context(mode)
     for channels_last in (False, True):
         network = ResNet(context, mode="inference", channels_last=channels_last)
         network.step()

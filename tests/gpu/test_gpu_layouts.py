@@ -1,24 +1,19 @@
 """Compiled layouts on two GPUs, with the code that torch generates for them, beside one GPU."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from layout_ranks import difference
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
-]
+from tests.gpu.gpus import TWO_GPUS
+
+pytestmark = TWO_GPUS
 # In fp64, in which generated code may add up in another order.
 ALMOST_EXACT = 1e-10
-LAYOUTS: dict[str, dict[str, Any]] = {
+LAYOUTS = {
     "DDP": {"activation_checkpointing": "full"},
     "FSDP": {"dp_shard": 2, "activation_checkpointing": "selective"},
     "TP": {"tp": 2, "activation_checkpointing": "full"},
@@ -26,7 +21,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def be_rank(rank: int, folder: str) -> None:
+def be_rank(rank, folder):
     torch.cuda.set_device(rank)
     torch.set_default_dtype(torch.float64)
     for number, (name, options) in enumerate(LAYOUTS.items()):
@@ -42,7 +37,7 @@ def be_rank(rank: int, folder: str) -> None:
         dist.destroy_process_group()
 
 
-def test_compiled_layouts_compute_on_two_gpus_what_one_does(tmp_path: Path) -> None:
+def test_compiled_layouts_compute_on_two_gpus_what_one_does(tmp_path):
     mp.spawn(be_rank, args=(str(tmp_path),), nprocs=2)
     found = {name: float((tmp_path / f"{name}-0").read_text()) for name in LAYOUTS}
     print(found)

@@ -1,11 +1,8 @@
 """Who else uses a GPU: locks by its UUID, and the processes that NVML names."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +21,7 @@ time.sleep(60)
 _IS_THERE_S = 30.0
 
 
-def test_another_sweep_and_another_process_on_the_gpu_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_sweep_and_another_process_on_the_gpu_are_told(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
     terms = Terms(holder=this_process("run mine"), shared=True)
     cluster = RayCluster(connect("local", "cuda", wanted=1), terms=terms)

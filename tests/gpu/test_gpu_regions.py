@@ -1,16 +1,12 @@
 """Regions of a step on a GPU: `pytest -m gpu tests/gpu`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 
 from raybench.job.model import Measure
-from raybench.job.point import Precision
 from raybench.measure.phases import measure
-from raybench.workloads import precision
-from raybench.workloads.base import Context
+from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
 
@@ -21,10 +17,10 @@ CYCLES = 10_000_000
 class Spinning:
     """The device spins for one part and three times as long for another; the host goes on."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context):
         self.context = context
 
-    def step(self) -> None:
+    def step(self):
         with self.context.region("both"):
             with self.context.region("short"):
                 torch.cuda._sleep(CYCLES)
@@ -36,12 +32,12 @@ class Spinning:
 class InBackward(Spinning):
     """Regions that autograd's own thread enters."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context):
         super().__init__(context)
         self._model = nn.Linear(4096, 4096, device=context.device)
         self._rows = torch.randn(4096, 4096, device=context.device)
 
-    def step(self) -> None:
+    def step(self):
         context = self.context
 
         class Timed(torch.autograd.Function):
@@ -59,20 +55,7 @@ class InBackward(Spinning):
             Timed.apply(self._model(self._rows)).sum().backward()  # type: ignore[no-untyped-call]
 
 
-def make_context(*, cuda_graph: bool = False) -> Context:
-    precision.apply(Precision.FP32)
-    return Context(
-        device=torch.device("cuda", 0),
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        batch_size=8,
-        precision=Precision.FP32,
-        cuda_graph=cuda_graph,
-    )
-
-
-def test_regions_have_the_time_of_the_device_though_the_host_is_ahead() -> None:
+def test_regions_have_the_time_of_the_device_though_the_host_is_ahead():
     context = make_context()
     breakdown = measure(lambda: Spinning(context), context, SETTINGS).breakdown
     assert breakdown is not None
@@ -85,7 +68,7 @@ def test_regions_have_the_time_of_the_device_though_the_host_is_ahead() -> None:
     assert "CUDA events" in breakdown.methods["regions"]
 
 
-def test_the_timed_steps_make_no_event_for_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timed_steps_make_no_event_for_regions(monkeypatch):
     made = []
 
     class Counted(torch.cuda.Event):
@@ -103,7 +86,7 @@ def test_the_timed_steps_make_no_event_for_regions(monkeypatch: pytest.MonkeyPat
     assert steps < len(made) < 2 * steps
 
 
-def test_regions_in_a_backward_pass_are_timed_on_the_stream_that_it_runs_on() -> None:
+def test_regions_in_a_backward_pass_are_timed_on_the_stream_that_it_runs_on():
     context = make_context()
     breakdown = measure(lambda: InBackward(context), context, SETTINGS).breakdown
     assert breakdown is not None
@@ -111,7 +94,7 @@ def test_regions_in_a_backward_pass_are_timed_on_the_stream_that_it_runs_on() ->
     assert 0 < found["in backward"] < found["backward"]
 
 
-def test_a_step_with_regions_can_be_captured_and_says_why_it_has_none() -> None:
+def test_a_step_with_regions_can_be_captured_and_says_why_it_has_none():
     context = make_context(cuda_graph=True)
     breakdown = measure(lambda: Spinning(context), context, SETTINGS).breakdown
     assert breakdown is not None

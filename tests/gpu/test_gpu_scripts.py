@@ -1,21 +1,14 @@
 """Scripts of users on CUDA devices, unchanged: `pytest -m gpu tests/gpu/test_gpu_scripts.py`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from raybench.records import Failure, Measurement, RankInfo, Status, Task
+from raybench.records import Failure, Measurement, RankInfo, Status
 from raybench.worker.worker import Worker
+from tests.gpu.gpus import private_ray
 from tests.real_scripts import SCRIPTS, make_task
-
-if TYPE_CHECKING:
-    from raybench.cluster.ray_cluster.cluster import RayCluster
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +16,7 @@ ALONE = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_ra
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_is_measured_unchanged_on_the_device(name: str) -> None:
+def test_a_script_is_measured_unchanged_on_the_device(name):
     answer = Worker("cuda", 0).run(make_task(name), ALONE, None)
     assert isinstance(answer, Measurement), answer
     # By CUDA events: a host's clock would have warned.
@@ -37,21 +30,16 @@ def test_a_script_is_measured_unchanged_on_the_device(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def two_gpus() -> Iterator[RayCluster]:
-    from raybench.cluster.ray_cluster.cluster import RayCluster
-    from raybench.cluster.ray_cluster.connection import connect
-
+def two_gpus():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    cluster = RayCluster(connect("local", "cuda", 2))
-    cluster.start(2, "pack")
-    yield cluster
-    cluster.close()
+    with private_ray(2) as cluster:
+        yield cluster
 
 
 # Plain DistributedDataParallel trains below, after a fault.
 @pytest.mark.parametrize("name", ["fsdp.py", "hf_trainer.py", "lightning_fit.py"])
-def test_ranks_train_together_on_their_own_devices(two_gpus: RayCluster, name: str) -> None:
+def test_ranks_train_together_on_their_own_devices(two_gpus, name):
     answers = two_gpus.run(make_task(name, 2), (0, 1))
     for answer in answers:
         assert isinstance(answer, Measurement), answer
@@ -70,14 +58,14 @@ while True:
 """
 
 
-def test_a_rank_alone_uses_the_device_of_its_worker(two_gpus: RayCluster, tmp_path: Path) -> None:
+def test_a_rank_alone_uses_the_device_of_its_worker(two_gpus, tmp_path):
     """And not the first one, which is what LOCAL_RANK 0 would be without a mask."""
     (answer,) = two_gpus.run(task_of(tmp_path, NAMES_ITS_DEVICE, world_size=1), (1,))
     assert isinstance(answer, Measurement), answer
     assert two_gpus.devices[1].uuid.removeprefix("GPU-") in answer.output
 
 
-def task_of(folder: Path, text: str, **asked: Any) -> Task:
+def task_of(folder, text, **asked):
     path = folder / "train.py"
     path.write_text(text, encoding="utf-8")
     task = make_task("", **asked)
@@ -104,14 +92,14 @@ for step in range(10**9):
 """
 
 
-def run_faulty(cluster: RayCluster, folder: Path, fault: str, timeout_s: float) -> list[Failure]:
+def run_faulty(cluster, folder, fault, timeout_s):
     text = FAULTY.format(fault=fault)
     task = task_of(folder, text, world_size=2, timeout_s=timeout_s, max_seconds=5)
     answers = cluster.run(task, (0, 1))
     return [answer for answer in answers if isinstance(answer, Failure)]
 
 
-def test_a_rank_that_raises_frees_the_other_from_nccl(two_gpus: RayCluster, tmp_path: Path) -> None:
+def test_a_rank_that_raises_frees_the_other_from_nccl(two_gpus, tmp_path):
     before = [device.process_id for device in two_gpus.devices]
     first, second = run_faulty(two_gpus, tmp_path, "raise ValueError('no')", 100.0)
     assert (first.error_type, second.error_type) == ("PeerFailed", "ValueError")
@@ -120,7 +108,7 @@ def test_a_rank_that_raises_frees_the_other_from_nccl(two_gpus: RayCluster, tmp_
     assert all(isinstance(answer, Measurement) for answer in answers), answers
 
 
-def test_a_rank_that_hangs_is_named(two_gpus: RayCluster, tmp_path: Path) -> None:
+def test_a_rank_that_hangs_is_named(two_gpus, tmp_path):
     first, second = run_faulty(two_gpus, tmp_path, "time.sleep(1000)", 20.0)
     assert second.status is Status.TIMEOUT
     assert "at train.py:" in second.message

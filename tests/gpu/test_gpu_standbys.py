@@ -1,7 +1,5 @@
 """A standby beside GPUs holds nothing of them, and takes the GPU of a worker that was killed."""
 
-from __future__ import annotations
-
 import os
 import time
 from statistics import median
@@ -10,49 +8,36 @@ import pytest
 import ray
 import torch
 
-from raybench.cluster.ray_cluster import replacement
-from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
-from raybench.job.point import Point, Precision
-from raybench.records import Answer, Failure, Task
+from raybench.job.point import Precision
+from raybench.records import Failure, Task
 from raybench.stats.summary import step_time
+from tests.cluster_contract import failures
+from tests.gpu.gpus import TWO_GPUS, private_ray
+from tests.unit.fakes import make_point
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = TWO_GPUS
 
 
-def run(cluster: RayCluster, **params: str | int) -> tuple[Answer, ...]:
-    point = Point(
+def run(cluster, **params):
+    point = make_point(
         workload="tests.gpu.gpu_workloads:GpuProbe",
         params=params,
         world_size=2,
         precision=Precision.BF16,
-        batch_size=8,
-        global_batch_size=16,
-        scaling="weak",
     )
     settings = Measure(warmup=3, iterations=20, timeout_s=60.0)
     return cluster.run(Task(point=point, settings=settings), (0, 1))
 
 
-def failures(answers: tuple[Answer, ...]) -> list[str]:
-    return [answer.detail or answer.message for answer in answers if isinstance(answer, Failure)]
-
-
-def standbys(cluster: RayCluster) -> list[replacement._Standby]:
+def standbys(cluster):
     (there,) = cluster._workers._standbys._by_node.values()
     assert len(there) == 2
     return there
 
 
 def test_a_standby_has_no_cuda_context_and_takes_the_gpu_of_a_killed_worker(capsys):
-    cluster = RayCluster(connect("local", "cuda", wanted=2))
-    try:
-        cluster.start(2, "pack")
+    with private_ray(2) as cluster:
         before = cluster.devices[1]
         asked = [
             standby.__ray_call__.remote(lambda _: (os.getpid(), torch.cuda.is_initialized()))
@@ -73,14 +58,10 @@ def test_a_standby_has_no_cuda_context_and_takes_the_gpu_of_a_killed_worker(caps
         assert after.other_processes == before.other_processes
         assert failures(run(cluster)) == []
         assert took_s < 6
-    finally:
-        cluster.close()
 
 
 def test_the_start_of_a_standby_does_not_show_in_the_steps(capsys):
-    cluster = RayCluster(connect("local", "cuda", wanted=2))
-    try:
-        cluster.start(2, "pack")
+    with private_ray(2) as cluster:
         step_ms(cluster)
         ratios = []
         for _ in range(2):
@@ -96,20 +77,15 @@ def test_the_start_of_a_standby_does_not_show_in_the_steps(capsys):
             with capsys.disabled():
                 print(f"\nsteps beside a standby that starts, and beside none: {starting} {idle}")
         assert ratios == pytest.approx([1, 1], abs=0.01)
-    finally:
-        cluster.close()
 
 
-def step_ms(cluster: RayCluster) -> float:
+def step_ms(cluster):
     """The median of a GPU-bound step of some 20 ms, over the slowest rank's times."""
-    point = Point(
-        workload="mlp",
+    point = make_point(
         params={"hidden": 4096, "layers": 8},
         world_size=2,
         precision=Precision.BF16,
         batch_size=4096,
-        global_batch_size=8192,
-        scaling="weak",
     )
     settings = Measure(warmup=5, iterations=60, breakdown=False)
     answers = cluster.run(Task(point=point, settings=settings), (0, 1))

@@ -1,53 +1,36 @@
 """Hot is as good as fresh, on one GPU: after a mess, and against new processes."""
 
-from __future__ import annotations
-
 import json
 import statistics
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import torch
 
-from raybench.cluster.ray_cluster import cluster as ray_cluster
-from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure, Span
-from raybench.job.point import Point, Precision
+from raybench.job.point import Precision
 from raybench.records import Measurement, Task
+from tests.gpu.gpus import GPU, private_ray
+from tests.unit.fakes import make_point
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a device"),
-    # Ray's own sockets and log files, closed by its threads after the test.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = GPU
 
 GPU_MESS = "tests.gpu.state_workloads:GpuMess"
 MLP = {"hidden": 4096, "layers": 8}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ray_cluster.RayCluster]:
-    joined = ray_cluster.RayCluster(connect("local", "cuda", wanted=1))
-    joined.start(1, "pack")
-    yield joined
-    joined.close()
+def cluster():
+    with private_ray(1) as joined:
+        yield joined
 
 
-def run(
-    cluster, workload, params, precision=Precision.BF16, *, cuda_graph=False, **measure
-) -> Measurement:
+def run(cluster, workload, params, precision=Precision.BF16, *, cuda_graph=False, **measure):
     batch_size = {"mlp": 1024, "transformer": 4}.get(workload, 64)
-    point = Point(
+    point = make_point(
         workload=workload,
         params=params,
-        world_size=1,
         precision=precision,
         cuda_graph=cuda_graph,
         batch_size=batch_size,
-        global_batch_size=batch_size,
-        scaling="weak",
     )
     lengths = {"warmup": Span(min=20, max=20), "iterations": Span(min=50, max=50)}
     settings = Measure(**{**lengths, "breakdown": False, **measure})
@@ -56,14 +39,14 @@ def run(
     return answer
 
 
-def run_mess(cluster, folder: Path, mess: str) -> tuple[dict, Measurement]:
+def run_mess(cluster, folder, mess):
     short = {"warmup": Span(min=2, max=2), "iterations": Span(min=2, max=2)}
     params = {"folder": str(folder), "mess": mess}
     answer = run(cluster, GPU_MESS, params, Precision.FP32, **short)
     return json.loads((folder / "seen.json").read_text()), answer
 
 
-def step_ms(measurement: Measurement) -> float:
+def step_ms(measurement):
     (repetition,) = measurement.repetitions
     return statistics.median(repetition.timed.step_ns) / 1e6
 

@@ -1,7 +1,5 @@
 """NVML on a real device: what it answers, what it costs, and that it sees the device work."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict
 
@@ -22,16 +20,13 @@ from raybench.job.point import Precision
 from raybench.measure.flops import tflops_sustained
 from raybench.workloads import precision
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a device"),
-]
+pytestmark = pytest.mark.gpu
 
 BUSY_S = 3.0
 
 
 @pytest.fixture(scope="module")
-def device() -> torch.device:
+def device():
     found = torch.device("cuda", 0)
     torch.cuda.set_device(found)
     torch.zeros(1, device=found)
@@ -45,14 +40,14 @@ def described(device):
 
 @pytest.fixture
 def show(capsys):
-    def printed(*what: object) -> None:
+    def printed(*what):
         with capsys.disabled():
             print("\n", *what)
 
     return printed
 
 
-def keep_busy(device: torch.device, seconds: float) -> None:
+def keep_busy(device, seconds):
     left = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
     right = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
     end_s = time.monotonic() + seconds

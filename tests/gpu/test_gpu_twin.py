@@ -1,28 +1,17 @@
 """Steps without their peers, on two GPUs: `pytest -m gpu tests/gpu/test_gpu_twin.py`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 import pytest
-import torch
 
-from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
-from raybench.job.point import Point, Precision
+from raybench.job.point import Precision
 from raybench.records import Task
+from tests.gpu.gpus import TWO_GPUS, private_ray
 from tests.measured_points import measure_row
+from tests.unit.fakes import make_point
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices"),
-    # Ray's own sockets and log files, closed by its threads after the test.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = TWO_GPUS
 SHARDED, OWN_DDP, REDUCE = (
-    f"tests.gpu.twin_workloads:{name}" for name in ("Sharded", "OwnDdp", "Reduce")
+    f"tests.gpu.gpu_workloads:{name}" for name in ("Sharded", "OwnDdp", "Reduce")
 )
 SHOWN = (
     *("step_ms_p50", "local_step_ms", "compute_ms", "comm_ms", "comm_exposed_ms", "host_gap_ms"),
@@ -33,42 +22,26 @@ SHOWN = (
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
-    joined = RayCluster(connect("local", "cuda", wanted=2))
-    joined.start(2, "pack")
-    yield joined
-    joined.close()
+def cluster():
+    with private_ray(2) as joined:
+        yield joined
 
 
-def row_of(
-    cluster: RayCluster,
-    workload: str,
-    *,
-    batch_size: int = 1,
-    world_size: int = 2,
-    env: Mapping[str, str] | None = None,
-    profile: bool = False,
-    **params: Any,
-) -> dict[str, Any]:
-    is_collective = workload == "collective"
-    point = Point(
-        env=env or {},
-        workload=workload,
-        params=params,
-        world_size=world_size,
-        precision=Precision.FP32 if is_collective else Precision.BF16,
-        batch_size=None if is_collective else batch_size,
-        global_batch_size=None if is_collective else batch_size * world_size,
-        scaling=None if is_collective else "weak",
+def row_of(cluster, workload, *, batch_size=1, world_size=2, env=None, profile=False, **params):
+    settings = {"precision": Precision.BF16, "batch_size": batch_size}
+    if workload == "collective":
+        settings = dict.fromkeys(("batch_size", "global_batch_size", "scaling"))
+    point = make_point(
+        env=env or {}, workload=workload, params=params, world_size=world_size, **settings
     )
-    settings = Measure(warmup=10, iterations=60)
-    row = measure_row(cluster, Task(point=point, settings=settings, profile=profile))
+    measure = Measure(warmup=10, iterations=60)
+    row = measure_row(cluster, Task(point=point, settings=measure, profile=profile))
     # Shown with -rP: these are figures to look at, not only to pass.
     print(workload, params, {name: row.get(name) for name in SHOWN}, row["warnings"])
     return row
 
 
-def test_a_ddp_step_alone_takes_as_long_by_copies_as_by_its_hook(cluster: RayCluster) -> None:
+def test_a_ddp_step_alone_takes_as_long_by_copies_as_by_its_hook(cluster):
     # Of 8 layers of 8192 x 8192, which the devices bound: some 50 ms.
     by_hook, by_copies = (
         row_of(cluster, OWN_DDP, batch_size=4096, by_context=by_context)
@@ -80,7 +53,7 @@ def test_a_ddp_step_alone_takes_as_long_by_copies_as_by_its_hook(cluster: RayClu
     assert by_copies["comm_bytes"] == by_hook["comm_bytes"]
 
 
-def test_exposed_communication_is_what_the_collective_takes_alone(cluster: RayCluster) -> None:
+def test_exposed_communication_is_what_the_collective_takes_alone(cluster):
     alone = row_of(cluster, REDUCE, world_size=1)
     row = row_of(cluster, REDUCE)
     collective = row_of(cluster, "collective", operation="all_reduce", size_bytes=512 * 2**20)
@@ -89,7 +62,7 @@ def test_exposed_communication_is_what_the_collective_takes_alone(cluster: RayCl
     assert row["comm_bytes"] == {"all_reduce": 512 * 2**20}
 
 
-def test_the_memory_at_the_peak_is_made_of_what_the_model_needs(cluster: RayCluster) -> None:
+def test_the_memory_at_the_peak_is_made_of_what_the_model_needs(cluster):
     row = row_of(cluster, OWN_DDP, batch_size=1024, world_size=1, by_context=True)
     parameters = 8 * (8192 * 8192 + 8192) * 4
     assert row["mem_parameters_bytes"] == parameters
@@ -100,9 +73,7 @@ def test_the_memory_at_the_peak_is_made_of_what_the_model_needs(cluster: RayClus
     assert total == pytest.approx(row["peak_mem_allocated_bytes"], rel=0.02)
 
 
-def test_the_communication_of_fsdp_is_told_of_a_class_that_declares_nothing(
-    cluster: RayCluster,
-) -> None:
+def test_the_communication_of_fsdp_is_told_of_a_class_that_declares_nothing(cluster):
     # Few rows and layers of 1 GiB: Python keeps ahead, and computing hides little.
     row = row_of(cluster, SHARDED, batch_size=64, width=16384, layers=4)
     # Weights and biases of a layer, in float32.
@@ -117,9 +88,7 @@ def test_the_communication_of_fsdp_is_told_of_a_class_that_declares_nothing(
 SLOWED = {"NCCL_MAX_NCHANNELS": "1"}
 
 
-def test_a_slow_collective_is_found_to_be_communication_and_nothing_else(
-    cluster: RayCluster,
-) -> None:
+def test_a_slow_collective_is_found_to_be_communication_and_nothing_else(cluster):
     sound, slow = (row_of(cluster, REDUCE, env=env) for env in ({}, SLOWED))
     more_ms = slow["step_ms_p50"] - sound["step_ms_p50"]
     assert more_ms > 2 * sound["comm_exposed_ms"]
@@ -139,8 +108,8 @@ def test_a_slow_collective_is_found_to_be_communication_and_nothing_else(
     ],
 )
 def test_the_bus_bandwidth_in_the_step_of_a_profiled_point_is_told_by_kind(
-    cluster: RayCluster, workload: str, params: dict[str, Any], kinds: set[str]
-) -> None:
+    cluster, workload, params, kinds
+):
     row = row_of(cluster, workload, profile=True, **params)
     assert set(row["comm_busbw_gb_s"]) == kinds
     # Below the links of an H200, 450 GB/s a way, and above a host's memory.

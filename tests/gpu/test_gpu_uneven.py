@@ -1,27 +1,17 @@
 """Uneven steps on two GPUs over NCCL: `pytest -m gpu tests/gpu/test_gpu_uneven.py`."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 
-from raybench.cluster.ray_cluster.cluster import RayCluster
-from raybench.cluster.ray_cluster.connection import connect
 from raybench.job.model import Measure
-from raybench.job.point import Point, Precision, SlowBy
+from raybench.job.point import SlowBy
 from raybench.records import Task
+from tests.gpu.gpus import TWO_GPUS, private_ray
 from tests.measured_points import measure_row
+from tests.unit.fakes import make_point
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices"),
-    # Ray's own sockets and log files, closed by its threads after the test.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
-DOUBLE, UNWEIGHTED = (f"tests.gpu.uneven_workloads:{name}" for name in ("Double", "Unweighted"))
+pytestmark = TWO_GPUS
+DOUBLE, UNWEIGHTED = (f"tests.gpu.gpu_workloads:{name}" for name in ("Double", "Unweighted"))
 PASSES = 8
 # 20 ms of products in fp32, which no power cap slows down.
 MLP = {"hidden": 1024, "layers": 4}
@@ -32,24 +22,18 @@ SHOWN = (
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
-    joined = RayCluster(connect("local", "cuda", wanted=2))
-    joined.start(2, "pack")
-    yield joined
-    joined.close()
+def cluster():
+    with private_ray(2) as joined:
+        yield joined
 
 
-def measured(
-    cluster: RayCluster, workload: str, *, batch_size: int, passes: int, **settings: Any
-) -> dict[str, Any]:
-    point = Point(
+def measured(cluster, workload, *, batch_size, passes, **settings):
+    point = make_point(
         workload=workload,
         params={"grad_accumulation": passes, **(MLP if workload == "mlp" else {})},
         world_size=2,
-        precision=Precision.FP32,
         batch_size=batch_size,
         global_batch_size=2 * batch_size * passes,
-        scaling="weak",
         **settings,
     )
     measure = Measure(warmup=5, iterations=20, max_seconds=4)
@@ -61,9 +45,7 @@ def measured(
 
 # Shares as given, of no powers of two: weights are rounded then.
 @pytest.mark.parametrize("shares", ["22000/10768", "by_speed_accumulation"])
-def test_gradients_are_those_of_one_process_over_all_samples(
-    cluster: RayCluster, shares: str
-) -> None:
+def test_gradients_are_those_of_one_process_over_all_samples(cluster, shares):
     row = measured(cluster, DOUBLE, batch_size=2048, passes=PASSES, shares=shares, slow_ratio=0.33)
     first, second = row["share_by_rank"]
     assert first + second == 2 * 2048 * PASSES
@@ -71,15 +53,13 @@ def test_gradients_are_those_of_one_process_over_all_samples(
     assert row["gradient_error"] <= 1e-12
 
 
-def test_gradients_are_others_where_the_weights_of_the_loss_are_left_out(
-    cluster: RayCluster,
-) -> None:
+def test_gradients_are_others_where_the_weights_of_the_loss_are_left_out(cluster):
     row = measured(cluster, UNWEIGHTED, batch_size=64, passes=1, shares="96/32")
     assert row["gradient_error"] > 0.01
     assert any("the gradients differ from those of one process" in w for w in row["warnings"])
 
 
-def test_extra_compute_leaves_a_device_the_speed_that_was_asked_for(cluster: RayCluster) -> None:
+def test_extra_compute_leaves_a_device_the_speed_that_was_asked_for(cluster):
     row = measured(cluster, "mlp", batch_size=16384, passes=1, slow_ratio=0.33)
     fast, slow = row["slow_ratio_by_rank"]
     assert fast is None
@@ -88,18 +68,14 @@ def test_extra_compute_leaves_a_device_the_speed_that_was_asked_for(cluster: Ray
     assert own[0] / own[1] == pytest.approx(slow, rel=0.05)
 
 
-def test_half_of_the_multiprocessors_are_a_slower_device_and_the_row_says_so(
-    cluster: RayCluster,
-) -> None:
+def test_half_of_the_multiprocessors_are_a_slower_device_and_the_row_says_so(cluster):
     row = measured(cluster, "mlp", batch_size=16384, passes=1, slow_ratio=0.5, slow_by=SlowBy.SMS)
     assert 0.4 < row["slow_ratio_by_rank"][1] < 0.8
     sms = torch.cuda.get_device_properties(1).multi_processor_count // 2
     assert any(f"emulates a slower device by {sms} SMs" in w for w in row["warnings"])
 
 
-def test_passes_by_speed_make_the_step_shorter_and_as_long_as_predicted(
-    cluster: RayCluster,
-) -> None:
+def test_passes_by_speed_make_the_step_shorter_and_as_long_as_predicted(cluster):
     equal, by_speed = (
         measured(cluster, "mlp", batch_size=4096, passes=PASSES, shares=shares, slow_ratio=0.5)
         for shares in ("equal", "by_speed_accumulation")

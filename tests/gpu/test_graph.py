@@ -1,7 +1,5 @@
 """Steps captured in a CUDA graph and replayed: `pytest -m gpu tests/gpu`."""
 
-from __future__ import annotations
-
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
@@ -10,64 +8,48 @@ import torch
 
 from raybench.errors import UsageError
 from raybench.job.model import Measure
-from raybench.job.point import Precision
 from raybench.measure.phases import measure
 from raybench.measure.timing import TRIAL_REPLAYS
-from raybench.records import Measurement
-from raybench.workloads import precision
-from raybench.workloads.base import Context
 from raybench.workloads.mlp import Mlp
+from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
 
 SETTINGS = Measure(warmup=20, iterations=50, breakdown=False)
 
 
-def make_context(*, cuda_graph: bool) -> Context:
-    precision.apply(Precision.FP32)
-    return Context(
-        device=torch.device("cuda", 0),
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        batch_size=8,
-        precision=Precision.FP32,
-        cuda_graph=cuda_graph,
-    )
-
-
 class Counting:
     """Adds one to a counter on the device, with many launches; counts what Python does too."""
 
-    def __init__(self, context: Context, launches: int = 20) -> None:
+    def __init__(self, context, launches=20):
         # Exact where float32 would round thousands of small steps.
         self._total = torch.zeros(1, dtype=torch.float64, device=context.device)
         self._launches = launches
         self.python_steps = 0
-        self.checks: list[float] = []
+        self.checks = []
 
-    def step(self) -> None:
+    def step(self):
         self.python_steps += 1
         for _ in range(self._launches):
             self._total.add_(1 / self._launches)
 
-    def check(self) -> None:
+    def check(self):
         self.checks.append(self._total.item())
 
 
 class Waiting(Counting):
     """Waits for the device in its step."""
 
-    def step(self) -> None:
+    def step(self):
         super().step()
         self._total.item()
 
 
-def measured(workload: object, context: Context) -> Measurement:
+def measured(workload, context):
     return measure(lambda: workload, context, SETTINGS)
 
 
-def median_ns(done: Measurement) -> float:
+def median_ns(done):
     (repetition,) = done.repetitions
     return float(torch.tensor(repetition.timed.step_ns).double().median())
 
@@ -85,25 +67,24 @@ def test_all_steps_of_all_replays_are_done_by_the_device_alone():
     assert workload.checks == pytest.approx([20, 20 + trial + (1 + 2 + 50) * inner])
 
 
+def step_ns(make):
+    """The step in ns of this workload, from Python and in a graph."""
+    contexts = [make_context(cuda_graph=cuda_graph) for cuda_graph in (False, True)]
+    return [median_ns(measured(make(context), context)) for context in contexts]
+
+
 def test_replayed_launches_take_less_than_those_of_python():
-    times = []
-    for cuda_graph in (False, True):
-        context = make_context(cuda_graph=cuda_graph)
-        times.append(median_ns(measured(Counting(context), context)))
-    eager_ns, graph_ns = times
+    eager_ns, graph_ns = step_ns(Counting)
     assert graph_ns < 0.8 * eager_ns
 
 
 def test_a_long_kernel_takes_as_long_in_a_graph():
     class Long(Counting):
-        def step(self) -> None:
+        def step(self):
             torch.cuda._sleep(4_000_000)
 
-    times = []
-    for cuda_graph in (False, True):
-        context = make_context(cuda_graph=cuda_graph)
-        times.append(median_ns(measured(Long(context), context)))
-    assert times[1] == pytest.approx(times[0], rel=0.02)
+    eager_ns, graph_ns = step_ns(Long)
+    assert graph_ns == pytest.approx(eager_ns, rel=0.02)
 
 
 def test_training_can_be_captured_and_leaves_no_memory_behind():
@@ -125,7 +106,7 @@ def test_a_step_that_waits_for_the_device_is_refused_in_one_line():
     assert "\n" not in told
 
 
-def refusal_of_waiting() -> str:
+def refusal_of_waiting():
     context = make_context(cuda_graph=True)
     with pytest.raises(UsageError) as told:
         measured(Waiting(context), context)

@@ -4,34 +4,27 @@ A rank with an NCCL_HOSTID of its own is on another host for NCCL: neither peer-
 memory is tried, and without an adapter for RDMA the bytes go by TCP.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pandas as pd
 import pytest
-import torch
+
+from tests.gpu.gpus import TWO_GPUS
+from tests.integration.sweeps import raybench, sweep_command, table, write_text
 
 REPOSITORY = Path(__file__).parents[2]
-RAYBENCH = [sys.executable, "-m", "raybench"]
 RAY_START = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
 LOOPBACK = "127.0.0.1"
 TRAINING = """\
-version: 1
-name: ddp_by_network
 workload: {kind: mlp, hidden: 4096, layers: 8}
 matrix: {world_size: [1, 2], precision: [bf16], batch_size: [1024]}
 measure: {warmup: 3, iterations: 10}
 """
 SUMS = """\
-version: 1
-name: sums_by_network
 workload: {kind: collective, operation: all_reduce, dtype: float32}
 matrix: {world_size: 2, size_bytes: [32768, 16777216, 268435456]}
 baseline: {}
@@ -39,15 +32,13 @@ measure: {warmup: 5, iterations: 20}
 """
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices"),
+    *TWO_GPUS,
     pytest.mark.skipif("NCCL_HOSTID" in os.environ, reason="the user says which host this is"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[str]:
+def two_nodes():
     """The address of a Ray cluster of two nodes, each with a GPU that the other does not see."""
     first, second = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:2]
     with socket.socket() as free:
@@ -61,7 +52,7 @@ def two_nodes() -> Iterator[str]:
 
 
 @contextmanager
-def ray_node(gpu: str, *words: str) -> Iterator[None]:
+def ray_node(gpu, *words):
     """Be a node of Ray with this GPU, which NCCL takes for a host, while the `with` block runs."""
     command = [*RAY_START, *words, "--num-cpus=2", "--num-gpus=1", f"--node-ip-address={LOOPBACK}"]
     environment = {"CUDA_VISIBLE_DEVICES": gpu, "NCCL_HOSTID": f"host-of-gpu-{gpu}"}
@@ -77,27 +68,21 @@ def ray_node(gpu: str, *words: str) -> Iterator[None]:
             node.communicate(timeout=40)
 
 
-def sweep(job: str, folder: Path, address: str) -> pd.DataFrame:
+def sweep(job, folder, address):
     """The points of a sweep of the job, all of them ok."""
     folder.mkdir(exist_ok=True)
-    path = folder / "job.yaml"
-    path.write_text(job)
-    words = ["sweep", str(path), "--address", address, "--device", "cuda", "-o", str(folder)]
-    done = subprocess.run(
-        [*RAYBENCH, *words], cwd=REPOSITORY, capture_output=True, text=True, timeout=150
-    )
+    write_text(folder, job)
+    words = sweep_command(folder, "--device", "cuda", address=address)[3:]
+    done = raybench(*words, cwd=REPOSITORY, timeout_s=150)
     print(done.stdout)
     assert done.returncode == 0, done.stderr
-    points = pd.read_parquet(folder / "points")
+    points = table(folder)
     assert set(points["status"]) == {"ok"}
     return points
 
 
-def report(folder: Path) -> str:
-    words = ["report", "latest", "--results", str(folder)]
-    done = subprocess.run(
-        [*RAYBENCH, *words], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
-    )
+def report(folder):
+    done = raybench("report", "latest", "--results", folder / "results", timeout_s=60)
     assert done.returncode == 0, done.stderr
     return " ".join(done.stdout.split())
 
@@ -105,7 +90,7 @@ def report(folder: Path) -> str:
 def test_training_over_two_nodes_says_which_network_and_what_it_costs(two_nodes, tmp_path):
     by_network = sweep(TRAINING, tmp_path, two_nodes).set_index("world_size").sort_index()
     assert list(by_network["node_count"]) == [1, 2]
-    devices = pd.read_parquet(tmp_path / "devices")
+    devices = table(tmp_path, "devices")
     assert devices["uuid"].nunique() == devices["node_id"].nunique() == 2
     hosts = [dict(each)["NCCL_HOSTID"] for each in devices["environment"]]
     assert len(set(hosts)) == 2

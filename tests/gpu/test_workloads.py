@@ -1,13 +1,10 @@
 """The built-in workloads on a CUDA device: `pytest -m gpu tests/gpu`."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from raybench.job.point import USUAL_PRECISIONS, Precision
@@ -16,12 +13,13 @@ from raybench.workloads.base import Context
 from raybench.workloads.linear import Linear
 from raybench.workloads.mlp import Mlp
 from raybench.workloads.transformer import Transformer
+from tests.gpu.gpus import make_context
 
 pytestmark = pytest.mark.gpu
 
 Build = Callable[[Context], Linear | Mlp | Transformer]
 
-BUILDS: dict[str, Build] = {
+BUILDS = {
     "linear": Linear,
     "linear with a loader": partial(Linear, data="dataloader", num_workers=2, pin_memory=True),
     "mlp": partial(Mlp, hidden=1024, layers=4, grad_accumulation=2),
@@ -33,30 +31,16 @@ BUILDS: dict[str, Build] = {
 
 
 @pytest.fixture(autouse=True)
-def _fp32_and_no_memory_afterwards() -> Iterator[None]:
+def _fp32_and_no_memory_afterwards():
     torch.cuda.reset_peak_memory_stats()
     yield
     precision.apply(Precision.FP32)
     torch.cuda.empty_cache()
 
 
-def make_context(mode: Precision) -> Context:
-    precision.apply(mode)
-    return Context(
-        device=torch.device("cuda", 0),
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        batch_size=8,
-        precision=mode,
-    )
-
-
 @pytest.mark.parametrize("mode", USUAL_PRECISIONS)
 @pytest.mark.parametrize("name", BUILDS)
-def test_a_workload_trains_on_the_device(
-    name: str, mode: Precision, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workload_trains_on_the_device(name, mode, monkeypatch):
     monkeypatch.setattr(trained, "LEARNING_RATE", 1e-3)
     workload = BUILDS[name](make_context(mode))
     before = [parameter.detach().clone() for parameter in workload.model.parameters()]
@@ -70,7 +54,7 @@ def test_a_workload_trains_on_the_device(
     workload.close()
 
 
-def test_checkpointing_saves_memory() -> None:
+def test_checkpointing_saves_memory():
     peaks = []
     for checkpointing in (False, True):
         torch.cuda.empty_cache()
@@ -91,9 +75,7 @@ def test_checkpointing_saves_memory() -> None:
 # Importing inductor: torch's own use of torch.jit.script_method (fixed in pytorch#189914).
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("mode", [Precision.FP32, Precision.TF32, Precision.BF16])
-def test_a_compiled_workload_trains_in_every_precision(
-    mode: Precision, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_workload_trains_in_every_precision(mode, monkeypatch):
     monkeypatch.setattr(trained, "LEARNING_RATE", 1e-3)
     workload = Mlp(make_context(mode), hidden=256, layers=2, compile=True)
     weight = next(workload.model.parameters())
@@ -105,12 +87,12 @@ def test_a_compiled_workload_trains_in_every_precision(
     torch._dynamo.reset()
 
 
-def relative_error(operation: Callable[..., Tensor], *operands: Tensor) -> float:
+def relative_error(operation, *operands):
     exact = operation(*(operand.double() for operand in operands))
     return ((operation(*operands) - exact).abs().max() / exact.abs().max()).item()
 
 
-def random_operands(*shape: int, count: int) -> list[Tensor]:
+def random_operands(*shape, count):
     generator = torch.Generator("cuda").manual_seed(0)
     return [torch.randn(shape, generator=generator, device="cuda") for _ in range(count)]
 
@@ -119,9 +101,7 @@ def random_operands(*shape: int, count: int) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("operation", "shape"), [(torch.matmul, (1024, 1024)), (functional.conv2d, (64, 64, 8, 8))]
 )
-def test_fp32_is_exact_and_tf32_is_not(
-    operation: Callable[..., Tensor], shape: tuple[int, ...]
-) -> None:
+def test_fp32_is_exact_and_tf32_is_not(operation, shape):
     operands = random_operands(*shape, count=2)
     precision.apply(Precision.FP32)
     assert relative_error(operation, *operands) < 1e-5
@@ -129,7 +109,7 @@ def test_fp32_is_exact_and_tf32_is_not(
     assert 5e-5 < relative_error(operation, *operands) < 1e-2
 
 
-def test_attention_in_fp32_is_exact() -> None:
+def test_attention_in_fp32_is_exact():
     # Its kernels multiply on tensor cores: this shows that they do not round to TF32.
     attention = partial(functional.scaled_dot_product_attention, is_causal=True)
     operands = random_operands(2, 4, 256, 64, count=3)

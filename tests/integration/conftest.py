@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 
 
 @pytest.fixture(autouse=True)
-def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_the_repository(monkeypatch):
     """Workers find the workloads of the tests below the current directory."""
     monkeypatch.chdir(REPOSITORY)
 
@@ -70,19 +69,14 @@ def _fixtures(item: pytest.Item) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def three_nodes(_workers: _Workers) -> Iterator[str]:
+def three_nodes(_workers):
     """The address of a Ray cluster of three nodes, of two racks, with two CPU slots each."""
     from ray.cluster_utils import Cluster
 
     # A process for each slot, which Ray would start for each driver, takes a second of a core.
     settings = {"prestart_worker_first_driver": False}
-    head = {
-        "num_cpus": 2,
-        "num_gpus": 0,
-        "labels": {"rack": "left"},
-        "_system_config": settings,
-    }
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    left = {"num_cpus": 2, "num_gpus": 0, "labels": {"rack": "left"}}
+    cluster = Cluster(initialize_head=True, head_node_args={**left, "_system_config": settings})
     for rack in ("left", "right"):
         cluster.add_node(num_cpus=2, num_gpus=0, labels={"rack": rack})
     cluster.wait_for_nodes()
@@ -113,12 +107,12 @@ class _Workers:
 
 
 @pytest.fixture(scope="session")
-def _workers() -> _Workers:
+def _workers():
     return _Workers()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _connection_is_free(request: pytest.FixtureRequest, _workers: _Workers) -> None:
+def _connection_is_free(request, _workers):
     """Let go of the workers before a file that may connect to Ray itself: one at a time can."""
     here = [item for item in request.session.items if item.path == request.path]
     if not any("three_workers" in _fixtures(item) for item in here):
@@ -126,6 +120,6 @@ def _connection_is_free(request: pytest.FixtureRequest, _workers: _Workers) -> N
 
 
 @pytest.fixture(scope="module")
-def three_workers(three_nodes: str, _workers: _Workers) -> RayCluster:
+def three_workers(three_nodes, _workers):
     """Two workers on one node and one on another; who uses them finds the processes of others."""
     return _workers.on(three_nodes)

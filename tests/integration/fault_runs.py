@@ -1,31 +1,98 @@
-"""Sweeps over faults: the job, the command, and what rows and marks say of each fault."""
+"""Sweeps over faults: what ranks are made to have, the job, and what rows and marks say of it."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 
 import raybench
-from tests.integration.fault_cases import IMPORT_HANG, NOBODYS_FAULT, Case
+from tests.integration.fault_workloads import memory_cgroups
 
 REPOSITORY = Path(__file__).parents[2]
-RAYBENCH = [sys.executable, "-m", "raybench"]
 FAULTY_SCRIPT = Path(__file__).with_name("fault_script.py")
 FAULTY = "tests.integration.fault_workloads:Faulty"
 _STEPS = 6
 # Of the script; each is an axis.
 _ARGUMENTS = ("number", "fault", "faulty-rank")
+
+
+# All ranks wait in a communication: no row can tell whose is the wrong one.
+NOBODYS_FAULT = ("mismatch", "skip")
+_ANSWERED_S, _KILLED_S, _HUNG_S = 2.0, 6.0, 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A fault of one rank, or of all (-1), and what is asked of it.
+
+    wanted: the statuses that are right. limit_s: from the fault to the next point, or from the
+    deadline of the point where that is what ends it.
+    """
+
+    fault: str
+    what: str
+    wanted: frozenset[str]
+    limit_s: float
+    rank: int = 1
+
+
+def _case(fault: str, what: str, wanted: str, limit_s: float, rank: int = 1) -> Case:
+    return Case(fault, what, frozenset(wanted.split()), limit_s, rank)
+
+
+CASES = (
+    _case("raise_init", "exception in __init__", "error", _ANSWERED_S),
+    _case("raise", "exception in step", "error", _ANSWERED_S),
+    _case("unpicklable", "exception that cannot be pickled", "error", _ANSWERED_S),
+    _case("oom", "out of device memory, one rank", "oom", _ANSWERED_S),
+    _case("oom", "out of device memory, all ranks", "oom", _ANSWERED_S, rank=-1),
+    _case("host_memory", "out of host memory (killed by the kernel)", "lost oom", _KILLED_S),
+    _case("exit_init", "os._exit in __init__", "lost", _KILLED_S),
+    _case("exit", "os._exit in step", "lost", _KILLED_S),
+    _case("sys_exit", "sys.exit in step", "lost error", _KILLED_S),
+    _case("kill", "SIGKILL of one rank", "lost", _KILLED_S),
+    _case("kill", "SIGKILL of all ranks", "lost", _KILLED_S, rank=-1),
+    _case("segfault", "segmentation fault", "lost", _KILLED_S),
+    _case("child_kill", "SIGKILL of a rank that has a child", "lost", _KILLED_S),
+    _case("child", "child process left behind", "ok", _KILLED_S),
+    _case("stop", "SIGSTOP of one rank", "timeout", _HUNG_S),
+    _case("loop", "endless Python loop", "timeout", _HUNG_S),
+    _case("hold_gil", "endless C code that holds the GIL", "timeout", _HUNG_S),
+    _case("sleep", "endless wait, all ranks", "timeout", _HUNG_S, rank=-1),
+    _case("hang_init", "hang in __init__", "timeout", _HUNG_S),
+    _case("mismatch", "one rank receives what nobody sends", "timeout", _HUNG_S),
+    # gloo ends a process that gets another collective than its own; NCCL hangs.
+    _case("skip", "one rank skips a collective", "timeout error lost", _KILLED_S),
+)
+IMPORT_ERROR = _case("import", "one rank cannot import the workload", "error", _ANSWERED_S)
+IMPORT_HANG = _case("import", "one rank never joins: it hangs in the import", "timeout", _HUNG_S)
+CUDA_CASES = (
+    _case("device_error", "index error on the device", "error", _KILLED_S),
+    _case("device_hang", "endless kernel", "timeout", _HUNG_S),
+)
+
+
+def possible(device: str) -> list[Case]:
+    """Those that can be made real on this machine."""
+    cases = [*CASES, *(CUDA_CASES if device == "cuda" else ())]
+    return [case for case in cases if case.fault != "host_memory" or memory_cgroups()]
+
+
+def between_good_points(cases: Sequence[Case]) -> list[tuple[str, int]]:
+    """Faults for `write_job`: a good point, a case, a good point, and so on."""
+    faults = [("none", 0)]
+    for case in cases:
+        faults += [(case.fault, case.rank), ("none", 0)]
+    return faults
 
 
 def write_job(
@@ -89,11 +156,6 @@ def write_failing_import(folder: Path, case: Case) -> str:
     fault = "time.sleep(3600)" if case is IMPORT_HANG else "import no_such_package"
     (folder / "at_import.py").write_text(_FAILS_ONCE.format(folder=str(folder), fault=fault))
     return "at_import:Faulty"
-
-
-def sweep_command(folder: Path, *options: str, address: str = "local") -> list[str]:
-    results = ["-o", str(folder / "results"), "--address", address]
-    return [*RAYBENCH, "sweep", str(folder / "job.yaml"), *results, *options]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -180,14 +242,7 @@ def _key(row: Mapping[str, Any]) -> tuple[int, int]:
     return row["number"], row["attempt"]
 
 
-def _outcome(
-    row: Mapping[str, Any],
-    later: Mapping[str, Any] | None,
-    case: Case,
-    written: Sequence[Mapping[str, Any]],
-    timeout_s: float,
-    worker: str,
-) -> Outcome:
+def _outcome(row, later, case: Case, written, timeout_s: float, worker: str) -> Outcome:
     here = list(_of(row, written, later))
     there = list(_of(later, written, None)) if later else []
     struck_ns = min((each["time_ns"] for each in here if each["event"] == "fault"), default=None)
@@ -212,18 +267,12 @@ def _outcome(
     )
 
 
-def _of(
-    row: Mapping[str, Any], written: Sequence[Mapping[str, Any]], later: Mapping[str, Any] | None
-) -> Iterator[Mapping[str, Any]]:
+def _of(row, written, later) -> Iterator[Mapping[str, Any]]:
     """The marks of one attempt: a second one begins where the next row does."""
     end_ns = later["start_ns"] if later and later["number"] == row["number"] else None
     for each in written:
-        is_before_end = end_ns is None or each["time_ns"] < end_ns
-        if (
-            each.get("number") == row["number"]
-            and row["start_ns"] <= each["time_ns"]
-            and is_before_end
-        ):
+        is_in_time = row["start_ns"] <= each["time_ns"] < (end_ns or math.inf)
+        if each.get("number") == row["number"] and is_in_time:
             yield each
 
 
@@ -238,29 +287,3 @@ def rank_right(case: Case, outcome: Outcome) -> bool | None:
     told = re.match(r"rank (\d+)", outcome.message or "")
     rank = outcome.error_rank if outcome.error_rank is not None else told and int(told[1])
     return bool(rank == case.rank)
-
-
-def descendants(process_id: int) -> dict[int, str]:
-    """The living processes below this one, with their titles."""
-    try:
-        found = psutil.Process(process_id).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return {}
-    return {one.pid: title for one in found if (title := title_of(one.pid))}
-
-
-def title_of(process_id: int) -> str | None:
-    """The command line of a process; None when it is gone or a zombie."""
-    try:
-        return " ".join(psutil.Process(process_id).cmdline()).strip() or None
-    except psutil.Error:
-        return None
-
-
-def wait_for(holds: Callable[[], bool], within_s: float) -> float:
-    """Until this holds; how long that took."""
-    started_s = time.monotonic()
-    while not holds():
-        assert time.monotonic() - started_s < within_s
-        time.sleep(0.1)
-    return time.monotonic() - started_s

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
@@ -21,31 +21,6 @@ from pydantic import Field
 
 from raybench.workloads.base import Context
 
-Fault = Literal[
-    "none",
-    "raise_init",
-    "hang_init",
-    "exit_init",
-    "raise",
-    "unpicklable",
-    "oom",
-    "host_memory",
-    "exit",
-    "sys_exit",
-    "kill",
-    "segfault",
-    "stop",
-    "loop",
-    "hold_gil",
-    "sleep",
-    "skip",
-    "mismatch",
-    "child",
-    "child_kill",
-    "device_error",
-    "device_hang",
-    "wait",
-]
 ALL_RANKS = -1
 _MIB = 1024**2
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -74,7 +49,9 @@ class Faulty:
         *,
         folder: Annotated[str, Field(description="takes marks.jsonl")],
         number: Annotated[int, Field(ge=0, description="tells points apart")] = 0,
-        fault: Fault = "none",
+        fault: Annotated[
+            str, Field(description="none, wait, child, child_kill, or one of FAULTS")
+        ] = "none",
         faulty_rank: Annotated[int, Field(ge=ALL_RANKS, description="-1: all ranks")] = 1,
         faulty_step: Annotated[int, Field(ge=1)] = 3,
         pause_s: Annotated[float, Field(ge=0, description="in each step")] = 0.0,
@@ -83,7 +60,9 @@ class Faulty:
         self.flops_per_step = 1.0  # not counted: the counting would build it once more
         self._context, self._folder, self._number = context, folder, number
         strikes = faulty_rank in (ALL_RANKS, context.rank) or fault == "wait"
-        self._fault: Fault = fault if strikes else "none"
+        self._fault: Annotated[
+            str, Field(description="none, wait, child, child_kill, or one of FAULTS")
+        ] = fault if strikes else "none"
         self._checks = fault == "none"
         self._faulty_step, self._steps, self._pause_s = faulty_step, 0, pause_s
         self._mark("built")
@@ -119,7 +98,7 @@ class Faulty:
                 os.kill(os.getpid(), signal.SIGKILL)
         else:
             self._mark("fault")
-            _FAULTS[self._fault](self._context)
+            FAULTS[self._fault](self._context)
 
     def _wait(self) -> None:
         """Stand still until the harm is done, and as much longer as the file says."""
@@ -203,7 +182,7 @@ def _device_hang(context: Context) -> None:
     torch.cuda.synchronize(context.device)
 
 
-_FAULTS: dict[str, Callable[[Context], None]] = {
+FAULTS: dict[str, Callable[[Context], None]] = {
     "raise_init": _raise,
     "hang_init": lambda _: time.sleep(3600),
     "exit_init": lambda _: os._exit(3),

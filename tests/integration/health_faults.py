@@ -60,10 +60,8 @@ class FewSms(Gemm):
 def _make_confined_stream(index: int, sms: int) -> Any:
     """A stream of a green context of so many multiprocessors, or the next more that it may have.
 
-    The primary context stays current: torch keeps returning to it.
-
     torch's own green contexts must be current while work is issued, and every switch of the device
-    ends that.
+    ends that. Here the primary context stays current.
     """
     import torch
     from cuda.bindings import driver

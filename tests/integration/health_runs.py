@@ -10,14 +10,29 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from raybench.cli.output import ConsoleListener, make_console
 from raybench.doctor.health.check import examine
 from raybench.doctor.health.suite import Fleet, Probe, probes, title
 from raybench.sweep.run_state import RunTarget
 from tests.integration.health_faults import FEW_SMS, FLIPPED_BITS
+
+CHECK = [sys.executable, "-m", "tests.integration.health_runs"]
+# As the suite names what may be between nodes or within one.
+BETWEEN = "send 4 MiB"
+
+
+def ill(found: Mapping[str, Any], *verdicts: str) -> dict[str, list[Mapping[str, Any]]]:
+    """What is bad or suspect, or of more verdicts, by the name of the subject."""
+    named: dict[str, list[Mapping[str, Any]]] = {}
+    for finding in found["findings"]:
+        if finding["verdict"] in ("bad", "suspect", *verdicts):
+            named.setdefault(finding["subject"]["name"], []).append(finding)
+    return named
 
 
 def with_fault(probe: Probe) -> Probe:

@@ -16,8 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 _UNSHARE = ["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "--kill-child"]
+HEAD = ("--head", "--port=6379", "--include-dashboard=false")
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+
+
+def only_child(process_id: int) -> int:
+    """The command itself: nsenter waits for it outside and passes no signal on."""
+    (child,) = Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()
+    return int(child)
 
 
 def why_not() -> str | None:
@@ -62,6 +71,9 @@ class Host:
         )
         assert started.returncode == 0, started.stdout + started.stderr
 
+    def join(self, head: Host, cpus: int = 2) -> None:
+        self.start_ray(f"--address={head.address}:6379", cpus=cpus)
+
 
 def slow_path(host: Host, other: Host, rate: str) -> None:
     """Limit what these two send each other, and nothing else; rate: as tc takes it."""
@@ -93,16 +105,12 @@ def dropped_packets(host: Host) -> int:
 
 def pull_cable(switch: Host, host: Host) -> None:
     """Cut the host off, without a word to it. switch: the first host, which has the bridge."""
-    _ip(switch, f"link set {_port(host)} down")
+    _ip(switch, f"link set port-{host.name} down")
 
 
 def plug_cable(switch: Host, host: Host) -> None:
     """Connect the host again."""
-    _ip(switch, f"link set {_port(host)} up")
-
-
-def _port(host: Host) -> str:
-    return f"port-{host.name}"
+    _ip(switch, f"link set port-{host.name} up")
 
 
 @contextmanager
@@ -117,11 +125,22 @@ def hosts(count: int) -> Iterator[list[Host]]:
         _ip(first, f"address add {first.address}/24 dev net0")
         _ip(first, "link set net0 up")
         for host in others:
-            port = _port(host)
+            port = f"port-{host.name}"
             _ip(first, f"link add {port} type veth peer name net0 netns {host.process_id}")
             _ip(first, f"link set {port} master net0 up")
             _ip(host, f"address add {host.address}/24 dev net0")
             _ip(host, "link set net0 up")
+        yield made
+
+
+@contextmanager
+def ray_hosts(count: int, *, without_ray: int = 0, cpus: int = 2) -> Iterator[list[Host]]:
+    """`count` hosts that are one Ray cluster, and more hosts without Ray after them."""
+    with hosts(count + without_ray) as made:
+        head = made[0]
+        head.start_ray(*HEAD, cpus=cpus)
+        for host in made[1:count]:
+            host.join(head, cpus=cpus)
         yield made
 
 
@@ -162,3 +181,8 @@ def _enter(host: Host, words: str) -> None:
     enter = ["nsenter", "--target", str(host.process_id), "--net"]
     done = subprocess.run([*enter, *words.split()], capture_output=True, text=True)
     assert done.returncode == 0, f"{words}: {done.stderr}"
+
+
+_reason = why_not()
+needs_hosts = pytest.mark.skipif(_reason is not None, reason=f"needs hosts of its own: {_reason}")
+needs_tc = pytest.mark.skipif(not shutil.which("tc"), reason="needs tc")

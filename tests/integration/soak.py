@@ -12,15 +12,8 @@ from typing import Any
 
 import psutil
 
-from tests.integration.fault_runs import (
-    descendants,
-    marks,
-    rows,
-    start_sweep,
-    sweep_command,
-    title_of,
-    write_job,
-)
+from tests.integration.fault_runs import marks, rows, start_sweep, write_job
+from tests.integration.sweeps import count_rows, descendants, sweep_command, title_of
 
 WORKERS, TIMEOUT_S, SETTLED_POINTS = 4, 5.0, 50
 FAULTS = ("raise_init", "raise", "unpicklable", "oom", "exit", "kill", "segfault", "sleep", "stop")
@@ -29,8 +22,8 @@ FAULTS = ("raise_init", "raise", "unpicklable", "oom", "exit", "kill", "segfault
 def soaked(folder: Path, points: int, seed: int, isolation: str) -> dict[str, Any]:
     """Sweep points of 1 to 4 ranks, the last of every ten faulty; `checks` says what is right.
 
-    The driver's memory and open files are read after every ten points. Its memory counts as flat
-    where the median of its last fifth is within 10 % of that after 50 points.
+    The driver's memory is flat where the median of its last fifth is within 10 % of that after 50
+    points.
     """
     chance = random.Random(seed)
     world_sizes = [chance.randint(1, WORKERS) for _ in range(points)]
@@ -75,7 +68,7 @@ def look(process: subprocess.Popen[str], folder: Path, looks: list[dict[str, flo
     """Look at the driver after every ten rows until it ends."""
     driver = psutil.Process(process.pid)
     while process.poll() is None:
-        written = len(list((folder / "results").glob("points/*/[!.]*.parquet")))
+        written = count_rows(folder)
         if written >= (looks[-1]["rows"] + 10 if looks else 1):
             try:
                 looks.append(look_at(driver, written))

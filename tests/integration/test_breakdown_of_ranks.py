@@ -1,14 +1,12 @@
-"""A rank slowed on purpose, through Ray and gloo to the row of its point."""
+"""Ranks slowed on purpose, and steps shared out unevenly: Ray and gloo, to the row of a point."""
 
-from __future__ import annotations
-
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from raybench.cluster.ray_cluster.cluster import RayCluster
+from raybench.analysis.own_speeds import OwnSpeeds, probe_speeds
 from raybench.job.model import Measure
-from raybench.records import Task
+from raybench.records import Failure, Task
 from raybench.results.quality import is_slowed_by_one_rank
 from tests.measured_points import measure_row
 from tests.unit.fakes import make_point
@@ -19,14 +17,12 @@ DELAY_MS = 60.0
 
 
 @pytest.fixture
-def cluster(three_workers: RayCluster) -> RayCluster:
+def cluster(three_workers):
     """Points are on the first two."""
     return three_workers
 
 
-def measured(
-    cluster: RayCluster, workload: str = STRAGGLER, *, profile: bool = False, **params: Any
-) -> dict[str, Any]:
+def measured(cluster, workload=STRAGGLER, *, profile=False, **params):
     """The row of one point of two ranks."""
     point = make_point(workload=workload, params=params, world_size=2)
     settings = Measure(warmup=3, iterations=15)
@@ -34,7 +30,7 @@ def measured(
 
 
 @pytest.mark.parametrize("slow_rank", [pytest.param(0, marks=pytest.mark.long), 1])
-def test_a_slow_rank_is_named_with_its_delay(cluster: RayCluster, slow_rank: int) -> None:
+def test_a_slow_rank_is_named_with_its_delay(cluster, slow_rank):
     row = measured(cluster, slow_rank=slow_rank, delay_ms=DELAY_MS)
     assert is_slowed_by_one_rank(row)
     assert row["slowest_rank"] == slow_rank
@@ -53,7 +49,7 @@ def test_a_slow_rank_is_named_with_its_delay(cluster: RayCluster, slow_rank: int
     assert "noop_hook" in row["methods"]["comm_exposed_ms"]
 
 
-def test_of_equal_ranks_none_is_slow(cluster: RayCluster) -> None:
+def test_of_equal_ranks_none_is_slow(cluster):
     row = measured(cluster)
     assert not is_slowed_by_one_rank(row)
     assert row["slowest_rank"] is None
@@ -66,14 +62,14 @@ SMALL = {"channels": 4, "image_size": 8}
 PARTS = ("compute_ms", "comm_ms", "comm_exposed_ms", "straggler_ms", "optimizer_ms")
 
 
-def test_the_example_of_the_documents_is_taken_apart(cluster: RayCluster) -> None:
+def test_the_example_of_the_documents_is_taken_apart(cluster):
     row = measured(cluster, EXAMPLE, **SMALL)
     assert all(row[name] is not None for name in PARTS), row
     assert row["throughput"] > 0
 
 
 @pytest.mark.long
-def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster: RayCluster) -> None:
+def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster):
     compiled = measured(cluster, EXAMPLE, **SMALL, compile=True)
     assert all(compiled[name] is not None for name in PARTS if name != "comm_ms"), compiled
     # For its gradients DDP's hook would compile another model.
@@ -83,7 +79,7 @@ def test_the_example_of_the_documents_is_taken_apart_compiled_too(cluster: RayCl
     assert "noop_hook" in measured(cluster, EXAMPLE, **SMALL)["methods"]["comm_exposed_ms"]
 
 
-def test_a_profiled_process_is_replaced(cluster: RayCluster) -> None:
+def test_a_profiled_process_is_replaced(cluster):
     measured(cluster)  # another class would have new processes
     before = [device.process_id for device in cluster.devices[:2]]
     measured(cluster)
@@ -92,3 +88,57 @@ def test_a_profiled_process_is_replaced(cluster: RayCluster) -> None:
     measured(cluster)
     after = [device.process_id for device in cluster.devices[:2]]
     assert not set(before) & set(after)
+
+
+UNEVEN = make_point(
+    params={"grad_accumulation": 2, "hidden": 128, "layers": 2},
+    world_size=3,
+    batch_size=16,
+    global_batch_size=96,
+    slow_ratio=0.4,
+)
+
+
+def shared_out(cluster, **settings):
+    """The row of a point of three ranks, the last of which is slow."""
+    point = replace(UNEVEN, **settings)
+    measure = Measure(warmup=3, iterations=15)
+    return measure_row(cluster, Task(point=point, settings=measure))
+
+
+@pytest.mark.parametrize(
+    "shares", ["by_speed", pytest.param("by_speed_accumulation", marks=pytest.mark.long)]
+)
+def test_all_samples_of_a_step_are_done_with_the_gradients_of_one_process(three_workers, shares):
+    row = shared_out(three_workers, shares=shares)
+    assert sum(row["share_by_rank"]) == 96
+    assert row["gradient_error"] < 1e-5
+    step_s = row["step_ms_mean"] / 1000
+    assert row["throughput"] * step_s == pytest.approx(96)
+    # Held against itself without emulation: here ranks share cores, and differ by what else runs.
+    *fast_ratios, slow_ratio = row["slow_ratio_by_rank"]
+    assert fast_ratios == [None, None]
+    assert slow_ratio < 0.8
+    assert [text for text in row["warnings"] if text.startswith("rank 2 emulates a slower")]
+    # Efficiency is held against the sum of what each does alone.
+    assert len(set(row["models_by_rank"])) == 1
+    assert OwnSpeeds([row]).together(row) == pytest.approx(sum(probe_speeds(row)))
+
+
+def test_the_fast_ranks_train_alone_and_the_slow_one_is_no_part_of_the_figures(three_workers):
+    row = shared_out(three_workers, shares="fast")
+    assert row["share_by_rank"] == [48, 48, 0]
+    assert len(row["local_step_ms_by_rank"]) == 2
+    assert row["own_step_ms_by_rank"][2] is None
+    assert row["gradient_error"] < 1e-5
+    assert row["comm_ms"] > 0
+
+
+def test_workers_are_as_before_after_an_uneven_point(three_workers):
+    shared_out(three_workers, shares="64/20/12")
+    point = replace(UNEVEN, slow_ratio=1.0)
+    task = Task(point=point, settings=Measure(warmup=3, iterations=15))
+    for answer in three_workers.run(task, (0, 1, 2)):
+        assert not isinstance(answer, Failure), answer
+        assert answer.share is None
+        assert answer.items_per_step == 32

@@ -1,29 +1,20 @@
 """`raybench doctor` as a user types it: real Ray, real gloo."""
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
-DOCTOR = [sys.executable, "-m", "raybench", "doctor"]
+from tests.integration.sweeps import raybench
 
 
-def doctor(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*DOCTOR, "--device", "cpu", *options],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+def doctor(*options, **variables):
+    words = ("doctor", "--device", "cpu", "--address", "local", *options)
+    return raybench(*words, env={**os.environ, **variables})
 
 
-def test_a_sound_cluster_ends_with_0_and_a_crippling_variable_is_found_on_its_workers() -> None:
-    done = doctor("--address", "local", "--json", NCCL_P2P_DISABLE="1")
+def test_a_sound_cluster_ends_with_0_and_a_crippling_variable_is_found_on_its_workers():
+    done = doctor("--json", NCCL_P2P_DISABLE="1")
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(done.stdout)
     checks = {check["name"]: check for check in content["checks"]}
@@ -37,8 +28,8 @@ def test_a_sound_cluster_ends_with_0_and_a_crippling_variable_is_found_on_its_wo
 
 
 @pytest.mark.long
-def test_workers_that_cannot_talk_to_each_other_fail_with_the_reason() -> None:
-    done = doctor("--address", "local", GLOO_SOCKET_IFNAME="nowhere0")
+def test_workers_that_cannot_talk_to_each_other_fail_with_the_reason():
+    done = doctor(GLOO_SOCKET_IFNAME="nowhere0")
     assert done.returncode == 1, done.stdout + done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     failed = done.stdout[done.stdout.index("\nfail  collective") :]

@@ -1,64 +1,137 @@
 """SIGKILL of the driver, or of its Ray: real processes and signals; the run goes on after it."""
 
-from __future__ import annotations
-
 import os
 import random
+import re
 import signal
 import subprocess
-import sys
+import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from tests.integration.driver_kills import KilledSweep
-from tests.integration.fault_injection import Waiting, harmed_sweep
-from tests.integration.fault_runs import descendants, rows, start_sweep, sweep_command, write_job
+import raybench
+from raybench.results.reader import logs, read_runs
+from raybench.results.run import RunStatus
+from raybench.results.schema import TABLES
+from tests.integration import sweeps
+from tests.integration.fault_injection import harmed_sweep
+from tests.integration.fault_runs import rows, start_sweep, write_job
+from tests.integration.sweeps import begin, count_rows, cpu_sweep, table, wait_for
 
 POINTS = 8
+SMALL = """\
+workload: {kind: mlp, hidden: 64, layers: 2}
+matrix: {world_size: [1, 2], batch_size: [1, 2, 3, 4]}
+measure: {warmup: 3, iterations: 2000, max_seconds: 0.2, breakdown: false}
+"""
+
+
+class KilledSweep:
+    """A sweep whose driver is killed again and again, and resumed each time."""
+
+    def __init__(self, folder):
+        sweeps.write_text(folder, SMALL)
+        self.folder, self.results = folder, folder / "results"
+        self._said = folder / "stderr.txt"
+
+    def options(self):
+        """Begin the run, or go on with it where there is one."""
+        there = list(self.results.glob("runs/*/run.parquet"))
+        return ["--resume", "latest"] if there else []
+
+    def started(self):
+        with self._said.open("wb") as said:
+            return begin(self.folder, *self.options(), stdout=subprocess.DEVNULL, stderr=said)
+
+    def killed(self, chance):
+        """Kill its driver at a random moment and read every table; what it came after."""
+        before = count_rows(self.folder)
+        with self.started() as process:
+            moment = chance.choice(["start", "workers", "row", "row"])
+            if moment == "start":
+                time.sleep(chance.uniform(0.5, 3.0))
+            else:
+                self.wait_until_it_has(process, before if moment == "workers" else before + 1)
+                time.sleep(chance.uniform(0.0, 0.6))
+            assert process.poll() is None, self._said.read_text()
+            process.kill()
+        self.check_readable()
+        if self.results.exists():
+            assert [run.status for run in read_runs(self.results)] in ([RunStatus.INTERRUPTED], [])
+        return moment, count_rows(self.folder)
+
+    def wait_until_it_has(self, process, count):
+        """Wait until the driver has its cluster, and the run so many rows."""
+
+        def has_them():
+            assert process.poll() is None, self._said.read_text()
+            return "; run " in self._said.read_text() and count_rows(self.folder) >= count
+
+        wait_for(has_them, within_s=120)
+
+    def check_readable(self):
+        for name in TABLES:
+            if list(self.results.glob(f"{name}/*/[!.]*.parquet")):
+                table(self.folder, name)
+                raybench.load(self.results, name)
+
+    def finish(self):
+        """Resume it once more, to its end, and read every table meanwhile."""
+        with self.started() as process:
+            while process.poll() is None:
+                self.check_readable()
+                time.sleep(0.1)
+        assert process.returncode == 0, self._said.read_text()
+
+    def check_each_point_once(self):
+        found = table(self.folder)
+        assert list(found["status"]) == ["ok"] * POINTS
+        assert list(found["attempt"]) == [1] * POINTS
+        assert found["point_id"].is_unique
+        samples = table(self.folder, "samples")
+        # What a killed attempt left is removed when the run goes on, and made again.
+        counts = samples[~samples["is_warmup"]].groupby("point_id")["iteration"].nunique()
+        assert counts.to_dict() == found.set_index("point_id")["iterations"].to_dict()
+        (run,) = read_runs(self.results)
+        assert (run.status, run.points_ok, run.points_total) == (RunStatus.OK, POINTS, POINTS)
+        assert {path.name for path in self.results.rglob(".*")} <= {".driver"}
 
 
 @pytest.mark.long
-def test_after_each_sigkill_the_tables_are_whole_and_at_the_end_each_point_is_there_once(
-    tmp_path: Path,
-) -> None:
+def test_after_each_sigkill_the_tables_are_whole_and_at_the_end_each_point_is_there_once(tmp_path):
     seed = random.randrange(1000)
     print("seed", seed)
     chance = random.Random(seed)
-    sweep = KilledSweep(tmp_path, POINTS)
+    sweep = KilledSweep(tmp_path)
     for _ in range(2):
         print(sweep.killed(chance))
     with sweep.started() as process:
-        sweep.wait_for(process, rows=0)
+        sweep.wait_until_it_has(process, 0)
         # Beside the first, which has the processors, or it would be refused for that.
-        command = [*sweep.command, "--shared"]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        second = cpu_sweep(tmp_path, *sweep.options(), "--shared")
         process.kill()
     assert second.returncode == 2
     assert "is being written by another sweep" in second.stderr
-    listed = subprocess.run(
-        [sys.executable, "-m", "raybench", "list", "--results", str(sweep.results)],
-        capture_output=True,
-        text=True,
-    )
-    assert " interrupted " in listed.stdout
+    assert " interrupted " in sweeps.raybench("list", "--results", sweep.results).stdout
     sweep.finish()
-    sweep.check_each_point_once(POINTS)
+    sweep.check_each_point_once()
+
+
+FAULTS = [("none", 0), ("wait", 0), ("none", 0), ("none", 0)]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["/raylet/raylet", "gcs_server"])
-def test_when_its_own_ray_is_killed_a_sweep_ends_in_seconds_and_can_be_resumed(
-    name: str, tmp_path: Path
-) -> None:
-    def kill(process: subprocess.Popen[str], _: Waiting) -> None:
+def test_when_its_own_ray_is_killed_a_sweep_ends_in_seconds_and_can_be_resumed(name, tmp_path):
+    def kill(process, _):
         # A raylet has the command lines of Ray's agents further on.
-        [found] = [p for p, title in descendants(process.pid).items() if name in title.split()[0]]
+        there = sweeps.descendants(process.pid).items()
+        [found] = [pid for pid, title in there if name in title.split()[0]]
         os.kill(found, signal.SIGKILL)
 
-    write_job(tmp_path, [("none", 0), ("wait", 0), ("none", 0), ("none", 0)], 2, timeout_s=90.0)
-    command = sweep_command(tmp_path, "--device", "cpu")
+    write_job(tmp_path, FAULTS, 2, timeout_s=90.0)
+    command = sweeps.sweep_command(tmp_path, "--device", "cpu")
     ended = harmed_sweep(command, tmp_path, 1, 2, kill, stay_s=None)
     assert ended.code == 3, ended.said
     assert ended.end_s < 20
@@ -69,3 +142,65 @@ def test_when_its_own_ray_is_killed_a_sweep_ends_in_seconds_and_can_be_resumed(
     assert again.returncode == 0, said
     count = Counter(row["number"] for row in rows(tmp_path) if row["status"] == "ok")
     assert count == dict.fromkeys(range(4), 1)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_when_the_head_of_a_joined_cluster_is_killed_a_sweep_ends_in_seconds(tmp_path):
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 0})
+    head = cluster.head_node.all_processes["gcs_server"][0].process.pid
+    write_job(tmp_path, FAULTS, 2, timeout_s=90.0)
+    command = sweeps.sweep_command(tmp_path, "--device", "cpu", address=cluster.address)
+    try:
+        ended = harmed_sweep(
+            command, tmp_path, 1, 2, lambda *_: os.kill(head, signal.SIGKILL), stay_s=5.0
+        )
+    finally:
+        cluster.shutdown()
+    assert ended.code == 3, ended.said
+    assert ended.end_s < 20
+    assert ended.gone_s is not None, ended.left
+    assert [row["status"] for row in rows(tmp_path)] == ["ok", "lost"]
+
+
+ROUNDS = """\
+workload: {kind: "tests.integration.probe_workloads:SaysItsProcess"}
+matrix: {world_size: [1, 2], batch_size: [4, 8]}
+measure: {rounds: 2, warmup: 3, iterations: 100, breakdown: false}
+"""
+TRIALS_A_ROUND = 6  # four points and a control at the end of each block
+
+
+def processes(folder, points):
+    """The processes that ran these attempts, as their logs say."""
+    (run_id,) = set(points["run_id"])
+    attempts = set(zip(points["point_id"], points["attempt"], strict=True))
+    found = logs(folder / "results", run_id)
+    texts = [log.text for log in found if (log.point_id, log.attempt) in attempts]
+    assert len(texts) >= len(attempts)
+    return {pid for text in texts for pid in re.findall(r"process (\d+)", text)}
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_in_its_second_round_goes_on_there(tmp_path):
+    sweeps.write_text(tmp_path, ROUNDS)
+    with begin(tmp_path, "--shared") as killed:
+        sweeps.wait_for_rows(killed, tmp_path, TRIALS_A_ROUND + 1)
+        killed.kill()
+    resumed = cpu_sweep(tmp_path, "--shared", "--resume", "latest")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "round 2 of 2" in resumed.stderr
+    assert "round 1 of 2" not in resumed.stderr
+    points = raybench.load(tmp_path / "results", "points")
+    assert set(points["status"]) == {"ok"}
+    # A control is left out where its block was over when the driver was killed.
+    assert points["control_of"].isna().sum() == 8
+    assert len(points) >= 2 * TRIALS_A_ROUND - 1
+    assert not points.duplicated(["point_id", "round", "control_of"]).any()
+    assert not points.duplicated(["point_id", "attempt"]).any()
+    first, second = (processes(tmp_path, points[points["round"] == n]) for n in (1, 2))
+    assert len(first) == 2
+    assert not first & second
+    assert list(raybench.load(tmp_path / "results", "scaling")["world_size"]) == [1, 1, 2, 2]

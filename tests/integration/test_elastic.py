@@ -9,18 +9,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pandas as pd
 import psutil
 import pytest
 
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from tests.cluster_contract import failures, run
+from tests.integration.sweeps import raybench, sweep_command, table, wait_for, write_text
 
 PATIENCE_S = 280
+COMMANDS = (
+    *("initialization", "setup", "head_setup", "worker_setup"),
+    *("head_start_ray", "worker_start_ray"),
+)
 # As `AutoscalingCluster` of ray.cluster_utils makes it, which begins by ending every Ray of the
 # host, and whose example is not in the package.
 CONFIG = {
@@ -31,14 +34,9 @@ CONFIG = {
     "head_node_type": "ray.head.default",
     "auth": {"ssh_user": "nobody"},
     "file_mounts": {},
-    "cluster_synced_files": [],
     "file_mounts_sync_continuously": False,
-    "initialization_commands": [],
-    "setup_commands": [],
-    "head_setup_commands": [],
-    "worker_setup_commands": [],
-    "head_start_ray_commands": [],
-    "worker_start_ray_commands": [],
+    **{f"{name}_commands": [] for name in COMMANDS},
+    "cluster_synced_files": [],
     "available_node_types": {
         "ray.head.default": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
         "worker": {"resources": {"CPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": 2},
@@ -58,14 +56,13 @@ NO_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * PATIENCE_S)]
 
 
-def free_port() -> int:
+def free_port():
     with socket.create_server(("127.0.0.1", 0)) as free:
-        number: int = free.getsockname()[1]
-        return number
+        return free.getsockname()[1]
 
 
 @pytest.fixture
-def address() -> Iterator[str]:
+def address():
     """A head with one CPU slot, to which the autoscaler adds two nodes of one at most."""
     with tempfile.TemporaryDirectory(prefix="as-", dir="/tmp") as folder:
         import ray.util
@@ -85,7 +82,8 @@ def address() -> Iterator[str]:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        wait_until(lambda: can_connect(port), head)
+        wait_for(lambda: head.poll() is not None or can_connect(port), PATIENCE_S)
+        assert head.poll() is None, "the head has ended"
         yield address
         ours = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
         for process in ours:
@@ -94,7 +92,7 @@ def address() -> Iterator[str]:
         head.wait()
 
 
-def can_connect(port: int) -> bool:
+def can_connect(port):
     import ray.util
 
     try:
@@ -104,46 +102,22 @@ def can_connect(port: int) -> bool:
     return True
 
 
-def wait_until(is_so, head: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert head.poll() is None, "the head has ended"
-        assert time.monotonic() < deadline_s
-        time.sleep(0.2)
+JOB = """\
+workload: {kind: mlp, hidden: 32, layers: 1}
+matrix: {world_size: [1, 4], batch_size: 4}
+measure: {warmup: 2, iterations: 5, breakdown: false}
+"""
 
 
-def sweep(
-    folder: Path, address: str, world_sizes: str, wait_s: int
-) -> tuple[subprocess.CompletedProcess[str], pd.DataFrame]:
-    job = folder / "job.yaml"
-    job.write_text(
-        "version: 1\nname: elastic\nworkload: {kind: mlp, hidden: 32, layers: 1}\n"
-        f"matrix: {{world_size: {world_sizes}, batch_size: 4}}\n"
-        "measure: {warmup: 2, iterations: 5, breakdown: false}\n"
-    )
-    command = [sys.executable, "-m", "raybench", "sweep", str(job), "--address", address]
-    done = subprocess.run(
-        [*command, "-o", str(folder / "results"), "--device", "cpu", "--wait", str(wait_s)],
-        env={**os.environ, **NO_TOKEN},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert (folder / "results" / "points").is_dir(), done.stderr
-    return done, pd.read_parquet(folder / "results" / "points").set_index("world_size")
-
-
-def test_nodes_come_for_the_biggest_point_and_go_when_no_point_needs_them(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_come_for_the_biggest_point_and_go_when_no_point_needs_them(address, monkeypatch):
     import ray
 
-    def nodes() -> int:
+    def nodes():
         return sum(node["Alive"] for node in ray.nodes())
 
     for name, value in NO_TOKEN.items():
         monkeypatch.setenv(name, value)
-    told: list[str] = []
+    told = []
     cluster = RayCluster(connect(address, "cpu", wanted=3, wait_s=PATIENCE_S), told.append)
     try:
         cluster.start(3, "pack")
@@ -155,20 +129,19 @@ def test_nodes_come_for_the_biggest_point_and_go_when_no_point_needs_them(
         cluster.give_back(1, "pack")
         assert len(cluster.lost) == 2
         assert told[-1].endswith("any more: given back")
-        while nodes() > 1 and time.monotonic() < deadline_s:
-            time.sleep(0.5)
-        assert nodes() == 1
+        wait_for(lambda: nodes() == 1, PATIENCE_S)
         (left,) = {0, 1, 2} - cluster.lost
         assert failures(run(cluster, left)) == []
     finally:
         cluster.close()
 
 
-def test_a_point_whose_nodes_never_come_is_skipped_and_says_why(
-    address: str, tmp_path: Path
-) -> None:
-    done, points = sweep(tmp_path, address, "[1, 4]", wait_s=20)
+def test_a_point_whose_nodes_never_come_is_skipped_and_says_why(address, tmp_path):
+    write_text(tmp_path, JOB)
+    command = sweep_command(tmp_path, "--device", "cpu", "--wait", "20", address=address)
+    done = raybench(*command[3:], timeout_s=PATIENCE_S, env={**os.environ, **NO_TOKEN})
     assert done.returncode == 0, done.stderr
+    points = table(tmp_path).set_index("world_size")
     assert points["status"].to_dict() == {1: "ok", 4: "skipped"}
     assert points.loc[4, "error_message"].startswith("needs 4 devices, ")
     assert "of 4 workers are there after --wait 20: no more are waited for" in done.stderr

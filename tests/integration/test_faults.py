@@ -1,25 +1,20 @@
 """Faults of ranks in a real `raybench sweep`: each costs its point alone, and its row says what."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
-from tests.integration.fault_cases import CASES, IMPORT_ERROR
 from tests.integration.fault_runs import (
-    Outcome,
+    CASES,
+    IMPORT_ERROR,
     marks,
     outcomes,
     rank_right,
     rows,
     start_sweep,
-    sweep_command,
-    title_of,
     write_failing_import,
     write_job,
 )
 from tests.integration.soak import soaked
+from tests.integration.sweeps import sweep_command, title_of
 
 TIMEOUT_S = 4.0
 # The limits are of a machine that does nothing else; the benchmark holds them.
@@ -30,7 +25,7 @@ NUMBERED = {0: IMPORT_ERROR} | {2 * place + 2: case for place, case in enumerate
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Of one sweep: the import fails once, and then each fault stands between points that work."""
     made = tmp_path_factory.mktemp("faults")
     faults = [("none", 0)] * (2 * len(CHOSEN) + 2)
@@ -46,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def attempts(folder: Path, number: int) -> list[Outcome]:
+def attempts(folder, number):
     return [each for each in outcomes(folder, NUMBERED, TIMEOUT_S) if each.number == number]
 
 

@@ -1,40 +1,30 @@
 """`raybench health` on real Ray and gloo, with faults that are injected for real."""
 
-from __future__ import annotations
-
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from raybench import load
-from tests.integration.namespaces import hosts, slow_path, why_not
+from tests.integration.health_runs import BETWEEN, CHECK, ill
+from tests.integration.namespaces import needs_hosts, needs_tc, ray_hosts, slow_path
+from tests.integration.sweeps import table, wait_for_rows
 
-CHECK = [sys.executable, "-m", "tests.integration.health_runs"]
-# As the suite names what may be between nodes or within one.
-BETWEEN = "send 4 MiB"
 ALL = ["alone", "pairs", "together", "smoke", "straggler"]
-# Of the first points of a check: by then its workers are there.
-_START_S = 120.0
 
 Findings = Sequence[Mapping[str, Any]]
 
 
 @contextmanager
-def check_of(
-    output: Path, stages: Sequence[str], **environment: str
-) -> Iterator[subprocess.Popen[str]]:
+def check_of(output, stages, **environment):
     """A check that runs, and is ended whatever becomes of the test."""
     with subprocess.Popen(
         [*CHECK, str(output), *stages],
@@ -49,53 +39,35 @@ def check_of(
             check.terminate()
 
 
-def end_of(check: subprocess.Popen[str]) -> Mapping[str, Any]:
+def end_of(check):
     said, complaint = check.communicate(timeout=280.0)
     assert check.returncode == 0, complaint
     return json.loads(said)
 
 
-def workers_of(output: Path, check: subprocess.Popen[str]) -> list[int]:
+def workers_of(folder, check):
     """The processes of the workers, once the first point is done."""
-    deadline_s = time.monotonic() + _START_S
-    while not list(output.glob("points/*/[!.]*.parquet")):
-        assert time.monotonic() < deadline_s
-        assert check.poll() is None, check.communicate()
-        time.sleep(0.05)
-    return [int(pid) for pid in pd.read_parquet(output / "devices")["process_id"]]
-
-
-def ill(found: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    """What is bad or suspect, by the name of the subject."""
-    named: dict[str, list[Mapping[str, Any]]] = {}
-    for finding in found["findings"]:
-        if finding["verdict"] in ("bad", "suspect"):
-            named.setdefault(finding["subject"]["name"], []).append(finding)
-    return named
+    wait_for_rows(check, folder, 1)
+    return [int(pid) for pid in table(folder, "devices")["process_id"]]
 
 
 @pytest.fixture(scope="module")
-def flipped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Mapping[str, Any], Path]:
+def flipped(tmp_path_factory):
     """A whole check in which the second worker flips one bit of each product."""
     output = tmp_path_factory.mktemp("health") / "results"
     with check_of(output, ALL, FLIP_BITS="1") as check:
         return end_of(check), output
 
 
-def test_a_flipped_bit_is_told_with_the_worker_that_flipped_it(flipped) -> None:
+def test_a_flipped_bit_is_told_with_the_worker_that_flipped_it(flipped):
     found, _ = flipped
-    wrong = {
-        name: one["reason"]
-        for name, findings in ill(found).items()
-        for one in findings
-        if "wrong bits" in one["reason"]
-    }
-    assert list(wrong) == [name for name in wrong if name.endswith("worker 1")]
-    assert len(wrong) == 1
+    named = ill(found).items()
+    wrong = {name for name, of in named for one in of if "wrong bits" in one["reason"]}
+    assert [name[-8:] for name in wrong] == ["worker 1"]
     assert 1 not in found["healthy"]
 
 
-def test_the_samples_of_a_check_lie_in_the_tables_as_of_any_run(flipped) -> None:
+def test_the_samples_of_a_check_lie_in_the_tables_as_of_any_run(flipped):
     found, output = flipped
     points, runs = load(output, "points"), load(output, "runs")
     assert list(runs["job_name"]) == ["health"]
@@ -107,7 +79,7 @@ def test_the_samples_of_a_check_lie_in_the_tables_as_of_any_run(flipped) -> None
     assert len(load(output, "health")) == len(found["findings"])
 
 
-def test_the_tables_have_each_direction_of_each_pair(flipped) -> None:
+def test_the_tables_have_each_direction_of_each_pair(flipped):
     found, output = flipped
     links = load(output, "links")
     ways = {(one["from_uuid"], one["to_uuid"]) for one in found["links"]}
@@ -118,14 +90,14 @@ def test_the_tables_have_each_direction_of_each_pair(flipped) -> None:
     assert (links["latency_us"].dropna() > 0).all()
 
 
-def test_all_stages_are_judged(flipped) -> None:
+def test_all_stages_are_judged(flipped):
     found, _ = flipped
     assert {one["stage"] for one in found["findings"]} == set(ALL)
     assert not [one for one in found["findings"] if one["verdict"] == "untested"]
 
 
 @contextmanager
-def busy(core: int, count: int) -> Iterator[None]:
+def busy(core, count):
     """Keep one core busy with so many processes, each of a session of its own."""
     spin = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     with ExitStack() as stack:
@@ -139,7 +111,7 @@ def busy(core: int, count: int) -> Iterator[None]:
 
 
 @contextmanager
-def ahead_of_others(process_id: int) -> Iterator[None]:
+def ahead_of_others(process_id):
     """Put the session of a process ahead of whatever else this host does, where that is allowed.
 
     Processes that keep one core busy push all others to the next one, where a worker would wait for
@@ -157,15 +129,15 @@ def ahead_of_others(process_id: int) -> Iterator[None]:
 
 
 @contextmanager
-def pinned(cores: Mapping[int, int]) -> Iterator[None]:
+def pinned(cores):
     """Keep processes on one core each. Again and again: a point's end puts back what it found."""
 
-    def pin(process_id: int, core: int) -> None:
+    def pin(process_id, core):
         with suppress(OSError):
             for thread in Path(f"/proc/{process_id}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), {core})
 
-    def keep() -> None:
+    def keep():
         while not is_over.wait(0.05):
             for process_id, core in cores.items():
                 pin(process_id, core)
@@ -183,11 +155,11 @@ def pinned(cores: Mapping[int, int]) -> Iterator[None]:
 @pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each worker")
-def test_a_worker_with_a_busy_neighbour_on_its_core_is_named(tmp_path: Path) -> None:
+def test_a_worker_with_a_busy_neighbour_on_its_core_is_named(tmp_path):
     output = tmp_path / "results"
     first, second, *_ = sorted(os.sched_getaffinity(0))
     with check_of(output, ["alone"]) as check:
-        workers = workers_of(output, check)
+        workers = workers_of(tmp_path, check)
         on_cores = pinned({workers[0]: first, workers[1]: second})
         with ahead_of_others(workers[0]), on_cores, busy(second, 4):
             found = end_of(check)
@@ -201,33 +173,24 @@ def test_a_worker_with_a_busy_neighbour_on_its_core_is_named(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("harm", "reason"), [(signal.SIGSTOP, "timed out"), (signal.SIGKILL, "worker lost")]
 )
-def test_a_worker_that_is_frozen_or_killed_is_named_and_the_check_goes_on(
-    harm: signal.Signals, reason: str, tmp_path: Path
-) -> None:
+def test_a_worker_that_is_frozen_or_killed_is_named_and_the_check_goes_on(harm, reason, tmp_path):
     output = tmp_path / "results"
     with check_of(output, ["alone", "pairs"]) as check:
-        os.kill(workers_of(output, check)[1], harm)
+        os.kill(workers_of(tmp_path, check)[1], harm)
         found = end_of(check)
-    told = [
-        one
-        for findings in ill(found).values()
-        for one in findings
-        if one["reason"].startswith(reason)
-    ]
+    every = [one for findings in ill(found).values() for one in findings]
+    told = [one for one in every if one["reason"].startswith(reason)]
     assert [one["subject"]["name"][-8:] for one in told] == ["worker 1"]
     read = {one["test"] for one in found["findings"] if one["value"] is not None}
     assert {one["test"] for one in found["findings"]} - read <= {told[0]["test"], "expected values"}
 
 
 @pytest.mark.long
-@pytest.mark.skipif(why_not() is not None, reason=f"needs hosts of its own: {why_not()}")
-@pytest.mark.skipif(not shutil.which("tc"), reason="needs tc")
-def test_a_slow_link_between_two_of_three_hosts_is_a_path_and_no_device(tmp_path: Path) -> None:
+@needs_hosts
+@needs_tc
+def test_a_slow_link_between_two_of_three_hosts_is_a_path_and_no_device(tmp_path):
     output = tmp_path / "results"
-    with hosts(3) as (head, *others):
-        head.start_ray("--head", "--port=6379", "--include-dashboard=false", cpus=1)
-        for host in others:
-            host.start_ray(f"--address={head.address}:6379", cpus=1)
+    with ray_hosts(3, cpus=1) as (head, *others):
         slow_path(*others, rate="200mbit")
         address = {"HEALTH_ADDRESS": f"{head.address}:6379", "HEALTH_TESTS": BETWEEN}
         done = head.run([*CHECK, output, "pairs"], timeout_s=270, **address)

@@ -1,55 +1,37 @@
 """Three hosts, and a link of one that is cut, slow or lossy: rows, names, and what goes on."""
 
-from __future__ import annotations
-
 import json
-import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
 
 import raybench
 from tests.integration.fault_injection import harmed_sweep
-from tests.integration.fault_runs import rows, sweep_command, write_job
+from tests.integration.fault_runs import rows, write_job
+from tests.integration.health_runs import BETWEEN, CHECK, ill
 from tests.integration.namespaces import (
-    Host,
     dropped_packets,
-    hosts,
     lossy_link,
+    needs_hosts,
+    needs_tc,
     plug_cable,
     pull_cable,
+    ray_hosts,
     slow_link,
-    why_not,
 )
+from tests.integration.sweeps import sweep_command, table, write_text
 
-CHECK = [sys.executable, "-m", "tests.integration.health_runs"]
-BETWEEN = "send 4 MiB"
 RAY = Path(sys.executable).with_name("ray")
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(why_not() is not None, reason=f"needs hosts of its own: {why_not()}"),
-    pytest.mark.skipif(not shutil.which("tc"), reason="needs tc"),
-]
+pytestmark = [pytest.mark.long, needs_hosts, needs_tc]
 
 
 @pytest.fixture
-def three() -> Iterator[list[Host]]:
+def three():
     """Three hosts with one CPU worker each, in one Ray cluster."""
-    with hosts(3) as made:
-        head, *others = made
-        head.start_ray("--head", "--port=6379", "--include-dashboard=false", cpus=1)
-        for host in others:
-            join(head, host)
+    with ray_hosts(3, cpus=1) as made:
         yield made
-
-
-def join(head: Host, host: Host) -> None:
-    host.start_ray(f"--address={head.address}:6379", cpus=1)
 
 
 def test_a_cut_cable_costs_the_points_that_need_its_host_and_a_host_that_is_back_runs_them(
@@ -61,17 +43,13 @@ def test_a_cut_cable_costs_the_points_that_need_its_host_and_a_host_that_is_back
     )
     command = sweep_command(tmp_path, "--device", "cpu", address=f"{head.address}:6379")
 
-    def cut(*_: object) -> None:
+    def cut(*_):
         pull_cable(head, victim)
 
     ended = harmed_sweep(head.command(command), tmp_path, 1, 3, cut, stay_s=5.0)
     first = {row["number"]: row for row in rows(tmp_path) if row["attempt"] == 1}
-    assert {n: row["status"] for n, row in first.items()} == {
-        0: "ok",
-        1: "lost",
-        2: "ok",
-        3: "lost",
-    }
+    statuses = [first[number]["status"] for number in range(4)]
+    assert statuses == ["ok", "lost", "ok", "lost"]
     assert first[1]["error_host"] == victim.name
     assert f"node {victim.name} does not answer" in first[1]["error_message"]
     assert f"node {victim.name} was lost" in first[3]["error_message"]
@@ -82,8 +60,8 @@ def test_a_cut_cable_costs_the_points_that_need_its_host_and_a_host_that_is_back
     # Ray has given the host up: its admin starts Ray anew there, once what was left has ended.
     plug_cable(head, victim)
     victim.run([RAY, "stop", "--force"])
-    join(head, victim)
-    (run_id,) = pd.read_parquet(tmp_path / "results" / "runs")["run_id"]
+    victim.join(head, cpus=1)
+    (run_id,) = table(tmp_path, "runs")["run_id"]
     (tmp_path / "harmed").touch()
     again = head.run([*command, "--resume", run_id, "--wait", "60"], timeout_s=200)
     assert again.returncode == 0, again.stderr
@@ -91,14 +69,13 @@ def test_a_cut_cable_costs_the_points_that_need_its_host_and_a_host_that_is_back
     assert list(last["status"]) == ["ok"] * 4
 
 
-def all_reduces(head: Host, folder: Path) -> pd.Series:
+def all_reduces(head, folder):
     """Busbw of an all_reduce of 1 MiB over the three hosts, in MB/s, of a sweep from the first."""
     folder.mkdir()
-    job = folder / "job.yaml"
-    job.write_text(
-        "version: 1\nname: link\n"
+    write_text(
+        folder,
         "workload: {kind: collective, operation: all_reduce, size_bytes: 1048576}\n"
-        "matrix: {world_size: 3}\nbaseline: {}\nmeasure: {warmup: 3, iterations: 10}\n"
+        "matrix: {world_size: 3}\nbaseline: {}\nmeasure: {warmup: 3, iterations: 10}\n",
     )
     command = sweep_command(folder, "--device", "cpu", address=f"{head.address}:6379")
     done = head.run(command, timeout_s=200)
@@ -106,18 +83,6 @@ def all_reduces(head: Host, folder: Path) -> pd.Series:
     (point,) = raybench.load(folder / "results", "points").to_dict("records")
     assert point["node_count"] == 3
     return point["busbw_gb_s"] * 1000
-
-
-def ill(head: Host, output: Path) -> dict[str, list[dict[str, Any]]]:
-    """What a health check of all pairs says, by the names of what is not well."""
-    variables = {"HEALTH_ADDRESS": f"{head.address}:6379", "HEALTH_TESTS": BETWEEN}
-    done = head.run([*CHECK, output, "pairs"], timeout_s=200, **variables)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, list[dict[str, Any]]] = {}
-    for finding in json.loads(done.stdout)["findings"]:
-        if finding["verdict"] in ("suspect", "bad"):
-            found.setdefault(finding["subject"]["name"], []).append(finding)
-    return found
 
 
 def test_a_slow_link_of_a_host_slows_the_sweep_and_the_health_check_names_that_host(
@@ -128,7 +93,10 @@ def test_a_slow_link_of_a_host_slows_the_sweep_and_the_health_check_names_that_h
     slow_link(victim, "200mbit")
     # 25 MB/s; what a host sends in an all_reduce of three is 4/3 of the message, as busbw counts.
     assert all_reduces(head, tmp_path / "slow") < min(40, 0.7 * usual)
-    found = ill(head, tmp_path / "health")
+    variables = {"HEALTH_ADDRESS": f"{head.address}:6379", "HEALTH_TESTS": BETWEEN}
+    done = head.run([*CHECK, tmp_path / "health", "pairs"], timeout_s=200, **variables)
+    assert done.returncode == 0, done.stderr
+    found = ill(json.loads(done.stdout))
     assert found
     assert all(victim.name in name for name in found), found
 

@@ -1,7 +1,5 @@
 """Several hosts, each with an address, a name and processes of its own, and `ray start` on them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -9,44 +7,35 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from tests.integration.namespaces import Host, hosts, why_not
+from tests.integration.namespaces import HEAD, hosts, needs_hosts, only_child, ray_hosts
 
 PROBE = "tests.integration.probe_workloads:Probe"
 PYTHON = Path(sys.executable)
-HEAD = ["--head", "--port=6379", "--include-dashboard=false"]
 SWEEP = [PYTHON.with_name("raybench"), "sweep"]
 
-long = pytest.mark.long
-pytestmark = pytest.mark.skipif(
-    why_not() is not None, reason=f"needs hosts of its own: {why_not()}"
-)
+pytestmark = needs_hosts
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[list[Host]]:
+def nodes():
     """Three hosts that are one Ray cluster of six CPU slots, and one without Ray."""
-    with hosts(4) as made:
-        head, *others, _ = made
-        head.start_ray(*HEAD)
-        for host in others:
-            host.start_ray(f"--address={head.address}:6379")
+    with ray_hosts(3, without_ray=1) as made:
         yield made
 
 
 @pytest.fixture
-def lone() -> Iterator[Host]:
+def lone():
     """A host on which nothing runs."""
     with hosts(1) as (made,):
         yield made
 
 
-def write_job(folder: Path, strategy: str = "spread", world_sizes: str = "[1, 2, 3]") -> Path:
+def write_job(folder, strategy="spread", world_sizes="[1, 2, 3]"):
     job = folder / "job.yaml"
     job.write_text(
         f"version: 1\nname: hosts\nworkload: {{kind: '{PROBE}', folder: {folder}}}\n"
@@ -89,7 +78,9 @@ def test_a_sweep_spans_hosts_whose_own_names_are_loopback_addresses(
     assert {one["sum"] for one in told} == {6}
 
 
-@pytest.mark.parametrize("given", ["--address ", pytest.param("RAY_ADDRESS=", marks=long)])
+@pytest.mark.parametrize(
+    "given", ["--address ", pytest.param("RAY_ADDRESS=", marks=pytest.mark.long)]
+)
 def test_a_host_that_is_no_node_of_the_cluster_is_told_at_once(nodes, tmp_path, given):
     command = [*SWEEP, write_job(tmp_path), "-o", tmp_path / "out"]
     address = "10.99.0.10:6379"
@@ -141,12 +132,6 @@ def test_a_wait_for_slots_that_others_use_can_be_interrupted(nodes, tmp_path):
             os.kill(only_child(holder.pid), signal.SIGKILL)
     assert waiting.returncode == 130, stderr
     assert "Traceback" not in stderr
-
-
-def only_child(process_id: int) -> int:
-    """The command itself: nsenter waits for it outside and passes no signal on."""
-    (child,) = Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()
-    return int(child)
 
 
 PRIVATE = """\
@@ -202,7 +187,7 @@ NO_TOKENS = [
 ]
 
 
-@pytest.mark.parametrize("wrong", [NO_TOKENS[1:2], pytest.param(NO_TOKENS, marks=long)])
+@pytest.mark.parametrize("wrong", [NO_TOKENS[1:2], pytest.param(NO_TOKENS, marks=pytest.mark.long)])
 def test_a_cluster_with_a_token_and_other_versions_is_told_in_one_line(lone, tmp_path, wrong):
     """`ray start` asks for the token of ~/.ray/auth_token wherever there is one."""
     (tmp_path / "numpy-9.9.9.dist-info").mkdir()

@@ -1,34 +1,29 @@
 """A sweep on a cluster that is there, all of whose slots are free."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 
+from tests.integration.sweeps import raybench, sweep_command, table, write_text
 
-def test_a_sweep_joins_the_cluster_at_its_address(three_nodes: str, tmp_path: Path) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text(
-        "version: 1\nname: small\n"
-        "workload: {kind: mlp, hidden: 32}\nmatrix: {world_size: 3, batch_size: 4}\n"
-        "placement: {strategy: spread}\nmeasure: {warmup: 2, iterations: 5}\n"
-    )
-    command = [sys.executable, "-m", "raybench", "sweep", str(job), "--address", three_nodes]
-    results = tmp_path / "results"
-    done = subprocess.run(
-        [*command, "-o", str(results), "--device", "cpu"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+JOB = """\
+workload: {kind: mlp, hidden: 32}
+matrix: {world_size: 3, batch_size: 4}
+placement: {strategy: spread}
+measure: {warmup: 2, iterations: 5}
+"""
+
+
+def test_a_sweep_joins_the_cluster_at_its_address(three_nodes, tmp_path):
+    write_text(tmp_path, JOB)
+    _, _, _, *words = sweep_command(tmp_path, "--device", "cpu", address=three_nodes)
+    done = raybench(*words)
     assert done.returncode == 0, done.stderr
     assert f"Ray cluster at {three_nodes}, up to 6 CPU workers" in done.stderr
-    (point,) = pd.read_parquet(results / "points").to_dict("records")
+    (point,) = table(tmp_path).to_dict("records")
     assert (point["node_count"], point["strategy"]) == (3, "spread")
-    assert sorted(pd.read_parquet(results / "devices")["rack"]) == ["left", "left", "right"]
+    assert sorted(table(tmp_path, "devices")["rack"]) == ["left", "left", "right"]
 
 
 TOUR = """
@@ -45,9 +40,7 @@ sys.exit(run_tour(where, (large, small)))
 """
 
 
-def test_a_tour_leaves_out_what_fits_nowhere_and_makes_a_page_of_the_rest(
-    three_nodes: str, tmp_path: Path
-) -> None:
+def test_a_tour_leaves_out_what_fits_nowhere_and_makes_a_page_of_the_rest(three_nodes, tmp_path):
     results = tmp_path / "results"
     command = [sys.executable, "-c", TOUR, three_nodes, str(results)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)

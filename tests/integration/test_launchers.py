@@ -1,48 +1,123 @@
-"""The batch script for Slurm, on hosts of their own, with Slurm's commands played."""
+"""The batch script for Slurm, on hosts of their own, with Slurm's commands played.
 
-from __future__ import annotations
+`srun` asks the test to run its command on all hosts, as slurmd does, and `scontrol` knows names and
+addresses and notes that a job was queued again. Nothing else of Slurm is played.
+"""
 
+import json
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from tests.integration.fake_slurm import slurm
-from tests.integration.namespaces import hosts, why_not
+from tests.integration.namespaces import hosts, needs_hosts, only_child
+from tests.integration.sweeps import table, wait_for_rows, write_text
+
+_SRUN = """\
+#!{python}
+import json, os, pathlib, sys, time
+words = sys.argv[1:]
+while words[0].startswith("-"):
+    words.pop(0)
+asked = pathlib.Path("{folder}") / f"request-{{os.getpid()}}-{{time.time_ns()}}"
+asked.with_suffix(".new").write_text(json.dumps([words, dict(os.environ)]))
+asked.with_suffix(".new").rename(asked)
+ended = asked.with_suffix(".ended")
+while not ended.exists():
+    time.sleep(0.2)
+sys.exit(int(ended.read_text()))
+"""
+_SCONTROL = """\
+#!/bin/bash
+case "$1" in
+  show) cut -d' ' -f1 {folder}/hosts ;;
+  getaddrs) awk -v name="$2" '$1 == name {{print name ": " $2 ":6818"}}' {folder}/hosts ;;
+  requeue) echo "$2" >> {folder}/requeued ;;
+esac
+"""
+
+
+@contextmanager
+def slurm(folder, hosts):
+    """Play Slurm inside the `with` block; gives the variables of a job on these hosts."""
+    folder.mkdir()
+    (folder / "hosts").write_text("".join(f"{host.name} {host.address}\n" for host in hosts))
+    for name, script in (("srun", _SRUN), ("scontrol", _SCONTROL)):
+        path = folder / name
+        path.write_text(script.format(folder=folder, python=sys.executable))
+        path.chmod(0o755)
+    started = []
+    has_ended = threading.Event()
+    server = threading.Thread(target=_serve, args=(folder, hosts, started, has_ended))
+    server.start()
+    try:
+        yield {
+            "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": f"node[0-{len(hosts) - 1}]",
+            "SLURM_NNODES": str(len(hosts)),
+            "SLURM_CPUS_ON_NODE": "1",
+            "SLURM_SUBMIT_DIR": str(Path.cwd()),
+        }
+    finally:
+        has_ended.set()
+        server.join()
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def _serve(folder, hosts, started, has_ended):
+    """Run what `srun` asks for on all hosts, and tell it when all have ended."""
+    running = {}
+    while not has_ended.is_set():
+        for request in sorted(folder.glob("request-*[0-9]")):
+            words, variables = json.loads(request.read_text())
+            request.unlink()
+            running[request] = [
+                _start(host, number, words, variables) for number, host in enumerate(hosts)
+            ]
+            started += running[request]
+        for request, processes in list(running.items()):
+            if None not in (codes := [process.poll() for process in processes]):
+                request.with_suffix(".ended").write_text(str(max(map(abs, codes))))
+                del running[request]
+        time.sleep(0.1)
+
+
+def _start(host, number, words, variables):
+    own = {"SLURM_NODEID": str(number), "SLURMD_NODENAME": host.name}
+    return subprocess.Popen(
+        host.command(words), env={**variables, **host.environment, **own, "PATH": variables["PATH"]}
+    )
+
 
 LAUNCHERS = Path(__file__).parents[2] / "docs" / "launchers"
 JOB = """\
-version: 1
-name: slurm
 workload: {kind: mlp, hidden: 64, layers: 2}
 matrix: {world_size: [2], batch_size: [8, 16, 32, 64]}
 measure: {warmup: 2, iterations: 100000, min_seconds: 6, max_seconds: 6, breakdown: false}
 """
-# Of Ray, several hosts and a sweep with six seconds a point.
 PATIENCE_S = 240
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(why_not() is not None, reason=f"needs hosts of its own: {why_not()}"),
-]
+pytestmark = [pytest.mark.long, needs_hosts]
 
 
 @contextmanager
-def batch_job(
-    folder: Path, job: Path, results: Path, script: str = "slurm.sbatch"
-) -> Iterator[subprocess.Popen[str]]:
+def batch_job(home, name, script="slurm.sbatch"):
     """Start the batch script on the first of two new hosts."""
-    with hosts(2) as nodes, slurm(folder, nodes) as variables:
+    with hosts(2) as nodes, slurm(home / name, nodes) as variables:
         first = nodes[0]
-        own = {"RAYBENCH_OUTPUT": str(results), "RAYBENCH_TMPDIR": first.environment["RAY_TMPDIR"]}
+        own = {"RAYBENCH_OUTPUT": f"{home}/results"}
+        own["RAYBENCH_TMPDIR"] = first.environment["RAY_TMPDIR"]
         with subprocess.Popen(
-            first.command(["bash", LAUNCHERS / script, job]),
+            first.command(["bash", LAUNCHERS / script, home / "job.yaml"]),
             env={**first.environment, **variables, **own},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -51,33 +126,20 @@ def batch_job(
             yield batch
 
 
-def child_of(process_id: int) -> int:
-    """The script itself: nsenter waits for it outside and passes no signal on."""
-    (child,) = Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()
-    return int(child)
-
-
-def test_a_slurm_job_whose_time_is_up_is_queued_again_and_its_next_start_goes_on(
-    tmp_path: Path,
-) -> None:
-    job, results = tmp_path / "job.yaml", tmp_path / "results"
-    job.write_text(JOB)
-    with batch_job(tmp_path / "first", job, results) as batch:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not list(results.glob("points/*/*.parquet")) and time.monotonic() < deadline_s:
-            assert batch.poll() is None, batch.communicate()
-            time.sleep(0.5)
-        os.kill(child_of(batch.pid), signal.SIGTERM)
+def test_a_slurm_job_whose_time_is_up_is_queued_again_and_its_next_start_goes_on(tmp_path):
+    write_text(tmp_path, JOB)
+    with batch_job(tmp_path, "first") as batch:
+        wait_for_rows(batch, tmp_path, 1)
+        os.kill(only_child(batch.pid), signal.SIGTERM)
         said, _ = batch.communicate(timeout=60)
         assert batch.returncode == 130, said
     assert (tmp_path / "first" / "requeued").read_text() == "7\n"
-    done = pd.read_parquet(results / "points")
-    assert 1 <= (done["status"] == "ok").sum() < 4, said
-    with batch_job(tmp_path / "second", job, results) as batch:
+    assert 1 <= (table(tmp_path)["status"] == "ok").sum() < 4, said
+    with batch_job(tmp_path, "second") as batch:
         said, _ = batch.communicate(timeout=PATIENCE_S)
         assert batch.returncode == 0, said
     assert not (tmp_path / "second" / "requeued").exists()
-    points = pd.read_parquet(results / "points")
+    points = table(tmp_path)
     ok = points[points["status"] == "ok"]
     assert len(ok) == ok["point_id"].nunique() == 4
     assert points["run_id"].nunique() == 1
@@ -85,12 +147,11 @@ def test_a_slurm_job_whose_time_is_up_is_queued_again_and_its_next_start_goes_on
 
 
 @pytest.mark.timeout(2 * PATIENCE_S + 60)
-def test_a_slurm_job_by_symmetric_run_spans_both_hosts(tmp_path: Path) -> None:
-    job, results = tmp_path / "job.yaml", tmp_path / "results"
-    job.write_text(JOB.replace("[8, 16, 32, 64]", "[8]") + "placement: {strategy: spread}\n")
-    with batch_job(tmp_path / "slurm", job, results, "slurm-symmetric.sbatch") as batch:
+def test_a_slurm_job_by_symmetric_run_spans_both_hosts(tmp_path):
+    write_text(tmp_path, JOB.replace("[8, 16, 32, 64]", "[8]") + "placement: {strategy: spread}\n")
+    with batch_job(tmp_path, "slurm", "slurm-symmetric.sbatch") as batch:
         said, _ = batch.communicate(timeout=2 * PATIENCE_S)  # a minute of it for the head
         assert batch.returncode == 0, said
-    points = pd.read_parquet(results / "points")
+    points = table(tmp_path)
     assert list(points["status"]) == ["ok"], said
     assert list(points["node_count"]) == [2]

@@ -1,26 +1,19 @@
 """Whatever ends the driver or a worker, nothing that they started is left 15 s later."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.integration.fault_runs import descendants, wait_for
+from tests.integration.sweeps import begin, descendants, title_of, wait_for, write_text
 
 JOB = """\
-version: 1
-name: orphans
-workload: {{kind: "tests.integration.orphan_workloads:Orphans", folder: {folder}}}
+workload: {{kind: "tests.integration.probe_workloads:Orphans", folder: {folder}}}
 matrix: {{world_size: 2}}
 baseline: {{world_size: 2}}
 measure: {{timeout_s: 600}}
@@ -30,16 +23,13 @@ _FAMILY = "RAYBENCH_TEST_FAMILY"
 
 
 @contextmanager
-def hanging_sweep(
-    folder: Path, *options: str, terminal: int | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
+def hanging_sweep(folder, *options, terminal=None):
     """A driver whose two workers hang, and have children; it leads a session of its own."""
-    job = folder / "job.yaml"
-    job.write_text(JOB.format(folder=folder))
-    command = [sys.executable, "-m", "raybench", "sweep", str(job), "-o", str(folder / "results")]
+    write_text(folder, JOB.format(folder=folder))
     with (folder / "stderr").open("wb") as stderr:
-        driver = subprocess.Popen(
-            [*command, "--device", "cpu", *options],
+        driver = begin(
+            folder,
+            *options,
             env={**os.environ, _FAMILY: str(folder)},
             stdin=terminal,
             stdout=subprocess.DEVNULL,
@@ -55,7 +45,7 @@ def hanging_sweep(
             driver.kill()
 
 
-def _take_terminal() -> None:
+def _take_terminal():
     import fcntl
     import termios
 
@@ -64,19 +54,16 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def orphans_in(folder: Path) -> dict[int, list[int]]:
+def orphans_in(folder):
     """Rank -> its worker and the children of that."""
     return {rank: json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)}
 
 
-def lives(process_id: int) -> bool:
-    try:
-        return psutil.Process(process_id).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    except psutil.NoSuchProcess:
-        return False
+def lives(process_id):
+    return title_of(process_id) is not None
 
 
-def family(folder: Path) -> list[int]:
+def family(folder):
     """What lives of all that was started with the environment of this test's driver."""
     found = psutil.process_iter(["environ"])
     return [
@@ -86,8 +73,8 @@ def family(folder: Path) -> list[int]:
     ]
 
 
-def test_a_killed_driver_leaves_nothing_of_its_private_ray(tmp_path: Path) -> None:
-    with hanging_sweep(tmp_path, "--address", "local") as driver:
+def test_a_killed_driver_leaves_nothing_of_its_private_ray(tmp_path):
+    with hanging_sweep(tmp_path) as driver:
         assert len(family(tmp_path)) > 8, "Ray's processes, two workers and their children"
         first, second = orphans_in(tmp_path).values()
         rays = descendants(driver.pid)
@@ -101,9 +88,9 @@ def test_a_killed_driver_leaves_nothing_of_its_private_ray(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_a_closed_terminal_leaves_nothing(tmp_path: Path) -> None:
+def test_a_closed_terminal_leaves_nothing(tmp_path):
     ours, theirs = pty.openpty()
-    with hanging_sweep(tmp_path, "--address", "local", terminal=theirs) as driver:
+    with hanging_sweep(tmp_path, terminal=theirs) as driver:
         rays = descendants(driver.pid)
         os.close(theirs)
         os.close(ours)
@@ -112,9 +99,7 @@ def test_a_closed_terminal_leaves_nothing(tmp_path: Path) -> None:
     print(f"gone after the terminal was closed: {took_s:.1f} s")
 
 
-def test_a_killed_worker_or_driver_leaves_nothing_on_a_cluster(
-    tmp_path: Path, three_nodes: str
-) -> None:
+def test_a_killed_worker_or_driver_leaves_nothing_on_a_cluster(tmp_path, three_nodes):
     with hanging_sweep(tmp_path, "--address", three_nodes) as driver:
         first, second = orphans_in(tmp_path).values()
         os.kill(first[0], signal.SIGKILL)

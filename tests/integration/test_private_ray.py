@@ -1,21 +1,18 @@
 """How the Ray that a sweep starts for itself brings up processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import ray
 
 from raybench.cluster.ray_cluster.actors import start_standby
 from raybench.cluster.ray_cluster.connection import connect
-from tests.integration.fault_runs import descendants, environment, sweep_command, wait_for
+from tests.integration.fault_runs import environment
+from tests.integration.sweeps import begin, descendants, sweep_command, wait_for, write_text
 
 _STUCK = """\
 import pathlib, time
@@ -25,7 +22,7 @@ time.sleep(600)
 
 
 @pytest.fixture
-def raylet() -> Iterator[int]:
+def raylet():
     """The process of a private Ray that was told of one CPU."""
     connect("local", "cpu", wanted=1)
     yield ray._private.worker._global_node.all_processes["raylet"][0].process.pid
@@ -37,8 +34,8 @@ class Nothing:
 
 
 def test_a_process_that_does_not_come_up_keeps_no_other_waiting_and_none_comes_unasked(
-    raylet: int, tmp_path: Path
-) -> None:
+    raylet, tmp_path
+):
     (tmp_path / "sitecustomize.py").write_text(_STUCK)
     environment = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
     _stuck = ray.remote(Nothing).options(num_cpus=0, runtime_env=environment).remote()
@@ -79,8 +76,6 @@ AT_THE_WORKERS_START = [
 # 5 s where a core is free; Ray itself waits for a minute.
 _MOST_S = 30.0
 SMALL_JOB = """\
-version: 1
-name: small
 workload: {kind: mlp, hidden: 8, layers: 1}
 matrix: {world_size: [1, 2], batch_size: 1}
 measure: {warmup: 1, iterations: 3, breakdown: false}
@@ -90,20 +85,13 @@ measure: {warmup: 1, iterations: 3, breakdown: false}
 class Struck:
     """A sweep of which a process was ended while it started: what it said, and how late."""
 
-    def __init__(
-        self, folder: Path, title: str, signal_name: str, delay_s: float, said: str
-    ) -> None:
-        (folder / "job.yaml").write_text(SMALL_JOB)
+    def __init__(self, folder, title, signal_name, delay_s, said):
+        write_text(folder, SMALL_JOB)
         errors = folder / "stderr.txt"
-        command = sweep_command(folder, "--device", "cpu")
+        own = {**environment(folder), "RAYBENCH_LOCK_DIR": str(folder / "locks")}
         with (
-            errors.open("w") as file,
-            subprocess.Popen(
-                command,
-                stdout=subprocess.DEVNULL,
-                stderr=file,
-                env={**environment(folder), "RAYBENCH_LOCK_DIR": str(folder / "locks")},
-            ) as driver,
+            errors.open("w") as said_by_it,
+            begin(folder, stdout=subprocess.DEVNULL, stderr=said_by_it, env=own) as driver,
         ):
             wait_for(lambda: self._is_there(driver, title, said, errors), within_s=90)
             time.sleep(delay_s)
@@ -114,18 +102,27 @@ class Struck:
         self.lines = errors.read_text().splitlines()
 
     @staticmethod
-    def _is_there(driver: subprocess.Popen[bytes], title: str, said: str, errors: Path) -> bool:
+    def _is_there(driver, title, said, errors):
         assert driver.poll() is None, errors.read_text()
         return said in errors.read_text() and bool(_victims(driver.pid, title))
 
 
-def _victims(driver: int, title: str) -> list[int]:
+def _victims(driver, title):
     # The raylet has the command lines of all others among its arguments.
     found = descendants(driver).items()
     return [process for process, words in found if title in " ".join(words.split(" ")[:4])]
 
 
-def check_start(struck: Struck) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        AT_RAYS_START[0],
+        *(pytest.param(fault, marks=pytest.mark.long) for fault in AT_RAYS_START[1:]),
+    ],
+    ids=lambda fault: " by ".join(fault[:2]),
+)
+def test_what_dies_while_ray_starts_is_told_in_one_line_and_in_time(fault, tmp_path):
+    struck = Struck(tmp_path, *fault, said="")
     assert struck.returncode == 3, struck.lines
     (line,) = struck.lines
     assert line.startswith("the private Ray of this host did not start: ")
@@ -133,23 +130,9 @@ def check_start(struck: Struck) -> None:
     assert struck.after_s < _MOST_S
 
 
-def test_a_head_that_dies_while_ray_starts_is_told_in_one_line_and_in_time(tmp_path: Path) -> None:
-    check_start(Struck(tmp_path, *AT_RAYS_START[0], said=""))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("fault", AT_RAYS_START[1:], ids=lambda fault: " by ".join(fault[:2]))
-def test_what_dies_while_ray_starts_is_told_in_one_line_and_in_time(
-    fault: tuple[str, str, float], tmp_path: Path
-) -> None:
-    check_start(Struck(tmp_path, *fault, said=""))
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("fault", AT_THE_WORKERS_START, ids=lambda fault: " by ".join(fault[:2]))
-def test_what_dies_while_workers_start_is_told_with_the_command_to_go_on_with(
-    fault: tuple[str, str, float], tmp_path: Path
-) -> None:
+def test_what_dies_while_workers_start_is_told_with_the_command_to_go_on_with(fault, tmp_path):
     struck = Struck(tmp_path, *fault, said="; run ")
     assert struck.returncode == 3, struck.lines
     _, again, stopped, reason = struck.lines
@@ -162,9 +145,7 @@ def test_what_dies_while_workers_start_is_told_with_the_command_to_go_on_with(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_a_worker_that_is_killed_while_it_starts_is_started_again(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_worker_that_is_killed_while_it_starts_is_started_again(name, tmp_path):
     struck = Struck(tmp_path, "ray::_Worker", name, 0.2, said="; run ")
     assert struck.returncode == 0, struck.lines
     assert struck.lines[1].startswith("a worker could not start: its process ")
@@ -190,8 +171,8 @@ cli.main()
 
 
 @pytest.mark.long
-def test_a_head_that_dies_while_workers_are_let_go_spoils_no_finished_run(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(SMALL_JOB)
+def test_a_head_that_dies_while_workers_are_let_go_spoils_no_finished_run(tmp_path):
+    write_text(tmp_path, SMALL_JOB)
     command = sweep_command(tmp_path, "--device", "cpu")
     options = command[command.index("raybench") + 1 :]
     done = subprocess.run(

@@ -1,19 +1,13 @@
 """Groups across the nodes of a real Ray cluster, and what faults do to them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
-import psutil
 import pytest
 
-from raybench.cluster.allocator import Strategy, choose_workers
+from raybench.cluster.allocator import choose_workers
 from raybench.cluster.claims import Claims
 from raybench.cluster.ray_cluster import cluster as ray_cluster
 from raybench.cluster.ray_cluster import workers
@@ -23,25 +17,25 @@ from raybench.cluster.ray_cluster.node_agents import NodeAgents
 from raybench.cluster.ray_cluster.replacement import Standbys
 from raybench.errors import ClusterError
 from raybench.job.model import Measure
-from raybench.job.point import Point
 from raybench.records import Failure, Status, Task
 from tests.cluster_contract import failures
+from tests.integration.sweeps import descendants
 from tests.unit import fakes
 
 PROBE = "tests.integration.probe_workloads:Probe"
-FAULTY = "tests.integration.probe_workloads:Faulty"
+FAULTY = "tests.integration.probe_workloads:Failing"
 
 
 @pytest.fixture(scope="module")
-def cluster(three_nodes: str) -> Iterator[ray_cluster.RayCluster]:
+def cluster(three_nodes):
     joined = ray_cluster.RayCluster(connect(three_nodes, "cpu", wanted=6))
     joined.start(6, "pack")
     yield joined
     joined.close()
 
 
-def test_racks_are_the_labels_of_nodes_and_rails_the_indices_of_workers(cluster) -> None:
-    def places(world_size: int, strategy: Strategy) -> list[tuple[str, int]]:
+def test_racks_are_the_labels_of_nodes_and_rails_the_indices_of_workers(cluster):
+    def places(world_size, strategy):
         chosen = choose_workers(cluster.devices, world_size, strategy)
         return [(cluster.devices[one].rack, cluster.devices[one].index) for one in chosen]
 
@@ -51,7 +45,7 @@ def test_racks_are_the_labels_of_nodes_and_rails_the_indices_of_workers(cluster)
     assert places(6, "rail")[4:] == [("right", 0), ("right", 1)]
 
 
-def make_point(workload: str, world_size: int, **params: str | int) -> Point:
+def make_point(workload, world_size, **params):
     return fakes.make_point(workload=workload, params=params, world_size=world_size)
 
 
@@ -61,7 +55,7 @@ def run(cluster, point, *, strategy="pack", timeout_s=60.0):
     return worker_ids, cluster.run(Task(point=point, settings=settings), worker_ids)
 
 
-def facts(folder: Path, world_size: int) -> list[dict]:
+def facts(folder, world_size):
     return [
         json.loads((folder / f"{world_size}-{rank}.json").read_text()) for rank in range(world_size)
     ]
@@ -136,18 +130,13 @@ def test_no_worker_at_all_is_one_clear_error(cluster, monkeypatch):
 
 
 def test_a_store_that_was_killed_is_replaced_and_the_workers_are_kept(cluster):
-    [store] = [one for one in psutil.Process().children(recursive=True) if _is_store(one)]
-    os.kill(store.pid, signal.SIGKILL)
+    titles = descendants(os.getpid()).items()
+    # Ray gives the process of an actor its class as title.
+    [store] = [pid for pid, title in titles if title.startswith("ray::_Store")]
+    os.kill(store, signal.SIGKILL)
     before = [device.process_id for device in cluster.devices]
     started_s = time.monotonic()
     _, answers = run(cluster, make_point(FAULTY, 6))
     print(f"store killed: next point done {time.monotonic() - started_s:.1f} s later")
     assert failures(answers) == []
     assert [device.process_id for device in cluster.devices] == before
-
-
-def _is_store(process: psutil.Process) -> bool:
-    """By the title that Ray gives the process of an actor: its class."""
-    with suppress(psutil.Error, IndexError):
-        return process.cmdline()[0].startswith("ray::_Store")
-    return False

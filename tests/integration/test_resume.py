@@ -1,63 +1,40 @@
 """A driver that is told to stop or cannot write, and `--resume`: real processes and Parquet."""
 
-from __future__ import annotations
-
 import re
 import resource
 import shlex
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
-import pandas as pd
 import pytest
 
-RAYBENCH = [sys.executable, "-m", "raybench"]
+from tests.integration.sweeps import begin, raybench, table, wait_for_rows, write_text
+
 JOB = """\
-version: 1
-name: small
 workload: {kind: mlp, hidden: 64, layers: 2}
 matrix: {world_size: [1, 2], batch_size: [4, 8]}
 measure: {warmup: 3, iterations: 1000, max_seconds: 0.5}
 """
-
-
 POINTS = 4
 
 
-def command(folder: Path, *options: str) -> list[str]:
-    results = ["-o", str(folder / "results")]
-    where = ["--address", "local", "--device", "cpu"]
-    return [*RAYBENCH, "sweep", str(folder / "job.yaml"), *results, *where, *options]
-
-
-def started(folder: Path, points: int) -> subprocess.Popen[str]:
-    """A sweep that has written so many points."""
-    (folder / "job.yaml").write_text(JOB)
-    process = subprocess.Popen(
-        command(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    deadline_s = time.monotonic() + 120
-    while len(list((folder / "results").glob("points/*/[!.]*.parquet"))) < points:
-        assert time.monotonic() < deadline_s
-        assert process.poll() is None
-        time.sleep(0.05)
+def started(folder):
+    """A sweep that has written a point."""
+    write_text(folder, JOB)
+    process = begin(folder)
+    wait_for_rows(process, folder, 1)
     return process
 
 
-def statuses(folder: Path) -> list[str]:
-    return list(pd.read_parquet(folder / "results" / "points")["status"])
+def statuses(folder):
+    return list(table(folder)["status"])
 
 
 @pytest.mark.long
-def test_sigterm_keeps_what_finished_and_the_command_it_prints_does_the_rest(
-    tmp_path: Path,
-) -> None:
-    with started(tmp_path, points=1) as process:
+def test_sigterm_keeps_what_finished_and_the_command_it_prints_does_the_rest(tmp_path):
+    with started(tmp_path) as process:
         time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
@@ -66,25 +43,21 @@ def test_sigterm_keeps_what_finished_and_the_command_it_prints_does_the_rest(
     # None where the signal came between two points.
     assert statuses(tmp_path).count("cancelled") <= 1
     (line,) = re.findall("^go on with: python -m raybench (.*)$", said, re.MULTILINE)
-    resumed = subprocess.run(
-        [*RAYBENCH, *shlex.split(line)], capture_output=True, text=True, timeout=240
-    )
+    resumed = raybench(*shlex.split(line))
     assert resumed.returncode == 0, resumed.stderr
-    points = pd.read_parquet(tmp_path / "results" / "points")
+    points = table(tmp_path)
     ok = points[points["status"] == "ok"]
     assert len(ok) == POINTS
     assert ok["point_id"].is_unique
     again = ok[ok["attempt"] == 2]["point_id"]
     assert list(again) == list(points[points["status"] == "cancelled"]["point_id"])
-    nothing = subprocess.run(
-        [*RAYBENCH, *shlex.split(line)], capture_output=True, text=True, timeout=60
-    )
+    nothing = raybench(*shlex.split(line))
     assert nothing.returncode == 0, nothing.stderr
     assert "nothing to do" in nothing.stderr
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """The results folder, on a disk of its own where this process may mount one."""
     results = tmp_path / "results"
     results.mkdir()
@@ -95,7 +68,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(results)], check=True)
 
 
-def fill(process: subprocess.Popen[str], results: Path) -> None:
+def fill(process, results):
     if not results.is_mount():
         # The nearest that can be had without the right to mount: no file may grow any more.
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (512, 512))
@@ -105,11 +78,11 @@ def fill(process: subprocess.Popen[str], results: Path) -> None:
             file.write(bytes(512))
 
 
-def make_room(results: Path) -> None:
+def make_room(results):
     (results / "filler").unlink(missing_ok=True)
 
 
-def make_read_only(_: subprocess.Popen[str], results: Path) -> None:
+def make_read_only(_, results):
     if not results.is_mount():
         for folder in results.glob("*/*"):
             folder.chmod(0o500)
@@ -119,7 +92,7 @@ def make_read_only(_: subprocess.Popen[str], results: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro,bind", str(results)], check=True)
 
 
-def make_writable(results: Path) -> None:
+def make_writable(results):
     if not results.is_mount():
         for folder in results.glob("*/*"):
             folder.chmod(0o700)
@@ -127,32 +100,19 @@ def make_writable(results: Path) -> None:
     subprocess.run(["umount", "--lazy", str(results)], check=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("harm", "undo", "reason"),
     [
-        pytest.param(
-            fill,
-            make_room,
-            "No space left on device; make room there|File too large; .*",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            make_read_only,
-            make_writable,
-            "(Read-only file system|Permission denied); .*",
-            marks=pytest.mark.long,
-        ),
+        (fill, make_room, "No space left on device; make room there|File too large; .*"),
+        (make_read_only, make_writable, "(Read-only file system|Permission denied); .*"),
     ],
     ids=["full", "read-only"],
 )
 def test_a_disk_that_takes_no_more_is_one_line_and_the_run_goes_on_when_it_does(
-    small_disk: Path,
-    tmp_path: Path,
-    harm: Callable[[subprocess.Popen[str], Path], None],
-    undo: Callable[[Path], None],
-    reason: str,
-) -> None:
-    with started(tmp_path, points=1) as process:
+    small_disk, tmp_path, harm, undo, reason
+):
+    with started(tmp_path) as process:
         harm(process, small_disk)
         _, said = process.communicate(timeout=60)
     undo(small_disk)
@@ -164,7 +124,6 @@ def test_a_disk_that_takes_no_more_is_one_line_and_the_run_goes_on_when_it_does(
     done = statuses(tmp_path)
     assert done == ["ok"] * len(done)
     assert 1 <= len(done) < POINTS
-    words = shlex.split(go_on.removeprefix("go on with: python -m raybench "))
-    resumed = subprocess.run([*RAYBENCH, *words], capture_output=True, text=True, timeout=240)
+    resumed = raybench(*shlex.split(go_on.removeprefix("go on with: python -m raybench ")))
     assert resumed.returncode == 0, resumed.stderr
     assert statuses(tmp_path) == ["ok"] * POINTS

@@ -1,28 +1,28 @@
-"""Scripts on two ranks, of which one fails, hangs or ends before the other."""
-
-from __future__ import annotations
+"""Scripts on two ranks: of the real torch, with variables of their own, and with faults."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from raybench.cluster import Cluster, point_end
+from raybench.cluster import point_end
 from raybench.job.model import Measure
-from raybench.job.point import SCRIPT, Point
+from raybench.job.point import SCRIPT
 from raybench.records import Measurement, Task
 from tests.cluster_contract import process_ids
+from tests.integration.sweeps import title_of
+from tests.real_scripts import SCRIPTS, make_task
 from tests.script_files import write_script
+from tests.unit.fakes import make_point
 
 NO_GROUP = "the script's process group has 1 of 2 ranks: each may have trained alone"
+NO_BATCH = dict.fromkeys(("batch_size", "global_batch_size", "scaling"))
 # A new worker of Ray on a busy machine.
 SLACK_S = 25.0
 
 
 @pytest.fixture(scope="module")
-def cluster(three_workers: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(three_workers, tmp_path_factory):
     # After a class of an earlier file this costs its processes.
     run(three_workers, tmp_path_factory.mktemp("first"), "steps(10**9)")
     with pytest.MonkeyPatch.context() as patched:
@@ -30,31 +30,18 @@ def cluster(three_workers: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
         yield three_workers
 
 
-def run(cluster: Cluster, folder: Path, text: str, **measure):
+def run(cluster, folder, text, **measure):
     """The answers of two ranks of one node that run this script."""
     script = write_script(folder, text)
-    point = Point(
-        workload=SCRIPT,
-        params={"path": str(script), "args": "", "items_per_step": "", "step_of": ""},
-        world_size=2,
-        batch_size=None,
-        global_batch_size=None,
-        scaling=None,
-    )
+    given = {"path": str(script), "args": "", "items_per_step": "", "step_of": ""}
+    point = make_point(workload=SCRIPT, params=given, world_size=2, **NO_BATCH)
     settings = {"warmup": 5, "iterations": 10, "breakdown": False, **measure}
     return cluster.run(Task(point=point, settings=Measure(**settings)), (0, 1))
 
 
-def counts(answer: Measurement) -> tuple[int, int]:
+def counts(answer):
     (repetition,) = answer.repetitions
     return len(repetition.warmup.step_ns), len(repetition.timed.step_ns)
-
-
-def is_running(process_id: int) -> bool:
-    try:
-        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize(
@@ -84,7 +71,7 @@ def test_a_script_ends_with_its_worker(cluster, tmp_path):
     first, second = run(cluster, tmp_path, text)
     assert (first.error_type, second.error_type) == ("PeerFailed", "WorkerDied")
     script = int((tmp_path / "pid").read_text(encoding="utf-8"))
-    assert not is_running(script)
+    assert title_of(script) is None
 
 
 @pytest.mark.long
@@ -126,3 +113,70 @@ def test_ranks_end_after_the_same_iteration(cluster, tmp_path):
     assert [counts(answer) for answer in answers] == [(2, 2), (2, 2)]
     assert {answer.breakdown.hooked_ms for answer in answers} == {()}
     assert NO_GROUP in answers[0].warnings
+
+
+def environment(process_id):
+    """As the process was started."""
+    return Path(f"/proc/{process_id}/environ").read_text(encoding="utf-8").split("\0")
+
+
+def test_processes_are_started_with_the_variables_of_their_points(three_workers, tmp_path):
+    def process_of(workload, env, **params):
+        point = make_point(workload=workload, params=params, env=env)
+        settings = Measure(warmup=2, iterations=4, breakdown=False)
+        task = Task(point=point, settings=settings, precisions=None)
+        (answer,) = three_workers.run(task, [2])
+        assert isinstance(answer, Measurement), answer
+        return three_workers.devices[2].process_id
+
+    with_a = process_of("mlp", {"OURS": "a", "OMP_NUM_THREADS": "2"})
+    assert {"OURS=a", "OMP_NUM_THREADS=2"} <= set(environment(with_a))
+    assert process_of("mlp", {"OURS": "a", "OMP_NUM_THREADS": "2"}) == with_a
+    text = "assert os.environ['OURS'] == 'c'\nsteps(10**9)"
+    script = str(write_script(tmp_path, text))
+    params = {"path": script, "args": "", "items_per_step": "", "step_of": ""}
+    # Its process is a new one anyway; its worker is one that has no variables.
+    of_script = process_of("script", {"OURS": "c"}, **params)
+    assert not [entry for entry in environment(of_script) if entry.startswith("OURS=")]
+    assert process_of("mlp", {}) == of_script
+
+
+def run_real(cluster, name, world_size, args=""):
+    answers = cluster.run(make_task(name, world_size, args), range(world_size))
+    assert all(isinstance(answer, Measurement) for answer in answers), answers
+    return [answer for answer in answers if isinstance(answer, Measurement)]
+
+
+def test_a_script_of_the_real_torch_gives_samples_and_parts_of_both_ranks(three_workers):
+    for measurement in run_real(three_workers, "ddp.py", 2, "--accumulation 2"):
+        (repetition,) = measurement.repetitions
+        assert len(repetition.timed.step_ns) == 30
+        assert measurement.warnings == ()
+        assert measurement.items_per_step == 8
+        assert measurement.breakdown is not None
+        assert len(measurement.breakdown.comm_ms) == len(measurement.breakdown.hooked_ms) > 2
+        assert all(map(len, measurement.breakdown.local_ms))
+        assert measurement.breakdown.optimizer_ms is not None
+
+
+@pytest.mark.long
+def test_what_hooks_cannot_tell_is_unknown_with_the_reason(three_workers):
+    breakdown = run_real(three_workers, "fsdp.py", 2)[0].breakdown
+    assert breakdown is not None
+    assert breakdown.hooked_ms == ()
+    assert "no model in DistributedDataParallel" in breakdown.methods["comm_exposed_ms"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_measured_unchanged(three_workers, name, world_size):
+    for measurement in run_real(three_workers, name, world_size):
+        assert measurement.warnings == ()
+        assert min(measurement.repetitions[0].timed.step_ns) > 0
+
+
+@pytest.mark.long
+def test_the_slower_of_two_optimizers_ends_an_iteration(three_workers):
+    (both,) = run_real(three_workers, "gan.py", 1)
+    assert both.warnings == ()

@@ -1,27 +1,23 @@
 """What strangers can do to raybench: on its ports, with a job file, and with their results."""
 
-from __future__ import annotations
-
-import json
 import os
 import re
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from raybench import cli
 from raybench.errors import ResultsError
-from raybench.records import Status
 from raybench.results.writer import RunStore, hold_run
-from tests.integration.fault_runs import descendants, wait_for
+from tests.integration.sweeps import RAYBENCH, begin, descendants, wait_for, write_text
 from tests.unit.builders import (
     make_device,
     make_failed,
@@ -31,69 +27,47 @@ from tests.unit.builders import (
     make_run,
 )
 
-RAYBENCH = [sys.executable, "-m", "raybench"]
-JOB = """\
-version: 1
-name: {name}
-workload: {workload}
-matrix: {{world_size: 1, batch_size: 4}}
-"""
-# Markup of a terminal (7 and 8 bits), of HTML, of Markdown and of rich; a line that goes on, one
-# that is drawn from right to left, and one that ends where no editor sees it.
-CONTROLS = "\x1b]0;title\x07\x1b[31m\x9b31m\x00\x08\r\u202egpj.exe\u2028"
-FORBIDDEN = {letter for letter in CONTROLS if not letter.isprintable()}
-EVIL = f"[red]boo[/red] | a <script>alert(1)</script> `x` ![i](//h/p.png) @you {CONTROLS}\nlast"
-
-
-class Called:
-    """What a command answered."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], returncode: object) -> None:
-        self.returncode = returncode
-        self.stdout, self.stderr = capsys.readouterr()
-
-
-Run = Callable[..., Called]
+# Markup of HTML, of Markdown and of rich, and a line that goes on.
+EVIL = "[red]boo[/red] | a <script>alert(1)</script> `x` ![i](//h/p.png) @you\nlast"
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(monkeypatch, capsys):
     """A command, in this process: a new one each would take a minute."""
 
-    def called(*arguments: object) -> Called:
+    def called(*arguments):
         monkeypatch.setattr(sys, "argv", ["raybench", *map(str, arguments)])
         with pytest.raises(SystemExit) as stopped:
             cli.main()
-        return Called(capsys, stopped.value.code)
+        return SimpleNamespace(returncode=stopped.value.code, **capsys.readouterr()._asdict())
 
     return called
 
 
-def job(folder: Path, workload: str = "{kind: mlp}", name: str = "small") -> Path:
-    path = folder / "job.yaml"
-    path.write_text(JOB.format(workload=workload, name=name), encoding="utf-8")
-    return path
+def job(folder, workload="{kind: mlp}"):
+    write_text(folder, f"workload: {workload}\nmatrix: {{world_size: 1, batch_size: 4}}\n")
+    return folder / "job.yaml"
 
 
-def listening(family: set[int]) -> list[str]:
+def listening(family):
     """The addresses on which these processes listen by TCP, one for each socket."""
     found = psutil.net_connections("tcp")
     return [one.laddr.ip for one in found if one.status == "LISTEN" and one.pid in family]
 
 
-def family_of(driver: int) -> set[int]:
+def family_of(driver):
     return {driver, *descendants(driver)}
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def place():
     """A folder as /tmp is, short enough for Ray's sockets, which pytest's own are not."""
     with TemporaryDirectory(prefix="rb", dir="/tmp") as folder:
         Path(folder).chmod(0o1777)
         yield Path(folder)
 
 
-def environment(place: Path) -> dict[str, str]:
+def environment(place):
     """Of a user whose home is below this folder, too."""
     usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     home = place / "home"
@@ -102,23 +76,19 @@ def environment(place: Path) -> dict[str, str]:
     return {**usual, "HOME": str(home), "TMPDIR": str(place), "RAYBENCH_LOCK_DIR": locks}
 
 
-def long_sweep(folder: Path) -> list[str]:
-    """A sweep whose one point, of two workers, does not end by itself."""
-    path = folder / "job.yaml"
-    path.write_text(
-        "version: 1\nname: long\nworkload: {kind: mlp, hidden: 8}\n"
-        "matrix: {world_size: 2, batch_size: 1}\nbaseline: {world_size: 2}\n"
-        "measure: {iterations: 1000000, timeout_s: 600}\n"
-    )
-    return [*RAYBENCH, "sweep", str(path), "-o", str(folder / "r"), "--device", "cpu"]
+LONG = """\
+workload: {kind: mlp, hidden: 8}
+matrix: {world_size: 2, batch_size: 1}
+baseline: {world_size: 2}
+measure: {iterations: 1000000, timeout_s: 600}
+"""
 
 
 @contextmanager
-def measuring(command: Sequence[str], place: Path) -> Iterator[set[int]]:
-    """All processes of a driver while it measures; it is killed at the end."""
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment(place)
-    ) as driver:
+def measuring(folder, place):
+    """All processes of a sweep of two workers, which does not end by itself; it is killed."""
+    write_text(folder, LONG)
+    with begin(folder, stdout=subprocess.DEVNULL, env=environment(place)) as driver:
         try:
             yield _when_measuring(driver.pid)
         finally:
@@ -126,9 +96,9 @@ def measuring(command: Sequence[str], place: Path) -> Iterator[set[int]]:
 
 
 def test_a_private_ray_listens_on_loopback_alone_with_a_token_that_nobody_else_ever_sees(
-    tmp_path: Path, place: Path
-) -> None:
-    with measuring([*long_sweep(tmp_path), "--address", "local"], place) as family:
+    tmp_path, place
+):
+    with measuring(tmp_path, place) as family:
         found = listening(family)
         asked = _ask_without_token(family)
         [folder] = place.glob("raybench-*")
@@ -182,9 +152,9 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user"
 @needs_root
 @pytest.mark.long
 def test_another_user_of_the_host_gets_neither_the_token_nor_the_session_nor_into_ray(
-    tmp_path: Path, place: Path
-) -> None:
-    with measuring([*long_sweep(tmp_path), "--address", "local"], place) as family:
+    tmp_path, place
+):
+    with measuring(tmp_path, place) as family:
         [folder] = place.glob("raybench-*")
         raylet = next(pid for pid in family if b"/raylet\0" in _command_line(pid)[:200])
         words = [str(folder), str(raylet), _head_of(family)]
@@ -216,9 +186,7 @@ while True:
 
 @needs_root
 @pytest.mark.long
-def test_a_cluster_that_another_user_has_planted_is_neither_asked_nor_joined(
-    tmp_path: Path, place: Path
-) -> None:
+def test_a_cluster_that_another_user_has_planted_is_neither_asked_nor_joined(tmp_path, place):
     variables = environment(place)
     token = place / "home" / ".ray" / "auth_token"
     token.parent.mkdir()
@@ -246,20 +214,19 @@ def test_a_cluster_that_another_user_has_planted_is_neither_asked_nor_joined(
     assert token.read_text() == "a" * 64
 
 
-def _when_measuring(driver: int) -> set[int]:
+def _when_measuring(driver):
     """All processes of a driver, once its two workers are in a point."""
-    deadline_s = time.monotonic() + 180
-    while time.monotonic() < deadline_s:
-        family = family_of(driver)
-        titles = [_command_line(pid) for pid in family]
-        if sum(title.startswith(b"ray::_Worker.run") for title in titles) == 2:
-            time.sleep(1)
-            return family_of(driver)
-        time.sleep(0.2)
-    raise AssertionError("no point was started")
+
+    def are_in_a_point():
+        titles = [_command_line(pid) for pid in family_of(driver)]
+        return sum(title.startswith(b"ray::_Worker.run") for title in titles) == 2
+
+    wait_for(are_in_a_point, within_s=180)
+    time.sleep(1)
+    return family_of(driver)
 
 
-def _command_line(process_id: int) -> bytes:
+def _command_line(process_id):
     """Empty for a process that has ended meanwhile, as those that Ray starts and stops."""
     try:
         return Path(f"/proc/{process_id}/cmdline").read_bytes()
@@ -267,13 +234,13 @@ def _command_line(process_id: int) -> bytes:
         return b""
 
 
-def _head_of(family: set[int]) -> str:
+def _head_of(family):
     words = [w for pid in family for w in _command_line(pid).split(b"\0")]
     [head] = {word.decode()[14:] for word in words if word.startswith(b"--gcs-address=")}
     return head
 
 
-def _ask_without_token(family: set[int]) -> str:
+def _ask_without_token(family):
     """What Ray's head says to a process of this host that has no token."""
     ask = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
     asked = subprocess.run(
@@ -288,44 +255,28 @@ def _ask_without_token(family: set[int]) -> str:
 
 HOSTILE_WORKLOADS = {
     "a tag that calls": "!!python/object/apply:os.system [touch pwned]",
-    "a tag that makes an object": "!!python/object/new:subprocess.Popen [[touch, pwned]]",
     "a tag deeper down": "{kind: mlp, hidden: !!python/name:os.system x}",
     "a function": "{kind: 'os:system', command: touch pwned}",
     "a class that would be a process": "{kind: 'subprocess:Popen', args: touch pwned}",
     "a function of a function": "{kind: 'os:system.__call__'}",
     "a path": "{kind: '/tmp/evil:Evil'}",
-    "a folder above": "{kind: '../evil:Evil'}",
     "code": '{kind: \'__import__("os").system("touch pwned"):X\'}',
 }
 
 
 @pytest.mark.parametrize("workload", HOSTILE_WORKLOADS.values(), ids=HOSTILE_WORKLOADS.keys())
-def test_a_job_file_calls_and_makes_nothing_but_a_workload(
-    workload: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_file_calls_and_makes_nothing_but_a_workload(workload, tmp_path, run, monkeypatch):
     path = job(tmp_path, workload)
     monkeypatch.chdir(tmp_path)
     done = run("plan", path)
     assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert "workload" in done.stderr
+    assert len(done.err.splitlines()) == 1, done.err
+    assert "workload" in done.err
     assert not Path("pwned").exists()
 
 
-NAMES = ["../x", "/tmp/x", "a/b", "..", ".x", "a\\0b", "a\\nb", "x" * 10_000, "\u202ename", "nämé"]
-
-
-def test_a_name_of_a_job_cannot_be_a_path(tmp_path: Path, run: Run) -> None:
-    for name in NAMES:
-        done = run("plan", job(tmp_path, name=f'"{name}"'))
-        assert done.returncode == 2
-        assert len(done.stderr.splitlines()) == 1
-        assert ": name: " in done.stderr
-        assert len(done.stderr) < 500
-
-
 @pytest.mark.parametrize("place", ["points", "points/run-a", "traces/run-a", "runs/run-a/.driver"])
-def test_a_link_in_results_does_not_lead_a_sweep_out_of_them(place: str, tmp_path: Path) -> None:
+def test_a_link_in_results_does_not_lead_a_sweep_out_of_them(place, tmp_path):
     elsewhere, root = tmp_path / "elsewhere", tmp_path / "results"
     elsewhere.mkdir()
     (root / place).parent.mkdir(parents=True)
@@ -336,54 +287,25 @@ def test_a_link_in_results_does_not_lead_a_sweep_out_of_them(place: str, tmp_pat
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_results_folder_may_itself_be_a_link(tmp_path: Path) -> None:
+def test_a_results_folder_may_itself_be_a_link(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "results").symlink_to(tmp_path / "disk")
     with hold_run(tmp_path / "results", "run-a"):
         assert (tmp_path / "disk" / "runs" / "run-a").is_dir()
 
 
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results in which every text that others can choose is hostile."""
-    root = tmp_path_factory.mktemp("hostile") / "results"
-    told = make_run(
-        "run-a", job_name=EVIL, job_text=EVIL, cluster=EVIL, host=EVIL, tags={EVIL: EVIL}
-    )
-    store = RunStore.create(root, told, make_measure())
+def test_markdown_of_others_texts_has_no_markup_of_theirs(tmp_path, run):
+    told = make_run("run-a", job_name=EVIL, job_text=EVIL, cluster=EVIL, tags={EVIL: EVIL})
+    store = RunStore.create(tmp_path, told, make_measure())
     device = make_device(0, name=EVIL, host=EVIL, node_id=EVIL, driver_version=EVIL)
     store.write_devices([device])
-    params = {"hidden": EVIL, "grad_accumulation": 1}
-    for index, size in enumerate((1, 2, 4)):
-        point = make_point(world_size=size, params=params, workload=f"w:{EVIL}")
-        devices = (device,) * size
-        record = make_record(point, step_ms=8.0 + index, devices=devices)
-        if size == 4:
-            record = make_failed(
-                point, status=Status.ERROR, devices=devices, error_type=EVIL, error_message=EVIL
-            )
-        store.write_records([(index, record)])
-    return root
-
-
-def test_texts_of_others_control_no_terminal(hostile: Path, run: Run) -> None:
-    [failed] = (hostile / "points" / "run-a").glob("00002-*")
-    point = failed.name.split("-")[1]
-    for words in (
-        *("list", "show run-a", f"show run-a {point}", "report run-a"),
-        *("list --json", "show run-a --json", "report run-a --format json"),
-        "report run-a --format md",
-    ):
-        done = run(*words.split(), "--results", hostile)
-        assert done.returncode in (0, 1), done.stderr
-        assert "boo" in done.stdout or words in ("list", "show run-a")
-        assert not set(done.stdout + done.stderr) & FORBIDDEN, words
-        if "json" in words:
-            json.loads(done.stdout)
-
-
-def test_markdown_of_others_texts_has_no_markup_of_theirs(hostile: Path, run: Run) -> None:
-    text = run("report", "run-a", "--format", "md", "--results", hostile).stdout
+    of = {"params": {"hidden": EVIL, "grad_accumulation": 1}, "workload": f"w:{EVIL}"}
+    fault = {"error_type": EVIL, "error_message": EVIL}
+    failed = make_failed(make_point(world_size=2, **of), devices=(device,) * 2, **fault)
+    records = [make_record(make_point(**of), devices=(device,)), failed]
+    store.write_records(list(enumerate(records)))
+    text = run("report", "run-a", "--format", "md", "--results", tmp_path).out
+    assert "boo" in text
     # What is escaped is text, and so is everything in a code span.
     prose = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", re.sub(r"\\.", "", text))
     for markup in ("<script", "![", "[i]", "@you"):
@@ -391,30 +313,9 @@ def test_markdown_of_others_texts_has_no_markup_of_theirs(hostile: Path, run: Ru
         assert markup not in prose
 
 
-def test_a_chart_of_others_texts_is_a_picture_and_no_program(
-    hostile: Path, tmp_path: Path, run: Run
-) -> None:
-    from xml.etree import ElementTree
-
-    chart = tmp_path / "chart.svg"
-    done = run("report", "run-a", "--chart", chart, "--results", hostile)
-    assert done.returncode in (0, 1), done.stderr
-    text = chart.read_text(encoding="utf-8")
-    assert not set(text) & FORBIDDEN
-    names = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(text).iter()}
-    assert "text" in names
-    assert not names & {"script", "a", "image", "foreignObject", "iframe"}
-
-
-def test_no_pickle_is_read() -> None:
-    sources = Path(__file__).parents[2].glob("raybench/**/*.py")
+def test_no_pickle_is_read():
     loads = re.compile(
         r"\b(pickle|cloudpickle|marshal|shelve|dill)\b.*\bload|read_pickle|torch\.load"
     )
-    found = [
-        f"{path.name}: {line.strip()}"
-        for path in sources
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if loads.search(line)
-    ]
-    assert found == []
+    sources = Path(__file__).parents[2].glob("raybench/**/*.py")
+    assert [path.name for path in sources if loads.search(path.read_text("utf-8"))] == []

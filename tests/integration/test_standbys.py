@@ -1,14 +1,11 @@
 """A standby takes the worker of a worker that died; what Ray keeps for us meanwhile."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -20,10 +17,10 @@ from raybench.cluster.ray_cluster.actors import _index_of_gpu, start_standby, st
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.connection import connect
 from raybench.cluster.ray_cluster.placement import free_devices, reserve
-from raybench.records import Answer, Failure
+from raybench.records import Failure
 from tests.cluster_contract import failures
 from tests.cluster_contract import run as run_point
-from tests.integration.fault_runs import wait_for
+from tests.integration.sweeps import wait_for
 
 # A new worker takes four seconds on an idle machine, a standby less than half of that.
 SAVED = 0.75
@@ -43,31 +40,32 @@ pytestmark = [pytest.mark.filterwarnings("ignore::ResourceWarning"), pytest.mark
 
 
 @pytest.fixture
-def cluster(three_nodes: str) -> Iterator[RayCluster]:
+def cluster(three_nodes):
     joined = RayCluster(connect(three_nodes, "cpu", wanted=3), standby_on_cpus=True)
     joined.start(3, "pack")
     yield joined
     joined.close()
 
 
-def run(cluster: RayCluster, fault: str = "none") -> tuple[Answer, ...]:
+def run(cluster, fault="none"):
     return run_point(cluster, 0, 1, 2, fault=fault, timeout_s=60)
 
 
-def process_id(actor) -> int:
-    return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+def of_process(actor, ask):
+    """What this function returns in the process of an actor."""
+    return ray.get(actor.__ray_call__.remote(lambda _: ask()))
 
 
-def standby_processes(cluster: RayCluster) -> dict[str, set[int]]:
+def standby_processes(cluster):
     """Node id -> the processes of its standbys, which are loaded when this returns."""
     standbys = cluster._workers._standbys._by_node
     return {
-        node_id: {process_id(standby) for standby, _ in there}
+        node_id: {of_process(standby, os.getpid) for standby, _ in there}
         for node_id, there in standbys.items()
     }
 
 
-def wait_until_gone(process: int, within_s: float) -> float:
+def wait_until_gone(process, within_s):
     return wait_for(lambda: not psutil.pid_exists(process), within_s)
 
 
@@ -110,7 +108,7 @@ def test_a_killed_rank_is_replaced_by_the_standby_of_its_node_and_by_a_new_worke
         wait_until_gone(process, 10)
 
 
-def test_a_standby_ends_with_its_driver(three_nodes: str):
+def test_a_standby_ends_with_its_driver(three_nodes):
     command = [sys.executable, "-c", DRIVER, three_nodes]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
         try:
@@ -148,11 +146,11 @@ def test_ray_keeps_the_gpu_of_a_dead_worker_for_us_and_a_standby_sees_what_worke
         host.shutdown()
 
 
-def facts(worker_id) -> tuple[dict[str, str], int]:
+def facts(worker_id):
     """Its environment, and the index of the GPU that it would take."""
-    return environment(worker_id), ray.get(worker_id.__ray_call__.remote(lambda _: _index_of_gpu()))
+    return environment(worker_id), of_process(worker_id, _index_of_gpu)
 
 
-def environment(worker_id) -> dict[str, str]:
-    found = ray.get(worker_id.__ray_call__.remote(lambda _: dict(os.environ)))
+def environment(worker_id):
+    found = of_process(worker_id, lambda: dict(os.environ))
     return {name: value for name, value in found.items() if name != reaper.MARK}

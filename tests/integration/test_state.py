@@ -1,45 +1,33 @@
 """A worker's process is as good after a point as it was before, or it is replaced."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.job.model import Measure
-from raybench.job.point import Point, Precision
 from raybench.records import Measurement, Task
-from tests.integration.fault_runs import wait_for
+from tests.integration.sweeps import wait_for
+from tests.unit.fakes import make_point
 
 MESS = "tests.integration.probe_workloads:Mess"
-FAULTY = "tests.integration.probe_workloads:Faulty"
+FAULTY = "tests.integration.probe_workloads:Failing"
 OTHER = "tests.integration.probe_workloads:Straggler"
 
 
 @pytest.fixture
-def cluster(three_workers: RayCluster) -> RayCluster:
+def cluster(three_workers):
     """Points are on the first two."""
     return three_workers
 
 
-def process_ids(cluster: RayCluster) -> list[int]:
+def process_ids(cluster):
     return [device.process_id for device in cluster.devices[:2]]
 
 
-def measure(cluster: RayCluster, workload: str, world_size: int, **params) -> list[Measurement]:
-    point = Point(
-        workload=workload,
-        params=params,
-        world_size=world_size,
-        precision=Precision.FP32,
-        batch_size=8,
-        global_batch_size=8 * world_size,
-        scaling="weak",
-    )
+def measure(cluster, workload, world_size, **params):
+    point = make_point(workload=workload, params=params, world_size=world_size)
     settings = Measure(warmup=2, iterations=2, breakdown=False, timeout_s=60.0)
     answers = cluster.run(Task(point=point, settings=settings), tuple(range(world_size)))
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
@@ -47,9 +35,7 @@ def measure(cluster: RayCluster, workload: str, world_size: int, **params) -> li
     return measurements
 
 
-def run(
-    cluster: RayCluster, folder: Path, mess: str = "none"
-) -> tuple[list[dict], list[Measurement]]:
+def run(cluster, folder, mess="none"):
     """What each of two ranks saw before it made its mess, and its measurement."""
     answers = measure(cluster, MESS, 2, folder=str(folder), mess=mess)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], answers

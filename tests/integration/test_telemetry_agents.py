@@ -1,13 +1,10 @@
 """The agents on real Ray: one process per node, and what becomes of it when it dies or hangs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raybench.cluster.ray_cluster.liveness import HeadMonitor
 from raybench.cluster.ray_cluster.node_agents import NodeAgents
 from raybench.records import Cause, Failure
+from tests.integration.sweeps import wait_for
 from tests.unit.fakes import make_device, make_measurement
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -33,21 +31,21 @@ NOT_WAITED_S = 3.0
 
 # Once for all tests that come after those without an NVML: each start takes seconds.
 @pytest.fixture(scope="module")
-def agents(three_nodes) -> Iterator[NodeAgents]:
+def agents(three_nodes):
     """Agents whose processes find an NVML with devices."""
     with _agents(three_nodes, {"PYTHONPATH": str(FAKE_NVML)}) as started:
         yield started
 
 
 @pytest.fixture
-def agents_without_nvml(three_nodes) -> Iterator[NodeAgents]:
+def agents_without_nvml(three_nodes):
     """Agents as this machine has them."""
     with _agents(three_nodes, {}) as started:
         yield started
 
 
 @contextmanager
-def _agents(address: str, variables: dict[str, str]) -> Iterator[NodeAgents]:
+def _agents(address, variables):
     ray.init(address=address, runtime_env={"env_vars": variables}, log_to_driver=False)
     try:
         started = NodeAgents(HeadMonitor({"the head": address}))
@@ -68,16 +66,18 @@ def devices():
     ]
 
 
-def collected(agents: NodeAgents, count: int):
+def collected(agents, count):
     samples = []
-    deadline_s = time.monotonic() + 30.0
-    while len(samples) < count and time.monotonic() < deadline_s:
+
+    def are_enough():
         samples.extend(agents.drain())
-        time.sleep(0.1)
+        return len(samples) >= count
+
+    wait_for(are_enough, within_s=30)
     return samples
 
 
-def process_ids() -> dict[str, int]:
+def process_ids():
     """Of the agents, by node: Ray titles an actor by its class, and its raylet knows the node."""
     found = {}
     for process in psutil.Process().children(recursive=True):
@@ -89,17 +89,17 @@ def process_ids() -> dict[str, int]:
     return found
 
 
-def drain_s(agents: NodeAgents) -> float:
+def drain_s(agents):
     started_s = time.monotonic()
     agents.drain()
     return time.monotonic() - started_s
 
 
-def talker(node_id: str):
+def talker(node_id):
     """An actor that is as a worker is: it writes to its log, and it can be frozen."""
 
     class Talker:
-        def pid(self) -> int:
+        def pid(self):
             print("\x1b[31mstep 1\x1b[0m of 2\x07", flush=True)
             print("last words", file=sys.stderr, flush=True)
             return os.getpid()
@@ -185,20 +185,12 @@ def test_a_dead_agent_costs_samples_and_no_time_and_is_restarted(agents):
     assert drain_s(agents) < NOT_WAITED_S
     samples = collected(agents, 4)
     assert {sample.node_id for sample in samples[2:]} == {alive}
-    deadline_s = time.monotonic() + 20
-    while dead not in {sample.node_id for sample in agents.drain()}:
-        assert time.monotonic() < deadline_s
+
+    def is_back():
         assert agents.silent_nodes() == frozenset()
-        time.sleep(0.2)
+        return dead in {sample.node_id for sample in agents.drain()}
 
-
-def looked_until(agents: NodeAgents, expected: frozenset[str], within_s: float) -> float:
-    """Look as a waiting point does, until it shows the expected silence; how long that took."""
-    started_s = time.monotonic()
-    while (silent := agents.silent_nodes()) != expected:
-        assert time.monotonic() < started_s + within_s, silent
-        time.sleep(0.5)
-    return time.monotonic() - started_s
+    wait_for(is_back, within_s=20)
 
 
 def test_a_node_whose_agent_is_frozen_is_silent_in_about_six_seconds_until_it_answers(agents):
@@ -211,19 +203,19 @@ def test_a_node_whose_agent_is_frozen_is_silent_in_about_six_seconds_until_it_an
     stopped_at = datetime.now(UTC)
     try:
         drains = [drain_s(agents) for _ in range(3)]
-        spent_s = looked_until(agents, frozenset({frozen}), within_s=30)
+        spent_s = wait_for(lambda: agents.silent_nodes() == {frozen}, within_s=30)
         looks = [_look_s(agents) for _ in range(5)]
     finally:
         os.kill(pid, signal.SIGCONT)
     assert spent_s > 4
     assert max(*drains, *looks) < NOT_WAITED_S, (drains, looks)
-    looked_until(agents, frozenset(), within_s=20)
+    wait_for(lambda: not agents.silent_nodes(), within_s=20)
     samples = collected(agents, 6)
     assert [s for s in samples if s.node_id == frozen and s.time < stopped_at]
     print(f"silent after {spent_s:.1f} s; a look takes {max(looks) * 1e3:.1f} ms")
 
 
-def _look_s(agents: NodeAgents) -> float:
+def _look_s(agents):
     time.sleep(0.3)  # it looks four times a second at most
     started_s = time.monotonic()
     agents.silent_nodes()
@@ -242,7 +234,4 @@ def test_stopped_agents_are_gone_and_can_still_be_drained(agents):
     pids = process_ids().values()
     agents.stop()
     assert agents.drain() == ()
-    deadline_s = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), within_s=10)

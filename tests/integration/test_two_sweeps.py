@@ -1,91 +1,69 @@
 """Two sweeps on one host: the second is refused, waits, or says in its rows who was there."""
 
-from __future__ import annotations
-
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-import raybench
 from raybench.cluster.device_locks import CPU, FOLDER_VARIABLE, DeviceLocks, this_process
+from tests.integration.sweeps import begin, cpu_sweep, raybench, table, wait_for, write_text
 
-JOB = """
-version: 1
-name: beside
+JOB = """\
 workload: {kind: mlp, hidden: 32, layers: 1}
 matrix: {world_size: [1, 2], batch_size: [8]}
 measure: {warmup: 2, iterations: 20, max_seconds: 1}
 """
-SWEEP = [sys.executable, "-m", "raybench", "sweep"]
+USED = "the processors of this host are used by run first-1 of "
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def first(tmp_path, monkeypatch):
+    """A sweep that has the processors."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "locks"))
-    path = tmp_path / "job.yaml"
-    path.write_text(JOB)
-    return path
-
-
-def sweep(job: Path, *options: str) -> list[str]:
-    where = ["--address", "local", "--device", "cpu", "-o", str(job.parent / "r")]
-    return [*SWEEP, str(job), *where, *options]
-
-
-def test_a_second_sweep_is_refused_before_anything_starts_and_leaves_no_run(job: Path) -> None:
+    write_text(tmp_path, JOB)
     locks = DeviceLocks()
     locks.claim([CPU], this_process("run first-1"), shared=False)
+    yield locks
+    locks.close()
+
+
+def test_a_second_sweep_is_refused_before_anything_starts_and_leaves_no_run(first, tmp_path):
     begun_s = time.monotonic()
-    second = subprocess.run(sweep(job), capture_output=True, text=True, timeout=60)
+    second = cpu_sweep(tmp_path, timeout_s=60)
     assert time.monotonic() - begun_s < 40
     assert (second.returncode, second.stdout) == (3, "")
     [line] = second.stderr.splitlines()
-    assert line.startswith("the processors of this host are used by run first-1 of ")
+    assert line.startswith(USED)
     assert "--wait SECONDS" in line
     assert "--shared" in line
-    assert not (job.parent / "r" / "runs").exists() or not list((job.parent / "r/runs").iterdir())
-    locks.close()
+    assert not list((tmp_path / "results").glob("runs/*"))
 
 
-def test_a_tour_is_refused_at_once_and_not_job_by_job(job: Path) -> None:
-    locks = DeviceLocks()
-    locks.claim([CPU], this_process("run first-1"), shared=False)
-    _, *options = sweep(job)[len(SWEEP) :]
-    tour = subprocess.run([*SWEEP, "--demo", *options], capture_output=True, text=True, timeout=60)
+def test_a_tour_is_refused_at_once_and_not_job_by_job(first, tmp_path):
+    where = ("--address", "local", "--device", "cpu", "-o", tmp_path)
+    tour = raybench("sweep", "--demo", *where, timeout_s=60)
     assert (tour.returncode, tour.stdout) == (3, "")
     question, line = tour.stderr.splitlines()
     assert question.startswith("1 of ")
-    assert line.startswith("the processors of this host are used by run first-1 of ")
-    locks.close()
+    assert line.startswith(USED)
 
 
-def test_a_shared_sweep_is_seen_by_others_and_its_rows_say_who_was_there(job: Path) -> None:
-    locks = DeviceLocks()
-    locks.claim([CPU], this_process("run first-1"), shared=False)
-    with subprocess.Popen(
-        sweep(job, "--shared"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as second:
-        seen: set[str] = set()
+def test_a_shared_sweep_is_seen_by_others_and_its_rows_say_who_was_there(first, tmp_path):
+    with begin(tmp_path, "--shared", stdout=subprocess.DEVNULL) as second:
+        seen = set()
         while second.poll() is None:
             holders = DeviceLocks().others([CPU]).others.get(CPU, ())
             seen |= {holder.what for holder in holders}
             time.sleep(0.2)
-        assert second.stderr is not None
         told = second.stderr.read()
     assert second.returncode == 0, told
     assert "not alone: the processors of" in told
     [run_id] = {what.removeprefix("run ") for what in seen} - {"first-1"}
-    points = raybench.load(job.parent / "r", "points")
+    points = table(tmp_path)
     assert set(points["run_id"]) == {run_id}
     for neighbours, warnings in zip(points["neighbours"], points["warnings"], strict=True):
         assert any(one.startswith("run first-1 of ") for one in neighbours)
         assert any(one.startswith("not alone: run first-1 of ") for one in warnings)
-    locks.close()
+    first.close()
     # The agents of the sweep that has ended hold nothing any more.
-    deadline_s = time.monotonic() + 10
-    while DeviceLocks().others([CPU]).others and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert not DeviceLocks().others([CPU]).others
+    wait_for(lambda: not DeviceLocks().others([CPU]).others, within_s=10)

@@ -1,8 +1,4 @@
-"""The training loop of a small GPT in one file, configured by variables, as nanoGPT's is.
-
-Its learning rate is set by hand in each step, its data come from a memory map of tokens, it prints
-the loss and saves checkpoints.
-"""
+"""The training loop of a small GPT in one file, with variables, rates and data as nanoGPT has."""
 
 import math
 import os
