@@ -6,12 +6,22 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raybench.job.point import BATCH_SIZES, RUN_SETTINGS, SCRIPT, UNEVEN, Scalar
+from raybench.job.point import (
+    BATCH_SIZES,
+    BY_ACCUMULATION,
+    FAST,
+    RUN_SETTINGS,
+    SCRIPT,
+    UNEVEN,
+    Point,
+    Scalar,
+)
 from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
 from raybench.job.registry import Setting
 
 if TYPE_CHECKING:
     from raybench.job.model import Job
+
 
 MAX_POINTS = 100_000
 _LISTED_VALUES = 8
@@ -284,3 +294,32 @@ def _check_count(job: Job) -> Iterator[Problem]:
     if count > MAX_POINTS:
         message = f"a job has at most {MAX_POINTS:,} points, given {count:,}"
         yield Problem(path=("matrix",), message=message)
+
+
+def why_not_uneven(point: Point) -> str | None:
+    """Why the point cannot have its shares or slow devices, and what to do; None where it can."""
+    if not point.is_uneven:
+        return None
+    if point.cuda_graph:
+        return "cuda_graph: true does not go with shares and slow_ratio; leave it out"
+    if point.shares == FAST and point.slow_ratio < 1 and point.slow_count >= point.world_size:
+        return f"shares: fast leaves no device when slow_count {point.slow_count} are all"
+    if point.shares == BY_ACCUMULATION and "grad_accumulation" not in point.params:
+        return f"shares: {BY_ACCUMULATION} needs a workload with the parameter grad_accumulation"
+    return _why_not_explicit(point)
+
+
+def _why_not_explicit(point: Point) -> str | None:
+    if "/" not in point.shares:
+        return None
+    shares = [int(items) for items in point.shares.split("/")]
+    if len(shares) != point.world_size:
+        return f"shares: {point.shares} are {len(shares)}, world_size is {point.world_size}"
+    if sum(shares) != point.global_batch_size:
+        return (
+            f"shares: {point.shares} are {sum(shares)} samples together, a step has "
+            f"{point.global_batch_size}"
+        )
+    if any(items % point.grad_accumulation for items in shares):
+        return f"shares: {point.shares} cannot be divided by grad_accumulation"
+    return None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+
 Operation = Annotated[
     Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"],
     Field(description="What the ranks do together; sendrecv is a ring."),
@@ -68,7 +69,7 @@ class Collective(Workload):
         import torch
 
         from raybench.workloads import collective_operations as operations
-        from raybench.workloads.payload import Payload
+        from raybench.workloads.collective_operations import Payload
 
         _check_context(context)
         _check_place(operation, in_place)
@@ -202,3 +203,27 @@ def _elements(operation: Operation, size_bytes: int, dtype: torch.dtype, world_s
             f"{each}; give a multiple of {unit}"
         )
     return size_bytes // dtype.itemsize
+
+
+class GroupedCollective(Collective):
+    """Does one collective operation in groups of ranks, all at the same time.
+
+    With one group of all ranks it is `collective`. Bandwidths are of each group by itself.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        operation: Operation = "all_reduce",
+        size_bytes: MessageBytes = 2**26,
+        dtype: ElementType = "float32",
+        groups: Annotated[
+            str,
+            Field(
+                description="Ranks that do it together, as in 0-3,4-7 or 0+2,1+3; ranks not named "
+                "wait. Empty: all ranks."
+            ),
+        ] = "",
+    ) -> None:
+        self.prepare(context, operation, size_bytes, dtype, None, groups)

@@ -131,7 +131,7 @@ class Dit(Workload):
         And see that the last output holds numbers. Raises WrongResultError. All ranks must call it
         at the same place.
         """
-        from raybench.workloads.dit_check import TOLERANCES, difference_to_whole, is_finite
+        from raybench.workloads.dit_steps import TOLERANCES, difference_to_whole, is_finite
 
         who, precision = f"rank {self._context.rank}: dit", self._context.precision
         if self.output is not None and not is_finite(self.output):

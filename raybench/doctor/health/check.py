@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raybench.doctor.health.examiner import Examiner, MakeProbes
-from raybench.doctor.health.subjects import device_subjects
-from raybench.doctor.health.suite import probes
+from raybench.doctor.health.suite import device_subjects, probes
 from raybench.doctor.health.verdicts import judge
 from raybench.job.model import Job, load_job
 from raybench.job.plan import Plan

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from raybench.doctor.facts import count_noun
-from raybench.doctor.health.subjects import device_subject
+from raybench.doctor.health.suite import device_subject
 from raybench.records.device_facts import DeviceFacts, NvLink
 from raybench.records.health import Action, HealthTest, Reading
 

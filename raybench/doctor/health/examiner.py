@@ -17,8 +17,7 @@ from raybench.doctor.health.follow_up import (
     slower_half,
 )
 from raybench.doctor.health.readings import make_links, presence, read_record
-from raybench.doctor.health.room import split_by_room
-from raybench.doctor.health.suite import Fleet, Probe
+from raybench.doctor.health.suite import Fleet, Probe, split_by_room
 from raybench.doctor.health.verdicts import judge
 from raybench.job.model import Measure
 from raybench.job.plan import Plan

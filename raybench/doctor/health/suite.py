@@ -1,23 +1,62 @@
 """What a health check runs: each test, and the points over all devices that it is read from.
 
 A test is declared once, with the floor of its noise on healthy devices; `probes` makes the points
-of a fleet. Pure.
+of a fleet, `split_by_room` leaves out those that a device has no memory for. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import chain, zip_longest
 from typing import Literal, get_args
 
-from raybench.doctor.health.subjects import device_subjects
 from raybench.job import registry
 from raybench.job.point import RUN_SETTINGS, USUAL_PRECISIONS, Point, Precision, Scalar
 from raybench.records import Device
-from raybench.records.health import COMPUTE_TEST, HealthTest, Stage, Subject, SubjectKind
+from raybench.records.health import (
+    COMPUTE_TEST,
+    NOT_READ,
+    HealthTest,
+    Reading,
+    Stage,
+    Subject,
+    SubjectKind,
+)
 from raybench.workloads.pairings import Pair, groups_text, pairs_of_turn, pairs_text, turns
+
+
+def device_subject(device: Device) -> Subject:
+    """Make the subject of one device: "node7 GPU 3", or of a CPU "node7 worker 3"."""
+    noun = "GPU" if device.kind == "cuda" else "worker"
+    return Subject(
+        kind="device",
+        uuids=(device.uuid,),
+        name=f"{device.host} {noun} {device.index}",
+        model=device.name,
+    )
+
+
+def device_subjects(devices: Sequence[Device]) -> tuple[Subject, ...]:
+    """Make the subjects of all devices of a check.
+
+    A CPU worker is known by its place among those of its host: its process may be replaced, and
+    Ray names the node anew in each run.
+    """
+    places = Counter[str]()
+    found = []
+    for device in devices:
+        place = places[device.host]
+        places[device.host] += 1
+        found.append(device_subject(device) if device.kind == "cuda" else _at(device, place))
+    return tuple(found)
+
+
+def _at(device: Device, place: int) -> Subject:
+    return device_subject(replace(device, index=place, uuid=f"{device.host}/{place}"))
+
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
@@ -464,3 +503,57 @@ def burn_in_probes(fleet: Fleet) -> Iterator[Probe]:
         everyone = reduction(fleet, (tuple(range(fleet.size)),), size_bytes, "cluster")
         test = replace(everyone.test, name=f"burn-in {everyone.test.name}", stage="burn-in")
         yield replace(everyone, test=test)
+
+
+_GIB = 2**30
+# Beside the data of a test: libraries' buffers, and what torch keeps for the next one.
+_BESIDE_BYTES = _GIB
+_FP32_BYTES = 4
+
+
+def split_by_room(
+    probes: tuple[Probe, ...], fleet: Fleet, free_bytes: Mapping[str, int]
+) -> tuple[tuple[Probe, ...], tuple[Reading, ...]]:
+    """Leave out what a device has no room for; of these each device has a reading without a value.
+
+    free_bytes: of devices by their uuids; of others it is not known, and taken for enough.
+    """
+    fitting, left_out = [], []
+    for probe in probes:
+        needed = bytes_needed(probe.point)
+        lacking = {
+            rank: free_bytes[device.uuid]
+            for rank, device in enumerate(fleet.devices)
+            if free_bytes.get(device.uuid, needed) < needed
+        }
+        if lacking:
+            left_out += _unread(probe, fleet, lacking, needed)
+        else:
+            fitting.append(probe)
+    return tuple(fitting), tuple(left_out)
+
+
+def bytes_needed(point: Point) -> int:
+    """Estimate the memory of a device that a point takes."""
+    params = point.params
+    size_bytes = int(params.get("size_bytes", 0))
+    matrix = int(params.get("m", params.get("size", 0))) ** 2 * _FP32_BYTES
+    arrays = {"memory": 3, "host_copy": 4, "pairs": 5}.get(point.workload, 1)
+    return _BESIDE_BYTES + arrays * size_bytes + 4 * matrix
+
+
+def _unread(probe: Probe, fleet: Fleet, lacking: Mapping[int, int], needed: int) -> list[Reading]:
+    names = ", ".join(fleet.subjects[rank].name for rank in lacking)
+    return [
+        Reading(
+            test=probe.test,
+            subject=subject,
+            pass_number=1,
+            value=None,
+            problem=f"no room: {lacking[rank] / _GIB:.1f} GiB of its memory are free, the test "
+            f"needs {needed / _GIB:.1f}"
+            if rank in lacking
+            else f"{NOT_READ}{names} has no room",
+        )
+        for rank, subject in enumerate(fleet.subjects)
+    ]

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
 from statistics import median
 from typing import Any
 
 import numpy as np
+from ruamel.yaml import YAML
 
 from raybench.doctor.health.actions import advise
 from raybench.doctor.health.device_facts import ACTIONS
 from raybench.doctor.health.groups import Group, devices_by_uuid, group_readings
 from raybench.doctor.health.guilt import name_culprits
-from raybench.hardware.expected import datasheet, find_expected
+from raybench.hardware.peaks import dense_peak_tflops, memory_peak_gb_s
 from raybench.records import Device
 from raybench.records.health import (
     NOT_READ,
@@ -407,3 +410,44 @@ def _past_range(past: Sequence[PastValue], source: str) -> _Range | None:
 def times(ratio: float) -> str:
     """Write a ratio of times."""
     return f"{ratio:.2f} times" if ratio < 100 else "over 100 times"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """The range of one test in runs of devices of a model. Fields as in expected.yaml."""
+
+    model: str
+    where: str
+    test: str
+    unit: str
+    low: float
+    high: float
+    source: str
+    links: str = ""
+
+
+def find_expected(model: str, test: str, where: str, topology: str = "") -> Expected | None:
+    """Find the range of a test as runs have seen it; None where none has.
+
+    where: how many devices work together and how, as in expected.yaml. topology: of one of them.
+    """
+    known = _table().get((model, test, where), ())
+    return next((one for one in known if topology.startswith(one.links)), None)
+
+
+def datasheet(model: str, test: str) -> float | None:
+    """Find the peak of a test in the unit of the test; None where no datasheet has one."""
+    kind, *words = test.split()
+    if kind == "gemm":
+        return dense_peak_tflops(model, words[0])
+    return memory_peak_gb_s(model) if kind == "memory" else None
+
+
+@cache
+def _table() -> dict[tuple[str, str, str], list[Expected]]:
+    text = resources.files("raybench.hardware").joinpath("expected.yaml").read_text("utf-8")
+    found: dict[tuple[str, str, str], list[Expected]] = {}
+    for row in YAML(typ="safe", pure=True).load(text):
+        one = Expected(**row)
+        found.setdefault((one.model, one.test, one.where), []).append(one)
+    return found
