@@ -36,7 +36,9 @@ def check(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> list[Pro
     problems = [
         *_check_workload(job, settings),
         *_check_axes(job, settings),
-        *_check_shape(job),
+        *_check_repeated_axes(job),
+        *_check_zip_lengths(job),
+        *_check_search(job),
         *_check_points(job, settings),
     ]
     damaged = {path[0] for path in unsound if path}
@@ -46,7 +48,7 @@ def check(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> list[Pro
         ("matrix", "<<"),
     } & set(unsound)
     if is_whole:
-        axes = _axes_given(job, unsound)
+        axes = list(dict.fromkeys([*axis_names(job), *_names_below("matrix", unsound)]))
         fixed = {*job.workload.parameters, *_names_below("workload", unsound)}
         problems += _check_sizes(job, settings, axes)
         problems += _check_required(job, settings, axes, fixed)
@@ -60,7 +62,9 @@ def check_run_settings(job: Job, settings: _Settings, unsound: Sequence[KeyPath]
     """Check what can be said of a job whose workload is not known: `settings` are those of all."""
     problems = [
         *_check_axes(job, settings, others_are_unknown=True),
-        *_check_shape(job),
+        *_check_repeated_axes(job),
+        *_check_zip_lengths(job),
+        *_check_search(job),
         *_check_points(job, settings, others_are_unknown=True),
     ]
     damaged = {path[0] for path in unsound if path}
@@ -69,21 +73,10 @@ def check_run_settings(job: Job, settings: _Settings, unsound: Sequence[KeyPath]
     return problems
 
 
-def _check_shape(job: Job) -> Iterator[Problem]:
-    yield from _check_repeated_axes(job)
-    yield from _check_zip_lengths(job)
-    yield from _check_search(job)
-
-
 def axis_names(job: Job) -> list[str]:
     """List the names of all axes, in their order."""
     variables = [name for name, values in job.env.items() if len(values) > 1]
     return [*variables, *job.matrix, *(name for entry in job.zip for name in entry)]
-
-
-def _axes_given(job: Job, unsound: Sequence[KeyPath]) -> list[str]:
-    """List the names of all axes, those with unsound values included."""
-    return list(dict.fromkeys([*axis_names(job), *_names_below("matrix", unsound)]))
 
 
 def _names_below(section: str, paths: Sequence[KeyPath]) -> list[str]:
@@ -306,10 +299,6 @@ def why_not_uneven(point: Point) -> str | None:
         return f"shares: fast leaves no device when slow_count {point.slow_count} are all"
     if point.shares == BY_ACCUMULATION and "grad_accumulation" not in point.params:
         return f"shares: {BY_ACCUMULATION} needs a workload with the parameter grad_accumulation"
-    return _why_not_explicit(point)
-
-
-def _why_not_explicit(point: Point) -> str | None:
     if "/" not in point.shares:
         return None
     shares = [int(items) for items in point.shares.split("/")]

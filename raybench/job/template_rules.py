@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 import string
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +88,13 @@ def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], li
             problems.append(Problem(path=path, message=f"{error}, given {quote(text)}"))
             continue
         own |= {name: registry.free_setting(name) for name in names if name in given - known}
-        problems += _check_names(path, names, known=[*known, *own], given=given)
+        for name in names:
+            if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
+                message = f"names {{{name}}}, but the job gives no batch size; "
+                problems.append(Problem(path=path, message=f"{message}put {name} into matrix"))
+            elif name not in known and name not in own:
+                message = f"{say_unknown('setting', name, [*known, *own])}, in braces"
+                problems.append(Problem(path=path, message=message))
     return settings | variables | own, problems
 
 
@@ -139,18 +145,6 @@ def _texts_of(
     for index, value in enumerate(values):
         if isinstance(value, str):
             yield ((*path, index) if at_index else path), value
-
-
-def _check_names(
-    path: KeyPath, names: Sequence[str], *, known: Collection[str], given: Set[str]
-) -> Iterator[Problem]:
-    for name in names:
-        if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
-            message = f"names {{{name}}}, but the job gives no batch size; put {name} into matrix"
-            yield Problem(path=path, message=message)
-        elif name not in known:
-            message = f"{say_unknown('setting', name, known)}, in braces"
-            yield Problem(path=path, message=message)
 
 
 def _check_variables(job: Job, settings: Mapping[str, Setting]) -> Iterator[Problem]:

@@ -71,7 +71,16 @@ class Collective(Workload):
         from raybench.workloads import collective_operations as operations
         from raybench.workloads.collective_operations import Payload
 
-        _check_context(context)
+        if context.world_size < 2:
+            raise UsageError(
+                f"workload collective: needs at least 2 ranks, world_size is {context.world_size}; "
+                "raise world_size"
+            )
+        if context.precision is not Precision.FP32:
+            raise UsageError(
+                f"workload collective: precision {context.precision} means nothing to a message; "
+                "leave precision out and give dtype"
+            )
         _check_place(operation, in_place)
         place = _place(context, groups)
         rank, world_size = place.rank, place.size
@@ -93,7 +102,7 @@ class Collective(Workload):
         self._rank_in_group = rank
         self._issue = operations.issuer(operation, self._buffers, rank, world_size, place.group)
         if place.is_idle:
-            self._expected, self._issue = [], _nothing
+            self._expected, self._issue = [], lambda: None
         self._fill()
 
     def step(self) -> None:
@@ -157,23 +166,6 @@ def _place(context: Context, groups: str) -> _Place:
         if context.rank in members:
             found = _Place(rank=members.index(context.rank), size=len(members), group=group)
     return found
-
-
-def _nothing() -> object:
-    return None
-
-
-def _check_context(context: Context) -> None:
-    if context.world_size < 2:
-        raise UsageError(
-            f"workload collective: needs at least 2 ranks, world_size is {context.world_size}; "
-            "raise world_size"
-        )
-    if context.precision is not Precision.FP32:
-        raise UsageError(
-            f"workload collective: precision {context.precision} means nothing to a message; "
-            "leave precision out and give dtype"
-        )
 
 
 def _check_place(operation: Operation, in_place: bool | None) -> None:

@@ -54,7 +54,11 @@ class Payload:
     def __init__(
         self, dtype: torch.dtype, device: torch.device, world_size: int, seed: int
     ) -> None:
-        bound = max(1, min(_LARGEST, _exact_integers(dtype) // world_size))
+        # Up to here all integers are exact.
+        largest = (
+            round(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
+        )
+        bound = max(1, min(_LARGEST, largest // world_size))
         # Made on the host: CUDA's random numbers depend on the model of the device.
         generator = torch.Generator().manual_seed(seed)
         values = torch.randint(-bound, bound, (_PERIOD,), generator=generator, dtype=torch.int32)
@@ -92,13 +96,6 @@ class Payload:
 def _stretches(tensor: Tensor) -> list[tuple[int, Tensor]]:
     """Pieces of at most a period, each with where it starts."""
     return [(start, tensor[start : start + _PERIOD]) for start in range(0, len(tensor), _PERIOD)]
-
-
-def _exact_integers(dtype: torch.dtype) -> int:
-    """Up to which all integers are exact."""
-    if not dtype.is_floating_point:
-        return torch.iinfo(dtype).max
-    return round(2 / torch.finfo(dtype).eps)
 
 
 # In torch. NCCL itself reduces and broadcasts out of place too.

@@ -134,7 +134,9 @@ class Steps:
         kind = DoubleBlock if scope == "double_block" else SingleBlock
         generator = self.numbers.generator()
         block = self._make_module(lambda: kind(self.shape, self._attend()), generator)
-        text, image = self._hidden(generator, self.shape.width, self.shape.width)
+        width = self.shape.width
+        text = self._text_shard(self.numbers.draw(generator, self.tokens.text, width))
+        image = self.parallel.shard(self.numbers.draw(generator, self.tokens.image, width))
         time = self.numbers.draw(generator, 1, self.shape.width)
         turned = self._rotation()
         if scope == "double_block":
@@ -209,15 +211,6 @@ class Steps:
         joint = partial(self.parallel.attend, kernel, replicated=replicated)
         return AttentionOperator(joint) if self.compile else joint
 
-    def _hidden(
-        self, generator: torch.Generator | None, text: int, image: int
-    ) -> tuple[Tensor, Tensor]:
-        """Draw the tokens of all ranks, of these widths, and take this rank's."""
-        return (
-            self._text_shard(self.numbers.draw(generator, self.tokens.text, text)),
-            self.parallel.shard(self.numbers.draw(generator, self.tokens.image, image)),
-        )
-
     def _text_shard(self, text: Tensor) -> Tensor:
         return self.parallel.shard(text) if self.tokens.split_text else text
 
@@ -229,11 +222,13 @@ class Steps:
             columns=self.tokens.columns,
             like=self.numbers.empty(0),
         )
-        return Rotation(*map(self._own_places, whole))
-
-    def _own_places(self, places: Tensor) -> Tensor:
-        text, image = places[: self.tokens.text], places[self.tokens.text :]
-        return torch.cat((self._text_shard(text), self.parallel.shard(image)))
+        length = self.tokens.text
+        return Rotation(
+            *(
+                torch.cat((self._text_shard(places[:length]), self.parallel.shard(places[length:])))
+                for places in whole
+            )
+        )
 
 
 # Tokens of the copy for each rank: of the image, and of the text.

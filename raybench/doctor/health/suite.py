@@ -11,9 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import chain, zip_longest
+from statistics import median
 from typing import Literal, get_args
 
 from raybench.job import registry
+from raybench.job.model import Measure, Span
 from raybench.job.point import RUN_SETTINGS, USUAL_PRECISIONS, Point, Precision, Scalar
 from raybench.records import Device
 from raybench.records.health import (
@@ -557,3 +559,55 @@ def _unread(probe: Probe, fleet: Fleet, lacking: Mapping[int, int], needed: int)
         )
         for rank, subject in enumerate(fleet.subjects)
     ]
+
+
+# Of each point of a burn-in: long enough that the device gets hot, short enough that a hang is soon
+# noticed.
+_POINT_S = 10.0
+_TIMEOUT_S = 60.0
+_SHARE = 10
+
+
+def measure_of_burn_in() -> Measure:
+    """Return how long each point of the stage is measured."""
+    return Measure(
+        warmup=Span(min=10, max=10),
+        iterations=Span(min=10, max=1_000_000),
+        min_seconds=_POINT_S,
+        # Its time is what is asked for, not how well the median is known.
+        target_ci=0.9,
+        max_seconds=1.5 * _POINT_S,
+        timeout_s=_TIMEOUT_S,
+        breakdown=False,
+    )
+
+
+def drift(readings: Sequence[Reading], floor: float) -> Iterator[Reading]:
+    """Yield how much longer each subject took in the last tenth of the burn-in than in the first.
+
+    Heat and wear show there; the others of its model tell whether that is usual. Nothing of a
+    burn-in of one turn.
+    """
+    series: dict[tuple[HealthTest, Subject], list[float]] = {}
+    for reading in readings:
+        if reading.test.stage == "burn-in" and reading.value:
+            value = reading.value if reading.test.is_time else 1 / reading.value
+            series.setdefault((reading.test, reading.subject), []).append(value)
+    for (test, subject), times in series.items():
+        if len(times) < 2:
+            continue
+        tenth = max(1, len(times) // _SHARE)
+        yield Reading(
+            test=HealthTest(
+                name=f"{test.name} drift",
+                stage="burn-in",
+                kind=test.kind,
+                unit="x",
+                is_time=True,
+                floor=floor,
+                meaning="Time of the last tenth of the burn-in to that of the first.",
+            ),
+            subject=subject,
+            pass_number=1,
+            value=median(times[-tenth:]) / median(times[:tenth]),
+        )
