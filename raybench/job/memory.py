@@ -112,19 +112,13 @@ def what_fits(point: Point, room_bytes: float) -> Iterator[Fit]:
     )
     for group in (batches, changes):
         for change in group:
-            found = _estimate_if_allowed(workload_class, {**settings, **change})
+            changed = {**settings, **change}
+            try:
+                is_allowed = registry.why_not(workload_class, changed) is None
+                found = _estimate(workload_class, changed) if is_allowed else None
+            except UsageError:
+                continue
             if found is not None and found.total_bytes <= room_bytes:
                 ((name, value),) = change.items()
                 yield Fit(name=name, value=value, estimate_bytes=found.total_bytes)
                 break
-
-
-def _estimate_if_allowed(
-    workload_class: type, settings: Mapping[str, Scalar]
-) -> MemoryParts | None:
-    """Estimate a point that the class does not refuse; None where it cannot be asked."""
-    try:
-        is_allowed = registry.why_not(workload_class, settings) is None
-        return _estimate(workload_class, settings) if is_allowed else None
-    except UsageError:
-        return None

@@ -52,12 +52,10 @@ def device_subjects(devices: Sequence[Device]) -> tuple[Subject, ...]:
     for device in devices:
         place = places[device.host]
         places[device.host] += 1
-        found.append(device_subject(device) if device.kind == "cuda" else _at(device, place))
+        if device.kind != "cuda":
+            device = replace(device, index=place, uuid=f"{device.host}/{place}")
+        found.append(device_subject(device))
     return tuple(found)
-
-
-def _at(device: Device, place: int) -> Subject:
-    return device_subject(replace(device, index=place, uuid=f"{device.host}/{place}"))
 
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
