@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from raybench.job.point import Precision
-from raybench.workloads import context_parallel, language_training
+from raybench.workloads import language_training, sharding
 from raybench.workloads.base import Context
 from raybench.workloads.layout import Layout
 from raybench.workloads.transformer import Transformer
@@ -131,7 +131,7 @@ def _faults() -> dict[str, tuple[dict[str, Any], AbstractContextManager[object]]
         "keys of this rank alone": (
             {"cp": 2},
             mock.patch.object(
-                context_parallel.collectives,
+                sharding.collectives,
                 "all_gather_tensor_autograd",
                 lambda own, gather_dim, group: own.repeat(1, 1, 2, 1),
             ),

@@ -130,7 +130,7 @@ class Size(click.ParamType[int]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Read the bytes. Raises BadParameter for a text that is no size."""
-        from raybench.job.sizes import read_bytes
+        from raybench.job.sections import read_bytes
 
         count = None if value.replace(".", "").isdecimal() else read_bytes(value)
         if count is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,8 @@ import click
 from raybench.cli.options import DeviceCount, Size, overrides_option
 from raybench.cli.output import json_text, scalar_text, table_text, text_width, write_result
 from raybench.job.device_choice import devices_needed
+from raybench.job.memory import USABLE, MemoryParts, explain_oom, gib
+from raybench.job.point import Point
 from raybench.report.plain_text import counted, printable
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from raybench.job.plan import Plan
     from raybench.job.point import Point
     from raybench.job.sections import BatchSearch, Isolation
+
 
 SCHEMA_VERSION = 1  # of the JSON object that `plan` prints
 # Of a point of ddp_scaling on H200s, beside its iterations.
@@ -226,7 +229,6 @@ def plan_as_text(
     job: Job, plan: Plan, makespans: _Makespans | None, device_bytes: int | None = None
 ) -> str:
     """Show the plan as a table of what varies, below what does not, above what it needs."""
-    from raybench.cli.plan_memory import memory_column, memory_lines
     from raybench.job.memory import estimate
     from raybench.job.plan import varying_settings
     from raybench.job.point import RUN_SETTINGS, UNEVEN
@@ -345,3 +347,39 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.3g} s"
     minutes = seconds / 60
     return f"{minutes:.3g} min" if minutes < 100 else f"{minutes / 60:.3g} h"
+
+
+_MOST_EXPLAINED = 3
+
+Estimates = Sequence[MemoryParts | None]
+
+
+def memory_column(estimates: Estimates) -> list[str]:
+    """Write the estimate of each point in GiB; empty where there is none."""
+    return [gib(found.total_bytes) if found else "" for found in estimates]
+
+
+def memory_lines(
+    points: Sequence[Point], estimates: Estimates, device_bytes: int | None
+) -> Iterator[str]:
+    """Say in a sentence how much points need, and of those that do not fit what would."""
+    known = [found.total_bytes for found in estimates if found]
+    if not known:
+        return
+    least, most = gib(min(known)), gib(max(known))
+    span = most if least == most else f"{least} to {most}"
+    text = f"memory: estimated {span} GiB a device"
+    if device_bytes is None:
+        yield f"{text}; --device-memory SIZE tells which points do not fit"
+        return
+    room = USABLE * device_bytes
+    too_big = [
+        (number, point, found)
+        for number, (point, found) in enumerate(zip(points, estimates, strict=True), start=1)
+        if found and found.total_bytes > room
+    ]
+    numbers = ", ".join(f"#{number}" for number, *_ in too_big)
+    fits = f"do not fit into {gib(device_bytes)} GiB, and run all the same: {numbers}"
+    yield f"{text}; {fits if too_big else f'all fit into {gib(device_bytes)} GiB'}"
+    for number, point, found in too_big[:_MOST_EXPLAINED]:
+        yield f"#{number}: {explain_oom(point, found, device_bytes)}"

@@ -9,7 +9,7 @@ from raybench.cluster.failures import cause_of
 from raybench.doctor.facts import Check, Facts, Verdict
 from raybench.job.model import Measure, Span
 from raybench.job.point import Point, Precision
-from raybench.records import Answer, Failure, Measurement, Task
+from raybench.records import Answer, Measurement, Task
 from raybench.stats import summary
 
 _MIB = 2**20
@@ -58,21 +58,18 @@ def not_run(facts: Facts) -> Check | None:
 def judge(answers: Sequence[Answer]) -> list[Check]:
     """Make the checks of what the workers answered."""
     if cause := cause_of(answers):
-        return [_fail(cause)]
+        failed = Check(
+            name=_NAME,
+            verdict=Verdict.FAIL,
+            found=f"rank {cause.rank}: {cause.error_type}: {cause.message}",
+            advice="nothing that communicates can be measured: read the whole error in --json; run "
+            "again with NCCL_DEBUG=WARN on GPUs; look at the network between the nodes and at the "
+            "variables above",
+            details={"rank": cause.rank, "error_type": cause.error_type, "detail": cause.detail},
+        )
+        return [failed]
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     return [_first(measurements), _bandwidth(measurements)]
-
-
-def _fail(cause: Failure) -> Check:
-    return Check(
-        name=_NAME,
-        verdict=Verdict.FAIL,
-        found=f"rank {cause.rank}: {cause.error_type}: {cause.message}",
-        advice="nothing that communicates can be measured: read the whole error in --json; run "
-        "again with NCCL_DEBUG=WARN on GPUs; look at the network between the nodes and at the "
-        "variables above",
-        details={"rank": cause.rank, "error_type": cause.error_type, "detail": cause.detail},
-    )
 
 
 def _first(measurements: Sequence[Measurement]) -> Check:

@@ -65,7 +65,14 @@ def open_cluster(
 
 def diagnose(cluster: Cluster, phase: Phase) -> Diagnosis:
     """Start all workers and run all checks. Raises ClusterError when no worker comes."""
-    refusal = _start(cluster, phase)
+    refusal = ""
+    with phase(f"starting {count_noun(cluster.capacity, 'worker')}"):
+        try:
+            cluster.start(cluster.capacity, "pack")
+        except ClusterError as error:
+            if not cluster.devices:
+                raise
+            refusal = str(error)
     facts = Facts(
         devices=cluster.devices,
         versions=package_versions(),
@@ -91,18 +98,6 @@ def examine(facts: Facts) -> list[Check]:
         variables.differences(facts),
         *variables.traps(facts),
     ]
-
-
-def _start(cluster: Cluster, phase: Phase) -> str:
-    """Start the workers; why raybench refuses their devices, empty where it does not."""
-    with phase(f"starting {count_noun(cluster.capacity, 'worker')}"):
-        try:
-            cluster.start(cluster.capacity, "pack")
-        except ClusterError as error:
-            if not cluster.devices:
-                raise
-            return str(error)
-    return ""
 
 
 def _try_devices(cluster: Cluster, facts: Facts, phase: Phase) -> list[Check]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from raybench.doctor.facts import Check, Facts, Verdict, count_noun, join_names
@@ -96,7 +96,11 @@ def judge(facts: Facts, answers: Sequence[Answer]) -> list[Check]:
         return [_gloo(facts.devices, ranks)]
     within, between = (_see(facts.devices, ranks, is_within=one) for one in (True, False))
     checks = [_within(facts.devices, ranks, within)] if within.routes else []
-    return [*checks, _between(ranks, between)] if between.routes else checks
+    if between.routes:
+        found = f"{_list(between)}{_adapter_count(ranks, between)}"
+        advice = "; ".join(_hints(ranks, between))
+        checks.append(_check("transport, network", found, advice, between))
+    return checks
 
 
 def read_rank(output: str) -> RankTransports:
@@ -149,11 +153,6 @@ def _within(devices: Sequence[Device], ranks: Sequence[RankTransports], seen: _S
     switch = f"; NVLS {'on' if True in nvls else 'off'}" if nvls else ""
     advice = "" if is_direct else _NO_PEERS
     return _check("transport, node", f"{_list(seen)}{medium}{switch}", advice, seen)
-
-
-def _between(ranks: Sequence[RankTransports], seen: _Seen) -> Check:
-    advice = "; ".join(_hints(ranks, seen))
-    return _check("transport, network", f"{_list(seen)}{_adapter_count(ranks, seen)}", advice, seen)
 
 
 def _hints(ranks: Sequence[RankTransports], seen: _Seen) -> Iterator[str]:
@@ -218,7 +217,8 @@ def _gloo(devices: Sequence[Device], ranks: Sequence[RankTransports]) -> Check:
     """Tell over which interfaces CPU workers are connected."""
     is_one_host = len({(device.host, device.address) for device in devices}) == 1
     found = sorted({f"{name} ({address})" for rank in ranks for name, address, _ in rank.peers})
-    inner = {name for name, _ in _outward(ranks) if _INNER.match(name)}
+    outward = (name for rank in ranks for name, here, there in rank.peers if here != there)
+    inner = set(filter(_INNER.match, outward))
     advice = ""
     if inner and not is_one_host:
         advice = (
@@ -232,9 +232,3 @@ def _gloo(devices: Sequence[Device], ranks: Sequence[RankTransports]) -> Check:
         advice=advice,
         details={"interfaces": found},
     )
-
-
-def _outward(ranks: Iterable[RankTransports]) -> Iterator[tuple[str, str]]:
-    """Yield interface and address of the connections to another address."""
-    for rank in ranks:
-        yield from ((name, there) for name, here, there in rank.peers if here != there)

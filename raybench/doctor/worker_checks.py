@@ -42,7 +42,8 @@ def devices(facts: Facts) -> Check:
             "nodes differ in their count: if one should have more, look for a GPU that fell off "
             "the bus (dmesg | grep Xid) and at what Ray was told (ray status)"
         )
-    return _advise("devices", found, advice)
+    verdict = Verdict.WARN if advice else Verdict.OK
+    return Check(name="devices", verdict=verdict, found=found, advice="; ".join(advice))
 
 
 def identity(facts: Facts) -> Check:
@@ -68,7 +69,13 @@ def versions(facts: Facts) -> Check:
     for name in _VERSIONS:
         if not facts.is_cuda and name in ("cuda", "nccl", "driver"):
             continue
-        owners = {label(device): _version(device, name) for device in facts.devices}
+        owners = {
+            label(device): (
+                device.driver_version if name == "driver" else device.versions.get(name)
+            )
+            or UNKNOWN
+            for device in facts.devices
+        }
         if name in facts.versions:
             owners["this process"] = facts.versions[name]
         seen = dict.fromkeys(owners.values())
@@ -90,12 +97,6 @@ def versions(facts: Facts) -> Check:
         advice=f"install the same {' and '.join(differing)} on every node",
         details={"differing": differing},
     )
-
-
-def _version(device: Device, name: str) -> str:
-    if name == "driver":
-        return device.driver_version or UNKNOWN
-    return device.versions.get(name, UNKNOWN)
 
 
 def other_sweeps(facts: Facts) -> Check:
@@ -173,8 +174,3 @@ def _free(size_bytes: int | None) -> str | None:
 def _below(facts: Facts, fact: str, least_bytes: int) -> list[Device]:
     sizes = [(device, getattr(device, fact)) for device in _first_of_nodes(facts)]
     return [device for device, size in sizes if size is not None and size < least_bytes]
-
-
-def _advise(name: str, found: str, advice: list[str]) -> Check:
-    verdict = Verdict.WARN if advice else Verdict.OK
-    return Check(name=name, verdict=verdict, found=found, advice="; ".join(advice))

@@ -47,7 +47,17 @@ def select_points(
     if len(expression) > _MAX_CHARACTERS:
         raise UsageError(f"{option}: at most {_MAX_CHARACTERS} characters")
     label = f"{option} {expression if expression.isprintable() else quote(expression)}"
-    tree = _parse(expression, label)
+    try:
+        with warnings.catch_warnings():
+            # What Python remarks on, as the escape in '\d', would be printed.
+            warnings.simplefilter("ignore")
+            # Not by simpleeval, which takes statements such as `world_size = 2` and ignores them.
+            tree = ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        # MemoryError is what Python says to parentheses nested too deep.
+        reason = getattr(error, "msg", None) or " ".join(str(error).split())
+        message = f"{label}: not an expression: {reason}; write it as in {_EXAMPLE}"
+        raise UsageError(message) from error
     if complaint := _complaint(tree, len(points)):
         raise UsageError(f"{label}: {complaint}")
     evaluator = _evaluator()
@@ -64,20 +74,6 @@ def select_points(
     if not kept:
         raise UsageError(f"{label}: keeps none of the {len(points)} points")
     return tuple(kept)
-
-
-def _parse(expression: str, label: str) -> ast.expr:
-    try:
-        with warnings.catch_warnings():
-            # What Python remarks on, as the escape in '\d', would be printed.
-            warnings.simplefilter("ignore")
-            # Not by simpleeval, which takes statements such as `world_size = 2` and ignores them.
-            return ast.parse(expression.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        # MemoryError is what Python says to parentheses nested too deep.
-        reason = getattr(error, "msg", None) or " ".join(str(error).split())
-        message = f"{label}: not an expression: {reason}; write it as in {_EXAMPLE}"
-        raise UsageError(message) from error
 
 
 def _complaint(tree: ast.expr, points: int) -> str | None:

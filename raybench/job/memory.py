@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from raybench.errors import UsageError
 from raybench.job import registry
 from raybench.job.point import Point, Scalar, setting_text
-from raybench.job.registry import Setting
 
 # Of the device's memory; the rest is the driver's, NCCL's and lost between blocks.
 USABLE = 0.93
@@ -103,38 +102,23 @@ def what_fits(point: Point, room_bytes: float) -> Iterator[Fit]:
     workload_class = registry.load(point.workload)
     settings = point.settings
     batch = int(settings.get("batch_size", 1))
-    batches = ({"batch_size": size} for size in _halves(batch))
+    batches = ({"batch_size": batch >> halved} for halved in range(1, batch.bit_length()))
     kinds = registry.settings(workload_class)
+    # Of settings that are there, take the value, and have another one.
     changes = (
         {name: value}
         for name, value in _CHANGES
-        if _can_change(kinds, settings.get(name), name, value)
+        if name in kinds and settings.get(name) != value and kinds[name].complaint(value) is None
     )
     for group in (batches, changes):
         for change in group:
-            found = _estimate_if_allowed(workload_class, {**settings, **change})
+            changed = {**settings, **change}
+            try:
+                is_allowed = registry.why_not(workload_class, changed) is None
+                found = _estimate(workload_class, changed) if is_allowed else None
+            except UsageError:
+                continue
             if found is not None and found.total_bytes <= room_bytes:
                 ((name, value),) = change.items()
                 yield Fit(name=name, value=value, estimate_bytes=found.total_bytes)
                 break
-
-
-def _estimate_if_allowed(
-    workload_class: type, settings: Mapping[str, Scalar]
-) -> MemoryParts | None:
-    """Estimate a point that the class does not refuse; None where it cannot be asked."""
-    try:
-        is_allowed = registry.why_not(workload_class, settings) is None
-        return _estimate(workload_class, settings) if is_allowed else None
-    except UsageError:
-        return None
-
-
-def _halves(batch: int) -> Iterator[int]:
-    while (batch := batch // 2) >= 1:
-        yield batch
-
-
-def _can_change(kinds: Mapping[str, Setting], now: object, name: str, value: Scalar) -> bool:
-    """Whether the setting is there, takes the value, and has another one."""
-    return name in kinds and now != value and kinds[name].complaint(value) is None

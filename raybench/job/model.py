@@ -23,6 +23,7 @@ from raybench.job.device_choice import why_too_few
 from raybench.job.plan import plan_problems
 from raybench.job.point import RUN_SETTINGS, SCRIPT, Point, Scalar
 from raybench.job.problems import KeyPath, Problem, key_text, rule_of, say_unknown
+from raybench.job.rules import why_not_uneven
 from raybench.job.sections import (
     BatchSearch,
     EnvValues,
@@ -38,7 +39,6 @@ from raybench.job.sections import (
     with_sizes,
 )
 from raybench.job.source import YamlSource, parse_source, read_source
-from raybench.job.uneven import why_not_uneven
 
 __all__ = ["Job", "Measure", "Span", "job_schema", "load_job"]
 

@@ -18,7 +18,7 @@ from raybench.job.point import (
     Scalar,
 )
 from raybench.job.problems import KeyPath, Problem, quote
-from raybench.job.templates import product_of, render
+from raybench.job.template_rules import product_of, render
 
 if TYPE_CHECKING:
     from raybench.job.model import Job
@@ -132,7 +132,10 @@ def _work_out(job: Job) -> _Worked:
         remarks=[
             *job.remarks,
             *excludes.remarks(),
-            *_duplicate_remarks(duplicates),
+            *(
+                Problem(path=path, message=f"{count} duplicate point{'s' * (count > 1)} dropped")
+                for path, count in duplicates.items()
+            ),
             *([baseline] if baseline and not is_given else []),
             *_budget_remarks(job),
         ],
@@ -141,32 +144,14 @@ def _work_out(job: Job) -> _Worked:
 
 def _product(job: Job) -> Iterator[_Candidate]:
     # Each change of the environment costs new processes, so it varies slowest.
-    axes = [*_env_axes(job), *_matrix_axes(job), *_zip_axes(job)]
-    if not axes and job.include:
-        return
-    shared = _common_settings(job)
-    for choices in itertools.product(*axes):
-        given = {name: (value, path) for choice in choices for name, value, path in choice}
-        values = {name: value for name, (value, _) in given.items()}
-        size_path = next((given[name][1] for name in BATCH_SIZES if name in given), ())
-        yield _Candidate(values=shared | values, size_path=size_path, origin=("matrix",))
-
-
-def _env_axes(job: Job) -> Iterator[list[_Choice]]:
-    for name, values in job.env.items():
-        if len(values) > 1:
-            yield [((name, value, ("env", name, index)),) for index, value in enumerate(values)]
-
-
-def _matrix_axes(job: Job) -> Iterator[list[_Choice]]:
+    axes: list[list[_Choice]] = [
+        [((name, value, ("env", name, index)),) for index, value in enumerate(values)]
+        for name, values in job.env.items()
+        if len(values) > 1
+    ]
     for name, values in job.axes.items():
-        accept = job.settings[name].accept
-        yield [
-            ((name, accept(value), ("matrix", name, index)),) for index, value in enumerate(values)
-        ]
-
-
-def _zip_axes(job: Job) -> Iterator[list[_Choice]]:
+        accepted = map(job.settings[name].accept, values)
+        axes.append([((name, value, ("matrix", name, at)),) for at, value in enumerate(accepted)])
     for number, entry in enumerate(job.zip):
         columns = [
             [
@@ -175,7 +160,15 @@ def _zip_axes(job: Job) -> Iterator[list[_Choice]]:
             ]
             for name, values in entry.items()
         ]
-        yield list(zip(*columns, strict=True))
+        axes.append(list(zip(*columns, strict=True)))
+    if not axes and job.include:
+        return
+    shared = _common_settings(job)
+    for choices in itertools.product(*axes):
+        given = {name: (value, path) for choice in choices for name, value, path in choice}
+        own = {name: value for name, (value, _) in given.items()}
+        size_path = next((given[name][1] for name in BATCH_SIZES if name in given), ())
+        yield _Candidate(values=shared | own, size_path=size_path, origin=("matrix",))
 
 
 def _include(job: Job) -> Iterator[_Candidate]:
@@ -286,7 +279,9 @@ def _batch(candidate: _Candidate, job: Job) -> _Batch | Problem:
     if not is_strong:
         global_batch_size *= share
     if global_batch_size % share:
-        by = [f"world_size {world_size}"] if groups == world_size else _name_groups(groups)
+        by = [f"world_size {world_size}"] if groups == world_size else []
+        if 1 < groups < world_size:
+            by.append(f"{groups} groups of ranks that share their items")
         by += [f"grad_accumulation {accumulation}"] if accumulation > 1 else []
         message = f"{global_batch_size} cannot be divided by {' x '.join(by)}"
         return Problem(path=candidate.size_path, message=message)
@@ -298,17 +293,6 @@ def _batch(candidate: _Candidate, job: Job) -> _Batch | Problem:
         global_batch_size=global_batch_size,
         scaling="strong" if is_strong or shares_work else "weak",
     )
-
-
-def _name_groups(groups: int) -> list[str]:
-    return [f"{groups} groups of ranks that share their items"] if groups > 1 else []
-
-
-def _duplicate_remarks(duplicates: Mapping[KeyPath, int]) -> list[Problem]:
-    return [
-        Problem(path=path, message=f"{count} duplicate point{'s' * (count > 1)} dropped")
-        for path, count in duplicates.items()
-    ]
 
 
 def _baseline(job: Job) -> dict[str, Scalar]:

@@ -41,7 +41,7 @@ BUILTIN: Mapping[str, str] = {
     "collective": "raybench.workloads.collective:Collective",
     "dit": "raybench.workloads.dit:Dit",
     "gemm": "raybench.workloads.gemm:Gemm",
-    "grouped_collective": "raybench.workloads.grouped_collective:GroupedCollective",
+    "grouped_collective": "raybench.workloads.collective:GroupedCollective",
     "host_copy": "raybench.workloads.host_copy:HostCopy",
     "launch": "raybench.workloads.launch:Launch",
     "linear": "raybench.workloads.linear:Linear",

@@ -6,12 +6,22 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raybench.job.point import BATCH_SIZES, RUN_SETTINGS, SCRIPT, UNEVEN, Scalar
+from raybench.job.point import (
+    BATCH_SIZES,
+    BY_ACCUMULATION,
+    FAST,
+    RUN_SETTINGS,
+    SCRIPT,
+    UNEVEN,
+    Point,
+    Scalar,
+)
 from raybench.job.problems import KeyPath, Problem, did_you_mean, key_text, quote, say_unknown
 from raybench.job.registry import Setting
 
 if TYPE_CHECKING:
     from raybench.job.model import Job
+
 
 MAX_POINTS = 100_000
 _LISTED_VALUES = 8
@@ -26,7 +36,9 @@ def check(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> list[Pro
     problems = [
         *_check_workload(job, settings),
         *_check_axes(job, settings),
-        *_check_shape(job),
+        *_check_repeated_axes(job),
+        *_check_zip_lengths(job),
+        *_check_search(job),
         *_check_points(job, settings),
     ]
     damaged = {path[0] for path in unsound if path}
@@ -36,7 +48,7 @@ def check(job: Job, settings: _Settings, unsound: Sequence[KeyPath]) -> list[Pro
         ("matrix", "<<"),
     } & set(unsound)
     if is_whole:
-        axes = _axes_given(job, unsound)
+        axes = list(dict.fromkeys([*axis_names(job), *_names_below("matrix", unsound)]))
         fixed = {*job.workload.parameters, *_names_below("workload", unsound)}
         problems += _check_sizes(job, settings, axes)
         problems += _check_required(job, settings, axes, fixed)
@@ -50,7 +62,9 @@ def check_run_settings(job: Job, settings: _Settings, unsound: Sequence[KeyPath]
     """Check what can be said of a job whose workload is not known: `settings` are those of all."""
     problems = [
         *_check_axes(job, settings, others_are_unknown=True),
-        *_check_shape(job),
+        *_check_repeated_axes(job),
+        *_check_zip_lengths(job),
+        *_check_search(job),
         *_check_points(job, settings, others_are_unknown=True),
     ]
     damaged = {path[0] for path in unsound if path}
@@ -59,21 +73,10 @@ def check_run_settings(job: Job, settings: _Settings, unsound: Sequence[KeyPath]
     return problems
 
 
-def _check_shape(job: Job) -> Iterator[Problem]:
-    yield from _check_repeated_axes(job)
-    yield from _check_zip_lengths(job)
-    yield from _check_search(job)
-
-
 def axis_names(job: Job) -> list[str]:
     """List the names of all axes, in their order."""
     variables = [name for name, values in job.env.items() if len(values) > 1]
     return [*variables, *job.matrix, *(name for entry in job.zip for name in entry)]
-
-
-def _axes_given(job: Job, unsound: Sequence[KeyPath]) -> list[str]:
-    """List the names of all axes, those with unsound values included."""
-    return list(dict.fromkeys([*axis_names(job), *_names_below("matrix", unsound)]))
 
 
 def _names_below(section: str, paths: Sequence[KeyPath]) -> list[str]:
@@ -284,3 +287,28 @@ def _check_count(job: Job) -> Iterator[Problem]:
     if count > MAX_POINTS:
         message = f"a job has at most {MAX_POINTS:,} points, given {count:,}"
         yield Problem(path=("matrix",), message=message)
+
+
+def why_not_uneven(point: Point) -> str | None:
+    """Why the point cannot have its shares or slow devices, and what to do; None where it can."""
+    if not point.is_uneven:
+        return None
+    if point.cuda_graph:
+        return "cuda_graph: true does not go with shares and slow_ratio; leave it out"
+    if point.shares == FAST and point.slow_ratio < 1 and point.slow_count >= point.world_size:
+        return f"shares: fast leaves no device when slow_count {point.slow_count} are all"
+    if point.shares == BY_ACCUMULATION and "grad_accumulation" not in point.params:
+        return f"shares: {BY_ACCUMULATION} needs a workload with the parameter grad_accumulation"
+    if "/" not in point.shares:
+        return None
+    shares = [int(items) for items in point.shares.split("/")]
+    if len(shares) != point.world_size:
+        return f"shares: {point.shares} are {len(shares)}, world_size is {point.world_size}"
+    if sum(shares) != point.global_batch_size:
+        return (
+            f"shares: {point.shares} are {sum(shares)} samples together, a step has "
+            f"{point.global_batch_size}"
+        )
+    if any(items % point.grad_accumulation for items in shares):
+        return f"shares: {point.shares} cannot be divided by grad_accumulation"
+    return None

@@ -31,7 +31,27 @@ from pydantic_core import PydanticCustomError
 from raybench.job.device_choice import ANY, are_devices
 from raybench.job.point import Strategy
 from raybench.job.problems import KeyPath, Problem, quote
-from raybench.job.sizes import read_bytes
+
+_UNITS = {
+    **dict.fromkeys(("", "B"), 1),
+    **{f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGT", start=1)},
+    **{f"{letter}B": 10 ** (3 * power) for power, letter in enumerate("kMGT", start=1)},
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB|[kMGT]?B|)")
+_MOST_BYTES = 2**63 - 1
+
+
+def read_bytes(text: str) -> float | None:
+    """Read a number of bytes above 0, which is whole unless the text gives parts of one.
+
+    None where the text is none.
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        return None
+    number, unit = found.groups()
+    count = float(number) * _UNITS[unit] if "." in number else int(number) * _UNITS[unit]
+    return count if 0 < count <= _MOST_BYTES else None
 
 
 def _one_value(value: object) -> object:
@@ -168,13 +188,10 @@ def _matrix(value: object) -> object:
     """Only batch_size is searched: elsewhere `auto` is a text, and a mapping no value."""
     if not isinstance(value, dict):
         return value
-    return {name: _axis_of(name, given) for name, given in value.items()}
-
-
-def _axis_of(name: object, given: object) -> object:
-    if name == "batch_size":
-        return {} if given == "auto" else given
-    return [given] if isinstance(given, dict) else given
+    axes = {name: [given] if isinstance(given, dict) else given for name, given in value.items()}
+    if "batch_size" in value:
+        axes["batch_size"] = {} if value["batch_size"] == "auto" else value["batch_size"]
+    return axes
 
 
 Axis = Annotated[Values | BatchSearch, WrapValidator(_axis)]
@@ -339,21 +356,20 @@ def with_sizes(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
 def _with_sizes_of(
     given: Mapping[str, Any], path: KeyPath, problems: list[Problem]
 ) -> dict[str, Any]:
-    return {
-        name: _sizes_of(value, (*path, name), problems) if str(name).endswith("_bytes") else value
-        for name, value in given.items()
-    }
-
-
-def _sizes_of(value: Any, path: KeyPath, problems: list[Problem]) -> Any:
-    if not isinstance(value, list):
-        found = _expand_size(value, path, problems)
-        return found[0] if len(found) == 1 else found or value
-    return [
-        size
-        for place, one in enumerate(value)
-        for size in _expand_size(one, (*path, place), problems)
-    ]
+    told = dict(given)
+    for name, value in given.items():
+        if not str(name).endswith("_bytes"):
+            continue
+        if isinstance(value, list):
+            told[name] = [
+                size
+                for place, one in enumerate(value)
+                for size in _expand_size(one, (*path, name, place), problems)
+            ]
+        else:
+            found = _expand_size(value, (*path, name), problems)
+            told[name] = found[0] if len(found) == 1 else found or value
+    return told
 
 
 def _expand_size(value: Any, path: KeyPath, problems: list[Problem]) -> list[Any]:

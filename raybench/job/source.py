@@ -195,7 +195,9 @@ def _override(source: YamlSource, text: str) -> str | None:
     path: KeyPath = tuple(key.strip().split("."))
     if not equals or not all(path):
         return f"{_label(text)}: must be KEY=VALUE, as in matrix.world_size=1,2"
-    tree = _parse_value(value)
+    # `1,2` is the list `[1, 2]`.
+    is_list = "," in value and value.strip()[0] not in "[{\"'"
+    tree = parse_tree(f"[{value}]" if is_list else value)
     if tree.problems or tree.data is None:
         problem = tree.problems[0] if tree.problems else Problem(message="no value given")
         is_told = not value.strip() or ", given " in problem.message
@@ -211,12 +213,6 @@ def _override(source: YamlSource, text: str) -> str | None:
         del source.overrides[known]
     source.overrides[path] = text
     return None
-
-
-def _parse_value(value: str) -> Tree:
-    """YAML, and `1,2` is the list `[1, 2]`."""
-    is_list = "," in value and value.strip()[0] not in "[{\"'"
-    return parse_tree(f"[{value}]" if is_list else value)
 
 
 def _label(override: str) -> str:

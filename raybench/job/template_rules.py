@@ -2,19 +2,60 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+import shlex
+import string
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raybench.job import registry
-from raybench.job.point import BATCH_SIZES, RUN_SETTINGS, SCRIPT
+from raybench.job.point import BATCH_SIZES, RUN_SETTINGS, SCRIPT, Scalar, setting_text
 from raybench.job.problems import KeyPath, Problem, quote, say_unknown
 from raybench.job.registry import Setting
-from raybench.job.templates import names_in, split_arguments
 
 if TYPE_CHECKING:
     from raybench.job.model import Job
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces themselves"
+
+
+def names_in(text: str) -> list[str]:
+    """List the settings that a text names, in their order. Raises ValueError with the rule."""
+    try:
+        fields = [field for _, *field in string.Formatter().parse(text) if field[0] is not None]
+    except ValueError:
+        raise ValueError(_BRACES) from None
+    for name, format_spec, conversion in fields:
+        if not _NAME.fullmatch(name or "") or format_spec or conversion:
+            raise ValueError(_BRACES)
+    return list(dict.fromkeys(str(name) for name, *_ in fields))
+
+
+def render(text: str, settings: Mapping[str, Scalar]) -> str:
+    """Put the settings in their places, as a command line has them: `true` for True."""
+    return text.format_map({name: setting_text(value) for name, value in settings.items()})
+
+
+def split_arguments(text: str) -> list[str]:
+    """Split a command line as a shell does. Raises ValueError with the rule."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        raise ValueError("a quote is not closed") from None
+
+
+def product_of(text: str) -> int | None:
+    """Multiply the whole numbers of a text; None for an empty one. Raises ValueError."""
+    if not text.strip():
+        return None
+    factors = [factor.strip() for factor in text.split("*")]
+    if not all(factor.isdecimal() for factor in factors):
+        raise ValueError("must be a whole number, or a product of them, as in 64 * 8")
+    return math.prod(map(int, factors))
+
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 # What raybench itself sets for each rank, or by what it finds its processes again.
@@ -47,7 +88,13 @@ def add_settings(job: Job, workload_class: type) -> tuple[dict[str, Setting], li
             problems.append(Problem(path=path, message=f"{error}, given {quote(text)}"))
             continue
         own |= {name: registry.free_setting(name) for name in names if name in given - known}
-        problems += _check_names(path, names, known=[*known, *own], given=given)
+        for name in names:
+            if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
+                message = f"names {{{name}}}, but the job gives no batch size; "
+                problems.append(Problem(path=path, message=f"{message}put {name} into matrix"))
+            elif name not in known and name not in own:
+                message = f"{say_unknown('setting', name, [*known, *own])}, in braces"
+                problems.append(Problem(path=path, message=message))
     return settings | variables | own, problems
 
 
@@ -98,18 +145,6 @@ def _texts_of(
     for index, value in enumerate(values):
         if isinstance(value, str):
             yield ((*path, index) if at_index else path), value
-
-
-def _check_names(
-    path: KeyPath, names: Sequence[str], *, known: Collection[str], given: Set[str]
-) -> Iterator[Problem]:
-    for name in names:
-        if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
-            message = f"names {{{name}}}, but the job gives no batch size; put {name} into matrix"
-            yield Problem(path=path, message=message)
-        elif name not in known:
-            message = f"{say_unknown('setting', name, known)}, in braces"
-            yield Problem(path=path, message=message)
 
 
 def _check_variables(job: Job, settings: Mapping[str, Setting]) -> Iterator[Problem]:

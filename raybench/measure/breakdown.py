@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 
-from raybench.measure import wall_clock
 from raybench.measure.collectives import LocalCopies, WatchedCopies, add_up, replace_collectives
 from raybench.measure.marks import (
     BucketMarks,
@@ -54,6 +53,13 @@ _LEAD_IN_SAMPLES = 2
 # Fewer have no spread.
 _LEAST_OF_A_BLOCK = 3
 _NS_PER_MS = 1e6
+# What a clock of the host says of a step on a GPU, before the device is done and after it.
+_WALL_COLUMNS = ("wall_unsynced_ms_by_rank", "wall_synced_ms_by_rank")
+_WALL_METHODS = {
+    "wall_unsynced_ms_by_rank": "host clock around one step of an idle device, not waited for",
+    "wall_synced_ms_by_rank": "host clock around one step of an idle device, waited for",
+}
+_NO_WALL_TIMES = "none: on a CPU nothing goes on behind the host's clock"
 # Steps issued one at a time to an idle device, to learn how long the host needs for one.
 _ISSUED_ALONE = 5
 # A host that needs less of a step than this stays ahead of the device by itself.
@@ -125,7 +131,7 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     """
     if context.cuda_graph:
         named = ("regions",) if context.regions.are_used else ()
-        columns = (*ALL_COLUMNS, *wall_clock.COLUMNS, *named)
+        columns = (*ALL_COLUMNS, *_WALL_COLUMNS, *named)
         return Breakdown(methods=dict.fromkeys(columns, FROM_GRAPH))
     session = _Session(workload=workload, timer=timer, context=context, extent=extent)
     with no_garbage_collection():
@@ -136,7 +142,7 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
         parts = _parts(session)
     known = peak if isinstance(peak, PeakParts) else None
     how = _WATCHED if isinstance(peak, PeakParts) else peak
-    timed = wall_clock.METHODS if wall else dict.fromkeys(wall_clock.COLUMNS, wall_clock.NO_GPU)
+    timed = _WALL_METHODS if wall else dict.fromkeys(_WALL_COLUMNS, _NO_WALL_TIMES)
     methods = {
         **parts.methods,
         **dict.fromkeys(_PEAK, how),
@@ -155,7 +161,7 @@ def _wall_times(session: _Session) -> WallTimes | None:
     for _ in range(_WARMUP_STEPS):
         session.workload.step()
     steps = min(session.extent.steps, _ISSUED_ALONE)
-    return wall_clock.time_by_wall_clock(session.workload.step, steps, torch.cuda.synchronize)
+    return time_by_wall_clock(session.workload.step, steps, torch.cuda.synchronize)
 
 
 def _parts(session: _Session) -> Breakdown:
@@ -478,7 +484,7 @@ def time_queued_steps(
 def _issue_ms(step: Step) -> float:
     """Median time in ms that the host needs to issue a step while the device is idle."""
     wait = torch.cuda.synchronize
-    return wall_clock.time_by_wall_clock(step, _ISSUED_ALONE, wait).unsynced_ms
+    return time_by_wall_clock(step, _ISSUED_ALONE, wait).unsynced_ms
 
 
 def _hold_back(ms: float) -> None:
@@ -501,3 +507,22 @@ def _cycles_per_ms() -> float:
 
 def _spin(cycles: int) -> None:
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> WallTimes:
+    """Time steps one at a time, as a script does that has no events.
+
+    wait: for the device. It is idle before each step.
+    """
+    issued_ns, done_ns = [], []
+    for _ in range(steps):
+        wait()
+        start_ns = time.perf_counter_ns()
+        step()
+        issued_ns.append(time.perf_counter_ns() - start_ns)
+        wait()
+        done_ns.append(time.perf_counter_ns() - start_ns)
+    return WallTimes(
+        unsynced_ms=statistics.median(issued_ns) / _NS_PER_MS,
+        synced_ms=statistics.median(done_ns) / _NS_PER_MS,
+    )

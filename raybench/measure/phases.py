@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.autograd import profiler_legacy
 
 from raybench.hardware.counters import (
     Counters,
@@ -28,7 +29,6 @@ from raybench.hardware.counters import (
 from raybench.job.model import Measure
 from raybench.job.registry import shares_work
 from raybench.measure import profiling, timing
-from raybench.measure.attention_kernels import attention_kernels
 from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.collective_times import with_call_times
 from raybench.measure.script_breakdown import break_down_script
@@ -59,7 +59,6 @@ from raybench.measure.timing import (
     per_step,
     slowest_rank_ns,
 )
-from raybench.measure.torch_allocator import AllocatorCalls, PeakMemory
 from raybench.records import Breakdown, Measurement, Repetition, Samples, SpanNs
 from raybench.records.checked_answers import DECLARED, check_declared, check_metric
 from raybench.records.failure_text import add_note, brief
@@ -68,6 +67,83 @@ from raybench.stats.summary import step_series
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.replicas import count_compiled_frames
 from raybench.workloads.running_script import RunningScript
+
+
+class AllocatorCalls:
+    """What torch's allocator had to do in the timed blocks; None on a CPU.
+
+    retries: allocations that failed until what the allocator kept was given back. device_allocs:
+    calls of cudaMalloc. Both stop the device, and a step in a steady state needs neither.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        is_counted = device.type == "cuda"
+        self.retries: int | None = 0 if is_counted else None
+        self.device_allocs: int | None = 0 if is_counted else None
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Add what is done inside the `with` block."""
+        before = self._read()
+        yield
+        after = self._read()
+        if before is not None and after is not None:
+            self.retries = (self.retries or 0) + after[0] - before[0]
+            self.device_allocs = (self.device_allocs or 0) + after[1] - before[1]
+
+    def _read(self) -> tuple[int, int] | None:
+        if self._device.type != "cuda":
+            return None
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        return stats["num_alloc_retries"], stats["num_device_alloc"]
+
+
+class PeakMemory:
+    """Peak memory of torch's allocator in the timed steps, in bytes; None on a CPU.
+
+    allocated_bytes: without what `forget` leaves out.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.allocated_bytes: int | None = None
+        self.reserved_bytes: int | None = None
+        self._reset()
+
+    def read(self) -> None:
+        """Take in what was used until now."""
+        self._read_reserved()
+        if self._device.type == "cuda":
+            allocated = torch.cuda.max_memory_allocated(self._device)
+            self.allocated_bytes = max(allocated, self.allocated_bytes or 0)
+
+    def forget(self) -> None:
+        """Leave out what was allocated since the last look; call it when a warm-up is over.
+
+        DDP makes its buckets anew in the second step. NCCL keeps the first ones until its watchdog,
+        which looks ten times a second, has seen the end of what used them: gradients count twice
+        for some steps, more or fewer of them from start to start.
+        """
+        self._read_reserved()
+        self._reset()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out what is used inside; what stays allocated counts afterwards."""
+        self.read()
+        yield
+        self._reset()
+
+    def _read_reserved(self) -> None:
+        if self._device.type == "cuda":
+            reserved = torch.cuda.max_memory_reserved(self._device)
+            self.reserved_bytes = max(reserved, self.reserved_bytes or 0)
+
+    def _reset(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+
 
 # Runs a step, and describes what NCCL ran for its collectives.
 NcclChoices = Callable[[Step], tuple[str, ...]]
@@ -476,3 +552,38 @@ def _own_metrics(workload: Workload) -> dict[Metric, float]:
     return {
         one: check_metric(owner, one, value) for one, value in values.items() if value is not None
     }
+
+
+_autograd: Any = torch._C._autograd  # much of it is missing from torch's types
+_NAMES = {
+    "flash": (
+        "aten::_flash_attention_forward",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+    ),
+    "efficient": (
+        "aten::_efficient_attention_forward",
+        "aten::_scaled_dot_product_efficient_attention",
+    ),
+    "cudnn": ("aten::_cudnn_attention_forward", "aten::_scaled_dot_product_cudnn_attention"),
+    "math": ("aten::_scaled_dot_product_attention_math",),
+}
+
+
+def attention_kernels(step: Step) -> tuple[str, ...]:
+    """Run a step, and name the kernels of attention in it; empty where none was seen.
+
+    Torch chooses by device, shapes, mask and its own settings, so that the same job may run another
+    kernel elsewhere. Seen is what the step calls: also from compiled code, from operators of one's
+    own, and in the backward pass. Not seen is what is made of other operators: FlexAttention, and
+    `math` where torch.compile takes it apart.
+    By the profiler that notes operators on the host alone: once CUPTI was in use, later launches of
+    the process stay slower (pytorch#144455).
+    """
+    _autograd._enable_profiler_legacy(profiler_legacy.profile().config())  # type: ignore[no-untyped-call]
+    try:
+        step()
+    finally:
+        threads = _autograd._disable_profiler_legacy()
+    called = {event.name() for events in threads for event in events}
+    return tuple(kernel for kernel, names in _NAMES.items() if not called.isdisjoint(names))

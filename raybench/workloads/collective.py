@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+
 Operation = Annotated[
     Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv"],
     Field(description="What the ranks do together; sendrecv is a ring."),
@@ -68,9 +69,18 @@ class Collective(Workload):
         import torch
 
         from raybench.workloads import collective_operations as operations
-        from raybench.workloads.payload import Payload
+        from raybench.workloads.collective_operations import Payload
 
-        _check_context(context)
+        if context.world_size < 2:
+            raise UsageError(
+                f"workload collective: needs at least 2 ranks, world_size is {context.world_size}; "
+                "raise world_size"
+            )
+        if context.precision is not Precision.FP32:
+            raise UsageError(
+                f"workload collective: precision {context.precision} means nothing to a message; "
+                "leave precision out and give dtype"
+            )
         _check_place(operation, in_place)
         place = _place(context, groups)
         rank, world_size = place.rank, place.size
@@ -92,7 +102,7 @@ class Collective(Workload):
         self._rank_in_group = rank
         self._issue = operations.issuer(operation, self._buffers, rank, world_size, place.group)
         if place.is_idle:
-            self._expected, self._issue = [], _nothing
+            self._expected, self._issue = [], lambda: None
         self._fill()
 
     def step(self) -> None:
@@ -158,23 +168,6 @@ def _place(context: Context, groups: str) -> _Place:
     return found
 
 
-def _nothing() -> object:
-    return None
-
-
-def _check_context(context: Context) -> None:
-    if context.world_size < 2:
-        raise UsageError(
-            f"workload collective: needs at least 2 ranks, world_size is {context.world_size}; "
-            "raise world_size"
-        )
-    if context.precision is not Precision.FP32:
-        raise UsageError(
-            f"workload collective: precision {context.precision} means nothing to a message; "
-            "leave precision out and give dtype"
-        )
-
-
 def _check_place(operation: Operation, in_place: bool | None) -> None:
     from raybench.workloads.collective_operations import ALWAYS_IN_PLACE, NEVER_IN_PLACE
 
@@ -202,3 +195,27 @@ def _elements(operation: Operation, size_bytes: int, dtype: torch.dtype, world_s
             f"{each}; give a multiple of {unit}"
         )
     return size_bytes // dtype.itemsize
+
+
+class GroupedCollective(Collective):
+    """Does one collective operation in groups of ranks, all at the same time.
+
+    With one group of all ranks it is `collective`. Bandwidths are of each group by itself.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        operation: Operation = "all_reduce",
+        size_bytes: MessageBytes = 2**26,
+        dtype: ElementType = "float32",
+        groups: Annotated[
+            str,
+            Field(
+                description="Ranks that do it together, as in 0-3,4-7 or 0+2,1+3; ranks not named "
+                "wait. Empty: all ranks."
+            ),
+        ] = "",
+    ) -> None:
+        self.prepare(context, operation, size_bytes, dtype, None, groups)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from raybench.job.point import Scalar
 from raybench.workloads.base import Context, Workload, WrongResultError
-from raybench.workloads.model_sizes import DIT_PRESETS, DitShape, dit_flops
+from raybench.workloads.model_sizes import DIT_PRESETS, dit_flops
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +98,12 @@ class Dit(Workload):
         # Alone on the meta device, whatever the point divides.
         is_counted = context.device.type == "meta"
         degrees = (1, 1) if is_counted else _degrees(context.world_size, ulysses, ring)
-        shape = _shape(preset, double_blocks, single_blocks)
+        shape = DIT_PRESETS[preset]
+        shape = replace(
+            shape,
+            double_blocks=shape.double_blocks if double_blocks is None else double_blocks,
+            single_blocks=shape.single_blocks if single_blocks is None else single_blocks,
+        )
         self._context = context
         self._steps = dit_steps.Steps(
             shape=shape,
@@ -131,7 +136,7 @@ class Dit(Workload):
         And see that the last output holds numbers. Raises WrongResultError. All ranks must call it
         at the same place.
         """
-        from raybench.workloads.dit_check import TOLERANCES, difference_to_whole, is_finite
+        from raybench.workloads.dit_steps import TOLERANCES, difference_to_whole, is_finite
 
         who, precision = f"rank {self._context.rank}: dit", self._context.precision
         if self.output is not None and not is_finite(self.output):
@@ -148,15 +153,6 @@ class Dit(Workload):
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
         """Say what cannot be divided, and the next size that can."""
         return next(_refusals(settings), None)
-
-
-def _shape(preset: str, double_blocks: int | None, single_blocks: int | None) -> DitShape:
-    whole = DIT_PRESETS[preset]
-    return replace(
-        whole,
-        double_blocks=whole.double_blocks if double_blocks is None else double_blocks,
-        single_blocks=whole.single_blocks if single_blocks is None else single_blocks,
-    )
 
 
 def _numbers(context: Context) -> Numbers:

@@ -1,17 +1,23 @@
-"""The steps of the workload `dit`: a block, a forward pass, or a loop of them, on random inputs."""
+"""The steps of the workload `dit`: a block, a forward pass, or a loop of them, on random inputs.
+
+And whether they compute, divided over ranks, what they compute undivided.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
+from raybench.job.point import Precision
 from raybench.workloads.attention import Kernel, KernelOrAuto, choose_kernel
-from raybench.workloads.attention_operator import AttentionOperator
 from raybench.workloads.compilation import compile_blocks
 from raybench.workloads.dit_model import (
     Attend,
@@ -24,7 +30,40 @@ from raybench.workloads.dit_model import (
     rotation,
 )
 from raybench.workloads.model_sizes import DitShape
-from raybench.workloads.sequence_parallel import SequenceParallel, attend_whole
+from raybench.workloads.sequence_parallel import SequenceParallel, attend_whole, form_groups
+
+_NUMBERS = count()
+_KNOWN: WeakValueDictionary[int, AttentionOperator] = WeakValueDictionary()
+
+
+class AttentionOperator:
+    """Calls a function of query, key and value, of one shape each as the output is, as an operator.
+
+    torch.compile does not look into it, so that a compiled block stays one graph: sends and
+    receives between ranks cannot be traced.
+    An operator takes tensors and numbers only, so that the function is known by a number.
+    """
+
+    def __init__(self, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        self.attend = attend
+        self._number = next(_NUMBERS)
+        _KNOWN[self._number] = self
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend; all three as the function takes them, the output as it gives it."""
+        out: Tensor = torch.ops.raybench.attend_over_ranks(query, key, value, self._number)
+        return out
+
+
+@torch.library.custom_op("raybench::attend_over_ranks", mutates_args=())
+def _attend(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
+    return _KNOWN[number].attend(query, key, value).contiguous()
+
+
+@_attend.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
+    return query.new_empty(query.shape)
+
 
 Scope = Literal["double_block", "single_block", "forward", "loop"]
 
@@ -95,7 +134,9 @@ class Steps:
         kind = DoubleBlock if scope == "double_block" else SingleBlock
         generator = self.numbers.generator()
         block = self._make_module(lambda: kind(self.shape, self._attend()), generator)
-        text, image = self._hidden(generator, self.shape.width, self.shape.width)
+        width = self.shape.width
+        text = self._text_shard(self.numbers.draw(generator, self.tokens.text, width))
+        image = self.parallel.shard(self.numbers.draw(generator, self.tokens.image, width))
         time = self.numbers.draw(generator, 1, self.shape.width)
         turned = self._rotation()
         if scope == "double_block":
@@ -170,15 +211,6 @@ class Steps:
         joint = partial(self.parallel.attend, kernel, replicated=replicated)
         return AttentionOperator(joint) if self.compile else joint
 
-    def _hidden(
-        self, generator: torch.Generator | None, text: int, image: int
-    ) -> tuple[Tensor, Tensor]:
-        """Draw the tokens of all ranks, of these widths, and take this rank's."""
-        return (
-            self._text_shard(self.numbers.draw(generator, self.tokens.text, text)),
-            self.parallel.shard(self.numbers.draw(generator, self.tokens.image, image)),
-        )
-
     def _text_shard(self, text: Tensor) -> Tensor:
         return self.parallel.shard(text) if self.tokens.split_text else text
 
@@ -190,8 +222,70 @@ class Steps:
             columns=self.tokens.columns,
             like=self.numbers.empty(0),
         )
-        return Rotation(*map(self._own_places, whole))
+        length = self.tokens.text
+        return Rotation(
+            *(
+                torch.cat((self._text_shard(places[:length]), self.parallel.shard(places[length:])))
+                for places in whole
+            )
+        )
 
-    def _own_places(self, places: Tensor) -> Tensor:
-        text, image = places[: self.tokens.text], places[self.tokens.text :]
-        return torch.cat((self._text_shard(text), self.parallel.shard(image)))
+
+# Tokens of the copy for each rank: of the image, and of the text.
+_ROWS, _COLUMNS, _TEXT = 2, 8, 8
+# Of queries and keys: a token attends to few others. With all alike attention is next to the mean
+# of all tokens, and a wrong one could not be told from a right one.
+_NORM = 2.0
+_GAIN = 1.5
+# Of what the copy computes. Two ranks on a CPU differ from the whole by 3e-7 (fp32) and 5e-3
+# (bf16); a log-sum-exp to base 2 is off by 3e-2, parts merged by their mean by 0.16, the heads of
+# another rank by 0.8.
+TOLERANCES = {
+    Precision.FP32: 1e-4,
+    Precision.TF32: 1e-2,
+    Precision.FP16: 1e-2,
+    Precision.BF16: 2e-2,
+}
+
+
+def difference_to_whole(steps: Steps) -> float:
+    """Compare the output of a copy of one block of each kind with that of the undivided copy.
+
+    In the type, with the kernel and over the ranks of `steps`; as a share of the whole (Frobenius
+    norms). 0 where nothing is divided. All ranks must call it at the same place.
+    """
+    ranks = steps.parallel.degree
+    if ranks == 1:
+        return 0.0
+    copy = replace(
+        steps,
+        shape=replace(steps.shape, double_blocks=1, single_blocks=1),
+        tokens=Tokens(
+            rows=_ROWS * ranks,
+            columns=_COLUMNS,
+            text=_TEXT * ranks,
+            split_text=steps.tokens.split_text,
+        ),
+        attention=steps.kernel,
+        compile=False,
+        fill=_fill_steeply,
+    )
+    undivided = replace(copy, parallel=form_groups(0, ulysses=1, ring=1))
+    with torch.inference_mode():
+        found, whole = (one.forward()().double() for one in (copy, undivided))
+        return float((found - whole).norm() / whole.norm())
+
+
+def is_finite(output: Tensor) -> bool:
+    """Whether all of it are numbers."""
+    return bool(output.isfinite().all())
+
+
+def _fill_steeply(module: nn.Module, generator: torch.Generator | None) -> None:
+    """Draw weights by which the output hangs on attention, and attention on single tokens."""
+    for name, parameter in module.named_parameters():
+        if "norm" in name:
+            nn.init.constant_(parameter, _NORM)
+        else:
+            std = _GAIN / math.sqrt(parameter.shape[-1])
+            nn.init.normal_(parameter, std=std, generator=generator)

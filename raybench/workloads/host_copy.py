@@ -47,7 +47,7 @@ class HostCopy(Workload):
 
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._rank, self._direction = context.rank, direction
-        self._run: Callable[[], object] = _nothing
+        self._run: Callable[[], object] = lambda: None
         ways = ("h2d", "d2h") if direction == "both" else (direction,)
         self.memory_bytes = 0
         if local_rank not in (None, context.local_rank):
@@ -119,7 +119,3 @@ def _copying(copies: list[tuple[Tensor, Tensor]], context: Context) -> Callable[
         current.wait_stream(side)
 
     return both
-
-
-def _nothing() -> None:
-    return None

@@ -87,11 +87,16 @@ class _Model:
 
     def step_holdings(self) -> Held:
         """Say what a step holds beside them."""
-        tokens, number = self._tokens, self.number
+        # Of a pass of this rank and those that divide its products.
+        tokens = float(self.settings["batch_size"] * self.settings["seq_len"]) / self.layout.cp
+        number = self.number
         width, tp = self.shape.width, self.layout.tp
         # The last norm, and the input of the logits.
         norm = tokens * width * (self.residual / tp + number)
-        gathered = self._blocks_here() + self._table_here()
+        gathered = self._blocks_here()
+        if self._is_gathered:
+            # The last layer stays until the backward pass has been through it.
+            gathered += number * self._table
         saved = (
             self.shape.layers * tokens * self._bytes_of_block() + norm + self._casts() + gathered
         )
@@ -101,11 +106,6 @@ class _Model:
             last=max(tokens * self._whole() + self._weights_at_end(), self._sum_of_tied()),
             data=16.0 * tokens * self.settings.get("grad_accumulation", 1),
         )
-
-    @property
-    def _tokens(self) -> float:
-        """Tokens of a pass of this rank and those that divide its products."""
-        return float(self.settings["batch_size"] * self.settings["seq_len"]) / self.layout.cp
 
     @property
     def _is_autocast(self) -> bool:
@@ -191,10 +191,6 @@ class _Model:
             return 0.0
         all_stay = not self.settings.get("reshard_after_forward", True)
         return self.number * self._block * (self.shape.layers if all_stay else _GATHERED)
-
-    def _table_here(self) -> float:
-        """Count the last layer, which stays until the backward pass has been through it."""
-        return self.number * self._table if self._is_gathered else 0.0
 
     def _weights_at_end(self) -> float:
         """Count what is gathered where the backward pass ends, and gradients not yet shared out.

@@ -17,11 +17,10 @@ from raybench.workloads.base import Context
 from raybench.workloads.compilation import compile_blocks
 from raybench.workloads.float8 import convert_linear_layers
 from raybench.workloads.inference import compute_dtype, output_error
-from raybench.workloads.layers import Block, Decoder, next_token_loss
+from raybench.workloads.layers import Block, Checkpointing, Decoder, next_token_loss
 from raybench.workloads.layout import Layout, LayoutOptions, layout_defaults
 from raybench.workloads.llama import Llama, LlamaBlock
 from raybench.workloads.model_sizes import LanguageShape, LlamaShape, llama_flops, model_flops
-from raybench.workloads.recompute import Checkpointing
 from raybench.workloads.sharding import divide, sequence_part
 from raybench.workloads.trained import Batch, DdpOptions, OptimizerName, Recipe, slices
 

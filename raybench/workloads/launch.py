@@ -35,8 +35,8 @@ class Launch(Workload):
                 "not wait for the device; leave one of them out"
             )
         self.number = torch.zeros(1, dtype=torch.int64, device=context.device)
-        self._synchronize = torch.cuda.synchronize if context.device.type == "cuda" else _nothing
-        self._waits, self._rank = wait, context.rank
+        self._wait = torch.cuda.synchronize if wait and context.device.type == "cuda" else None
+        self._rank = context.rank
         self._counts = not context.cuda_graph
         self._steps = 0
 
@@ -44,8 +44,8 @@ class Launch(Workload):
         """Launch once."""
         self.number.add_(1)
         self._steps += 1
-        if self._waits:
-            self._synchronize()
+        if self._wait is not None:
+            self._wait()
 
     def check(self) -> None:
         """Compare the number with the count of the steps. Raises WrongResultError."""
@@ -55,7 +55,3 @@ class Launch(Workload):
             raise WrongResultError(
                 f"rank {self._rank}: {self._steps} additions of 1 came to {found}"
             )
-
-
-def _nothing() -> None:
-    return None

@@ -70,9 +70,13 @@ class Linear(Model):
         from torch.nn import functional
 
         self._loader: LoaderBatches | None = None
-        if data == "device":
-            _check_no_loader_settings(num_workers, pin_memory)
-        elif context.cuda_graph:
+        if data == "device" and (num_workers or pin_memory):
+            # Such a point would be a repeat of another under a wrong name.
+            raise UsageError(
+                f"workload linear: num_workers ({num_workers}) and pin_memory ({pin_memory}) need "
+                "data: dataloader; leave them out where data is device"
+            )
+        if data != "device" and context.cuda_graph:
             raise UsageError(
                 "workload linear: cuda_graph: true needs data: device; a graph replays its steps "
                 "without the DataLoader"
@@ -106,15 +110,6 @@ class Linear(Model):
         super().close()
         if loader is not None:
             loader.close()
-
-
-def _check_no_loader_settings(num_workers: int, pin_memory: bool) -> None:
-    # Such a point would be a repeat of another under a wrong name.
-    if num_workers or pin_memory:
-        raise UsageError(
-            f"workload linear: num_workers ({num_workers}) and pin_memory ({pin_memory}) need "
-            "data: dataloader; leave them out where data is device"
-        )
 
 
 def _device_batches(context: Context, rows: int) -> Iterator[Batch]:

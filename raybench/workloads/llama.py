@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raybench.workloads.layers import KeyValueCache, LayerCache, Region
+from raybench.workloads.layers import Checkpointing, KeyValueCache, LayerCache, Region, run_block
 from raybench.workloads.model_sizes import LlamaShape
-from raybench.workloads.recompute import Checkpointing, run_block
 
 # Cosines and sines by position: (positions, head width / 2), fp32.
 Rotation: TypeAlias = tuple[Tensor, Tensor]
@@ -50,7 +49,13 @@ class Llama(nn.Module):
         cosines, sines = _rotation(seq_len, shape)
         self.register_buffer("cosines", cosines, persistent=False)
         self.register_buffer("sines", sines, persistent=False)
-        self._initialise(shape.layers)
+        # Normal numbers, narrower where residuals add up (as torchtitan and OLMo do).
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                residual = name.endswith(("attention.output", "mlp.down"))
+                depth = 2 * shape.layers if residual else 1
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(depth))
         if shape.is_tied:
             self.output.weight = self.tokens.weight
 
@@ -71,14 +76,6 @@ class Llama(nn.Module):
         with self._region("logits"):
             logits: Tensor = self.output(self.norm(x))
         return logits
-
-    def _initialise(self, layers: int) -> None:
-        """Draw normal numbers, narrower where residuals add up (as torchtitan and OLMo do)."""
-        nn.init.normal_(self.tokens.weight, std=0.02)
-        for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                residual = name.endswith(("attention.output", "mlp.down"))
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * layers if residual else 1))
 
 
 class LlamaBlock(nn.Module):

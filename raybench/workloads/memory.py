@@ -56,7 +56,16 @@ class Memory(Workload):
         import torch
 
         element: torch.dtype = getattr(torch, dtype)
-        _check(context, size_bytes, element)
+        if context.precision is not Precision.FP32:
+            raise UsageError(
+                f"workload memory: precision {context.precision} means nothing to it; "
+                "leave precision out and give dtype"
+            )
+        if size_bytes % element.itemsize:
+            raise UsageError(
+                f"workload memory: size_bytes {size_bytes} does not divide into elements of "
+                f"{element.itemsize} bytes; give a multiple of {element.itemsize}"
+            )
         generator = context.generator()
         count = 2 if operation in ("copy", "scale") else 3
         self._inputs = [
@@ -92,19 +101,6 @@ class Memory(Workload):
                     f"{start + wrong} of {len(self._output)} is {found[wrong].item():g}"
                 )
         self._output.fill_(math.nan)
-
-
-def _check(context: Context, size_bytes: int, dtype: torch.dtype) -> None:
-    if context.precision is not Precision.FP32:
-        raise UsageError(
-            f"workload memory: precision {context.precision} means nothing to it; "
-            "leave precision out and give dtype"
-        )
-    if size_bytes % dtype.itemsize:
-        raise UsageError(
-            f"workload memory: size_bytes {size_bytes} does not divide into elements of "
-            f"{dtype.itemsize} bytes; give a multiple of {dtype.itemsize}"
-        )
 
 
 def _computing(operation: Operation, inputs: list[Tensor], out: Tensor) -> Callable[[], object]:

@@ -150,11 +150,9 @@ def parameter_count(workload: str, params: Mapping[str, str]) -> int | None:
 
 def language_parameters(shape: LanguageShape, positions: int) -> int:
     """Count the parameters of a language model; positions: those of its table, if it has one."""
-    return _llama(shape) if isinstance(shape, LlamaShape) else _decoder(shape, positions)
-
-
-def _llama(shape: LlamaShape) -> int:
-    """Tables of tokens and of the output, unless they are one; blocks; a last norm."""
+    if not isinstance(shape, LlamaShape):
+        return _decoder(shape, positions)
+    # Tables of tokens and of the output, unless they are one; blocks; a last norm.
     tables = shape.vocabulary * shape.width * (1 if shape.is_tied else 2)
     return tables + shape.layers * (_llama_products(shape) + 2 * shape.width) + shape.width
 

@@ -60,12 +60,10 @@ def make_path(
 ) -> Path:
     """Make what this rank has a part in. All ranks call it together. Raises UsageError."""
     peer_device = _peer_device(context, pairs, pair) if transport == "copy" else None
-    if pair is None:
-        return Path(issue=_nothing)
+    if pair is None or (peer_device is not None and context.rank == pair[1]):
+        return Path(issue=lambda: None)
     if peer_device is None:
         return _sending(context, pair, direction, size_bytes)
-    if context.rank == pair[1]:
-        return Path(issue=_nothing)
     return _copying(context, peer_device, pair, direction, size_bytes)
 
 
@@ -153,7 +151,8 @@ def _peer_device(context: Context, pairs: Sequence[Pair], pair: Pair | None) -> 
     own = (os.environ.get("GROUP_RANK", ""), context.device.index)
     places: list[tuple[str, int] | None] = [None] * context.world_size
     dist.all_gather_object(places, own)
-    apart = [pair for pair in pairs if places[pair[0]] is None or _node(places, pair) is None]
+    nodes = [place and place[0] for place in places]
+    apart = [(low, high) for low, high in pairs if nodes[low] is None or nodes[low] != nodes[high]]
     if apart:
         raise UsageError(
             f"workload pairs: ranks {apart[0][0]} and {apart[0][1]} are on two hosts, and "
@@ -165,12 +164,3 @@ def _peer_device(context: Context, pairs: Sequence[Pair], pair: Pair | None) -> 
     peer = places[pair[1] if context.rank == pair[0] else pair[0]]
     assert peer is not None
     return torch.device("cuda", peer[1])
-
-
-def _node(places: Sequence[tuple[str, int] | None], pair: Pair) -> str | None:
-    first, second = (places[rank] for rank in pair)
-    return first[0] if first and second and first[0] == second[0] else None
-
-
-def _nothing() -> None:
-    return None

@@ -59,12 +59,12 @@ def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
 
 def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
     """Write groups as `parse_groups` reads them."""
-    return ",".join(_group_text(group) for group in groups)
-
-
-def _group_text(group: tuple[int, ...]) -> str:
-    is_range = list(group) == list(range(group[0], group[-1] + 1))
-    return f"{group[0]}-{group[-1]}" if is_range else "+".join(map(str, group))
+    return ",".join(
+        f"{group[0]}-{group[-1]}"
+        if list(group) == list(range(group[0], group[-1] + 1))
+        else "+".join(map(str, group))
+        for group in groups
+    )
 
 
 def _group(part: str, text: str, rule: str) -> tuple[int, ...]:

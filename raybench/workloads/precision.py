@@ -58,7 +58,9 @@ def effective() -> str:
 
 def why_not_supported(precision: Precision, device: torch.device) -> str | None:
     """Why the device cannot do what the precision asks, in one sentence; None when it can."""
-    if precision is Precision.TF32 and not _has_tf32(device):
+    # TF32 came with Ampere, compute capability 8.0.
+    has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if precision is Precision.TF32 and not has_tf32:
         return f"precision tf32 asked, but {_name(device)} has no TF32: the numbers are fp32's"
     if (
         precision is Precision.BF16
@@ -82,11 +84,6 @@ def autocast(context: Context) -> AbstractContextManager[object]:
 def _switches() -> tuple[Any, ...]:
     cudnn: Any = backends.cudnn  # `conv` and `rnn` are missing from torch's types
     return (backends.cuda.matmul, cudnn.conv, cudnn.rnn)
-
-
-def _has_tf32(device: torch.device) -> bool:
-    # TF32 came with Ampere, compute capability 8.0.
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _name(device: torch.device) -> str:

@@ -91,7 +91,10 @@ class ResNet(Model):
             cast_weights=cast_weights,
         )
         if device.type != "meta":
-            self.output_error = self._compare(inputs[: context.batch_size])
+            with self.answering():
+                found = _answer(self.model, inputs[: context.batch_size])
+            # How far that is from the answer in fp32, relative to the largest there.
+            self.output_error = output_error(found, self.__dict__.pop("_exact"))
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> MemoryParts | None:
@@ -111,12 +114,6 @@ class ResNet(Model):
             self._exact = _answer(model, images)
             precision.apply(context.precision)
         return cast("nn.Module", model)
-
-    def _compare(self, images: Tensor) -> float:
-        """Return how far the answer is from that of fp32, relative to the largest there."""
-        with self.answering():
-            found = _answer(self.model, images)
-        return output_error(found, self.__dict__.pop("_exact"))
 
 
 def _import_models() -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from raybench.job.templates import product_of, render, split_arguments
+from raybench.job.template_rules import product_of, render, split_arguments
 from raybench.records import Task
 from raybench.workloads.base import Context, Workload
 from raybench.workloads.script_process import Limits, ScriptProcess
@@ -57,9 +57,20 @@ class RunningScript(Workload):
         # It lives as long as the ranks of the script may ask for it.
         self._store = serve_store(address) if context.rank == 0 else None
         store = (address, self._store.port) if self._store else None
+        own = _Rank(
+            node_rank=int(os.environ["GROUP_RANK"]),
+            local_rank=context.local_rank,
+            device=_visible_name(context),
+            store=store,
+        )
+        of_worker = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("RAY_") and name not in _OF_WORKERS
+        }
         environment = {
-            **_environment(),
-            **_torchrun_variables(_gather(_own_rank(context, store), context.world_size)),
+            **of_worker,
+            **_torchrun_variables(_gather(own, context.world_size)),
             **task.point.env,
         }
         left_s = deadline_s - _WRITE_S - time.monotonic()
@@ -102,24 +113,6 @@ class RunningScript(Workload):
                 "ranks: each may have trained alone"
             )
         return told
-
-
-def _environment() -> dict[str, str]:
-    """Return the worker's, without what is meant for the worker alone."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("RAY_") and name not in _OF_WORKERS
-    }
-
-
-def _own_rank(context: Context, store: tuple[str, int] | None) -> _Rank:
-    return _Rank(
-        node_rank=int(os.environ["GROUP_RANK"]),
-        local_rank=context.local_rank,
-        device=_visible_name(context),
-        store=store,
-    )
 
 
 def _visible_name(context: Context) -> str:

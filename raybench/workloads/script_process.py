@@ -157,7 +157,9 @@ class ScriptProcess:
 
     def end(self) -> None:
         """End the script where it is, and all that it has started."""
-        started = self._descendants()  # while they have not lost their parent
+        started: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):  # while they have not lost their parent
+            started = psutil.Process(self._process.pid).children(recursive=True)
         self._send(do="end")
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S if self._is_held else 0.0)
@@ -170,12 +172,6 @@ class ScriptProcess:
         self._socket.close()
         os.close(self._handle)
 
-    def _descendants(self) -> list[psutil.Process]:
-        try:
-            return list(psutil.Process(self._process.pid).children(recursive=True))
-        except psutil.NoSuchProcess:
-            return []
-
     def _send(self, **message: Any) -> None:
         # Where the process has ended, that is the next message.
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -185,7 +181,9 @@ class ScriptProcess:
         """Wait for the next message. Raises as `wait_for_first_step`, and ScriptEndedError."""
         sources = self._socket.fileno(), self._handle
         while True:
-            if self._give_up():
+            # Just after the time is up the driver sees who hangs.
+            over_s = time.monotonic() - self._deadline_s
+            if not 0 <= over_s < _NAME_S and self._limits.is_aborted():
                 raise ScriptAbortedError
             ready, _, _ = select.select(sources, [], [], _LOOK_S)
             if sources[0] in ready:
@@ -193,11 +191,6 @@ class ScriptProcess:
                     return self._check(message)
             elif ready:  # what it has started may hold its end of the socket
                 return self._check({"ended": {"code": self._process.wait(), "samples": None}})
-
-    def _give_up(self) -> bool:
-        """Whether another rank has failed; just after the time is up the driver sees who hangs."""
-        over_s = time.monotonic() - self._deadline_s
-        return not 0 <= over_s < _NAME_S and self._limits.is_aborted()
 
     def _next_message(self) -> dict[str, Any] | None:
         """Read on; None while there is no whole line. A process that ends is seen by its handle."""

@@ -133,7 +133,11 @@ class Trained(Workload):
         """Make the model, its optimizer and all else that a step needs."""
         import torch
 
-        _check_graph(context)
+        if context.cuda_graph and context.precision is Precision.FP16:
+            raise UsageError(
+                "cuda_graph: true cannot be had in precision fp16, whose gradient scaler waits for "
+                "the device in every step; take bf16, or cuda_graph: false"
+            )
         # The seed is the same on all ranks, and so are the parameters.
         torch.manual_seed(context.seed)
         with context.device:
@@ -240,14 +244,6 @@ class Trained(Workload):
 def _gradient(parameter: nn.Parameter) -> Tensor:
     assert parameter.grad is not None, "a step leaves a gradient on each parameter"
     return parameter.grad
-
-
-def _check_graph(context: Context) -> None:
-    if context.cuda_graph and context.precision is Precision.FP16:
-        raise UsageError(
-            "cuda_graph: true cannot be had in precision fp16, whose gradient scaler waits for the "
-            "device in every step; take bf16, or cuda_graph: false"
-        )
 
 
 def _optimizer(model: nn.Module, recipe: Recipe, context: Context) -> torch.optim.Optimizer:

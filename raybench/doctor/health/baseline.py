@@ -7,7 +7,7 @@ slower than it was by the limit that its verdict has against the subject's earli
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from statistics import median
 
@@ -42,11 +42,13 @@ def trace_figures(
     for findings in checks:
         for key, one in _figures(findings):
             found.setdefault(key, []).append(one)
-    return tuple(
-        FigureTrend(values=_values(own), last=_change(_typical(own[:-1]), own[-1], limits, least))
-        for own in found.values()
-        if len(own) > 1
-    )
+    trends = []
+    for *earlier, last in found.values():
+        if earlier:
+            typical = replace(earlier[-1], value=median(_values(earlier)))
+            change = _change(typical, last, limits, least)
+            trends.append(FigureTrend(values=_values([*earlier, last]), last=change))
+    return tuple(trends)
 
 
 def _limits(kinds: Iterable[str]) -> dict[str, float]:
@@ -66,11 +68,6 @@ def _change(base: Finding, new: Finding, limits: Mapping[str, float], least: flo
     limit = max(least, limits.get(new.test, _USUAL_LIMIT))
     ratio = time / time_before if time_before else math.inf
     return FigureChange(base=base, new=new, ratio=ratio, limit=limit)
-
-
-def _typical(findings: Sequence[Finding]) -> Finding:
-    """Return the last of some findings with the median of their values."""
-    return replace(findings[-1], value=median(_values(findings)))
 
 
 def _values(findings: Iterable[Finding]) -> tuple[float, ...]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raybench.doctor.health.examiner import Examiner, MakeProbes
-from raybench.doctor.health.subjects import device_subjects
-from raybench.doctor.health.suite import probes
+from raybench.doctor.health.suite import device_subjects, probes
 from raybench.doctor.health.verdicts import judge
 from raybench.job.model import Job, load_job
 from raybench.job.plan import Plan
@@ -81,7 +80,9 @@ def examine(
     run = run_sweep(job, start, where, listener, examiner)
     readings = tuple(examiner.readings)
     if run.status is RunStatus.INTERRUPTED:
-        readings = _whole_tests(readings, job.measure.rounds)
+        # A test that was cut short goes: what disturbs one pass is nobody's fault.
+        whole = {one.test.name for one in readings if one.pass_number >= job.measure.rounds}
+        readings = tuple(one for one in readings if one.test.name in whole)
     found = Examination(
         run=run,
         devices=examiner.devices,
@@ -92,12 +93,6 @@ def examine(
     store = RunStore(root=where.output, run_id=run.run_id, measure=job.measure)
     store.write_health(found.findings, found.links)
     return found
-
-
-def _whole_tests(readings: Sequence[Reading], passes: int) -> tuple[Reading, ...]:
-    """Leave out the tests that were cut short: what disturbs one pass is nobody's fault."""
-    whole = {one.test.name for one in readings if one.pass_number >= passes}
-    return tuple(one for one in readings if one.test.name in whole)
 
 
 def health_job() -> Job:

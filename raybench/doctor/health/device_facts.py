@@ -12,8 +12,8 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from raybench.doctor.facts import count_noun
-from raybench.doctor.health.subjects import device_subject
-from raybench.records.device_facts import DeviceFacts, NvLink
+from raybench.doctor.health.suite import device_subject
+from raybench.records.device_facts import DeviceFacts
 from raybench.records.health import Action, HealthTest, Reading
 
 if TYPE_CHECKING:
@@ -97,8 +97,11 @@ def facts_readings(
 def _device_readings(before: DeviceFacts, now: DeviceFacts, linked: _Links) -> list[Reading]:
     links = linked.get(_kin(now), frozenset())
     rows = _total(now.remapped_rows_correctable, now.remapped_rows_uncorrectable)
+    free = None if now.memory_free_bytes is None else now.memory_free_bytes / _BYTES_PER_GIB
+    links_up = None if now.nvlinks is None else sum(link.is_active for link in now.nvlinks)
+    faults = None if now.fabric_state is None else len(now.fabric_faults)
     values: list[tuple[HealthTest, float | None, str | None]] = [
-        (FREE_MEMORY, _gib(now.memory_free_bytes), None),
+        (FREE_MEMORY, free, None),
         (MEMORY_ERRORS, now.ecc_errors, _ecc_problem(before, now)),
         (REMAPPED_ROWS, rows, _remap_problem(before, now)),
         (FAILED_REMAPS, now.is_remap_failed, "no spare row is left" * bool(now.is_remap_failed)),
@@ -106,9 +109,9 @@ def _device_readings(before: DeviceFacts, now: DeviceFacts, linked: _Links) -> l
         (XIDS, _xid_count(now), _xid_problem(before, now)),
         (PCIE_REPLAYS, now.pcie_replays, _replay_problem(before, now)),
         (PCIE_LANES, now.pcie_lanes, _lanes_problem(now)),
-        (NVLINKS, _active(now), _links_problem(now, links)),
+        (NVLINKS, links_up, _links_problem(now, links)),
         (NVLINK_ERRORS, _link_error_count(now), _link_errors_problem(before, now)),
-        (FABRIC, _fabric_count(now), ", ".join(now.fabric_faults)),
+        (FABRIC, faults, ", ".join(now.fabric_faults)),
     ]
     # What was read before and is silent now is lost; many containers have no NVML at all.
     lost = now.unread if now.unread != before.unread else ""
@@ -128,7 +131,8 @@ def _ecc_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
     if not now.ecc_errors:
         return None
     grown = _growth(before.ecc_errors, now.ecc_errors)
-    return f"{count_noun(now.ecc_errors, 'uncorrected memory error')}{_of_them(grown)}"
+    when = f", {grown} of them during the check" if grown else " since the driver was loaded"
+    return f"{count_noun(now.ecc_errors, 'uncorrected memory error')}{when}"
 
 
 def _remap_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
@@ -214,32 +218,20 @@ def _kin(facts: DeviceFacts) -> tuple[str, str]:
 
 
 def _link_errors_problem(before: DeviceFacts, now: DeviceFacts) -> str | None:
-    earlier = {link.link: link for link in before.nvlinks or ()}
+    earlier = {link.link: link.errors for link in before.nvlinks or ()}
     least = {"crc": _CRC_ERRORS_PER_S * max(1.0, _elapsed_s(before, now))}
     grown = [
         f"NVLink {link.link}: {count_noun(more, f'{kind} error')}"
         for link in now.nvlinks or ()
         for kind, errors in link.errors.items()
-        if (more := errors - _errors(earlier.get(link.link), kind, errors)) > least.get(kind, 0.0)
+        if (more := errors - earlier.get(link.link, {}).get(kind, errors)) > least.get(kind, 0.0)
     ]
     return f"{', '.join(grown)} during the check" if grown else None
-
-
-def _errors(link: NvLink | None, kind: str, unknown: int) -> int:
-    return unknown if link is None else link.errors.get(kind, unknown)
-
-
-def _active(now: DeviceFacts) -> int | None:
-    return None if now.nvlinks is None else sum(link.is_active for link in now.nvlinks)
 
 
 def _link_error_count(now: DeviceFacts) -> int | None:
     counted = [link.errors for link in now.nvlinks or () if link.errors]
     return sum(sum(errors.values()) for errors in counted) if counted else None
-
-
-def _fabric_count(now: DeviceFacts) -> int | None:
-    return None if now.fabric_state is None else len(now.fabric_faults)
 
 
 def _growth(before: int | None, now: int | None) -> int:
@@ -253,17 +245,9 @@ def _elapsed_s(before: DeviceFacts, now: DeviceFacts) -> float:
     return (now.read_at - before.read_at).total_seconds()
 
 
-def _of_them(grown: int) -> str:
-    return f", {grown} of them during the check" if grown else " since the driver was loaded"
-
-
 def _total(*counts: int | None) -> int | None:
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
-
-
-def _gib(count: int | None) -> float | None:
-    return None if count is None else count / _BYTES_PER_GIB
 
 
 def _numbers(numbers: Sequence[int]) -> str:

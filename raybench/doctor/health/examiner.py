@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from raybench.cluster import Cluster
-from raybench.doctor.health.burn_in import drift, measure_of_burn_in, probes_of_burn_in
 from raybench.doctor.health.device_facts import facts_readings, read_device_facts
 from raybench.doctor.health.follow_up import (
     Split,
@@ -17,8 +16,14 @@ from raybench.doctor.health.follow_up import (
     slower_half,
 )
 from raybench.doctor.health.readings import make_links, presence, read_record
-from raybench.doctor.health.room import split_by_room
-from raybench.doctor.health.suite import Fleet, Probe
+from raybench.doctor.health.suite import (
+    Fleet,
+    Probe,
+    burn_in_probes,
+    drift,
+    measure_of_burn_in,
+    split_by_room,
+)
 from raybench.doctor.health.verdicts import judge
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
@@ -167,6 +172,6 @@ class Examiner:
     def _turn_of_burn_in(self) -> Sequence[Probe]:
         """Return what is burnt in next; nothing when the time is over."""
         if self.burn_in_s and not self._burn_in:
-            self._burn_in = probes_of_burn_in(self._fleet)
+            self._burn_in = tuple(burn_in_probes(self._fleet))
             self._burnt_until_s = time.monotonic() + self.burn_in_s
         return self._burn_in if time.monotonic() < self._burnt_until_s else ()

@@ -133,9 +133,10 @@ def _to_confirm(findings: Sequence[Finding], rank_of: Mapping[str, int]) -> list
     """List slow pairs of one test, and for each of their devices one pair that is not."""
     slow, good = (
         {
-            _pair(one, rank_of)
+            (min(ranks), max(ranks))
             for one in findings
-            if (one.verdict.is_slow) == is_slow and one.value is not None
+            if one.verdict.is_slow == is_slow and one.value is not None
+            for ranks in [[rank_of[uuid] for uuid in one.subject.uuids]]
         }
         for is_slow in (True, False)
     )
@@ -147,8 +148,3 @@ def _to_confirm(findings: Sequence[Finding], rank_of: Mapping[str, int]) -> list
             if partner is not None:
                 found[partner] = None
     return list(found)
-
-
-def _pair(finding: Finding, rank_of: Mapping[str, int]) -> Pair:
-    first, second = sorted(rank_of[uuid] for uuid in finding.subject.uuids)
-    return first, second

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raybench.doctor.health.subjects import device_subjects
+from raybench.doctor.health.suite import device_subjects
 from raybench.records import Device
 from raybench.records.health import (
     COMM_TEST,
@@ -90,31 +90,22 @@ def _group(readings: Sequence[Reading], place: str, known: Mapping[str, Device])
             values[lines[reading.pass_number], column] = reading.value
         if reading.problem and reading.problem not in problems.setdefault(column, []):
             problems[column].append(reading.problem)
-        if reading.problem and _has_failed(reading):
+        is_own = not (reading.problem or "").startswith((NOT_READ, WRONG_RESULT))
+        if reading.problem and reading.value is None and is_own:
             failures.setdefault(column, []).append(reading.problem)
+    # Of a pass of fewer than half of the subjects the median would be that of few.
+    counts = (~np.isnan(values)).sum(axis=1)
     first = known.get(subjects[0].uuids[0]) if subjects[0].uuids else None
     return Group(
         test=readings[0].test,
         where=place.split(" by ")[0],
         topology=(first.topology or "") if first else "",
         subjects=subjects,
-        values=_whole_passes(values),
+        values=values[2 * counts >= counts.max()] if counts.any() else values,
         problems=problems,
         failures=failures,
         pass_count=len(numbers),
     )
-
-
-def _has_failed(reading: Reading) -> bool:
-    """Whether a pass came to no result, right or wrong, and not because of another subject."""
-    is_other = (reading.problem or "").startswith((NOT_READ, WRONG_RESULT))
-    return reading.value is None and not is_other
-
-
-def _whole_passes(values: Floats) -> Floats:
-    """Leave out passes of fewer than half of the subjects, whose median would be that of few."""
-    counts = (~np.isnan(values)).sum(axis=1)
-    return values[2 * counts >= counts.max()] if counts.any() else values
 
 
 def _where(subject: Subject, known: Mapping[str, Device]) -> str:

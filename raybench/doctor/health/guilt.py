@@ -137,7 +137,8 @@ class _Blame:
                 name=names.get(name, name),
                 model=slow[0].subject.model,
             )
-            self._add(slow, subject, reason, f"slow with {_some(good)}")
+            more = f" and {len(good) - 4} more" if len(good) > 4 else ""
+            self._add(slow, subject, reason, f"slow with {', '.join(good[:4])}{more}")
 
     def paths_of_nodes(
         self, pairs: Sequence[Finding], ends: Mapping[str, str], names: Mapping[str, str]
@@ -207,11 +208,6 @@ def _named_ends(pair: Finding) -> Iterator[tuple[str, str]]:
     is_whole = len(second.split(" ")) > 2
     yield pair.subject.uuids[0], first
     yield pair.subject.uuids[-1], second if is_whole else f"{host} {second}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - 4
-    return ", ".join(names[:4]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,16 +310,12 @@ class _Late:
 
 def _cause(culprit: Subject, findings: Sequence[Finding]) -> str:
     """Say where a rank is slow besides: its device, its host or links, or neither."""
-    stages = _slow_stages(culprit, findings)
+    stages = {one.stage for one in findings if one.subject == culprit and one.verdict.is_slow}
     if "alone" in stages:
         return "its device is slow alone too"
     if {"host-links", "pairs"} & stages:
         return "its link to the host or to others is slow too"
     return "its device and its links are as fast as the others': look at its CPU and its data"
-
-
-def _slow_stages(culprit: Subject, findings: Sequence[Finding]) -> set[str]:
-    return {one.stage for one in findings if one.subject == culprit and one.verdict.is_slow}
 
 
 def _waiting(finding: Finding, found: _Late) -> Finding:

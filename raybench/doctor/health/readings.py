@@ -50,7 +50,10 @@ def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ..
     had no part in the failure begins with NOT_READ.
     """
     if record.status is not Status.OK:
-        return tuple(_unread(record, probe, fleet))
+        return tuple(
+            _reading(record, test, subject, None, _why_unread(record, ranks, fleet))
+            for test, subject, ranks in _asked(record, probe, fleet)
+        )
     return tuple(_SHAPES[probe.shape](record, probe, fleet))
 
 
@@ -80,19 +83,17 @@ def _read_ranks(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]
     """Yield the figure of each rank that had a part in it."""
     value_of = _OF_RANK[probe.test.unit]
     for subject, measured in zip(fleet.subjects, record.measurements, strict=True):
-        if _is_active(record, probe, measured):
-            yield _reading(
-                record, probe.test, subject, value_of(measured, median_step_ns(measured))
-            )
-
-
-def _is_active(record: Record, probe: Probe, measured: Measurement) -> bool:
-    return probe.test.stage != "host-links" or bool(measured.memory_bytes)
+        if probe.test.stage != "host-links" or measured.memory_bytes:
+            value = value_of(measured, median_step_ns(measured))
+            yield _reading(record, probe.test, subject, value)
 
 
 def _read_bits(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
     """Yield the figure of each rank, and what is wrong with the bits of its product."""
-    found = [_metrics(measured) for measured in record.measurements]
+    found = [
+        {metric.name: value for metric, value in measured.workload_metrics.items()}
+        for measured in record.measurements
+    ]
     problems = wrong_bits(found, fleet.subjects)
     for rank, reading in enumerate(_read_ranks(record, probe, fleet)):
         yield replace(reading, problem=problems.get(rank))
@@ -136,10 +137,6 @@ def _differing(
     names = " and ".join(subjects[rank].name for rank in ranks)
     text = f"wrong bits: the same product differs between {names}; which is wrong is not known"
     return dict.fromkeys(ranks, text)
-
-
-def _metrics(measured: Measurement) -> dict[str, float]:
-    return {metric.name: value for metric, value in measured.workload_metrics.items()}
 
 
 def _read_pairs(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
@@ -249,11 +246,6 @@ def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
             value=None if is_lost else 1.0,
             problem="lost: no worker could be started on it any more" if is_lost else None,
         )
-
-
-def _unread(record: Record, probe: Probe, fleet: Fleet) -> Iterator[Reading]:
-    for test, subject, ranks in _asked(record, probe, fleet):
-        yield _reading(record, test, subject, None, _why_unread(record, ranks, fleet))
 
 
 def _asked(

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
 from statistics import median
 from typing import Any
 
 import numpy as np
+from ruamel.yaml import YAML
 
 from raybench.doctor.health.actions import advise
 from raybench.doctor.health.device_facts import ACTIONS
 from raybench.doctor.health.groups import Group, devices_by_uuid, group_readings
 from raybench.doctor.health.guilt import name_culprits
-from raybench.hardware.expected import datasheet, find_expected
+from raybench.hardware.peaks import dense_peak_tflops, memory_peak_gb_s
 from raybench.records import Device
 from raybench.records.health import (
     NOT_READ,
@@ -152,31 +155,37 @@ def _medians(values: Floats) -> Floats:
     return found
 
 
-def _compared(one: _Judged, elsewhere: _Elsewhere) -> Iterator[Finding]:
-    """Yield the findings of a test of which the values are compared."""
-    group = one.group
+def _healthy(group: Group, typical: Floats) -> Iterator[Finding]:
+    """Yield the findings of the subjects of a group as if nothing was wrong with them."""
     passes = (~np.isnan(group.values)).sum(axis=0).tolist()
-    values, ratios = one.typical.tolist(), one.ratios.tolist()
-    are_slow = one.is_slow.tolist()
-    measure = _measure_of(one)
-    is_alone = len(values) == 1
-    alike = _slow_alike(one, elsewhere)
-    for column, subject in enumerate(group.subjects):
-        value = values[column]
-        finding = Finding(
+    for subject, count, value in zip(group.subjects, passes, typical.tolist(), strict=True):
+        yield Finding(
             test=group.test.name,
             stage=group.test.stage,
             subject=subject,
-            passes=passes[column],
+            passes=count,
             value=None if value != value else value,
             unit=group.test.unit,
-            expected=measure,
-            ratio=None if is_alone or value != value else ratios[column],
+            expected="",
+            ratio=None,
             verdict=Verdict.HEALTHY,
         )
+
+
+def _compared(one: _Judged, elsewhere: _Elsewhere) -> Iterator[Finding]:
+    """Yield the findings of a test of which the values are compared."""
+    group = one.group
+    ratios = one.ratios.tolist()
+    measure = _measure_of(one)
+    is_alone = len(group.subjects) == 1
+    alike = _slow_alike(one, elsewhere)
+    for column, finding in enumerate(_healthy(group, one.typical)):
+        is_compared = not is_alone and finding.value is not None
+        ratio = ratios[column] if is_compared else None
+        finding = replace(finding, expected=measure, ratio=ratio)
         if column in group.problems or finding.value is None:
             yield replace(finding, ratio=None, **_problem(group, column, finding.value))
-        elif are_slow[column]:
+        elif one.is_slow[column]:
             yield replace(finding, **_slow(finding, one))
         elif one.peers is None and alike is None:
             yield replace(finding, **_against_elsewhere(finding, group, elsewhere))
@@ -230,7 +239,10 @@ def _problem(group: Group, column: int, value: float | None) -> dict[str, Any]:
         # It ran in the others: that happens to good devices too.
         count = f"{len(failures)} of {group.pass_count} passes"
         return {"verdict": Verdict.SUSPECT, "reason": f"{reason} (in {count})"}
-    if own and (value is not None or len(_with_own_problems(group)) < len(group.subjects)):
+    own_problems = [
+        any(not text.startswith(NOT_READ) for text in found) for found in group.problems.values()
+    ]
+    if own and (value is not None or sum(own_problems) < len(group.subjects)):
         return {"verdict": Verdict.BAD, "reason": reason}
     if value is not None and not own:
         # Another one made a pass fail; the others say enough.
@@ -238,37 +250,15 @@ def _problem(group: Group, column: int, value: float | None) -> dict[str, Any]:
     return {"verdict": Verdict.UNTESTED, "reason": reason}
 
 
-def _with_own_problems(group: Group) -> list[int]:
-    return [
-        column
-        for column, problems in group.problems.items()
-        if any(not text.startswith(NOT_READ) for text in problems)
-    ]
-
-
 def _checked(group: Group) -> Iterator[Finding]:
     """Yield the findings of facts and of checks, which are wrong by themselves or not."""
-    passes = (~np.isnan(group.values)).sum(axis=0).tolist()
-    values = _medians(group.values).tolist()
-    for column, subject in enumerate(group.subjects):
-        value = None if values[column] != values[column] else values[column]
-        finding = Finding(
-            test=group.test.name,
-            stage=group.test.stage,
-            subject=subject,
-            passes=passes[column],
-            value=value,
-            unit=group.test.unit,
-            expected="",
-            ratio=None,
-            verdict=Verdict.HEALTHY,
-        )
+    for column, finding in enumerate(_healthy(group, _medians(group.values))):
         if column in group.problems:
-            given = _problem(group, column, value)
+            given = _problem(group, column, finding.value)
             if ACTIONS.get(group.test.name) in (Action.WATCH, Action.SETTING):
                 given = {**given, "verdict": Verdict.SUSPECT}
             yield replace(finding, **given)
-        elif value is None:
+        elif finding.value is None:
             yield replace(finding, verdict=Verdict.UNKNOWN, reason="nothing here tells it")
         else:
             yield finding
@@ -292,15 +282,12 @@ def _against_elsewhere(finding: Finding, group: Group, elsewhere: _Elsewhere) ->
     if not expected:
         peak = datasheet(group.model, group.test.name)
         note = f"; its datasheet says {figure(peak)} {group.test.unit}" if peak else ""
+        where = "" if group.where == "device" else f", {group.where},"
         return {
             "verdict": Verdict.UNKNOWN,
-            "reason": f"nothing is known of what {_whose(group)} reaches{note}",
+            "reason": f"nothing is known of what {group.model}{where} reaches{note}",
         }
     return {"expected": expected}
-
-
-def _whose(group: Group) -> str:
-    return group.model if group.where == "device" else f"{group.model}, {group.where},"
 
 
 def _slow_alike(one: _Judged, elsewhere: _Elsewhere) -> Finding | None:
@@ -407,3 +394,44 @@ def _past_range(past: Sequence[PastValue], source: str) -> _Range | None:
 def times(ratio: float) -> str:
     """Write a ratio of times."""
     return f"{ratio:.2f} times" if ratio < 100 else "over 100 times"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """The range of one test in runs of devices of a model. Fields as in expected.yaml."""
+
+    model: str
+    where: str
+    test: str
+    unit: str
+    low: float
+    high: float
+    source: str
+    links: str = ""
+
+
+def find_expected(model: str, test: str, where: str, topology: str = "") -> Expected | None:
+    """Find the range of a test as runs have seen it; None where none has.
+
+    where: how many devices work together and how, as in expected.yaml. topology: of one of them.
+    """
+    known = _table().get((model, test, where), ())
+    return next((one for one in known if topology.startswith(one.links)), None)
+
+
+def datasheet(model: str, test: str) -> float | None:
+    """Find the peak of a test in the unit of the test; None where no datasheet has one."""
+    kind, *words = test.split()
+    if kind == "gemm":
+        return dense_peak_tflops(model, words[0])
+    return memory_peak_gb_s(model) if kind == "memory" else None
+
+
+@cache
+def _table() -> dict[tuple[str, str, str], list[Expected]]:
+    text = resources.files("raybench.hardware").joinpath("expected.yaml").read_text("utf-8")
+    found: dict[tuple[str, str, str], list[Expected]] = {}
+    for row in YAML(typ="safe", pure=True).load(text):
+        one = Expected(**row)
+        found.setdefault((one.model, one.test, one.where), []).append(one)
+    return found

@@ -13,10 +13,9 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from raybench.measure import breakdown
-from raybench.measure.breakdown import Extent, break_down
+from raybench.measure.breakdown import Extent, break_down, time_by_wall_clock
 from raybench.measure.marks import OptimizerMarks, comm_ms, tail_ms
 from raybench.measure.timing import make_timer
-from raybench.measure.wall_clock import time_by_wall_clock
 
 CPU = torch.device("cpu")
 ALONE = make_context()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raybench.measure.torch_allocator import AllocatorCalls, PeakMemory
+from raybench.measure.phases import AllocatorCalls, PeakMemory
 
 
 class Allocator:

@@ -16,11 +16,11 @@ from jobs import HEAD, plan
 from raybench.errors import JobError, UsageError
 from raybench.measure.flops import step_flops
 from raybench.workloads.attention import attention_part, choose_kernel, merge
-from raybench.workloads.attention_operator import AttentionOperator
 from raybench.workloads.base import WrongResultError
 from raybench.workloads.dit import Dit
 from raybench.workloads.dit_model import Dit as Model
 from raybench.workloads.dit_model import SingleBlock, rotation
+from raybench.workloads.dit_steps import AttentionOperator
 from raybench.workloads.model_sizes import DIT_PRESETS, dit_flops, parameter_count
 from raybench.workloads.sequence_parallel import attend_whole
 

@@ -12,7 +12,7 @@ from forked import gloo, run_ranks
 
 from raybench.errors import UsageError
 from raybench.job.point import Precision
-from raybench.workloads.grouped_collective import GroupedCollective
+from raybench.workloads.collective import GroupedCollective
 from raybench.workloads.host_copy import HostCopy
 from raybench.workloads.launch import Launch
 from raybench.workloads.pairs import Pairs

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from builders import make_device, make_measurement, make_record
 
-from raybench.doctor.health.burn_in import drift, probes_of_burn_in
 from raybench.doctor.health.follow_up import (
     confirmations,
     halve,
@@ -16,7 +15,7 @@ from raybench.doctor.health.follow_up import (
     slower_half,
 )
 from raybench.doctor.health.readings import read_record
-from raybench.doctor.health.suite import Fleet, Probe, probes
+from raybench.doctor.health.suite import Fleet, Probe, burn_in_probes, drift, probes
 from raybench.doctor.health.verdicts import judge
 from raybench.records.health import Reading
 from raybench.workloads.pairings import Pair
@@ -98,7 +97,7 @@ def test_of_pairs_at_the_same_time_the_slow_one_comes_again_alone():
 @pytest.mark.parametrize(("last", "ratio"), [(100.0, 1.0), (80.0, 1.25)])
 def test_drift_is_the_last_tenth_of_a_burn_in_against_the_first(last, ratio):
     fleet = fleet_of(1)
-    [probe] = probes_of_burn_in(fleet)
+    [probe] = burn_in_probes(fleet)
     values = [100.0] * 18 + [last] * 2
     readings = [
         Reading(test=probe.test, subject=fleet.subjects[0], pass_number=number, value=value)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import pytest
 from builders import make_device
 
-from raybench.doctor.health.subjects import device_subjects
-from raybench.doctor.health.suite import STAGES, Fleet, probes
+from raybench.doctor.health.suite import STAGES, Fleet, device_subjects, probes
 from raybench.doctor.health.verdicts import judge
 from raybench.records.health import Reading, Verdict
 
