@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from raybench.records.metric import Metric
 
 MARK_COLUMN = "!"
-WHERE_IT_GOES = "where the step goes"
 _MOST_LINES = 20
 _MOST_CHARS = 300
 
@@ -91,7 +90,6 @@ class Table:
     columns: settings first, `settings` of them, then what was measured. A setting is blank
     where it and all before it are as in the row above.
     optional: columns that may be left out where there is no room, the first one first.
-    extras: head -> cells of more columns, for where there is room, the first one first.
     texts: columns that hold no numbers.
     own: metrics that the workload declares itself.
     """
@@ -103,7 +101,6 @@ class Table:
     params: Mapping[str, str] = field(default_factory=dict)
     kind: str = ""
     optional: tuple[str, ...] = ()
-    extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     texts: frozenset[str] = frozenset()
     own: tuple[Metric, ...] = ()
 
@@ -125,14 +122,6 @@ class Table:
             self,
             columns=(*self.columns[:place], *self.columns[place + 1 :]),
             rows=tuple((*row[:place], *row[place + 1 :]) for row in self.rows),
-        )
-
-    def with_column(self, column: str, cells: Sequence[str]) -> Table:
-        """Return the table with one more column."""
-        return replace(
-            self,
-            columns=(*self.columns, column),
-            rows=tuple((*row, cell) for row, cell in zip(self.rows, cells, strict=True)),
         )
 
 
