@@ -54,13 +54,15 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
     yield ", ".join(
         _OPTIMIZERS.get(name, plain_text.plain(name))
         # Where nothing is trained, no optimizer is at work.
-        for name in _values([row for row in rows if not _is_inference(row)], "optimizer")
+        for name in _values(
+            [row for row in rows if row["params"].get("mode") != "inference"], "optimizer"
+        )
         if name is not None
     )
     if any(formatting.has_value(row["throughput"]) for row in rows) or _values(rows, "batch"):
         yield _batches(rows)
     yield _list("", _values(rows, "operation"))
-    yield _span("", [_size(value) for value in _values(rows, "size_bytes")])
+    yield _span("", [formatting.setting("size_bytes", v) for v in _values(rows, "size_bytes")])
     yield _list("", _values(rows, "dtype"))
     # A workload with a `dtype` does not use the precision.
     yield _list("", _values([row for row in rows if "dtype" not in row["params"]], "precision"))
@@ -73,10 +75,6 @@ def kernels_of(row: Row) -> tuple[str, ...]:
     """List the kernels of attention that a point ran; none where none was seen."""
     kernels = row["attention_kernels"]
     return tuple(kernels) if formatting.has_entries(kernels) else ()
-
-
-def _is_inference(row: Row) -> bool:
-    return bool(row["params"].get("mode") == "inference")
 
 
 def _model(row: Row) -> str:
@@ -122,10 +120,6 @@ def _others(rows: Sequence[Row]) -> Iterator[str]:
         texts = [formatting.setting(name, value) for value in values]
         shown = _span("", texts) if is_number else _list("", texts)
         yield f"{plain_text.plain(name)}={shown}"
-
-
-def _size(value: Any) -> str:
-    return formatting.setting("size_bytes", value)
 
 
 def _values(rows: Sequence[Row], name: str) -> list[Any]:

@@ -92,16 +92,21 @@ def _panel(
     order = list(
         dict.fromkeys(formatting.settings_words(row, names, summary.ranks) for row in groups)
     )
-    values = [
-        {
+    values: list[Value] = []
+    for row in known:
+        memory = formatting.percent(row["memory_ratio"])
+        tip = f"{named(row, [*names, *apart], summary.ranks)}\n{speed_up_words(row)} times the "
+        tip += f"samples/s\n{memory} of the memory\n" if memory else "samples/s\n"
+        value: Value = {
             "x": formatting.settings_words(row, names, summary.ranks),
             "y": float(row[column]),
             "line": _line(row, apart, summary),
-            "tip": _tip(row, [*names, *apart], summary),
-            **_interval(row, column),
+            "tip": f"{tip}{formatting.step_time(row)}, "
+            f"{formatting.number(row['throughput'])} samples/s",
         }
-        for row in known
-    ]
+        if column == "speed_up" and formatting.has_value(row["speed_up_low"]):
+            value |= {"low": float(row["speed_up_low"]), "high": float(row["speed_up_high"])}
+        values.append(value)
     y: Spec = {
         "field": "y",
         "type": "quantitative",
@@ -146,18 +151,3 @@ def _layers(
         },
     }
     return [bars, *([whiskers] if intervals else []), level_layer(1.0, "y", y)]
-
-
-def _interval(row: Row, column: str) -> dict[str, float]:
-    if column != "speed_up" or not formatting.has_value(row["speed_up_low"]):
-        return {}
-    return {"low": float(row["speed_up_low"]), "high": float(row["speed_up_high"])}
-
-
-def _tip(row: Row, names: Sequence[str], summary: Summary) -> str:
-    memory = row["memory_ratio"]
-    text = f"\n{formatting.percent(memory)} of the memory" if formatting.has_value(memory) else ""
-    return (
-        f"{named(row, names, summary.ranks)}\n{speed_up_words(row)} times the samples/s{text}\n"
-        f"{formatting.step_time(row)}, {formatting.number(row['throughput'])} samples/s"
-    )

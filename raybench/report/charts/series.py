@@ -110,16 +110,12 @@ def missing(
         lacking = [row for row in own if not is_drawn(row)]
         for why in dict.fromkeys(_why(row) for row in lacking):
             rows = [row for row in lacking if _why(row) == why]
-            where = "" if len(lacking) == len(own) else _among(rows, over, ranks)
+            places = (formatting.settings_words(row, over, ranks) for row in rows)
+            where = "" if len(lacking) == len(own) else ", ".join(places)
             name = line if len(lines) > 1 or not where else ""
             reasons.setdefault(why, []).append(", ".join(filter(None, (name, where))))
     text = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
     return f"Not drawn: {text}." if text else ""
-
-
-def _among(rows: Sequence[Row], over: Sequence[str], ranks: str) -> str:
-    """Name the places along the axis."""
-    return ", ".join(formatting.settings_words(row, over, ranks) for row in rows)
 
 
 def _why(row: Row) -> str:
