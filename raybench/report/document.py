@@ -5,7 +5,7 @@ Loads nothing that is slow: a terminal's tables are made of these too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -129,42 +129,3 @@ class Table:
 HOW_TO_ADD_ROUNDS = "sweep JOB --resume RUN --set measure.rounds=3"
 
 Block = Line | Listing | Messages | Table
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """The scaling report of a run.
-
-    title: job and run. lead: what the run found, in a sentence; may be empty, as `lost_nodes`,
-    `shared` (settings of all points) and `more_rounds` (what they would cost and give).
-    course: when it was, and how long it took.
-    explain: gives paragraphs on the columns of the tables that are shown.
-    """
-
-    job_name: str
-    run_id: str
-    title: str
-    lead: str
-    machine: str
-    course: str
-    counts: str
-    lost_nodes: str
-    versions: str
-    shared: str
-    findings: Sequence[Listing]
-    tables: Sequence[Table]
-    explain: Callable[[Sequence[Table]], Sequence[str]]
-    messages: Sequence[Messages]
-    more_rounds: str
-
-    def body(self, tables: Sequence[Table], notes: Sequence[str] = ()) -> list[Block]:
-        """List what follows the head, with the tables as they are shown. notes: on how they are."""
-        none = Line(text="No point has been finished yet.", is_apart=True)
-        texts = [*self.explain(tables), *notes] if tables else []
-        shown: Sequence[Block] = tables or [none]
-        return [
-            *self.findings,
-            *shown,
-            *(Line(text=text, tone="aside", is_apart=True) for text in texts),
-            *self.messages,
-        ]

@@ -25,7 +25,6 @@ _ACTION_WORDS = {
     Action.SETTING: "change a setting",
     Action.WATCH: "look at it, and watch it",
 }
-_MOST_NAMED = 4
 # A device without a slow one among those alike is as fast as they are.
 _ALONE = "alone"
 
@@ -54,9 +53,7 @@ class Case:
     @property
     def further(self) -> str:
         """What else is wrong with it, in a line."""
-        names = [self._also(one) for one in self.findings[1:]]
-        more = len(names) - _MOST_NAMED
-        return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        return formatting.some([self._also(one) for one in self.findings[1:]])
 
     def _also(self, finding: Finding) -> str:
         is_reverse = finding.subject.uuids == tuple(reversed(self.subject.uuids))
@@ -205,7 +202,7 @@ class HealthReport:
                     of = f" of {count}" if kind == "device" else ""
                     plural = "s" * (len(names) > 1 if not of else count > 1)
                     verb = _verb(verdict, len(names), kind)
-                    yield f"{len(names)}{of} {noun}{plural} {verb}: {_some(names)}"
+                    yield f"{len(names)}{of} {noun}{plural} {verb}: {formatting.some(names)}"
             yield from (
                 f"{case.subject.name}: {case.findings[0].reason}"
                 for case in self.cases
@@ -236,7 +233,7 @@ class HealthReport:
         left = [device for device in self.devices if device not in out]
         speeds = {device.uuids: _speed(device, alone) for device in left}
         slow = [device for device in left if speeds[device.uuids] < 1]
-        kept = [f"Leave out {_some([one.name for one in out])}."] if out else []
+        kept = [f"Leave out {formatting.some([one.name for one in out])}."] if out else []
         if not slow:
             if not left:
                 return kept[0]
@@ -247,7 +244,7 @@ class HealthReport:
         fast = len(left) - len(slow)
         equal = len(left) * min(speeds.values())
         weighted = sum(speeds.values())
-        names = _some([one.name for one in slow])
+        names = formatting.some([one.name for one in slow])
         best = "leave out" if fast >= equal else "keep"
         return " ".join(
             [
@@ -274,11 +271,6 @@ def _verb(verdict: Verdict, count: int, kind: str) -> str:
     words = {Verdict.BAD: "bad", Verdict.SUSPECT: "suspect"}
     word = "slow" if kind == "pair" else words[verdict]
     return f"{'is' if count == 1 else 'are'} {word}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _is_to_be_left_out(case: Case) -> bool:

@@ -48,9 +48,9 @@ def arrange(
     found: dict[str, list[tuple[str, Row]]] = {}
     for row in ordered:
         title = formatting.settings_words(row, of_panels, ranks)
-        found.setdefault(title, []).append((_line(row, of_lines, ranks), row))
+        found.setdefault(title, []).append((line_name(row, of_lines, ranks), row))
     by_size = sorted(ordered, key=lambda row: [setting_order(setting(row, n)) for n in of_lines])
-    lines = dict.fromkeys(_line(row, of_lines, ranks) for row in by_size)
+    lines = dict.fromkeys(line_name(row, of_lines, ranks) for row in by_size)
     drawn = list(lines)[:MOST_LINES]
     panels = {
         title: [(line, row) for line, row in members if line in drawn]
@@ -64,7 +64,8 @@ def arrange(
     )
 
 
-def _line(row: Row, names: Sequence[str], ranks: str) -> str:
+def line_name(row: Row, names: Sequence[str], ranks: str) -> str:
+    """Name the line of a point: its settings, or the workload where none varies."""
     return formatting.settings_words(row, names, ranks) or plain_text.plain(row["workload"])
 
 

@@ -19,6 +19,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from raybench.report import formatting
 from raybench.report.document import (
     HOW_TO_ADD_ROUNDS,
     Block,
@@ -214,21 +215,23 @@ _VERDICTS = {"slower": "bold red", "faster": "bold green", "unclear": "yellow"}
 
 def format_report(summary: Summary, *, width: int = WIDTH, color: bool = False) -> str:
     """Write the scaling report."""
-    report = summary.report
-    fitted = [narrow(table, width) for table in report.tables]
-    lines = [
-        *([line(report.lead, "bold"), line("")] if report.lead else []),
-        line(report.machine),
-        line(f"{report.course}; {report.counts}"),
-        *([line(f"nodes lost: {report.lost_nodes}")] if report.lost_nodes else []),
-        line(report.versions),
-        *([line(f"in all points: {report.shared}")] if report.shared else []),
+    tables = summary.all_tables
+    fitted = [narrow(table, width) for table in tables]
+    lost, shared = formatting.some(summary.lost_nodes), formatting.settings(summary.shared)
+    head = [
+        line(formatting.title(summary.run), "bold"),
+        *([line(formatting.sentence(summary.lead), "bold"), line("")] if summary.lead else []),
+        line(summary.machine),
+        line(f"{summary.course}; {summary.counts}"),
+        *([line(f"nodes lost: {lost}")] if lost else []),
+        line(formatting.versions(summary.versions)),
+        *([line(f"in all points: {shared}")] if shared else []),
     ]
-    body = report.body(fitted, _omissions(report.tables, fitted, width))
-    if report.more_rounds:
-        more = f"{report.more_rounds}: {HOW_TO_ADD_ROUNDS}"
+    body = summary.body(fitted, _omissions(tables, fitted, width))
+    if summary.more_rounds:
+        more = f"{summary.more_rounds.sentence}: {HOW_TO_ADD_ROUNDS}"
         body.append(Line(text=more, tone="aside", is_apart=True))
-    return render([line(report.title, "bold"), *lines, *lay_out(body)], width, color)
+    return render([*head, *lay_out(body)], width, color)
 
 
 def lay_out(blocks: Iterable[Block]) -> Iterator[RenderableType]:
