@@ -58,7 +58,10 @@ class Case:
     def _also(self, finding: Finding) -> str:
         is_reverse = finding.subject.uuids == tuple(reversed(self.subject.uuids))
         way = " the other way" if self.subject.kind == "pair" and is_reverse else ""
-        return f"{finding.test}{way} ({_much(finding)})"
+        much = "not tested" if finding.verdict is Verdict.UNTESTED else finding.reason
+        if finding.ratio is not None:
+            much = f"{finding.ratio:.2f}x the time"
+        return f"{finding.test}{way} ({much})"
 
     @property
     def evidence(self) -> str:
@@ -89,12 +92,6 @@ def what_of(finding: Finding) -> str:
     is_held = finding.ratio is not None or finding.subject.kind == "cluster"
     held = ", against ".join(filter(None, (value, finding.expected))) if is_held else ""
     return f"{finding.test}: {finding.reason}" + (f" ({held})" if held else "")
-
-
-def _much(finding: Finding) -> str:
-    if finding.ratio is not None:
-        return f"{finding.ratio:.2f}x the time"
-    return "not tested" if finding.verdict is Verdict.UNTESTED else finding.reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +226,16 @@ class HealthReport:
         ]
         if not alone:
             return ""
-        out = [case.subject for case in self.cases if _is_to_be_left_out(case)]
+        # What gives wrong results, or none.
+        out = [
+            case.subject
+            for case in self.cases
+            if case.subject.kind == "device"
+            and any(
+                one.ratio is None and one.verdict in (Verdict.BAD, Verdict.UNTESTED)
+                for one in case.findings
+            )
+        ]
         left = [device for device in self.devices if device not in out]
         speeds = {device.uuids: _speed(device, alone) for device in left}
         slow = [device for device in left if speeds[device.uuids] < 1]
@@ -271,15 +277,6 @@ def _verb(verdict: Verdict, count: int, kind: str) -> str:
     words = {Verdict.BAD: "bad", Verdict.SUSPECT: "suspect"}
     word = "slow" if kind == "pair" else words[verdict]
     return f"{'is' if count == 1 else 'are'} {word}"
-
-
-def _is_to_be_left_out(case: Case) -> bool:
-    """Whether a device gives wrong results, or none."""
-    is_wrong = any(
-        one.ratio is None and one.verdict in (Verdict.BAD, Verdict.UNTESTED)
-        for one in case.findings
-    )
-    return case.subject.kind == "device" and is_wrong
 
 
 def _speed(device: Subject, alone: Iterable[Finding]) -> float:

@@ -157,13 +157,12 @@ def rank_tables(rows: Sequence[Row], layout: Layout) -> tuple[Table, ...]:
         ]
         if lines:
             kind = f"where ranks differ, {layout.unit.name} of each"
-            columns = [_rank_column(place) for place in range(len(RANK_COLUMNS))]
+            columns: list[_Column] = [
+                (head, lambda row, place=place: str(row[_RANK][place]))  # type: ignore[misc]
+                for place, head in enumerate(RANK_COLUMNS)
+            ]
             tables.append(_table(lines, names, layout, columns, kind=kind, shows=metrics.PARTS))
     return tuple(tables)
-
-
-def _rank_column(place: int) -> _Column:
-    return RANK_COLUMNS[place], lambda row: str(row[_RANK][place])
 
 
 def _groups(rows: Sequence[Row], layout: Layout) -> list[list[Row]]:
@@ -200,8 +199,17 @@ def _tables(rows: Sequence[Row], layout: Layout) -> list[Table]:
         return [_table(ordered, names, layout, measured, kind=kind, shows=metrics.RATES)]
     measured = [_step(unit), (MARK_COLUMN, marks), *_columns(unit, metrics.SCALING, own)]
     tables = [_table(ordered, names, layout, measured, kind=kind, shows=metrics.SCALING)]
-    if broken_down := [row for row in ordered if _is_broken_down(row)]:
-        parts = [_PARTS_MARK, _step_alone(unit), *_columns(unit, metrics.PARTS)]
+    broken_down = [
+        row
+        for row in ordered
+        if has_no_breakdown(row) or any(formatting.has_value(row[name]) for name in _BROKEN_DOWN)
+    ]
+    if broken_down:
+        parts: list[_Column] = [
+            (MARK_COLUMN, lambda row: "b" if has_no_breakdown(row) else ""),
+            ("step", lambda row: formatting.time_in(unit, row["step_ms_p50"])),
+            *_columns(unit, metrics.PARTS),
+        ]
         kind = f"where the step goes, {unit.name}"
         tables.append(_table(broken_down, names, layout, parts, kind=kind, shows=metrics.PARTS))
     if held := [row for row in ordered if formatting.has_value(row["mem_parameters_bytes"])]:
@@ -296,17 +304,6 @@ def _step(unit: formatting.Unit) -> _Column:
     return f"step {unit.name}", cell
 
 
-def _step_alone(unit: formatting.Unit) -> _Column:
-    return "step", lambda row: formatting.time_in(unit, row["step_ms_p50"])
-
-
-_PARTS_MARK: _Column = (MARK_COLUMN, lambda row: "b" if has_no_breakdown(row) else "")
-
-
-def _is_broken_down(row: Row) -> bool:
-    return has_no_breakdown(row) or any(formatting.has_value(row[name]) for name in _BROKEN_DOWN)
-
-
 def _heading(name: str, layout: Layout) -> str:
     return layout.ranks if name == "world_size" else formatting.heading(name)
 
@@ -319,7 +316,8 @@ def _setting_of(name: str, row: Row) -> str | None:
 def _kind(first: Row, names: Sequence[str], layout: Layout) -> str:
     """Of training, what is compared; of the rest, the settings that are no columns."""
     if not layout.has_throughput:
-        given = {"precision": first["precision"], "world_size": _ranks(first, layout)}
+        ranks = formatting.ranks_words(first["world_size"], layout.ranks)
+        given = {"precision": first["precision"], "world_size": ranks}
         if "dtype" in first["params"]:
             # What has a number format of its own computes nothing in the precision.
             del given["precision"]
@@ -327,10 +325,6 @@ def _kind(first: Row, names: Sequence[str], layout: Layout) -> str:
     batch = {"weak": "batch per device", "strong": "global batch"}.get(first["scaling"], "")
     scaling = f"{first['scaling']} scaling" if batch and "world_size" in layout.compared else ""
     return ", ".join(filter(None, (scaling, batch if "batch" in names else "")))
-
-
-def _ranks(row: Row, layout: Layout) -> str:
-    return formatting.ranks_words(row["world_size"], layout.ranks)
 
 
 def without_repeats(

@@ -60,14 +60,17 @@ def _parts(rows: Sequence[Row], ranks: str) -> Iterator[str]:
         if name is not None
     )
     if any(formatting.has_value(row["throughput"]) for row in rows) or _values(rows, "batch"):
-        yield _batches(rows)
+        of = {"weak": " per device", "strong": " over all devices"}
+        batches = [f"{int(value):,}" for value in _values(rows, "batch")]
+        yield _span("batch ", batches, of.get(str(rows[0]["scaling"]), ""))
     yield _list("", _values(rows, "operation"))
     yield _span("", [formatting.setting("size_bytes", v) for v in _values(rows, "size_bytes")])
     yield _list("", _values(rows, "dtype"))
     # A workload with a `dtype` does not use the precision.
     yield _list("", _values([row for row in rows if "dtype" not in row["params"]], "precision"))
     yield _list("attention by ", sorted({kernel for row in rows for kernel in kernels_of(row)}))
-    yield _counts(rows, ranks)
+    counts = [str(int(value)) for value in _values(rows, "world_size")]
+    yield f"{_list('', counts)} {ranks.removesuffix('s') if counts == ['1'] else ranks}"
     yield from _others(rows)
 
 
@@ -96,18 +99,6 @@ def _parameters(row: Row) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count:,}"
-
-
-def _batches(rows: Sequence[Row]) -> str:
-    of = {"weak": " per device", "strong": " over all devices"}
-    batches = [f"{int(value):,}" for value in _values(rows, "batch")]
-    return _span("batch ", batches, of.get(str(rows[0]["scaling"]), ""))
-
-
-def _counts(rows: Sequence[Row], ranks: str) -> str:
-    counts = [str(int(value)) for value in _values(rows, "world_size")]
-    noun = ranks.removesuffix("s") if counts == ["1"] else ranks
-    return f"{_list('', counts)} {noun}"
 
 
 def _others(rows: Sequence[Row]) -> Iterator[str]:

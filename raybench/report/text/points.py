@@ -97,7 +97,10 @@ def format_points(points: pd.DataFrame, *, width: int = WIDTH, color: bool = Fal
     }
     # How much of the time the least busy device of the point ran a kernel.
     extras[Column("busy", side="right")] = [
-        formatting.percent(row.get("busy_pct", math.nan) / 100) for row in rows
+        formatting.percent(share / 100)
+        if formatting.has_value(share := row.get("busy_pct", math.nan))
+        else ""
+        for row in rows
     ]
     known = {column: cells for column, cells in extras.items() if any(cells)}
     reasons = [_reason(row) for row in rows]
