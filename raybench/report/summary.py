@@ -174,13 +174,7 @@ def summarize(
     rows, trials = records(frame), Trials(points)
     attempts = records(without_controls(latest_trials(points)))
     ranks = ranks_word(rows if devices.empty else [{"device_type": devices["kind"].iloc[0]}])
-    layout = Layout(
-        shared=_common_settings(rows),
-        compared=tuple(run.baseline),
-        ranks=ranks,
-        has_throughput=_has_throughput(rows),
-        unit=formatting.unit_of(rows),
-    )
+    layout = _layout(run, rows, ranks)
     of_points = {} if regions is None or regions.empty else regions_by_point(regions)
     uneven = fleets(rows)
     largest = largest_batches(rows)
@@ -220,6 +214,16 @@ def summarize(
         plus_minus=meaning_of_plus_minus(rows),
         more_rounds=more_rounds(rows, trials),
         scaling=frame,
+    )
+
+
+def _layout(run: Run, rows: Sequence[Row], ranks: str) -> Layout:
+    return Layout(
+        shared=_common_settings(rows),
+        compared=tuple(run.baseline),
+        ranks=ranks,
+        has_throughput=_has_throughput(rows),
+        unit=formatting.unit_of(rows),
     )
 
 
